@@ -1,9 +1,10 @@
 """Algorithms that train under differential privacy, by name in `algorithms.methods.registry`.
 
-`from algorithms import fit, DPSGD` gives the one call for a notebook (see `algorithms.fitting`) and the settings of the
-methods. They are imported when they are asked for: the ledger's commands need neither torch nor the algorithms. A run
-that is taken up is to end bit for bit the same, so MKL must not choose its kernels by where an array lies in memory, as
-it does on some processors unless it was told so before its first product.
+`from algorithms import fit, DPSGD` imports the one call for a notebook (see `algorithms.fitting`) and a method's
+settings. Names are imported on first use, since the ledger's commands need neither torch nor the algorithms.
+
+A resumed run must end bit for bit the same. On some processors MKL chooses kernels by an array's memory address, unless
+the setting below is made before its first product.
 """
 
 import os
@@ -22,7 +23,7 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """`fit`, what goes with it, and every registered method by the name of its class."""
+    """Import a name of `_ELSEWHERE`, or a registered method by the name of its class."""
     if name in _ELSEWHERE:
         return getattr(import_module(_ELSEWHERE[name]), name)
     if name[:1].isupper():

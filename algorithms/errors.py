@@ -1,4 +1,4 @@
-"""What the privacy layer refuses, one sentence each, before anything is spent; and what fails after it."""
+"""Errors of the privacy layer: refusals, raised before anything is spent, and failures after a charge."""
 
 
 class RefusedError(ValueError):
@@ -18,8 +18,8 @@ class ModelRefusedError(RefusedError):
 
 
 class EncoderRefusedError(ValueError):
-    """An encoder that cannot be had, or not for these records; the message says what to do."""
+    """An encoder that is not available or does not fit the records; the message says what to do."""
 
 
 class QueryFailedError(RuntimeError):
-    """An answer that could not be computed after its charge; the message holds nothing of the records."""
+    """A query that failed after it was charged; the message contains nothing about the records."""

@@ -1,4 +1,4 @@
-"""Parts that are named `package.module:factory` in params.yaml, for what is not shipped and in no registry."""
+"""Imports the user's own parts, which params.yaml names as `package.module:factory`."""
 
 import hashlib
 from importlib import import_module
@@ -8,16 +8,16 @@ from typing import Any
 
 
 class NotUsableError(ValueError):
-    """A part that is named `package.module:factory` and cannot be had; the message says what to write."""
+    """A `package.module:factory` that cannot be imported or called; the message says what to write."""
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is one of a part that is not shipped."""
+    """Whether a name has the form `package.module:factory`."""
     return ":" in name
 
 
 def imported(name: str, what: str) -> Any:
-    """The factory that `package.module:factory` names; what: a model, ... Raises NotUsableError where there is none."""
+    """Import the factory `package.module:factory`; raises NotUsableError if it fails. what: such as "a model"."""
     module, _, factory = name.partition(":")
     form = "write package.module:factory, of a package that can be imported here"
     try:
@@ -37,9 +37,9 @@ def imported(name: str, what: str) -> Any:
 
 
 def source_digest(name: str) -> str:
-    """SHA-256 of the source of all modules of the package that `package.module:factory`, or a module's name, is in.
+    """SHA-256 of the source of the whole package, as its modules may import each other; for `algorithms`, one module.
 
-    All of them, since one module may take its parts from another. Of what is shipped here, the one module.
+    name: `package.module:factory`, or the name of a module. Raises NotUsableError if the source is not found.
     """
     module = name.partition(":")[0]
     package = module if module.startswith("algorithms.") else module.partition(".")[0]

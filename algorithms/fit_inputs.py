@@ -91,10 +91,10 @@ def records_of(model: object, X: Any, y: Any) -> GivenRecords:
 
 
 def pooled(records: GivenRecords, people: Any, most: int, key: bytes) -> GivenRecords:
-    """Pool the records of each person, [people, most, ...]; of more than `most`, those with the smallest keyed hash.
+    """Group records by person, [people, most, ...]; of more than `most`, those with the smallest keyed hash are kept.
 
-    Empty rows are marked as absent, see `algorithms.core.people`. For most = 1 one record of the person is kept,
-    without that dimension. Raises RefusedError unless people has an entry for each record.
+    Empty rows are marked as absent (see `algorithms.core.people`). For most = 1 there is no second dimension. Raises
+    RefusedError unless `people` has an entry for each record.
     """
     if most < 1:
         raise RefusedError(
@@ -229,12 +229,12 @@ def _probed(module: nn.Module, records: GivenRecords) -> Any:
 
 
 def _check_entries(module: nn.Module, records: GivenRecords) -> None:
-    """Raises RefusedError if an embedding lacks an entry, tried with the extremes of whole numbers at each position."""
+    """Raises RefusedError if an embedding lacks an entry; tries the smallest and largest number at each position."""
     if records.features.dtype != np.int32:
         return
     try:
         _called_with(module, records, [records.features.max(axis=0), records.features.min(axis=0)])
-    except Exception:  # what it says may tell of a record
+    except Exception:  # its message may reveal a record
         raise RefusedError(
             "X holds whole numbers that the model does not take; number the entries of each of its tables from 0, and"
             " give each table an entry for each number."
@@ -268,7 +268,7 @@ def _output_shape(module: nn.Module, records: GivenRecords) -> tuple[int, ...]:
 
 
 def _classes(outputs: tuple[int, ...], targets: tuple[int, ...]) -> int:
-    """The number of classes, for a record's outputs and targets of these shapes; PyTorch has classes first."""
+    """The number of classes, from the shapes of a record's outputs and targets; PyTorch puts classes first."""
     return outputs[0] if outputs[1:] == targets else outputs[-1]
 
 
@@ -289,11 +289,11 @@ def _losses(loss: object, *, is_real: bool, is_column: bool) -> tuple[Losses, Lo
             targets = targets[:, None]
         if as_real:
             targets = targets.to(outputs.dtype)
-            # [batch, 1] beside [batch] would be broadcast to [batch, batch]
+            # [batch, 1] and [batch] would broadcast to [batch, batch]
             is_one = outputs.shape[-1] == 1 and outputs.dim() == targets.dim() + 1
             outputs = outputs[..., 0] if is_one else outputs
         elif by_index and targets.dim() > 1 and outputs.shape[2:] != targets.shape[1:]:
-            outputs = outputs.movedim(-1, 1)  # where PyTorch's losses have the classes
+            outputs = outputs.movedim(-1, 1)  # where PyTorch's losses expect the classes
         found: Tensor = each(outputs, targets)
         if of_torch is None or found.dim() <= 1:
             return found

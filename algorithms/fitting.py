@@ -1,8 +1,7 @@
 """`fit`: the one call that trains a PyTorch module under differential privacy, for a notebook or a script.
 
-It asks of the same parts in the same order as the pipeline does: a plan from public values, a reservation in a ledger,
-the barrier around the records, the loop, the settlement, the card. Nothing is checkpointed: a call that is broken off
-is not resumed.
+It takes the same steps as the pipeline: a plan from public values, a reservation in a ledger, the barrier around the
+records, the training loop, the settlement and the card. Nothing is checkpointed, so an interrupted call is not resumed.
 """
 
 import copy
@@ -44,13 +43,13 @@ from algorithms.privacy.mechanisms.noise import secure_generator, seeded_generat
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a call of `fit` leaves.
+    """The result of `fit`.
 
     Attributes:
         model: A trained copy of the module, in eval mode.
-        trace: A row for each release: its event, its noise and the epsilon spent so far.
+        trace: One row per release: its event, its noise and the epsilon spent so far.
         epsilon: By accountant, at `delta`; infinite for a run without noise.
-        delta: Of the promise.
+        delta: The delta of the guarantee.
         card: The privacy card.
         files: The run's files by name, as `save` writes them.
     """
@@ -63,7 +62,7 @@ class Fitted:
     files: Mapping[str, bytes] = field(repr=False)
 
     def save(self, folder: str | Path) -> None:
-        """Writes the model, plan, trace and card, for `epsilonflow card verify FOLDER/privacy_card.json`."""
+        """Write the model, plan, trace and card, for `epsilonflow card verify FOLDER/privacy_card.json`."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
             (Path(folder) / name).write_bytes(content)
@@ -94,52 +93,51 @@ def fit(
     device: str = "auto",
     memory_mb: int = 1024,
 ) -> Fitted:
-    """Trains a copy of a module under differential privacy.
+    """Train a copy of a module under differential privacy.
 
-    Everything is checked before anything is spent. What is checked of the records is their shape, that they are finite,
-    that classes are below the number of outputs, and that the model takes their whole numbers.
+    All checks come before anything is spent. Of the records, their shape is checked, that they are finite, that classes
+    are below the number of outputs, and that the model accepts their whole numbers.
 
     Args:
-        model: Maps [batch, *shape] to [batch, outputs], or to outputs of each part of a record, such as
-            [batch, length, classes] of texts; of models that return several tensors, as those of transformers, the
-            `logits` count. Its weights are the start, and it is not changed.
-        loss: (outputs, targets) -> [batch], the loss of each record by itself; or a loss of torch.nn or of
-            torch.nn.functional, itself or by name, whose reduction is then set aside. Of a record with several numbers
-            the mean counts, or the sum where the loss's reduction is "sum"; targets of `ignore_index` (-100) are left
-            out of it.
-        X: Records [n, *shape], as an array or a tensor; whole numbers stay so for a model with an embedding, and
-            become float32 otherwise. Or a mapping of such, with whose names the model is called, or which it is given
-            where it takes one argument: whole numbers then stay so, and in a mask 1 stands for what counts. Or,
-            without y, a map-style Dataset of pairs, or of mappings whose target is called "labels".
-        y: Targets [n]: classes as whole numbers, or real numbers for a regression. Or [n, ...]: several numbers or
-            labels of each record, or a class for each token or pixel; for a language model the token that follows.
-            Of [n, 1] a loss of your own gets [batch, 1], and one of PyTorch [batch].
+        model: Maps [batch, *shape] to [batch, outputs], or to outputs for each part of a record, such as
+            [batch, length, classes] for texts. If it returns several tensors, as models of transformers do, the
+            `logits` are used. Training starts from its weights; it is not changed.
+        loss: (outputs, targets) -> [batch], the loss of each record; or a loss of torch.nn or torch.nn.functional, or
+            its name. PyTorch's losses are then used without reduction over records. A record with several targets has
+            their mean loss, or the sum if the loss's reduction is "sum", without targets of `ignore_index` (-100).
+        X: Records [n, *shape], as an array or a tensor. Whole numbers are kept for a model with an embedding, and
+            become float32 otherwise. Or a mapping of arrays by name, which the model takes as keyword arguments, or
+            as a mapping if it has only one argument; whole numbers are kept, and a mask is 1 where a value is used.
+            Or, without y, a map-style Dataset of pairs, or of mappings with the target under "labels".
+        y: Targets [n]: classes as whole numbers, or real numbers for regression. Or [n, ...]: several numbers or
+            labels per record, or a class for each token or pixel; for a language model the next token. For [n, 1], a
+            loss of your own gets [batch, 1], and one of PyTorch [batch].
         method: Settings of a method, such as `DPSGD(steps=300, expected_batch_size=256)`.
         epsilon: The target.
         delta: At most 1/n, and at most 1e-5 where n is private.
         accountant: "pld", "rdp" or, for delta 0, "pure".
-        noise: "secure", or "seeded" with `seed` for public records: repeatable, so that it protects nobody.
-        public: Whether the records are public, so that they need no protection.
-        n_is_public: Whether the number of records may be known, THE DEFAULT. Where it may not, the method takes a
+        noise: "secure", or "seeded" with `seed` for public records. Seeded noise is repeatable and protects nobody.
+        public: Whether the records are public and need no protection.
+        n_is_public: Whether the number of records may be known, THE DEFAULT. If not, the method takes a
             sampling_rate, and n is released with noise (`count_noise`, a noise multiplier) and charged.
-        people: Who each record is of, [n], numbers or names, where somebody may have several: then a whole person is
-            protected, at the price of one record, and n is the number of people.
-        per_person: How many records of a person are used at most, together as one; needed with `people`.
-        dataset: What the card calls the records.
-        unit: What is protected; "one record", or "one person" with `people`, where it is not given.
-        population: Whose budget in a ledger is charged. None charges nobody, and the card says that no ledger kept the
-            run: then the sum over several calls is yours to count. With a name the cost is reserved before training
-            and settled after it; a call that fails in between stays charged.
-        ledger: The ledger's URL, else EPSILONFLOW_LEDGER_URL or the one in the home.
-        cap: (epsilon, delta) of the population, needed where the ledger sees it for the first time, and ignored later.
+        people: The person of each record, [n], as numbers or names, if a person may have several records. Whole people
+            are then protected, at the price of one record, and n is the number of people.
+        per_person: The largest number of a person's records that are used, together as one; needed with `people`.
+        dataset: The name of the records on the card.
+        unit: What is protected; by default "one record", or "one person" with `people`.
+        population: The name of the population whose budget in a ledger is charged. The cost is reserved before training
+            and settled after it; a call that fails in between stays charged. With None no budget is charged, the card
+            says that no ledger recorded the run, and adding up several calls is up to you.
+        ledger: The ledger's URL; by default EPSILONFLOW_LEDGER_URL, or the ledger in the home.
+        cap: (epsilon, delta) of the population; needed if it is new to the ledger, and ignored otherwise.
         device: "auto", "cpu" or "cuda".
-        memory_mb: For work on each record.
+        memory_mb: Memory for per-record work.
 
     Returns:
         The trained module, the trace, the cost and the privacy card.
 
     Raises:
-        RefusedError: In one sentence, where something does not fit; BudgetRefusedError where the population cannot pay.
+        RefusedError: If something does not fit, in one sentence; BudgetRefusedError if the population cannot pay.
 
     Example:
         >>> import numpy as np, torch
@@ -249,7 +247,7 @@ def _described(method: Algorithm[Any]) -> tuple[str, dict[str, Any]]:
     kind = type(method)
     names = {of: name for name, of in CATALOGUE.items()}
     settings: dict[str, Any] = adapter(kind).dump_python(method, mode="json")
-    # What is built in Python was not checked yet, as params.yaml is.
+    # Settings built in Python were not validated yet; those of params.yaml are.
     adapter(kind).validate_json(json.dumps(settings))
     return names.get(kind, f"{kind.__module__}:{kind.__qualname__}"), settings
 
@@ -257,7 +255,7 @@ def _described(method: Algorithm[Any]) -> tuple[str, dict[str, Any]]:
 def _document(
     plan: Plan, model: Model, *, name: str, settings: Mapping[str, Any], dataset: str, seed: int, noise: str
 ) -> dict[str, Any]:
-    """The plan's document, as a run of the pipeline has it."""
+    """The plan's document, as the pipeline writes it."""
     described = {"name": model.name, "seed": seed, "parameters": model.parameter_count, "notes": model.notes}
     return {
         "algorithm": name,
@@ -272,7 +270,7 @@ def _document(
 
 
 def _facts(dataset: str, unit: str, records: int | None, *, public: bool) -> dict[str, Any]:
-    """What a data card would say of the records."""
+    """The facts on the records that a data card would state."""
     return {
         "dataset": dataset,
         "title": dataset,
@@ -287,7 +285,7 @@ def _facts(dataset: str, unit: str, records: int | None, *, public: bool) -> dic
 
 
 def _cap(cap: Any, population: str) -> Budget:
-    """The cap that a new population is given; raises RefusedError where it is no pair of numbers."""
+    """The cap of a new population; raises RefusedError unless it is a pair of numbers."""
     if cap is None:
         raise RefusedError(
             f"the ledger does not know the population {population!r}; give cap=(epsilon, delta), the most that all"
@@ -304,8 +302,8 @@ def _cap(cap: Any, population: str) -> Budget:
 class _Account:
     """The population that pays for a run.
 
-    new: the terms under which the reservation declares the population, if the ledger does not know it. is_kept: whether
-    the ledger stays; where no population was named it is a new one, which is deleted after the call.
+    new: the terms with which `reserve` declares the population, if it is new to the ledger. is_kept: whether the ledger
+    is permanent; without a named population, a new ledger is made and deleted after the call.
     """
 
     ledger: Ledger
@@ -325,7 +323,7 @@ class _Account:
         public: bool,
         unit: str,
     ) -> "_Account":
-        """Raises RefusedError where the population has other terms, or is new without a cap that covers `limit`."""
+        """Raises RefusedError if the population has other terms, or is new without a cap that covers `limit`."""
         terms = {"public": public, "bound": {UNIT: unit}}
         if population is None:
             if url is not None or cap is not None:
@@ -357,7 +355,7 @@ class _Account:
         return cls(ledger, population, None)
 
     def reserve(self, run: "_Run") -> None:
-        """Declares a new population, and reserves what the run costs."""
+        """Declare the population if it is new, and reserve the run's cost."""
         if self.new is not None:
             self.ledger.declare(self.population, **self.new)
         about = {name: run.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
@@ -365,14 +363,14 @@ class _Account:
         self.ledger.reserve(run.run_id, self.population, run.plan.cost, events=events, about=about)
 
     def of(self, run_id: str) -> dict[str, Any]:
-        """What the receipt says of the account."""
+        """The receipt's entries on the account."""
         account = account_of(self.ledger, self.population, run_id)
         return account if self.is_kept else {"ledger": account["ledger"] | {"head": None}}
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A call's run. document: of its plan. facts: what a data card would say of the records."""
+    """The run of one call. document: of its plan. facts: those that a data card would state."""
 
     plan: Plan
     document: Mapping[str, Any]
@@ -383,7 +381,7 @@ class _Run:
     def settled(
         self, account: _Account, files: Mapping[str, bytes], trace: pd.DataFrame, events: list[dict[str, Any]]
     ) -> PrivacyCard:
-        """Settles what the run cost, and makes its card. files: what it releases, by name."""
+        """Settle the run's cost and build its card. files: the released files, by name."""
         sums = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
         account.ledger.settle(self.run_id, self.plan.cost, events=events, model=sums["model.safetensors"])
         receipt = {

@@ -1,7 +1,7 @@
 """Public pretrained encoders: frozen networks that map each record to features, on which models are trained.
 
-May import `algorithms.models.libraries` and `algorithms.extension`, and nothing of privacy. A run here does not protect
-the people in an encoder's pretraining data.
+May import `algorithms.models.libraries` and `algorithms.extension`, but nothing of privacy. The people in an encoder's
+pretraining data are not protected.
 """
 
 from algorithms.encoders.encoder import Encoder, Frozen

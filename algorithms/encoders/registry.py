@@ -18,7 +18,7 @@ _OF_A_FILE = {"timm": from_timm, "torchvision": from_torchvision}
 
 
 def check_name(name: str) -> None:
-    """Raises EncoderRefusedError for a name that no encoder can have; whether it exists shows when it is made."""
+    """Raises EncoderRefusedError for a name that no encoder can have; does not check that the encoder exists."""
     library, _, own = name.partition("/")
     of_library = bool(own) and library in (*_OF_A_FILE, "huggingface", "tokenizer")
     if not of_library and not is_own(name) and name not in SHIPPED:
@@ -29,17 +29,17 @@ def check_name(name: str) -> None:
 
 
 def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> Encoder:
-    """Make the encoder with a name, without its weights, which `load` reads.
+    """Make the encoder with a name; its weights are read later, by `load`.
 
     Args:
-        name: A shipped one, "timm/NAME", "torchvision/NAME", "huggingface/NAME" or "huggingface/FOLDER",
+        name: A shipped encoder, "timm/NAME", "torchvision/NAME", "huggingface/NAME" or "huggingface/FOLDER",
             "tokenizer/NAME" or "tokenizer/FOLDER", or your own "package.module:factory", which is called with the
             settings and returns an Encoder.
-        settings: Of the encoder.
+        settings: The encoder's settings.
         checkpoint: For timm and torchvision, a safetensors file of the network's weights.
 
     Raises:
-        EncoderRefusedError: If there is none with this name, or its weights are not on this machine.
+        EncoderRefusedError: If no encoder has this name, or its weights are not on this machine.
 
     Example:
         >>> encoder("efficientnet-lite0", Frozen()).width

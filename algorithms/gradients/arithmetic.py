@@ -18,7 +18,7 @@ T = TypeVar("T")
 _IN_CACHE = 2**16
 """Numbers that stay in a CPU's cache for several passes."""
 
-_BACKENDS: Any = torch.backends  # its types say less than it has
+_BACKENDS: Any = torch.backends  # its type stubs are incomplete
 _PRODUCTS = (
     *(_BACKENDS.cuda.matmul, _BACKENDS.cudnn.conv, _BACKENDS.cudnn.rnn),
     *(_BACKENDS.mkldnn.matmul, _BACKENDS.mkldnn.conv, _BACKENDS.mkldnn.rnn),
@@ -82,7 +82,7 @@ def _set_precisions(precisions: Sequence[str]) -> None:
 
 
 def _where_set(setting: Callable[[], T]) -> T | None:
-    """One of PyTorch's settings from before 2.9; None if the newer settings were used, with which it cannot be read."""
+    """Read one of PyTorch's settings from before 2.9; None if it cannot be read, since the newer settings were used."""
     try:
         return setting()
     except RuntimeError:
@@ -99,7 +99,7 @@ def square_norms(rows: Tensor) -> Tensor:
 
     Infinite if the squares overflow the rows' type.
     """
-    rows = wide(rows.flatten(start_dim=1)).contiguous()  # along other strides PyTorch adds up one by one
+    rows = wide(rows.flatten(start_dim=1)).contiguous()  # with other strides PyTorch sums one value at a time
     if rows.dtype == torch.float64 or rows.shape[1] <= _BLOCK:
         return _squares(rows, 1)
     block = _block(rows.shape[1])

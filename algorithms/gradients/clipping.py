@@ -12,7 +12,7 @@ _SMALLEST, _LARGEST = 1e-12, 1e12
 """Bounds on norms, well within the range of 32-bit arithmetic."""
 
 _SMALLEST_SCALE, _LARGEST_SCALE = 1e-15, 1e15
-"""The same for the scale of an affine map."""
+"""Bounds on the scale of an affine map."""
 
 FARTHEST = 1e3
 """The largest shift, in units of the norm: it magnifies rounding in 32 bits, which depends on the other records."""
@@ -171,7 +171,7 @@ def factors(norms: Tensor, clipping: Clipping, bound: float, dtype: torch.dtype)
         found = room / (norms.clamp(min=_SMALLEST_NORM) + clipping.stability)
     else:
         found = torch.clamp(room / norms.clamp(min=torch.finfo(torch.float64).tiny), max=1.0)
-    return hardshrink(found, torch.finfo(dtype).tiny)  # rounding could raise what is smaller by any amount
+    return hardshrink(found, torch.finfo(dtype).tiny)  # rounding could raise smaller factors by any amount
 
 
 def margin(dtype: torch.dtype) -> float:

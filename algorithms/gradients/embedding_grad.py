@@ -16,8 +16,8 @@ class EmbeddingGrad:
     """Gradients of an embedding's table, shape [entries, width].
 
     indices: [batch, length], the entries looked up. errors: [batch, length, width], zero where nothing is learned.
-    Norms and sums use a record's total for each entry, in 64 bits: single lookups could cancel in a norm, and swamp
-    other records in a sum.
+    Norms and sums use a record's total for each entry, in 64 bits. Single lookups could cancel in a norm, and in a sum
+    they could swamp other records.
     """
 
     indices: Tensor
@@ -59,7 +59,7 @@ class EmbeddingGrad:
         return absolute_norms(self._written)
 
     def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
-        """Computed as |g|^2 - 2 g a + |a|^2 over squared scales in 64 bits, so that only used entries are needed."""
+        """Expand to |g|^2 - 2 g a + |a|^2 over squared scales, in 64 bits, so that only used entries are needed."""
         inverse, moved = scale.double().reciprocal(), shift.double() / scale.double()
         scaled = self._written * inverse.view(self.entries, -1)[self._named]
         mixed = (scaled * moved.view(self.entries, -1)[self._named]).sum(dim=(1, 2))
@@ -79,7 +79,7 @@ class EmbeddingGrad:
         return self._with(lambda part: part.double() if part.is_floating_point() else part)
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> "EmbeddingGrad":
-        """The same with a function applied to its tensors; materialised sums are kept."""
+        """Apply a function to the tensors, and to the materialised sums if they exist."""
         changed = EmbeddingGrad(change(self.indices), change(self.errors), self.entries)
         if "_written" in self.__dict__:
             changed.__dict__.update(_written=change(self._written), _named=change(self._named))
@@ -89,7 +89,7 @@ class EmbeddingGrad:
 def _added_up(places: Tensor, values: Tensor) -> Tensor:
     """Sums of values [batch, length, k] by slot, slots [batch, length] -> [batch, length, k].
 
-    The addition is deterministic on a GPU too, if PyTorch is set so.
+    The addition is deterministic on a GPU too, if PyTorch is configured to be.
     """
     batch, length, _ = values.shape
     first = length * torch.arange(batch, device=values.device)[:, None]

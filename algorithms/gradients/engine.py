@@ -41,36 +41,36 @@ _PASSES = 3
 """Memory for a forward and a backward pass and the norms, as a multiple of what a forward pass saves."""
 
 _CACHED_BYTES = 128e6
-"""Bytes with which a CPU pass is fastest."""
+"""Memory of a pass with which a CPU is fastest, in bytes."""
 
 _MOST, _MOST_ON_DEVICE = 2**12, 2**16
-"""The largest physical batch; the inspection makes up as many records."""
+"""The largest physical batch on a CPU and on a device; the inspection makes up this many records."""
 
 
 class Engine:
     """Per-example gradients of a model on one device, clipped and summed.
 
     The constructor inspects the model on made-up records: whether a record's result depends on another, which
-    operations use parameters, and which dimension of their tensors is the batch. That takes about a hundred small
-    passes, or forty of large models. Each sum then takes one forward and one backward pass, as in ordinary training.
+    operations use parameters, and which dimension of their tensors is the batch. This takes about a hundred small
+    passes, or forty for large models. Each sum then takes one forward and one backward pass, as in ordinary training.
 
     Args:
-        model: the architecture and the loss of each record by itself.
-        input_shape: of one record, without a dimension for the batch.
-        input_dtype: of the inputs; a type of whole numbers for tokens.
+        model: the architecture and the per-record loss.
+        input_shape: of one record, without the batch dimension.
+        input_dtype: of the inputs; an integer type for tokens.
         device: where the arithmetic runs; the CPU by default.
-        memory_mb: for one pass. It decides the physical batch unless that is given: a multiple of 64, or at most 32.
+        memory_mb: for one pass. It determines the physical batch unless that is given: a multiple of 64, or at most 32.
             Passes are padded to 64 records or to the physical batch, so that a record's contribution does not depend on
             the number of records. If a model computes with other numbers of rows, or its control flow depends on
             values, the physical batch is 1.
         physical_batch: the largest number of records in a pass.
-        mesh: processes to shard the model's frozen parameters over. The model is then inspected on the CPU, as a whole,
-            and each process has to take the same number of batches; an empty one will do.
+        mesh: processes to shard the model's frozen parameters over. The whole model is then inspected on the CPU, and
+            each process must take the same number of batches, of which some may be empty.
 
     Raises:
         RecordsNotIndependentError: if the model mixes records; the message names the layer.
         ModelRefusedError: if the model fails on made-up records, cannot be sharded, or needs more memory for the
-            inspection than memory_mb and than is always allowed.
+            inspection than both memory_mb and the amount that is always allowed.
 
     Example:
         >>> import torch
@@ -82,14 +82,14 @@ class Engine:
         >>> model = Model("small", module, losses, scores=lambda outputs: outputs)
         >>> engine = Engine(model, input_shape=(3,))
 
-        The parameters are one flat vector. The sum is not divided by anything, and nothing is noised here.
+        The parameters are one flat vector. The sum is neither divided by anything nor noised.
 
         >>> inputs, labels = torch.randn(5, 3), torch.tensor([0, 1, 1, 0, 1])
         >>> total = engine.clipped_sum(model.initial_parameters(), inputs, labels, L2(1.0))
         >>> total.shape, total.dtype
         (torch.Size([26]), torch.float64)
 
-        A batch norm over the records would let each of them change what the others add, without a bound.
+        A batch norm would let each record change the others' contributions without a bound, so it is refused.
 
         >>> mixing = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
         >>> Engine(Model("mixing", mixing, losses, scores=lambda outputs: outputs), input_shape=(3,))
@@ -162,7 +162,7 @@ class Engine:
         self._passes = replace(self._passes, model=shard_frozen(model, mesh))
 
     def copied(self) -> "Engine":
-        """A copy with its own modules, which share their tensors, so that each thread can use one."""
+        """A copy for another thread: its modules are its own, their tensors are shared."""
         model, same = self._passes.model, copy.copy(self)
         shared = {id(part): part for part in (*model.module.parameters(), *model.module.buffers())}
         same._passes = Passes(replace(model, module=copy.deepcopy(model.module, shared)))
@@ -175,12 +175,12 @@ class Engine:
 
     @property
     def is_batched(self) -> bool:
-        """Whether one backward pass gives the gradients of all records of a pass."""
+        """Whether one backward pass computes the gradients of all records in a pass."""
         return self._examined.layouts is not None
 
     @property
     def materialised(self) -> tuple[str, ...]:
-        """The operations on parameters without a rule, whose gradients are materialised record by record."""
+        """The operations on parameters that have no rule; their gradients are materialised record by record."""
         return self._examined.without_rule
 
     @property
@@ -259,13 +259,15 @@ class Engine:
             try:
                 found = self._passes.recorded(parameters, *padded, self._examined.layouts)
                 return found.first(len(labels))
-            except UnrecordedError:  # for this batch alone: what one record does must not be seen in the next
-                if self._is_sharded:  # the other processes would wait for passes of another kind
+            except (
+                UnrecordedError
+            ):  # for this batch alone: one record's behaviour must not affect the next batch
+                if self._is_sharded:  # the other processes would wait for another kind of pass
                     raise
         return self._passes.one_by_one(parameters, *padded).first(len(labels))
 
     def _gather_for_others(self, parameters: Tensor) -> None:
-        """Run a pass over a made-up record, since the other processes gather weights for a pass over theirs."""
+        """Run a pass over a made-up record, so that the other processes can gather weights for their own pass."""
         made_up = self._examined.form.draw(1, 0)
         inputs, labels = (part.to(parameters.device) for part in (made_up.inputs, made_up.labels))
         layouts = self._examined.layouts
@@ -289,7 +291,7 @@ class Engine:
         return total
 
     def _losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss of each record; record by record, if its gradient is computed so."""
+        """The loss of each record; computed record by record if the gradients are."""
         if self._examined.layouts is not None:
             return self._passes.losses(parameters, self._filled(inputs), self._filled(labels))[: len(labels)]
         return self._passes.losses_one_by_one(parameters, inputs, labels)
@@ -299,8 +301,8 @@ class Engine:
     ) -> None:
         """Add the clipped sum of one physical batch to a total.
 
-        In bfloat16, matrix products on some processors spoil the rows next to one that is not finite. There, every
-        record that is not finite in this batch is computed again in a pass by itself.
+        In bfloat16, matrix products on some processors corrupt the rows next to a row that is not finite. There, each
+        record of the batch that is not finite is computed again in a separate pass.
         """
         found = self.contributions(parameters, inputs, labels)
         norms = found.norms(clipping)
@@ -345,16 +347,16 @@ def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
 
 
 def _fitting(examined: ModelInspection, memory_mb: int, device: torch.device) -> int:
-    """The number of records that fits into memory; on a CPU no more than is fast, but at least `WHOLE` if that fits."""
+    """How many records fit into memory; on a CPU no more than is fast, but at least `WHOLE` if that fits."""
     is_cpu = device.type != "cuda"
     kept = _PASSES * (examined.bytes_per_record + examined.written_bytes)
-    most = max(1, examined.needed_bytes)  # what is frozen keeps nothing, and runs all the same
+    most = max(1, examined.needed_bytes)  # frozen layers save nothing, but running them needs memory
     best = max(WHOLE, _CACHED_BYTES / kept) if is_cpu else math.inf
     return max(1, int(min(memory_mb * 1e6 / most, best, _MOST if is_cpu else _MOST_ON_DEVICE)))
 
 
 def _sizes(physical_batch: int) -> list[int]:
-    """Batch sizes to inspect: the smallest, twice that and the largest; of a single size also half of it."""
+    """Batch sizes to inspect: the smallest, twice that and the largest; for a single size also half of it."""
     least = min(FEWEST if physical_batch == WHOLE else WHOLE, physical_batch)
     return sorted({least, 2 * least, physical_batch})
 

@@ -1,4 +1,4 @@
-"""Records, in one forward pass, every operation that uses a trained parameter, and what its gradients need.
+"""Records every operation of a forward pass that uses a trained parameter, with what its gradients need.
 
 The recorder sees torch functions, not modules, so it also sees a parameter that is used twice, tied to another or used
 outside of any layer. A tensor that is computed from parameters alone, such as a standardised weight or position
@@ -27,9 +27,9 @@ Rule = Callable[["GradSampleRecorder", Callable[..., Any], tuple[Any, ...], dict
 
 
 class Call(NamedTuple):
-    """A torch function that a model calls, and the layouts of the tensors that it takes and returns.
+    """A call of a torch function, with the layouts of the tensors that it takes and returns.
 
-    None: for a tensor without a batch dimension. UNKNOWN: for one whose shape depends on the batch in another way.
+    A layout is None for a tensor without a batch dimension, and UNKNOWN if the shape depends on the batch otherwise.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Use:
 class Made:
     """The outputs of an operation on parameters alone.
 
-    names: of the outputs. outputs: in the autograd graph of all such operations. source, closed: for one output that
+    names: of the outputs. outputs: in the autograd graph of all such operations. source, closed: if a single output
     needs no graph, the name of its input, and a function from the output's gradients to the input's.
     """
 
@@ -90,10 +90,10 @@ class Made:
 
 
 class RecordedTensor(Tensor):
-    """A parameter, or a tensor computed from parameters alone, whose uses this thread's recorder sees.
+    """A parameter, or a tensor computed from parameters alone, whose uses are reported to this thread's recorder.
 
-    This is a tensor type and not a PyTorch mode, since a mode would route all other calls through Python too, which
-    takes longer than a small layer's arithmetic.
+    A tensor subclass, not a PyTorch mode: a mode would route all other calls through Python too, which takes longer
+    than a small layer's arithmetic.
     """
 
     @classmethod
@@ -112,9 +112,9 @@ class RecordedTensor(Tensor):
 
 
 def _run_again(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function of parameters outside of a recording, as in the backward pass of a checkpointed layer.
+    """Call a function of parameters without a recorder, as the backward pass of a checkpointed layer does.
 
-    Autograd must save the same tensors as in the recorded pass, so the output is in a graph as it was there.
+    Autograd must save the same tensors as in the recorded pass, so the output is put into a graph as it was there.
     """
     output = func(*args, **kwargs)
     if not (isinstance(output, Tensor) and output.is_floating_point() and torch.is_grad_enabled()):
@@ -162,8 +162,8 @@ class GradSampleRecorder:
 
     parameters: by name; the model must run with the recorder's own `parameters`. rules: by torch function. general: the
     rule for other functions. shared: the rule for functions that neither take nor return a batch. batch: the number of
-    records. layouts: of the uses; without them the recorder notes the shapes in all calls, and learns the layouts by
-    comparison with `other`: the shapes for another batch size, and that size.
+    records. layouts: of the uses. Without them the recorder notes the shapes in all calls, and learns the layouts by
+    comparing them with `other`: the shapes for another batch size, and that size.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class GradSampleRecorder:
         self.graph: dict[str, Tensor] = {}
         self.learned: list[Call] = []
         self.without_rule: set[str] = set()
-        # Held, so that an id stays theirs.
+        # Keeps the tensors alive, so that their ids stay unique.
         self.parameters: dict[str, Tensor] = {name: _seen(part) for name, part in parameters.items()}
         self._names = {id(tensor): name for name, tensor in self.parameters.items()}
         self._held: list[Tensor] = []
@@ -230,7 +230,7 @@ class GradSampleRecorder:
         call = known[self._calls] if self._calls < len(known) else None
         if call is None or call.name != name_of(func) or len(call.taken) != len(leaves):
             output = func(*args, **kwargs)
-            if tensors_in(output):  # what gives none, such as a shape, is no use
+            if tensors_in(output):  # a call that returns no tensor, such as a shape, is no use
                 raise UnrecordedError("the model uses its parameters differently than before")
             return output
         self._calls += 1
@@ -243,7 +243,7 @@ class GradSampleRecorder:
     def _learned(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Tensor]
     ) -> Any:
-        """Call a function and learn its layouts; its output is in a graph, as in a recorded pass."""
+        """Call a function and learn its layouts; the output is put into a graph, as in a recorded pass."""
         here = len(self.shapes)
         taken = tuple(leaf.shape for leaf in leaves)
         output = func(*args, **kwargs)
@@ -263,7 +263,7 @@ class GradSampleRecorder:
             if not any((*call.taken, *call.given)):
                 return self._shared(
                     self, func, args, kwargs
-                )  # what is made of parameters is seen from here on
+                )  # uses of tensors made from parameters are recorded from here on
         moves = isinstance(output, Tensor) and output.is_floating_point()
         is_new = moves and output._base is None and all(output is not leaf for leaf in leaves)
         return self.anchored(output) if is_new and torch.is_grad_enabled() else output
@@ -294,19 +294,19 @@ class GradSampleRecorder:
         return self.given[0]
 
     def take_uses(self) -> list[Use]:
-        """Hand over the uses: they refer to the recorder, and the cycle would keep their tensors alive."""
+        """Return and drop the uses: they refer to the recorder, and the cycle would keep their tensors alive."""
         uses, self.uses = self.uses, []
         return uses
 
     def keep(self, output: Tensor, gradients: Callable[[Errors], Gradients], *inputs: Tensor) -> Tensor:
-        """Note a use: `gradients` will be called with the gradient of `output`; `inputs` must not change until then.
+        """Record a use: `gradients` will be called with the gradient of `output`; `inputs` must not change until then.
 
-        Returns the output for the model to use. Nothing is noted while gradients are disabled.
+        Returns the output for the model to use. Nothing is recorded while gradients are disabled.
         """
         if not torch.is_grad_enabled():
             return output
         if not output.requires_grad:
-            # What is marked as overwritten must not be a view of the parameters, whose versions would all change.
+            # `_Anchored` marks its input as overwritten: for a view, all parameters' versions would change.
             output = self.anchored(output if output._base is None else output.clone())
         kept = tuple((tensor, tensor._version) for tensor in inputs)
         self.uses.append(Use(get_gradient_edge(output), gradients, kept))
@@ -318,7 +318,7 @@ class GradSampleRecorder:
         source: str,
         closed: Callable[[PerExample], PerExample | None] | None,
     ) -> list[Tensor]:
-        """Note the outputs of an operation on parameters alone; returns the tensors for the model. See `Made`."""
+        """Record the outputs of an operation on parameters alone, and return the model's tensors. See `Made`."""
         names = tuple(f"#{len(self._held) + index}" for index in range(len(followed)))
         outputs = [_seen(output) for output in followed]
         self._held += outputs
@@ -328,7 +328,7 @@ class GradSampleRecorder:
         return outputs
 
     def anchored(self, output: Tensor) -> Tensor:
-        """The output, in a graph."""
+        """Put the output into a graph."""
         return _anchored(output, self._anchor)
 
 
@@ -338,13 +338,13 @@ def _anchored(output: Tensor, anchor: Tensor) -> Tensor:
 
 
 def _seen(tensor: Tensor) -> Tensor:
-    """The same numbers, as a tensor whose uses are recorded."""
+    """The same values, as a tensor whose uses are recorded."""
     found: Tensor = Tensor._make_subclass(RecordedTensor, tensor.detach())
     return found
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors in a tree, in the order of `tree_leaves`, in a tenth of its time for plain arguments."""
+    """The tensors in a tree, in the order of `tree_leaves`, but in a tenth of the time for plain arguments."""
     found: list[Tensor] = []
     _collect(tree, found)
     return found

@@ -24,7 +24,7 @@ from algorithms.gradients.arithmetic import (
 from algorithms.gradients.padding import FEWEST, round_batch
 
 _IN_CACHE = 2**18
-"""Numbers that a CPU computes and uses together: about what a core's second-level cache holds."""
+"""How many numbers a CPU processes together: about what a core's second-level cache holds."""
 
 _AT_LEAST = 4
 """The smallest number of records at a time; with fewer, function calls cost more than the cache saves."""
@@ -33,23 +33,23 @@ _VAGUE = 1e-2
 """The largest relative error of a squared distance in 32 bits; above it, distances are computed in 64 bits."""
 
 _ON_DEVICE = 2**27
-"""The same for a GPU, where a few large products beat many small ones."""
+"""`_IN_CACHE` for a GPU, where a few large products beat many small ones."""
 
 _ROWS = 256
 """The number of rows from which a product's arithmetic takes longer than its memory traffic."""
 
 _LARGE = 2**19
-"""Size of a parameter above which, on a CPU, the gradients of a few records do not stay in the cache."""
+"""Size of a parameter above which the gradients of a few records do not fit a CPU's cache."""
 
 _FEW, _SHORT = 8, 64
-"""Outer products of a record up to which 64-bit products beat materialised gradients, for small and large ones."""
+"""Outer products per record up to which 64-bit products beat materialising small and large gradients."""
 
 
 def is_formed_singly(values: Tensor, numbers: int) -> bool:
-    """Whether gradients of this size are materialised for one record at a time, and not kept.
+    """Whether gradients of this size are materialised for one record at a time and then dropped.
 
     They are computed twice, for the norms and for the sum, by the same product and so with the same bits. This is
-    faster than reading them from memory again.
+    faster than reading them from memory.
     """
     return values.device.type == "cpu" and numbers > _LARGE
 
@@ -57,7 +57,7 @@ def is_formed_singly(values: Tensor, numbers: int) -> bool:
 def prefers_gram(length: int, inputs: int, outputs: int) -> bool:
     """Whether the norm is cheaper from the two length x length Gram matrices than from the gradient itself.
 
-    The Gram matrices are multiplied in float64, since their products cancel, which the comparison takes into account.
+    The comparison accounts for float64, in which the Gram matrices are multiplied because their products cancel.
     """
     return 4 * length * (inputs + outputs) < inputs * outputs
 
@@ -110,7 +110,7 @@ def add_rows(rows: Tensor, weights: Tensor, total: Tensor) -> None:
     if size >= len(total):
         total.addmv_(rows.double().T, weights)
         return
-    # Some numbers of all records at a time, not all of some records.
+    # A few columns of all records at a time.
     for some, into in zip(torch.split(rows, size, dim=1), torch.split(total, size), strict=True):
         into.addmv_(some.double().T, weights)
 
@@ -123,7 +123,7 @@ def norms_of_single(form: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, er
 def add_single(
     form: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor
 ) -> None:
-    """Add the weighted sum of the same gradients to a total [numbers], float64."""
+    """Add the weighted sum of the gradients of `norms_of_single` to a total [numbers], float64."""
     for one, weight in zip(_singly(inputs, errors), weights.tolist(), strict=True):
         total.add_(form(*one).view_as(total), alpha=weight)
 
@@ -133,7 +133,7 @@ def _singly(inputs: Tensor, errors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def is_short(length: int, *, is_single: bool) -> bool:
-    """Whether gradients of this many outer products are summed by `add_short`; is_single: see `is_formed_singly`."""
+    """Whether `add_short` sums gradients of this many outer products; is_single: see `is_formed_singly`."""
     return length <= (_SHORT if is_single else _FEW)
 
 
@@ -171,7 +171,7 @@ def product_norms(inputs: Tensor, errors: Tensor) -> Tensor:
 
 
 def gram_norms(inputs: Tensor, errors: Tensor) -> Tensor:
-    """The same as sum_{s,t} (inputs_s . inputs_t) (errors_s . errors_t)."""
+    """Squared L2 norms of sum_t errors_t inputs_t^T as sum_{s,t} (inputs_s . inputs_t) (errors_s . errors_t)."""
     inputs, errors = inputs.double(), errors.double()
     products = torch.bmm(inputs, inputs.transpose(1, 2)) * torch.bmm(errors, errors.transpose(1, 2))
     return products.sum(dim=(1, 2)).clamp(min=0.0)
@@ -184,8 +184,8 @@ def product_distances(
 
     inputs: [batch, p]. errors: [batch, o]. shift, scale: [o * p]. cancels: see `Affine`. The square is expanded, so
     that nothing is materialised. Its terms cancel if the shift is close to the gradient. If the error could be large at
-    the allowed distance, all records are computed in 64 bits; public values decide this, since no record may change the
-    result of another.
+    the allowed distance, all records are computed in 64 bits. Only public values decide this, since no record may
+    change the result of another.
     """
     inputs, errors = wide(inputs), wide(errors)
     is_vague = expansion_room(inputs.shape[1] + errors.shape[1], errors.dtype) * cancels > _VAGUE
@@ -217,7 +217,7 @@ def _distances(inputs: Tensor, errors: Tensor, shift: Tensor, scale: Tensor) -> 
     pairs = slices(2 * sum(shape), inputs, errors)
     parts = [_expanded(some.to(dtype), their.to(dtype), weights, moved) for some, their in pairs]
     squares, mixed, factors = (torch.cat(terms).double() for terms in zip(*parts, strict=True))
-    # What is too small for the type is lost in each product, of at most four factors from these.
+    # Each product may underflow; it has at most four factors of these sizes.
     lost = 8.0 * torch.finfo(dtype).tiny * weights.numel() * largest * factors
     sizes = squares + constant
     difference = (squares - 2.0 * mixed + constant).clamp(min=0.0)
@@ -237,14 +237,14 @@ def _expanded(
 def product_sizes(inputs: Tensor, errors: Tensor) -> Tensor:
     """A bound on sum_t |inputs_t| |errors_t|, to which rounding is relative; [batch, ...] each -> [batch], float64.
 
-    Infinite if their type might overflow in the sum, which a norm by 64-bit Gram matrices does not show.
+    Infinite if the sum might overflow in their type, which a norm by 64-bit Gram matrices would not show.
     """
     sizes = (square_norms(inputs) * square_norms(errors)).sqrt()
     return torch.where(sizes > torch.finfo(wide(errors).dtype).max / 4, torch.inf, sizes)
 
 
 def slice_of(numbers: int, device: torch.device) -> int:
-    """How many records to process at once if each needs this many numbers."""
+    """How many records to process at once if each takes this many numbers."""
     most = (_ON_DEVICE if device.type == "cuda" else _IN_CACHE) // max(1, numbers)
     return round_batch(most) if most >= FEWEST else max(_AT_LEAST, 2 ** most.bit_length() // 2)
 
@@ -269,7 +269,7 @@ class PerExample(Protocol):
 
     @property
     def is_written(self) -> bool:
-        """Whether the gradients are materialised for their norms, so that `rows` costs nothing more."""
+        """Whether the norms materialise the gradients, so that `rows` costs nothing extra."""
         ...
 
     @property
@@ -329,9 +329,7 @@ class DenseGrad:
 
 
 def as_measured(gradient: PerExample) -> PerExample:
-    """The same gradients; as rows if they were materialised for the norms, since computing them again may round
-    differently.
-    """
+    """The same gradients; as rows if the norms materialised them, since recomputing them could round differently."""
     return DenseGrad(gradient.rows) if "rows" in gradient.__dict__ else gradient
 
 

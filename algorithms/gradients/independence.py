@@ -1,4 +1,4 @@
-"""Checks on made-up records that a model processes each record independently, without which none can be clipped."""
+"""Checks on made-up records that a model processes each record independently, which clipping requires."""
 
 import copy
 import io
@@ -27,7 +27,7 @@ _LARGE = 1e3
 
 
 _BLOCK = 2**15
-"""Numbers of a parameter that are digested together."""
+"""How many numbers of a parameter are digested together."""
 
 
 class RecordsNotIndependentError(ValueError):
@@ -47,7 +47,7 @@ def mixing_layer(module: nn.Module) -> str | None:
 
 @dataclass(frozen=True)
 class Looked:
-    """A model at a point, with a tolerance for the rounding of its losses."""
+    """A model at given parameters, with a tolerance for the rounding of its losses."""
 
     passes: Passes
     parameters: Tensor
@@ -55,7 +55,7 @@ class Looked:
 
     @property
     def loss_name(self) -> str:
-        """The loss's name, for errors that no layer causes."""
+        """The name of the loss, for errors that no layer causes."""
         return f"the loss of the model {self.passes.model.name}"
 
     def losses(self, sample: Sample, seed: int = 0) -> Tensor:
@@ -75,9 +75,9 @@ def check_apart(looked: Looked, draw: Callable[[int, int], Sample], constants: S
 
     Returns whether the model draws random numbers.
 
-    draw: records by number and seed. They are compared alone, among ordinary records, among large ones, and among
-    records with missing or infinite values, since some layers mix records only then. constants: whole numbers; records
-    are also compared among records that hold only one of these.
+    draw: records by number and seed. Each is compared alone and among ordinary, large, zero and NaN records, since some
+    layers mix records only then. constants: whole numbers; records are also compared in batches that contain only one
+    of these.
     """
     sample = draw(_FEW, 0)
     losses = looked.losses(sample)
@@ -105,7 +105,7 @@ def check_apart(looked: Looked, draw: Callable[[int, int], Sample], constants: S
 
 
 def check_apart_briefly(looked: Looked, draw: Callable[[int, int], Sample]) -> bool:
-    """`check_apart` for a model with slow passes: two records, each among another kind of records."""
+    """`check_apart` for a model with slow passes: two records, each in a batch of another kind."""
     sample, others = draw(2, 0), draw(2, 1)
     with same_randomness():
         before = torch.default_generator.get_state()
@@ -115,13 +115,13 @@ def check_apart_briefly(looked: Looked, draw: Callable[[int, int], Sample]) -> b
         raise RecordsNotIndependentError(
             f"{looked.loss_name} has shape {list(losses.shape)} for 2 records, not [2]"
         )
-    # Some layers draw numbers that decide nothing, as a layer drop of probability 0 does.
+    # Some layers draw numbers without using them, such as a layer drop of probability 0.
     is_random = is_drawn and not _equal(losses, looked.losses(sample, seed=1))
     changes = [
         (sample.among(others.times(factor), place), place, place)
         for place, factor in enumerate((math.nan, _LARGE))
     ]
-    # The second record, whose place is another one when it is alone.
+    # The second record, whose batch position changes when it is alone.
     changes += [] if is_random else [(sample.alone(1), 1, 0)]
     for changed, place, at in changes:
         _check_same(looked, losses, sample, place, changed, at)
@@ -145,11 +145,11 @@ def still(module: nn.Module) -> Iterator[None]:
 
 
 def _is_steady(looked: Looked, sample: Sample) -> bool:
-    """Whether the model draws nothing in evaluation mode, so that single records can be compared."""
+    """Whether the model draws no random numbers in evaluation mode, so that single records can be compared."""
     with still(looked.passes.model.module):
         try:
             return _equal(looked.losses(sample), looked.losses(sample, seed=1))
-        except Exception:  # whatever a loss says of what a model gives in evaluation alone
+        except Exception:  # the loss may reject outputs of evaluation mode
             return False
 
 
@@ -159,7 +159,7 @@ def _equal(some: Tensor, others: Tensor) -> bool:
 
 
 def _check_same(looked: Looked, losses: Tensor, sample: Sample, place: int, changed: Sample, at: int) -> None:
-    """Raises RecordsNotIndependentError if a record has another loss at one position among other records."""
+    """Raises RecordsNotIndependentError if a record's loss depends on its position or on the other records."""
     if not looked.close(losses[place], looked.losses(changed)[at]):
         layer = _first_that_differs(looked, sample, place, changed, at)
         raise RecordsNotIndependentError(f"{layer or looked.loss_name} mixes records")
@@ -168,20 +168,18 @@ def _check_same(looked: Looked, losses: Tensor, sample: Sample, place: int, chan
 def _check_places(
     looked: Looked, sample: Sample, contexts: list[Sample], places: Iterable[int], *, alone: bool
 ) -> None:
-    """Raises RecordsNotIndependentError if a record at one of the positions has another loss among other records, or
-    alone.
-    """
+    """Raises RecordsNotIndependentError if a record at one of the positions has another loss elsewhere."""
     losses = looked.losses(sample)
     for place in places:
         changes = [(sample.among(others, place), place) for others in contexts]
-        changes += [(sample.repeated(place), place)]  # experts of a limited capacity are full then
+        changes += [(sample.repeated(place), place)]  # this fills experts of limited capacity
         changes += [(sample.alone(place), 0)] if alone else []  # alone, dropout would drop something else
         for changed, at in changes:
             _check_same(looked, losses, sample, place, changed, at)
 
 
 def _check_losses_apart(looked: Looked, sample: Sample) -> None:
-    """Raises RecordsNotIndependentError if the loss function gives other losses for outputs one by one."""
+    """Raises RecordsNotIndependentError if the loss function returns other losses for single outputs."""
     model = looked.passes.model
     with torch.no_grad(), same_randomness():
         outputs = model.outputs(model.named(looked.parameters), sample.inputs)
@@ -193,8 +191,7 @@ def _check_losses_apart(looked: Looked, sample: Sample) -> None:
 
 
 def _check_gradients_apart(looked: Looked, sample: Sample, weight: float) -> None:
-    """Raises RecordsNotIndependentError if the backward pass mixes records: if their gradient is not the sum of each
-    one's.
+    """Raises RecordsNotIndependentError if the backward pass mixes records: a sum of losses has another gradient.
 
     weight: of the losses, since some backward passes mix records only if errors are large.
     """
@@ -225,7 +222,7 @@ def _check_gradients_apart(looked: Looked, sample: Sample, weight: float) -> Non
 def check_state(looked: Looked, sample: Sample) -> None:
     """Raises RecordsNotIndependentError if a forward pass changes the model's state, which would depend on the records.
 
-    A table that the first pass builds, and that is the same for all records and later passes, is allowed.
+    A table that the first pass builds is allowed if it is the same for all records and later passes.
     """
     named, module = looked.passes.model.named(looked.parameters), _copied(looked)
     frozen = {name: part for name, part in module.named_parameters() if name not in named}
@@ -256,7 +253,7 @@ def check_state(looked: Looked, sample: Sample) -> None:
 
 def _copied(looked: Looked) -> nn.Module:
     """A copy of the module with its own buffers and shared parameters."""
-    large = {id(part): part for part in looked.passes.model.module.parameters()}  # which are not copied
+    large = {id(part): part for part in looked.passes.model.module.parameters()}  # these are not copied
     return copy.deepcopy(looked.passes.model.module, large)
 
 
@@ -278,7 +275,7 @@ def _different(before: Mapping[str, Tensor], module: nn.Module) -> list[str]:
 
 
 def _are_tables(looked: Looked, sample: Sample) -> bool:
-    """Whether a first pass builds the same buffers for any records and batch size, and later passes keep them."""
+    """Whether the first pass builds the same buffers for any records and batch size, and later passes keep them."""
     other, first, second = sample.times(0.0).alone(0), _copied(looked), _copied(looked)
     _pass_through(looked, first, sample)
     _pass_through(looked, second, other)
@@ -288,7 +285,7 @@ def _are_tables(looked: Looked, sample: Sample) -> bool:
 
 
 def _digest(value: Tensor) -> int:
-    """A digest that shows whether a tensor was written to or replaced, without a copy of it."""
+    """A digest that changes if a tensor is written to or replaced; avoids a copy of the tensor."""
     return hash((value.data_ptr(), _content(value)))
 
 
@@ -321,7 +318,7 @@ def _written(value: object) -> bytes:
 
 
 def _attributes(module: nn.Module) -> dict[str, bytes]:
-    """The other attributes of the layers and their classes, besides parameters, buffers and hooks, by name."""
+    """The attributes of layers and their classes by name, except parameters, buffers and hooks."""
     found: dict[str, bytes] = {}
     for name, layer in module.named_modules():
         found |= _values(name, layer)
@@ -344,15 +341,15 @@ def _values(name: str, owner: object) -> dict[str, bytes]:
         if key not in own and not isinstance(value, FunctionType | type):
             try:
                 written = _written(value)
-            except Exception:  # whatever a value's own way of being written down raises
-                # where it lies in memory says nothing
+            except Exception:  # whatever a value's own pickling raises
+                # its memory address is irrelevant
                 written = re.sub("0x[0-9a-f]+", "", repr(value)).encode()
             found[f"{name}.{key}".lstrip(".")] = written
     return found
 
 
 def _first_that_differs(looked: Looked, sample: Sample, one: int, changed: Sample, other: int) -> str | None:
-    """The first layer whose output for a record differs between two positions among other records."""
+    """The first layer whose output for a record differs between two batches and positions."""
     first, second = (_outputs_by_module(looked, some) for some in (sample, changed))
     for name in (name for name in first if name in second):
         a, b = first[name], second[name]

@@ -1,7 +1,7 @@
 """Candidates on a line, cached outputs of a linear model along it, and clipped losses of many records at many outputs.
 
-Losses and derivatives use the model's own loss function. For single outputs, logistic and hinge losses also have
-several times faster code here, which is used if the model's losses are the registry's own functions.
+Losses and derivatives use the model's own loss function. For single outputs, logistic and hinge losses have several
+times faster code here, which is used if the model's losses are the registry's own functions.
 """
 
 import functools
@@ -18,7 +18,7 @@ from algorithms.gradients.padding import pad_to_multiple
 from algorithms.models import Model, build
 
 CARRIES = 16
-"""How often margins are updated before they are computed again, which bounds their drift."""
+"""How many updates of the margins are allowed before they are recomputed, which bounds their drift."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class LineCandidates:
 
 @dataclass(frozen=True)
 class CachedLogits:
-    """Margins from which the next query starts; they depend on the records, and are as private as these.
+    """Margins from which the next query starts; they depend on the records, and are as private.
 
     parameters: [d], the point of the margins [n, o]. age: [], the number of updates since they were computed.
     direction [d], steps [k], slopes [n, o]: the last line from this point and its direction's margins; empty without.
@@ -56,7 +56,7 @@ class CachedLogits:
     slopes: Tensor
 
     def moved_to(self, parameters: Tensor) -> "CachedLogits | None":
-        """The margins at these parameters, if they are the same or a candidate of the line and not too old; or None."""
+        """The margins at the cached point or at a candidate of its line, if not too old; None at other parameters."""
         if parameters.dtype != self.parameters.dtype:
             return None
         if self.parameters.equal(parameters):
@@ -78,18 +78,18 @@ def at_point(parameters: Tensor, margins: Tensor, age: Tensor) -> CachedLogits:
 
 
 _TOGETHER = 2**17
-"""Outputs that are computed together and fit into a core's cache."""
+"""How many outputs are computed together, so that they fit into a core's cache."""
 
 _EXPONENT = 80.0
 """An exponent whose exp is finite in 32 bits."""
 
 _HALVINGS = 3
-"""Base-2 logarithm of the number of records that share a logarithm."""
+"""Base-2 logarithm of the number of records whose factors share one logarithm."""
 
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses of given records by a model's own function.
+    """The losses of given records, by the model's own function.
 
     labels: [n, ...]. Outputs have the shape [n, o], those of k candidates [k, n, o].
     """
@@ -98,11 +98,11 @@ class Losses:
     labels: Tensor
 
     def oriented(self, features: Tensor) -> Tensor:
-        """Features [p, n] in the form from which outputs are computed; may overwrite them."""
+        """Transform features [p, n] to the form from which outputs are computed; may overwrite them."""
         return features
 
     def errors(self, outputs: Tensor) -> Tensor:
-        """The derivative of each record's loss by its own outputs, shape [n, o]."""
+        """The derivative of each record's loss with respect to its outputs, shape [n, o]."""
         free, labels = pad_to_multiple(outputs.detach()).requires_grad_(), pad_to_multiple(self.labels)
         with torch.enable_grad():
             return torch.autograd.grad(self.model.losses(free, labels).sum(), free)[0][: len(outputs)]
@@ -159,7 +159,7 @@ def losses_of(model: Model, labels: Tensor) -> Losses:
 
 
 def blocks(records: int, numbers: int) -> list[slice]:
-    """Slices of records that are computed together if each needs this many numbers."""
+    """Slices of records to compute together if each needs this many numbers."""
     size = max(64, _TOGETHER // max(numbers, 1) // 64 * 64)
     return [slice(start, min(start + size, records)) for start in range(0, records, size)]
 
@@ -181,7 +181,7 @@ def _below(bound: float, dtype: torch.dtype) -> float:
 def _logistic_sums(negated: Tensor, bound: float) -> Tensor:
     """Row sums of log(1 + exp(v)), in 32 bits with an error of 2e-7 relative to max(1, loss).
 
-    For usual bounds these are logarithms of products of a few clipped factors, since logarithms take most of the time.
+    Logarithms take most of the time. For usual bounds one is taken of the product of several records' clipped factors.
     """
     if bound > _EXPONENT:
         return _sums(functional.softplus(negated), bound)

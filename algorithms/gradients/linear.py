@@ -1,9 +1,9 @@
 """Closed forms for all records of a model that is one linear layer.
 
-A record's gradient is an outer product of its error (the derivative of its loss by the outputs) and its features, so
-its norm is a product of two norms, and no per-example gradient is materialised. On a line of candidates w - step * g
-the outputs are affine in the step: Xw - step * Xg needs two products for any number of candidates, and one if Xw is
-cached from the query before.
+A record's gradient is the outer product of its error (the derivative of its loss by the outputs) and its features. Its
+norm is a product of two norms, so no per-example gradient is materialised. On a line of candidates w - step * g the
+outputs are affine in the step: Xw - step * Xg takes two products for any number of candidates, and one if Xw is cached
+from the previous query.
 """
 
 import torch
@@ -16,7 +16,7 @@ from algorithms.gradients.padding import pad_to_multiple
 from algorithms.models import Model
 
 _HELD = 2**25
-"""Up to this many numbers, a second copy in 64 bits is kept."""
+"""Size of the features, in numbers, up to which a second copy in 64 bits is kept."""
 
 _LONGEST = 1e18
 """The norm up to which a record's margins and clipping factors are normal numbers in 32 bits."""
@@ -38,8 +38,8 @@ class LinearRecords:
         features = _by_feature(inputs, layer)
         norms = {order: _norms(features, order) for order in (1, 2)}
         usual = norms[1] <= _LONGEST
-        # Margins that are affine in the step would be inf - inf for the others: they meet each candidate itself. In
-        # their places are zeros, so that no other record moves.
+        # For other records, margins that are affine in the step would be inf - inf, so their losses are computed for
+        # each candidate. Zeros replace them here, which keeps the other records' positions.
         self._odd_losses = losses_of(model, labels[~usual])
         self._odd_features = self._odd_losses.oriented(features[:, ~usual])
         features[:, ~usual] = 0.0
@@ -79,7 +79,7 @@ class LinearRecords:
         return self._losses.along(held.margins, slopes, steps, bound) + self._odd(line.candidates, bound)
 
     def losses_at(self, candidates: Tensor, *, bound: float) -> Tensor:
-        """The same sums [k] at any candidates [k, d], each by a separate product; does not change the cache."""
+        """The sums of `losses_on`, [k], at any candidates [k, d], by a product for each; does not change the cache."""
         sums = self._odd(candidates, bound)
         for records in blocks(self._features.shape[1], candidates.shape[0] * self._layer.out_features):
             margins = self._margins_in_any_place(candidates, self._features[:, records])
@@ -113,7 +113,7 @@ class LinearRecords:
         return at_point(parameters, margins, torch.zeros((), dtype=torch.int64))
 
     def _margins(self, vectors: Tensor, features: Tensor) -> Tensor:
-        """Outputs [k, n, o] of flat parameters [k, d] for records stored by feature."""
+        """Outputs [k, n, o] for flat parameters [k, d] and records stored by feature."""
         count, outputs = len(vectors), self._layer.out_features
         weights, biases = (
             vectors.detach().to(features.dtype).tensor_split([self._layer.weight.numel()], dim=1)
@@ -122,18 +122,18 @@ class LinearRecords:
         return (torch.cat(columns, dim=1) @ features).view(count, outputs, -1).transpose(1, 2)
 
     def _margins_in_any_place(self, vectors: Tensor, features: Tensor) -> Tensor:
-        """The same in padded products, whose results do not depend on the number of records, and in 64 bits."""
+        """`_margins` in 64 bits and in padded products, whose results do not depend on the number of records."""
         full = pad_to_multiple(features.T).T.contiguous()
         return self._margins(vectors, full)[:, : features.shape[1]].double()
 
     def _summed(self, errors: Tensor) -> Tensor:
-        """The features times errors [n, o], in 64 bits, so that no record's part is rounded by another's; [p, o]."""
+        """Features times errors [n, o] -> [p, o], in 64 bits, so that records do not affect each other's rounding."""
         if self._wide is not None:
             return self._wide @ errors.double()
         return product_in_64_bits(self._features, errors)
 
     def _odd(self, candidates: Tensor, bound: float) -> Tensor:
-        """The clipped losses [k] of records whose margins are not cached, minus those of the zeros in their place."""
+        """The clipped losses [k] of records without cached margins, minus those of the zeros that replace them."""
         if self._odd_features.shape[1] == 0:
             return torch.zeros(len(candidates), dtype=torch.float64, device=self._odd_features.device)
         margins = self._margins_in_any_place(candidates, self._odd_features)
@@ -141,16 +141,16 @@ class LinearRecords:
         return self._odd_losses.at(margins, slice(None), bound) - zeros
 
     def _weighted(self, errors: Tensor, clipping: Clipping, bound: float) -> Tensor:
-        """Errors [n, o], scaled so that their norm times the features' norm is within the bound."""
+        """Scale errors [n, o] so that their norm times the features' norm is within the bound."""
         order = 1 if isinstance(clipping, L1) else 2
         if errors.shape[1] == 1 and not isinstance(clipping, Normalised):
-            # A single error is its own norm: what is within the limit stays, what is not becomes the limit.
+            # The norm of a single error is its absolute value, so clamping it clips the gradient.
             limits = self._inverse_norms[order][:, None] * (bound * (1.0 - margin(errors.dtype)))
             return errors.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp(-limits, limits)
         errors = torch.where(torch.isfinite(errors).all(dim=1, keepdim=True), errors, 0.0)
         own = torch.linalg.vector_norm(errors, order, dim=1, dtype=torch.float64)
         scale = factors(own * self._norms[order], clipping, bound, errors.dtype)
-        # Below the normal numbers a factor could be rounded up by any amount.
+        # A subnormal factor could be rounded up by any amount.
         scale = torch.where(scale < torch.finfo(errors.dtype).tiny, 0.0, scale)
         return errors * scale[:, None].to(errors.dtype)
 
@@ -166,7 +166,7 @@ def linear_layer(module: nn.Module) -> nn.Linear | None:
 
 
 def _is_as_written(layer: nn.Linear) -> bool:
-    """Whether a layer is PyTorch's own, without another forward, hooks or parametrisations."""
+    """Whether a layer is PyTorch's own, without another `forward`, hooks or parametrisations."""
     return type(layer) is nn.Linear and not layer._forward_hooks and not layer._forward_pre_hooks
 
 

@@ -1,6 +1,6 @@
 """The exact minimum of a regularised sum of clipped losses of a linear model with one output, for the barrier alone.
 
-A record's loss is convex in the model's output, and is continued linearly where its gradient would exceed the bound, so
+A record's loss is convex in the model's output. It is continued linearly where its gradient would exceed the bound, so
 the sum is still convex (Redberg, Koskela and Wang 2023, on generalised linear models).
 """
 
@@ -25,7 +25,7 @@ _KEPT_BYTES = 2**28
 _MOST_STEPS, _MOST_HALVINGS = 1000, 40
 _OUT_OF_REACH = "the minimum was not reached within the tolerance; ask for a larger tolerance."
 _ROUNDING = 1e-14
-"""Relative size of a step below which it only changes rounding."""
+"""Relative size below which a step only changes rounding."""
 _INSIDE = 1.0 - 1e-12
 """A factor that keeps a clipped gradient within its bound despite rounding."""
 
@@ -39,7 +39,7 @@ class Objective:
     """The sum over records of clipped losses, plus regularisation / 2 ||v||^2 + <tilt, v>.
 
     model: one linear layer with one output. features: [n, *input_shape] and labels: [n], plain or memory-mapped.
-    clip_norm, input_norm: L2 bounds on a record's gradient and on its features including the bias's 1. Longer records
+    clip_norm, input_norm: L2 bounds on a record's gradient and on its features, including the bias's 1. Longer records
     are scaled down; records that are not finite count as zero. tilt: [d], float64. Raises ValueError for other models.
     """
 
@@ -106,7 +106,7 @@ class Objective:
         with torch.enable_grad():
             losses = self.model.losses(free, labels).sum()
             (slopes,) = torch.autograd.grad(losses, free, create_graph=True)
-            curved = slopes.requires_grad  # a piecewise linear loss has no second derivative
+            curved = slopes.requires_grad  # for a piecewise linear loss the second derivative is zero
             second = torch.autograd.grad(slopes.sum(), free)[0] if curved else torch.zeros_like(free)
         slopes = slopes.detach()[:, 0]
         inside = slopes.abs() < limits
@@ -116,8 +116,8 @@ class Objective:
 def minimum(problem: Objective, *, tolerance: float) -> Tensor:
     """A point where the gradient's L2 norm is at most `tolerance`; shape [d], float64.
 
-    Newton's method on the gradient. If a step does not at least halve the gradient, as when many losses become linear
-    at once, it goes to the minimum along the step. Raises OutOfReachError if rounding keeps the gradient above the
+    Uses Newton's method. If a step does not at least halve the gradient, as when many losses become linear at once, it
+    goes to the minimum along the step instead. Raises OutOfReachError if rounding keeps the gradient above the
     tolerance.
     """
     point = torch.zeros_like(problem.tilt)

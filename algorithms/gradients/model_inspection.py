@@ -1,7 +1,7 @@
-"""Inspects a model on made-up records, before a private record is read.
+"""Inspects a model on made-up records, before any private record is read.
 
-The model must process each record independently; otherwise no record's gradient can be clipped. Its passes can be
-recorded if the batch dimension of each tensor is known and the recorded gradients agree with autograd's.
+The model must process each record independently; otherwise gradients cannot be clipped. Its passes can be recorded if
+the batch dimension of each tensor is known and the recorded gradients agree with autograd's.
 """
 
 import copy
@@ -51,7 +51,7 @@ from algorithms.models.randomness import same_randomness
 
 _FEW, _MORE = 3, 17
 _BYTE = 256
-"""The range of made-up whole numbers for a model without an embedding table."""
+"""The range of made-up integers for a model without an embedding table."""
 _HOUSE = (Path(torch.__file__).parent, Path(__file__).parent, Path(inspect.getfile(Model)).parent)
 _LARGE = 1e3
 _KINKS = 3e-2
@@ -59,19 +59,19 @@ _KINKS = 3e-2
 _IN_32_BITS, _IN_64_BITS = 1e-4, 1e-9
 """Relative and absolute tolerance for a loss."""
 _LIGHT = 2e7
-"""Operations in a forward pass of one record up to which a full inspection, of a thousand such passes, is quick."""
+"""Operations in one record's forward pass up to which a full inspection, a thousand such passes, is quick."""
 _SPECIAL = 8
-"""The first entries of a table, which usually include padding and other special tokens."""
+"""How many first entries of a table are treated as special tokens, such as padding."""
 _ALWAYS_MB = 4000.0
 """Memory that an inspection may always use, even if a pass may use less."""
 _VECTORS = 16
-"""How many vectors as long as the parameters, in 64 bits, an inspection holds at once."""
+"""How many parameter vectors in 64 bits an inspection holds at once."""
 _AROUND = r"(module\.)+"
-"""The prefix of layer names in modules that wrap a model, as for inputs by name or for the records of a person."""
+"""The prefix of layer names in modules that wrap a model, as for named inputs or for people with several records."""
 _REENTRANT = "None of the inputs have requires_grad"
 """PyTorch's warning for checkpointing with `use_reentrant=True` outside of a graph."""
 _ROUNDING = 1e-2
-"""Share of the tolerance, relative to the whole gradient, that rounding may add to a gradient of zero."""
+"""Share of the tolerance by which rounding may move a zero gradient, relative to the whole gradient."""
 
 
 Draw = Callable[[int, int], Sample]
@@ -83,12 +83,12 @@ class ModelInspection:
     """The result of an inspection.
 
     Attributes:
-        form: of the made-up records.
+        form: the form of the made-up records.
         is_narrow: whether the model computes in 16 bits somewhere.
-        answers: to the model's questions about tensor values.
-        layouts: of the uses of parameters; None if passes cannot be recorded, for the `reason` given.
+        answers: the answers to the model's questions about tensor values.
+        layouts: the layouts of all uses of parameters; None if passes cannot be recorded, for the given `reason`.
         bytes_per_record: saved by autograd for each record.
-        written_bytes: of a record's materialised gradients.
+        written_bytes: size of one record's materialised gradients.
         needed_bytes: peak memory of a pass for each record.
         is_random: whether the model draws random numbers.
         without_rule: operations that are differentiated record by record.
@@ -142,7 +142,7 @@ def refusing(model: Model, shape: tuple[int, ...], dtype: torch.dtype) -> Iterat
 
 
 def _place(error: Exception) -> str:
-    """The innermost layer and the model's line of code that raised an exception, if there is one."""
+    """Where an exception was raised: the innermost layer and the model's line of code, if there are any."""
     frames = list(traceback.walk_tb(error.__traceback__))
     layers = [layer for frame, _ in frames if isinstance(layer := frame.f_locals.get("self"), nn.Module)]
     names = {id(part): name for name, part in layers[0].named_modules()} if layers else {}
@@ -159,10 +159,10 @@ def _is_house(file: str) -> bool:
 
 
 def _check_memory(passes: Passes, parameters: Tensor, form: Form, memory_mb: float) -> None:
-    """Raises ModelRefusedError if an inspection would use too much memory, by passes over one and few records.
+    """Raises ModelRefusedError if an inspection would need too much memory, estimated by passes over few records.
 
     The peak is either a forward pass of many records in 64 bits, or a recorded pass of some records with its graph.
-    There are also copies of the module, in 32 and 64 bits, and vectors as long as the parameters.
+    Copies of the module, in 32 and 64 bits, and parameter vectors are added.
     """
     forward = _needed(form, lambda some: passes.losses(parameters, some.inputs, some.labels))[1]
     start = parameters.clone().requires_grad_()
@@ -195,18 +195,18 @@ def _needed(form: Form, run: Callable[[Sample], object], few: int = _FEW) -> tup
 
 
 def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
-    """Finds out how to compute a model's per-example gradients; cheap checks and refusals come first.
+    """Determine how to compute a model's per-example gradients; cheap checks and refusals come first.
 
     1. Layers that are known to mix records.
     2. Whether the inspection fits into memory, by passes of one and of three records.
-    3. The form of the records: entries of the model's tables, and labels.
+    3. The form of the records: the entries of the model's tables, and the labels.
     4. Whether a forward pass changes the model's state, and whether a record's loss or gradient depends on others.
-    5. The batch dimension of the tensors that rules ask about, and whether recorded gradients agree with autograd's. If
-       they do not, or cannot be recorded, the model is differentiated record by record.
+    5. The batch dimension of the tensors that the rules need, and whether recorded gradients agree with autograd's. If
+       they do not, or if they cannot be recorded, the model is differentiated record by record.
 
     Args:
         passes: of the model.
-        least: the form of the records, before the number of entries of the model's tables is known.
+        least: the form of the records, as far as it is known without the number of entries of the model's tables.
         memory_mb: for one pass.
 
     Raises:
@@ -284,15 +284,15 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
 
 
 def _operations(passes: Passes, parameters: Tensor, form: Form) -> int:
-    """The number of operations in a forward pass of one record, which decides how thorough the inspection is."""
-    of_vectors = 20 * len(parameters)  # vectors as long are added up many times
+    """The number of operations in one record's forward pass; it decides how thorough the inspection is."""
+    of_vectors = 20 * len(parameters)  # parameter vectors are summed many times
     if of_vectors > _LIGHT:
         return of_vectors
     sample = form.draw(1, 0)
     with Operations() as operations, same_randomness():
         try:
             passes.losses(parameters, sample.inputs, sample.labels)
-        except Exception:  # what is looked at in full says which records a model does not take
+        except Exception:  # the full inspection reports which records a model rejects
             return 0
     return int(operations.count) + of_vectors
 
@@ -307,7 +307,7 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
     is_decided = first.is_decided
     orders = (
         (False, None, True) if any(first.answers) else (None, True)
-    )  # without a yes it is what False would be
+    )  # if no true answer is yes, False would repeat it
     for answer in () if is_decided else orders:
         watch, other = (first, tape) if answer is None else _noted(passes, parameters, few, answer)
         if not watch.looked and _is_right(looked, tuple(watch.answers), [few]):
@@ -333,7 +333,7 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
             compared, found = few, _recorded(looked, few, layouts)
         try:
             _compare(looked, compared, found, _KINKS, _LARGE)
-        except UnrecordedError:  # rounding in 32 bits can move a deep network further than that
+        except UnrecordedError:  # rounding in 32 bits can exceed the tolerance in a deep network
             exact = _exact(passes, parameters, few)
             if exact.parameters.dtype != torch.float64:
                 raise
@@ -374,7 +374,7 @@ def _noted(
     answer: bool | None = None,
     other: GradSampleRecorder | None = None,
 ) -> tuple[OpTracer, GradSampleRecorder]:
-    """Trace a forward pass: its operations, and the shapes in every call. other: the recorder of another batch size."""
+    """Trace a forward pass: its operations, and the shapes of every call. other: the recorder of another batch size."""
     module = passes.model.module
     known = (parameters, *module.parameters(), *module.buffers())
     with watching((sample.inputs, sample.labels), known, answer) as watch:
@@ -383,7 +383,7 @@ def _noted(
 
 
 def _form(passes: Passes, parameters: Tensor, least: Form, count: int = _MORE) -> Form:
-    """The form with all entries of the model's tables, or of a byte, and all labels, if the model accepts them."""
+    """The form with all entries of the model's tables, or those of a byte, and all labels that the model accepts."""
     layers = [
         layer for layer in passes.model.module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
     ]
@@ -404,7 +404,7 @@ def _form(passes: Passes, parameters: Tensor, least: Form, count: int = _MORE) -
     try:
         with torch.no_grad():
             passes.model.losses(outputs, labelled.draw(count, 0).labels)
-    except Exception:  # whatever a loss says of a class that it does not have
+    except Exception:  # the loss may reject a class that it does not have
         return form
     return labelled
 
@@ -436,7 +436,7 @@ def _taken(passes: Passes, parameters: Tensor, form: Form, count: int) -> Tensor
 def _exact(passes: Passes, parameters: Tensor, sample: Sample) -> Looked:
     """The model in 64 bits, where rounding hides no difference; unchanged if it cannot compute in 64 bits.
 
-    Some models insist on their own types, and a mask as large as 64 bits allow is infinite in a 32-bit softmax.
+    Some models require their own types, and a mask with the largest 64-bit number is infinite in a 32-bit softmax.
     """
     model = replace(passes.model, precision=torch.float32)
     plain = Looked(Passes(model), parameters, tolerance=_IN_32_BITS)
@@ -445,16 +445,16 @@ def _exact(passes: Passes, parameters: Tensor, sample: Sample) -> Looked:
     try:
         watch = watched(wider.passes, wider.parameters, sample.in_64_bits())
         lost = ~wider.losses(sample.in_64_bits()).isfinite()
-    except Exception:  # whatever a model says of numbers that it does not expect
+    except Exception:  # the model may reject 64-bit numbers
         return plain
     if bool(lost.any()) and bool(plain.losses(sample)[lost].isfinite().any()):
         return plain
-    # Some layers compute in 32 bits whatever comes in, as RMS norms of language models do.
+    # Some layers always compute in 32 bits, such as the RMS norms of language models.
     return wider if watch.is_short else replace(wider, tolerance=_IN_64_BITS)
 
 
 def _look_of(watch: OpTracer) -> str:
-    """Why a model that reads its records' values is not recorded."""
+    """The reason why a model that reads its records' values is not recorded."""
     by = f" ({watch.looked})" if watch.looked else ""
     return f"its control flow may depend on the values of a tensor{by}; masks are faster"
 
@@ -496,10 +496,11 @@ def _taped(
 
 
 def _decided(passes: Passes, parameters: Tensor, sample: Sample, exact: Looked, draw: Draw) -> Answers:
-    """Public answers to the model's questions about tensor values that leave the results of single records unchanged.
+    """Public answers to the model's questions about tensor values that do not change the results of single records.
 
-    An example is whether any record has padding, which changes how a mask is applied but not the result. The first
-    answers tried are those for many different records, which usually choose the general code path. () if none is right.
+    A model may ask, for example, whether any record has padding, which changes how a mask is applied but not the
+    result. The answers for many different records are tried first, since they usually choose the general code path.
+    Returns () if no answers are right.
     """
     natural = (watched(passes, parameters, sample, answer=answer) for answer in (None, False, True))
     few = draw(_FEW, 0)
@@ -518,7 +519,7 @@ def _right_answers(natural: Iterator[OpTracer], exact: Looked, samples: list[Sam
 
 
 def _is_right(exact: Looked, answers: Answers, samples: list[Sample]) -> bool:
-    """Whether records in one pass, with these answers, have the same losses as each record alone."""
+    """Whether records in one pass with these answers have the same losses as each record alone."""
     together = replace(exact, passes=replace(exact.passes, answers=answers))
 
     def agree(sample: Sample) -> bool:
@@ -564,8 +565,8 @@ def _compare(
 ) -> None:
     """Raises UnrecordedError if a weighted sum of recorded gradients differs from autograd's.
 
-    weight: of the losses, since some backward passes mix records only if errors are large. The comparison goes
-    parameter by parameter, so that there is a single copy of the gradient.
+    weight: of the losses, since some backward passes mix records only if errors are large. Parameters are compared one
+    by one, so that only one copy of the gradient exists.
     """
     weights = weight * _weights(sample)
     with same_randomness():

@@ -24,10 +24,10 @@ from algorithms.models.randomness import same_randomness
 
 @dataclass(frozen=True)
 class Form:
-    """The form of records: shape and type of their inputs, whole numbers below `entries`, labels below `classes`.
+    """The form of records: shape and type of their inputs, integers below `entries`, labels below `classes`.
 
-    constants: whole numbers that may fill the rest of a record, as padding does. packing: for inputs of several
-    tensors, each with its own entries. label_shape, label_dtype: of one record's labels.
+    constants: integers that may fill the rest of a record, as padding does. packing: for inputs of several tensors,
+    each with its own entries. label_shape, label_dtype: of one record's labels.
     """
 
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class Form:
     label_dtype: torch.dtype = torch.int64
 
     def draw(self, count: int, seed: int) -> "Sample":
-        """Draw made-up records: normal numbers, or random entries with the rest filled with one constant."""
+        """Draw made-up records: normal numbers, or random entries followed by one constant."""
         source = torch.Generator().manual_seed(seed)
         places = math.prod(self.label_shape)
         labels = (torch.arange(seed, seed + count)[:, None] + torch.arange(places)) % self.classes
@@ -79,7 +79,7 @@ class Sample:
     packing: Packing | None = None
 
     def all_of(self, constant: int) -> "Sample":
-        """The same number of records, in which all whole numbers are equal, limited to the entries of each part."""
+        """The same number of records with all integers equal, limited to the entries of each part."""
 
         def full(values: Tensor, part: Part | None) -> Tensor:
             if part is not None and (values.is_floating_point() or part.is_mask or constant >= part.entries):
@@ -89,7 +89,7 @@ class Sample:
         return self._changed(full)
 
     def times(self, factor: float) -> "Sample":
-        """The same records times a factor; whole numbers become 0 for the factor 0, and are unchanged otherwise."""
+        """The records times a factor; integers become 0 for the factor 0 and are unchanged otherwise."""
 
         def larger(values: Tensor, part: Part | None) -> Tensor:
             if part is not None and part.is_mask:
@@ -101,7 +101,7 @@ class Sample:
         return self._changed(larger)
 
     def with_holes(self) -> "Sample":
-        """The same records with NaN as the first values of each; whole numbers are unchanged."""
+        """The records with NaN as the first values of each; integers are unchanged."""
 
         def holed(values: Tensor, _part: Part | None) -> Tensor:
             values = values.clone()
@@ -112,12 +112,12 @@ class Sample:
         return self._changed(holed)
 
     def in_64_bits(self) -> "Sample":
-        """The same records in float64; whole numbers, and inputs packed with them, are unchanged."""
+        """The records in float64; integers, and inputs packed with them, are unchanged."""
         is_float = self.inputs.is_floating_point()
         return replace(self, inputs=self.inputs.double() if is_float else self.inputs)
 
     def among(self, others: "Sample", place: int) -> "Sample":
-        """Other records, with the record of this sample at one position."""
+        """The other records, with this sample's record at one position."""
         inputs, labels = others.inputs.clone(), others.labels.clone()
         inputs[place], labels[place] = self.inputs[place], self.labels[place]
         return replace(self, inputs=inputs, labels=labels)
@@ -135,7 +135,7 @@ class Sample:
         return self.some([place] * len(self.labels))
 
     def shortened(self) -> "Sample":
-        """The same series with a third, two thirds or all of their length, in turn; the rest is zero.
+        """The same series, cut in turn to a third, two thirds or all of their length; the rest is zero.
 
         A model that sorts series by length then swaps the first two. Images, which have no length, are unchanged.
         """
@@ -159,7 +159,7 @@ class Sample:
 
 
 def away_from_start(model: Model) -> Tensor:
-    """A point near the start where no layer is zero, since such a layer would hide the ones before it."""
+    """Parameters near the initial ones with no zero layer, which would hide the layers before it."""
     start = model.initial_parameters()
     draw = torch.Generator().manual_seed(2)
     moved: Tensor = start + (0.1 * torch.randn(len(start), generator=draw)).to(start)
@@ -167,7 +167,7 @@ def away_from_start(model: Model) -> Tensor:
 
 
 def near_start(model: Model) -> Tensor:
-    """The same for a deep model: each parameter moves in proportion to its size, so that outputs do not explode."""
+    """`away_from_start` for a deep model: moves are proportional to a parameter's size, so outputs do not explode."""
     moved, draw = model.initial_parameters(), torch.randn(2**16, generator=torch.Generator().manual_seed(2))
     for place in model.places.values():
         part = moved[place]
@@ -195,7 +195,7 @@ _FUNCTIONS_THAT_LOOK = (
     *("allclose", "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select"),
     *("bincount", "to_sparse", "_pack_padded_sequence", "pack_padded_sequence", "__contains__"),
 )
-"""Functions that return a value or a number of values, on which a model's control flow may then depend."""
+"""Functions that return a value, or a data-dependent number of values, so that control flow may depend on values."""
 
 _ATEN = torch.ops.aten
 _OPERATIONS_THAT_LOOK = (
@@ -219,7 +219,7 @@ class Operation:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode for which PyTorch does not import its compiler, which takes a second."""
+    """A dispatch mode that does not make PyTorch import its compiler, which would take a second."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -240,14 +240,14 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class OpTracer(_Watch):
-    """Sees every operation within its block, whichever PyTorch function or method calls it.
+    """Traces every operation within its block, whichever PyTorch function or method calls it.
 
-    records: the records' tensors. known: other tensors that exist before. answer: what to answer when the model asks
-    for a bool that depends on the records; None for the true answer.
+    records: the records' tensors. known: other tensors that exist beforehand. answer: the answer if the model asks for
+    a bool that depends on the records; None for the true answer.
 
-    After a run: looked: the first function that turned the records' values into another Python number, or into a
-    number of values; "" for none. answers: the answer to each question, None if no record can influence it. is_narrow:
-    whether there were 16-bit numbers. is_short: whether values of records had 32 bits or fewer.
+    After a run: looked: the first function that turned the records' values into a Python number other than a bool, or
+    into a number of values; "" for none. answers: the answer to each question, None if no record can influence it.
+    is_narrow: whether there were 16-bit numbers. is_short: whether values of records had 32 bits or fewer.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class OpTracer(_Watch):
         self.answers: list[bool | None] = []
         self.operations: list[Operation] = []
         self.turned: int | None = None
-        # By identity, and not held: all that a pass computes would else stay in memory.
+        # Weak references by identity: otherwise all that a pass computes would stay in memory.
         self._of_records = WeakTensorKeyDictionary(dict.fromkeys(records))
         self._known = WeakTensorKeyDictionary(dict.fromkeys((*records, *known)))
 
@@ -270,7 +270,7 @@ class OpTracer(_Watch):
         return not self.looked and not any(answer is not None for answer in self.answers)
 
     def may_depend(self, tree: Any) -> bool:
-        """Whether some argument is a tensor that depends on the records' values, or is of unknown origin."""
+        """Whether an argument is a tensor that depends on the records' values, or is of unknown origin."""
         return any(part in self._of_records or self._is_unknown(part) for part in _tensors(tree))
 
     def _is_unknown(self, tensor: Tensor) -> bool:
@@ -285,7 +285,7 @@ class OpTracer(_Watch):
         return given
 
     def unlooked(self, run: Callable[[], Any]) -> Any:
-        """Run a function whose use of values does not influence the model otherwise."""
+        """Run a function without noting its use of values, which does not influence the model."""
         before = self.looked
         given = run()
         self.looked = before
@@ -296,7 +296,7 @@ class OpTracer(_Watch):
         self.looked = self.looked or name.strip("_")
 
     def turn(self) -> None:
-        """Note that the backward pass begins, whose sums over records belong to no record."""
+        """Note that the backward pass begins; its sums over records belong to no record."""
         self.turned = len(self.operations)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -311,7 +311,7 @@ class OpTracer(_Watch):
             self.note_look(kind.__name__)
         self.is_narrow |= any(tensor.dtype in _NARROW for tensor in given)
         self.is_short |= any(tensor.dtype in (torch.float32, *_NARROW) for tensor in given if of_records)
-        numbers = [tensor for tensor in given if tensor.dtype != torch.uint8]  # bytes are room to work in
+        numbers = [tensor for tensor in given if tensor.dtype != torch.uint8]  # bytes are workspace
         self.operations.append(Operation(_shapes(numbers), _shapes(of_records), _shapes(unknown)))
         self._known.update(dict.fromkeys(given))
         if of_records and kind not in _OF_NO_VALUE:
@@ -320,7 +320,7 @@ class OpTracer(_Watch):
 
 
 class Memory(_Watch):
-    """Counts the live bytes of tensors computed within its block, held by a graph or a variable. most: the peak."""
+    """Counts the live bytes of tensors computed within its block, whoever holds them. most: the peak."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -341,13 +341,13 @@ class Memory(_Watch):
         given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
         found = func(*args, **kwargs)
         for storage in (tensor.untyped_storage() for tensor in _tensors(found)):
-            if storage._cdata not in given:  # a view takes nothing
+            if storage._cdata not in given:  # a view takes no memory
                 self._storages[storage._cdata] = (
                     StorageWeakRef(storage),  # type: ignore[no-untyped-call]
                     storage.nbytes(),
                 )
                 self._possible += storage.nbytes()
-        if self._possible > self.most:  # what is dead is counted until it could matter
+        if self._possible > self.most:  # freed memory is counted until the peak could rise
             self._count()
         return found
 
@@ -384,7 +384,7 @@ class _LookingFunctions(TorchFunctionMode):
         if asks(func, args):
             return self._watch.answered(lambda: func(*args, **kwargs), (args, kwargs))
         if getattr(func, "__name__", "") == "one_hot" and not _looks(func, args, kwargs):
-            # It checks the entries against the number of classes that it was given, and takes no other way for them.
+            # It only checks that entries are below the number of classes; control flow does not depend on them.
             return self._watch.unlooked(lambda: func(*args, **kwargs))
         if _looks(func, args, kwargs) and self._watch.may_depend((args, kwargs)):
             self._watch.note_look(func.__name__)
@@ -395,18 +395,18 @@ class _LookingFunctions(TorchFunctionMode):
 def watching(
     records: Sequence[Tensor], known: Sequence[Tensor], answer: bool | None = None
 ) -> Iterator[OpTracer]:
-    """Trace what runs within the block, with the same random numbers each time."""
+    """Trace the operations within the block, with the same random numbers each time."""
     watch = OpTracer(records, known, answer)
     with watch, _LookingFunctions(watch), same_randomness():
         yield watch
 
 
 def fills(passes: Passes, form: Form, sizes: Sequence[int]) -> bool:
-    """Whether, for these batch sizes, all tensors that a model computes from records have full multiples of rows.
+    """Whether, for these batch sizes, the rows of all tensors computed from records are multiples of the batch size.
 
-    Checked with and without an autograd graph, and only for control flow that does not depend on values. Otherwise a
-    record's result could depend on its batch position or on the batch size even in a full pass, as when the model puts
-    a row in front of the records or cuts them.
+    If not, a record's result could depend on its batch position or on the batch size even in a full pass, as when the
+    model puts a row in front of the records or cuts them. Checked with and without an autograd graph; False if control
+    flow depends on values.
     """
     parameters = away_from_start(passes.model).to(form.device)
     for follow in (_there_and_back, _there):
@@ -447,7 +447,7 @@ def watched(
 
 
 def _fill_alike(few: OpTracer, many: OpTracer, records: tuple[int, int]) -> bool:
-    """Whether the tensors of records in two traces, for these batch sizes, grow in full multiples with the batch.
+    """Whether the tensors of records in two traces, for these batch sizes, grow as multiples of the batch size.
 
     Before the backward pass, every tensor that depends on the records and is used by others must have a batch
     dimension, and tensors of unknown origin must have none.
@@ -464,7 +464,7 @@ def _fill_alike(few: OpTracer, many: OpTracer, records: tuple[int, int]) -> bool
 
 
 def mixes(few: Operation, many: Operation) -> bool:
-    """Whether a value that depends on the records but has no batch dimension became part of a tensor that has one."""
+    """Whether a value that depends on the records, but has no batch dimension, entered a tensor that has one."""
     of_all = any(a == b for a, b in zip(few.of_records, many.of_records, strict=False))
     return of_all and few.given != many.given
 

@@ -1,7 +1,7 @@
 """Batch sizes for which a record's results do not depend on the batch size or on its position, and tensor layouts.
 
-A matrix product computes the rows that do not fill its kernel in another order, which changes their last bits. If a
-function has a kink, such a bit can decide a whole gradient, so one more record could change the gradients of many.
+A matrix product computes rows that do not fill its kernel in another order, which changes their last bits. If a
+function has a kink, one bit can decide a whole gradient, so adding a record could change the gradients of many.
 """
 
 from typing import NamedTuple
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, cat
 
 WHOLE = 64
-"""A batch size that fills the kernels of all products; its multiples give the same bits with `Engine.threads`."""
+"""A batch size that fills all products' kernels; its multiples give the same bits with up to `Engine.threads`."""
 
 FEWEST = 32
-"""Smaller batches do not fill all kernels; then all passes have the same size."""
+"""The smallest batch size that fills all kernels; below it, all passes have the same size."""
 
 
 def round_batch(count: int) -> int:
@@ -22,7 +22,7 @@ def round_batch(count: int) -> int:
 
 
 def pass_size(count: int, most: int) -> int:
-    """The size of passes over `count` records: at most `most`, and about equal, since a short last pass is not cheaper.
+    """The size of passes over `count` records: at most `most`, and about equal, as a short last pass is not cheaper.
 
     most: a result of `round_batch`.
     """

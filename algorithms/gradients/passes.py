@@ -27,7 +27,7 @@ class Passes:
     """The passes of one model, in its precision.
 
     answers: to the model's questions about tensor values, such as whether any record has padding, in order. Each is a
-    public constant, since an answer that depends on some records would change the results of others. None for questions
+    public constant, since an answer that depends on one record would change the results of others; None for a question
     that no record can influence. A pass over a single record uses the record's own answers.
     """
 
@@ -46,11 +46,11 @@ class Passes:
         layouts: Layouts | None = None,
         other: tuple[Sequence[Shapes], int] | None = None,
     ) -> GradSampleRecorder:
-        """The recorder of a forward pass; without layouts it learns them from the shapes in `other`."""
+        """Record a forward pass; without layouts the recorder learns them from the shapes in `other`."""
         tape, inputs = self._tape(parameters, inputs, len(labels), layouts, other)
 
         def run() -> None:
-            with tape:  # the loss as well: it may look at values, or use parameters
+            with tape:  # includes the loss, which may read values or use parameters
                 self.model.losses(self.model.module(inputs), labels)
 
         with torch.enable_grad(), self._precision(inputs.device), self._answering():
@@ -65,7 +65,7 @@ class Passes:
         layouts: Layouts,
         without_rule: set[str] | None = None,
     ) -> PerExampleGradients:
-        """Per-example gradients from one backward pass, to the outputs of the operations that use parameters.
+        """Per-example gradients from one backward pass to the outputs of the operations that use parameters.
 
         This is the book-keeping of Bu et al. (2023). without_rule: a set to add operations without a rule to. Raises
         UnrecordedError if an operation's gradients cannot be separated by record.
@@ -87,7 +87,7 @@ class Passes:
         try:
             losses, uses, errors = self.model.inside(tape.parameters, run)
         except CheckpointError as reason:
-            # They run again off the tape, where they keep nothing if no trained layer comes before them.
+            # They run again without the recorder, and save nothing if no trained layer comes before them.
             raise UnrecordedError("checkpointed layers save other tensors when they run again") from reason
         if without_rule is not None:
             without_rule |= tape.without_rule
@@ -127,7 +127,7 @@ class Passes:
             named = self.model.named(parameters.detach())
             with self._precision(inputs.device):
                 gradients, losses = self.model.inside(named, lambda: each(named, inputs, labels))
-        except RuntimeError:  # ways that depend on values, and operations that have no batched form
+        except RuntimeError:  # control flow that depends on values, or an operation without a batched form
             return self._each_in_a_pass(parameters, inputs, labels)
         rows = {name: DenseGrad(gradient.flatten(start_dim=1)) for name, gradient in gradients.items()}
         return self.contributions(parameters, losses.detach(), dict(rows))
@@ -146,12 +146,12 @@ class Passes:
         return self.contributions(parameters, torch.cat(losses), dict(gradients))
 
     def followed(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss of each record, [batch], with its autograd graph."""
+        """The loss of each record, [batch], with the autograd graph."""
         with torch.enable_grad(), self._precision(inputs.device), self._answering():
             return self.model.losses(self.model.outputs(self.model.named(parameters), inputs), labels)
 
     def back(self, parameters: Tensor, total: Tensor) -> Tensor | None:
-        """The gradient [d] of a scalar made from the result of `followed`; None if it does not depend on parameters."""
+        """The gradient [d] of a scalar computed from `followed`; None if it does not depend on parameters."""
         if not total.requires_grad:
             return None
         named = self.model.named(parameters)
@@ -165,7 +165,7 @@ class Passes:
     def gradients(
         self, parameters: Tensor, inputs: Tensor, labels: Tensor, weights: Tensor
     ) -> dict[str, Tensor]:
-        """The gradients of the weighted sum of losses, by parameter; without parameters that it does not depend on."""
+        """The gradients of the weighted sum of losses, by parameter, except parameters that it does not depend on."""
         named = {
             name: part.detach().requires_grad_()
             for name, part in self.model.named(parameters.detach()).items()
@@ -202,13 +202,13 @@ class Passes:
     def contributions(
         self, parameters: Tensor, losses: Tensor, gradients: dict[str, PerExample]
     ) -> PerExampleGradients:
-        """Gradients by parameter, together with the model's layers and the parameters' positions."""
+        """Combine gradients by parameter with the model's layers and the parameters' positions."""
         return PerExampleGradients(
             losses, gradients, self.model.places, self.model.layers, wide(parameters).dtype
         )
 
     def _answering(self, *, again: bool = False) -> AbstractContextManager[Any]:
-        """A context that answers questions. again: in a backward pass, where checkpointed layers ask out of order."""
+        """A context that answers questions. again: for a backward pass, where checkpointed layers ask out of order."""
         return Answering(self.answers, is_silent=again) if self.answers else nullcontext()
 
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
@@ -218,7 +218,7 @@ class Passes:
 
 
 class Answering(TorchFunctionMode):
-    """Answers the questions that are asked within the block; is_silent: raises UnrecordedError at each question."""
+    """Answers the questions asked within the block; is_silent: raises UnrecordedError at each question instead."""
 
     def __init__(self, answers: Answers, *, is_silent: bool) -> None:
         super().__init__()

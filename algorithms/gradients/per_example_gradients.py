@@ -1,4 +1,4 @@
-"""The contributions of one physical batch to a sum: for the barrier alone, since they have no noise yet."""
+"""The contributions of one physical batch to a sum; for the barrier alone, since they have no noise yet."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ class PerExampleGradients:
 
     losses: [batch]. gradients: by parameter; zero for a parameter without an entry. places: the slice of each parameter
     in the flat vector. layers: the names of each layer's parameters, in the model's order. dtype: of the gradients, at
-    least 32 bits. padding: the number of further records in the gradients, which are ignored.
+    least 32 bits. padding: the number of extra records at the end of the gradients, which are ignored.
     """
 
     losses: Tensor
@@ -34,7 +34,7 @@ class PerExampleGradients:
 
     @staticmethod
     def of_rows(rows: Tensor) -> "PerExampleGradients":
-        """Materialised gradients [batch, d], as those of a single parameter."""
+        """Wrap materialised gradients [batch, d] as those of a single parameter."""
         places, layers = {"": slice(0, rows.shape[1])}, (("",),)
         return PerExampleGradients(
             rows.new_zeros(len(rows)), {"": DenseGrad(rows)}, places, layers, wide(rows).dtype
@@ -42,9 +42,9 @@ class PerExampleGradients:
 
     @in_full_precision()
     def norms(self, clipping: Clipping) -> Tensor:
-        """The norms that `clipping` bounds, including a margin for rounding; [batch], float64.
+        """The norms that `clipping` bounds, including a margin for rounding; float64, not finite if a gradient is not.
 
-        For per-layer clipping [batch, layers]. Not finite if a gradient is not.
+        [batch], or [batch, layers] for per-layer clipping.
         """
         return self._norms(clipping)[: len(self.losses)]
 
@@ -97,7 +97,7 @@ class PerExampleGradients:
         return total
 
     def weighted_parts(self, weights: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The same sum by parameter, [numel] each, for parameters that have gradients."""
+        """The result of `weighted_sum` by parameter, [numel] each, for parameters that have gradients."""
         for name in self.gradients:
             place = self.places[name]
             total = torch.zeros(place.stop - place.start, dtype=torch.float64, device=self.losses.device)
@@ -112,7 +112,7 @@ class PerExampleGradients:
     def first(self, count: int) -> "PerExampleGradients":
         """The first `count` records; the rest becomes padding, which is computed but ignored.
 
-        So a record's results do not depend on the number of records.
+        This makes a record's results independent of the number of records.
         """
         return replace(self, losses=self.losses[:count], padding=len(self.losses) - count)
 
@@ -135,7 +135,7 @@ class PerExampleGradients:
         return self._root(self.places, clipping)
 
     def _add_finite(self, norms: Tensor, finite: Tensor, clipping: Clipping, total: Tensor) -> None:
-        """Add finite contributions; those that only overflow when squared in 32 bits are computed again in 64."""
+        """Add finite contributions; those whose squares overflow in 32 bits are computed again in 64."""
         self.take(torch.nonzero(finite)[:, 0]).add_clipped(clipping, total, norms[finite])
         if self.dtype != torch.float64:
             self.take(torch.nonzero(~finite)[:, 0])._in_64_bits().add_clipped(clipping, total)
@@ -194,7 +194,7 @@ class PerExampleGradients:
         return torch.zeros(size, dtype=torch.float64, device=self.losses.device)
 
     def _add_alike(self, weights: Tensor, total: Tensor) -> None:
-        """Add the weighted sum of the gradients to a total [d], float64."""
+        """Add the weighted sum of the gradients, with the same weights for all parameters, to a total [d], float64."""
         together, rows = self._joined
         if together:
             added = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
@@ -220,7 +220,7 @@ class PerExampleGradients:
 
     @staticmethod
     def _transformed(total: Tensor, weights: Tensor, clipping: Affine) -> Tensor:
-        """The same sum of the transformed gradients."""
+        """Turn a weighted sum of gradients into that of the transformed gradients."""
         return (total - weights.sum() * clipping.shift.double()) / clipping.scale.double()
 
 

@@ -1,7 +1,7 @@
 """Frozen parameters sharded over several processes by FSDP2, for models whose weights do not fit one device.
 
-Trained parameters, such as LoRA's adapters, stay whole on every process: they are one flat vector, which noise is added
-to as a whole. A block's frozen weights are gathered for its forward pass and again for its backward pass.
+Trained parameters, such as LoRA's adapters, stay whole on every process, since noise is added to them as one flat
+vector. A block's frozen weights are gathered for its forward pass and again for its backward pass.
 """
 
 import copy
@@ -19,14 +19,14 @@ if TYPE_CHECKING:  # most runs shard nothing, and the import takes as long as ha
 def shard_frozen(model: Model, mesh: "DeviceMesh") -> Model:
     """A copy of the model with its frozen parameters sharded over the processes of a mesh, on the mesh's devices.
 
-    Each entry of an `nn.ModuleList` or `nn.Sequential` that holds other modules is gathered by itself, as the blocks of
-    transformers are, and the rest of the model together.
+    Each entry of an `nn.ModuleList` or `nn.Sequential` that holds other modules, such as a transformer block, is
+    gathered separately; the rest of the model is gathered together.
 
-    Every process has to run the same number of passes afterwards, since each pass gathers weights from all of them.
+    Every process must then run the same number of passes, since each pass gathers weights from all processes.
 
     Raises:
-        ModelRefusedError: where nothing is frozen, or where the model computes in 16 bits, in which a process may have
-            to repeat a pass that the others do not.
+        ModelRefusedError: if nothing is frozen, or if the model computes in 16 bits, where one process may have to
+            repeat a pass that the others do not.
     """
     frozen = [part for part in model.module.parameters() if not part.requires_grad]
     if not frozen:
@@ -52,7 +52,7 @@ def shard_frozen(model: Model, mesh: "DeviceMesh") -> Model:
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:
-    """The largest parts that are gathered by themselves; none of them lies within another one."""
+    """The largest modules that are gathered separately; none lies within another."""
     found: list[nn.Module] = []
     for part in module.children():
         if isinstance(part, nn.ModuleList | nn.Sequential):

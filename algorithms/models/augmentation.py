@@ -1,6 +1,6 @@
 """Several views of one record (augmentation multiplicity: De et al. 2022, arXiv:2204.13650).
 
-A record's loss is the mean over its views, so its gradient is their average and is clipped once: views cost no privacy.
+A record's loss is the mean over its views. Its gradient, their average, is clipped once, so views cost no privacy.
 The views are a fixed public list, so that a resumed run uses the same ones.
 """
 
@@ -20,7 +20,7 @@ _SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (
 """Shifts down and to the right, in units of two pixels."""
 
 _MOST_CHANNELS = 4
-"""More channels are features, and flipped features are not the features of a flipped image."""
+"""More channels are taken for features, and flipped features are not the features of a flipped image."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Seen(nn.Sequential):
     views: tuple[View, ...] = ()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        # One view after the other: convolutions have no closed form for several rows of a batch that are one record.
+        # One view at a time: convolutions have no closed form if several rows of a batch belong to one record.
         each = [super(Seen, self).forward(view.of(inputs)) for view in self.views]  # type: ignore[no-untyped-call]
         return torch.stack(each, dim=1)
 
@@ -62,8 +62,8 @@ class Seen(nn.Sequential):
 def with_views(model: Model, count: int, given: ModelSpec) -> Model:
     """The model whose loss is the mean over the first `count` views; its scores are those of the first view.
 
-    Raises ModelRefusedError unless inputs are images with 1 to 4 channels and at least 3 x 3 pixels, for more views
-    than there are, and for a model that is not a plain sequence of layers.
+    Raises ModelRefusedError unless inputs are images with 1 to 4 channels and at least 3 x 3 pixels, there are that
+    many views, and the model is a plain sequence of layers.
     """
     _check(model, count, given)
     seen = Seen()
@@ -81,7 +81,7 @@ def with_views(model: Model, count: int, given: ModelSpec) -> Model:
 
 
 def for_evaluation(model: Model) -> Model:
-    """The same model for a single view of each record: the record itself."""
+    """The model for a single view of each record: the record itself."""
     if not any(isinstance(layer, Seen) for layer in model.module.modules()):
         return model
     module = copy.deepcopy(model.module)

@@ -1,4 +1,4 @@
-"""Feature maps in front of a model: they map one record at a time, with buffers learned by releases."""
+"""Feature maps in front of a model. They map each record independently, with buffers learned by releases."""
 
 import copy
 from collections import OrderedDict
@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 
 class Whitening(nn.Module):
-    """Maps [c, h, w]: group normalisation (where there are groups), minus `mean`, channels times `matrix` [c, c]."""
+    """Maps [c, h, w]: group normalisation (if groups > 0), minus `mean`, channels times `matrix` [c, c]."""
 
     mean: Tensor
     matrix: Tensor
@@ -40,7 +40,7 @@ class Whitening(nn.Module):
 
 
 class Projection(nn.Module):
-    """Records of any shape, flat, on `components` [features, k]."""
+    """Projects flattened records of any shape on `components` [features, k]."""
 
     components: Tensor
 
@@ -72,7 +72,7 @@ class Standardisation(nn.Module):
 
 
 class Centring(nn.Module):
-    """Records, flat and of unit length, minus `mean` [d], and times `matrix` [d, d] where they are whitened."""
+    """Flattened records of unit length, minus `mean` [d], and times `matrix` [d, d] if they are whitened."""
 
     mean: Tensor
     matrix: Tensor
@@ -85,7 +85,7 @@ class Centring(nn.Module):
             self.register_buffer("matrix", torch.eye(prod(shape)))
 
     def normalised(self, records: Tensor) -> Tensor:
-        """The vectors whose mean and covariance are learned, [batch, *shape] -> [batch, d]; zeros stay zeros."""
+        """The unit vectors whose mean and moment are learned, [batch, *shape] -> [batch, d]; zeros stay zeros."""
         flat = records.flatten(1)
         unit: Tensor = flat / torch.linalg.vector_norm(flat, dim=1, keepdim=True).clamp(min=1e-6)
         return unit
@@ -106,7 +106,7 @@ _KINDS: dict[str, type[Front]] = {
 
 
 def front(settings: Mapping[str, Any], shape: Shape) -> Front:
-    """The map with these settings for records of a shape, before anything was learned."""
+    """The map with these settings for records of this shape, before learning."""
     own = {key: value for key, value in settings.items() if key != "kind"}
     if settings.get("kind") not in _KINDS:
         raise ModelRefusedError(
@@ -122,7 +122,7 @@ def shape_after(module: nn.Module, shape: Shape) -> Shape:
 
 
 def in_front(module: Front, model: Model) -> Model:
-    """The model with a map in front, for records before that map."""
+    """Put a map in front of a model, which then takes unmapped records."""
     return replace(model, module=nn.Sequential(OrderedDict(features=module, model=model.module)))
 
 
@@ -139,7 +139,7 @@ def buffers(model: Model) -> dict[str, Tensor]:
 
 
 def installed(model: Model, learned: Mapping[str, Tensor]) -> Model:
-    """The model with learned buffers in the map in front of it."""
+    """A copy of the model with learned buffers in the map in front of it."""
     module = copy.deepcopy(model.module)
     module.get_submodule("features").load_state_dict(dict(learned))
     return replace(model, module=module)

@@ -1,6 +1,6 @@
-"""The optional model libraries timm, transformers and peft, which are imported on demand.
+"""Imports the optional model libraries timm, transformers and peft on demand, and finds public models on this machine.
 
-Also finds public models on this machine; nothing is downloaded.
+Nothing is downloaded.
 """
 
 import tempfile
@@ -21,11 +21,11 @@ _OPERATORS = (
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
 _stubs: list[torch.library.Library] = []
-"""Declared operators exist as long as the library object that declared them."""
+"""Keeps the library objects alive, and with them the operators that they declared."""
 
 
 _PACKED = {"all-minilm-l6-v2": ("all_minilm_l6_v2", "model.zip")}
-"""Models that a Python package holds in an archive, by name."""
+"""Models that a Python package contains: the package and the archive in it, by name."""
 
 
 CHECKPOINT = ("config.json", "model.safetensors")
@@ -53,7 +53,7 @@ def imported_library(name: str) -> Any:
 
 
 def package_folder(package: str) -> Path:
-    """The folder of a package with weights; the package is not imported, since one of them prints."""
+    """The folder of a package with weights. The package is not imported, since some print on import."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         raise LibraryMissingError(
@@ -66,8 +66,8 @@ def package_folder(package: str) -> Path:
 def public_folder(name: str) -> Iterator[Path]:
     """The folder of a public model in Hugging Face's format, within the block.
 
-    name: of a folder, "all-minilm-l6-v2" for the package of that name, or a name in the hub's cache on this machine.
-    Raises ModelRefusedError, with the command that downloads it, if it is not here.
+    name: a folder, "all-minilm-l6-v2" for the model from its package, or a name in the hub's cache on this machine.
+    Raises ModelRefusedError, with the command that downloads the model, if it is missing.
     """
     if Path(name).is_dir():
         yield Path(name)
@@ -82,7 +82,7 @@ def public_folder(name: str) -> Iterator[Path]:
     else:
         found = None
         hub = imported_library("huggingface_hub")
-        with suppress(ValueError):  # no name of the hub
+        with suppress(ValueError):  # not a name of the hub
             found = hub.try_to_load_from_cache(name, "config.json")
         if not isinstance(found, str):
             raise ModelRefusedError(

@@ -1,6 +1,6 @@
 """Linear models: softmax regression, logistic regression and the linear support vector machine.
 
-They start at zero, so their start depends on nothing.
+They start at zero, so their start depends on neither data nor randomness.
 """
 
 import math
@@ -18,10 +18,10 @@ LOGISTIC = LossBounds(slope=1.0, curvature=0.25, least=0.0)
 HINGE = LossBounds(slope=1.0, curvature=math.inf, least=0.0)
 
 SQUARED = LossBounds(slope=math.inf, curvature=1.0, least=0.0)
-"""Half the squared error: the further off an output is, the steeper."""
+"""Half the squared error, whose slope grows with the error without a bound."""
 
 ROUNDED = 0.5
-"""Half the width of the kink that the Huber hinge loss rounds off; as in Chaudhuri et al. 2011, section 6."""
+"""Half the width over which the Huber hinge loss rounds off the kink; as in Chaudhuri et al. 2011, section 6."""
 HUBER_HINGE = LossBounds(slope=1.0, curvature=1.0 / (2.0 * ROUNDED), least=0.0)
 
 
@@ -73,7 +73,7 @@ def as_they_are(outputs: Tensor) -> Tensor:
 
 
 def linear(given: ModelSpec) -> Model:
-    """A linear layer with the loss of the target: a number, by half the squared error, or several labels."""
+    """A linear layer with the loss for the target: half the squared error of a number, or that of several labels."""
     if given.predicts == "class":
         raise ModelRefusedError(
             f"the model 'linear' predicts a number or labels, and the data have {given.classes} classes; use 'softmax'."

@@ -1,4 +1,4 @@
-"""A model: a module, the loss of each record, and parameters as one flat vector; what it is built for; its settings."""
+"""A model (a module, per-record losses, and parameters as one flat vector), the facts it is built for, its settings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
-from algorithms.errors import ModelRefusedError as ModelRefusedError  # where whoever uses models looks for it
+from algorithms.errors import ModelRefusedError as ModelRefusedError  # users of models import it from here
 from algorithms.models.packing import Packing
 
 T = TypeVar("T")
@@ -20,8 +20,8 @@ T = TypeVar("T")
 class LossBounds:
     """Public bounds on a record's loss as a function of the outputs, never computed from data.
 
-    slope: on the L2 norm of its gradient. curvature: on the eigenvalues of its Hessian, infinite if it has a kink.
-    least: its smallest value.
+    slope: bounds the L2 norm of its gradient. curvature: bounds the eigenvalues of its Hessian; infinite if the loss
+    has a kink. least: the smallest loss.
     """
 
     slope: float
@@ -38,8 +38,8 @@ class Model:
     scores: outputs -> [batch, classes]; the largest is the predicted class.
     precision: of gradients; bfloat16 where autocast considers it safe, and sums in 32 bits or more.
     bounds: of the losses, or None if unknown.
-    settings: with which the registry builds the same architecture without a file. notes: public sentences on the start
-    and on frozen parameters. packing: for inputs of several tensors per record, packed into one row.
+    settings: build the same architecture in the registry, without a file. notes: public sentences on the start and on
+    frozen parameters. packing: for records of several tensors, which are packed into one row.
     label_shape, label_dtype: of one record's labels.
     """
 
@@ -69,7 +69,7 @@ class Model:
 
     @cached_property
     def layers(self) -> tuple[tuple[str, ...], ...]:
-        """The names of trained parameters by layer, where a layer is a module that owns some."""
+        """The names of trained parameters by layer; a layer is a module that owns some."""
         groups: dict[str, list[str]] = {}
         for name in self.shapes:
             groups.setdefault(name.rpartition(".")[0], []).append(name)
@@ -88,14 +88,14 @@ class Model:
         """Views of a flat vector, shape [d], by parameter name."""
         if not parameters.requires_grad:
             return {name: parameters[place].view(self.shapes[name]) for name, place in self.places.items()}
-        # A slice's gradient is as long as the whole vector, for each parameter anew; those of a split are put together.
+        # The gradient of each slice would be as long as the whole vector; those of a split are concatenated.
         parts = torch.split(parameters, [shape.numel() for shape in self.shapes.values()])
         return {
             name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)
         }
 
     def published(self, parameters: Tensor) -> dict[str, Tensor]:
-        """Everything that evaluation needs, by name: the trained parameters from [d], frozen ones, and buffers."""
+        """All tensors that evaluation needs, by name: the trained parameters from [d], frozen ones, and buffers."""
         kept = self.module.state_dict()
         own = [
             name
@@ -105,14 +105,14 @@ class Model:
         return {name: kept[name] for name in own} | self.named(parameters)
 
     def outputs(self, parameters: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """The module's outputs for given parameters, shape [batch, outputs]; changes of its buffers are dropped."""
+        """The module's outputs for given parameters, shape [batch, outputs]; changes to its buffers are discarded."""
         found: Tensor = self.inside(parameters, lambda: self.module(inputs))
         return found
 
     def inside(self, parameters: Mapping[str, Tensor], run: Callable[[], T]) -> T:
         """Call `run` while the module has the given parameters instead of its own, and copies of its buffers.
 
-        Backward passes must run inside too: checkpointed layers run again in them, and would otherwise use the module's
+        Backward passes must run inside too: they run checkpointed layers again, which would otherwise use the module's
         own parameters.
         """
         slots = [
@@ -122,12 +122,12 @@ class Model:
             for key, tensor in own.items()
             if tensor is not None
         ]
-        # By tensor, and not by name, so that a parameter that is tied to another one is replaced wherever it stands.
+        # By tensor, not by name, so that a tied parameter is replaced everywhere.
         held = {id(tensor): parameters[name] for _, _, name, tensor, _ in slots if name in parameters}
         for _, _, _, tensor, is_buffer in slots:
             if is_buffer and id(tensor) not in held:
                 held[id(tensor)] = tensor.clone()
-        # No others: FSDP puts gathered weights in the place of its shards while a model runs.
+        # No other parameters: FSDP replaces its shards by gathered weights while a model runs.
         replaced = [(own, key, tensor) for own, key, _, tensor, _ in slots if id(tensor) in held]
         try:
             for own, key, tensor in replaced:
@@ -169,10 +169,10 @@ ACTIVATIONS: Mapping[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Public facts of the data.
+    """Public facts about the data.
 
     input_shape: of one record. classes: the number of outputs, 1 for the prediction of a number. tokens: size of the
-    vocabulary, including padding and unknown words; None for real-valued features. words_sha256: of the vocabulary's
+    vocabulary, including padding and unknown words; None for real-valued features. words_sha256: of the vocabulary
     file, with one word per line from entry 2 on; None if the data do not state it. padding: the entry that pads a text.
     predicts: class, number, labels, next token or tags.
     """
@@ -186,12 +186,12 @@ class ModelSpec:
 
 
 class Settings(BaseModel):
-    """The settings of one model; unknown ones and wrong types are refused. Those that end in `_file` are paths."""
+    """The settings of one model; unknown names and wrong types are refused. Settings that end in `_file` are paths."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     def without_files(self) -> dict[str, Any]:
-        """Settings that build the same architecture without files, for parameters that are read from elsewhere."""
+        """Settings that build the same architecture without files, if the parameters are read from elsewhere."""
         return self.model_dump()
 
 
@@ -199,7 +199,7 @@ _S = TypeVar("_S", bound=Settings)
 
 
 def settings_of(kind: type[_S], values: Mapping[str, Any], name: str) -> _S:
-    """The settings of the model `name`; raises ModelRefusedError for unknown, missing and impossible ones."""
+    """Validate the settings of the model `name`; raises ModelRefusedError for unknown, missing and invalid ones."""
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:

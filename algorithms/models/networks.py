@@ -1,9 +1,8 @@
-"""A dense network with one hidden layer (Abadi et al. 2016, "Deep Learning with Differential Privacy", section 5.2).
+"""A dense network with one hidden layer, and convolutional networks for images.
 
-Convolutional networks for images.
-
-The two small ones for 28 x 28 images and the two for CIFAR are those of Papernot et al. 2021, "Tempered Sigmoid
-Activations", Tables 1 and 2; `conv_fc` is Abadi et al. 2016, "Deep Learning with Differential Privacy", section 5.3.
+`mlp` and `conv_fc` are from Abadi et al. 2016, "Deep Learning with Differential Privacy", sections 5.2 and 5.3. The two
+small networks for 28 x 28 images and the two for CIFAR are from Papernot et al. 2021, "Tempered Sigmoid Activations",
+Tables 1 and 2.
 """
 
 from collections import OrderedDict
@@ -36,7 +35,7 @@ def mlp(given: ModelSpec, settings: DenseSettings) -> Model:
 
 
 _CIFAR_CHANNELS = ((32, 32), (64, 64), (128, 128))
-"""Of the convolutions before each pooling."""
+"""The channels of the convolutions before each pooling."""
 
 
 def tanh_cnn(given: ModelSpec) -> Model:

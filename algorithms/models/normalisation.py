@@ -1,4 +1,4 @@
-"""GroupNorm in place of BatchNorm, which mixes the records of a batch."""
+"""Replaces BatchNorm, which mixes the records of a batch, by GroupNorm."""
 
 from math import gcd
 
@@ -14,11 +14,11 @@ def batch_norm_layers(module: nn.Module) -> list[str]:
 
 
 def replace_batch_norm(module: nn.Module) -> nn.Module:
-    """Replace each BatchNorm by a GroupNorm, as private training needs it.
+    """Replace each BatchNorm by a GroupNorm, as private training requires.
 
-    Weights are 1 and biases 0, since those of a BatchNorm belong to its statistics. There are 32 groups, or the largest
-    smaller number that divides the channels into groups of two or more; a single channel of one pixel would always be
-    0.
+    Weights start at 1 and biases at 0, since those of a BatchNorm belong to its statistics. There are 32 groups, or the
+    largest smaller number that divides the channels into groups of two or more: a group of one channel with one pixel
+    would always be normalised to 0.
 
     Args:
         module: Changed in place, unless it is a BatchNorm itself.

@@ -1,4 +1,4 @@
-"""The loss of a record for each kind of target, and the form of labels; never computed from data."""
+"""The per-record loss for each kind of target, and the form of labels; never computed from data."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Objective:
-    """losses: as in `Model`. bounds: by the number of outputs. of_tokens: whether each token has a label."""
+    """losses: as in `Model`. bounds: from the number of outputs. of_tokens: whether each token has a label."""
 
     losses: Callable[[Tensor, Tensor], Tensor]
     bounds: Callable[[int], LossBounds | None]
@@ -33,18 +33,18 @@ def binary_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def token_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """The mean over labels not ignored; outputs [batch, length, classes], labels [batch, length] -> [batch]."""
+    """The mean over labels except ignored ones; outputs [batch, length, classes], labels [batch, length] -> [batch]."""
     each = functional.cross_entropy(outputs.movedim(-1, 1), labels, reduction="none", ignore_index=IGNORED)
     return each.sum(-1) / labels.ne(IGNORED).sum(-1).clamp(min=1)
 
 
 def next_token(outputs: Tensor, labels: Tensor) -> Tensor:
-    """The same for labels that are the tokens themselves: each position predicts the next token."""
+    """`token_cross_entropy` for labels that are the tokens themselves: each position predicts the next token."""
     return token_cross_entropy(outputs[:, :-1], labels[:, 1:])
 
 
 def _of_labels(count: int) -> LossBounds:
-    """The bounds of a mean of `count` logistic losses."""
+    """The bounds for a mean of `count` logistic losses."""
     return LossBounds(slope=1.0 / math.sqrt(count), curvature=0.25 / count, least=0.0)
 
 
@@ -57,7 +57,7 @@ OBJECTIVES: Mapping[str, Objective] = {
 
 
 def predicting(model: Model, given: ModelSpec) -> Model:
-    """Turn a model for classes into one for the data's target; a model's own loss is kept."""
+    """Turn a model for classes into one for the data's target; a loss of the model's own is kept."""
     if given.predicts == "class":
         return model
     found = OBJECTIVES[given.predicts]

@@ -1,6 +1,6 @@
-"""Records of several named tensors, such as token ids with an attention mask, as one tensor each.
+"""Packs records of several named tensors, such as token ids with an attention mask, into one tensor each.
 
-The barrier, its samples and its passes use one array of records; the tensors for the model are unpacked from it.
+The barrier, its samples and its passes use one array of records; the model's tensors are unpacked from it.
 """
 
 import inspect
@@ -23,8 +23,7 @@ from algorithms.errors import RefusedError
 class Part:
     """One tensor of a record.
 
-    shape: for one record. dtype: for the model: float32, int64 or bool. entries: made-up records draw whole numbers
-    below it.
+    shape: for one record. dtype: for the model: float32, int64 or bool. entries: made-up integers are drawn below it.
     """
 
     name: str
@@ -39,13 +38,13 @@ class Part:
 
     @property
     def is_mask(self) -> bool:
-        """Whether this is a mask; models divide by zero for a mask without a one."""
+        """Whether this is a mask; a mask without a one would make models divide by zero."""
         return self.dtype == torch.bool or (self.dtype == torch.int64 and "mask" in self.name)
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How the parts of a record lie in one row: one after the other, with real numbers stored bit for bit.
+    """The layout of a record's parts in one row: one after the other, with real numbers stored bit for bit.
 
     Example:
         >>> import numpy as np
@@ -62,7 +61,7 @@ class Packing:
 
     @classmethod
     def of(cls, records: Mapping[str, NDArray[Any]]) -> "Packing":
-        """The packing of arrays [n, *shape] by name; raises RefusedError for whole numbers beyond 32 bits."""
+        """The packing of arrays [n, *shape] by name; raises RefusedError for integers beyond 32 bits."""
         parts = []
         for name, values in records.items():
             if values.dtype.kind in "iu" and values.size and int(np.abs(values).max()) >= 2**31:
@@ -79,7 +78,7 @@ class Packing:
 
     @property
     def entries(self) -> list[int]:
-        """The positions of the parts that hold entries of tables."""
+        """The indices of the parts that hold entries of tables."""
         return [
             place for place, part in enumerate(self.parts) if part.dtype == torch.int64 and not part.is_mask
         ]
@@ -90,7 +89,7 @@ class Packing:
         return [slice(end - prod(part.shape), end) for part, end in zip(self.parts, ends, strict=True)]
 
     def packed(self, records: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-        """Arrays [n, *shape] by name as rows [n, width]."""
+        """Pack arrays [n, *shape], given by name, into rows [n, width]."""
         values = [
             torch.from_numpy(np.array(records[part.name], np.float32 if part.is_real else np.int32))
             for part in self.parts
@@ -105,7 +104,7 @@ class Packing:
         return torch.cat(flat, dim=1)
 
     def split(self, rows: Tensor) -> list[Tensor]:
-        """The parts [batch, *shape] of rows [batch, width], with whole numbers in 32 bits as stored."""
+        """Split rows [batch, width] into parts [batch, *shape]; integers stay in 32 bits as stored."""
         found = []
         for part, place in zip(self.parts, self._places, strict=True):
             values = rows[:, place]
@@ -123,8 +122,8 @@ class Packing:
 class Called(nn.Module):
     """Wraps a module for the engine: rows [batch, ...] to one tensor of outputs.
 
-    packing: of the rows, None if the module takes them unchanged. The module is called with the parts by name, or with
-    a mapping if it takes one argument of another name. Models of libraries return their logits.
+    packing: of the rows; None if the module takes them unchanged. The module is called with the parts by name, or with
+    a mapping if it takes one argument of another name. Of a library's model the logits are returned.
     """
 
     def __init__(self, module: nn.Module, packing: Packing | None) -> None:
@@ -145,7 +144,7 @@ class Called(nn.Module):
 
 
 def _takes(module: nn.Module, names: Sequence[str]) -> bool:
-    """Whether a module takes arguments of these names, rather than a mapping."""
+    """Whether a module takes arguments with these names rather than a mapping."""
     signature = inspect.signature(module.forward)
     try:
         signature.bind(**dict.fromkeys(names))

@@ -1,6 +1,6 @@
-"""Architectures of timm and Hugging Face, with random or public weights, whole or through LoRA adapters.
+"""Architectures of timm and Hugging Face, with random or public weights, trained whole or through LoRA adapters.
 
-Weights are read from safetensors files alone, never from a pickle. They count as public and stand on the card by their
+Weights are read only from safetensors files, never from a pickle. They count as public, and the card states their
 checksum. Nothing is downloaded here.
 """
 
@@ -25,14 +25,14 @@ from algorithms.models.randomness import same_randomness
 from algorithms.models.recurrent import digest
 
 _NOT_OURS = ("id2label", "label2id", "dtype", "torch_dtype")
-"""Entries of a configuration that are set here."""
+"""Entries of a configuration that this module sets itself."""
 
 
 class Adapter(Settings):
     """Low-rank adapters (Hu et al. 2022) by PEFT: everything except adapters and head is frozen.
 
-    rank: of each adapter. alpha: adapters are scaled by alpha / rank. targets: suffixes of the names of layers that get
-    one; by default PEFT's choice for the architecture.
+    rank: of each adapter. alpha: adapters are scaled by alpha / rank. targets: name suffixes of the layers that get an
+    adapter; by default PEFT's choice for the architecture.
     """
 
     kind: Literal["lora"] = "lora"
@@ -45,7 +45,7 @@ class _Public(Settings):
     """Settings of both libraries' models.
 
     checkpoint: a public model: its folder, "all-minilm-l6-v2", or a name in the hub's cache on this machine. Its head
-    may be missing or have another number of classes. checkpoint_file: only its weights, safetensors.
+    may be missing or have another number of classes. checkpoint_file: a safetensors file of weights alone.
     replace_batch_norm: true replaces by GroupNorm; "frozen" keeps the layers with the checkpoint's statistics.
     """
 
@@ -93,7 +93,7 @@ _PROBLEMS = {"labels": "multi_label_classification", "number": "regression"}
 
 
 def _task(predicts: str, *, is_text: bool) -> Task:
-    """The task that a target asks for."""
+    """The task for a target."""
     by_token: dict[str, Task] = {"next token": "language-modelling", "tags": "token-classification"}
     if predicts in by_token:
         return by_token[predicts]
@@ -101,7 +101,7 @@ def _task(predicts: str, *, is_text: bool) -> Task:
 
 
 class HuggingFaceSettings(_Public):
-    """task: by default the one that the data ask for. config: as in config.json, including model_type; or config_file,
+    """task: by default the one for the data's target. config: as in config.json, including model_type; or config_file,
     the path of such a file; or neither with a checkpoint.
     """
 
@@ -169,9 +169,10 @@ class _Images(nn.Module):
 
 @dataclass(frozen=True)
 class _Made:
-    """A library's model. prefix: of the names of its body. heads: prefixes of the names of the head's parameters.
+    """A library's model.
 
-    has_own_head: whether the head is new for the data, and not pretrained.
+    prefix: of the names in its body. heads: name prefixes of the head's parameters. has_own_head: whether the head is
+    new for the data, not pretrained.
     """
 
     module: nn.Module
@@ -226,7 +227,7 @@ def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
     transformers = imported_library("transformers")
     own = content | {"pad_token_id": given.padding}
     own |= {} if task == "language-modelling" else {"num_labels": given.classes}
-    # Labels by name would override their number; gradients are of 32 bits, whatever the weights were kept in.
+    # Named labels would override their number. Gradients have 32 bits, whatever type the weights are stored in.
     own = {key: value for key, value in own.items() if key not in _NOT_OURS}
     try:
         config = transformers.AutoConfig.for_model(own.pop("model_type"), **own)
@@ -246,7 +247,7 @@ def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
 def _check_causal(model: Model, given: ModelSpec) -> None:
     """Raises ModelRefusedError if a prediction depends on later tokens, as for a BERT.
 
-    Checked by a gradient, which needs no tolerance: of the predictions before the last token, by the last embedding.
+    Checked by the gradient of the predictions before the last token by the last embedding, which needs no tolerance.
     """
     module: Any = library_model(model)
     length = min(8, given.input_shape[0])
@@ -297,7 +298,7 @@ def _prefix(model: Model) -> str:
 def write_beside(
     model: Model, parameters: Mapping[str, Tensor], folder: Path, facts: Mapping[str, Any], base: str | None
 ) -> nn.Module:
-    """Add the files that make a folder with a model's weights readable by Hugging Face: config.json, or adapters.
+    """Add the files with which Hugging Face can read a folder of a model's weights: config.json, or adapters.
 
     A model without adapters is read by `from_pretrained(folder)` of its class, one with adapters by
     `PeftModel.from_pretrained(public_model, folder)`.
@@ -307,7 +308,7 @@ def write_beside(
         parameters: by name, as `Model.published` returns them.
         folder: holds model.safetensors, with the names of `in_file`.
         facts: of the model's file.
-        base: the name of the public model that adapters belong to, if it is known.
+        base: the name of the public model that adapters belong to, if known.
 
     Returns:
         The model that the library reads from the folder, and for adapters from the public model: records to logits.
@@ -348,7 +349,7 @@ def write_beside(
     }
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     public = {name.replace(".base_layer.", "."): tensor for name, tensor in stored.items()}
-    with same_randomness():  # heads and adapters are then those of the files
+    with same_randomness():  # heads and adapters then match the files
         found = type(module)(module.config)
     found.load_state_dict(
         {name: tensor for name, tensor in public.items() if not name.startswith(of_head or ("-",))},
@@ -378,9 +379,7 @@ def save_pretrained(model: Model, parameters: Mapping[str, Tensor], folder: Path
         parameters: by name, as `Model.published` returns them.
         folder: for the files; created if it does not exist.
     """
-    model.module.load_state_dict(
-        dict(parameters), strict=False
-    )  # a head that is tied is not there a second time
+    model.module.load_state_dict(dict(parameters), strict=False)  # a tied head is not stored twice
     module = library_model(model)
     layers: list[tuple[str, Any]] = list(module.named_modules())
     for name, layer in layers:
@@ -397,10 +396,10 @@ def save_pretrained(model: Model, parameters: Mapping[str, Tensor], folder: Path
 
 
 def read_pretrained(model: Model, folder: Path, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """Read a folder of `save_pretrained` with the library: a function of records [batch, *input_shape] to logits.
+    """Read a folder of `save_pretrained` with the library, as a module from records [batch, *input_shape] to logits.
 
-    model: the model that was written, for its architecture. Raises ModelRefusedError if the library cannot read it, as
-    for a network whose normalisation was replaced.
+    model: the written model, for its architecture. Raises ModelRefusedError if the library cannot read it, for example
+    because a network's normalisation was replaced.
     """
     module: Any = library_model(model)
     try:
@@ -435,7 +434,7 @@ def _finished(name: str, made: _Made, around: nn.Module, settings: _Public) -> M
             " replace_batch_norm to true among its settings, which makes it GroupNorm, or to frozen, which keeps the"
             " statistics of its public checkpoint."
         )
-    # Frozen ones see no record's statistics in evaluation mode, as below.
+    # Frozen BatchNorm layers use no statistics of records in evaluation mode, which is set below.
     if settings.replace_batch_norm is True:
         replace_batch_norm(made.module)
     if settings.checkpoint_file is not None:
@@ -451,7 +450,7 @@ def _finished(name: str, made: _Made, around: nn.Module, settings: _Public) -> M
 
 
 def _filled(made: _Made, path: Path, called: str) -> str:
-    """Load a checkpoint into the module; returns a sentence on it. A head that does not fit keeps its random start."""
+    """Load a checkpoint into the module; returns a note on it. A head that does not fit keeps its random start."""
     try:
         stored = load_file(path)
     except (OSError, SafetensorError):
@@ -461,7 +460,7 @@ def _filled(made: _Made, path: Path, called: str) -> str:
         ) from None
     own = made.module.state_dict()
     found = {name if name in own else made.prefix + name: tensor for name, tensor in stored.items()}
-    # A head that is tied to the embeddings is not stored a second time.
+    # A head that is tied to the embeddings is not stored twice.
     there = {own[name].data_ptr() for name in found if name in own}
     is_new = [
         name
@@ -483,7 +482,7 @@ def _filled(made: _Made, path: Path, called: str) -> str:
 
 
 def _with_adapters(name: str, made: _Made, adapter: Adapter) -> str:
-    """Add LoRA to the module and freeze everything except adapters and head; returns a sentence on it."""
+    """Add LoRA to the module and freeze everything except adapters and head; returns a note on it."""
     peft = imported_library("peft")
     config = peft.LoraConfig(
         r=adapter.rank, lora_alpha=adapter.alpha, target_modules=adapter.targets, lora_dropout=0.0

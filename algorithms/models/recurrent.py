@@ -1,8 +1,6 @@
-"""Word vectors from a public text file, for the words of a public list.
+"""A recurrent network for texts, that of Wei et al. 2022 (DPIS) for IMDb, and word vectors from a public text file.
 
-No message quotes a line: it may be of a file that was named by mistake.
-
-A recurrent network for texts: the one of Wei et al. 2022 (DPIS) for IMDb.
+No message quotes a line, since the file may have been named by mistake.
 """
 
 import hashlib
@@ -20,7 +18,7 @@ from algorithms.models.linear import CROSS_ENTROPY, as_they_are, cross_entropy
 from algorithms.models.model import ACTIVATIONS, Model, ModelRefusedError, ModelSpec, Settings
 
 FIRST_WORD = 2
-"""The entry of the list's first word: 0 is padding, 1 any word that is not on the list."""
+"""The entry of the list's first word: 0 is padding, 1 is any word that is not on the list."""
 
 _GIVE_THE_LIST = "set words_file to the words.txt that preparing the data writes beside them"
 
@@ -34,17 +32,17 @@ class Found:
 
 
 def random_vectors(entries: int, width: int) -> Tensor:
-    """A table [entries, width] of N(0, 1 / width) from torch's generator; the entry of padding is zero."""
+    """A table [entries, width] of N(0, 1 / width) from torch's generator, with zeros for padding."""
     table = torch.randn(entries, width) / math.sqrt(width)
     table[0] = 0.0
     return table
 
 
 def read_words(path: Path, entries: int, *, sha256: str | None) -> dict[str, int]:
-    """The entries of the words of a list with a word a line, the first at 2.
+    """The entry of each word in a file with one word per line; the first word has entry 2.
 
-    entries: of the vocabulary. sha256: of the one list whose lines are the entries that the data have. Raises
-    ModelRefusedError for a file that cannot be read and for any other list, in which words may stand at other entries.
+    entries: size of the vocabulary. sha256: of the list with which the data were prepared. Raises ModelRefusedError for
+    an unreadable file, and for any other list, since its words may have other entries.
     """
     words: dict[str, int] = {}
     for number, line in _lines(path, "words_file"):
@@ -71,9 +69,10 @@ def read_words(path: Path, entries: int, *, sha256: str | None) -> dict[str, int
 
 
 def read_vectors(path: Path, words: dict[str, int], width: int) -> Found:
-    """The vectors of the words that a text file has, a word and then its numbers in each line (Pennington et al. 2014).
+    """Read the vectors of `words` from a text file with a word and its numbers in each line (Pennington et al. 2014).
 
-    Raises ModelRefusedError, by the number of the line, for another width and for what is no finite number.
+    Raises ModelRefusedError, with the line's number, for another width and for values that are not finite numbers, and
+    if the file has none of the words.
     """
     vectors: dict[int, Tensor] = {}
     for number, line in _lines(path, "embedding_file"):
@@ -93,7 +92,7 @@ def read_vectors(path: Path, words: dict[str, int], width: int) -> Found:
 
 
 def digest(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits; raises ModelRefusedError where it cannot be read."""
+    """The SHA-256 of a file, in hex; raises ModelRefusedError if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -124,11 +123,11 @@ _UNITS, _HIDDEN = 32, 16
 
 
 class TextSettings(Settings):
-    """Of a model of words.
+    """Settings of a model of words.
 
     embedding: "random" and "glove" are frozen, "learned" is trained with the rest. embedding_file: word vectors of
-    `width` numbers. words_file: the vocabulary's words in the order of its entries, one a line, which is the words.txt
-    beside the prepared data. activation: of the two dense layers.
+    `width` numbers. words_file: the vocabulary's words in the order of its entries, one per line: the words.txt beside
+    the prepared data. activation: of the two dense layers.
     """
 
     embedding: Literal["random", "glove", "learned"] = "random"
@@ -173,7 +172,7 @@ class Texts(nn.Module):
         return outputs
 
     def _freeze_second_biases(self) -> None:
-        """torch adds two biases to each gate, of which one does nothing: it stays at zero."""
+        """Fix the second bias of each gate at zero: torch adds two, of which one is redundant."""
         for name, parameter in self.lstm.named_parameters():
             if name.startswith("bias_hh"):
                 nn.init.zeros_(parameter)
@@ -197,7 +196,7 @@ def bilstm(given: ModelSpec, settings: TextSettings) -> Model:
 
 
 def _table(entries: int, words_sha256: str | None, settings: TextSettings) -> tuple[Tensor, str]:
-    """The embedding [entries, width] at the start, and a sentence on it."""
+    """The initial embedding [entries, width], and a note on it."""
     table = random_vectors(entries, settings.width)
     if settings.embedding_file is None or settings.words_file is None:
         if settings.embedding == "learned":

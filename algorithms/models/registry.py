@@ -110,7 +110,7 @@ def build(
     predicts: str | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Model:
-    """Build the named model for inputs of a shape and a number of classes; `seed` decides its random start.
+    """Build the named model for an input shape and a number of classes; `seed` decides its random start.
 
     predicts: class, number, labels, next token or tags; by default a class, or a number if classes is 1. precision:
     float32 or bfloat16. tokens: size of the vocabulary if records are tokens. words_sha256: of the vocabulary, for word
@@ -143,7 +143,7 @@ def build(
 
 
 def _not_shipped(name: str, given: ModelSpec, settings: Mapping[str, Any], seed: int) -> Model:
-    """Build the model of `package.module:factory`: (given, **settings) -> Model, or module with an output a class."""
+    """Build a `package.module:factory`: (given, **settings) -> Model, or a module with one output per class."""
     factory = imported(name, "the model")
     try:
         with same_randomness(seed):
@@ -167,13 +167,13 @@ def _not_shipped(name: str, given: ModelSpec, settings: Mapping[str, Any], seed:
 
 
 def _check_scores(name: str, made: Model, given: ModelSpec) -> None:
-    """Raises ModelRefusedError unless the model has a score for each class, or for the number that it predicts."""
+    """Raises ModelRefusedError unless the model has one score per class, or one for the number that it predicts."""
     if made.packing is not None:
         return
     records = torch.zeros(2, *given.input_shape, dtype=torch.float32 if given.tokens is None else torch.int32)
     module = copy.deepcopy(
         made.module
-    ).eval()  # some layers refuse few records in training mode, or remember them
+    ).eval()  # in training mode some layers reject few records, or remember them
     try:
         with torch.no_grad(), same_randomness():
             shape = tuple(made.scores(module(records)).shape)
@@ -201,8 +201,8 @@ def adapted(
 ) -> Model:
     """Load a new model's start from a file, freeze layers, and train on several views of each record.
 
-    start: a safetensors file. reinitialize: names that keep their random start. freeze: names that are not trained.
-    Raises ModelRefusedError if one of these does not fit the model.
+    start: a safetensors file. reinitialize: names of parameters that keep their random start. freeze: names of
+    parameters that are not trained. Raises ModelRefusedError if one of these does not fit the model.
     """
     if reinitialize and start is None:
         raise ModelRefusedError(

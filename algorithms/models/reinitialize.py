@@ -1,7 +1,6 @@
 """The initial parameters of a model, and which of them are frozen.
 
-They come from a public model, or from an earlier release, which was charged at the time. No private record is used
-here.
+They come from a public model, or from an earlier release that was charged at the time. No private record is used here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +23,9 @@ Tensors = Mapping[str, Tensor]
 def started(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) -> Model:
     """Load the model's initial parameters from a safetensors file, in place.
 
-    From a release with learned features, only the model's own parameters are used. reinitialize: names of parameters or
+    Of a release with learned features, only the model's own parameters are used. reinitialize: names of parameters or
     layers that keep their current start. Raises ModelRefusedError for an unreadable file, for names that the model or
-    the file lacks, for other shapes and for values that are not finite.
+    the file lacks, for other shapes, and for values that are not finite.
     """
     own = model.module.state_dict()
     keeps = named(model, reinitialize, what="model.reinitialize") if reinitialize else set()
@@ -55,7 +54,7 @@ def frozen(model: Model, chosen: Sequence[str]) -> Model:
 
 
 def named(model: Model, chosen: Sequence[str], *, what: str) -> set[str]:
-    """The parameters with one of the names, or of a layer with it; raises ModelRefusedError for a name without any."""
+    """The parameters that have one of the names, or whose layer does; raises ModelRefusedError for an unknown name."""
     own = [name for name, _ in model.module.named_parameters()]
     for prefix in chosen:
         if not any(_is_below(name, [prefix]) for name in own):
@@ -67,7 +66,7 @@ def named(model: Model, chosen: Sequence[str], *, what: str) -> set[str]:
 
 
 def _is_below(name: str, prefixes: Sequence[str]) -> bool:
-    """A prefix may be a pattern, such as `encoder.layer.[0-3].*`."""
+    """Whether a name has one of the prefixes, which may be patterns such as `encoder.layer.[0-3].*`."""
     return any(fnmatchcase(name, prefix) or fnmatchcase(name, f"{prefix}.*") for prefix in prefixes)
 
 
@@ -81,7 +80,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _behind_a_map(stored: Tensors, own: Tensors) -> tuple[Tensors, str]:
-    """The model's own tensors in a file that also has those of a feature map (see `feature_transforms.in_front`)."""
+    """Select the model's own tensors from a file that also has those of a map (`feature_transforms.in_front`)."""
     is_whole = {name.partition(".")[0] for name in stored} == {"features", "model"}
     if not is_whole or not own.keys().isdisjoint(stored):
         return stored, ""

@@ -1,4 +1,4 @@
-"""Reads models from the file that training publishes, `model.safetensors`, without any other file."""
+"""Reads a model from the published file `model.safetensors` alone."""
 
 import json
 from collections.abc import Mapping
@@ -42,9 +42,9 @@ def _is_list_of(kind: type, value: object) -> bool:
 
 
 def load_model(path: Path) -> tuple[Model, dict[str, Tensor]]:
-    """The architecture and the parameters by name of a model that the train stage wrote.
+    """The architecture and the named parameters of a model that the train stage wrote.
 
-    No other file is needed: values that came from a start or an embedding file are among the parameters. Raises
+    No other file is needed, since values that came from a start or an embedding file are among the parameters. Raises
     ModelRefusedError if parameters are missing.
     """
     model = architecture(facts_of(path))
@@ -60,7 +60,7 @@ def load_model(path: Path) -> tuple[Model, dict[str, Tensor]]:
 
 
 def architecture(facts: Mapping[str, Any]) -> Model:
-    """The model that a file describes, with meaningless parameters."""
+    """The model that a file describes, with placeholder parameters."""
     shape, before = tuple(facts["input_shape"]), facts.get("front")
     features = None if before is None else front(before, shape)
     model = build(
@@ -77,7 +77,7 @@ def architecture(facts: Mapping[str, Any]) -> Model:
 
 
 class TrainedModel(nn.Module):
-    """A trained model as a module: prepared inputs [batch, *input_shape] to scores [batch, classes].
+    """A trained model as a module, from prepared inputs [batch, *input_shape] to scores [batch, classes].
 
     For models that were trained with cross-entropy, the softmax of the scores gives class probabilities.
 

@@ -1,7 +1,7 @@
 """Models on scattering coefficients (Tramèr and Boneh 2021, "Differentially Private Learning Needs Better Features").
 
-Their normalisations are functions of one record alone, so they cost nothing: groups of channels brought to mean 0 and
-variance 1, and the record brought to unit L2 norm, by which clipping hardly touches a linear model's gradients.
+Their normalisations are functions of one record alone, so they cost no privacy. Groups of channels get mean 0 and
+variance 1; for linear models each record then gets unit L2 norm, so that clipping hardly changes the gradients.
 """
 
 import torch
@@ -12,14 +12,14 @@ from algorithms.models.linear import CROSS_ENTROPY, as_they_are, cross_entropy
 from algorithms.models.model import Model, ModelRefusedError, ModelSpec, Settings
 
 _GREY, _COLOUR = 81, 243
-"""Channels of a scattering transform of depth 2 with 8 angles, of one and of three channels of an image."""
+"""Channels of a scattering transform of depth 2 with 8 angles, for images of one and of three channels."""
 
 _SMALLEST_NORM = 1e-6
-"""A record of zeros stays one instead of becoming no number."""
+"""The smallest norm to divide by, so that a record of zeros does not become NaN."""
 
 
 class GroupSettings(Settings):
-    """groups: of channels, each normalised by itself; 0 for none, as where learned features have normalised them."""
+    """groups: number of channel groups to normalise; 0 for none, as when learned features are normalised."""
 
     groups: int = Field(default=27, ge=0)
 
@@ -31,7 +31,7 @@ class UnitSettings(Settings):
 
 
 class ScatteredSettings(GroupSettings, UnitSettings):
-    """Both."""
+    """The settings of both."""
 
 
 class UnitRecords(nn.Module):
@@ -48,13 +48,13 @@ class UnitRecords(nn.Module):
 
 
 def unit_linear(given: ModelSpec, settings: UnitSettings) -> Model:
-    """Softmax regression on records of unit L2 norm and a constant feature; starts at zero."""
+    """Softmax regression on records of unit L2 norm with a constant feature; starts at zero."""
     module = nn.Sequential(UnitRecords(settings.bias), _readout(given))
     return Model("unit_linear", module, cross_entropy, as_they_are, bounds=CROSS_ENTROPY)
 
 
 def scatter_linear(given: ModelSpec, settings: ScatteredSettings) -> Model:
-    """`unit_linear` after groups of channels were normalised; starts at zero.
+    """`unit_linear` on normalised groups of channels; starts at zero.
 
     given: maps [channels, height, width] whose channels the groups divide. Raises ModelRefusedError otherwise.
     """
@@ -64,10 +64,10 @@ def scatter_linear(given: ModelSpec, settings: ScatteredSettings) -> Model:
 
 
 def scatter_cnn(given: ModelSpec, settings: GroupSettings) -> Model:
-    """Two tanh convolutions on normalised coefficients, the published ones.
+    """The paper's two tanh convolutions on normalised coefficients.
 
-    33,066 parameters on 81 x 7 x 7, of grey images, and 187,210 on 243 x 8 x 8, of colour images. Raises
-    ModelRefusedError for other numbers of channels and for maps of less than 2 x 2.
+    33,066 parameters on 81 x 7 x 7 (grey images), and 187,210 on 243 x 8 x 8 (colour images). Raises ModelRefusedError
+    for other numbers of channels and for maps smaller than 2 x 2.
     """
     normalised = _normalisation("scatter_cnn", given, settings.groups)
     layers = {_GREY: _grey, _COLOUR: _colour}.get(given.input_shape[0])
@@ -115,7 +115,7 @@ def _readout(given: ModelSpec) -> nn.Linear:
 
 
 def _normalisation(name: str, given: ModelSpec, groups: int) -> nn.Module:
-    """Group normalisation without parameters, or none of 0 groups."""
+    """Group normalisation without parameters; none for 0 groups."""
     shape = given.input_shape
     if len(shape) == 3 and groups == 0:
         return nn.Identity()

@@ -48,7 +48,7 @@ RULES: dict[Callable[..., Any], Rule] = {
     functional.rms_norm: normalisation,
     functional.group_norm: normalisation,
     functional.instance_norm: normalisation,
-    functional.batch_norm: normalisation,  # with fixed statistics; others mix records and are refused
+    functional.batch_norm: normalisation,  # with fixed statistics; otherwise it mixes records and is refused
     torch.layer_norm: normalisation,
     torch.rms_norm: normalisation,
     torch.group_norm: normalisation,

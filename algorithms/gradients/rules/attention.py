@@ -1,4 +1,4 @@
-"""Multi-head attention as PyTorch's own layer computes it: linear layers around a product of their outputs."""
+"""Multi-head attention as PyTorch's own layer computes it: linear layers before and after the attention itself."""
 
 import inspect
 import math
@@ -35,7 +35,7 @@ def multi_head_attention(
     if any(layout != _BY_STEP for layout in known):
         raise UnrecordedError("multi-head attention whose records are not in the second dimension")
     heads = call["num_heads"]
-    # Parameters stand only in the linear layers before and after; what is between belongs to each record alone.
+    # Only the linear layers before and after have parameters; the attention between them is separate for each record.
     query, key, value = (_by_head(part, heads) for part in _projected(tape, call))
     mask = _mask(call, query)
     mixed, weights = _attend(query, key, value, mask, call)
@@ -92,9 +92,7 @@ def _projected(tape: GradSampleRecorder, call: dict[str, Any]) -> list[Tensor]:
             _kept(tape, x, w, slice(0, width), bias, t)
             for x, w, t in zip(parts, weights, thirds, strict=True)
         ]
-    if (
-        parts[0] is parts[1] and parts[1] is parts[2]
-    ):  # attention to itself: one product with the packed weight
+    if parts[0] is parts[1] and parts[1] is parts[2]:  # self-attention: one product with the packed weight
         return list(_kept(tape, parts[0], packed, whole, bias, whole).chunk(3, dim=-1))
     return [_kept(tape, x, packed, third, bias, third) for x, third in zip(parts, thirds, strict=True)]
 
@@ -102,7 +100,7 @@ def _projected(tape: GradSampleRecorder, call: dict[str, Any]) -> list[Tensor]:
 def _kept(
     tape: GradSampleRecorder, inputs: Tensor, weight: Tensor, rows: slice, bias: Tensor | None, entries: slice
 ) -> Tensor:
-    """A linear layer that uses some rows of a weight and some entries of a bias."""
+    """Apply and record a linear layer that uses some rows of a weight and some entries of a bias."""
     names = tape.name(weight), tape.name(bias)
     output = functional.linear(inputs, weight[rows], None if bias is None else bias[entries])
 
@@ -119,7 +117,7 @@ def _placed(gradient: PerExample, parameter: Tensor | None, part: slice) -> PerE
     if parameter is None or part.stop - part.start == len(parameter):
         return gradient
     each = parameter[0].numel()
-    # Row-major: the rows before and after are zeros in front and behind.
+    # In row-major order, the rows before and after become zeros at the beginning and the end.
     return DenseGrad(functional.pad(gradient.rows, (part.start * each, (len(parameter) - part.stop) * each)))
 
 
@@ -141,7 +139,7 @@ def _mask(call: dict[str, Any], query: Tensor) -> Tensor | None:
 
 
 def _added(mask: Tensor, like: Tensor) -> Tensor:
-    """A boolean mask, whose true entries are excluded, as numbers to add; other masks unchanged."""
+    """Convert a boolean mask, whose true entries are excluded, to numbers to add; other masks are unchanged."""
     if mask.dtype != torch.bool:
         return mask.to(like.dtype)
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -math.inf)

@@ -1,4 +1,4 @@
-"""Convolutions of one, two or three dimensions, and transposed ones: per-example gradients of their weights."""
+"""Per-example gradients of convolutions and transposed convolutions in one, two or three dimensions."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ from algorithms.gradients.rules.general import general
 
 @dataclass(frozen=True)
 class Window:
-    """How a kernel moves over an image; one number for each dimension."""
+    """How a kernel moves over an image; each setting has one number per dimension."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -49,13 +49,13 @@ class Window:
 
     @property
     def overlap(self) -> int:
-        """The largest number of output places that see one pixel."""
+        """The largest number of output positions that see one pixel."""
         if any(step != 1 for step in self.dilation):
             return math.prod(self.kernel)
         return math.prod(-(-size // step) for size, step in zip(self.kernel, self.stride, strict=True))
 
     def over(self, layout: Layout) -> "Window":
-        """The same for records with several images, which become one more dimension."""
+        """The window for records with several images, which become one more dimension."""
         if layout.folded == 1:
             return self
         kernel, stride, dilation = ((1, *each) for each in (self.kernel, self.stride, self.dilation))
@@ -63,7 +63,7 @@ class Window:
 
 
 class Cutter:
-    """Cuts images into the patches that each output place sees, a few records at a time, and reuses its memory."""
+    """Cuts images into the patches that each output position sees, a few records at a time, and reuses its memory."""
 
     def __init__(self, window: Window, places: Sequence[int]) -> None:
         self._window, self._places = window, tuple(places)
@@ -106,8 +106,8 @@ class Cutter:
 class ConvGrad:
     """Gradients of the weight of a convolution, shape [outputs, channels / groups, *kernel].
 
-    inputs: [batch, channels, *image]. errors: [batch, outputs, *places], the gradient of the output. Every output place
-    adds an outer product of its error and the input patch that it sees.
+    inputs: [batch, channels, *image]. errors: [batch, outputs, *places], the gradient of the output. Every output
+    position adds the outer product of its error and the input patch that it sees.
     """
 
     inputs: Tensor
@@ -147,7 +147,7 @@ class ConvGrad:
         squares = torch.cat(
             [_square_norms(cut(wide(some)), their, self.window.groups) for some, their in parts]
         )
-        # A value of the input is in `overlap` patches, so their squares add up to at most that many times its own.
+        # An input value is in at most `overlap` patches, so their squares add up to at most `overlap` times its square.
         sizes = self.window.overlap**0.5 * product_sizes(self.inputs, self.errors)
         return raised(squares, sizes, self.length, wide(self.errors).dtype)
 
@@ -176,7 +176,7 @@ class ConvGrad:
 
     @property
     def _is_summed_by_products(self) -> bool:
-        """Whether the sum is a 64-bit product over all places of some records, without materialised gradients."""
+        """Whether the sum is a 64-bit product over all positions of some records, without materialised gradients."""
         is_single = self._is_formed_singly
         is_few = is_short(self.length, is_single=is_single) and (self._prefers_gram or not is_single)
         return self.window.groups == 1 and is_few
@@ -195,7 +195,7 @@ class ConvGrad:
         return self._with(lambda part: part.double())
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> "ConvGrad":
-        """The same with a function applied to its tensors; materialised gradients are kept."""
+        """Apply a function to the tensors, and to the materialised gradients if they exist."""
         changed = ConvGrad(change(self.inputs), change(self.errors), self.window)
         if "_written" in self.__dict__:
             changed.__dict__["_written"] = change(self._written)
@@ -212,12 +212,12 @@ class ConvGrad:
 
     @property
     def _patch(self) -> int:
-        """The number of values that an output place sees, in one group."""
+        """The number of values that an output position sees, in one group."""
         return self.inputs.shape[1] // self.window.groups * math.prod(self.window.kernel)
 
     @property
     def _numbers(self) -> int:
-        """Memory for the products of one record, in numbers: its patches, or its gradient."""
+        """Memory for one record's products, in numbers: its patches, or its gradient."""
         if self._is_depthwise:
             return self.inputs[0].numel() + self.errors[0].numel()
         return self._patch * max(self.length * self.window.groups, self.errors.shape[1])
@@ -241,13 +241,13 @@ class ConvGrad:
     def _writer(self) -> Callable[..., Tensor]:
         """A function that materialises the gradients of a few records, by products of patches and errors."""
         moves = len(self.window.kernel) <= len(_MOVES)
-        if self._is_depthwise and moves and self.length > 1:  # kernels of one number are slow in PyTorch
+        if self._is_depthwise and moves and self.length > 1:  # PyTorch is slow for kernels of one number
             return self._write_depthwise
         cut = self._cutter()
 
         def write(inputs: Tensor, errors: Tensor, into: Tensor | None = None) -> Tensor:
-            # [records x groups, places, patch] and [records x groups, outputs / groups, places]: each group of a record
-            # is a product of its own.
+            # [records x groups, places, patch] and [records x groups, outputs / groups, places]: one product for each
+            # group of a record.
             seen = cut(wide(inputs))
             back = wide(errors).reshape(len(seen), -1, seen.shape[1])
             out = None if into is None else into.view(len(seen), -1, seen.shape[2])
@@ -256,7 +256,7 @@ class ConvGrad:
         return write
 
     def _write_depthwise(self, inputs: Tensor, errors: Tensor, into: Tensor | None = None) -> Tensor:
-        """The same if every channel has its own kernels: each record's channel is convolved with its error.
+        """Materialise gradients if every channel has its own kernels: each channel is convolved with its error.
 
         The error acts as the kernel, and the stride as its dilation (Rochette, Manoel and Tramel 2019,
         arXiv:1912.06015).
@@ -268,13 +268,13 @@ class ConvGrad:
         found = move(
             channels[None], kernels, None, window.dilation, window.padding, window.stride, len(kernels)
         )
-        reached = [slice(size) for size in window.kernel]  # places that no kernel reached are left over
+        reached = [slice(size) for size in window.kernel]  # drops positions that no kernel reaches
         written = found[0][:, *reached].reshape(records, -1)
         return written if into is None else into.view_as(written).copy_(written)
 
 
 def _square_norms(seen: Tensor, errors: Tensor, groups: int) -> Tensor:
-    """Of a few records, by products of patches and errors."""
+    """Squared norms for a few records, by products of patches and errors."""
     batch, length = len(errors), math.prod(errors.shape[2:])
     back = wide(errors).reshape(batch * groups, -1, length).transpose(1, 2)
     return product_norms(seen, back).view(batch, groups).sum(dim=1)
@@ -307,13 +307,13 @@ def _convolution(
         return general(tape, func, (input, weight, bias, stride, padding, dilation, groups), {})
     kernel = weight.shape[2:]
     if isinstance(padding, str):
-        # What is kept is the padded input, so that patches are cut from what was seen.
+        # The padded input is kept, since patches are cut from it.
         input, padding = _padded(input, padding, kernel, dilation), 0
     output = func(input, weight, bias, stride, padding, dilation, groups)
     window = _window(kernel, stride, padding, dilation, groups).over(layout)
 
     def of_weight(seen: Tensor, back: Tensor) -> ConvGrad:
-        # Every place of the output is a linear layer of the patch that it saw: sum over places of error x patch^T.
+        # Each output position is a linear layer on its patch; the gradient sums error x patch^T over positions.
         return ConvGrad(seen, back, window)
 
     return _kept(tape, output, input, layout, of_weight, (tape.name(weight), tape.name(bias)))
@@ -346,7 +346,7 @@ def _transposed(
     output = func(input, weight, bias, *settings)
 
     def of_weight(seen: Tensor, back: Tensor) -> ConvGrad:
-        # It is the way back through a convolution of what it gives: what came back was seen, what it took is the error.
+        # A transposed convolution is the backward pass of a convolution, so input and output gradient swap their roles.
         return ConvGrad(back, seen, window)
 
     return _kept(tape, output, input, layout, of_weight, (tape.name(weight), tape.name(bias)))
@@ -366,7 +366,7 @@ def _kept(
     of_weight: Callable[[Tensor, Tensor], ConvGrad],
     names: tuple[str | None, str | None],
 ) -> Tensor:
-    """Record the gradients of weight and bias; of_weight: makes the weight's from input and output gradient."""
+    """Record the gradients of weight and bias; of_weight: computes the weight's from input and output gradient."""
     batch, (weight, bias) = tape.batch, names
 
     def gradients(errors: Tensor) -> Gradients:
@@ -375,7 +375,7 @@ def _kept(
         if weight is not None:
             found[weight] = of_weight(seen, back)
         if bias is not None:
-            # The bias is added at every place: [batch, outputs, *places] -> [batch, outputs].
+            # The bias is added at every position: [batch, outputs, *places] -> [batch, outputs].
             found[bias] = DenseGrad(back.flatten(start_dim=2).sum(dim=2))
         return found
 
@@ -388,13 +388,13 @@ def _window(kernel: Sequence[int], stride: Sizes, padding: Sizes, dilation: Size
 
 
 def _by_dimension(size: Sizes, dimensions: int) -> tuple[int, ...]:
-    """A setting for each dimension; a single number holds for all."""
+    """Expand a setting to one number per dimension; a single number holds for all."""
     each = (size,) if isinstance(size, int) else tuple(size)
     return each * dimensions if len(each) == 1 else each
 
 
 def _padded(input: Tensor, padding: str, kernel: Sequence[int], dilation: Sizes) -> Tensor:
-    """The input with padding 'same' or 'valid' applied."""
+    """Apply the padding 'same' or 'valid' to the input."""
     if padding == "valid":
         return input
     spread = _by_dimension(dilation, len(kernel))

@@ -33,7 +33,7 @@ def elementwise(
     is_product = name in _PRODUCTS and len(names) == 1 and not kwargs
     if kwargs.get("out") is not None or (writes(name, kwargs) and 0 in names):
         raise UnrecordedError(f"the operation '{name}' on a parameter")
-    # What is written over is needed as it was, and other values must not change until gradients are asked for.
+    # A value that is overwritten is needed as it was; others must not change until the gradients are computed.
     before = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     kept: list[Tensor] = []
     if not is_sum:
@@ -72,7 +72,7 @@ def elementwise(
 
 
 def summed_to(values: Tensor, shape: torch.Size, out: Layout, batch: int) -> Tensor:
-    """Sum each record's values over the dimensions that a tensor of this shape was broadcast over; [batch, numel]."""
+    """Sum each record's values over the dimensions along which a tensor of this shape was broadcast; [batch, numel]."""
     full = (1,) * (values.dim() - len(shape)) + tuple(shape)
     if full[out.dimension] != 1:
         raise UnrecordedError("a parameter that has the dimension of the records")

@@ -26,7 +26,7 @@ def general(
     """An operation on parameters, values with a batch dimension, and values that all records share."""
     name = name_of(func)
     if name in ("to", "type_as", "view_as", "reshape_as") and tape.name(args[0]) is None:
-        return func(*args, **kwargs)  # a parameter that is asked for its form alone
+        return func(*args, **kwargs)  # only the parameter's shape or type is read
     if name in ELEMENTWISE:
         return elementwise(tape, func, args, kwargs)
     output = func(*args, **kwargs)
@@ -131,7 +131,7 @@ def _one_by_one(
     errors: list[Tensor],
     batch: int,
 ) -> Gradients:
-    """The same for an operation that `torch.func` cannot separate by record: a backward pass for each."""
+    """`_together` for an operation that `torch.func` cannot separate by record: a backward pass for each record."""
     places = [i for i, name in enumerate(names) if name is not None]
     free = {i: leaves[i].requires_grad_() for i in places}
     with torch.enable_grad():
@@ -152,7 +152,7 @@ def _one_by_one(
 
 
 def _named(names: list[str], gradients: tuple[Tensor, ...]) -> Gradients:
-    """Gradients by name; those of a parameter that is used twice in one operation are added."""
+    """Gradients by name; those of a parameter used twice in one operation are added."""
     rows: dict[str, Tensor] = {}
     for name, gradient in zip(names, gradients, strict=True):
         rows[name] = rows.get(name, 0) + gradient.reshape(len(gradient), -1)

@@ -128,7 +128,7 @@ def _recorded(
 def _lookups(
     layout: Layout, batch: int, indices: Tensor, errors: Tensor, padding: int | None, entries: int
 ) -> EmbeddingGrad:
-    """The lookups of each record; those of the padding entry have no gradient."""
+    """The lookups of each record; lookups of the padding entry have no gradient."""
     places = layout.by_record(indices, batch).reshape(batch, -1).long()
     back = as_sequence(layout.by_record(errors, batch))
     if padding is not None:
@@ -205,7 +205,7 @@ def repeated(
     if kwargs or out.folded % shape[out.dimension]:
         return general(tape, func, args, kwargs)
     times[out.dimension] = out.folded // shape[out.dimension]
-    # Every dimension as repetitions of the parameter's own, with the records' in front, as `by_record` has it.
+    # Split every dimension into repetitions and the parameter's own, with the batch first as in `by_record`.
     order = [out.dimension, *(i for i in range(len(shape)) if i != out.dimension)]
     apart = [size for i in order for size in (times[i], shape[i])]
 
@@ -231,8 +231,8 @@ def normalisation(
     if tape.name(input) is not None or not (over_last or layout.dimension == 0):
         return general(tape, func, args, kwargs)
     names = tape.name(call.get("weight")), tape.name(call.get("bias"))
-    # y = w * n(x) + b: the weight's gradient is error times n(x), which is computed once more, without weight and
-    # bias, from the input that the use holds.
+    # y = w * n(x) + b: the weight's gradient is error times n(x). n(x) is computed again from the recorded input,
+    # without weight and bias.
     bare = call | {name: None for name in ("weight", "bias") if name in call}
     kept = len(call["normalized_shape"]) if over_last else 0
     by_record = layout.by_record if over_last else layout.with_channels
@@ -258,7 +258,7 @@ def _gradients(
 
 
 def _summed(values: Tensor, kept: int) -> Tensor:
-    """Sums to [batch, numel] over all but the last `kept` dimensions; for kept = 0 over all but the channels."""
+    """Sum to [batch, numel] over all except the last `kept` dimensions; for kept = 0, all except the channels."""
     if kept == 0:
         return values.flatten(start_dim=2).sum(dim=2) if values.dim() > 2 else values
     values = values.flatten(start_dim=values.dim() - kept)

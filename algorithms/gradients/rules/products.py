@@ -1,8 +1,8 @@
 """Products of one parameter with values of the records, summed over any indices: einsum, matmul and similar functions.
 
 In index notation, output[o] = sum over the other letters of weight[w] value[v]. For each record, the weight's gradient
-is a sum of outer products of value and error, over the letters that both have and the weight has not. So it is a linear
-layer on a sequence, with any order of dimensions.
+is a sum of outer products of value and error, over the letters that both have but the weight lacks. So the product is a
+linear layer on a sequence, up to the order of dimensions.
 """
 
 import math
@@ -69,7 +69,7 @@ class Reordered:
         return Reordered(as_measured(self.of).double(), self.shape, self.order)
 
     def _ordered(self, values: Tensor, *, back: bool = False) -> Tensor:
-        """Values [..., numel] in the weight's order, or back in the permuted order."""
+        """Reorder values [..., numel] to the weight's order, or back to the permuted order."""
         shape, order = self.shape, self.order
         if back:
             shape, order = tuple(shape[i] for i in order), tuple(map(order.index, range(len(order))))
@@ -81,7 +81,7 @@ class Reordered:
 def product(
     tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """A product of one parameter and other values; all others are left to `general`."""
+    """A product of one parameter and other values; all other products are left to `general`."""
     lettered = _lettered(name_of(func), args, kwargs)
     return (
         general(tape, func, args, kwargs)
@@ -152,7 +152,7 @@ class _Term:
     layout: Layout | None
 
     def letters(self, record: str) -> str:
-        """The letters of dimensions other than the batch that are not broadcast."""
+        """The letters of all dimensions except the batch and broadcast ones."""
         pairs = zip(self.word, self.values.shape, strict=True)
         return "".join(letter for letter, size in pairs if letter != record and size > 1)
 
@@ -172,7 +172,7 @@ def _gradient(own: str, terms: list[_Term], back: _Term, record: str, batch: int
     errors, given = back.by_record(record, batch)
     entering = "".join(letter for letter in own if letter not in given)
     leaving = "".join(letter for letter in own if letter not in "".join(seen))
-    # The letters of one record that are summed over, each an outer product; what values alone have is summed before.
+    # One outer product for each index of these letters; letters that only the values have are summed before.
     along = "".join(letter for letter in given[1:] if letter not in own)
     blocks = "".join(letter for letter in own if letter not in entering + leaving)
     size = dict(zip(given, errors.shape, strict=True))

@@ -1,18 +1,13 @@
-"""Recurrent layers, unrolled so that the gradient of every step's preactivations comes out.
+"""LSTM, GRU and simple recurrent layers, with one or two directions and several layers, and single steps of them.
 
-The gradient of each weight of a recurrent layer is a sum over steps of outer products of the preactivations' gradient
-with what entered the step (Lee and Kifer 2021, arXiv:2009.03106), so one backward pass through the functions below
-gives all that per-example gradients need. Backpropagation through time is written by hand: a few calls a step for
-both directions together, and no graph within a sequence.
+The gradient of each weight is a sum over steps of outer products of the preactivations' gradient and the step's input
+or previous hidden state (Lee and Kifer 2021, arXiv:2009.03106). A layer therefore counts as two linear layers on a
+sequence, and one backward pass that returns the gradient of every step's preactivations gives all that per-example
+gradients need. Backpropagation through time is written by hand: a few calls per step for both directions together, and
+no autograd graph within a sequence.
 
 Letters in shapes: D directions, T steps in processing order, B records, H hidden units. A second direction runs over
-reversed time; flipping what goes in and what comes out is the caller's part.
-
-LSTM, GRU and the simple network: one or two directions, several layers; and a step of each, which is two linear layers
-of PyTorch's own names.
-
-All gradients of a layer follow from those of its gates before their nonlinearities, so a layer is two linear layers
-with a sequence: one of what came from below, one of the hidden state before each step.
+reversed time; the caller flips its inputs and outputs.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,10 +29,10 @@ _tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
 
 class Unrolled(NamedTuple):
-    """What a recurrence leaves behind.
+    """The results of a recurrence.
 
-    outputs: [D, T, B, H], the hidden state after each step. previous: [D, T, B, H], the hidden state that entered
-    each step, without gradient. last: the final hidden state and, for an LSTM, the final cell state, each [D, B, H].
+    outputs: [D, T, B, H], the hidden state after each step. previous: [D, T, B, H], the hidden state before each step,
+    without gradient. last: the final hidden state and, for an LSTM, the final cell state, each [D, B, H].
     """
 
     outputs: Tensor
@@ -46,12 +41,12 @@ class Unrolled(NamedTuple):
 
 
 def unrolled_lstm(gates: Tensor, weight: Tensor, start: tuple[Tensor, Tensor]) -> Unrolled:
-    """Run an LSTM on inputs that its weight and biases have been applied to (Hochreiter and Schmidhuber 1997).
+    """Run an LSTM, given its inputs times the input weight plus biases (Hochreiter and Schmidhuber 1997).
 
     gates: [D, T, B, 4H], in the order input, forget, cell, output, both biases added; its gradient is that of the
     preactivations. weight: [D, 4H, H], from hidden state to gates; no gradient is computed for it. start: the hidden
-    and the cell state before the first step, each [D, B, H]. Any floating type, the same for all. Not differentiable
-    twice, and results cannot be written over in place. Raises ValueError where shapes do not fit.
+    and the cell state before the first step, each [D, B, H]. All have the same floating type. Not differentiable
+    twice, and results must not be overwritten in place. Raises ValueError if shapes do not fit.
     """
     hidden, cell = start
     _check_shapes(4, hidden, gates.shape[1], gates=gates, weight=weight, cell=cell)
@@ -62,14 +57,14 @@ def unrolled_lstm(gates: Tensor, weight: Tensor, start: tuple[Tensor, Tensor]) -
 def unrolled_gru(
     gates: Tensor, recurrent: Tensor, weight: Tensor, bias: Tensor | None, start: Tensor
 ) -> Unrolled:
-    """Run a GRU on inputs that their weight and bias have been applied to (Cho et al. 2014, arXiv:1406.1078).
+    """Run a GRU, given its inputs times the input weight plus bias (Cho et al. 2014, arXiv:1406.1078).
 
-    gates: [D, T, B, 3H], in the order reset, update, new. recurrent: [D, T, B, 3H], zeros to be added to the hidden
-    state's part, h weight^T + bias; they may be expanded from one number. As in `torch.nn.GRU` the reset gate
-    multiplies that part in `new`, so the two parts' preactivations have different gradients: those of `gates` and of
-    `recurrent`. weight: [D, 3H, H] and bias: [D, 3H]; no gradient is computed for them. start: the hidden state
-    before the first step, [D, B, H]. Any floating type, the same for all. Not differentiable twice, and results cannot
-    be written over in place. Raises ValueError where shapes do not fit.
+    gates: [D, T, B, 3H], in the order reset, update, new. recurrent: [D, T, B, 3H], zeros to add to the hidden state's
+    part, h weight^T + bias; they may be expanded from one number. As in `torch.nn.GRU`, the reset gate multiplies that
+    part in `new`, so the preactivations of the two parts have different gradients: those of `gates` and of `recurrent`.
+    weight: [D, 3H, H] and bias: [D, 3H]; no gradient is computed for them. start: the hidden state before the first
+    step, [D, B, H]. All have the same floating type. Not differentiable twice, and results must not be overwritten in
+    place. Raises ValueError if shapes do not fit.
     """
     _check_shapes(3, start, gates.shape[1], gates=gates, recurrent=recurrent, weight=weight, bias=bias)
     outputs, previous, *last = _Gru.apply(gates, recurrent, weight, bias, start)  # type: ignore[no-untyped-call]
@@ -121,10 +116,10 @@ class _Lstm(Function):
 
 
 def _lstm_step(sums: Tensor, kept: Tensor, cell: Tensor, next_cell: Tensor, next_hidden: Tensor) -> None:
-    """From preactivations [4, D, B, H] to the next state; keeps the gates and the squashed cell state."""
+    """Compute the next state from preactivations [4, D, B, H]; stores the gates and the squashed cell state."""
     i, f, g, o, squashed = kept.unbind()
     torch.sigmoid(sums[:2], out=kept[:2])
-    # A CPU takes tanh of strided numbers one row at a time, so they are gathered first.
+    # A CPU computes tanh of strided values one row at a time, so they are copied first.
     g.copy_(sums[2]).tanh_()
     torch.sigmoid(sums[3], out=o)
     torch.mul(f, cell, out=next_cell).addcmul_(i, g)
@@ -133,7 +128,7 @@ def _lstm_step(sums: Tensor, kept: Tensor, cell: Tensor, next_cell: Tensor, next
 
 
 def _lstm_step_back(to_hidden: Tensor, to_cell: Tensor, kept: Tensor, cell: Tensor, delta: Tensor) -> None:
-    """Write the preactivations' gradient, [4, D, B, H], and carry the cell state's gradient one step back."""
+    """Write the preactivations' gradient, [4, D, B, H], and move the cell state's gradient one step back."""
     i, f, g, o, squashed = kept.unbind()
     to_i, to_f, to_g, to_o = delta.unbind()
     _sigmoid_backward(to_hidden * squashed, o, grad_input=to_o)
@@ -180,7 +175,7 @@ class _Gru(Function):
 
 
 def _gru_step(inputs: Tensor, sums: Tensor, kept: Tensor, hidden: Tensor, next_hidden: Tensor) -> None:
-    """From the two parts of the preactivations, each [3, D, B, H], to the next state; keeps r, z, n and n's part."""
+    """Compute the next state from both parts of the preactivations, each [3, D, B, H]; stores r, z, n and n's part."""
     r, z, n, part = kept.unbind()
     torch.add(inputs[:2], sums[:2], out=kept[:2]).sigmoid_()
     part.copy_(sums[2])
@@ -191,7 +186,7 @@ def _gru_step(inputs: Tensor, sums: Tensor, kept: Tensor, hidden: Tensor, next_h
 def _gru_step_back(
     to_hidden: Tensor, kept: Tensor, hidden: Tensor, delta: Tensor, delta_recurrent: Tensor
 ) -> None:
-    """Write both parts' gradients, each [3, D, B, H], and leave what reaches the state before directly, through z."""
+    """Write both parts' gradients, each [3, D, B, H]; to_hidden keeps what reaches the previous state through z."""
     r, z, n, part = kept.unbind()
     to_r, to_z, to_n = delta.unbind()
     _sigmoid_backward(to_hidden * (hidden - n), z, grad_input=to_z)
@@ -203,7 +198,7 @@ def _gru_step_back(
 
 
 def _check_shapes(gates_count: int, start: Tensor, steps: int, **tensors: Tensor | None) -> None:
-    """Refuse shapes that do not fit, some of which broadcasting would let through."""
+    """Raises ValueError for shapes that do not fit; broadcasting would accept some of them."""
     directions, batch, width = start.shape
     preactivations = (directions, steps, batch, gates_count * width)
     expected = {
@@ -220,7 +215,7 @@ def _check_shapes(gates_count: int, start: Tensor, steps: int, **tensors: Tensor
 
 
 def _states(start: Tensor, steps: int) -> Tensor:
-    """Room for the state before each step and after the last, [D, T + 1, B, H], with the first filled in."""
+    """A buffer for the states before each step and after the last, [D, T + 1, B, H], with the first filled in."""
     directions, batch, width = start.shape
     states = start.new_empty(directions, steps + 1, batch, width)
     states[:, 0] = start
@@ -234,7 +229,7 @@ def _by_gate(preactivations: Tensor, gates: int) -> Tensor:
 
 
 def _results(ctx: Any, hiddens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The outputs, what entered each step and the final hidden state: three views of one memory."""
+    """The outputs, the hidden state before each step, and the final hidden state, as views of the same memory."""
     outputs, previous, last = hiddens[:, 1:], hiddens[:, :-1], hiddens[:, -1]
     ctx.mark_non_differentiable(previous)
     ctx.set_materialize_grads(False)
@@ -242,7 +237,7 @@ def _results(ctx: Any, hiddens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _gradients_above(above: tuple[Tensor | None, ...], hiddens: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of the outputs and, as a new tensor, of the final hidden state; zero where none came."""
+    """The gradients of the outputs and, as a new tensor, of the final hidden state; zero if there is none."""
     return _or_zero(above[0], hiddens[:, 1:]), _or_zero(above[2], hiddens[:, -1]).clone()
 
 
@@ -260,7 +255,7 @@ class Weights(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What `torch.lstm` and its like take after the weights."""
+    """The arguments of `torch.lstm`, `torch.gru` and `torch.rnn_tanh` after the weights."""
 
     has_biases: bool
     layers: int
@@ -304,7 +299,7 @@ def rnn(
 def recurrent_cell(
     tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """torch.lstm_cell(input, (h, c), weights and biases) -> (h, c), and its like, of input [batch, width]."""
+    """torch.lstm_cell(input, (h, c), weights and biases) -> (h, c) and similar cells, for input [batch, width]."""
     input, start, *weights = args
     states = tuple(start) if isinstance(start, tuple | list) else (start,)
     parts = (input, *states)
@@ -347,7 +342,7 @@ def _run(
     settings: Settings,
     layer: Layer,
 ) -> tuple[Tensor, ...]:
-    """All layers, one after the other; each runs both directions at once."""
+    """Run all layers in turn, each in both directions at once."""
     by_direction = _grouped(weights, settings)
     layout = tape.layout_if_any(input)
     if layout is None or layout.dimension != (0 if settings.batch_first else 1):
@@ -369,7 +364,7 @@ def _run(
 
 
 def _grouped(weights: Sequence[Tensor], settings: Settings) -> list[Weights]:
-    """The flat list of torch as weights by layer and direction."""
+    """Group torch's flat list of weights by layer and direction."""
     each = 4 if settings.has_biases else 2
     if (
         not isinstance(settings.has_biases, bool)
@@ -387,8 +382,11 @@ def _layer_of_one_sum(
     weights: list[Weights],
     start: tuple[Tensor, ...],
 ) -> Unrolled:
-    """sequences: [directions, length, batch, inputs]; the gates' gradients are those of both biases, too."""
-    # The hidden states are known only after the gates were kept; gradients are asked for after both.
+    """A layer whose gates are one sum, so that both biases have the gates' gradients.
+
+    sequences: [directions, length, batch, inputs].
+    """
+    # The hidden states become known only after the gates are recorded, but before gradients are computed.
     later: list[Unrolled] = []
 
     def gradients(errors: Tensor) -> Gradients:
@@ -403,7 +401,7 @@ def _layer_of_one_sum(
         if part is not None
     ]
     gates = _gates(sequences, weights, sum(biases[1:], biases[0]) if biases else None)
-    # Gates = W x + b_x + U h + b_h: all four have the gates' gradient as their error, each step adding a product.
+    # Gates = W x + b_x + U h + b_h: the gates' gradient is the error of all four, summed over steps.
     gates = tape.keep(gates, gradients, sequences)
     states = tuple(part.to(gates.dtype) for part in start)
     later.append(unroll(gates, torch.stack([w.hidden for w in weights]).to(gates.dtype), states))
@@ -417,7 +415,7 @@ def _gru_layer(
     weights: list[Weights],
     start: tuple[Tensor, ...],
 ) -> Unrolled:
-    """As `_layer_of_one_sum`; the gates that come from the hidden state have gradients of their own."""
+    """`_layer_of_one_sum` for a GRU, where the hidden state's part of the gates has a separate gradient."""
     later: list[Unrolled] = []
 
     def of_inputs(errors: Tensor) -> Gradients:
@@ -429,8 +427,8 @@ def _gru_layer(
         )
 
     gates = tape.keep(_gates(sequences, weights, _stacked(weights, "input_bias")), of_inputs, sequences)
-    # In `new` the reset gate multiplies U h + b_h but not W x + b_x, so the two have different errors: zeros that are
-    # added to the hidden part are an output of their own, whose gradient is the error of U and b_h.
+    # In `new` the reset gate multiplies U h + b_h but not W x + b_x, so the two have different errors. Zeros are added
+    # to the hidden part and recorded as a separate output; their gradient is the error of U and b_h.
     added = tape.keep(torch.zeros_like(gates), of_hidden)
     hidden = torch.stack([w.hidden for w in weights]).to(gates.dtype)
     bias = _stacked(weights, "hidden_bias")
@@ -440,7 +438,7 @@ def _gru_layer(
 
 
 def _gates(sequences: Tensor, weights: list[Weights], bias: Tensor | None) -> Tensor:
-    """What the inputs add to the gates, [directions, length, batch, gates], both directions in one product."""
+    """The inputs' part of the gates, [directions, length, batch, gates]; both directions in one product."""
     transposed = torch.stack([w.inputs for w in weights]).transpose(1, 2)
     flat = sequences.flatten(start_dim=1, end_dim=2)
     gates = torch.bmm(flat, transposed) if bias is None else torch.baddbmm(bias[:, None, :], flat, transposed)

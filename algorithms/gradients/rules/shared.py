@@ -1,7 +1,7 @@
 """Tensors computed from parameters alone, which all records share: standardised weights, positions, attention biases.
 
-One autograd graph holds all of these computations. The records' gradients of the results go back through it in one
-batched call. If an operation only reshapes or permutes numbers, gradients keep their form.
+One autograd graph holds all of these computations. The records' gradients of the results pass back through it in one
+batched call. If an operation only reshapes or permutes values, gradients keep their closed form.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from algorithms.gradients.per_example_gradients import combined
 
 
 def words(text: str) -> frozenset[str]:
-    """The names of functions in a text."""
+    """The set of names in a text."""
     return frozenset(text.split())
 
 
@@ -76,7 +76,7 @@ def shared(
     if name in _LIKE_ANOTHER:
         places = [i for i in places if i == 0]
     free = {i: _followed(tape, leaves[i]) for i in places if leaves[i].is_floating_point()}
-    # A tensor that a checkpoint would drop is kept, since no layer runs again for it.
+    # Keep tensors that checkpointing would drop: no layer runs again to recompute them.
     with torch.enable_grad(), saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
         some, named = tree_unflatten([free.get(i, leaf) for i, leaf in enumerate(leaves)], structure)
         followed = func(*some, **named)
@@ -121,7 +121,7 @@ def _closed_form(
     parameter = next((arg for arg in args if isinstance(arg, Tensor)), None)
     if parameter is None:
         return None
-    is_moved = name in _MOVES and not all(isinstance(arg, Tensor) for arg in args)  # by a number of Python
+    is_moved = name in _MOVES and not all(isinstance(arg, Tensor) for arg in args)  # by a Python number
     if (name in _SAME_ORDER or is_moved) and parameter.numel() == output.numel():
         return lambda found: found
     if name in _TRANSPOSED and parameter.dim() == 2 and output.shape == parameter.shape[::-1]:
@@ -151,7 +151,7 @@ def _looked_up(found: PerExample, indices: Tensor, table: Tensor, padding: int |
 
 
 def _through(ends: list[tuple[Tensor, Tensor]], starts: dict[str, Tensor]) -> Gradients:
-    """Each record's gradients of some tensors, by name, given those of other tensors that follow in the graph."""
+    """Each record's gradients of the `starts`, by name, from those of the `ends` that follow in the graph."""
     outputs, errors = [output for output, _ in ends], [error for _, error in ends]
     inputs = list(starts.values())
 
@@ -162,7 +162,7 @@ def _through(ends: list[tuple[Tensor, Tensor]], starts: dict[str, Tensor]) -> Gr
 
     try:
         given = back(errors, together=True)
-    except RuntimeError:  # an operation whose way back has no batched form
+    except RuntimeError:  # an operation whose backward pass has no batched form
         each = [back(list(some), together=False) for some in zip(*errors, strict=True)]
         given = tuple(None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True))
     return {
