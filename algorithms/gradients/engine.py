@@ -259,9 +259,7 @@ class Engine:
             try:
                 found = self._passes.recorded(parameters, *padded, self._examined.layouts)
                 return found.first(len(labels))
-            except (
-                UnrecordedError
-            ):  # for this batch alone: one record's behaviour must not affect the next batch
+            except UnrecordedError:  # for this batch alone: a record must not affect the next batch
                 if self._is_sharded:  # the other processes would wait for another kind of pass
                     raise
         return self._passes.one_by_one(parameters, *padded).first(len(labels))
