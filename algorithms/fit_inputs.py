@@ -103,7 +103,7 @@ def pooled(records: GivenRecords, people: Any, most: int, key: bytes) -> GivenRe
     features, labels, shape = records.features, records.labels, np.shape(people)
     if shape != (len(labels),):
         raise RefusedError(
-            f"people has shape {list(shape)}; give who each of the {len(labels)} records is of, as numbers or names."
+            f"people has shape {list(shape)}; give a number or a name for each of the {len(labels)} records."
         )
     codes, names = pd.factorize(pd.Series(people.cpu().numpy() if isinstance(people, Tensor) else people))
     if (codes < 0).any():
@@ -166,7 +166,9 @@ def _array(values: Any, name: str) -> NDArray[Any]:
     try:
         found = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except (TypeError, ValueError, RuntimeError):
-        raise RefusedError(f"{name} is no array of numbers; give a numpy array or a torch tensor.") from None
+        raise RefusedError(
+            f"{name} is not an array of numbers; give a numpy array or a torch tensor."
+        ) from None
     if found.dtype.kind not in "fiub":
         raise RefusedError(f"{name} holds {found.dtype}; give numbers, classes as whole numbers from 0.")
     return found
@@ -236,8 +238,8 @@ def _check_entries(module: nn.Module, records: GivenRecords) -> None:
         _called_with(module, records, [records.features.max(axis=0), records.features.min(axis=0)])
     except Exception:  # its message may reveal a record
         raise RefusedError(
-            "X holds whole numbers that the model does not take; number the entries of each of its tables from 0, and"
-            " give each table an entry for each number."
+            "X holds whole numbers that the model's tables have no entry for; count from 0, and give each table an"
+            " entry for each number."
         ) from None
 
 

@@ -215,7 +215,7 @@ def _check_gradients_apart(looked: Looked, sample: Sample, weight: float) -> Non
         return
     if not bool(((together - apart).abs() <= 10.0 * looked.tolerance * (sizes + sizes.amax())).all()):
         raise RecordsNotIndependentError(
-            f"the way back through the model {looked.passes.model.name} mixes records"
+            f"the backward pass of the model {looked.passes.model.name} mixes records"
         )
 
 

@@ -106,7 +106,9 @@ def _vector(numbers: list[str], line: int, path: Path) -> Tensor:
     except ValueError:
         values = [math.nan]
     if not all(map(math.isfinite, values)):
-        raise ModelRefusedError(f"line {line} of {path.name} has what is no finite number; repair the file.")
+        raise ModelRefusedError(
+            f"line {line} of {path.name} has a value that is not a finite number; repair the file."
+        )
     return torch.tensor(values)
 
 

@@ -518,11 +518,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an empty mapping": ({"X": {}}, "of the same number of records"),
     "entries that a table lacks": (
         {"model": _Tokens(), "X": np.full((60, 4), 30), "y": np.full((60, 4), 1)},
-        "whole numbers that the model does not take",
+        "whole numbers that the model.s tables have no entry for",
     ),
     "entries that one of several tables lacks": (
         {"model": _Cities(), "X": {"city": Y, "kind": 3 * Y}},
-        "whole numbers that the model does not take",
+        "whole numbers that the model.s tables have no entry for",
     ),
     "a loader": (
         {"X": DataLoader(TensorDataset(torch.zeros(3, 5), torch.zeros(3))), "y": None},

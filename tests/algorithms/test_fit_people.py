@@ -102,8 +102,8 @@ def test_one_record_of_a_person_is_a_record_as_any_other() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"people": who[:5]}, "give who each of the 8 records is of"),
-        ({"people": np.stack([who, who])}, "give who each of the 8 records is of"),
+        ({"people": who[:5]}, "give a number or a name for each of the 8 records"),
+        ({"people": np.stack([who, who])}, "give a number or a name for each of the 8 records"),
         ({"people": [None, *who[1:]]}, "names nobody for some records"),
         ({"people": [float("nan"), *who[1:]]}, "names nobody for some records"),
         ({"per_person": 0}, "at least 1"),

@@ -269,7 +269,7 @@ def clipped_errors(self: Wired, x: Tensor) -> Tensor:
 
 def test_errors_that_mix_on_their_way_back_are_refused() -> None:
     with pytest.raises(
-        RecordsNotIndependentError, match="the way back through the model made up mixes records"
+        RecordsNotIndependentError, match="the backward pass of the model made up mixes records"
     ):
         of_layer(clipped_errors).engine()
 

@@ -107,8 +107,8 @@ def test_a_model_of_an_embedding_file_is_made_again_without_it(tmp_path: Path) -
     [
         ("film 1 2 3\nsecret 1 2\n", "line 2 of vectors.txt has 2 numbers after the word, not 3"),
         ("2 3\nfilm 1 2 3\n", "line 1 of vectors.txt has 1 numbers"),
-        ("film 1 2 secret\n", "line 1 of vectors.txt has what is no finite number"),
-        ("film 1 2 nan\n", "line 1 of vectors.txt has what is no finite number"),
+        ("film 1 2 secret\n", "line 1 of vectors.txt has a value that is not a finite number"),
+        ("film 1 2 nan\n", "line 1 of vectors.txt has a value that is not a finite number"),
         ("secret 1 2 3\n", "none of the words"),
         ("", "none of the words"),
     ],
