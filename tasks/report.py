@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from matplotlib.figure import Figure
 
 from algorithms.core.software import software
 from algorithms.errors import RefusedError
@@ -35,7 +34,7 @@ from tasks.reporting.figures import (
     DARK,
     LIGHT,
     Curve,
-    Theme,
+    Drawing,
     class_figure,
     confusion_figure,
     correlated_figure,
@@ -66,7 +65,6 @@ _NEEDED = (
     "plots/per_class.csv",
 )
 _POINTS, _MOST_EVENTS = 24, 64
-Drawing = Callable[[Theme], Figure]
 
 
 @dataclass(frozen=True)
@@ -176,16 +174,15 @@ def compose(
     return Composed(card, curve, pictures, text)
 
 
-def _noise_figure(run: Run, theme: Theme) -> Figure:
-    """Draw the noise on each release; for correlated steps draw the noise in the parameters, which matters for them."""
+def _noise(run: Run) -> Drawing:
+    """The noise on each release; for correlated steps the noise in the parameters, which matters for them."""
     correlated = run.trace[run.trace["noise"] == "correlated"]
     course = run.plan["method_params"].get("course")
     if correlated.empty or not course:
-        return noise_figure(run.trace, theme=theme)
+        return lambda theme: noise_figure(run.trace, theme=theme)
     share = correlated["clip_norm"].iloc[0] / correlated["divisor"].iloc[0]
-    return correlated_figure(
-        [(after, share * own, share * other) for after, own, other in course], theme=theme
-    )
+    scaled = [(after, share * own, share * other) for after, own, other in course]
+    return lambda theme: correlated_figure(scaled, theme=theme)
 
 
 def _read(artifacts: Path, prepared: Path) -> Run:
@@ -283,7 +280,7 @@ def _drawings(run: Run, curve: Curve, promised: Profile | None) -> dict[str, tup
             lambda theme: risk_figure(promised, theme=theme),
             "What the best attacker recognises, by false alarms.",
         ),
-        "noise": (lambda theme: _noise_figure(run, theme), "The noise on each release, by step."),
+        "noise": (_noise(run), "The noise on each release, by step."),
         "confusion": (
             lambda theme: confusion_figure(run.pairs, names, theme=theme),
             "Real classes against the model's answers.",

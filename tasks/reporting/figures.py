@@ -1,17 +1,20 @@
 """The report's figures in a light and a dark theme, drawn only from released values and held-out metrics."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
 from algorithms.privacy.accounting.risk import Profile, caught
+
+if (
+    TYPE_CHECKING
+):  # imported where it draws: training makes a page without figures, and the import takes half a second
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _WIDTH, _DOTS_PER_INCH = 5.0, 190
 _FAR_APART = 8.0
@@ -31,6 +34,8 @@ class Theme:
     second: str
 
 
+Drawing = Callable[[Theme], "Figure"]
+"""Draws a figure in a theme."""
 LIGHT = Theme(ground="#ffffff", ink="#1c2430", muted="#6b7684", accent="#1f5fbf", second="#b4540a")
 DARK = Theme(ground="#171c24", ink="#e6eaf0", muted="#8d98a8", accent="#6ea8fe", second="#f0a35e")
 
@@ -45,7 +50,7 @@ class Curve:
 
 def epsilon_figure(
     tight: Curve, bound: Curve, *, target: float | None, theme: Theme, is_fixed: bool = True
-) -> Figure:
+) -> "Figure":
     """Draw epsilon over steps; for empty curves draw a note instead.
 
     bound: the running upper bound. target: the epsilon that the run was allowed. is_fixed: whether the releases were
@@ -72,8 +77,10 @@ def epsilon_figure(
     return figure
 
 
-def risk_figure(found: Profile | None, *, theme: Theme) -> Figure:
+def risk_figure(found: Profile | None, *, theme: Theme) -> "Figure":
     """Draw what the best attacker recognises at each false alarm rate; found: None for a run that promises nothing."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     figure, axes = empty(theme)
     axes.set(xlabel="false alarms", ylabel="recognised at most", xscale="log", yscale="log")
     rates = np.geomspace(1e-4, 1.0, 200)
@@ -88,8 +95,10 @@ def risk_figure(found: Profile | None, *, theme: Theme) -> Figure:
     return figure
 
 
-def noise_figure(trace: pd.DataFrame, *, theme: Theme) -> Figure:
+def noise_figure(trace: pd.DataFrame, *, theme: Theme) -> "Figure":
     """Draw the standard deviation of the noise over steps, one line for each kind of release."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
     figure, axes = empty(theme)
     axes.set(xlabel="training steps", ylabel="noise on the sum (std)")
     for (kind, rows), colour in zip(
@@ -109,7 +118,7 @@ def noise_figure(trace: pd.DataFrame, *, theme: Theme) -> Figure:
     return figure
 
 
-def correlated_figure(course: Sequence[tuple[int, float, float]], *, theme: Theme) -> Figure:
+def correlated_figure(course: Sequence[tuple[int, float, float]], *, theme: Theme) -> "Figure":
     """Draw the standard deviation of the noise in a parameter after selected steps, for correlated and independent
     noise.
     """
@@ -124,10 +133,12 @@ def correlated_figure(course: Sequence[tuple[int, float, float]], *, theme: Them
     return figure
 
 
-def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Theme) -> Figure:
+def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Theme) -> "Figure":
     """Draw how held-out records of each class were classified. pairs: columns `actual` and `predicted`, a row per
     record.
     """
+    from matplotlib.colors import LinearSegmentedColormap
+
     counts = pd.crosstab(pairs["actual"], pairs["predicted"])
     table = counts.reindex(index=list(classes), columns=list(classes), fill_value=0).to_numpy()
     shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
@@ -149,10 +160,12 @@ def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Them
     return figure
 
 
-def class_figure(classes: pd.DataFrame, *, overall: float, theme: Theme) -> Figure:
+def class_figure(classes: pd.DataFrame, *, overall: float, theme: Theme) -> "Figure":
     """Draw the held-out accuracy of each class, and overall as a line. classes: columns `class`, `accuracy`,
     `records`.
     """
+    from matplotlib.ticker import PercentFormatter
+
     figure, axes = empty(theme, height=1.3 + 0.24 * len(classes))
     labels = [
         f"{name}  ({records:,})" for name, records in zip(classes["class"], classes["records"], strict=True)
@@ -170,15 +183,18 @@ def class_figure(classes: pd.DataFrame, *, overall: float, theme: Theme) -> Figu
     return figure
 
 
-def png(figure: Figure) -> bytes:
+def png(figure: "Figure") -> bytes:
     """The figure as PNG; equal figures give equal bytes."""
     content = io.BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
     return content.getvalue()
 
 
-def empty(theme: Theme, *, height: float = 3.2, rows: int = 1) -> tuple[Figure, Axes]:
+def empty(theme: Theme, *, height: float = 3.2, rows: int = 1) -> "tuple[Figure, Axes]":
     """Make a figure and its top panel. height: in inches."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
     figure = Figure(
         figsize=(_WIDTH, height), dpi=_DOTS_PER_INCH, facecolor=theme.ground, layout="constrained"
     )
@@ -187,7 +203,7 @@ def empty(theme: Theme, *, height: float = 3.2, rows: int = 1) -> tuple[Figure, 
     return figure, axes
 
 
-def styled(axes: Axes, theme: Theme) -> Axes:
+def styled(axes: "Axes", theme: Theme) -> "Axes":
     """Apply a theme's colours to a panel."""
     axes.set_facecolor(theme.ground)
     axes.tick_params(which="both", colors=theme.muted, labelcolor=theme.ink, labelsize=9)
@@ -199,7 +215,7 @@ def styled(axes: Axes, theme: Theme) -> Axes:
     return axes
 
 
-def legend(axes: Axes, theme: Theme, *, outside: bool = False, columns: int = 1) -> None:
+def legend(axes: "Axes", theme: Theme, *, outside: bool = False, columns: int = 1) -> None:
     """Place the legend where it hides least. outside: place it above the panel, at the right."""
     place = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0)} if outside else {"loc": "best"}
     axes.legend(frameon=False, labelcolor=theme.ink, fontsize=9, ncols=columns, **place)

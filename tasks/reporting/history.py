@@ -6,30 +6,31 @@ records, except numbers that were released and paid for; held-out records are pu
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from algorithms.privacy.card.text import rounded_up
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger, Settlement, settlement
-from tasks.reporting.figures import Theme, empty, legend, styled
+from tasks.reporting.figures import Drawing, Theme, empty, legend, styled
 from tasks.retraining.registry import Registry, State, States
 from tasks.runs.quality import ACCURACY, amount, measure, quality
+
+if TYPE_CHECKING:  # as in `figures`
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _MOST_NAMES, _LONGEST_NAME, _FEWEST_PLACES, _MOST_BARS = 10, 12, 6, 60
 _OUT_OF_SIGHT = 20.0
 """A cap of more than this many times the largest spending is named and not drawn, since no bar would be visible."""
 
 
-def blocks_figure(blocks: pd.DataFrame, *, theme: Theme) -> Figure:
+def blocks_figure(blocks: pd.DataFrame, *, theme: Theme) -> "Figure":
     """Draw epsilon spent on each block against its cap, in the order of declaration; columns as in `History.blocks`."""
     figure, axes = empty(theme)
     places, retired = np.arange(len(blocks)), blocks["retired"].to_numpy(dtype=bool)
@@ -53,7 +54,7 @@ def blocks_figure(blocks: pd.DataFrame, *, theme: Theme) -> Figure:
     return figure
 
 
-def _caps(axes: Axes, places: NDArray[Any], cap: NDArray[Any], spent: float, theme: Theme) -> float:
+def _caps(axes: "Axes", places: NDArray[Any], cap: NDArray[Any], spent: float, theme: Theme) -> float:
     """Draw the cap of each block, or name it in the legend if it is far above; returns the end of the axis."""
     highest = float(cap.max())
     look: dict[str, Any] = {"color": theme.second, "linestyle": "--"}
@@ -65,7 +66,7 @@ def _caps(axes: Axes, places: NDArray[Any], cap: NDArray[Any], spent: float, the
     return 1.08 * max(spent, highest)
 
 
-def retrainings_figure(retrainings: pd.DataFrame, *, measure: str = ACCURACY, theme: Theme) -> Figure:
+def retrainings_figure(retrainings: pd.DataFrame, *, measure: str = ACCURACY, theme: Theme) -> "Figure":
     """Draw held-out quality above epsilon, over the periods; columns as in `History.retrainings`."""
     figure, above = empty(theme, height=4.6, rows=2)
     below = styled(figure.add_subplot(2, 1, 2, sharex=above), theme)
@@ -77,7 +78,7 @@ def retrainings_figure(retrainings: pd.DataFrame, *, measure: str = ACCURACY, th
     return figure
 
 
-def _qualities(axes: Axes, retrainings: pd.DataFrame, measure: str, theme: Theme) -> None:
+def _qualities(axes: "Axes", retrainings: pd.DataFrame, measure: str, theme: Theme) -> None:
     places, quality = np.arange(len(retrainings)), retrainings["quality"].to_numpy()
     models = np.isfinite(quality)
     axes.plot(places[models], quality[models], color=theme.accent, linewidth=1, zorder=1)
@@ -95,14 +96,16 @@ def _qualities(axes: Axes, retrainings: pd.DataFrame, measure: str, theme: Theme
     legend(axes, theme, outside=True, columns=3)
 
 
-def _label(axes: Axes, measure: str) -> None:
+def _label(axes: "Axes", measure: str) -> None:
     """Label the vertical axis; accuracies are in percent."""
+    from matplotlib.ticker import PercentFormatter
+
     if measure.endswith(ACCURACY):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set(ylabel=f"held-out {measure}")
 
 
-def _costs(axes: Axes, retrainings: pd.DataFrame, theme: Theme) -> None:
+def _costs(axes: "Axes", retrainings: pd.DataFrame, theme: Theme) -> None:
     places, epsilon = np.arange(len(retrainings)), retrainings["epsilon"].fillna(0.0).to_numpy()
     models = retrainings["quality"].notna().to_numpy()
     for chosen, colour, words in (
@@ -116,7 +119,7 @@ def _costs(axes: Axes, retrainings: pd.DataFrame, theme: Theme) -> None:
         legend(axes, theme, outside=True, columns=2)
 
 
-def quality_figure(retrainings: pd.DataFrame, *, measure: str = ACCURACY, theme: Theme) -> Figure:
+def quality_figure(retrainings: pd.DataFrame, *, measure: str = ACCURACY, theme: Theme) -> "Figure":
     """Draw the held-out quality of the models against their epsilon; columns as in `History.retrainings`."""
     figure, axes = empty(theme, height=2.8)
     for chosen, colour, words in (
@@ -126,14 +129,14 @@ def quality_figure(retrainings: pd.DataFrame, *, measure: str = ACCURACY, theme:
         axes.scatter(
             retrainings["epsilon"][chosen], retrainings["quality"][chosen], color=colour, s=26, label=words
         )
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    axes.locator_params(axis="x", nbins=6)
     _label(axes, measure)
     axes.set(xlabel="epsilon of the run")
     legend(axes, theme, outside=True, columns=2)
     return figure
 
 
-def _name(axes: Axes, names: Sequence[str]) -> None:
+def _name(axes: "Axes", names: Sequence[str]) -> None:
     """Label evenly spaced positions 0, 1, ... of the horizontal axis with names, including the last."""
     step = -(-len(names) // _MOST_NAMES)
     shown = range((len(names) - 1) % step, len(names), step)
@@ -259,10 +262,10 @@ _BECAME = {
 }
 
 
-def drawings(history: History) -> dict[str, tuple[Callable[[Theme], Figure], str]]:
+def drawings(history: History) -> dict[str, tuple[Drawing, str]]:
     """The figures that have data, by name, each with its alternative text."""
     blocks, retrainings, of = history.blocks, history.retrainings, history.measure
-    found: dict[str, tuple[Callable[[Theme], Figure], str]] = {}
+    found: dict[str, tuple[Drawing, str]] = {}
     if not blocks.empty:
         found["blocks"] = lambda theme: blocks_figure(blocks, theme=theme), _blocks_in_words(blocks)
     models = retrainings.dropna(subset=["quality"])
