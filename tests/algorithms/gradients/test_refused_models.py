@@ -95,7 +95,7 @@ def test_codes_that_are_kept_inside_of_their_table_are_taken() -> None:
     check(problem(coded(lambda code: code.long().clamp(0, ENTRIES - 1))))
 
 
-@pytest.mark.parametrize(("width", "is_refused"), [(1_500_000, True), (150_000, False)])
+@pytest.mark.parametrize(("width", "is_refused"), [(1_500_000, True), (60_000, False)])
 def test_a_look_that_would_take_too_much_memory_is_not_begun(width: int, is_refused: bool) -> None:
     spec = Spec(
         lambda: Wired(
