@@ -187,7 +187,7 @@ def test_the_network_test_would_notice_a_contact(tmp_path: Path) -> None:
 
 def test_files_stay_in_the_project(logged: Logged) -> None:
     assert list((logged.root / "home").iterdir()) == []
-    ours = {".wandb", "artifacts", "datasets", "home", "matplotlib", "models"}
+    ours = {".wandb", "artifacts", "datasets", "home", "models"}
     assert {path.name for path in logged.root.iterdir()} == ours
 
 

@@ -58,7 +58,7 @@ def test_errors_that_are_scaled_over_the_batch_are_not_taken_together(
     try:
         engine = made.engine()
     except RecordsNotIndependentError as refusal:
-        assert "the way back" in str(refusal)
+        assert "the backward pass" in str(refusal)
         return
     assert not engine.is_batched
 
