@@ -171,9 +171,8 @@ def _check_scores(name: str, made: Model, given: ModelSpec) -> None:
     if made.packing is not None:
         return
     records = torch.zeros(2, *given.input_shape, dtype=torch.float32 if given.tokens is None else torch.int32)
-    module = copy.deepcopy(
-        made.module
-    ).eval()  # in training mode some layers reject few records, or remember them
+    # In training mode some layers reject few records, or remember them.
+    module = copy.deepcopy(made.module).eval()
     try:
         with torch.no_grad(), same_randomness():
             shape = tuple(made.scores(module(records)).shape)

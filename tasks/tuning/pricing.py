@@ -224,7 +224,7 @@ def _check_scored(every: Sequence[Document], public: PublicDescription) -> None:
     """Check on a record of zeros that each model can score a single record, since a later error would follow the
     charge.
     """
-    for settings in with_other_models(every):
+    for settings in distinct_models(every):
         model = model_for(settings, public)
         try:
             score = scored(public, model, model.published(model.initial_parameters()))
@@ -237,8 +237,8 @@ def _check_scored(every: Sequence[Document], public: PublicDescription) -> None:
             ) from None
 
 
-def with_other_models(every: Sequence[Document]) -> Iterator[Params]:
-    """The settings of one candidate for each model, and each kind of learned features, that candidates have."""
+def distinct_models(every: Sequence[Document]) -> Iterator[Params]:
+    """Yield the settings of one candidate for each distinct model and kind of learned features."""
     seen = set()
     for document in every:
         decides = json.dumps({group: document[group] for group in ("model", "features") if group in document})

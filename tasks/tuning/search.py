@@ -56,9 +56,9 @@ from tasks.tuning.pricing import (
     Priced,
     Range,
     Tuning,
+    distinct_models,
     price,
     trial_schedule,
-    with_other_models,
     zeros,
 )
 from tasks.tuning.trial import SCORE, Trial, derived, limits
@@ -221,7 +221,7 @@ def _reserve(search: Search, run: store.Run, ledger: Ledger, home: Path) -> None
 
 def _check_models(search: Search) -> None:
     """Raises RefusedError if a candidate's model cannot be trained privately."""
-    for settings in with_other_models(search.priced.documents):
+    for settings in distinct_models(search.priced.documents):
         model = of_people(model_for(settings, search.public), search.public.pooled)
         limits(settings).engine(model, zeros(search.public))
 
