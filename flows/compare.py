@@ -60,9 +60,8 @@ def compare(file: Path, *, runner: Runner = "threads", workers: int = 2, renew: 
     except refusals() as refusal:
         return Failed(name=REFUSED, message=str(refusal))
     logging.getLogger("prefect.task_runs").setLevel(logging.WARNING)  # one line per group hides the progress
-    logging.getLogger("absl").setLevel(
-        logging.ERROR
-    )  # accounting sets this level, but threads can reset it for each other
+    # Accounting sets this level, but threads can reset it for each other.
+    logging.getLogger("absl").setLevel(logging.ERROR)
     with one_server(runner):
         state: State[Any] = comparison.with_options(task_runner=chosen)(str(file), renew, return_state=True)
     return state

@@ -164,9 +164,8 @@ def _inputs(model: Model, public: PublicDescription) -> Inputs | None:
     if layer is None or public.feature_norms is None:
         return None
     (l1, l2), one = public.feature_norms, float(layer.bias is not None)
-    return Inputs(
-        l1 + one, math.hypot(l2, one), width=1.0, outputs=layer.out_features
-    )  # every feature is encoded in [0, 1]
+    # The width is 1, since every feature is encoded in [0, 1].
+    return Inputs(l1 + one, math.hypot(l2, one), width=1.0, outputs=layer.out_features)
 
 
 def calibrate(settings: Params, public: PublicDescription) -> dict[str, Any]:

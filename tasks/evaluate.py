@@ -196,9 +196,8 @@ def _of_labels(known: Labels, evaluation: Evaluation, labels: NDArray[Any]) -> d
     defined = [area for area in areas.values() if area is not None]
     counts = np.sort(real.sum(axis=0))[::-1]
     named = len(real) * np.arange(1, len(counts) + 1)
-    always = (
-        2 * np.cumsum(counts) / (named + counts.sum())
-    )  # F1 is twice the correct labels over the predicted plus the true ones
+    # F1 is twice the correct labels over the predicted plus the true ones.
+    always = 2 * np.cumsum(counts) / (named + counts.sum())
     _, sets = np.unique(real, axis=0, return_counts=True)
     return {
         "test_micro_f1": float(f1_score(real, evaluation.predicted, average="micro", zero_division=0)),

@@ -112,10 +112,8 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     the files, if the description of the data has changed since training, if the metrics are of another run, or if the
     ledger of a run on blocks cannot be read; then there is no card and no page.
     """
-    for name in (
-        CARD,
-        PAGE,
-    ):  # files of an earlier run must not be mistaken for this one's, whatever fails below
+    # Files of an earlier run must not be mistaken for this one's, whatever fails below.
+    for name in (CARD, PAGE):
         (artifacts / name).unlink(missing_ok=True)
     run = _read(artifacts, prepared)
     check_described(run.receipt, run.public)

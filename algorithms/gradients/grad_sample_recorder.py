@@ -261,9 +261,8 @@ class GradSampleRecorder:
             call = Call(name, *(_layouts(few, more, (count, self.batch)) for few, more in pairs))
             self.learned.append(call)
             if not any((*call.taken, *call.given)):
-                return self._shared(
-                    self, func, args, kwargs
-                )  # uses of tensors made from parameters are recorded from here on
+                # From here on the uses of what is made from parameters are recorded.
+                return self._shared(self, func, args, kwargs)
         moves = isinstance(output, Tensor) and output.is_floating_point()
         is_new = moves and output._base is None and all(output is not leaf for leaf in leaves)
         return self.anchored(output) if is_new and torch.is_grad_enabled() else output

@@ -189,9 +189,8 @@ def _logistic_sums(negated: Tensor, bound: float) -> Tensor:
     if not 0.1 <= bound <= _EXPONENT / 2**_HALVINGS:
         return _sums(factors.log_(), bound)
     most = _below(math.exp(bound) * (1.0 - 4.0 * torch.finfo(factors.dtype).eps), factors.dtype)
-    factors = factors.nan_to_num_(nan=1.0).clamp_(
-        max=most
-    )  # its logarithm is within the bound, rounding included
+    # The logarithm of `most` is within the bound, rounding included.
+    factors = factors.nan_to_num_(nan=1.0).clamp_(max=most)
     for _ in range(_HALVINGS):
         count = factors.shape[1]
         half = (count + 1) // 2

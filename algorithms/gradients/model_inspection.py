@@ -305,9 +305,8 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
     without_rule: set[str] = set()
     first, tape = _noted(passes, parameters, few)
     is_decided = first.is_decided
-    orders = (
-        (False, None, True) if any(first.answers) else (None, True)
-    )  # if no true answer is yes, False would repeat it
+    # If no true answer is yes, False would repeat it.
+    orders = (False, None, True) if any(first.answers) else (None, True)
     for answer in () if is_decided else orders:
         watch, other = (first, tape) if answer is None else _noted(passes, parameters, few, answer)
         if not watch.looked and _is_right(looked, tuple(watch.answers), [few]):

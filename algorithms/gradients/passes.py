@@ -266,6 +266,5 @@ def _channels_last(images: Tensor) -> Tensor:
     _, channels, height, width = images.shape
     if channels > 1:
         return images.contiguous(memory_format=torch.channels_last)
-    return images.contiguous().as_strided(
-        images.shape, (height * width, 1, width, 1)
-    )  # else torch sees no order
+    # With a single channel PyTorch sees no order unless the strides say so.
+    return images.contiguous().as_strided(images.shape, (height * width, 1, width, 1))

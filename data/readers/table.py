@@ -111,9 +111,8 @@ def read_parquet(path: Path, declared: Parquet) -> Iterator[pa.Table]:
     """
     try:
         file = parquet.ParquetFile(path)
-        yield pa.Table.from_batches(
-            [], file.schema_arrow
-        )  # so that missing columns are noticed in a file without rows
+        # So that missing columns are noticed in a file without rows.
+        yield pa.Table.from_batches([], file.schema_arrow)
         for batch in file.iter_batches(_ROWS, columns=list(declared.in_the_file)):
             yield pa.Table.from_batches([batch])
     except (pa.ArrowException, OSError, UnicodeDecodeError):

@@ -225,9 +225,8 @@ def make(folder: Path, declared: Declared) -> None:
 def _fill(folder: Path, declared: Declared) -> None:
     (folder / "data" / "cards").mkdir(parents=True)
     shutil.copyfile(TEMPLATES / "params.yaml", folder / "params.yaml")
-    shutil.copyfile(
-        TEMPLATES / "stages.yaml", folder / "dvc.yaml"
-    )  # under the name dvc.yaml, DVC would find the template
+    # Under the name dvc.yaml, DVC would find the template.
+    shutil.copyfile(TEMPLATES / "stages.yaml", folder / "dvc.yaml")
     deployments = (TEMPLATES / "prefect.yaml").read_text(encoding="utf-8").replace("NAME", declared.name, 1)
     (folder / "prefect.yaml").write_text(deployments, encoding="utf-8")
     (folder / "requirements.txt").write_text(f"epsilonflow=={version('epsilonflow')}\n", encoding="utf-8")

@@ -197,9 +197,8 @@ def _spends_again(search: Search, run_id: str, is_whole: bool) -> bool:
 
 
 def _reserve(search: Search, run: store.Run, ledger: Ledger, home: Path) -> None:
-    if (
-        ledger.status(run.run_id) == "settled"
-    ):  # killed before its result was complete: repeated without another charge
+    # Killed before its result was complete: repeated without another charge.
+    if ledger.status(run.run_id) == "settled":
         return
     plan, document = search.plan(0)
     if ledger.status(run.run_id) is None:

@@ -321,9 +321,8 @@ class _Renyi(EventRule):
         return bool(1 < event.order < math.inf and event.bound >= 0)
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
-        return np.where(
-            np.array(orders) <= event.order, event.bound, math.inf
-        )  # it never falls as the order grows
+        # The divergence never falls as the order grows.
+        return np.where(np.array(orders) <= event.order, event.bound, math.inf)
 
 
 class _ZCDP(EventRule):

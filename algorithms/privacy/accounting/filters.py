@@ -248,7 +248,6 @@ def rho_under(adjacency: Adjacency, event: dp.DpEvent) -> float:
     A sample costs as much as all records, without amplification: with the same coins on both sides, it is a mixture of
     pairs that differ in one record or not at all, and no worse than the worst pair.
     """
-    as_add_remove(
-        adjacency, event
-    )  # what is refused as a sample is refused before it is taken for all records
+    # An event that is refused as a sample is refused before it is treated as one of all records.
+    as_add_remove(adjacency, event)
     return rho_of(as_add_remove(adjacency, rule_of(event).unsampled(event, adjacency)))

@@ -252,9 +252,8 @@ def _computed(
             told = _TOO_LITTLE
         except Exception as reason:
             told = _TOO_LITTLE if _NO_MEMORY in str(reason) else _UNTOLD
-        raise QueryFailedError(
-            told
-        )  # out here, since an error raised while another is handled carries it along
+        # Outside of the handlers, since an error that is raised in one carries the first error along.
+        raise QueryFailedError(told)
 
     return computed
 

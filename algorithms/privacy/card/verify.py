@@ -258,9 +258,8 @@ def _trace(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[Check]
         yield from (Check(name, None, "no trace lies beside the card") for name in _TRACE)
         return
     try:
-        with pq.ParquetFile(
-            path
-        ) as file:  # pandas, and pyarrow's data sets, would take longer than all the rest
+        # pandas and pyarrow's data sets would take longer to import than all the rest.
+        with pq.ParquetFile(path) as file:
             trace = file.read().to_pydict()
         left = trace_schedule(trace)
         same = any(same_events(left, one) for one in trials_of(schedule) or [[*schedule]])

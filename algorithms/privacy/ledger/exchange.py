@@ -25,9 +25,8 @@ def exchange(connection: Connection, statements: Sequence[Statement]) -> list[Se
         return [_asked(connection, statement, given) for statement, given in statements]
     driver: Any = connection.dialect.loaded_dbapi
     try:
-        cursor = driver.ClientCursor(
-            connection.connection.driver_connection
-        )  # the server takes many without parameters
+        # A cursor that fills in parameters itself: the server takes several statements only without any.
+        cursor = driver.ClientCursor(connection.connection.driver_connection)
         texts = [
             cursor.mogrify(_sql(statement, connection.dialect), given) for statement, given in statements
         ]

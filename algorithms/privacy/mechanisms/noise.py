@@ -168,9 +168,8 @@ class Stream:
     def gumbel(self, count: int) -> NDArray[np.float64]:
         """Standard Gumbel draws, shape [count]: minus the logarithm of a standard exponential."""
         near_one = self.coins(count, 0.5)
-        distance = 0.5 * self.uniform(
-            count
-        )  # of a uniform number from 0 or from 1, since both its tails count
+        # The distance of a uniform number from 0 or from 1, since both its tails count.
+        distance = 0.5 * self.uniform(count)
         return -np.log(np.where(near_one, -np.log1p(-distance), -np.log(distance)))
 
 
