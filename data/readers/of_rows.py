@@ -123,19 +123,25 @@ class RowReader:
     def _who(self, some: pa.Table) -> list[bytes]:
         """The person that each row names; an empty name for nobody. 17.0 is 17, since files may spell it either way."""
         column = rows.column(some, "" if self.person is None else self.person.column)
-        names = [(who or b"").strip() for who in encoding.contents(column)]
-        names = [is_whole[1] if (is_whole := _WHOLE.fullmatch(who)) else who for who in names]
+        names = [_named(who or b"") for who in encoding.contents(column)]
         return [b"" if who in self._nobody else who for who in names]
 
     @cached_property
     def _nobody(self) -> frozenset[bytes]:
         declared = self.declared.missing if isinstance(self.declared, Table) else ()
-        return _NOBODY.union(one.encode() for one in declared)
+        return _NOBODY.union(_named(one.encode()) for one in declared)
 
     @cached_property
     def _words(self) -> dict[str, int] | None:
         tokens = self.declared.tokens if isinstance(self.declared, Texts) else None
         return None if tokens is None or self.as_texts else reviews.words_of(self.files, tokens.as_reviews)
+
+
+def _named(who: bytes) -> bytes:
+    """A name in one spelling: 17.0 becomes 17."""
+    name = who.strip()
+    is_whole = _WHOLE.fullmatch(name)
+    return is_whole[1] if is_whole else name
 
 
 def _first_of_each(owners: bytearray, ranks: bytearray, count: int) -> NDArray[np.bool_]:

@@ -154,6 +154,17 @@ def test_a_whole_number_names_one_person_however_a_file_spells_it(
     assert people(train | test) == dict.fromkeys(range(20), 1)
 
 
+@pytest.mark.parametrize("declared", ["-1", "-1.0"])
+@pytest.mark.parametrize("spelled", ["-1", "-1.0"])
+def test_a_number_for_nobody_is_nobody_however_it_is_spelled(
+    card: Callable[..., DataCard], table: Document, tmp_path: Path, declared: str, spelled: str
+) -> None:
+    own = card(reader=table["reader"] | {"missing": [declared]})
+    named = [(f"{who}", who) for who in range(20)]
+    train, test = drawn(own, tmp_path, [*named, (spelled, 700), (spelled, 710)])
+    assert train | test == {*range(20)}
+
+
 def test_in_blocks_each_block_draws_for_itself(card: Callable[..., DataCard], tmp_path: Path) -> None:
     folder = tmp_path / "weeks"
     folder.mkdir()
