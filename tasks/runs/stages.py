@@ -55,7 +55,7 @@ def disk_full(error: Exception) -> str | None:
 
 def refusals() -> tuple[type[ValueError], ...]:
     """The exceptions that are shown without a traceback."""
-    from algorithms.errors import EncoderRefusedError, ModelRefusedError, RefusedError
+    from algorithms.errors import EncoderRefusedError, RefusedError
     from algorithms.extension import NotUsableError
     from data.schema.errors import DataRefusedError
 
@@ -64,7 +64,6 @@ def refusals() -> tuple[type[ValueError], ...]:
         EncoderRefusedError,
         NotUsableError,
         RefusedError,
-        ModelRefusedError,
         ParamsRefusedError,
     )
 

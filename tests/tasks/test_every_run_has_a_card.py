@@ -23,7 +23,6 @@ from algorithms.core import calibration, correlated
 from algorithms.errors import RefusedError
 from algorithms.features.learned import FEATURES
 from algorithms.methods.registry import CATALOGUE
-from algorithms.models import ModelRefusedError
 from algorithms.privacy.accounting import epsilon
 from algorithms.privacy.accounting.epsilon import ACCOUNTANTS
 from algorithms.privacy.card import Verification, check_charged, load, verify
@@ -200,7 +199,7 @@ class Runs:
         try:
             settings = params.parse(self.document(json.loads(choices)), reads=calibrate.READS)
             return calibrate.calibrate(settings, self.public(json.loads(choices)))
-        except (RefusedError, ModelRefusedError, params.ParamsRefusedError):
+        except (RefusedError, params.ParamsRefusedError):
             return None
 
     def public(self, choices: Choices) -> prepare.PublicDescription:
