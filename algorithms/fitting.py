@@ -302,13 +302,15 @@ def _cap(cap: Any, population: str) -> Budget:
 class _Account:
     """The population that pays for a run.
 
-    new: the terms with which `reserve` declares the population, if it is new to the ledger. is_kept: whether the ledger
-    is permanent; without a named population, a new ledger is made and deleted after the call.
+    public, unit: its terms. cap: with which `reserve` declares it, if it is new to the ledger. is_kept: whether the
+    ledger is permanent; without a named population, a new ledger is made and deleted after the call.
     """
 
     ledger: Ledger
     population: str
-    new: Mapping[str, Any] | None
+    public: bool
+    unit: str
+    cap: Budget | None = None
     is_kept: bool = True
 
     @classmethod
@@ -324,14 +326,13 @@ class _Account:
         unit: str,
     ) -> "_Account":
         """Raises RefusedError if the population has other terms, or is new without a cap that covers `limit`."""
-        terms = {"public": public, "bound": {UNIT: unit}}
         if population is None:
             if url is not None or cap is not None:
                 raise RefusedError(
                     "a ledger or a cap was given without a population; name the population to charge."
                 )
             own = Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
-            return cls(own, "none", terms | {"cap": limit}, is_kept=False)
+            return cls(own, "none", public, unit, limit, is_kept=False)
         ledger = Ledger.open(ledger_url(url))
         if population not in ledger.populations():
             most = _cap(cap, population)
@@ -340,27 +341,33 @@ class _Account:
                     f"the cap {in_words(most)} of the new population {population!r} is below this call's own"
                     f" {in_words(limit)}; give a cap for all runs on these people together, which stays."
                 )
-            return cls(ledger, population, terms | {"cap": most})
-        if ledger.balance(population).public != public:
-            kinds = ("private", "public")
-            raise RefusedError(
-                f"the population {population!r} is {kinds[not public]} in the ledger, and public={public} was given;"
-                " set that right or name another population."
-            )
-        if (bound := ledger.terms(population).bound[UNIT]) != unit:
-            raise RefusedError(
-                f"the population {population!r} counts {bound!r} as one record, and unit={unit!r} was given; set that"
-                " right or name another population."
-            )
-        return cls(ledger, population, None)
+            return cls(ledger, population, public, unit, most)
+        account = cls(ledger, population, public, unit)
+        account._check()
+        return account
 
     def reserve(self, run: "_Run") -> None:
         """Declare the population if it is new, and reserve the run's cost."""
-        if self.new is not None:
-            self.ledger.declare(self.population, **self.new)
+        if self.cap is not None:
+            self.ledger.declare(self.population, self.cap, public=self.public, bound={UNIT: self.unit})
+            self._check()  # another call may have declared it meanwhile
         about = {name: run.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
         events = reserved_events(run.plan)
         self.ledger.reserve(run.run_id, self.population, run.plan.cost, events=events, about=about)
+
+    def _check(self) -> None:
+        """Raises RefusedError if the population has other terms in the ledger."""
+        if self.ledger.balance(self.population).public != self.public:
+            kinds = ("private", "public")
+            raise RefusedError(
+                f"the population {self.population!r} is {kinds[not self.public]} in the ledger, and"
+                f" public={self.public} was given; set that right or name another population."
+            )
+        if (bound := self.ledger.terms(self.population).bound[UNIT]) != self.unit:
+            raise RefusedError(
+                f"the population {self.population!r} counts {bound!r} as one record, and unit={self.unit!r} was given;"
+                " set that right or name another population."
+            )
 
     def of(self, run_id: str) -> dict[str, Any]:
         """The receipt's entries on the account."""
