@@ -11,6 +11,7 @@ ends, so that it does not outlive a training that was killed. Its output is one 
 """
 
 import contextlib
+import itertools
 import json
 import logging
 import math
@@ -136,7 +137,13 @@ class UnfinishedError(Exception):
 
 
 def tell(opening: dict[str, Any], rows: Iterator[dict[str, Any]]) -> None:
-    """Log the rows as they come; raises UnfinishedError if they end without END."""
+    """Log the rows as they come; raises UnfinishedError if they end without END.
+
+    A training that took no step, such as one whose model is refused, opens no run at W&B.
+    """
+    first = next(rows, END)
+    if first == END:
+        return
     config = {"run_id": opening["run_id"], **opening["about"]}
     with session(
         Tracking.model_validate(opening["settings"]),
@@ -150,7 +157,7 @@ def tell(opening: dict[str, Any], rows: Iterator[dict[str, Any]]) -> None:
     ) as logged:
         logged.define_metric(LIVE_STEP, hidden=True)
         logged.define_metric("live/*", step_metric=LIVE_STEP)
-        for row in rows:
+        for row in itertools.chain([first], rows):
             if row == END:
                 return
             logged.log({name: row[name] for name in LIVE if name in row})

@@ -92,6 +92,14 @@ def test_a_training_that_fails_does_not_say_that_it_ended(client: Path, tmp_path
     ]
 
 
+@pytest.mark.parametrize("rows", [[], [END]])
+def test_a_training_that_took_no_step_opens_no_run(
+    rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "session", None)  # a call of it would fail
+    module.tell({"run_id": "run-1", "about": PLAN, "settings": ONLINE.model_dump(), "root": "."}, iter(rows))
+
+
 @pytest.mark.parametrize("mode", ["offline", "disabled"])
 def test_nothing_is_started_unless_the_mode_is_online(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
