@@ -1,4 +1,4 @@
-"""Architectures from public libraries and of users' own, at tiny sizes with random weights; no weights are loaded.
+"""Architectures from public libraries and users' own code, at tiny sizes with random weights; nothing is loaded.
 
 Each is built as its users build it. Images are [3, 32, 32], tokens [12] below 60 with 0 for padding, rows [9], series
 [4, 24]; there are three classes. Batch normalisation is replaced by group normalisation.

@@ -1,8 +1,8 @@
 """Tests the default settings on data sets that are not benchmarks: `python -m comparisons.defaults FOLDER`.
 
-Synthetic tables, images and texts, and data sets of scikit-learn, are treated as data sets with a user's own card.
-defaults.csv compares the settings of `recipe`, with seeded noise, with the previous defaults, the majority class of the
-held-out records, and the same model without privacy. defaults-limits.csv has runs on both sides of the limits of
+Synthetic tables, images and texts and data sets of scikit-learn are treated as data sets with a user's own card. In
+runs with seeded noise, defaults.csv compares the settings of `recipe` with the previous defaults, the majority class of
+the held-out records, and the same model without privacy. defaults-limits.csv has runs on both sides of the limits of
 `tasks.runs.preflight`.
 """
 
