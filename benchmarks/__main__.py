@@ -1,4 +1,4 @@
-"""python -m benchmarks: measure, print tables, keep the numbers in benchmarks/results."""
+"""Command line: `python -m benchmarks` measures, prints tables and keeps the numbers in benchmarks/results."""
 
 import datetime
 import logging
@@ -106,9 +106,9 @@ def _speed(job: Job, allocator: str) -> dict[str, Any]:
 def _memory(
     workload: Workload, timed: list[str], device: torch.device, *, autocast: bool
 ) -> dict[str, dict[str, float]]:
-    """Memory of the methods that could be timed, under the default allocator; what fails is logged and left out.
+    """Memory of the methods that could be timed, under the default allocator; failures are logged and left out.
 
-    On a CPU it is the median of several processes: what the allocator keeps differs from one to the next.
+    On a CPU it is the median over several processes, since what the allocator keeps differs between them.
     """
     processes = 1 if device.type == "cuda" else _MEMORY_PROCESSES
     growths = {}

@@ -1,6 +1,6 @@
 """Clipping after a coordinate-wise affine map, AdaCliP's step (Pichapati et al. 2019, arXiv:1908.07643, Algorithm 1).
 
-A step is a + b (sum of clip((g - a) / b) + noise) / batch; shift a and scale b are fixed here, as in one step they are.
+A step is a + b (sum of clip((g - a) / b) + noise) / batch; shift a and scale b are fixed, as within one step.
 """
 
 import torch
@@ -20,7 +20,7 @@ def _shift_and_scale(like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class BookKeeping(ours.BookKeeping):
-    """Weighted norms in closed form."""
+    """The library's engine: weighted norms in closed form."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -34,7 +34,7 @@ class BookKeeping(ours.BookKeeping):
 
 
 class Materialised(peers.PerExample):
-    """Every record's gradient by vmap(grad), then the map on each of them, in place."""
+    """Every record's gradient by vmap(grad), then the affine map applied to each in place."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)

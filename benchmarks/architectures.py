@@ -1,7 +1,7 @@
-"""Architectures of public libraries and of people's own code, at tiny sizes with random weights: nothing is loaded.
+"""Architectures from public libraries and users' own code, at tiny sizes with random weights; nothing is loaded.
 
-Each is made as its users make it. Images are [3, 32, 32], tokens [12] below 60 with 0 for padding, rows [9], series
-[4, 24]; there are three classes. Normalisations over the batch are replaced by those over groups.
+Each is built as its users build it. Images are [3, 32, 32], tokens [12] below 60 with 0 for padding, rows [9], series
+[4, 24]; there are three classes. Batch normalisation is replaced by group normalisation.
 """
 
 import math
@@ -22,10 +22,10 @@ IMAGE, ROW, SERIES, TOKENS = (3, 32, 32), (9,), (4, 24), (LENGTH,)
 
 @dataclass(frozen=True)
 class Architecture:
-    """One of the zoo.
+    """One architecture of the zoo.
 
-    make: the module. shape: of one record. is_listed: whether it is one of those that were to be taken; the others are
-    tried so that rules are not made for names.
+    make: builds the module. shape: of one record. is_listed: whether it was on the list to be supported; the others
+    test that rules are not made for that list.
     """
 
     make: Callable[[], nn.Module]
@@ -38,7 +38,7 @@ class Architecture:
         return self.shape == TOKENS
 
     def inputs(self, count: int, seed: int = 0) -> Tensor:
-        """Made-up records; texts of every length, the rest padding."""
+        """Random records; texts have different lengths and are padded."""
         draw = torch.Generator().manual_seed(seed)
         if not self.takes_tokens:
             return torch.randn(count, *self.shape, generator=draw)
@@ -48,12 +48,12 @@ class Architecture:
 
 
 def losses(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of each record; of a language model of each sequence, whose own words are what is predicted."""
+    """Cross-entropy of each record; for a language model, of each sequence, whose own words are predicted."""
     return functional.cross_entropy(outputs, labels, reduction="none")
 
 
 class Text(nn.Module):
-    """A model of a library on token ids, with the mask of the padding, as its own data collator gives it."""
+    """A library's model on token ids, with the padding mask that the library's data collator would give."""
 
     def __init__(self, model: nn.Module, *, masked: bool = True) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Text(nn.Module):
 
 
 class Pooled(nn.Module):
-    """An encoder without a head of its own: the mean of what is no padding, and a linear layer."""
+    """An encoder without a head, with mean pooling over the non-padding tokens and a linear layer."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
@@ -84,14 +84,14 @@ class Pooled(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """The mean over a text of what the next word's logits are, so that a record has one loss."""
+    """A language model whose next-word losses are averaged over a text, so that a record has one loss."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, words: Tensor) -> Tensor:
-        """The log-likelihood of the text against two multiples of it, [batch, 3]."""
+        """The text's mean next-word loss and two multiples of it as logits [batch, 3]."""
         logits = self.model(input_ids=words, attention_mask=(words != PADDING).long()).logits
         own = functional.cross_entropy(
             logits[:, :-1].transpose(1, 2), words[:, 1:].long(), reduction="none"
@@ -100,7 +100,7 @@ class LanguageModel(nn.Module):
 
 
 class Logits(nn.Module):
-    """What a vision model of `transformers` gives."""
+    """The logits of a vision model of `transformers`."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ _NO_DROP = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 def hugging(
     name: str, wrap: Callable[[nn.Module], nn.Module], kind: str, **settings: Any
 ) -> Callable[[], nn.Module]:
-    """A model of `transformers`: the name of its family and of its class, and settings over the tiny ones."""
+    """A model of `transformers`, by the names of its family and class; `settings` override the tiny defaults."""
 
     def make() -> nn.Module:
         library = imported_library("transformers")
@@ -143,18 +143,18 @@ def hugging(
 
 
 def classifier(name: str, **settings: Any) -> Callable[[], nn.Module]:
-    """The same, with a head for the classes of a text."""
+    """The same with a head for text classification."""
     return hugging(name, Text, "ForSequenceClassification", **settings)
 
 
 def vision(name: str, **settings: Any) -> Callable[[], nn.Module]:
-    """The same for images."""
+    """The same for image classification."""
     settings = {"image_size": 32, "patch_size": 8, **settings}
     return hugging(name, Logits, "ForImageClassification", **settings)
 
 
 def timm(name: str, **settings: Any) -> Callable[[], nn.Module]:
-    """A model of timm."""
+    """A timm model."""
 
     def make() -> nn.Module:
         return without_batch_norm(
@@ -165,7 +165,7 @@ def timm(name: str, **settings: Any) -> Callable[[], nn.Module]:
 
 
 def mixer(block: str, norm: type[nn.Module]) -> Callable[[], nn.Module]:
-    """A mixer of timm with one kind of block."""
+    """An MLP-Mixer of timm with the given kind of block."""
 
     def make() -> nn.Module:
         library = imported_library("timm.models.mlp_mixer")
@@ -210,7 +210,7 @@ def mobilenet() -> nn.Module:
 
 
 def poolformer() -> nn.Module:
-    """A PoolFormer of timm, one block a stage."""
+    """A PoolFormer of timm with one block per stage."""
     library = imported_library("timm.models.metaformer")
     model: nn.Module = library.MetaFormer(
         depths=(1, 1), dims=(8, 16), token_mixers=library.Pooling, num_classes=CLASSES
@@ -225,12 +225,12 @@ def convmixer() -> nn.Module:
 
 
 def tiny_vit(name: str, **settings: Any) -> Callable[[], nn.Module]:
-    """A vision transformer of timm, with few narrow blocks."""
+    """A vision transformer of timm with few narrow blocks."""
     return timm(name, img_size=32, patch_size=8, embed_dim=WIDTH, depth=2, **settings)
 
 
 def torchvision(name: str, **settings: Any) -> Callable[[], nn.Module]:
-    """A model of torchvision."""
+    """A torchvision model."""
 
     def make() -> nn.Module:
         imported_library("torchvision")
@@ -241,7 +241,7 @@ def torchvision(name: str, **settings: Any) -> Callable[[], nn.Module]:
 
 
 def small_resnet(block: str, blocks: list[int], **settings: Any) -> Callable[[], nn.Module]:
-    """A ResNet of torchvision with other numbers of blocks."""
+    """A ResNet of torchvision with the given numbers of blocks."""
 
     def make() -> nn.Module:
         imported_library("torchvision")
@@ -254,18 +254,18 @@ def small_resnet(block: str, blocks: list[int], **settings: Any) -> Callable[[],
 
 
 def groups(channels: int) -> nn.Module:
-    """A normalisation over groups of channels."""
+    """A group normalisation."""
     return nn.GroupNorm(math.gcd(channels, 2), channels)
 
 
 def without_batch_norm(module: nn.Module) -> nn.Module:
-    """The module with normalisations over groups in place of those over the batch."""
+    """The module with group normalisation in place of batch normalisation."""
     for name, child in module.named_children():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
             norm = groups(child.num_features)
             rest = [
                 getattr(child, part) for part in ("drop", "act") if hasattr(child, part)
-            ]  # timm's has both in it
+            ]  # timm's BatchNorm has both
             setattr(module, name, nn.Sequential(norm, *rest) if rest else norm)
         else:
             without_batch_norm(child)
@@ -273,7 +273,7 @@ def without_batch_norm(module: nn.Module) -> nn.Module:
 
 
 def adapted(make: Callable[[], nn.Module], targets: list[str]) -> Callable[[], nn.Module]:
-    """A model with low-rank adapters of PEFT, which alone are trained, and its head."""
+    """A model of which only PEFT's low-rank adapters and the head are trained."""
 
     def wrapped() -> nn.Module:
         peft, model = imported_library("peft"), make()
@@ -285,7 +285,7 @@ def adapted(make: Callable[[], nn.Module], targets: list[str]) -> Callable[[], n
 
 
 class Wired(nn.Module):
-    """A module whose forward pass is a function of its parts and the inputs."""
+    """A module whose forward pass is a given function of its parts and the inputs."""
 
     def __init__(self, wiring: Callable[[Any, Tensor], Tensor], **parts: nn.Module | nn.Parameter) -> None:
         super().__init__()
@@ -294,12 +294,12 @@ class Wired(nn.Module):
             setattr(self, name, part)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """What the function gives."""
+        """The function's outputs."""
         return self.wiring(self, inputs)
 
 
 def encoder() -> nn.Module:
-    """torch's own transformer on texts, with positions and a padding mask."""
+    """PyTorch's own transformer encoder on texts, with position embeddings and a padding mask."""
 
     def wiring(self: Any, words: Tensor) -> Tensor:
         hidden = self.table(words) + self.places
@@ -318,7 +318,7 @@ def encoder() -> nn.Module:
 
 
 def tagger(kind: type[nn.Module]) -> Callable[[], nn.Module]:
-    """A recurrent network on texts; the mean over the words that are there."""
+    """A recurrent network on texts; the sum over the words that are not padding."""
 
     def wiring(self: Any, words: Tensor) -> Tensor:
         there = (words != PADDING)[:, :, None]
@@ -334,7 +334,7 @@ def tagger(kind: type[nn.Module]) -> Callable[[], nn.Module]:
 
 
 def feature_tokenizer() -> nn.Module:
-    """FT-Transformer (Gorishniy et al. 2021): every number of a row is a token."""
+    """FT-Transformer (Gorishniy et al. 2021): each number in a row is a token."""
 
     def wiring(self: Any, rows: Tensor) -> Tensor:
         tokens = rows[:, :, None] * self.weight + self.bias
@@ -354,12 +354,12 @@ def feature_tokenizer() -> nn.Module:
 
 
 def bag(mode: str) -> Callable[[], nn.Module]:
-    """fastText: the mean or the sum of a text's words."""
+    """fastText: the mean or the sum of a text's word embeddings."""
     return lambda: nn.Sequential(nn.EmbeddingBag(WORDS, WIDTH, mode=mode), nn.Linear(WIDTH, CLASSES))
 
 
 def series() -> nn.Module:
-    """A network along time."""
+    """A 1-D CNN for time series."""
     return nn.Sequential(
         *(nn.Conv1d(4, 8, 5, padding=2), nn.GroupNorm(2, 8), nn.GELU(), nn.MaxPool1d(2)),
         *(weight_norm(nn.Conv1d(8, 8, 3, padding=2, dilation=2)), nn.ReLU(), nn.AdaptiveAvgPool1d(1)),
@@ -368,7 +368,7 @@ def series() -> nn.Module:
 
 
 class UNet(nn.Module):
-    """Down, up by a transposed convolution, and a bridge; the mean over the places of its map of classes."""
+    """A U-Net with a transposed convolution and a skip connection; class maps are averaged over positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -391,7 +391,7 @@ class UNet(nn.Module):
 
 
 class VolumeNet(nn.Module):
-    """A U-Net for volumes, as of a scanner; an image's colours are its slices here."""
+    """A U-Net for volumes, such as scans; here an image's colours are the slices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -416,7 +416,7 @@ class VolumeNet(nn.Module):
 
 
 def frames() -> nn.Module:
-    """A network of single images for the three of a record; the mean of what it says of each."""
+    """A network for single images, applied to a record's three; its outputs are averaged."""
 
     def wiring(self: Any, images: Tensor) -> Tensor:
         outputs: Tensor = (
@@ -436,7 +436,7 @@ def frames() -> nn.Module:
 
 
 def by_cell() -> nn.Module:
-    """A recurrent network whose steps are a loop of its own."""
+    """A recurrent network that loops over an LSTM cell itself."""
 
     def wiring(self: Any, words: Tensor) -> Tensor:
         state = (torch.zeros(len(words), WIDTH),) * 2
@@ -454,7 +454,7 @@ def by_cell() -> nn.Module:
 
 
 def mlp_mixer_by_hand() -> nn.Module:
-    """Products with parameters on the left, as a mixer of tokens writes them."""
+    """Matrix products with parameters on the left, as in token mixing."""
 
     def wiring(self: Any, series: Tensor) -> Tensor:
         hidden = torch.tanh(self.mix @ self.first(series))
@@ -471,7 +471,7 @@ def mlp_mixer_by_hand() -> nn.Module:
 
 
 class Scan(nn.Module):
-    """A selective state space (Gu and Dao 2023), step by step."""
+    """A selective state-space model (Gu and Dao 2023), computed step by step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -497,7 +497,7 @@ class Scan(nn.Module):
 
 
 class Perceiver(nn.Module):
-    """Latent places that are trained and look at a record (Jaegle et al. 2021)."""
+    """A Perceiver: trained latents that attend to a record (Jaegle et al. 2021)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -517,7 +517,7 @@ class Perceiver(nn.Module):
 
 
 class Graph(nn.Module):
-    """A graph isomorphism network (Xu et al. 2019) on padded graphs: their nodes are near where features are."""
+    """A graph isomorphism network (Xu et al. 2019) on padded graphs, with edges between nodes of close features."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -539,7 +539,7 @@ class Graph(nn.Module):
 
 
 def packed() -> nn.Module:
-    """Attention by hand with rotations, query and key norms, and one weight for three products."""
+    """Hand-written attention with rotary embeddings, query and key norms, and one packed weight for all three."""
 
     def wiring(self: Any, words: Tensor) -> Tensor:
         hidden = self.table(words)
@@ -575,7 +575,7 @@ def packed() -> nn.Module:
 
 
 class KolmogorovArnold(nn.Module):
-    """A layer whose every edge has a curve of its own, a sum of bumps (Liu et al. 2024)."""
+    """A layer with its own curve on every edge, a sum of bumps (Liu et al. 2024)."""
 
     middles: Tensor
 
@@ -595,7 +595,7 @@ class KolmogorovArnold(nn.Module):
 
 
 def bilinear() -> nn.Module:
-    """Two views of a row, and their products."""
+    """A bilinear layer on two linear views of a row."""
     return Wired(
         lambda self, rows: self.last(torch.tanh(self.both(self.one(rows), self.other(rows)))),
         one=nn.Linear(9, 8),
@@ -606,7 +606,7 @@ def bilinear() -> nn.Module:
 
 
 def soft_experts() -> nn.Module:
-    """Experts that all see a row, and are mixed by what a layer makes of it."""
+    """Experts that all process a row and are mixed by the softmax of a gating layer."""
 
     def wiring(self: Any, rows: Tensor) -> Tensor:
         shares = self.shares(rows).softmax(dim=-1)
@@ -626,7 +626,7 @@ def soft_experts() -> nn.Module:
 
 
 class Spoken(nn.Module):
-    """A model of `transformers` on sounds, or the encoder of one, whose first output is averaged over time."""
+    """A speech model of `transformers`, or its encoder, whose first output is averaged over time."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -659,7 +659,7 @@ def whisper() -> nn.Module:
 
 
 def checkpointed(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """A model of `transformers` that runs its layers again on the way back."""
+    """A model of `transformers` with gradient checkpointing."""
 
     def wrapped() -> nn.Module:
         model: Any = make()
@@ -882,4 +882,4 @@ LARGE = (
     "RegNet (timm)",
     "NF-ResNet, weights standardised (timm)",
 )
-"""Those that cannot be made tiny."""
+"""The architectures that cannot be made tiny."""

@@ -1,8 +1,8 @@
-"""The step of a network with one hidden layer, written out: the least that PyTorch can do for such a sum.
+"""A hand-written step for a network with one hidden layer: the least that PyTorch must do for a clipped sum.
 
-Written for one shape of network, without anything that a library needs around it, so that what is left between it and
-another method is that method's, and what is left between sums in 32 and in 64 bits is the price of sums in which no
-record rounds another's part away.
+It supports one shape of network and has none of a library's overhead, so the gap to another method is that method's
+overhead. The gap between sums in 32 and in 64 bits is the price of sums in which no record's contribution is rounded
+away by another's.
 """
 
 import torch
@@ -13,7 +13,7 @@ from benchmarks.methods import OnTorch, Problem
 
 
 class Sums64(OnTorch):
-    """Forward, backward, norms and weights in 32 bits, sums over records in 64."""
+    """Forward, backward, norms and weights in 32 bits; sums over records in 64 bits."""
 
     dtype = torch.float64
 
@@ -48,7 +48,7 @@ class Sums64(OnTorch):
 
 
 class Sums32(Sums64):
-    """The same with sums in 32 bits, whose sensitivity is larger than the bound."""
+    """The same with sums in 32 bits, whose sensitivity exceeds the clip norm."""
 
     dtype = torch.float32
 

@@ -1,6 +1,6 @@
-"""The process that measures: python -m benchmarks.child '{"workload": ...}', the result as JSON on its output.
+"""The measuring process: python -m benchmarks.child '{"workload": ...}' prints its result as JSON.
 
-The allocator and the number of threads are set by environment variables, which count only from a process's start.
+The allocator and the number of threads are set by environment variables, which are read only when a process starts.
 """
 
 import json
@@ -14,9 +14,9 @@ from typing import Any
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    "NPROC": "1",  # what XLA takes for the number of cores
+    "NPROC": "1",  # read by XLA as the number of cores
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
-    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # JAX else takes most of a GPU, which it shares with PyTorch here
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # else JAX takes most of the GPU's memory from PyTorch
     "PYTHONWARNINGS": "ignore",
 }
 
@@ -49,7 +49,7 @@ class JobFailedError(Exception):
 
 
 def run(job: Job, allocator: str) -> dict[str, Any]:
-    """The result of a job, measured in a new process; raises JobFailedError where there is none."""
+    """The result of a job, measured in a new process; raises JobFailedError if there is none."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     only = {"JAX_PLATFORMS": "cpu"} if job.device == "cpu" else {}
     done = subprocess.run(

@@ -1,7 +1,7 @@
-"""python -m benchmarks.cores: what passes side by side gain.
+"""Benchmark of passes in parallel: `python -m benchmarks.cores`.
 
-Workers and threads are compared in one process, in rounds of changing order, by wall time: on a machine that others use
-too only the ratios of one run say something.
+Workers and threads are compared by wall time in one process, in rounds of random order. On a shared machine only the
+ratios within one run are meaningful.
 """
 
 import os
@@ -31,7 +31,7 @@ def main(
     workloads: Annotated[str, typer.Option(help="Comma-separated.")] = "W3,W4cnn,W6",
     rounds: Annotated[int, typer.Option(min=2)] = 9,
 ) -> None:
-    """Print how many times as fast a clipped sum over four batches is with workers and threads as with one."""
+    """Print the speed-up of a clipped sum over four batches with several workers or threads over one of each."""
     settings = _SETTINGS + [(count, 1) for count in (4, 8) if count <= (os.cpu_count() or 1)]
     typer.echo(f"{'workload':10}" + "".join(f"{w} x {t:<8}" for w, t in settings) + "passes")
     for name in workloads.split(","):
@@ -40,7 +40,7 @@ def main(
 
 
 def _times(name: str, settings: list[tuple[int, int]], rounds: int) -> tuple[list[float], int]:
-    """Median seconds of a sum under each setting, and how many passes it takes."""
+    """Median seconds of a sum under each setting, and the number of passes in it."""
     workload = WORKLOADS[name]
     model = workload.build()
     inputs, labels = workload.data(4 * workload.batch, torch.device("cpu"))

@@ -1,8 +1,8 @@
-"""What a whole step of DP-AGD costs: python -m benchmarks.descent.
+"""Benchmark of a whole step of DP-AGD: `python -m benchmarks.descent`.
 
-Beside the iteration of workload W1 (one clipped gradient and 20 candidates), which the library and Opacus compute
-alike, the library's own step is measured through the barrier: with its charges, trace and secure noise, the step 0
-among the candidates and a second measurement where no step helps.
+The iteration of workload W1 (one clipped gradient and 20 candidates) is measured with the library and with Opacus.
+The library's whole step is measured through the barrier: with charges, trace and secure noise, the step size 0 among
+the candidates, and a second measurement where no step helps.
 """
 
 import time
@@ -32,7 +32,7 @@ _GRID = (0.0, *(step / STEPS[-1] for step in STEPS))
 
 
 class WholeStep:
-    """A step of DP-AGD through the barrier; a run that has spent its budget is begun anew."""
+    """A step of DP-AGD through the barrier; a run that has spent its budget is restarted."""
 
     def __init__(self, problem: Problem) -> None:
         self.model, self.method = problem.model(), DPAGD(steps_grid=_GRID)
@@ -58,10 +58,10 @@ class WholeStep:
             self.state = following
 
     def wait(self) -> None:
-        """Nothing is left running on a CPU."""
+        """Nothing to wait for on a CPU."""
 
     def released(self) -> dict[str, Tensor]:
-        """Where the run is."""
+        """The current parameters."""
         return {"parameters": self.state.parameters}
 
     def _begun(self) -> tuple[Barrier, State]:
@@ -78,7 +78,7 @@ class WholeStep:
 
 
 def main(rounds: Annotated[int, typer.Option(min=2)] = 15) -> None:
-    """Measure a step of DP-AGD and the iteration in it against Opacus's hooks; CPU time, one thread."""
+    """Compare a step of DP-AGD and its iteration with Opacus's hooks; CPU time on one thread."""
     torch.set_num_threads(1)
     chosen = WORKLOADS["W1"]
     problem = Problem(chosen, *chosen.data(chosen.batch, torch.device("cpu")))

@@ -1,8 +1,8 @@
-"""The smallest model of each family of timm through the engine: `python -m benchmarks.families [FAMILIES]`.
+"""Tries the smallest model of each timm family in the engine: `python -m benchmarks.families [FAMILIES]`.
 
-Images are of 64 pixels, or of the first size of `SIZES` that the model takes; BatchNorm is replaced. A line each: the
-path, and how far the clipped sum of three records is from that of a loop over them, relative, with both in 64 bits,
-since rounding in 32 moves some of these deep networks by a percent. The totals stand in docs/zoo.md.
+Images have 64 pixels, or the first size in `SIZES` that the model accepts; BatchNorm is replaced. Each line gives the
+path and the relative error of the clipped sum of three records against a loop over them. Both use 64 bits, since
+rounding in 32 bits changes some of these deep networks by a percent. The totals are in docs/zoo.md.
 """
 
 import sys
@@ -25,7 +25,7 @@ _RECORDS, _CLASSES = 3, 3
 
 
 def main(names: list[str]) -> None:
-    """Lines for some families, or for all."""
+    """Print a line for each named family, or for all."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     for family, architecture in smallest(names):
@@ -34,7 +34,7 @@ def main(names: list[str]) -> None:
 
 
 def smallest(names: list[str]) -> Iterator[tuple[str, str]]:
-    """Each family with its model of the fewest parameters."""
+    """Each family with its model that has the fewest parameters."""
     timm: Any = imported_library("timm")
     for family in timm.list_modules():
         if names and family not in names:
@@ -57,7 +57,7 @@ def _line(architecture: str) -> str:
             model = _made(architecture, size)
             with torch.no_grad():
                 model.module(torch.zeros(1, 3, size, size))
-        except Exception as refused:  # whatever a model says of images of a size that it does not take
+        except Exception as refused:  # models reject an image size with errors of any kind
             why = str(refused).partition("\n")[0]
             continue
         return _looked_at(model, size)

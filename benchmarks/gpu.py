@@ -1,7 +1,7 @@
-"""python -m benchmarks.gpu: on a machine with a GPU, tests of sums and methods there, then the table against others.
+"""Benchmark on a GPU: `python -m benchmarks.gpu` tests sums and methods there and compares them with other libraries.
 
-The numbers go to benchmarks/results/gpu.json, the table to docs/results/gpu.md. With `--device cpu --small` the same is
-done with small networks on a CPU, and nothing is kept: so every part of it is seen to run where no GPU is.
+The numbers go to benchmarks/results/gpu.json, the table to docs/results/gpu.md. `--device cpu --small` does the same
+with small networks on a CPU and keeps nothing, to check without a GPU that every part runs.
 """
 
 import logging
@@ -23,7 +23,7 @@ from benchmarks.workloads import DEFAULT, OF_LIBRARIES, SMALL, WORKLOADS
 _TESTS = (
     "tests/algorithms/gradients/test_device.py",
     "tests/algorithms/test_contract.py",
-    "tests/algorithms/privacy/test_sharding.py",  # on two GPUs, where there are so many
+    "tests/algorithms/privacy/test_sharding.py",  # on two GPUs, where available
 )
 _TABLE = Path("docs/results/gpu.md")
 _PEERS = {
@@ -58,7 +58,7 @@ def main(
             found[name] = measured(
                 chosen, torch.device(device), rounds=2 if small else 7, quick=small, autocast=False
             )
-        except JobFailedError as error:  # one network that fails must not cost the table the others
+        except JobFailedError as error:  # the other networks must still be measured
             _logger.error("%s", error)
             continue
         if not small:
@@ -69,9 +69,9 @@ def main(
 
 
 def table(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """A page with one row a workload: how many times as fast as each peer we are, and memory growth over plain PyTorch.
+    """A page with one row per workload: our speed relative to each peer, and memory growth over plain PyTorch.
 
-    A cell has a dash where the peer could not run; of a peer whose sum is off by more than 1e-4 it has the error.
+    A dash marks a peer that could not run; a peer whose sum is off by more than 1e-4 is shown with its error.
     """
     first = next(iter(found.values()), None)
     lines = ["# Clipped steps on a GPU", ""]

@@ -1,7 +1,7 @@
-"""What importance sampling costs: python -m benchmarks.importance.
+"""Benchmark of importance sampling: `python -m benchmarks.importance`.
 
 A step of DPIS computes the gradients of about `oversampling` times the batch, and an epoch begins with the norms of all
-records. Both are measured through the barrier, beside a step of DP-SGD with the same batch, on made-up records.
+records. Both are compared, through the barrier, with a step of DP-SGD with the same batch on synthetic records.
 """
 
 import time
@@ -31,29 +31,29 @@ _NOISE = Gaussian(1.0)
 
 @dataclass(frozen=True)
 class MadeUp:
-    """Records for a barrier."""
+    """Synthetic records for a barrier."""
 
     features: NDArray[np.float32]
     labels: NDArray[np.int64]
 
 
 class Free:
-    """A filter that affords everything, so that no accounting is measured."""
+    """A privacy filter that allows everything, so that no accounting is measured."""
 
     def affords(self, event: DpEvent) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     def charge(self, event: DpEvent) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def spent(self, delta: float) -> float:
-        """Nothing."""
+        """Always zero."""
         return 0.0
 
 
 class Asking:
-    """What the three measured methods share: a barrier of their own over the same records, and where they ask."""
+    """Base class of the three measured methods: each has its own barrier over the same records."""
 
     def __init__(self, workload: Workload, records: MadeUp, batch: int) -> None:
         model = workload.build()
@@ -63,10 +63,10 @@ class Asking:
         )
 
     def wait(self) -> None:
-        """Nothing is left running on a CPU."""
+        """Nothing to wait for on a CPU."""
 
     def released(self) -> dict[str, Tensor]:
-        """Where the gradients are taken."""
+        """The parameters at which gradients are taken."""
         return {"parameters": self.point}
 
 
@@ -102,7 +102,7 @@ class DPISStep(Asking):
 
 
 class NormPass(Asking):
-    """The norms of all records, at other parameters each time, since the barrier remembers them at the last."""
+    """The norms of all records, at new parameters each time, since the barrier caches them at the last ones."""
 
     def step(self) -> None:
         """One release."""
@@ -117,7 +117,7 @@ def main(
     oversampling: float = 5.0,
     rounds: Annotated[int, typer.Option(min=2)] = 5,
 ) -> None:
-    """Measure a step of DPIS and a pass for norms, relative to DP-SGD with the same batch; CPU time, one thread."""
+    """Measure a step of DPIS and a pass for norms, relative to DP-SGD with the same batch; CPU time on one thread."""
     torch.set_num_threads(1)
     chosen = WORKLOADS[workload]
     inputs, labels = chosen.data(records, torch.device("cpu"))

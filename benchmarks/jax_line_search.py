@@ -1,4 +1,4 @@
-"""The line search in JAX: one compiled function, the 20 candidates' margins by one product with 20 rows."""
+"""The line search in JAX: one compiled function, with one matrix product for the margins of the 20 candidates."""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ class Jitted:
         self.objectives.block_until_ready()
 
     def released(self) -> dict[str, Tensor]:
-        """The parameters moved to, and the objectives."""
+        """The new parameters and the objectives."""
         return {"parameters": as_tensor(self.parameters), "objectives": as_tensor(self.objectives)}
 
     def _update(

@@ -133,7 +133,7 @@ def _standardised(values: Array, epsilon: float) -> Array:
 
 
 def _last_state(parameters: Parameters, prefix: str, suffix: str, sequence: Array) -> Array:
-    """An LSTM's last hidden state, sequence [length, batch, p] -> [batch, hidden]; PyTorch's order of gates."""
+    """An LSTM's last hidden state, sequence [length, batch, p] -> [batch, hidden]; gates in PyTorch's order."""
     recurrent = parameters[f"{prefix}weight_hh{suffix}"]
     bias = parameters[f"{prefix}bias_ih{suffix}"] + parameters[f"{prefix}bias_hh{suffix}"]
     gates = sequence @ parameters[f"{prefix}weight_ih{suffix}"].T + bias

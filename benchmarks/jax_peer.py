@@ -1,4 +1,4 @@
-"""JAX and Optax: vmap(grad) and Optax's differentially private aggregation, compiled ahead of time as one function."""
+"""A step in JAX: vmap(grad) and Optax's differentially private aggregation, compiled ahead of time as one function."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def as_tensor(array: Array) -> Tensor:
 
 
 def set_up(problem: Problem) -> None:
-    """Full precision, as PyTorch has it; raises NotAvailableError where JAX does not see the batch's device."""
+    """Set full precision, as in PyTorch; raises NotAvailableError if JAX does not see the batch's device."""
     precision = None if problem.autocast else "highest"
     jax.config.update("jax_default_matmul_precision", precision)  # type: ignore[no-untyped-call]
     kind = "gpu" if problem.device.type == "cuda" else "cpu"
@@ -35,7 +35,7 @@ def set_up(problem: Problem) -> None:
 
 
 class PerExample:
-    """One compiled step; the parameters' memory is reused by the next (donated)."""
+    """One compiled step, which donates the parameters' memory to the next one."""
 
     def __init__(self, problem: Problem) -> None:
         set_up(problem)
@@ -89,5 +89,5 @@ class PerExample:
 
 
 def _half(values: Array) -> Array:
-    """Real numbers as bfloat16; tokens as they are."""
+    """Cast real numbers to bfloat16; leave tokens as they are."""
     return values.astype(jnp.bfloat16) if jnp.issubdtype(values.dtype, jnp.floating) else values

@@ -1,8 +1,8 @@
-"""python -m benchmarks.kddcup_rows FILE: rows of the schema of KDD Cup 1999, made up, as many as are asked for.
+"""Writes synthetic rows with the schema of KDD Cup 1999: `python -m benchmarks.kddcup_rows FILE`.
 
-They come from the data card alone: numbers between the declared bounds, listed categories and labels. With --prepare
-they are then prepared as the real file would be, and trained on by DP-AGD with samples of 40,000, the mini-batch of
-Lee and Kifer 2018; the seconds and the growth of memory are shown for both.
+They are drawn from the data card alone: numbers within the declared bounds, and the listed categories and labels. With
+--prepare they are then prepared like the real file, and DP-AGD is trained on them with samples of 40,000, the
+mini-batch of Lee and Kifer 2018; seconds and memory growth are printed for both.
 """
 
 import gzip
@@ -46,7 +46,7 @@ Count: TypeAlias = Annotated[int, typer.Option(min=1, help="How many rows.")]
 
 
 def write(path: Path, declared: Csv, *, records: int, seed: int) -> None:
-    """Write `records` rows of the table that `declared` describes, gzipped; the same for the same seed."""
+    """Write `records` gzipped rows of the table that `declared` describes; the same seed gives the same rows."""
     random = default_rng(seed)
     options = csv.WriteOptions(include_header=False, quoting_style="none")
     with path.open("wb") as raw, gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as file:
@@ -70,7 +70,7 @@ def _values(column: Column, rows: int, random: Generator) -> pa.Array:
 
 
 def _numbers(column: Numeric, rows: int, random: Generator) -> pa.Array:
-    """Shares in hundredths, counts as whole numbers, on the scale of the column."""
+    """Shares are rounded to hundredths and counts to integers, on the column's scale."""
     low, high = column.bounds
     share = random.random(rows)
     if column.scale == "log":
@@ -80,7 +80,7 @@ def _numbers(column: Numeric, rows: int, random: Generator) -> pa.Array:
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds, and by how many MiB the memory of this process grew at most."""
+    """Seconds, and the largest growth of this process's memory in MiB."""
 
     seconds: float
     growth: float
@@ -88,9 +88,9 @@ class Cost:
 
 @contextmanager
 def measured() -> Iterator[list[Cost]]:
-    """The cost of the block, as the one entry of a list once it has ended."""
+    """Yield a list that holds the cost of the block once it has ended."""
     costs: list[Cost] = []
-    _STATUS.with_name("clear_refs").write_text("5")  # the kernel's way of resetting the peak
+    _STATUS.with_name("clear_refs").write_text("5")  # makes the kernel reset the peak
     before, start = _status("VmRSS"), time.perf_counter()
     yield costs
     costs.append(Cost(time.perf_counter() - start, (_status("VmHWM") - before) / _MEBIBYTE))
@@ -105,7 +105,7 @@ def prepare(path: Path, card: DataCard, folder: Path, *, records: int) -> Cost:
 
 
 def train(folder: Path, *, records: int, iterations: int) -> Cost:
-    """The cost of some iterations of DP-AGD on prepared rows, each question with a sample of 40,000 of its own."""
+    """The cost of DP-AGD's iterations on prepared rows, with a new sample of 40,000 for each query."""
     algorithm = {"name": "dp_agd", "sampling_rate": 40_000 / records, "iterations": iterations}
     settings = params.parse(
         {
@@ -133,7 +133,7 @@ def train(folder: Path, *, records: int, iterations: int) -> Cost:
 
 
 def _with_a_split(card: DataCard, path: Path, records: int) -> DataCard:
-    """The card of the rows alone, with a hash of each to decide its side: the most work that a table can be."""
+    """The card for these rows alone, split by a hash of each row: the most work that a table can need."""
     with path.open("rb") as file:
         checksum = hashlib.file_digest(file, "sha256").hexdigest()
     return card.model_copy(
@@ -158,7 +158,7 @@ def main(
         bool, typer.Option("--prepare", help="Then prepare them and train on them, and measure it.")
     ] = False,
 ) -> None:
-    """Write the rows; with --prepare, prepare them, train on them and say what it took."""
+    """Write the rows; with --prepare, also prepare them, train on them and print the cost."""
     card = registry.card("kddcup99")
     if not isinstance(card.reader, Csv):
         raise typer.BadParameter("the card of kddcup99 declares no text")

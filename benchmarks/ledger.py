@@ -1,8 +1,8 @@
-"""python -m benchmarks.ledger: eight processes on one ledger for two minutes, in SQLite and in PostgreSQL.
+"""Benchmark of a ledger under contention: `python -m benchmarks.ledger`.
 
-First all race for a small population, whose cap must be spent to the last run and by no run more. Then each process
-reserves runs on one or two of four blocks of a population that can pay for all of them, for a minute; and for another
-one it reserves them and settles or forfeits each.
+Eight processes share one ledger for two minutes, in SQLite and in PostgreSQL. First all race for a small population,
+whose cap must be spent exactly. Then each reserves runs for a minute on one or two of four blocks of a population that
+can pay for all of them. For another minute it reserves runs and settles or forfeits each.
 """
 
 import multiprocessing
@@ -31,8 +31,8 @@ _EVENTS = [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 20.0}, "cou
 
 @dataclass(frozen=True)
 class Work:
-    """What a process did: runs on the small population, on the large one those that it reserved alone and those that it
-    ended too, the rows that it wrote there, its longest wait.
+    """What a process did. won: runs on the small population. On the large one, reserved: runs that it only reserved;
+    ended: runs that it also ended; rows: rows that it wrote. longest: its longest wait.
     """
 
     won: int
@@ -48,7 +48,7 @@ def main(
     ] = 60.0,
     processes: Annotated[int, typer.Option(help="How many.")] = PROCESSES,
 ) -> None:
-    """Measure runs per second under contention; exit status 1 where a budget or a row was lost."""
+    """Measure runs per second under contention; the exit status is 1 if a budget or a row was lost."""
     rates = ("reserved/s", "reserved and ended/s")
     table = Table("ledger", "processes", *rates, "longest wait, s", "rows", "small cap", "sound")
     sound = True
@@ -125,7 +125,7 @@ def _race(ledger: Ledger, number: int) -> int:
 
 
 def _problems(url: str, works: list[Work]) -> list[str]:
-    """What went wrong: nothing, unless a cap was passed or a row is missing. Raises LedgerBrokenError for the chain."""
+    """The problems found: a cap not spent exactly, or missing rows. Raises LedgerBrokenError for a broken chain."""
     ledger, problems = Ledger.open(url), []
     won = sum(work.won for work in works)
     if won != SMALL or ledger.balance("small").remaining.epsilon > 0:

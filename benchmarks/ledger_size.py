@@ -1,8 +1,8 @@
-"""python -m benchmarks.ledger_size: an old ledger of a million runs, and how long a person or a run waits for it.
+"""Benchmark of waiting times on an old ledger of a million runs: `python -m benchmarks.ledger_size`.
 
-A thousand populations of ten blocks each; every run is reserved in a block and settled. The rows are made and sealed
-here, since a million reservations one by one would take hours; then a home that has verified them reserves, shows and
-forecasts, and everything is verified once, in memory that is measured.
+It has a thousand populations of ten blocks each; every run is reserved in a block and settled. The rows are generated
+and sealed here, since a million reservations one by one would take hours. Then a home that has verified them reserves,
+shows and forecasts. Everything is verified once, and the memory for it is measured.
 """
 
 import resource

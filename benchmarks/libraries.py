@@ -1,4 +1,4 @@
-"""Networks of public libraries as workloads, with random weights: what people fine-tune; and a small one of each."""
+"""Workloads of networks that people fine-tune, from public libraries, with random weights; and small versions."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +19,7 @@ class Logits(nn.Module):
         self.model = model
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Of sequences without padding."""
+        """The logits of sequences without padding."""
         outputs: Tensor = self.model(input_ids=tokens).logits
         return outputs
 
@@ -27,7 +27,7 @@ class Logits(nn.Module):
 def resnet18(*, small: bool) -> nn.Module:
     """ResNet-18 with GroupNorm in place of BatchNorm, for 1000 classes; small: for 10.
 
-    It adds in place, which Opacus's hooks do not take.
+    It adds in place, which Opacus's hooks do not support.
     """
     resnet = imported_library("torchvision.models.resnet")
     made: nn.Module = resnet.ResNet(
@@ -71,13 +71,13 @@ def gpt2(*, small: bool) -> nn.Module:
     library = imported_library("transformers")
     form = {"n_embd": 64, "n_layer": 2, "n_head": 2} if small else {}
     dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), VOCABULARY)  # in no record
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), VOCABULARY)  # not in any record
     config = library.GPT2Config(vocab_size=VOCABULARY + 1, **ends, **dropout, **form)
     return Logits(library.GPT2ForSequenceClassification(config))
 
 
 def adapted(make: Callable[..., nn.Module], *names: str) -> Callable[..., nn.Module]:
-    """A network of which adapters of rank 8 on the layers of these names are trained, and the head."""
+    """A network of which only the head and rank-8 adapters on the named layers are trained."""
 
     def made(*, small: bool) -> nn.Module:
         library: Any = imported_library("peft")
@@ -95,7 +95,7 @@ def adapted(make: Callable[..., nn.Module], *names: str) -> Callable[..., nn.Mod
 
 
 VOCABULARY = 1000
-"""Entries of the tokens; an embedding's gradients are of those looked up, however many there are."""
+"""Vocabulary size; an embedding has gradients only for the tokens looked up, whatever this size."""
 
 TABLE: dict[str, tuple[str, Callable[..., nn.Module], tuple[int, ...], int]] = {
     "resnet18": ("ResNet-18 with GroupNorm", resnet18, (3, 224, 224), 256),
@@ -105,4 +105,4 @@ TABLE: dict[str, tuple[str, Callable[..., nn.Module], tuple[int, ...], int]] = {
     "gpt2": ("GPT-2, in full", gpt2, (_LENGTH,), 128),
     "gpt2-lora": ("GPT-2 with LoRA", adapted(gpt2, "c_attn"), (_LENGTH,), 128),
 }
-"""By name: what it is, the module, the shape of a record, and records of a step on a GPU."""
+"""By name: a description, the module, the shape of a record, and records in a step on a GPU."""

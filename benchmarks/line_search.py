@@ -1,7 +1,7 @@
-"""An iteration of DP-AGD's line search (Lee and Kifer 2018, arXiv:1808.09501): one clipped full-batch gradient, then
-the clipped objective at 20 points along it, and a move to the best of them.
+"""The library's iteration of DP-AGD's line search (Lee and Kifer 2018, arXiv:1808.09501).
 
-The choice among the objectives is made without noise: 20 random numbers cost the same in every method.
+It computes one clipped full-batch gradient and the clipped objective at 20 points along it, and moves to the best. The
+choice is made without noise: 20 random numbers cost the same in every method.
 """
 
 import torch
@@ -35,6 +35,6 @@ class CarriedMargins(OnTorch):
         self.parameters = line.at(int(self.objectives.argmin()))
 
     def released(self) -> dict[str, Tensor]:
-        """The parameters moved to, and the objectives."""
+        """The new parameters and the objectives."""
         parameters = self.parameters.double().cpu()
         return {"parameters": parameters, "objectives": self.objectives.double().cpu()}

@@ -1,4 +1,4 @@
-"""The line search as one writes it with PyTorch or Opacus: a gradient, then a forward pass for each candidate."""
+"""The usual line search in PyTorch or Opacus: a gradient, then a forward pass for each candidate."""
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from benchmarks.opacus_peers import Opacus
 
 
 class ForwardPasses(OnTorch):
-    """Objectives by one forward pass for each candidate."""
+    """Computes the objectives by one forward pass for each candidate."""
 
     module: nn.Module
 
@@ -22,7 +22,7 @@ class ForwardPasses(OnTorch):
         self.objectives = torch.zeros(len(STEPS))
 
     def search(self) -> None:
-        """Move along the gradients that the parameters hold, to the best candidate."""
+        """Move to the best candidate along the gradients that the parameters hold."""
         weights = list(trained(self.module).values())
         origins = [weight.detach().clone() for weight in weights]
         with torch.no_grad(), self.problem.precision():
@@ -30,7 +30,7 @@ class ForwardPasses(OnTorch):
             self._move(weights, origins, STEPS[int(self.objectives.argmin())])
 
     def released(self) -> dict[str, Tensor]:
-        """The parameters moved to, and the objectives."""
+        """The new parameters and the objectives."""
         return {"parameters": self.flat(self.model.module), "objectives": self.objectives.double().cpu()}
 
     def _objective(self, weights: list[nn.Parameter], origins: list[Tensor], step: float) -> Tensor:
@@ -57,7 +57,7 @@ class Plain(ForwardPasses):
 
 
 class Hooks(ForwardPasses):
-    """The gradient by Opacus; what its optimiser leaves in the parameters' gradients is the direction."""
+    """The gradient by Opacus; the direction is what its optimiser leaves in the parameters' gradients."""
 
     opacus: type[Opacus] = OpacusHooks
 
@@ -73,7 +73,7 @@ class Hooks(ForwardPasses):
         self.search()
 
     def released(self) -> dict[str, Tensor]:
-        """The parameters moved to, and the objectives."""
+        """The new parameters and the objectives."""
         return {**self.training.released(), "objectives": self.objectives.double().cpu()}
 
 

@@ -1,7 +1,7 @@
-"""One workload's measurement, in a process of its own: agreement first, then times, methods alternating.
+"""Measures one workload in its own process: first that the methods agree, then their times in alternation.
 
-Times on a CPU are process CPU time on one thread, which other programs on the machine hardly disturb; on a GPU they
-are wall time between synchronisations.
+CPU times are process CPU time on one thread, which other programs on the machine hardly disturb; GPU times are wall
+time between synchronisations.
 """
 
 import logging
@@ -19,24 +19,24 @@ from benchmarks.methods import Method, NotAvailableError, Problem, names, start,
 from benchmarks.workloads import Workload
 
 TOLERANCE = 1e-4
-"""How far, relative to its norm, a method's clipped sum may lie from the others' before nothing is timed."""
+"""The largest relative difference between clipped sums at which the methods are still timed."""
 
 _OTHER_SUMS = ("plain", "ours_l2")
-"""Methods that are timed for comparison but compute something else than the rest."""
+"""Methods that are timed for comparison but compute a different result."""
 
 _FEW = 32
 
 _SHORTEST = 0.2
-"""Seconds; shorter steps are repeated until one timing takes as long."""
+"""Seconds; shorter steps are repeated until one timing takes this long."""
 
 _PAUSE, _PATIENCE = 0.005, 100
-"""Seconds between two looks at whether the process is idle, and how often to look."""
+"""Seconds between checks that the process is idle, and the largest number of checks."""
 
 _logger = logging.getLogger(__name__)
 
 
 class DisagreementError(Exception):
-    """Methods that should compute the same do not; the message names them."""
+    """Methods that should agree do not; the message names them."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class Plan:
 
 @dataclass
 class Missing:
-    """Methods without a time, with a sentence each: what they lack, or how they failed."""
+    """Methods without a time, each with a sentence on what it lacks or how it failed."""
 
     not_available: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
     def try_out(self, name: str, problem: Problem) -> Method | None:
-        """The method after a first step; None, with a note of the reason, where it did not get so far."""
+        """The method after a first step; None, with the reason noted, if that fails."""
         try:
             method = start(name, problem)
             method.step()
@@ -66,7 +66,7 @@ class Missing:
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             self.not_available[name] = f"{name} needs more memory than the GPU has."
-        except Exception as error:  # a peer that fails must not cost the others their measurement
+        except Exception as error:  # the other methods must still be measured
             _logger.exception("%s failed on %s", name, problem.workload.name)
             self.failed[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         else:
@@ -75,9 +75,9 @@ class Missing:
 
 
 def speed(workload: Workload, device: torch.device, plan: Plan, *, autocast: bool) -> dict[str, Any]:
-    """Agreement and times of one workload, as JSON; times in milliseconds a step.
+    """Agreement and times of one workload, as JSON; times in milliseconds per step.
 
-    Raises DisagreementError, before anything is timed, where the methods' clipped sums differ.
+    Raises DisagreementError, before anything is timed, if the methods' clipped sums differ.
     """
     missing = Missing()
     differences = agreement(workload, device, missing)
@@ -100,7 +100,7 @@ def speed(workload: Workload, device: torch.device, plan: Plan, *, autocast: boo
 def timed_problem(
     workload: Workload, device: torch.device, *, autocast: bool, records: int | None = None
 ) -> Problem:
-    """The batch that is timed; a line search stays in float32, which choosing among close objectives needs."""
+    """The batch that is timed; a line search stays in float32, to tell close objectives apart."""
     if records is None:
         records = workload.cuda_batch if device.type == "cuda" else workload.batch
     inputs, labels = workload.data(records, device)
@@ -108,10 +108,10 @@ def timed_problem(
 
 
 def agreement(workload: Workload, device: torch.device, missing: Missing) -> dict[str, float]:
-    """How far each private method lies from the first, relative to its norm, after one step without noise.
+    """The relative difference of each private method from the first after one step without noise.
 
-    The step is the one that is timed, with a learning rate that makes it subtract the clipped sum, and with a bound
-    that clips some records and leaves others. Raises DisagreementError above TOLERANCE.
+    The step is the one that is timed, with a learning rate that makes it subtract the clipped sum, and a clip norm
+    that clips some records but not others. Raises DisagreementError above TOLERANCE.
     """
     timed = Problem(workload, *workload.data(workload.batch, device))
     problem = replace(
@@ -124,7 +124,7 @@ def agreement(workload: Workload, device: torch.device, missing: Missing) -> dic
         if method is not None and name not in _OTHER_SUMS:
             released = method.released()
             changes[name] = {**released, "parameters": released["parameters"] - start_at}
-    if workload.peers_may_differ:  # those who are measured against what autograd gives are ours alone
+    if workload.peers_may_differ:  # ours becomes the reference, and is checked against vmap alone
         changes = {name: changes[name] for name in ("ours", *changes) if name in changes}
     differences = _differences(changes)
     checked = ("vmap",) if workload.peers_may_differ else tuple(differences)
@@ -139,7 +139,7 @@ def agreement(workload: Workload, device: torch.device, missing: Missing) -> dic
 
 
 def _middle_norm(problem: Problem) -> float:
-    """The median norm of a few records' gradients, each by a backward pass of its own."""
+    """The median norm of a few records' gradients, each from its own backward pass."""
     model = problem.model()
     norms = []
     for index in range(min(_FEW, len(problem.labels))):
@@ -167,7 +167,7 @@ def _differences(changes: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str,
 def alternate(
     methods: Mapping[str, Method], plan: Plan, clock: Callable[[], float]
 ) -> dict[str, list[float]]:
-    """Seconds a step of each method in each round; every round in another order."""
+    """Seconds per step of each method in each round; every round has another order."""
     repeats = dict.fromkeys(methods, 1)
     for _ in range(plan.warmup):
         for name, method in methods.items():
@@ -195,7 +195,7 @@ def _seconds(method: Method, repeats: int, clock: Callable[[], float]) -> float:
 
 
 def _let_others_finish() -> None:
-    """Wait until the process is idle: JAX gives memory back in threads of its own after a step is done."""
+    """Wait until the process is idle: JAX frees memory in its own threads after a step."""
     for _ in range(_PATIENCE):
         busy = time.process_time()
         time.sleep(_PAUSE)

@@ -1,4 +1,4 @@
-"""How much memory a method's steps need beyond the model and the data; one process measures one method."""
+"""Measures the memory that a method's steps need beyond the model and the data, one method per process."""
 
 import ctypes
 import gc
@@ -17,8 +17,8 @@ _STEPS = 3
 def growth(workload: Workload, name: str, device: torch.device, *, autocast: bool) -> float:
     """Peak memory in three steps minus memory before them, in MB: the process's on a CPU, the allocator's on a GPU.
 
-    A step on two records comes first, so that libraries which load themselves at their first use are not counted.
-    Raises NotAvailableError where the method cannot run.
+    A run on two records comes first, so that libraries loaded on first use are not counted.
+    Raises NotAvailableError if the method cannot run.
     """
     _steps(start(name, timed_problem(workload, device, autocast=autocast, records=2)))
     method = start(name, timed_problem(workload, device, autocast=autocast))
@@ -26,7 +26,7 @@ def growth(workload: Workload, name: str, device: torch.device, *, autocast: boo
     if device.type == "cuda":
         return _growth_on_gpu(method, name)
     _give_back_free_memory()
-    Path("/proc/self/clear_refs").write_text("5")  # the kernel's way of resetting the peak
+    Path("/proc/self/clear_refs").write_text("5")  # makes the kernel reset the peak
     before = _status("VmRSS")
     _steps(method)
     return (_status("VmHWM") - before) / 1e6
@@ -43,7 +43,7 @@ def _growth_on_gpu(method: Method, name: str) -> float:
 
 
 def _growth_of_jax(method: Method) -> float:
-    """JAX has an allocator of its own, whose peak cannot be reset: what compiling needed may be in it."""
+    """JAX has its own allocator, whose peak cannot be reset and may include what compiling needed."""
     import jax
 
     device = jax.devices()[0]
@@ -59,12 +59,12 @@ def _steps(method: Method) -> None:
 
 
 def _give_back_free_memory() -> None:
-    """Return what building the model freed, so that steps which reuse it are seen to need it."""
+    """Return the memory that building the model freed, so that its reuse by steps is counted."""
     ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _status(key: str) -> int:
-    """A number of /proc/self/status, in bytes."""
+    """A value from /proc/self/status, in bytes."""
     match = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     if match is None:
         raise RuntimeError(f"/proc/self/status does not tell {key}; memory is measured on Linux only.")

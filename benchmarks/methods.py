@@ -1,4 +1,4 @@
-"""What every measured method is to the measurement, and where each one is found."""
+"""The interface that every measured method has, and the registry of methods."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,7 +13,7 @@ from algorithms.models import Model
 from benchmarks.workloads import Workload
 
 _OPTIONAL = ("jax", "jaxlib", "optax")
-"""Packages that a method may lack; an import error from any other is a defect and is raised."""
+"""Packages that may be missing; an import error from any other is a defect and is raised."""
 
 
 class NotAvailableError(Exception):
@@ -22,10 +22,10 @@ class NotAvailableError(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """What a method is given: one batch, and how to step on it.
+    """The input of a method: one batch and the settings of a step.
 
-    Everything is divided by the number of records in the batch, so a learning rate of that number and no noise make
-    a step subtract the clipped sum itself.
+    The noisy sum is divided by the number of records in the batch, so with that number as the learning rate and no
+    noise, a step subtracts the clipped sum itself.
     """
 
     workload: Workload
@@ -38,27 +38,27 @@ class Problem:
 
     @property
     def device(self) -> torch.device:
-        """Where the batch is."""
+        """The batch's device."""
         return self.inputs.device
 
     @property
     def noise_scale(self) -> float:
-        """The noise's standard deviation on the clipped sum."""
+        """Standard deviation of the noise on the clipped sum."""
         return self.noise_multiplier * self.clip_norm
 
     def model(self) -> Model:
-        """A model of its own, at its start, on the batch's device."""
+        """A new model at its initial parameters, on the batch's device."""
         model = self.workload.build()
         model.module.to(self.device)
         return model
 
     def precision(self) -> AbstractContextManager[object]:
-        """The context of a forward pass: bfloat16 where that is asked for."""
+        """The autocast context of a forward pass: bfloat16 if requested."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.autocast)
 
 
 def trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that are trained, by name, in the module's order."""
+    """The trained parameters by name, in the module's order."""
     return {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
 
 
@@ -69,14 +69,14 @@ class Method(Protocol):
         """Clip, sum, add noise, update."""
 
     def wait(self) -> None:
-        """Return when everything that was started is finished."""
+        """Wait until all started work is finished."""
 
     def released(self) -> dict[str, Tensor]:
         """What all methods must agree on, by name: the flat parameters, and the objectives of a line search."""
 
 
 class OnTorch:
-    """What methods that run in PyTorch share."""
+    """Base class of methods that run in PyTorch."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -121,17 +121,17 @@ _AFFINE = {
 }
 
 _ONLY = {"opacus_hooks_channels_last": ("W3",), "by_hand_64": ("W2",), "by_hand_32": ("W2",)}
-"""Methods for some workloads only: channels-last order matters where max-pooling takes long, and one shape of network
-is written out."""
+"""Methods for some workloads only: channels-last order matters where max-pooling is slow, and the hand-written steps
+support one shape of network."""
 
 
 def names(workload: Workload) -> tuple[str, ...]:
-    """The methods that a workload is measured with, in the order of the table."""
+    """The methods measured on a workload, in the order of the table."""
     return tuple(_places(workload))
 
 
 def start(name: str, problem: Problem) -> Method:
-    """The named method, ready to step; raises NotAvailableError where it lacks a package or a device."""
+    """The named method, ready to step; raises NotAvailableError if a package or a device is missing."""
     module, _, member = _places(problem.workload)[name].partition(":")
     try:
         found = getattr(import_module(f"benchmarks.{module}"), member)

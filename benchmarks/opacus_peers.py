@@ -1,7 +1,7 @@
 """Opacus in the two modes that its documentation describes, both through PrivacyEngine.make_private.
 
-Secure mode is off, so that its noise is one torch.normal; batches are given, so that no sampler is timed; the
-accountant only counts the steps.
+Secure mode is off, so the noise is one call of torch.normal. Batches are given, so no sampler is timed. The
+accountant only counts steps.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from benchmarks.methods import OnTorch, Problem, trained
 
 
 def _convolution_rule(layer: Any, activations: list[Tensor], backprops: Tensor) -> Any:
-    """Opacus's rule on inputs in the order that it assumes; free where they have it already."""
+    """Opacus's rule on inputs in the memory order that it assumes; free if they already have it."""
     return compute_conv_grad_sample(layer, [inputs.contiguous() for inputs in activations], backprops)
 
 
@@ -94,7 +94,7 @@ class HooksChannelsLast(Opacus):
     """The default mode with weights and inputs in channels-last order, and a rule for convolutions that allows it.
 
     Opacus 1.6.0's own rule reads any input as channels-first (`unfold2d` computes strides itself), and then returns
-    wrong gradients without a word; the rule registered here hands it what it expects.
+    wrong gradients silently; the rule registered here passes it what it expects.
     """
 
     memory_format = torch.channels_last

@@ -1,4 +1,4 @@
-"""The library's own engine."""
+"""The library's own engine as a measured method."""
 
 from dataclasses import replace
 
@@ -44,5 +44,5 @@ class BookKeeping(OnTorch):
 
 
 def _memory_mb(device: torch.device) -> int:
-    """What a pass may take: the engine's default on a CPU, half of what is free on a GPU."""
+    """The memory limit of a pass: the engine's default on a CPU, half of the free memory on a GPU."""
     return int(torch.cuda.mem_get_info(device)[0] / 2e6) if device.type == "cuda" else 1024

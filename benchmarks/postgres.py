@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own for as long as a measurement or a test takes, where its binaries are installed."""
+"""Temporary PostgreSQL servers for measurements and tests, where its binaries are installed."""
 
 import os
 import pwd
@@ -21,10 +21,10 @@ _START_SECONDS = 60
 
 @contextmanager
 def server(*, password: str | None = None, durable: bool = True) -> Iterator[str | None]:
-    """The URL of the superuser of a fresh server on a free port; None where there is no PostgreSQL.
+    """The superuser's URL of a new server on a free port; None where PostgreSQL is not installed.
 
-    password: of the superuser, who needs none otherwise. durable: wait for the disk as a real server does.
-    Raises KeyError for root where there is no user postgres to start it as.
+    password: the superuser's; by default none is needed. durable: wait for the disk like a production server.
+    Raises KeyError if run as root where there is no user postgres.
     """
     initdb, postgres = _binary("initdb"), _binary("postgres")
     if initdb is None or postgres is None:
@@ -59,7 +59,7 @@ def _binary(name: str) -> str | None:
 
 
 def _user(folder: str) -> int | None:
-    """PostgreSQL refuses to run as root, so root hands the folder to the user postgres."""
+    """PostgreSQL refuses to run as root, so root gives the folder to the user postgres."""
     if os.geteuid() != 0:
         return None
     user = pwd.getpwnam("postgres").pw_uid

@@ -1,4 +1,4 @@
-"""A workload's results as one record, and the file that keeps them."""
+"""The results of a workload as one record, and the file that stores it."""
 
 import json
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ Times = Mapping[str, Mapping[str, float]]
 
 
 def ratios(times: Times) -> dict[str, dict[str, float]]:
-    """How many times faster each method's median is than those it is compared with, by method and then by peer.
+    """How many times faster each method's median is than its peers', by method and then by peer.
 
-    Peers are "plain" and "best opacus"; where Opacus also ran in channels-last order, "best opacus, given layout" is
-    without that.
+    Peers are "plain" and "best opacus"; where Opacus also ran in channels-last order, "best opacus, given layout"
+    excludes that.
     """
     peers = {"plain": ["plain"], "best opacus": [name for name in times if name.startswith("opacus")]}
     given = [name for name in peers["best opacus"] if not name.endswith("channels_last")]
@@ -33,7 +33,7 @@ def ratios(times: Times) -> dict[str, dict[str, float]]:
 
 
 def memory(growths: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Memory growth in MB by method, and how many times that of the plain step it is."""
+    """Memory growth in MB by method, and its ratio to that of the plain step."""
     plain = growths.get("plain", 0.0)
     return {
         name: {"growth_mb": round(value, 2)} | ({"over_plain": round(value / plain, 3)} if plain > 0 else {})
@@ -42,7 +42,7 @@ def memory(growths: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
 
 def save(kind: str, records: Mapping[str, Any]) -> Path:
-    """Write records by workload to `results/<kind>.json`; workloads that were not measured keep theirs."""
+    """Write records by workload to `results/<kind>.json`; other workloads keep their records."""
     path = RESULTS / f"{kind}.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
     path.parent.mkdir(exist_ok=True)

@@ -1,6 +1,6 @@
-"""python -m benchmarks.scattering [--dataset D] [--images N]: how long `prepare` takes to scatter a set of images.
+"""Benchmark of `prepare` with scattering features: `python -m benchmarks.scattering [--dataset D] [--images N]`.
 
-The images are the set's first ones, of the files that `prepare` itself would use; features go into a temporary folder.
+It uses the data set's first images, from the files that `prepare` itself would use, and a temporary folder.
 """
 
 import tempfile
@@ -27,7 +27,7 @@ _WHOLE = 60_000
 
 
 def first_images(card: DataCard, images: int) -> Iterator[Block]:
-    """The first training images, in the blocks that they are read in."""
+    """The first training images, in the blocks in which they are read."""
     files = fetch(card, Places(root=Path(), mirror=data_mirror(), cache=RAW), key=PUBLIC_KEY)
     for block in read(card, files):
         some = Records(block.records.features[:images], block.records.labels[:images])
@@ -37,7 +37,7 @@ def first_images(card: DataCard, images: int) -> Iterator[Block]:
 
 
 def seconds(card: DataCard, images: int) -> float:
-    """What it takes to write the features of some images, with reading the files and loading the libraries."""
+    """Seconds to write the features of some images, including reading files and loading libraries."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         blocks = scattered(card, first_images(card, images))
@@ -50,7 +50,7 @@ def main(
     dataset: Annotated[str, typer.Option(help="mnist, fashion-mnist, cifar-10 or cifar-100.")] = "mnist",
     images: Annotated[int, typer.Option(min=1, max=_WHOLE, help="How many images at most.")] = _WHOLE,
 ) -> None:
-    """Prepare the features and say how many images that is a second."""
+    """Prepare the features and print the number of images per second."""
     card = registry.card(dataset)
     images = min(images, card.records.train or images)
     rate = images / seconds(card, images)

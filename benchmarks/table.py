@@ -9,9 +9,9 @@ Record = Mapping[str, Any]
 
 
 def table(record: Record) -> Table:
-    """One row a method: median milliseconds a step, speed relative to others, memory growth.
+    """One row per method: median milliseconds per step, speed relative to others, memory growth.
 
-    Where both allocator settings were measured, a cell holds both.
+    If both allocator settings were measured, a cell holds both.
     """
     shown = Table(
         title=f"{record['workload']}: {record['about']}; {record['batch']:,} records a step, {record['device']}",
@@ -32,7 +32,7 @@ def table(record: Record) -> Table:
 
 
 def remarks(record: Record) -> list[str]:
-    """A line for each method that has no time, with the reason."""
+    """A line with the reason for each method that has no time."""
     missing: dict[str, str] = {}
     for measured in record["speed"].values():
         missing |= {name: f"not available: {why}" for name, why in measured["not_available"].items()}
@@ -52,7 +52,7 @@ def _cells(record: Record, method: str) -> Iterator[str]:
 
 
 def _peers(record: Record) -> list[str]:
-    """Whom the methods are compared with."""
+    """The peers that methods are compared with."""
     some = [ratios for s in record["speed"].values() for ratios in s["ratios"].values()]
     return sorted(some[0]) if some else []
 

@@ -8,9 +8,9 @@ WIDTH, HEADS, FEED_FORWARD, RANK, SCALING = 256, 4, 1024, 8, 2.0
 
 
 class Adapted(nn.Module):
-    """A frozen linear layer plus a trained product of two thin ones: W x + b + scaling U D x.
+    """A frozen linear layer plus a trained low-rank product: W x + b + scaling U D x.
 
-    U starts at random, not at zero as in the paper: else every gradient of D would be zero in the first step.
+    U is initialised at random, not at zero as in the paper; else all gradients of D would be zero in the first step.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -26,7 +26,7 @@ class Adapted(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind a frozen layer normalisation; [batch, length, WIDTH] to the same."""
+    """Attention and feed-forward, each after a frozen layer normalisation; the shape stays [batch, length, WIDTH]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Block(nn.Module):
 
 
 class AdaptedTransformer(nn.Module):
-    """Two blocks, the mean over the sequence, and a trained head of two classes."""
+    """Two blocks, the mean over the sequence, and a trained head with two classes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,7 @@
-"""python -m benchmarks.tuning: what a search that is paid for reaches, beside one run of a recipe, of the advised
-settings, and the best of the whole grid for free. Seeded noise on public data; rows that the table has are kept.
+"""Accuracy of a search whose trials are charged: `python -m benchmarks.tuning`.
+
+It is compared with one run of a recipe or of the advised settings, and with the best of the whole grid for free. Noise
+is seeded, and the data are public. Rows already in the table are kept.
 """
 
 import csv
@@ -35,7 +37,7 @@ SPACES: dict[str, tuple[dict[str, list[Any]], float]] = {
     "mnist": (_IMAGES, 4.0),
     "fashion-mnist": (_IMAGES, 4.0),
 }
-"""By data set: what is varied, and the mean number of trials."""
+"""By data set: the search space and the mean number of trials."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Job:
     what: What
 
     def row(self, work: Path) -> list[Any]:
-        """Runs what it takes; `work` holds the prepared data."""
+        """Run what the row needs; `work` holds the prepared data."""
         public = PublicDescription.read(work / self.dataset)
         if self.what in ("recipe", "advised"):
             document = self._document(is_advised=self.what == "advised")
@@ -114,7 +116,7 @@ def main(
     whats: Annotated[str, typer.Option(help="Comma-separated; all by default.")] = ",".join(get_args(What)),
     workers: Annotated[int, typer.Option(min=1)] = 1,
 ) -> None:
-    """Measures what is not in the table yet, a seed of everything before the next seed."""
+    """Measure the rows that the table lacks, one seed of everything before the next."""
     for dataset in datasets:
         if not (work / dataset).exists():
             settings = params.parse({"data": {"dataset": dataset}}, reads=prepare.READS)

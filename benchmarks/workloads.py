@@ -1,8 +1,8 @@
-"""What is measured: models, shapes and batch sizes, with random inputs and labels from a fixed seed.
+"""The measured workloads: models, shapes and batch sizes, with random inputs and labels from a fixed seed.
 
-The workloads follow published private training runs: W1 a line search on a linear model, W2 the dense network that
-coordinate-wise adaptive clipping was tried on, W3 and W4 small networks on pixels and on scattering features, W5 a
-recurrent text classifier, W6 a convolutional network for 32 x 32 colour images, `lora` the fine-tuning of a frozen
+They follow published private training runs: W1 is a line search on a linear model, W2 the dense network on which
+coordinate-wise adaptive clipping was tried, W3 and W4 small networks on pixels and on scattering features, W5 a
+recurrent text classifier, W6 a convolutional network for 32 x 32 colour images, and `lora` the fine-tuning of a frozen
 transformer.
 """
 
@@ -26,9 +26,9 @@ class Workload:
 
     task: "step" clips, sums, adds noise and updates; "line search" also evaluates 20 candidates; "affine" clips
         after a coordinate-wise affine map.
-    batch, cuda_batch: records in a step on a CPU, and on a GPU, where a small batch measures only the launches.
-    peers_may_differ: another library's sum may be off, as Opacus's is on position embeddings, and is timed and noted.
-    vocabulary: inputs are token numbers below it; 0 where they are real numbers.
+    batch, cuda_batch: records in a step on a CPU, and on a GPU, where a small batch measures only kernel launches.
+    peers_may_differ: a peer whose sum is off, as Opacus's is on position embeddings, is still timed, with a note.
+    vocabulary: inputs are token ids below it; 0 if they are real numbers.
     """
 
     name: str
@@ -44,11 +44,11 @@ class Workload:
 
     @property
     def input_dtype(self) -> torch.dtype:
-        """The type of an input's numbers."""
+        """The dtype of the inputs."""
         return torch.int64 if self.vocabulary else torch.float32
 
     def build(self) -> Model:
-        """The model at its start, always the same."""
+        """A new model, always with the same parameters."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_SEED)
             return self.make()
@@ -66,14 +66,14 @@ class Workload:
 
 
 class LastStates(nn.Module):
-    """The last hidden state of both directions of an LSTM, inputs [batch, length, p] -> [batch, 2 hidden]."""
+    """The last hidden states of both directions of an LSTM, inputs [batch, length, p] -> [batch, 2 hidden]."""
 
     def __init__(self, inputs: int, hidden: int) -> None:
         super().__init__()
         self.lstm = nn.LSTM(inputs, hidden, batch_first=True, bidirectional=True)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Both last states, the forward direction's first."""
+        """Both last states, first the forward direction's."""
         _, (states, _) = self.lstm(inputs)
         return torch.cat([states[0], states[1]], dim=1)
 

@@ -1,9 +1,9 @@
-"""Public architectures through the engine: `python -m benchmarks.zoo [NAMES]`, which writes docs/zoo.md.
+"""Tests public architectures in the engine and writes docs/zoo.md: `python -m benchmarks.zoo [NAMES]`.
 
-Each row: whether the model is taken, how many records a pass, what is written down record by record for want of a rule,
-how far the clipped sum is from that of a loop over records, and what a step costs beside plain PyTorch's and beside
-Opacus's best mode that takes the model. Times are of one process's CPU on one thread, methods alternating, medians;
-sizes are tiny, so that they weigh calls more than products. Memory is what the look adds to the process's largest size.
+A row gives whether the model is accepted, the records per pass, what is materialised for each record for want of a
+rule, the error of the clipped sum against a loop over records, and the cost of a step relative to plain PyTorch and to
+Opacus's best mode that accepts the model. Times are medians of CPU time on one thread, with methods alternating; sizes
+are tiny, so that calls weigh more than products. Memory is what the inspection adds to the process's peak size.
 """
 
 import resource
@@ -43,7 +43,7 @@ seconds of one CPU and MB of memory. The last {others} rows were added after the
 
 
 def main(names: list[str]) -> None:
-    """The rows of some architectures, or of all, which are then written."""
+    """Print the rows of the named architectures, or of all, which are then written."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     imported_library("transformers").logging.set_verbosity_error()
@@ -55,13 +55,13 @@ def main(names: list[str]) -> None:
             sys.stdout.flush()
     if not names:
         others = sum(not architecture.is_listed for architecture in ZOO.values())
-        _, mark, below = DOCUMENT.read_text().partition("\n## ")  # what was not made here stays
+        _, mark, below = DOCUMENT.read_text().partition("\n## ")  # keep what was not made here
         head = HEAD.format(compared=COMPARED, batch=BATCH, others=others)
         DOCUMENT.write_text(head + "\n".join(rows) + "\n" + mark + below)
 
 
 def row(name: str, architecture: Architecture) -> str:
-    """A line of the table."""
+    """One row of the table."""
     torch.manual_seed(0)
     model = Model(name, architecture.make(), losses, lambda outputs: outputs)
     inputs, labels = architecture.inputs(BATCH), torch.arange(BATCH) % 3
@@ -97,7 +97,7 @@ def row(name: str, architecture: Architecture) -> str:
 
 
 def error(model: Model, engine: Engine, inputs: Tensor, labels: Tensor) -> float:
-    """How far the clipped sum is from that of a loop, clipped at the median norm."""
+    """Relative error of the clipped sum against a loop, clipped at the median norm."""
     point, rows = model.initial_parameters(), []
     for one, label in zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True):
         start = point.clone().requires_grad_()
@@ -134,7 +134,7 @@ class _Criterion:
 def _opacus(
     architecture: Architecture, mode: str, inputs: Tensor, labels: Tensor
 ) -> Callable[[], object] | None:
-    """A step of Opacus in one of its modes without noise; None where it does not take the model."""
+    """A step of Opacus in one of its modes without noise; None if it does not accept the model."""
     from opacus import PrivacyEngine
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -159,19 +159,19 @@ def _opacus(
             return optimizer.step()
 
         step()
-    except Exception:  # whatever it says of a model that it does not take
+    except Exception:  # it rejects models with errors of any kind
         return None
     return step
 
 
 def _medians(steps: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Seconds of the CPU that each step takes, in turns."""
+    """Median CPU seconds of each step, methods alternating."""
     spent: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(ROUNDS + 1):
         for name, step in steps.items():
             start = time.process_time()
             step()
-            if turn:  # the first warms up
+            if turn:  # the first is a warm-up
                 spent[name].append(time.process_time() - start)
     return {name: statistics.median(times) for name, times in spent.items()}
 

@@ -1,15 +1,15 @@
-"""Figure 2 of the AdaCliP paper, run anew: `python -m comparisons.adaclip_toy FOLDER`.
+"""Reproduces Figure 2 of the AdaCliP paper: `python -m comparisons.adaclip_toy FOLDER`.
 
 Pichapati, Suresh, Yu, Reddi and Kumar 2019 (arXiv:1908.07643): 1,000 records (y, 0, .., 0) in d dimensions, half with
-y = 1 and half with y = -1, the loss 1/2 |theta - x|^2, whose optimum is 0; batches of one record, 10 epochs, a learning
+y = 1 and half with y = -1; the loss 1/2 |theta - x|^2, whose optimum is 0; batches of one record, 10 epochs, a learning
 rate of .01, a clip norm of 1 for DP-SGD, and noise of standard deviation .1 for each record.
 
-The algorithms are those of the catalogue and ask the real barrier. Noise is given here and not calibrated: the plan is
-one of fixed releases at the multiplier .1 under an infinite budget, and its filter counts nothing, to be fast: what
-this costs (an epsilon of 341 by PLD at delta = 1e-5 for 1,000 of the 10,000 steps alone) nobody should spend on data.
+The algorithms are those of the catalogue and use the real barrier. The noise is not calibrated: the plan has fixed
+releases at the noise multiplier .1 under an infinite budget, and its filter counts nothing, to be fast. Nobody should
+do this with private data: 1,000 of the 10,000 steps alone cost an epsilon of 341 by PLD at delta = 1e-5.
 
-Differences from the paper: Poisson samples of one record in the mean instead of exactly one; the start, which the text
-leaves open, is either the optimum, where the least movement wins, or a public random point at distance 1.
+Differences from the paper: batches are Poisson samples of one record on average, not of exactly one; the start, which
+the text leaves open, is either the optimum, where the least movement wins, or a public random point at distance 1.
 """
 
 import math
@@ -48,11 +48,11 @@ CASES = (
     *((dimension, "random") for dimension in (1, 10, 100, 500, 1000)),
     *((dimension, "optimum") for dimension in (100, 1000)),
 )
-"""Dimensions with their starts; fewer from the optimum, since a run takes ten seconds."""
+"""Dimensions and starts; fewer from the optimum, since a run takes ten seconds."""
 VARIANCES = (1e-8, 1e-4, 1.0)
-"""h2, the most that AdaCliP takes for the variance of a coordinate."""
+"""h2, the upper bound on AdaCliP's estimate of a coordinate's variance."""
 PRINTED = (1e-8, 1.0)
-"""h2 of the runs with the paper's literal update, its start s_0 = sqrt(h1 h2) included."""
+"""h2 of the runs with the paper's literal update, including its start s_0 = sqrt(h1 h2)."""
 SEEDS = 3
 
 _DOTS_PER_INCH = 160
@@ -78,14 +78,14 @@ METHODS: dict[str, Algorithm[Any]] = {
 
 @dataclass(frozen=True)
 class Toy:
-    """The records of the toy: features [n, d], labels [n], which are not used."""
+    """The records of the toy: features [n, d] and labels [n], which are unused."""
 
     features: NDArray[np.float32]
     labels: NDArray[np.int64]
 
 
 class Uncounted:
-    """A filter that affords everything: for made-up records, whose privacy is nobody's."""
+    """A privacy filter that allows everything, for synthetic records that belong to nobody."""
 
     def affords(self, event: DpEvent) -> bool:
         return True
@@ -98,7 +98,7 @@ class Uncounted:
 
 
 class Mean(nn.Module):
-    """theta - x, with theta as the weights of a linear layer, which the engine knows."""
+    """theta - x, with theta as the weights of a linear layer, which the engine supports."""
 
     def __init__(self, dimension: int) -> None:
         super().__init__()
@@ -111,14 +111,14 @@ class Mean(nn.Module):
 
 
 def records(dimension: int, *, count: int = RECORDS) -> Toy:
-    """The records in some dimension."""
+    """The records in the given dimension."""
     features = np.zeros((count, dimension), np.float32)
     features[:, 0] = np.where(np.arange(count) < count // 2, 1.0, -1.0)
     return Toy(features, np.zeros(count, np.int64))
 
 
 def model(dimension: int) -> Model:
-    """The model theta with the loss 1/2 |theta - x|^2."""
+    """The model with parameters theta and the loss 1/2 |theta - x|^2."""
     return Model("mean", Mean(dimension), _half_squares, lambda outputs: outputs)
 
 
@@ -136,9 +136,9 @@ def start_of(name: str, dimension: int, *, seed: int) -> Tensor:
 
 
 def plan_of(dimension: int, *, steps: int, count: int = RECORDS) -> Plan:
-    """A plan at the toy's noise, under an infinite budget.
+    """A plan with the toy's noise under an infinite budget.
 
-    Its events are the same for every clipping of norm 1, shifted and scaled or not.
+    Its events are the same for every clipping to norm 1, shifted and scaled or not.
     """
     release = gradient_release(Poisson(1.0 / count), L2(1.0), Gaussian(NOISE), 1.0)
     return Plan(
@@ -174,7 +174,7 @@ def distances(
 
 
 def rows(*, seeds: int = SEEDS) -> Iterator[dict[str, Any]]:
-    """A row a run: the squared distance at its end, and its mean over the last epoch, which one step moves less."""
+    """One row per run: the final squared distance, and its mean over the last epoch, which is less noisy."""
     for dimension, start in CASES:
         plan, data = plan_of(dimension, steps=_STEPS), records(dimension)
         for (name, method), seed in product(METHODS.items(), range(seeds)):
@@ -184,7 +184,7 @@ def rows(*, seeds: int = SEEDS) -> Iterator[dict[str, Any]]:
 
 
 def figure(table: pd.DataFrame, theme: Theme = LIGHT) -> Figure:
-    """The mean squared distance over the last epoch by dimension, a panel a start, a line a method."""
+    """The mean squared distance over the last epoch by dimension: a panel per start, a line per method."""
     starts = [start for start in STARTS if start in set(table["start"])]
     drawn = Figure(
         figsize=(4.8 * len(starts), 3.4), dpi=_DOTS_PER_INCH, facecolor=theme.ground, layout="constrained"

@@ -1,15 +1,15 @@
-"""Figures of the deep learning papers, from what the runs of a comparison recorded:
+"""Draws figures of the deep learning papers from what the runs of a comparison recorded.
 
 `python -m comparisons.deep_figures FIGURE COMPARISON FOLDER`, where COMPARISON is the folder of a finished comparison.
 
-dpis-noise: Figure 1 of Wei, Bao, Xiao and Yang 2022 (DPIS): the noise on the mean gradient by epoch, times the batch
-size, in units of the clip norm: sigma_G. For DPIS it is the noise multiplier times K / (N C), else the multiplier.
+dpis-noise: Figure 1 of Wei, Bao, Xiao and Yang 2022 (DPIS): sigma_G, the noise on the mean gradient times the batch
+size, in units of the clip norm, by epoch. For DPIS it is the noise multiplier times K / (N C), else the multiplier.
 adp-sgd-noise: Figure 1 of Wu et al. 2021 (ADP-SGD): the noise of each step, relative to constant noise for the same
 batches and steps at the same epsilon.
-adaclip-error: Figure 3 of Pichapati et al. 2019 (AdaCliP): how far released mean gradients are from the exact ones of
-their samples, as a ratio to DP-SGD; from runs with `record: {diagnostics: true}`.
+adaclip-error: Figure 3 of Pichapati et al. 2019 (AdaCliP): the error of released mean gradients against the exact ones
+of their samples, as a ratio to DP-SGD's; from runs with `record: {diagnostics: true}`.
 
-Each writes a CSV and a PNG file of its name. What a comparison lacks is said in a sentence, and left out.
+Each writes a CSV and a PNG file of its name. Curves whose runs are missing are reported and left out.
 """
 
 import json
@@ -29,7 +29,7 @@ from tasks.reporting.figures import LIGHT, png
 
 SAMPLED = ("dpis", "dp_sgd", "dp_sgd_decay")
 EPSILONS = (4.0, 1.0, 0.5)
-"""Those of Figure 1 of DPIS."""
+"""The epsilons of Figure 1 of DPIS."""
 BASELINE = "dp_sgd"
 """The method that AdaCliP is compared with, by its key in the comparison's file."""
 
@@ -38,7 +38,7 @@ _SLACK = 1e-9
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run of which a table was kept. cell: what it was. results: its numbers. table: a row a release."""
+    """A finished run that kept a table. cell: its settings. results: its numbers. table: one row per release."""
 
     cell: Mapping[str, Any]
     results: Mapping[str, Any]
@@ -46,12 +46,12 @@ class Run:
 
     @property
     def place(self) -> dict[str, Any]:
-        """What its curve is called and where it belongs."""
+        """The label of its curve and where it belongs."""
         return {name: self.cell[name] for name in ("dataset", "model", "label", "epsilon")}
 
     @property
     def problem(self) -> tuple[str, str, float | None]:
-        """What runs that are compared have in common."""
+        """What compared runs have in common."""
         return self.cell["dataset"], self.cell["model"], self.cell["epsilon"]
 
     @property
@@ -60,19 +60,19 @@ class Run:
         return str(self.cell["settings"]["name"])
 
     def in_words(self) -> str:
-        """What it was, for a sentence."""
+        """A description for a sentence."""
         return f"{self.cell['label']} on {self.cell['dataset']} at epsilon {self.cell['epsilon']:g}"
 
 
 class Found(NamedTuple):
-    """What a figure is drawn from, and a sentence for each thing that is not there."""
+    """The data of a figure, and a sentence for each thing that is missing."""
 
     table: pd.DataFrame
     missing: list[str]
 
 
 def runs(comparison: Path, kind: Literal["trace", "diagnostics"]) -> Iterator[Run]:
-    """The private runs of a comparison of which such a table was kept."""
+    """The private runs of a comparison that kept such a table."""
     for path in sorted((comparison / "cells").glob(f"*.{kind}.parquet")):
         document = json.loads(
             (path.parent / f"{path.name.partition('.')[0]}.json").read_text(encoding="utf-8")
@@ -106,7 +106,7 @@ def _by_epoch(run: Run) -> dict[str, Any]:
 
 
 def relative_noise(comparison: Path) -> Found:
-    """The noise multiplier of each step of ADP-SGD by that of constant noise for as many steps of such batches."""
+    """ADP-SGD's noise multiplier at each step, relative to constant noise for as many steps of such batches."""
     tables, missing, all_runs = [], [], list(runs(comparison, "trace"))
     constant = {_course(run): run for run in all_runs if _is_constant(run)}
     for run in all_runs:
@@ -130,7 +130,7 @@ def _multipliers(run: Run) -> Any:
 
 
 def _is_constant(run: Run) -> bool:
-    """Whether it is a run of gradient steps alone with equal noise, over Poisson samples."""
+    """Whether the run has only gradient steps, with equal noise and Poisson sampling."""
     is_plain = bool((run.table["kind"] == "gradient").all() and (run.table["sampling"] == "poisson").all())
     return is_plain and run.table["noise_multiplier"].nunique() == 1
 
@@ -141,7 +141,7 @@ def _course(run: Run) -> tuple[Any, ...]:
 
 
 def error_ratio(comparison: Path) -> Found:
-    """The mean error of AdaCliP's gradients by that of DP-SGD's, by epsilon."""
+    """The mean error of AdaCliP's gradients relative to DP-SGD's, by epsilon."""
     measured = list(runs(comparison, "diagnostics"))
     base = {run.problem: run for run in measured if run.cell["method"] == BASELINE}
     rows, missing = [], []

@@ -1,9 +1,9 @@
-"""The usual settings on sets that are no benchmark: `python -m comparisons.defaults FOLDER`.
+"""Tests the default settings on data sets that are not benchmarks: `python -m comparisons.defaults FOLDER`.
 
-Made-up tables, images and texts, and sets that come with scikit-learn, each taken for a data set with a card of a
-user's own: what `recipe` gives it trains with seeded noise, beside the settings of before, the majority of the held-out
-records, and the same model without privacy: defaults.csv. Runs on both sides of the limits of `tasks.runs.preflight`:
-defaults-limits.csv.
+Synthetic tables, images and texts and data sets of scikit-learn are treated as data sets with a user's own card. In
+runs with seeded noise, defaults.csv compares the settings of `recipe` with the previous defaults, the majority class of
+the held-out records, and the same model without privacy. defaults-limits.csv has runs on both sides of the limits of
+`tasks.runs.preflight`.
 """
 
 import math
@@ -42,12 +42,12 @@ BEFORE: dict[str, Any] = {
     "clip_norm": 1.0,
     "update": {"learning_rate": 1.0, "schedule": "linear"},
 }
-"""What every kind of data got before, with a batch of a twentieth of the records."""
+"""The previous defaults for all data, with a batch of a twentieth of the records."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """Features [n, *shape], labels [n], of which the last `test` are held out; tokens where features are words."""
+    """Features [n, *shape] and labels [n]; the last `test` are held out. tokens: vocabulary size of texts."""
 
     features: NDArray[Any]
     labels: NDArray[np.int64]
@@ -55,7 +55,7 @@ class Made:
     tokens: int | None = None
 
     def card(self) -> DataCard:
-        """A card of a user's own, with what a recipe and a plan look at."""
+        """A user's own card, with what a recipe and a plan look at."""
         names = tuple(str(index) for index in range(int(self.labels.max()) + 1))
         numbers = Numbers(train=len(self.labels) - self.test, test=self.test)
         own = {"name": "own", "classes": names, "records": numbers}
@@ -69,9 +69,9 @@ class Made:
 def table(
     n: int, *, classes: int = 2, majority: float = 0.73, signal: float = 2.0, many: bool = False
 ) -> Made:
-    """Six numeric columns, three of them heavy-tailed below generous bounds, and five or seven categorical ones.
+    """Six numeric columns, three of them heavy-tailed within generous bounds, and five or seven categorical ones.
 
-    majority: share of the first class. signal: standard deviation of the scores that the labels are drawn by.
+    majority: share of the first class. signal: scale of the scores that the labels are drawn from.
     """
     random = np.random.default_rng(n + classes)
     m = n + TEST_RECORDS
@@ -89,7 +89,7 @@ def table(
 
 
 def images(n: int, *, classes: int = 6, side: int = 28, test: int = 1000) -> Made:
-    """A smooth pattern for each class, of changing strength, moved by up to three pixels, in noise."""
+    """Noisy images with a smooth pattern per class, of varying strength, shifted by up to three pixels."""
     random = np.random.default_rng(n)
     axis = np.linspace(0, 1, side)
     waves = np.stack([np.cos(math.pi * k * axis) for k in range(1, 6)])
@@ -104,7 +104,7 @@ def images(n: int, *, classes: int = 6, side: int = 28, test: int = 1000) -> Mad
 
 
 def texts(n: int, *, classes: int = 2, test: int = 1000) -> Made:
-    """Words of Zipf's frequencies, of which two in five are drawn by the class; of length 10 to 20."""
+    """Texts of 10 to 20 words with Zipf frequencies, of which two in five depend on the class."""
     random = np.random.default_rng(n)
     usual = 1 / np.arange(1, WORDS - 1)
     own = usual * np.exp(2 * random.normal(size=(classes, WORDS - 2)))
@@ -121,9 +121,9 @@ def texts(n: int, *, classes: int = 2, test: int = 1000) -> Made:
 
 
 def shipped(loaded: Any, *, side: int | None = None) -> Made:
-    """A set of scikit-learn, three in ten records held out; as images of `side` pixels where that is given.
+    """A data set of scikit-learn, three in ten records held out; as images of `side` pixels if that is given.
 
-    A column's bounds are taken half as wide again as its records, as an owner would declare them.
+    A column's bounds are half as wide again as its records, as an owner might declare them.
     """
     features = np.asarray(loaded.data, np.float64)
     features = features / (1.5 * features.max(axis=0) + 1e-9) if side is None else features / features.max()
@@ -168,7 +168,7 @@ def accuracy(
 
 @dataclass(frozen=True)
 class Case:
-    """Sets of one kind by their number of records; epsilons to try, and how many seeds each where that is quick."""
+    """Data sets of one kind and several sizes; epsilons to try, and the number of seeds where that is quick."""
 
     name: str
     make: Callable[[int], Made]
@@ -177,7 +177,7 @@ class Case:
     seeds: int = 3
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each number of records and epsilon."""
+        """One row for each size and epsilon."""
         for size in self.sizes:
             made = self.make(size)
             card, held_out = made.card(), made.labels[-made.test :]
@@ -222,7 +222,7 @@ CASES = (
 
 
 def limits() -> Iterator[dict[str, Any]]:
-    """What becomes of runs on both sides of the limits of `tasks.runs.preflight`, otherwise with the usual settings."""
+    """Accuracy of runs on both sides of the limits of `tasks.runs.preflight`, otherwise with the default settings."""
     small = {"table of 500": table(500), "breast_cancer": shipped(load_breast_cancer())}
     for name, made in (small | {"digits, 8 x 8": shipped(load_digits(), side=8)}).items():
         n, columns, classes = (
@@ -253,7 +253,7 @@ def main(
     folder: Annotated[Path, typer.Argument(help="Where defaults.csv goes; made if it is not there.")],
     only: Annotated[str, typer.Option(help="Only sets whose name begins so, added to what is there.")] = "",
 ) -> None:
-    """Compare the usual settings with those of before, and say what each run gave."""
+    """Compare the default settings with the previous ones, and print each run's result."""
     folder.mkdir(parents=True, exist_ok=True)
     for row in chain.from_iterable(case.rows() for case in CASES if case.name.startswith(only)):
         _add(row, folder / "defaults.csv")

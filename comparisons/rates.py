@@ -1,20 +1,20 @@
-"""Figures 1 and 2 of the paper behind DP-SHB, DP-NAG and DP-MASG, drawn anew: `python -m comparisons.rates FOLDER`.
+"""Reproduces Figures 1 and 2 of the DP-SHB, DP-NAG and DP-MASG paper: `python -m comparisons.rates FOLDER`.
 
 Kuru, Birbil, Gürbüzbalaban and Yıldırım 2022 ("Differentially private accelerated optimization algorithms",
-arXiv:2008.01989). No data and no randomness: both figures are arithmetic on public numbers. What the text leaves open
-(which momenta, how many iterations, what is on the axes) is as in the authors' scripts and vector graphics.
+arXiv:2008.01989). Both figures are computed from public numbers, without data or randomness. What the text leaves open
+(the momenta, the number of iterations, the axes) is taken from the authors' scripts and vector graphics.
 
-Figure 1: a quadratic with mu = .1 and L = 1 (the text says mu = .5; the published axes are those of .1) for step sizes
-of .1, .5 and 1. Above, the rate by momentum. Below, the bound on the error were t the last iteration, for noise of
-Laplace scale c_w t: epsilon is divided equally, so the noise of each iteration grows with their number.
+Figure 1: a quadratic with mu = .1 and L = 1 (the text says mu = .5, but the published axes are those of .1), for step
+sizes of .1, .5 and 1. Top: the rate by momentum. Bottom: the bound on the error if t is the last iteration, for noise
+of Laplace scale c_w t, since epsilon is divided equally and the noise of each iteration grows with their number.
 Figure 2: mu = 1, L = 20; the best Laplace scale of each iteration of DP-MASG, in units of S_1 / (n epsilon).
 
-Differences from the paper, each drawn beside the published curve, which is dotted:
+Differences from the paper, each drawn with the published curve, which is dotted:
 - The published rate is the spectral radius of Nesterov's iteration, not of the heavy ball's, in both rows of Figure 1;
-  its least values on a grid of .01 are .901 at beta .82, .780 at .64 and .684 at .52. Those of the heavy ball are .900
-  at .81, .781 at .61 and .686 at .47: as small, at a smaller momentum. The noise term is that of the heavy ball.
+  its minima on a grid of .01 are .901 at beta .82, .780 at .64 and .684 at .52. Those of the heavy ball are .900 at
+  .81, .781 at .61 and .686 at .47: as small, at a smaller momentum. The noise term is that of the heavy ball.
 - The published Figure 2 halves the coefficient of the last iteration of every stage but the last, as if the restart
-  that follows did not double it too; equation (34) doubles it. The first stage is rounded down there, to 13 iterations.
+  that follows did not double it too; equation (34) doubles it. It rounds the first stage down, to 13 iterations.
 """
 
 import math
@@ -42,7 +42,7 @@ STEP_SIZES = (0.1, 0.5, 1.0)
 MOMENTA = np.linspace(0.0, 0.99, 100)
 NOISES = (1e-2, 1e-4)
 START = 10.0
-"""E_0, the error that Figure 1 starts from."""
+"""E_0, the initial error in Figure 1."""
 STEPS = 250
 STAGED = Curve(smoothness=20.0, strong_convexity=1.0)
 STAGE_COUNTS = (2, 3, 4, 5)
@@ -56,14 +56,14 @@ _DOTS_PER_INCH = 160
 
 
 def rate(method: Method, curve: Curve, step_size: float, momentum: float) -> float:
-    """The spectral radius of a method without noise on a quadratic, the worse of both ends of the spectrum."""
+    """The spectral radius of a method without noise on a quadratic: the larger one of both ends of the spectrum."""
     ends = (curve.strong_convexity, curve.smoothness)
     blocks = [_block(method, end, step_size, momentum) for end in ends]
     return max(float(np.abs(np.linalg.eigvals(block)).max()) for block in blocks)
 
 
 def _block(method: Method, eigenvalue: float, step_size: float, momentum: float) -> Array:
-    """What takes (x_t, x_{t-1}) to (x_{t+1}, x_t) along one eigenvector, shape [2, 2]."""
+    """The map from (x_t, x_{t-1}) to (x_{t+1}, x_t) along one eigenvector, shape [2, 2]."""
     shrunk = 1.0 - step_size * eigenvalue
     if method == "heavy ball":
         return np.array([[shrunk + momentum, -momentum], [1.0, 0.0]])
@@ -71,9 +71,9 @@ def _block(method: Method, eigenvalue: float, step_size: float, momentum: float)
 
 
 def settled_error(curve: Curve, step_size: float, momentum: float) -> float:
-    """L / 2 times the squared distance that Laplace noise of scale 1 ends up adding to the heavy ball.
+    """L / 2 times the stationary squared distance that Laplace noise of scale 1 causes in the heavy ball.
 
-    Of a quadratic with two coordinates, one at each end of the spectrum.
+    For a quadratic with two coordinates, one at each end of the spectrum.
     """
     eigenvalues = np.array([curve.strong_convexity, curve.smoothness])
     damping = (1.0 - momentum) / (1.0 + momentum)
@@ -84,10 +84,10 @@ def settled_error(curve: Curve, step_size: float, momentum: float) -> float:
 def error_bound(
     method: Method, curve: Curve, step_size: float, momentum: float, *, noise: float, steps: Array
 ) -> Array:
-    """The bound that Figure 1 shows, after each of the given numbers of iterations; shape of `steps`.
+    """The bound of Figure 1 after each number of iterations in `steps`, in their shape.
 
-    method: whose rate. noise: c_w. The first term is C_t^2 rho^(2 t) with the figure's C_t = t, which is a choice and
-    not a theorem; the second is what the noise settles at.
+    method: whose rate is used. noise: c_w. The first term is C_t^2 rho^(2 t) with the figure's C_t = t, which is a
+    choice and not a theorem; the second is the stationary error from the noise.
     """
     squared = rate(method, curve, step_size, momentum) ** 2
     scales = (noise * steps) ** 2
@@ -97,7 +97,7 @@ def error_bound(
 
 
 def stages(count: int) -> list[Stage]:
-    """The first `count` stages of DP-MASG as Figure 2 has them: p = 1, c = 1, the first one's length rounded down."""
+    """The first `count` stages of DP-MASG as in Figure 2: p = 1, c = 1, the first one's length rounded down."""
     root = math.sqrt(STAGED.condition_number)
     first = Stage(math.floor(2.0 * root * math.log(root)), 1.0 / STAGED.smoothness)
     grown = growing_stages(_LONG_ENOUGH, first.step_size, STAGED.condition_number)
@@ -114,7 +114,7 @@ def noise_scales(path: list[Stage], *, published: bool = False) -> Array:
 
 
 def figure_1(theme: Theme = LIGHT) -> Figure:
-    """Rates above, error bounds below; a column a step size."""
+    """Rates on top, error bounds below; one column per step size."""
     figure, grid = _panels(1 + len(NOISES), len(STEP_SIZES), (9.6, 7.6), theme)
     for column, size in enumerate(STEP_SIZES):
         _draw_rates(grid[0][column], size, theme)
@@ -126,7 +126,7 @@ def figure_1(theme: Theme = LIGHT) -> Figure:
 
 
 def figure_2(theme: Theme = LIGHT) -> Figure:
-    """The noise of each iteration; a panel a number of stages."""
+    """The noise of each iteration; one panel per number of stages."""
     figure, grid = _panels(1, len(STAGE_COUNTS), (10.8, 2.9), theme)
     for axes, count in zip(grid[0], STAGE_COUNTS, strict=True):
         path = stages(count)

@@ -1,7 +1,7 @@
-"""The reference pages, which are generated from the code when the site is built, as a hook of MkDocs.
+"""A hook of MkDocs that generates the reference pages from the code when the site is built.
 
-So they cannot disagree with it: keys, types, defaults and ranges come from the models that check them, commands from
-the command line itself, data sets from their cards.
+So they cannot disagree with the code: keys, types, defaults and ranges come from the models that check them, commands
+from the command line itself, and data sets from their cards.
 """
 
 import inspect
@@ -26,7 +26,7 @@ _RANGE = {
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages to those that lie in the folder."""
+    """Add the generated pages to those in the folder."""
     for name, make in PAGES.items():
         files.append(File.generated(config, f"reference/{name}.md", content=make()))
     return files
@@ -193,7 +193,7 @@ def _command(path: tuple[str, ...], command: Any) -> list[str]:
 
 
 def datasets() -> str:
-    """The data sets that are shipped, from their cards."""
+    """The shipped data sets, from their cards."""
     from data.schema import registry
 
     rows = []
@@ -238,7 +238,7 @@ def api() -> str:
 
 
 def environment() -> str:
-    """The environment variables, each with where it is read."""
+    """The environment variables, each with its meaning."""
     rows = [
         (
             "EPSILONFLOW_HOME",
@@ -270,7 +270,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 
 def _table(schema: Mapping[str, Any], prefix: str) -> str:
-    """A row a key: its type, default and range."""
+    """One row per key: its type, default and range."""
     known, required = schema.get("$defs", {}), schema.get("required", ())
     rows = []
     for name, part in schema.get("properties", {}).items():
@@ -340,7 +340,7 @@ def _doc(thing: Any) -> str:
 
 
 def _clean(text: str) -> str:
-    """Docstrings are plain text with code in backticks: Markdown shall read no tags, links or emphasis in the rest."""
+    """Escape plain text with code in backticks, so that Markdown reads no tags, links or emphasis in the rest."""
     parts = text.split("`")
     for place in range(0, len(parts), 2):
         for mark, plain in {"<": "&lt;", "[": "\\[", "*": "\\*", "_": "\\_"}.items():
