@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from algorithms.privacy.ledger.ledger import (
         Ledger,
         Settlement,
-        check_prices,
         export,
         identity,
         restore,
@@ -75,7 +74,6 @@ __all__ = [
     "Status",
     "Terms",
     "Verification",
-    "check_prices",
     "exhausted",
     "export",
     "forecast",

@@ -20,12 +20,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.ledger.books import Account, Books, Run, Status, replay
+from algorithms.privacy.ledger.books import STATES, Account, Books, Run, replay
 from algorithms.privacy.ledger.chain import NOTHING, WHOLE_POPULATION, Entry, Head
 from algorithms.privacy.ledger.composition import Amount, Terms
 from algorithms.privacy.ledger.exchange import Statement, exchange
 
-STATES: tuple[Status, ...] = ("open", "settled", "forfeited")
 _NAMES_IN_A_MESSAGE, _MANY = 10, 50
 
 _METADATA = sa.MetaData()
@@ -48,9 +47,9 @@ def head_of(connection: Connection) -> Head:
     return Head(*connection.execute(HEAD_OF).one())
 
 
-def names(connection: Connection, *, limit: int | None = None) -> list[str]:
+def names(connection: Connection) -> list[str]:
     """The populations, in the order of their declaration."""
-    found = sa.select(POPULATION.c.population).order_by(POPULATION.c.place).limit(limit)
+    found = sa.select(POPULATION.c.population).order_by(POPULATION.c.place)
     return list(connection.execute(found).scalars())
 
 
@@ -290,8 +289,8 @@ def _open_account(books: Books, row: Any) -> None:
 
 def _population_row(books: Books, population: str) -> dict[str, Any]:
     pairs = sorted(sorted(pair) for name, pair in books.allowed if name == population)
-    terms = _canonical(books.terms[population].to_json())
-    return {"population": population, "terms": terms, "allowed": _canonical(pairs)}
+    terms = canonical(books.terms[population].to_json())
+    return {"population": population, "terms": terms, "allowed": canonical(pairs)}
 
 
 def _account_row(books: Books, account: Account) -> dict[str, Any]:
@@ -344,7 +343,8 @@ def _budget(pair: Sequence[float | None]) -> Budget:
     return Budget(math.inf if pair[0] is None else pair[0], pair[1] or 0.0)
 
 
-def _canonical(value: object) -> str:
+def canonical(value: object) -> str:
+    """A value as JSON text, always in the same form."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 

@@ -22,9 +22,12 @@ from algorithms.privacy.ledger.composition import BASIC, Amount, Composition, Ev
 from algorithms.privacy.ledger.policy import Block
 
 Status = Literal["open", "settled", "forfeited"]
+STATES: tuple[Status, ...] = ("open", "settled", "forfeited")
 Account = tuple[str, str]
 """A population and one of its blocks."""
 
+ADJACENCY = "ADD_OR_REMOVE_ONE"
+"""The adjacency of a run whose notes name none."""
 ROUNDING = Fraction(1, 10**12)
 _MANY_MOVES = 64
 
@@ -128,7 +131,7 @@ class Books:
 
     def left(self, population: str, block: str) -> Amount:
         """The amount that can still be charged; negative if a cap was lowered."""
-        charged = self.charged(population, block, "open", "settled", "forfeited")
+        charged = self.charged(population, block, *STATES)
         rounded = times(self.limit(population, block), 1 + ROUNDING)
         return plus(rounded, charged, sign=-1)
 
@@ -209,7 +212,7 @@ class Books:
 
     def _reserve(self, entry: Entry, about: Mapping[str, Any]) -> None:
         account, run_id = (entry.population, entry.block), entry.run_id or ""
-        adjacency = about.get("adjacency", "ADD_OR_REMOVE_ONE")
+        adjacency = adjacency_of(about)
         self.adjacencies.setdefault(entry.population, adjacency)
         amount = self.terms[entry.population].charge(entry.budget, about)
         run = self.runs.get(run_id) or Run(
@@ -268,13 +271,17 @@ def replay(entries: Iterable[Entry], *, books: Books | None = None) -> Books:
     return books
 
 
+def adjacency_of(about: Mapping[str, object]) -> str:
+    """The adjacency in the notes of a run."""
+    return str(about.get("adjacency", ADJACENCY))
+
+
 def blocks_in_words(blocks: Sequence[str]) -> str:
     """Some blocks as messages name them: the first three."""
     shown = ", ".join(map(repr, blocks[:3])) + (f" and {len(blocks) - 3} more" if blocks[3:] else "")
     return shown or "none"
 
 
-_ALL: tuple[Status, ...] = ("open", "settled", "forfeited")
 _RAISED = "unless the owner of the data raises the cap by `epsilonflow ledger cap`."
 
 
@@ -324,7 +331,7 @@ def most_charged(books: Books, population: str) -> str:
     """The block of which the greatest share is charged: no person has lost more than its balance says."""
 
     def share(block: str) -> tuple[bool, Fraction]:
-        charged = books.charged(population, block, *_ALL)
+        charged = books.charged(population, block, *STATES)
         pairs = list(zip(charged, books.limit(population, block), strict=True))
         beyond = any(part and not whole for part, whole in pairs)
         return beyond, max(part / whole if whole else Fraction(0) for part, whole in pairs)
@@ -336,7 +343,7 @@ def standing(books: Books, population: str) -> list[Block]:
     """The blocks for a policy, in the order of their declaration; the whole population where it has none."""
     blocks = []
     for name in books.blocks(population) or [WHOLE_POPULATION]:
-        limit, charged = books.limit(population, name), books.charged(population, name, *_ALL)
+        limit, charged = books.limit(population, name), books.charged(population, name, *STATES)
         left = _floats(_rest(limit, charged))
         is_retired = (population, name) in books.retired
         blocks.append(Block(name, _floats(limit), left, books.charges(population, name), is_retired))
@@ -401,7 +408,7 @@ def _by_events(
 ) -> str:
     terms, limit = books.term(account[0]), books.limit(*account)
     say, balance = terms.composition.in_words, balance_of(books, *account)
-    rest = _rest(limit, books.charged(*account, *_ALL))
+    rest = _rest(limit, books.charged(*account, *STATES))
     asked = times(charge, Fraction(1, terms.blocks_per_person))
     return (
         f"{run} of {in_words(draft.budget)} asks for {say(asked)}{_counted(terms.blocks_per_person)}, but {where} has"

@@ -12,13 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii as _quote
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting.budget import Budget
 
 Kind = Literal["population", "cap", "reserve", "settle", "forfeit"]
-KINDS: tuple[str, ...] = get_args(Kind)
 GENESIS = "0" * 64
 WHOLE_POPULATION = "all"
 
@@ -128,12 +127,17 @@ def follow(entries: Iterable[Entry], *, name: str, after: Head = NOTHING) -> Ite
     for entry in entries:
         seq += 1
         if entry.seq != seq or entry.previous_hash != previous or not is_intact(entry):
-            raise LedgerBrokenError(
-                f"the hash chain of the ledger {name} breaks at row {seq}: that row was changed, removed or"
-                " inserted outside the ledger; restore the ledger from a copy whose chain holds."
-            )
+            raise broken(name, seq)
         previous = entry.hash
         yield entry
+
+
+def broken(name: str, seq: int) -> LedgerBrokenError:
+    """The error for a row that was changed. name: of the ledger."""
+    return LedgerBrokenError(
+        f"the hash chain of the ledger {name} breaks at row {seq}: that row was changed, removed or"
+        " inserted outside the ledger; restore the ledger from a copy whose chain holds."
+    )
 
 
 def _digest(entry: Entry) -> str:

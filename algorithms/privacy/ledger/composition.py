@@ -88,11 +88,26 @@ class Composition:
             )
         return self.events_price(events, adjacency, together)
 
-    def events_price(self, events: Events, adjacency: str, together: int = 1) -> float:
-        """The rho of events, or their divergence at the order; raises RefusedError for an event without a bound."""
-        return price_of(self.order, events, adjacency, together)
+    def events_price(self, events: Events, adjacency: str, together: int) -> float:
+        """The rho of events, or their divergence at the order, in each block of a person's `together` records.
 
-    def cost(self, budget: Budget, together: int, count: int = 1) -> Amount:
+        The blocks then pay together for any number of these records. Raises RefusedError for an event without a finite
+        bound.
+        """
+        from algorithms.privacy.accounting.events import schedule_from_json
+
+        schedule = schedule_from_json(events)
+        price = max(
+            _group_price(self.order, schedule, adjacency, count) / count for count in range(1, together + 1)
+        )
+        if not math.isfinite(price):
+            unit = "zCDP" if self.order is None else f"Rényi divergence of order {self.order:g}"
+            raise RefusedError(
+                f"the run's events have no finite {unit}; take a method whose events have one."
+            )
+        return price
+
+    def cost(self, budget: Budget, together: int, count: int) -> Amount:
         """The amount of `count` runs in each block under basic sums; together: as in `price`."""
         delta = min(1.0, _group_delta(budget, together) / together) if together > 1 else budget.delta
         return _counted((budget.epsilon, delta), count)
@@ -166,34 +181,13 @@ def _largest(composition: Composition, budget: Budget) -> float:
     return max(0.0, budget.epsilon - conversion(composition.order, budget.delta))
 
 
-def price_of(
-    order: float | None, events: Sequence[Mapping[str, Any]], adjacency: str, together: int = 1
-) -> float:
-    """The divergence of the events at an order, or their rho where the order is None.
-
-    events: as {"event", "count"}. adjacency: its name. together: the number of records that a person may have in the
-    run, each in another block; each of these blocks pays the price, so that together they pay for any number of the
-    records. Raises RefusedError for an event without a finite bound.
-    """
-    from algorithms.privacy.accounting.events import schedule_from_json
-
-    schedule = schedule_from_json(events)
-    price = max(_price(order, schedule, adjacency, count) / count for count in range(1, together + 1))
-    if not math.isfinite(price):
-        unit = "zCDP" if order is None else f"Rényi divergence of order {order:g}"
-        raise RefusedError(f"the run's events have no finite {unit}; take a method whose events have one.")
-    return price
-
-
-def _price(order: float | None, schedule: "Schedule", adjacency: str, count: int) -> float:
-    """The price for this number of records of one person."""
+def _group_price(order: float | None, schedule: "Schedule", adjacency: str, count: int) -> float:
+    """The divergence at an order of this number of records of one person, or their rho where the order is None."""
     from algorithms.privacy.accounting.epsilon import adjacency_named, group_privacy, rdp
     from algorithms.privacy.accounting.filters import rho_under
 
-    relation, of_group = (
-        adjacency_named(adjacency),
-        [(group_privacy(event, count), times) for event, times in schedule],
-    )
+    relation = adjacency_named(adjacency)
+    of_group = [(group_privacy(event, count), times) for event, times in schedule]
     if order is None:
         return math.fsum(times * rho_under(relation, event) for event, times in of_group)
     return float(rdp(of_group, orders=(order,), adjacency=relation)[0])

@@ -13,7 +13,7 @@ derives again. Restoring an old copy, or deleting the file, leaves a valid chain
 reveals these, with `verify(containing=...)`. No decision depends on a clock: `written_at` is for people.
 
 The functions below the class use only the rows: copies that restore the same chain, whether a ledger is a copy of
-another, whether prices follow from events, and the state of a population right after a run settled.
+another, and the state of a population right after a run settled.
 """
 
 import json
@@ -31,6 +31,7 @@ from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import balances, rules
 from algorithms.privacy.ledger.balances import Part
 from algorithms.privacy.ledger.books import (
+    ADJACENCY,
     Balance,
     Books,
     Run,
@@ -313,7 +314,7 @@ class Ledger:
         cost: Budget,
         *,
         events: Events = (),
-        adjacency: str = rules.ADJACENCY,
+        adjacency: str = ADJACENCY,
         blocks: Sequence[str] = (),
     ) -> int | None:
         """How many more such runs the caps allow, on these blocks or on all that are not retired; None for no limit.
@@ -369,13 +370,14 @@ class Ledger:
         return self._store.verified
 
     def verify(
-        self, *, containing: str | None = None, since: "Checkpoint | None" = None, prices: bool = False
-    ) -> "Verification":
+        self, *, containing: str | None = None, since: Checkpoint | None = None, prices: bool = False
+    ) -> Verification:
         """Recompute the chain and the balances, row by row; raises LedgerBrokenError if they do not hold.
 
-        containing: a head() that was kept elsewhere; LedgerBrokenError if it is not in the chain, as when rows were cut
-        off or an older copy was restored. since: an earlier verification to continue from. prices: also recompute runs'
-        prices from their events.
+        containing: a head() that was kept elsewhere, see `check_contains`. since: an earlier verification to continue
+        from. prices: also recompute the price of each run with events, of which one that is below their cost raises
+        LedgerBrokenError. A run that was settled at its full cost keeps the price of its reservation, so its events may
+        cost less.
         """
         found = self._store.read(lambda connection: verified(self._store, connection, since, prices=prices))
         if containing is not None:
@@ -383,7 +385,10 @@ class Ledger:
         return found
 
     def check_contains(self, head: str) -> None:
-        """Raises LedgerBrokenError unless the chain contains a head() that was kept elsewhere."""
+        """Raises LedgerBrokenError unless the chain contains a head() that was kept elsewhere.
+
+        It does not where rows were cut off or an older copy was restored.
+        """
         if head != GENESIS and self.place_of(head) is None:
             raise LedgerBrokenError(
                 f"the ledger has no row with the hash {head[:16]}...: rows were cut off or an older"
@@ -471,15 +476,6 @@ def _read(path: Path) -> Iterator[Entry]:
 def identity(ledger: Ledger) -> str | None:
     """The hash of the first row, which identifies a ledger and its copies; None for an empty ledger."""
     return ledger._store.read(first_hash)
-
-
-def check_prices(ledger: Ledger) -> int:
-    """Recompute the price of every row with events; returns the number of these rows.
-
-    A run that was settled at its full cost keeps the price of its reservation, so its events may cost less. Raises
-    LedgerBrokenError if a price is below the cost of its events.
-    """
-    return ledger.verify(prices=True).priced
 
 
 @dataclass(frozen=True)

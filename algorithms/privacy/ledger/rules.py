@@ -9,11 +9,9 @@ from typing import TypeAlias
 
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.ledger.books import Books, Run, blocks_in_words, in_words, refusal
+from algorithms.privacy.ledger.books import Books, Run, adjacency_of, blocks_in_words, in_words, refusal
 from algorithms.privacy.ledger.chain import WHOLE_POPULATION, Draft
 from algorithms.privacy.ledger.composition import Composition, Events, Terms
-
-ADJACENCY = "ADD_OR_REMOVE_ONE"
 
 
 def find(books: Books, run_id: str) -> Run:
@@ -178,11 +176,6 @@ def check_new_block(books: Books, population: str, block: str, cap: Budget) -> N
 
 def _folded(name: str) -> str:
     return unicodedata.normalize("NFKC", name).casefold()
-
-
-def adjacency_of(about: Mapping[str, object]) -> str:
-    """The adjacency in the notes of a run."""
-    return str(about.get("adjacency", ADJACENCY))
 
 
 def _check_adjacency(books: Books, draft: Draft) -> None:

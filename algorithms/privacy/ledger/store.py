@@ -34,7 +34,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.ledger import balances
 from algorithms.privacy.ledger.books import Books
-from algorithms.privacy.ledger.chain import NOTHING, Draft, Entry, Head, follow, is_intact, seal
+from algorithms.privacy.ledger.chain import NOTHING, Draft, Entry, Head, broken, follow, is_intact, seal
 from algorithms.privacy.ledger.exchange import Statement, exchange
 
 PATIENCE_SECONDS = 30.0
@@ -465,14 +465,6 @@ def _begin(connection: Connection, *, writes: bool, deadline: float) -> None:
                 raise
         time.sleep(random.uniform(0.0, _TURN_MILLISECONDS / 1000))
     connection.exec_driver_sql(_PATIENT)
-
-
-def broken(name: str, seq: int) -> LedgerBrokenError:
-    """The message for a row that was changed."""
-    return LedgerBrokenError(
-        f"the hash chain of the ledger {name} breaks at row {seq}: that row was changed, removed or"
-        " inserted outside the ledger; restore the ledger from a copy whose chain holds."
-    )
 
 
 def first_hash(connection: Connection) -> str | None:

@@ -5,7 +5,6 @@ checkpoint from which a later verification continues; the hash chain commits to 
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,10 +15,9 @@ from sqlalchemy.engine import Connection
 
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.ledger import balances
-from algorithms.privacy.ledger.books import Books, replay
+from algorithms.privacy.ledger.books import Books, adjacency_of, replay
 from algorithms.privacy.ledger.chain import NOTHING, Entry, Head
 from algorithms.privacy.ledger.composition import Composition
-from algorithms.privacy.ledger.rules import adjacency_of
 from algorithms.privacy.ledger.store import Store, first_hash, pages
 
 _UNDER = 1 - 1e-9
@@ -40,7 +38,7 @@ class Checkpoint:
     def signed(self, key: Ed25519PrivateKey) -> str:
         """The checkpoint as JSON text, with a signature."""
         document = self._document()
-        signature = key.sign(_canonical(document)).hex()
+        signature = key.sign(balances.canonical(document).encode()).hex()
         return json.dumps(document | {"signature": signature}, indent=1) + "\n"
 
     @classmethod
@@ -48,7 +46,7 @@ class Checkpoint:
         """The checkpoint that `signed` wrote; raises RefusedError unless this key signed exactly this text."""
         try:
             document = json.loads(text)
-            key.verify(bytes.fromhex(document.pop("signature")), _canonical(document))
+            key.verify(bytes.fromhex(document.pop("signature")), balances.canonical(document).encode())
             books = balances.from_document(document["books"])
             return cls(document["first"], Head(*document["head"]), books, document["priced"])
         except (InvalidSignature, ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -162,7 +160,3 @@ def _wrong(store: Store, what: str) -> LedgerBrokenError:
         f"the ledger {store.place.name} keeps other balances than its rows add up to, in {what}: they were changed"
         " outside the ledger; export it and restore it into a new one, which derives them from the rows."
     )
-
-
-def _canonical(document: Mapping[str, Any]) -> bytes:
-    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()

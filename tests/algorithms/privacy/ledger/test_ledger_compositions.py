@@ -23,7 +23,7 @@ from algorithms.privacy.accounting.events import (
     schedule_to_json,
 )
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp, rho_under
-from algorithms.privacy.ledger import Composition, Ledger, check_prices
+from algorithms.privacy.ledger import Composition, Ledger
 
 CAP, ONE = Budget(8.0, 1e-5), Budget(1.0, 1e-6)
 RENYI, ZCDP = Composition("renyi", 8.0), Composition("zcdp")
@@ -52,7 +52,7 @@ def test_the_price_is_that_of_the_events_whatever_the_caller_says_it_costs(tmp_p
     assert ledger.history()[-1].to_json()["about"]["price"] == price
     assert ledger.balance("patients").reserved == Budget(price + conversion(8.0, 1e-5), 1e-5)
     assert ledger.blocks("patients")[0].left[0] == pytest.approx(8.0 - conversion(8.0, 1e-5) - price)
-    assert check_prices(ledger) == 1
+    assert ledger.verify(prices=True).priced == 1
 
 
 def test_under_zcdp_many_small_runs_cost_less_than_their_sum(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_run_is_settled_at_the_price_of_what_happened_and_never_above_its_rese
     ledger.settle("a", Budget(0.5, 0.0), events=schedule_to_json([(GAUSSIAN, 2)]))
     for block in ("january", "february"):
         assert ledger.balance("patients", block).spent == Budget(epsilon_of_zcdp(2 / 32, 1e-5), 1e-5)
-    assert check_prices(ledger) == 4
+    assert ledger.verify(prices=True).priced == 4
 
 
 def test_a_person_with_a_record_in_each_block_of_a_run_is_priced_for_all_of_them(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_person_with_a_record_in_each_block_of_a_run_is_priced_for_all_of_them
     _reserve(ledger, "b", GAUSSIAN, blocks=tuple("z"))
     charged = [block.limit[0] - block.left[0] for block in ledger.blocks("patients")]
     assert charged == pytest.approx([3 * 2 / 32, 3 * 2 / 32, 3 / 32])
-    assert check_prices(ledger) == 3
+    assert ledger.verify(prices=True).priced == 3
 
 
 @pytest.mark.parametrize("event", [SGD, dp.GaussianDpEvent(3.0), PureDpEvent(0.2), dp.LaplaceDpEvent(9.0)])
@@ -224,7 +224,7 @@ def test_the_composition_of_a_population_never_changes(tmp_path: Path) -> None:
 def test_a_price_below_that_of_its_events_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = _ledger(tmp_path, ZCDP)
     with monkeypatch.context() as patched:
-        patched.setattr("algorithms.privacy.ledger.composition.price_of", lambda *_: 0.001)
+        patched.setattr(Composition, "events_price", lambda *_: 0.001)
         _reserve(ledger, "a", GAUSSIAN)
     with pytest.raises(LedgerBrokenError, match=r"row 2 charges run 'a' 0\.001, its events cost 0\.03125"):
-        check_prices(ledger)
+        ledger.verify(prices=True)
