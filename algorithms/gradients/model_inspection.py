@@ -501,16 +501,11 @@ def _decided(passes: Passes, parameters: Tensor, sample: Sample, exact: Looked, 
     result. The answers for many different records are tried first, since they usually choose the general code path.
     Returns () if no answers are right.
     """
-    natural = (watched(passes, parameters, sample, answer=answer) for answer in (None, False, True))
     few = draw(_FEW, 0)
     samples = [few, draw(_MORE, 1), few.times(_LARGE), few.times(0.0), few.with_holes()]
-    return _right_answers(natural, exact, samples)
-
-
-def _right_answers(natural: Iterator[OpTracer], exact: Looked, samples: list[Sample]) -> Answers:
-    for watch in natural:
-        answers = tuple(watch.answers)
-        if all(answer is None for answer in answers):
+    for answer in (None, False, True):
+        answers = tuple(watched(passes, parameters, sample, answer=answer).answers)
+        if all(given is None for given in answers):
             return ()
         if _is_right(exact, answers, samples):
             return answers
@@ -551,10 +546,6 @@ def _check_gradients(looked: Looked, sample: Sample, layouts: Layouts, weight: f
     _compare(looked, sample, found, weight=weight)
 
 
-def _weights(sample: Sample) -> Tensor:
-    return torch.linspace(0.5, 2.0, len(sample.labels), dtype=torch.float64, device=sample.labels.device)
-
-
 def _compare(
     looked: Looked,
     sample: Sample,
@@ -567,7 +558,8 @@ def _compare(
     weight: of the losses, since some backward passes mix records only if errors are large. Parameters are compared one
     by one, so that only one copy of the gradient exists.
     """
-    weights = weight * _weights(sample)
+    count, device = len(sample.labels), sample.labels.device
+    weights = weight * torch.linspace(0.5, 2.0, count, dtype=torch.float64, device=device)
     with same_randomness():
         expected = looked.passes.gradients(looked.parameters, sample.inputs, sample.labels, weights)
     if not expected:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from algorithms.gradients.grad_sample_recorder import RecordedTensor
+from algorithms.gradients.grad_sample_recorder import RecordedTensor, tensors_in
 from algorithms.gradients.passes import Passes, asks
 from algorithms.models import Model
 from algorithms.models.packing import Packing, Part
@@ -271,7 +271,7 @@ class OpTracer(_Watch):
 
     def may_depend(self, tree: Any) -> bool:
         """Whether an argument is a tensor that depends on the records' values, or is of unknown origin."""
-        return any(part in self._of_records or self._is_unknown(part) for part in _tensors(tree))
+        return any(part in self._of_records or self._is_unknown(part) for part in tensors_in(tree))
 
     def _is_unknown(self, tensor: Tensor) -> bool:
         """Whether a tensor's origin is unknown, since it was not made within the block."""
@@ -300,12 +300,12 @@ class OpTracer(_Watch):
         self.turned = len(self.operations)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        taken = _tensors((args, kwargs))
+        taken = tensors_in((args, kwargs))
         of_records = [tensor for tensor in taken if tensor in self._of_records]
         unknown = [tensor for tensor in taken if self._is_unknown(tensor)]
         may_depend = bool(of_records or unknown)
         found = func(*args, **kwargs)
-        given, kind = _tensors(found), func.overloadpacket
+        given, kind = tensors_in(found), func.overloadpacket
         by_mask = kind is _ATEN.index and any(tensor.dtype == torch.bool for tensor in taken[1:])
         if may_depend and (by_mask or kind in _OPERATIONS_THAT_LOOK):
             self.note_look(kind.__name__)
@@ -338,9 +338,9 @@ class Memory(_Watch):
         self.most = max(self.most, self._possible)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
+        given = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, kwargs))}
         found = func(*args, **kwargs)
-        for storage in (tensor.untyped_storage() for tensor in _tensors(found)):
+        for storage in (tensor.untyped_storage() for tensor in tensors_in(found)):
             if storage._cdata not in given:  # a view takes no memory
                 self._storages[storage._cdata] = (
                     StorageWeakRef(storage),  # type: ignore[no-untyped-call]
@@ -457,8 +457,8 @@ def _fill_alike(few: OpTracer, many: OpTracer, records: tuple[int, int]) -> bool
         return False
     there = pairs[: few.turned]
     return (
-        all(_all(_is_multiple, some.given, more.given, records) for some, more in pairs)
-        and all(_all(_stays, some.unknown, more.unknown, records) for some, more in pairs)
+        all(_are_multiples(some.given, more.given, records) for some, more in pairs)
+        and all(some.unknown == more.unknown for some, more in pairs)
         and not any(mixes(some, more) for some, more in there)
     )
 
@@ -469,13 +469,8 @@ def mixes(few: Operation, many: Operation) -> bool:
     return of_all and few.given != many.given
 
 
-def _all(
-    holds: Callable[[torch.Size, torch.Size, tuple[int, int]], bool],
-    few: Shapes,
-    many: Shapes,
-    records: tuple[int, int],
-) -> bool:
-    return len(few) == len(many) and all(holds(a, b, records) for a, b in zip(few, many, strict=True))
+def _are_multiples(few: Shapes, many: Shapes, records: tuple[int, int]) -> bool:
+    return len(few) == len(many) and all(_is_multiple(a, b, records) for a, b in zip(few, many, strict=True))
 
 
 def _is_multiple(few: torch.Size, many: torch.Size, records: tuple[int, int]) -> bool:
@@ -485,26 +480,6 @@ def _is_multiple(few: torch.Size, many: torch.Size, records: tuple[int, int]) ->
     growing = [(a, b) for a, b in zip(few, many, strict=True) if a != b]
     fewer, more = records
     return len(growing) <= 1 and all(a % fewer == 0 and b == a // fewer * more for a, b in growing)
-
-
-def _stays(few: torch.Size, many: torch.Size, _records: tuple[int, int]) -> bool:
-    return few == many
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    """The tensors among arguments or results; a faster `tree_leaves` for the nesting that operations use."""
-    if isinstance(tree, Tensor):
-        return [tree]
-    if type(tree) in (tuple, list):
-        return [tensor for part in tree for tensor in _tensors(part)]
-    if type(tree) is dict:
-        return [tensor for part in tree.values() for tensor in _tensors(part)]
-    if type(tree) in _NO_TENSORS:
-        return []
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-_NO_TENSORS = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size}
 
 
 def _shapes(tensors: Iterable[Tensor]) -> Shapes:

@@ -48,10 +48,8 @@ def scaled_dot_product_attention(
     tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """torch.nn.functional.scaled_dot_product_attention with a trained mask, such as a relative position bias."""
-    call = (
-        dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False))
-        | kwargs
-    )
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    call = dict(zip(names, args, strict=False)) | kwargs
     mask = call["attn_mask"]
     if any(tape.name(call[part]) is not None for part in ("query", "key", "value")):
         return general(tape, func, args, kwargs)
@@ -78,11 +76,8 @@ def scaled_dot_product_attention(
 
 def _projected(tape: GradSampleRecorder, call: dict[str, Any]) -> list[Tensor]:
     """Query, key and value after their linear layers, each [length, batch, width]."""
-    parts, bias, packed = (
-        [call["query"], call["key"], call["value"]],
-        call["in_proj_bias"],
-        call["in_proj_weight"],
-    )
+    parts = [call["query"], call["key"], call["value"]]
+    bias, packed = call["in_proj_bias"], call["in_proj_weight"]
     width = call["embed_dim_to_check"]
     thirds = [slice(i * width, (i + 1) * width) for i in range(3)]
     whole = slice(0, 3 * width)

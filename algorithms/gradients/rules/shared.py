@@ -56,7 +56,7 @@ def writes(name: str, kwargs: dict[str, Any]) -> bool:
     return (
         in_place
         or inside
-        or name in ("__setitem__",)
+        or name == "__setitem__"
         or name.endswith("__set__")
         or kwargs.get("out") is not None
     )
