@@ -95,7 +95,8 @@ def _on_a_line(release: Release, stream: Stream, is_in: bool, draws: int) -> Arr
     if not isinstance(release.sampling, FullBatch):
         reached = np.zeros(draws)
         reached[chosen(release, draws, stream)] = float(is_in)
-    seen = add_noise(reached * release.clipping.sensitivity, release, stream) / scale
+    total = torch.from_numpy(reached * release.clipping.sensitivity)
+    seen = add_noise(total, release, stream).numpy() / scale
     shift = release.clipping.sensitivity / scale
     is_laplace = isinstance(release.noise, Laplace)
     ratio = np.abs(seen) - np.abs(seen - shift) if is_laplace else seen * shift - shift**2 / 2
@@ -109,7 +110,7 @@ def _in_space(release: Release, stream: Stream, is_in: bool, draws: int) -> Arra
     far[0] = release.clipping.sensitivity
     found = []
     for _ in range(draws):
-        seen = add_noise(is_in * far, release, stream)
+        seen = add_noise(torch.from_numpy(is_in * far), release, stream).numpy()
         found.append((_norm(seen, release) - _norm(seen - far, release)) / release.noise_scale)
     return np.array(found)
 

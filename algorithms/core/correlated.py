@@ -51,11 +51,6 @@ class Workload:
         return int(self.rows.shape[1])
 
 
-def prefix_sums(steps: int, *, rows: int | None = None) -> Workload:
-    """The workload of a constant learning rate: every gradient has the same weight in all later iterates."""
-    return workload(OptimizerConfig(1.0), steps, rows=rows or steps)
-
-
 def workload(update: OptimizerConfig, steps: int, *, rows: int = ROWS) -> Workload:
     """The workload of an optimizer: with averaging that of the average, and for Adam as if its scale were constant.
 
@@ -96,7 +91,7 @@ def squared_noise(strategy: Strategy, asked: Workload) -> Array:
     """The noise variance of a coordinate of each iterate, shape [iterates], if the rows of W have variance 1.
 
     Example:
-        >>> squared_noise(Toeplitz((1.0,)), prefix_sums(4)).tolist()
+        >>> squared_noise(Toeplitz((1.0,)), workload(OptimizerConfig(1.0), 4)).tolist()
         [1.0, 2.0, 3.0, 4.0]
     """
     if isinstance(strategy, Toeplitz | Buffered):

@@ -52,6 +52,16 @@ class LinearRecords:
             for order, values in self._norms.items()
         }
         self._held: CachedLogits | None = None
+        self._step = -1
+
+    def at_step(self, step: int) -> "LinearRecords":
+        """These records in a training step, without margins of the step before.
+
+        A run may be interrupted and resumed between steps, without the margins, and must repeat its answers exactly.
+        """
+        if step != self._step:
+            self._held, self._step = None, step
+        return self
 
     def clipped_sum(self, parameters: Tensor, clipping: Clipping) -> Tensor:
         """The sum over records of clipped gradients of their losses, shape [d], float64.
@@ -59,7 +69,11 @@ class LinearRecords:
         parameters: [d]. Every contribution is within the clipping's bound, rounding included.
         Raises ValueError for a clipping without one bound for the whole gradient.
         """
-        bound = _bound(clipping)
+        if not has_one_bound(clipping):
+            raise ValueError(
+                f"{clipping} has no single bound for one linear layer; give L2, L1 or one bound."
+            )
+        bound = clipping.sensitivity
         errors = self._losses.errors(self._at(parameters).margins)
         total = self._summed(self._weighted(errors, clipping, bound))
         weights = self._layer.in_features
@@ -86,31 +100,14 @@ class LinearRecords:
             sums += self._losses.at(margins, records, bound)
         return sums
 
-    def carried(self) -> CachedLogits | None:
-        """The cache for the next query; with it, a resumed run continues bit for bit."""
-        return self._held
-
-    def carry(self, carried: CachedLogits) -> None:
-        """Restore the cache from `carried`, for the same records; raises ValueError if it does not fit them."""
-        expected = (self._features.shape[1], self._layer.out_features), self._features.dtype
-        found = tuple(carried.margins.shape), carried.margins.dtype
-        if found != expected:
-            raise ValueError(f"margins {found} are not of these records, {expected}; carry what they gave.")
-        self._held = carried
-
-    def forget(self) -> None:
-        """Drop the cache."""
-        self._held = None
-
     def _at(self, parameters: Tensor) -> CachedLogits:
         """The cache at the parameters: unchanged, moved along the last line, or from a new product."""
         moved = None if self._held is None else self._held.moved_to(parameters)
-        self._held = self._fresh(parameters) if moved is None else moved
-        return self._held
-
-    def _fresh(self, parameters: Tensor) -> CachedLogits:
-        margins = self._margins(parameters[None], self._features)[0].contiguous()
-        return at_point(parameters, margins, torch.zeros((), dtype=torch.int64))
+        if moved is None:
+            margins = self._margins(parameters[None], self._features)[0].contiguous()
+            moved = at_point(parameters, margins, torch.zeros((), dtype=torch.int64))
+        self._held = moved
+        return moved
 
     def _margins(self, vectors: Tensor, features: Tensor) -> Tensor:
         """Outputs [k, n, o] for flat parameters [k, d] and records stored by feature."""
@@ -155,6 +152,18 @@ class LinearRecords:
         return errors * scale[:, None].to(errors.dtype)
 
 
+def has_closed_forms(model: Model) -> bool:
+    """Whether a model has closed forms, which compute in the precision of the features."""
+    return linear_layer(model.module) is not None and model.precision == torch.float32
+
+
+def has_one_bound(clipping: Clipping) -> bool:
+    """Whether a clipping has a single bound on the whole gradient, which a closed form needs."""
+    return not isinstance(clipping, Affine | Box) and not (
+        isinstance(clipping, PerLayer) and len(clipping.norms) > 1
+    )
+
+
 def linear_layer(module: nn.Module) -> nn.Linear | None:
     """The layer of a module that consists of one trained linear layer on flattened inputs; otherwise None."""
     if type(module) is not nn.Sequential or not all(p.requires_grad for p in module.parameters()):
@@ -183,9 +192,3 @@ def _norms(features: Tensor, order: int) -> Tensor:
     """The norm of each record, ones for the bias included; shape [n], float64."""
     norms: Tensor = torch.linalg.vector_norm(features, order, dim=0, dtype=torch.float64)
     return norms
-
-
-def _bound(clipping: Clipping) -> float:
-    if isinstance(clipping, Affine | Box) or (isinstance(clipping, PerLayer) and len(clipping.norms) > 1):
-        raise ValueError(f"{clipping} has no single bound for one linear layer; give L2, L1 or one bound.")
-    return clipping.sensitivity

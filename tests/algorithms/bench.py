@@ -22,7 +22,7 @@ from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.epsilon import Accountant
 from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.barrier.trace import Trace
-from algorithms.privacy.mechanisms.noise import Generator, seeded_generator
+from algorithms.privacy.mechanisms.noise import Generator, add_steps, seeded_generator, steps_of
 from tests.support.device import DEVICE
 
 SHAPE, CLASSES, RECORDS, DELTA = (1, 4, 4), 3, 40, 1e-3
@@ -41,6 +41,11 @@ class OneLook(Performance):
         if key not in _LOOKS:
             _LOOKS[key] = super().engine(model, records)
         return _LOOKS[key]
+
+
+def add_on_grid(total: NDArray[np.float64], noise: NDArray[np.float64], *, std: float) -> NDArray[np.float64]:
+    """A sum plus noise as a release adds them, for the grid of `std`."""
+    return add_steps(torch.from_numpy(total), steps_of(noise, std=std), std=std).numpy()
 
 
 PLAIN = OneLook(DEVICE)

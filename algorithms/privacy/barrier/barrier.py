@@ -21,7 +21,6 @@ import os
 from dataclasses import replace
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -275,7 +274,7 @@ class Barrier:
         dimension = shape_of(statistic, self.__records, self.__model).numel()
         stream = self.__charge(release, dimension=dimension)
         total = self.__exact.statistic_sum(statistic, bound, dimension, release, stream)
-        return self.__group.first(torch.from_numpy(add_noise(total.numpy(), release, stream)))
+        return self.__group.first(add_noise(total, release, stream))
 
     def moment(self, statistic: Statistic, *, bound: L2, noise: Noise) -> Tensor:
         """Release the noisy sum of A^T A over all records, for a matrix A of each clipped to Frobenius norm `bound`.
@@ -287,7 +286,7 @@ class Barrier:
         dimension = statistics.dimension(columns)
         stream = self.__charge(release, dimension=dimension)
         total = self.__exact.second_moment_sum(statistic, bound, dimension, release, stream)
-        noisy = self.__group.first(torch.from_numpy(add_noise(total.numpy(), release, stream)))
+        noisy = self.__group.first(add_noise(total, release, stream))
         return statistics.as_matrix(noisy, columns)
 
     def norm_total(self, parameters: Tensor, *, bound: L2, noise: Noise) -> float:
@@ -298,8 +297,8 @@ class Barrier:
         check_norms(self.__model, parameters)
         release = releases.norm_total_release(bound, noise)
         stream = self.__charge(release, dimension=1)
-        total = self.__exact.norm_total(parameters, bound)
-        return float(self.__group.first(torch.from_numpy(add_noise(np.array([total]), release, stream))))
+        total = torch.tensor([self.__exact.norm_total(parameters, bound)], dtype=torch.float64)
+        return float(self.__group.first(add_noise(total, release, stream)))
 
     def norm_count(
         self, parameters: Tensor, *, bound: L2, noise: Noise, sampling: Sampling | None = None
@@ -313,7 +312,8 @@ class Barrier:
         release = releases.norm_count_release(noise, sampling)
         stream = self.__charge(release, dimension=1)
         balance = self.__exact.norm_balance(parameters, bound, release, stream)
-        return float(self.__group.first(torch.from_numpy(add_noise(np.array([balance]), release, stream))))
+        total = torch.tensor([balance], dtype=torch.float64)
+        return float(self.__group.first(add_noise(total, release, stream)))
 
     def argmin(
         self,

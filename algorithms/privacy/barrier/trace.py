@@ -86,14 +86,6 @@ class Trace:
         frame.to_parquet(path, index=False)
 
 
-def read_trace(path: Path) -> Trace:
-    """Read a trace that `Trace.write` wrote."""
-    import pandas as pd
-
-    frame = pd.read_parquet(path)
-    return Trace([Row(**{str(key): value for key, value in row.items()}) for row in frame.to_dict("records")])
-
-
 _SAMPLING = {
     "Poisson": "poisson",
     "FullBatch": "full batch",

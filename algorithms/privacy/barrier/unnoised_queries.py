@@ -23,15 +23,12 @@ from algorithms.errors import QueryFailedError
 from algorithms.gradients import (
     L1,
     L2,
-    Affine,
-    Box,
     Clipping,
     Engine,
     LineCandidates,
-    PerLayer,
     pad_to_multiple,
 )
-from algorithms.gradients.linear import LinearRecords, linear_layer
+from algorithms.gradients.linear import LinearRecords, has_closed_forms, has_one_bound
 from algorithms.gradients.minimum import Objective, OutOfReachError, exact_minimum, minimum
 from algorithms.models import Model
 from algorithms.models.feature_transforms import front_of, shape_after
@@ -104,57 +101,12 @@ def _mapped(
     return features
 
 
-class FullBatchAnswers:
-    """Exact sums over all records for a model that is one linear layer: before noise, for the barrier alone.
-
-    features [n, *input_shape], labels [n], on the device where the arithmetic runs.
-    """
-
-    def __init__(self, model: Model, features: Tensor, labels: Tensor) -> None:
-        self._records = LinearRecords(model, features, labels)
-        self._step = -1
-
-    @classmethod
-    def of(cls, model: Model, records: Records, performance: Performance) -> "FullBatchAnswers | None":
-        """These answers with a copy of all records; None without closed forms for the model or memory for the copy."""
-        if not (cls.serve(model) and performance.holds(2 * math.prod(records.features.shape[1:]))):
-            return None
-        features, labels = (torch.from_numpy(np.array(part)) for part in (records.features, records.labels))
-        features, labels = features.to(performance.device), labels.to(performance.device)
-        return cls(model, features, labels)
-
-    @staticmethod
-    def serve(model: Model) -> bool:
-        """Whether a model has closed forms, which compute in the precision of the features."""
-        return linear_layer(model.module) is not None and model.precision == torch.float32
-
-    @staticmethod
-    def clip(clipping: Clipping) -> bool:
-        """Whether there is a closed form for a clipping, which needs a single bound on the whole gradient."""
-        return not isinstance(clipping, Affine | Box) and not (
-            isinstance(clipping, PerLayer) and len(clipping.norms) > 1
-        )
-
-    def at_step(self, step: int) -> "FullBatchAnswers":
-        """These answers in a training step.
-
-        Cached intermediate results are dropped between steps. A run may be interrupted and resumed there, without the
-        cache, and must repeat its answers bit for bit.
-        """
-        if step != self._step:
-            self._records.forget()
-            self._step = step
-        return self
-
-    def clipped_sum(self, parameters: Tensor, clipping: Clipping) -> Tensor:
-        """The sum of all clipped gradients, shape [d], float64."""
-        return self._records.clipped_sum(parameters, clipping)
-
-    def clipped_losses(self, candidates: Tensor | LineCandidates, bound: float) -> Tensor:
-        """The sum of all losses, clipped to [0, bound], at each candidate; shape [k], float64."""
-        if isinstance(candidates, LineCandidates):
-            return self._records.losses_on(candidates, bound=bound)
-        return self._records.losses_at(candidates, bound=bound)
+def all_in_closed_form(model: Model, records: Records, performance: Performance) -> LinearRecords | None:
+    """A copy of all records, for closed forms; None without these for the model, or without memory for the copy."""
+    if not (has_closed_forms(model) and performance.holds(2 * math.prod(records.features.shape[1:]))):
+        return None
+    features, labels = (torch.from_numpy(np.array(part)) for part in (records.features, records.labels))
+    return LinearRecords(model, features.to(performance.device), labels.to(performance.device))
 
 
 def loss_sums(
@@ -173,8 +125,8 @@ def loss_sums(
     points = points.to(performance.device)
     totals = torch.zeros(len(points), dtype=torch.float64, device=points.device)
     for inputs, labels in batches:
-        if FullBatchAnswers.serve(model):
-            totals += FullBatchAnswers(model, inputs, labels).clipped_losses(points, bound)
+        if has_closed_forms(model):
+            totals += LinearRecords(model, inputs, labels).losses_at(points, bound=bound)
             continue
         for index, point in enumerate(points):
             totals[index] += engine.clipped_losses(point, inputs, labels, bound)
@@ -207,7 +159,7 @@ def minimised(
     if isinstance(release.noise, NoNoise):
         return exact_minimum(replace(whole, clip_norm=_NO_BOUND, input_norm=_NO_BOUND))
     found = minimum(whole, tolerance=problem.tolerance)
-    return torch.from_numpy(add_noise(found.numpy(), _on_the_result(problem, release), stream))
+    return add_noise(found, _on_the_result(problem, release), stream)
 
 
 def _on_the_result(problem: Minimum, release: Release) -> Release:
@@ -280,9 +232,9 @@ class UnnoisedQueries:
         return self.performance.placed(self._given)
 
     @functools.cached_property
-    def _whole(self) -> FullBatchAnswers | None:
+    def _whole(self) -> LinearRecords | None:
         """Closed forms over all records, if the model has them and the records fit into memory."""
-        return FullBatchAnswers.of(self.model, self._given, self.performance)
+        return all_in_closed_form(self.model, self._given, self.performance)
 
     @property
     def last_norms(self) -> LastNorms:
@@ -302,7 +254,7 @@ class UnnoisedQueries:
         point = self._copied(point)
         if isinstance(release.sampling, Importance):
             return self._norms.importance_sum(point, self._count, release.sampling, clipping, stream)
-        is_whole = isinstance(release.sampling, FullBatch) and FullBatchAnswers.clip(clipping)
+        is_whole = isinstance(release.sampling, FullBatch) and has_one_bound(clipping)
         if is_whole and self._whole is not None:
             return self._whole.at_step(step).clipped_sum(point, clipping)
 
@@ -331,7 +283,10 @@ class UnnoisedQueries:
         bound = release.clipping.sensitivity
         candidates = candidates if isinstance(candidates, LineCandidates) else self._copied(candidates)
         if isinstance(release.sampling, FullBatch) and self._whole is not None:
-            return self._whole.at_step(step).clipped_losses(candidates, bound).cpu()
+            whole = self._whole.at_step(step)
+            if isinstance(candidates, LineCandidates):
+                return whole.losses_on(candidates, bound=bound).cpu()
+            return whole.losses_at(candidates, bound=bound).cpu()
         batches = self.drawn(release, stream)
         return loss_sums(self.model, self.engine, candidates, batches, bound, self.performance).cpu()
 

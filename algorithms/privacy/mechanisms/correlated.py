@@ -37,10 +37,6 @@ class Strategy(ABC):
         """Of a coordinate of the noise of each step, shape [steps], where those of W are 1."""
 
     @abstractmethod
-    def prefix_variances(self, steps: int) -> Array:
-        """Of a coordinate of the sum of the noise so far after each step, shape [steps]."""
-
-    @abstractmethod
     def event(self, noise_multiplier: float, steps: int) -> CorrelatedDpEvent:
         """What all steps cost where every record takes part in each; who does is for the sampling to say."""
 
@@ -67,9 +63,6 @@ class _ToeplitzStrategy(Strategy):
 
     def variances(self, steps: int) -> Array:
         return np.cumsum(np.square(self.inverse(steps)))
-
-    def prefix_variances(self, steps: int) -> Array:
-        return np.cumsum(np.square(np.cumsum(self.inverse(steps))))
 
 
 @dataclass(frozen=True)
@@ -126,17 +119,6 @@ class Tree(Strategy):
 
     def variances(self, steps: int) -> Array:
         return np.array([self._variance(place % self.leaves + 1) for place in range(steps)])
-
-    def prefix_variances(self, steps: int) -> Array:
-        found, before, place = np.zeros(steps), 0.0, 0
-        for step in range(steps):
-            place = step % self.leaves + 1
-            found[step] = before + sum(
-                _node_variance(level) for level in range(place.bit_length()) if place >> level & 1
-            )
-            if place == self.leaves:
-                before = found[step]
-        return found
 
     def event(self, noise_multiplier: float, steps: int) -> CorrelatedDpEvent:
         return CorrelatedDpEvent(noise_multiplier, (), (), (), self.leaves, 1, 1.0, steps)

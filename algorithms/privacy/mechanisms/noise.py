@@ -203,24 +203,17 @@ def is_below(words: NDArray[np.uint64], rates: NDArray[np.float64]) -> NDArray[n
     return found
 
 
-def add_on_grid(total: NDArray[np.float64], noise: NDArray[np.float64], *, std: float) -> NDArray[np.float64]:
-    """`total + noise`, both rounded to the grid of `std` and added exactly.
-
-    total, noise: shape [d]. std: scale of the noise, above 0, public. Coordinates of the sum are clamped to 2^28 times
-    `std`, which does not increase the sensitivity.
-    """
-    import torch
-
-    return add_steps(torch.from_numpy(total), steps_of(noise, std=std), std=std).numpy()
-
-
 def steps_of(noise: NDArray[np.float64], *, std: float) -> NDArray[np.float64]:
     """Noise in whole steps of the grid of `std`."""
     return np.rint(noise / grid_step(std))
 
 
 def add_steps(total: "Tensor", noise: NDArray[np.float64], *, std: float) -> "Tensor":
-    """`add_on_grid` for noise in steps, on the sum's device."""
+    """A sum plus noise in steps, both on the grid of `std` and added exactly, on the sum's device.
+
+    total: shape [d], float64. noise: as `steps_of` gives it, [d]. std: scale of the noise, above 0, public. Coordinates
+    of the sum are clamped to 2^28 times `std`, which does not increase the sensitivity.
+    """
     import torch
 
     step = grid_step(std)

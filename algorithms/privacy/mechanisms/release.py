@@ -42,7 +42,7 @@ from algorithms.privacy.mechanisms.mechanisms import (
     Sampling,
     WithoutReplacement,
 )
-from algorithms.privacy.mechanisms.noise import Stream, add_on_grid, add_steps, steps_of
+from algorithms.privacy.mechanisms.noise import Stream, add_steps, steps_of
 
 __all__ = [
     "Correlated",
@@ -196,12 +196,11 @@ def chosen(release: Release, count: int, stream: Stream) -> NDArray[np.intp]:
     return np.flatnonzero(stream.coins(count, sampling.rate))
 
 
-def add_noise(total: NDArray[np.float64], release: Release, stream: Stream) -> NDArray[np.float64]:
-    """Add noise to a sum, both on the grid; returns the sum itself for a release without noise."""
+def add_noise(total: Tensor, release: Release, stream: Stream) -> Tensor:
+    """A sum [d], float64, plus noise, both on the grid; the sum itself for a release without noise."""
     if isinstance(release.noise, NoNoise):
         return total
-    noise = _noise_on_grid(release, len(total)) * draws(release, stream, len(total))
-    return add_on_grid(total, noise, std=release.noise_scale)
+    return add_steps(total, _noise_in_steps(release, stream, len(total), None), std=release.noise_scale)
 
 
 @dataclass(frozen=True)

@@ -153,9 +153,6 @@ def test_the_noise_of_a_tree_is_the_one_that_is_stated() -> None:
     """What an audit takes for it, beside the variances that the strategy states, with trees that are not whole."""
     mixed = _tree_noise(5, 13)
     assert np.square(mixed).sum(axis=1) == pytest.approx(correlated.Tree(5).variances(13))
-    assert np.square(mixed.cumsum(axis=0)).sum(axis=1) == pytest.approx(
-        correlated.Tree(5).prefix_variances(13)
-    )
 
 
 def test_every_mechanism_is_tested_at_its_two_worst_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:

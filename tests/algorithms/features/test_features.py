@@ -20,6 +20,7 @@ from algorithms.core.training import Features, learned, schedule_of
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.features.learned import FEATURES, from_settings
 from algorithms.gradients import L2
+from algorithms.gradients.linear import LinearRecords
 from algorithms.models import Model, build
 from algorithms.models.feature_transforms import buffers, front, in_front, installed, shape_after
 from algorithms.privacy.accounting.budget import Budget
@@ -27,7 +28,7 @@ from algorithms.privacy.accounting.filters import ScheduleFilter
 from algorithms.privacy.barrier import unnoised_queries
 from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.barrier.trace import Trace
-from algorithms.privacy.barrier.unnoised_queries import FullBatchAnswers, frozen_prefix
+from algorithms.privacy.barrier.unnoised_queries import frozen_prefix
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, gradient_release
 from tests.algorithms import bench
@@ -346,7 +347,7 @@ def test_what_a_run_holds_of_its_records_follows_from_public_numbers(
         monkeypatch.setattr(owner, way, lambda *of, **named: taken.add(way) or real(*of, **named))
 
     noted(unnoised_queries, "_mapped")
-    noted(FullBatchAnswers, "clipped_sum")
+    noted(LinearRecords, "clipped_sum")
     for there in (3, COUNT, COUNT + 1, 4000):  # of the last, the features alone need a megabyte
         taken.clear()
         bench.trained(

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from algorithms.gradients import L2, Engine
 from algorithms.privacy.barrier.barrier import Performance
-from algorithms.privacy.mechanisms.noise import add_on_grid, add_steps, seeded_generator, steps_of
+from algorithms.privacy.mechanisms.noise import add_steps, seeded_generator, steps_of
 from algorithms.privacy.mechanisms.release import Gaussian, Poisson
-from tests.algorithms.bench import made_up, small_model
+from tests.algorithms.bench import add_on_grid, made_up, small_model
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.networks import NETWORKS
 from tests.algorithms.gradients.zoo import Problem, problem

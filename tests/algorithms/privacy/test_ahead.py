@@ -51,8 +51,8 @@ def test_the_noise_is_what_comes_after_the_coins(sampling: Sampling) -> None:
         drawn.pairs(RECORDS)
     else:
         releases.chosen(release, RECORDS, drawn)
-    expected = releases.add_noise(np.zeros(len(point)), release, drawn)
-    assert np.array_equal(answer.numpy(), expected.astype(np.float32))
+    expected = releases.add_noise(torch.zeros(len(point), dtype=torch.float64), release, drawn)
+    assert torch.equal(answer, expected.float())
 
 
 class Waiting(nn.Linear):

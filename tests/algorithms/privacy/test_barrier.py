@@ -19,7 +19,7 @@ from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.filters import ScheduleFilter, ZCDPFilter
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.performance import Performance
-from algorithms.privacy.barrier.trace import Trace, read_trace
+from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.mechanisms.noise import secure_generator, seeded_generator
 from algorithms.privacy.mechanisms.release import (
     FullBatch,
@@ -379,7 +379,7 @@ def test_the_trace_survives_its_file(tmp_path: Any) -> None:
         "divisor",
         "epsilon",
     ]
-    read = read_trace(tmp_path / "trace.parquet")
-    assert read.rows == trace.rows
-    assert read.events() == [dp.GaussianDpEvent(0.01)]
+    (read,) = pd.read_parquet(tmp_path / "trace.parquet").to_dict("records")
+    assert Row(**read) == trace.rows[0]
+    assert trace.events() == [dp.GaussianDpEvent(0.01)]
     assert (trace.rows[0].step, trace.rows[0].clip_norm, trace.rows[0].divisor) == (3, 1.0, 4.0)

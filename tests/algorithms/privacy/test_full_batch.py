@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from algorithms.gradients import L1, L2, Affine, Clipping, LineCandidates, Normalised, PerLayer
+from algorithms.gradients.linear import LinearRecords, has_closed_forms
 from algorithms.models import build
 from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.barrier.trace import Trace
-from algorithms.privacy.barrier.unnoised_queries import FullBatchAnswers, loss_sums
+from algorithms.privacy.barrier.unnoised_queries import all_in_closed_form, loss_sums
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Gumbel, Laplace
 from tests.algorithms.bench import MadeUp, OneLook
@@ -121,11 +122,11 @@ def trace_of(*, first_rows: int, of: Trace) -> Trace:
 
 def test_margins_are_carried_within_a_step_and_dropped_between_steps() -> None:
     some = records()
-    answers = FullBatchAnswers(MODEL, torch.from_numpy(some.features), torch.from_numpy(some.labels))
+    answers = LinearRecords(MODEL, torch.from_numpy(some.features), torch.from_numpy(some.labels))
     answers.at_step(0).clipped_sum(point(), L2(1.0))
-    held = answers._records.carried()
-    assert answers.at_step(0)._records.carried() is held
-    assert answers.at_step(1)._records.carried() is None
+    held = answers._held
+    assert held is not None and answers.at_step(0)._held is held
+    assert answers.at_step(1)._held is None
 
 
 def test_a_public_number_decides_whether_records_are_held() -> None:
@@ -134,13 +135,13 @@ def test_a_public_number_decides_whether_records_are_held() -> None:
     for there in (999, 1001):
         some = MadeUp(np.zeros((there, 125), dtype=np.float32), np.zeros(there, dtype=np.int64))
         found = {
-            number: FullBatchAnswers.of(wide, some, Performance(memory_mb=1, number=number)) is not None
+            number: all_in_closed_form(wide, some, Performance(memory_mb=1, number=number)) is not None
             for number in (1000, 1001, None)
         }
         assert found == {1000: True, 1001: False, None: False}
 
 
 def test_a_model_of_another_kind_or_precision_takes_the_general_way() -> None:
-    assert FullBatchAnswers.serve(MODEL)
-    assert not FullBatchAnswers.serve(replace(MODEL, precision=torch.bfloat16))
-    assert not FullBatchAnswers.serve(build("tanh_cnn", input_shape=(1, 28, 28), classes=2, seed=0))
+    assert has_closed_forms(MODEL)
+    assert not has_closed_forms(replace(MODEL, precision=torch.bfloat16))
+    assert not has_closed_forms(build("tanh_cnn", input_shape=(1, 28, 28), classes=2, seed=0))

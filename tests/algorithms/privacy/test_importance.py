@@ -7,6 +7,7 @@ from typing import Any
 
 import dp_accounting as dp
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy import stats
@@ -18,7 +19,7 @@ from algorithms.models import Model, build
 from algorithms.privacy.accounting.epsilon import rdp
 from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.barrier.importance import LastNorms, Norms
-from algorithms.privacy.barrier.trace import Trace, read_trace
+from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import (
     FullBatch,
@@ -297,7 +298,7 @@ def test_last_norms_are_shown_nowhere(tmp_path: Any) -> None:
     assert "." not in repr(last).split(" object at ")[-1] and "inf" not in repr(last)
     assert not [name for name in dir(asked) if "norms" in name and not name.startswith("_")]
     trace.write(tmp_path / "trace.parquet")
-    row = read_trace(tmp_path / "trace.parquet").rows[0]
+    row = pd.read_parquet(tmp_path / "trace.parquet").iloc[0]
     assert (row.sampling, row.sampling_rate, row.clipping) == ("importance", 0.2, "Normalised")
     other = Trace()
     step(barrier(axes(SCALES[::-1]), axes_model(), trace=other), torch.zeros(COUNT))

@@ -10,13 +10,13 @@ from scipy import stats
 from algorithms.privacy.mechanisms import noise as noise_module
 from algorithms.privacy.mechanisms.noise import (
     Stream,
-    add_on_grid,
     grid_step,
     is_below,
     secure_generator,
     seeded_generator,
     std_on_grid,
 )
+from tests.algorithms.bench import add_on_grid
 
 FALSE_ALARM = 1e-6
 DRAWS = 200_001

@@ -19,7 +19,6 @@ from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.barrier.statistics import as_vector
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import (
-    add_on_grid,
     grid_step,
     scale_on_grid,
     seeded_generator,
@@ -40,7 +39,7 @@ from algorithms.privacy.mechanisms.release import (
     argmin_release,
     gradient_release,
 )
-from tests.algorithms.bench import SHAPE, MadeUp, made_up, small_model
+from tests.algorithms.bench import SHAPE, MadeUp, add_on_grid, made_up, small_model
 from tests.algorithms.privacy.test_barrier import FALSE_ALARM, Free, barrier, no_records, wide_model
 from tests.support.threads import cpu_threads
 
