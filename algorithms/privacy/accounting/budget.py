@@ -22,3 +22,10 @@ class Budget:
             raise RefusedError(f"epsilon must be at least 0, not {self.epsilon}; give a positive number.")
         if not 0 <= self.delta <= 1:
             raise RefusedError(f"delta must lie between 0 and 1, not {self.delta}; give a probability.")
+
+    def check_spendable(self) -> None:
+        """Raises RefusedError unless it can be spent adaptively: a finite epsilon above 0 and delta in (0, 1)."""
+        if not 0 < self.epsilon < math.inf or not 0 < self.delta < 1:
+            raise RefusedError(
+                f"{self} gives no budget to spend; give a finite epsilon above 0 and delta in (0, 1)."
+            )

@@ -10,7 +10,7 @@ theorem says how, since the accountants have bounds of their own for them.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from itertools import groupby
@@ -172,14 +172,11 @@ def _grouped(schedule: Schedule) -> Schedule:
     def place(row: tuple[dp.DpEvent, int]) -> int:
         return int(np.searchsorted(edges, row[0].noise_multiplier, side="right"))
 
-    groups = (list(rows) for _, rows in groupby(sorted(schedule, key=place), key=place))
-    return [_least_noise(rows) for rows in groups]
-
-
-def _least_noise(rows: Iterable[tuple[dp.DpEvent, int]]) -> tuple[dp.DpEvent, int]:
-    rows = list(rows)
-    least = min(event.noise_multiplier for event, _ in rows)
-    return dp.LaplaceDpEvent(least), sum(count for _, count in rows)
+    groups = [list(rows) for _, rows in groupby(sorted(schedule, key=place), key=place)]
+    return [
+        (dp.LaplaceDpEvent(min(event.noise_multiplier for event, _ in rows)), sum(count for _, count in rows))
+        for rows in groups
+    ]
 
 
 Accountant = Literal["pld", "rdp", "pure"]

@@ -31,6 +31,7 @@ __all__ = [
     "event_from_json",
     "event_to_json",
     "kept",
+    "merged",
     "run_lengths",
     "schedule_from_json",
     "schedule_to_json",
@@ -95,12 +96,17 @@ def schedule_from_json(document: Sequence[Mapping[str, Any]]) -> list[tuple[dp.D
     return [(event_from_json(row["event"]), row["count"]) for row in document]
 
 
+def merged(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:
+    """A schedule in which equal neighbours are counted together."""
+    rows: list[tuple[dp.DpEvent, int]] = []
+    for event, count in schedule:
+        if rows and rows[-1][0] == event:
+            rows[-1] = (event, rows[-1][1] + count)
+        else:
+            rows.append((event, count))
+    return rows
+
+
 def run_lengths(events: Sequence[dp.DpEvent]) -> list[tuple[dp.DpEvent, int]]:
     """Single events in their order as a schedule: neighbours that are equal are counted together."""
-    schedule: list[tuple[dp.DpEvent, int]] = []
-    for event in events:
-        if schedule and schedule[-1][0] == event:
-            schedule[-1] = (event, schedule[-1][1] + 1)
-        else:
-            schedule.append((event, 1))
-    return schedule
+    return merged([(event, 1) for event in events])

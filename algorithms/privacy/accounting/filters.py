@@ -26,7 +26,7 @@ from algorithms.privacy.accounting.epsilon import (
     rdp,
 )
 from algorithms.privacy.accounting.event_rules import rule_of
-from algorithms.privacy.accounting.events import Schedule, schedule_to_json
+from algorithms.privacy.accounting.events import Schedule, event_to_json
 
 
 @dataclass(frozen=True)
@@ -196,8 +196,9 @@ class ZCDPFilter:
 
 
 def _exhausted(event: dp.DpEvent, left: str) -> BudgetRefusedError:
-    name = schedule_to_json([(event, 1)])[0]["event"]
-    return BudgetRefusedError(f"{name} costs more than the {left} that the run has left; stop here.")
+    return BudgetRefusedError(
+        f"{event_to_json(event)} costs more than the {left} that the run has left; stop here."
+    )
 
 
 def conversion(order: float, delta: float) -> float:

@@ -103,11 +103,6 @@ def profile_of_rdp(orders: Array, divergences: Array) -> Profile:
     return Profile(epsilons, np.clip(np.array(deltas), 0.0, 1.0))
 
 
-def profile_of_zcdp(rho: float) -> Profile:
-    """The profile of whatever a zCDP filter with this limit lets through."""
-    return profile_of_rdp(np.array(ORDERS), rho * np.array(ORDERS))
-
-
 def risk_profile(held_by: Holding, schedule: Schedule, adjacency: str) -> Profile:
     """What a run tells at each epsilon: of its events where these are fixed, else of the filter that holds it.
 
@@ -117,7 +112,7 @@ def risk_profile(held_by: Holding, schedule: Schedule, adjacency: str) -> Profil
     """
     match held_by:
         case ZCDPBudget(rho):
-            return profile_of_zcdp(rho)
+            return profile_of_rdp(np.array(ORDERS), rho * np.array(ORDERS))
         case RenyiBudget(order, limit):
             return profile_of_rdp(np.array([order]), np.array([limit]))
         case FixedSchedule():

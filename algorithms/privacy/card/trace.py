@@ -21,6 +21,7 @@ from algorithms.privacy.accounting.events import (
     Schedule,
     event_from_json,
     event_to_json,
+    merged,
     schedule_to_json,
 )
 from algorithms.privacy.card.schema import PrivacyCard
@@ -97,17 +98,6 @@ def made_up_trace(schedule: Schedule) -> dict[str, list[Any]]:
         same = {"kind": "release", "clipping": "bound", "clip_norm": 1.0, "divisor": 1.0}
         rows += [same | own | {"step": 0, "epsilon": 0.0}] * count
     return {name: [row[name] for row in rows] for name in rows[0]}
-
-
-def merged(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:
-    """A schedule in which equal neighbours are counted together."""
-    rows: list[tuple[dp.DpEvent, int]] = []
-    for event, count in schedule:
-        if rows and rows[-1][0] == event:
-            rows[-1] = (event, rows[-1][1] + count)
-        else:
-            rows.append((event, count))
-    return rows
 
 
 def same_events(one: Schedule, other: Schedule) -> bool:

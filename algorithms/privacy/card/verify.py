@@ -18,7 +18,7 @@ from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import epsilon as accounting
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, Adjacency, adjacency_named, rdp
-from algorithms.privacy.accounting.events import Schedule, schedule_from_json
+from algorithms.privacy.accounting.events import Schedule, merged, schedule_from_json
 from algorithms.privacy.accounting.filters import (
     FIXED,
     conversion,
@@ -37,7 +37,7 @@ from algorithms.privacy.card.schema import (
     Composition,
     PrivacyCard,
 )
-from algorithms.privacy.card.trace import column_problem, merged, same_events, trace_schedule
+from algorithms.privacy.card.trace import column_problem, same_events, trace_schedule
 from algorithms.privacy.ledger.books import Balance
 from algorithms.privacy.ledger.chain import WHOLE_POPULATION
 from algorithms.privacy.ledger.composition import UNIT
