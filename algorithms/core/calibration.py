@@ -16,9 +16,22 @@ from algorithms.privacy.mechanisms.release import Release
 
 _LARGEST_DELTA_UNKNOWN_N = 1e-5
 
+SLACK = 1e-9
+"""Part of a budget that is left over, so that what is spent of it does not round above it."""
+
+Repeated = Sequence[tuple[Release, int]]
+"""Releases in their order, and how often each is repeated."""
+Releases = Callable[[float], Repeated]
+"""The releases of a run at a noise multiplier."""
+
+
+def events_of(releases: Repeated) -> Schedule:
+    """The events of releases."""
+    return [(release.event(), count) for release, count in releases]
+
 
 def plan_fixed(
-    releases: Callable[[float], Sequence[tuple[Release, int]]],
+    releases: Releases,
     *,
     target: Target,
     public: PublicInfo,
@@ -31,23 +44,13 @@ def plan_fixed(
 ) -> Plan:
     """The plan of an algorithm whose releases are fixed in advance, with the smallest noise that meets the target.
 
-    By default the plan has one step over all records. releases: given a noise multiplier, the algorithm's releases and
-    how often each is repeated. method_params: a dataclass of public values that the method plans; `Plan.params` returns
-    it. Raises RefusedError if no noise meets the target, and for events without a proof under the adjacency.
+    By default the plan has one step over all records. method_params: a dataclass of public values that the method
+    plans; `Plan.params` returns it. Raises RefusedError if no noise meets the target, and for events without a proof
+    under the adjacency.
     """
-
-    def schedule_at(noise_multiplier: float) -> Schedule:
-        return [(release.event(), count) for release, count in releases(noise_multiplier)]
-
-    accountant, relation = target.accountant, adjacency_named(adjacency)
-    multiplier = calibrate(
-        lambda noise: [*target.prior_events, *schedule_at(noise)],
-        target.budget,
-        accountant=accountant,
-        adjacency=relation,
-    )
+    multiplier = calibrated_multiplier(releases, target, adjacency=adjacency)
     return plan_given(
-        schedule_at(multiplier),
+        events_of(releases(multiplier)),
         target=target,
         public=public,
         steps=steps,
@@ -57,6 +60,18 @@ def plan_fixed(
         adjacency=adjacency,
         method_params=method_params,
         not_private=not_private,
+    )
+
+
+def calibrated_multiplier(
+    releases: Releases, target: Target, *, adjacency: str = ADD_OR_REMOVE_ONE.name
+) -> float:
+    """The smallest noise multiplier with which releases, and those before them, meet a target."""
+    return calibrate(
+        lambda noise: [*target.prior_events, *events_of(releases(noise))],
+        target.budget,
+        accountant=target.accountant,
+        adjacency=adjacency_named(adjacency),
     )
 
 

@@ -6,7 +6,7 @@ times the squared sensitivity of the strategy C.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -18,11 +18,11 @@ from pydantic import JsonValue
 from scipy.optimize import minimize
 from torch import Tensor
 
-from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import Batches, State, count_release, expected_batch
+from algorithms.core.calibration import Releases, Repeated
+from algorithms.core.method import Plan, PublicInfo
+from algorithms.core.minibatch import Batches, State, expected_batch
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.gradients import Clipping
-from algorithms.privacy.accounting.calibration import calibrate
 from algorithms.privacy.accounting.events import CorrelatedDpEvent, event_from_json, event_to_json
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.correlated import Buffered, Correlated, Strategy, Toeplitz, strategy_of
@@ -309,12 +309,12 @@ def in_order(sampled: Batches, public: PublicInfo) -> Batches:
 
 def correlated_steps(
     kept: CorrelatedPlan, sampled: Batches, clipping: Clipping, *, steps: int, count_noise: float
-) -> Callable[[float], list[tuple[Release, int]]]:
+) -> Releases:
     """Like `gradient_steps`; the first step is charged for all of them."""
-    first = [] if sampled.divisor is not None else [(count_release(count_noise), 1)]
+    first = sampled.count_releases(count_noise)
     sampling, strategy = kept.sampling(sampled.rate), kept.correlation()
 
-    def releases(noise_multiplier: float) -> list[tuple[Release, int]]:
+    def releases(noise_multiplier: float) -> Repeated:
         def step(number: int) -> Release:
             noise = Correlated(noise_multiplier, strategy, steps, number)
             return gradient_release(sampling, clipping, noise, 1.0)
@@ -322,15 +322,6 @@ def correlated_steps(
         return [*first, (step(0), 1)] + ([(step(1), steps - 1)] if steps > 1 else [])
 
     return releases
-
-
-def multiplier(releases_at: Callable[[float], Sequence[tuple[Release, int]]], target: Target) -> float:
-    """The smallest noise multiplier with which releases, and those before them, meet a target."""
-    return calibrate(
-        lambda z: [*target.prior_events, *((release.event(), count) for release, count in releases_at(z))],
-        target.budget,
-        accountant=target.accountant,
-    )
 
 
 def correlated_step(

@@ -90,6 +90,14 @@ class PublicInfo:
                 f" {self.pooled}; use a method that takes steps, such as 'dp_sgd', or keep one row of each person."
             )
 
+    def check_losses(self, selected: str) -> None:
+        """Raises RefusedError unless losses are known to be at least 0, as the noisy selection of `selected` needs."""
+        if self.loss is None or self.loss.least < 0:
+            raise RefusedError(
+                f"the selection of {selected} compares losses from 0 up, and this model's are not known to be;"
+                " use a model whose losses are, such as 'logistic'."
+            )
+
     def gradient_norm(self, order: Literal[1, 2, "box"]) -> float:
         """A bound on the norm, `L1`, `L2` or `Box`, of a record's gradient for a linear model with one output.
 

@@ -1,7 +1,6 @@
 """Shared by DP-SGD and its relatives: settings, sampling, state, a noisy step, and noise that changes between steps."""
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -9,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import plan_fixed
+from algorithms.core.calibration import Releases, Repeated, plan_fixed
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.optimizers import STRICT, OptimizerConfig, OptimizerState
 from algorithms.errors import BudgetRefusedError, RefusedError
@@ -38,6 +37,10 @@ class Batches:
     def rate(self) -> float:
         """The probability that a record takes part."""
         return self.sampling.rate
+
+    def count_releases(self, noise_multiplier: float) -> list[tuple[Release, int]]:
+        """What is released before the first step: a count of the records, if their number is private."""
+        return [] if self.divisor is not None else [(count_release(noise_multiplier), 1)]
 
 
 @dataclass(frozen=True)
@@ -124,27 +127,15 @@ def expected_batch(barrier: Barrier, plan: Plan) -> float:
     return max(1.0, plan.sampling_rate * noisy_count(barrier, plan.target.count_noise))
 
 
-def gradient_steps(
-    sampled: Batches, clipping: Clipping, *, steps: int, count_noise: float
-) -> Callable[[float], list[tuple[Release, int]]]:
-    """The releases of a run of noisy gradient steps, as a function of their noise multiplier.
+def gradient_steps(sampled: Batches, clipping: Clipping, *, steps: int, count_noise: float) -> Releases:
+    """The releases of a run of noisy gradient steps, after a count with `count_noise` where there is one."""
+    first = sampled.count_releases(count_noise)
 
-    If there is no public divisor, a count with noise multiplier `count_noise` comes first.
-    """
-    first = [] if sampled.divisor is not None else [(count_release(count_noise), 1)]
-
-    def releases(noise_multiplier: float) -> list[tuple[Release, int]]:
-        return [
-            *first,
-            (gradient_release(sampled.sampling, clipping, Gaussian(noise_multiplier), 1.0), steps),
-        ]
+    def releases(noise_multiplier: float) -> Repeated:
+        step = gradient_release(sampled.sampling, clipping, Gaussian(noise_multiplier), 1.0)
+        return [*first, (step, steps)]
 
     return releases
-
-
-def start(update: OptimizerConfig, parameters: Tensor, plan: Plan) -> State:
-    """The state at the model's start; without a public divisor it waits for the count."""
-    return State(update.start(parameters), torch.tensor(plan.divisor or 0.0, dtype=torch.float64))
 
 
 class Descent:
@@ -154,7 +145,7 @@ class Descent:
 
     def init(self, parameters: Tensor, plan: Plan) -> State:
         """The state at the model's start; without a public divisor it waits for the count."""
-        return start(self.update, parameters, plan)
+        return State(self.update.start(parameters), torch.tensor(plan.divisor or 0.0, dtype=torch.float64))
 
     def released(self, state: State) -> Tensor:
         """The last iterate, or the average that the settings ask for, shape [d]."""
@@ -181,7 +172,7 @@ class Sampled(Descent):
 
 
 def plan_steps(
-    releases: Callable[[float], Sequence[tuple[Release, int]]],
+    releases: Releases,
     sampled: Batches,
     *,
     steps: int,
@@ -277,10 +268,13 @@ def plan_noise_schedule(
     meets the target.
     """
     runs = noise_runs(*in_levels(weights))
-    first = [] if sampled.divisor is not None else [(count_release(target.count_noise), 1)]
+    first, clipping = sampled.count_releases(target.count_noise), L2(clip_norm)
 
-    def releases(noise_multiplier: float) -> list[tuple[Release, int]]:
-        later = [(_step(sampled, clip_norm, noise_multiplier * run.weight), run.steps) for run in runs]
+    def releases(noise_multiplier: float) -> Repeated:
+        later = []
+        for run in runs:
+            noise = Gaussian(noise_multiplier * run.weight)
+            later.append((gradient_release(sampled.sampling, clipping, noise, 1.0), run.steps))
         return [*first, *later]
 
     kept = NoiseSchedule(runs)
@@ -294,7 +288,3 @@ def multiplier_at(plan: Plan, count: int) -> float:
             return plan.noise_multiplier * run.weight
         count -= run.steps
     raise BudgetRefusedError("the plan allows no further release; calibrate a run of more steps.")
-
-
-def _step(sampled: Batches, clip_norm: float, noise_multiplier: float) -> Release:
-    return gradient_release(sampled.sampling, L2(clip_norm), Gaussian(noise_multiplier), 1.0)

@@ -28,7 +28,6 @@ from algorithms.core.minibatch import (
     gradient_steps,
     noisy_gradient,
     plan_steps,
-    start,
 )
 from algorithms.errors import RefusedError
 from algorithms.gradients import Affine
@@ -81,7 +80,7 @@ class AdaCliP(Sampled):
 
     def init(self, parameters: Tensor, plan: Plan) -> AdaptiveState:
         """The state at the model's start: no shift, an equal scale for all coordinates."""
-        usual = start(self.update, parameters, plan)
+        usual = super().init(parameters, plan)
         deviation = torch.full_like(parameters, self.start_at(len(parameters)))
         return AdaptiveState(usual.moving, usual.divisor, torch.zeros_like(parameters), deviation)
 

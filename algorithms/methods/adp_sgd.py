@@ -34,7 +34,6 @@ from algorithms.core.minibatch import (
     multiplier_at,
     noisy_gradient,
     plan_noise_schedule,
-    start,
 )
 from algorithms.core.optimizers import STRICT
 from algorithms.errors import RefusedError
@@ -139,7 +138,7 @@ class ADPSGD(Sampled):
 
     def init(self, parameters: Tensor, plan: Plan) -> AdaptiveState:
         """The state at the model's start."""
-        usual = start(self.update, parameters, plan)
+        usual = super().init(parameters, plan)
         squared = torch.tensor(self.decay.offset, dtype=torch.float64)
         return AdaptiveState(usual.moving, usual.divisor, squared)
 

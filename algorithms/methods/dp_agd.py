@@ -25,12 +25,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import plan_renyi, plan_zcdp
+from algorithms.core.calibration import SLACK, plan_renyi, plan_zcdp
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.optimizers import STRICT
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, LineCandidates
-from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.calibration import smallest
 from algorithms.privacy.accounting.epsilon import rdp
 from algorithms.privacy.accounting.filters import conversion, rho_of_budget
@@ -44,9 +43,6 @@ from algorithms.privacy.mechanisms.release import (
     argmin_release,
     gradient_release,
 )
-
-_SLACK = 1e-9
-"""Part of a budget that is left over, so that what is spent of it does not round above it."""
 
 _ORDERS = (*range(2, 33), *range(36, 65, 4), *range(80, 129, 16), 192, 256, 384, 512, 768, 1024)
 _MULTIPLIERS = (1e-2, 1e9)
@@ -79,7 +75,8 @@ def plan_papers(splits: int, target: Target, public: PublicInfo) -> Plan:
     With Laplace noise in the selection, and rho = (sqrt(L + epsilon) - sqrt(L))^2 for L = ln(1 / delta) in all (Lee and
     Kifer 2018, Section 5; that the formula is taken at the whole delta is known from the released code).
     """
-    epsilon, delta = _finite(target.budget)
+    target.budget.check_spendable()
+    epsilon, delta = target.budget.epsilon, target.budget.delta
     part, log_delta = epsilon / (2 * splits), math.log(1 / delta)
     rho = (math.sqrt(log_delta + epsilon) - math.sqrt(log_delta)) ** 2
     spent = Iteration(part**2 / (4 * math.log(1.25 / delta)), 1 / part)
@@ -89,7 +86,7 @@ def plan_papers(splits: int, target: Target, public: PublicInfo) -> Plan:
 def plan_even(iterations: int, share: float, target: Target, public: PublicInfo) -> Plan:
     """The whole rho of (epsilon, delta), cut into equal parts; `share` of each is for a selection with Gumbel noise."""
     rho = rho_of_budget(target.budget)
-    each = rho * (1 - _SLACK) / iterations
+    each = rho * (1 - SLACK) / iterations
     spent = Iteration((1 - share) * each, 1 / math.sqrt(8 * share * each))
     return _plan(rho, spent, each, target, public)
 
@@ -99,7 +96,8 @@ def plan_sampled(iterations: int, share: float, rate: float, target: Target, pub
 
     The order follows from public values and is fixed with the plan, as a filter needs it.
     """
-    epsilon, delta = _finite(target.budget)
+    target.budget.check_spendable()
+    epsilon, delta = target.budget.epsilon, target.budget.delta
     limits = {order: epsilon - conversion(order, delta) for order in _ORDERS}
 
     def gradient(multiplier: float) -> dp.DpEvent:
@@ -109,7 +107,7 @@ def plan_sampled(iterations: int, share: float, rate: float, target: Target, pub
         return argmin_release(1.0, Gumbel(multiplier), Poisson(rate)).event()
 
     def least(event: Callable[[float], dp.DpEvent], order: int, part: float) -> float:
-        return _least_multiplier(event, order, part * (1 - _SLACK) * limits[order] / iterations)
+        return _least_multiplier(event, order, part * (1 - SLACK) * limits[order] / iterations)
 
     usable = [order for order, limit in limits.items() if limit > 0]
     if not usable:
@@ -143,14 +141,6 @@ def _least_multiplier(event: Callable[[float], dp.DpEvent], order: int, limit: f
         tolerance=1e-10,
     )
     return high if found is None else found
-
-
-def _finite(budget: Budget) -> tuple[float, float]:
-    if not 0 < budget.epsilon < math.inf or not 0 < budget.delta < 1:
-        raise RefusedError(
-            f"{budget} gives no budget to spend; give a finite epsilon above 0 and delta in (0, 1)."
-        )
-    return budget.epsilon, budget.delta
 
 
 Steps = tuple[Annotated[float, Field(ge=0, lt=math.inf)], ...]
@@ -285,11 +275,8 @@ class DPAGD:
 
     def _measured(self, state: State, rho: float, barrier: Barrier) -> Measured | None:
         """A measurement of the gradient where it is afforded."""
-        sampling, bound, noise = (
-            self._sampling(),
-            L2(self.choices.clip_norm),
-            Gaussian(1 / math.sqrt(2 * rho)),
-        )
+        sampling, bound = self._sampling(), L2(self.choices.clip_norm)
+        noise = Gaussian(1 / math.sqrt(2 * rho))
         if not barrier.affords(gradient_release(sampling, bound, noise, 1.0)):
             return None
         at = state.parameters
@@ -339,11 +326,7 @@ class DPAGD:
     def _check(self, public: PublicInfo) -> None:
         """Raises RefusedError where the settings do not fit each other or the data."""
         grid = self.choices.steps_grid
-        if public.loss is None or public.loss.least < 0:
-            raise RefusedError(
-                "the selection of a step compares losses from 0 up, and this model's are not known to be;"
-                " use a model whose losses are, such as 'logistic'."
-            )
+        public.check_losses("a step")
         if len(grid) < 2 or grid[0] != 0 or any(step <= 0 for step in grid[1:]):
             raise RefusedError(
                 f"algorithm.steps_grid must be 0, which is a rejection, and then steps above 0, not {list(grid)}."

@@ -8,19 +8,18 @@ Differences from the paper: records are divided into the batches of a pass by a 
 a list; a tree's last, incomplete nodes are not completed by virtual steps.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
 
+from algorithms.core.calibration import Releases, calibrated_multiplier
 from algorithms.core.correlated import (
     INDEPENDENT,
     CorrelatedPlan,
     correlated_step,
     correlated_steps,
     in_order,
-    multiplier,
     workload,
 )
 from algorithms.core.method import Plan, PublicInfo, Target
@@ -28,7 +27,6 @@ from algorithms.core.minibatch import Sampled, State, plan_steps
 from algorithms.gradients import L2
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.correlated import Tree
-from algorithms.privacy.mechanisms.release import Release
 
 
 @dataclass(frozen=True)
@@ -45,13 +43,10 @@ class DPFTRL(Sampled):
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise with which the count, if it is private, and the whole run fit the target."""
-        sampled = in_order(
-            self.sampled(public),
-            public,
-        )
+        sampled = in_order(self.sampled(public), public)
         parts, asked = round(1 / sampled.rate), workload(self.update, self.steps)
 
-        def releases(kept: CorrelatedPlan) -> Callable[[float], list[tuple[Release, int]]]:
+        def releases(kept: CorrelatedPlan) -> Releases:
             clipping = L2(self.clip_norm)
             return correlated_steps(kept, sampled, clipping, steps=self.steps, count_noise=target.count_noise)
 
@@ -61,8 +56,8 @@ class DPFTRL(Sampled):
         )
         kept = tree.beside_independent(
             asked,
-            own=multiplier(releases(tree), target),
-            independent=multiplier(releases(independent), target),
+            own=calibrated_multiplier(releases(tree), target),
+            independent=calibrated_multiplier(releases(independent), target),
         )
         return plan_steps(
             releases(kept), sampled, steps=self.steps, target=target, public=public, method_params=kept

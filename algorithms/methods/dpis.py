@@ -29,7 +29,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import plan_fixed, plan_renyi
+from algorithms.core.calibration import SLACK, Repeated, plan_fixed, plan_renyi
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import batches, count_release, expected_batch
 from algorithms.core.optimizers import STRICT, OptimizerConfig, OptimizerState
@@ -48,9 +48,6 @@ from algorithms.privacy.mechanisms.release import (
     gradient_release,
     norm_total_release,
 )
-
-SLACK = 1e-9
-"""Part of a budget that is left over, so that what is spent of it does not round above it."""
 
 _ORDERS = (*map(float, range(2, 33)), *map(float, range(36, 65, 4)), 80.0, 96.0, 128.0, 192.0, 256.0, 512.0)
 _NOISE_RANGE = (1e-2, 1e8)
@@ -145,10 +142,7 @@ def precommitted(
     what is released beside the steps leaves nothing, and where no noise up to 1e8 fits in what is left.
     """
     budget = target.budget
-    if not 0 < budget.epsilon < math.inf or not 0 < budget.delta < 1:
-        raise RefusedError(
-            f"{budget} gives no budget to spend; give a finite epsilon above 0 and delta in (0, 1)."
-        )
+    budget.check_spendable()
     found = least_noise(event, [(1.0, steps)], _limits(others, target, noise_setting))
     if found is None:
         raise RefusedError(
@@ -355,15 +349,14 @@ class DPIS:
         fractions = [self._scheduled(epoch) for epoch in range(self.epochs)]
         count = [] if public.records else [(count_release(target.count_noise), 1)]
 
-        def releases(noise: float) -> list[tuple[Release, int]]:
+        def releases(noise: float) -> Repeated:
             return count + [(self._release(rate, fraction, noise), per_epoch) for fraction in fractions]
 
-        steps = per_epoch * self.epochs
         return plan_fixed(
             releases,
             target=target,
             public=public,
-            steps=steps,
+            steps=per_epoch * self.epochs,
             sampling_rate=rate,
             divisor=None,
             method_params=own,

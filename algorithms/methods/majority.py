@@ -16,7 +16,7 @@ from algorithms.core.people import asked_of_rows
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
+from algorithms.privacy.mechanisms.release import Gaussian, total_release
 
 MOST_LOG_ODDS = 10.0
 BOUND = L2(1.0)
@@ -37,11 +37,11 @@ class Majority(SingleRelease):
                 "'majority' sets the bias of a linear model on data whose card bounds every feature, and this model or"
                 " card is another; choose the model 'logistic', 'svm' or 'softmax'."
             )
-
-        def releases(noise_multiplier: float) -> list[tuple[Release, int]]:
-            return [(total_release(BOUND, Gaussian(noise_multiplier)), 1)]
-
-        return plan_fixed(releases, target=target, public=public)
+        return plan_fixed(
+            lambda noise_multiplier: [(total_release(BOUND, Gaussian(noise_multiplier)), 1)],
+            target=target,
+            public=public,
+        )
 
     def step(self, state: Answered, plan: Plan, barrier: Barrier) -> Answered:
         """The noised counts, and the bias that follows."""

@@ -10,13 +10,14 @@ momentum, weight decay and averaging of the run.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from algorithms.core.calibration import Releases, calibrated_multiplier
 from algorithms.core.correlated import (
     INDEPENDENT,
     CorrelatedPlan,
@@ -26,7 +27,6 @@ from algorithms.core.correlated import (
     correlated_step,
     correlated_steps,
     in_order,
-    multiplier,
     noise_in_iterates,
     square_root,
     workload,
@@ -45,7 +45,6 @@ from algorithms.gradients import L2, Normalised
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.correlated import Strategy, Toeplitz
 from algorithms.privacy.mechanisms.mechanisms import FixedOrder
-from algorithms.privacy.mechanisms.release import Release
 
 _MOST = 64
 """Bands that "auto" tries: each is a vector of memory."""
@@ -100,7 +99,7 @@ class MatrixFactorisation(Sampled):
 
         def needed(strategy: Strategy, parts: int) -> float:
             kept = CorrelatedPlan.of(strategy, self.participation, parts)
-            return multiplier(self._releases(kept, sampled, target), target)
+            return calibrated_multiplier(self._releases(kept, sampled, target), target)
 
         independent = needed(INDEPENDENT, parts)
         best, own = CorrelatedPlan.of(INDEPENDENT, self.participation, parts), independent
@@ -148,9 +147,7 @@ class MatrixFactorisation(Sampled):
             return square_root(bands, momentum=self.update.momentum)
         return banded(self.update, self.steps, bands)
 
-    def _releases(
-        self, kept: CorrelatedPlan, sampled: Batches, target: Target
-    ) -> Callable[[float], list[tuple[Release, int]]]:
+    def _releases(self, kept: CorrelatedPlan, sampled: Batches, target: Target) -> Releases:
         steps = gradient_steps if self._is_dp_sgd(kept) else partial(correlated_steps, kept)
         return steps(sampled, self._clipping(), steps=self.steps, count_noise=target.count_noise)
 

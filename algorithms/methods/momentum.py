@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import plan_fixed, plan_given
+from algorithms.core.calibration import Repeated, events_of, plan_fixed, plan_given
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import NoiseSchedule, multiplier_at, noise_runs
 from algorithms.core.optimizers import STRICT
@@ -82,11 +82,6 @@ class Curve:
         """(1 - sqrt(a mu)) / (1 + sqrt(a mu)), Nesterov's choice for a step size a of at most 1 / mu."""
         root = math.sqrt(step_size * self.strong_convexity)
         return (1.0 - root) / (1.0 + root)
-
-
-def one_stage(steps: int, step_size: float) -> list[Stage]:
-    """A constant step size."""
-    return [Stage(steps, step_size)]
 
 
 def growing_stages(steps: int, step_size: float, condition_number: float) -> list[Stage]:
@@ -427,7 +422,7 @@ def plan_path(
     level = _mean(multipliers, counts, power=2 if settings.noise == "gaussian" else 1)
     runs = noise_runs(multipliers / level, counts)
 
-    def releases(noise_multiplier: float) -> list[tuple[Release, int]]:
+    def releases(noise_multiplier: float) -> Repeated:
         return [(settings.release(public, noise_multiplier * run.weight), run.steps) for run in runs]
 
     shared: dict[str, Any] = {
@@ -447,8 +442,7 @@ def plan_path(
     }
     if target.accountant != "pure":
         return plan_fixed(releases, **shared)
-    schedule = [(release.event(), count) for release, count in releases(level)]
-    return plan_given(schedule, noise_multiplier=level, **shared)
+    return plan_given(events_of(releases(level)), noise_multiplier=level, **shared)
 
 
 def best_length(
@@ -485,16 +479,10 @@ def _spread(settings: Settings, public: PublicInfo) -> float:
 def _once(settings: Settings, target: Target, public: PublicInfo) -> Release:
     """The one Gaussian release of all records that would spend the target."""
     whole = replace(settings, batch_size=None)
-
-    def releases(noise_multiplier: float) -> list[tuple[Release, int]]:
-        return [(whole.release(public, noise_multiplier), 1)]
-
     plan = plan_fixed(
-        releases,
+        lambda noise_multiplier: [(whole.release(public, noise_multiplier), 1)],
         target=target,
         public=public,
-        steps=1,
-        sampling_rate=1.0,
         divisor=float(public.known_records(WHAT)),
         adjacency=settings.adjacency,
     )
@@ -592,5 +580,5 @@ class Nesterov(Settings):
     def _stages(self, curve: Curve) -> Sequence[Stage]:
         size = self.step_size(curve)
         if self.variant in ("nag", "nag_opt"):
-            return one_stage(self.steps, size)
+            return [Stage(self.steps, size)]
         return growing_stages(self.steps, size, curve.condition_number)

@@ -33,17 +33,7 @@ class NonPrivate(Descent):
         """The schedule at infinite epsilon; raises RefusedError where the number of records is private."""
         public.known_records("a run without privacy")
         sampled = batches(public, expected_batch_size=self.expected_batch_size, sampling_rate=None)
-        schedule = [*target.prior_events, (dp.NonPrivateDpEvent(), self.steps)]
-        return Plan(
-            target=target,
-            public=public,
-            steps=self.steps,
-            noise_multiplier=0.0,
-            sampling_rate=sampled.rate,
-            divisor=sampled.divisor,
-            schedule=schedule,
-            epsilon=by_accountants(schedule, target.budget.delta),
-        )
+        return _exact(target, public, steps=self.steps, rate=sampled.rate, divisor=sampled.divisor)
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One exact gradient, one update."""
@@ -84,17 +74,7 @@ class LBFGS(SingleRelease):
                 "'lbfgs' finds the minimum of a linear model with one output, on data whose card bounds every feature;"
                 " use the model 'logistic'."
             )
-        schedule = [*target.prior_events, (dp.NonPrivateDpEvent(), 1)]
-        return Plan(
-            target=target,
-            public=public,
-            steps=1,
-            noise_multiplier=0.0,
-            sampling_rate=1.0,
-            divisor=1.0,
-            schedule=schedule,
-            epsilon=by_accountants(schedule, target.budget.delta),
-        )
+        return _exact(target, public, steps=1, rate=1.0, divisor=1.0)
 
     def step(self, state: Answered, plan: Plan, barrier: Barrier) -> Answered:
         """The minimum."""
@@ -108,3 +88,18 @@ class LBFGS(SingleRelease):
         )
         found = barrier.minimum(problem, noise=NoNoise())
         return replace(state, parameters=found.to(state.parameters))
+
+
+def _exact(target: Target, public: PublicInfo, *, steps: int, rate: float, divisor: float | None) -> Plan:
+    """A plan of releases without noise, at infinite epsilon."""
+    schedule = [*target.prior_events, (dp.NonPrivateDpEvent(), steps)]
+    return Plan(
+        target=target,
+        public=public,
+        steps=steps,
+        noise_multiplier=0.0,
+        sampling_rate=rate,
+        divisor=divisor,
+        schedule=schedule,
+        epsilon=by_accountants(schedule, target.budget.delta),
+    )

@@ -1,14 +1,13 @@
 """DP-SGD whose noise follows from older analyses: baselines of Lee and Kifer 2018, section 5."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from algorithms.core.calibration import Claim, plan_given
+from algorithms.core.calibration import Claim, Releases, events_of, plan_given
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import Descent, State, classic_batches, gradient_steps, sgd_step
 from algorithms.core.optimizers import STRICT, OptimizerConfig
@@ -57,7 +56,7 @@ class SGDAdv(Descent):
         )
         releases = gradient_steps(sampled, L2(self.clip_norm), steps=steps, count_noise=target.count_noise)
         return plan_given(
-            [(release.event(), count) for release, count in releases(multiplier)],
+            events_of(releases(multiplier)),
             target=target,
             public=public,
             steps=steps,
@@ -117,20 +116,17 @@ class SGDMA(Descent):
         releases = gradient_steps(
             sampled, L2(self.clip_norm), steps=self.steps, count_noise=target.count_noise
         )
-
-        def schedule_at(multiplier: float) -> Schedule:
-            return [(release.event(), count) for release, count in releases(multiplier)]
-
-        multiplier = self.noise_multiplier or calibrated(schedule_at, target.budget)
+        multiplier = self.noise_multiplier or calibrated(releases, target.budget)
+        schedule = events_of(releases(multiplier))
         return plan_given(
-            schedule_at(multiplier),
+            schedule,
             target=target,
             public=public,
             steps=self.steps,
             noise_multiplier=multiplier,
             sampling_rate=sampled.rate,
             divisor=sampled.divisor,
-            method_params=Claim(epsilon_by_moments(schedule_at(multiplier), target.budget.delta)),
+            method_params=Claim(epsilon_by_moments(schedule, target.budget.delta)),
         )
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
@@ -147,12 +143,12 @@ def epsilon_by_moments(schedule: Schedule, delta: float) -> float:
     return float(np.min(divergences - math.log(delta) / MOMENTS))
 
 
-def calibrated(schedule_at: Callable[[float], Schedule], budget: Budget) -> float:
+def calibrated(releases: Releases, budget: Budget) -> float:
     """The least noise multiplier whose epsilon by moments is at most the budget's; raises RefusedError where none
     is.
     """
     found = smallest(
-        lambda multiplier: epsilon_by_moments(schedule_at(multiplier), budget.delta),
+        lambda multiplier: epsilon_by_moments(events_of(releases(multiplier)), budget.delta),
         budget.epsilon,
         low=LEAST_MULTIPLIER,
         high=MOST_MULTIPLIER,

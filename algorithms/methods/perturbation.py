@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from algorithms.core.calibration import Claim, plan_fixed, plan_given
+from algorithms.core.calibration import Claim, Repeated, plan_fixed, plan_given
 from algorithms.core.method import Answered, Plan, PublicInfo, SingleRelease, Target
 from algorithms.core.optimizers import STRICT
 from algorithms.errors import RefusedError
@@ -178,7 +178,7 @@ class OutputPerturbation(SingleRelease):
         kink.
         """
 
-        def releases(noise_multiplier: float) -> list[tuple[Release, int]]:
+        def releases(noise_multiplier: float) -> Repeated:
             problem = self._problem(public, noise_multiplier)
             return [(minimum_release(problem, Gaussian(noise_multiplier)), 1)]
 

@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import plan_zcdp
+from algorithms.core.calibration import SLACK, plan_zcdp
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.optimizers import STRICT
 from algorithms.errors import RefusedError
@@ -28,9 +28,6 @@ from algorithms.privacy.mechanisms.release import Gumbel
 
 RECORDS_A_ROUND = 800
 """There are n epsilon / 800 rounds, as in the comparison with DP-AGD."""
-
-_SLACK = 1e-9
-"""Part of the budget that is left over, so that the rounds' sum does not round above it."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +66,9 @@ class PrivGene:
         """An equal part of rho for each round; raises RefusedError for losses below 0 and where rounds are not
         public.
         """
-        if public.loss is None or public.loss.least < 0:
-            raise RefusedError(
-                "the selection of a candidate compares losses from 0 up, and this model's are not known to be;"
-                " use a model whose losses are, such as 'logistic'."
-            )
+        public.check_losses("a candidate")
         rho, rounds = rho_of_budget(target.budget), self._rounds(target.budget.epsilon, public)
-        each = rho * (1 - _SLACK) / rounds
+        each = rho * (1 - SLACK) / rounds
         selection = Selection(1 / math.sqrt(8 * each))
         return plan_zcdp(rho, target=target, public=public, steps=rounds, method_params=selection)
 

@@ -10,7 +10,6 @@ limits; Poisson samples, PLD.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -18,15 +17,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from algorithms.core.calibration import Releases, Repeated
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import (
     Batches,
     Sampled,
     State,
-    count_release,
     noisy_gradient,
     plan_steps,
-    start,
 )
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
@@ -34,7 +32,6 @@ from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import (
     Gaussian,
     Poisson,
-    Release,
     gradient_release,
     norm_count_release,
 )
@@ -94,7 +91,7 @@ class QuantileClipping(Sampled):
 
     def init(self, parameters: Tensor, plan: Plan) -> ClippedState:
         """The state at the model's start."""
-        usual = start(self.update, parameters, plan)
+        usual = super().init(parameters, plan)
         return ClippedState(usual.moving, usual.divisor, torch.tensor(self.clip_norm, dtype=torch.float64))
 
     def step(self, state: ClippedState, plan: Plan, barrier: Barrier) -> ClippedState:
@@ -120,13 +117,10 @@ class QuantileClipping(Sampled):
         moved = clip_norm * math.exp(-self.rate * (min(1.0, max(0.0, fraction)) - self.quantile))
         return min(self.max_clip_norm, max(self.min_clip_norm, moved))
 
-    def _releases(
-        self, sampled: Batches, counts: Gaussian, count_noise: float
-    ) -> Callable[[float], list[tuple[Release, int]]]:
-        first = [] if sampled.divisor is not None else [(count_release(count_noise), 1)]
-        bound = L2(self.clip_norm)
+    def _releases(self, sampled: Batches, counts: Gaussian, count_noise: float) -> Releases:
+        first, bound = sampled.count_releases(count_noise), L2(self.clip_norm)
 
-        def releases(noise_multiplier: float) -> list[tuple[Release, int]]:
+        def releases(noise_multiplier: float) -> Repeated:
             noised = gradient_release(sampled.sampling, bound, Gaussian(noise_multiplier), 1.0)
             counted = norm_count_release(counts, sampled.sampling)
             return [*first, *[(noised, 1), (counted, 1)] * self.steps]

@@ -15,12 +15,11 @@ from algorithms.methods.momentum import (
     error_bounds,
     growing_stages,
     laplace_scale,
-    one_stage,
 )
 from algorithms.privacy.accounting.calibration import in_levels
 
 CURVE = Curve(smoothness=5.0, strong_convexity=0.02)
-FIVE = one_stage(5, 0.2)
+FIVE = [Stage(5, 0.2)]
 ONES = np.ones(5)
 
 # Computed independently of this project, for T = 5, mu = .02, L = 5, a = .2, S_1 = 40, n = 100,000, epsilon = 1.
@@ -112,7 +111,7 @@ def test_iterations_are_chosen_as_published(
     step: float, in_stages: bool, as_printed: int, in_the_code: int
 ) -> None:
     curve, size = Curve(5.1, 0.02), step / 5.1
-    stages = growing_stages(1000, size, curve.condition_number) if in_stages else one_stage(1000, size)
+    stages = growing_stages(1000, size, curve.condition_number) if in_stages else [Stage(1000, size)]
     noise = 20 * (40 / 1e5) ** 2
     chosen = [
         int(np.argmin(error_bounds(stages, curve, gap=10.0, noise=noise / divisor))) + 1 for divisor in (1, 2)
@@ -179,7 +178,7 @@ def test_the_division_for_samples_is_found_for_small_and_large_budgets(epsilon: 
     assert 5 * np.sum(epsilons) == pytest.approx(epsilon, rel=1e-12)
 
 
-@pytest.mark.parametrize("stages", [one_stage(300, 0.2), growing_stages(1500, 0.2, 250.0)])
+@pytest.mark.parametrize("stages", [[Stage(300, 0.2)], growing_stages(1500, 0.2, 250.0)])
 def test_grouping_keeps_the_iterations_and_almost_all_of_the_gain(stages: list[Stage]) -> None:
     exact = coefficients(stages, CURVE)
     values, counts = in_levels(exact, 24)
