@@ -2,15 +2,13 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from algorithms.core.calibration import Releases, Repeated, plan_fixed
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.optimizers import STRICT, OptimizerConfig, OptimizerState
+from algorithms.core.optimizers import STRICT, Count, OptimizerConfig, OptimizerState, Share
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L2, Clipping
 from algorithms.privacy.accounting.calibration import Array, in_levels
@@ -159,9 +157,9 @@ class Sampled(Descent):
     expected_batch_size: if the number of records is public. sampling_rate: if it is private.
     """
 
-    steps: Annotated[int, Field(ge=1)]
-    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
-    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    steps: Count
+    expected_batch_size: Count | None = None
+    sampling_rate: Share | None = None
     update: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     __pydantic_config__ = STRICT

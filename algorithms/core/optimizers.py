@@ -12,6 +12,12 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 STRICT = ConfigDict(extra="forbid", strict=True)
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, lt=math.inf)]
+NotNegative = Annotated[float, Field(ge=0, lt=math.inf)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Bound = Annotated[float, Field(ge=1e-12, le=1e12)]
+"""Of a record's gradient or loss."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +42,13 @@ class OptimizerConfig:
     weight_decay: decoupled, multiplied with the learning rate (Loshchilov and Hutter 2019).
     """
 
-    learning_rate: Annotated[float, Field(gt=0, lt=math.inf)] = 1.0
+    learning_rate: Positive = 1.0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     second_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.999
     averaging: Literal["none", "ema", "tail"] = "none"
-    weight_decay: Annotated[float, Field(ge=0, lt=math.inf)] = 0.0
+    weight_decay: NotNegative = 0.0
 
     __pydantic_config__ = STRICT
 

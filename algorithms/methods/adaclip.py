@@ -29,6 +29,7 @@ from algorithms.core.minibatch import (
     noisy_gradient,
     plan_steps,
 )
+from algorithms.core.optimizers import Bound
 from algorithms.errors import RefusedError
 from algorithms.gradients import Affine
 from algorithms.privacy.barrier.barrier import Barrier
@@ -59,7 +60,7 @@ class AdaCliP(Sampled):
     beta1: Annotated[float, Field(ge=0, le=1)] = 0.99
     beta2: Annotated[float, Field(ge=0, le=1)] = 0.9
     scale: Literal["free", "paper"] = "free"
-    clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1.0
+    clip_norm: Bound = 1.0
     h1: Annotated[float, Field(ge=1e-24, le=1e12)] = 1e-12
     h2: Annotated[float, Field(gt=0, le=1e12)] | None = None
     start: Annotated[float, Field(gt=0, le=1e12)] | None = None

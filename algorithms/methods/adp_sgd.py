@@ -35,7 +35,7 @@ from algorithms.core.minibatch import (
     noisy_gradient,
     plan_noise_schedule,
 )
-from algorithms.core.optimizers import STRICT
+from algorithms.core.optimizers import STRICT, Bound, Count
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.accounting.calibration import Array
@@ -60,7 +60,7 @@ class Decay:
     power: Annotated[float, Field(ge=0, le=10)] = 0.5
     end: Annotated[float, Field(ge=-1e12, le=1)] = 0.01
     beta: NotNegative = 512.0
-    period: Annotated[int, Field(ge=1)] = 195
+    period: Count = 195
     least_growth: Positive = 1e-5
     noise_growth: NotNegative = 0.01
 
@@ -114,7 +114,7 @@ class ADPSGD(Sampled):
     is multiplied by the factors of `decay`, so its own schedule stays constant. The other settings are DP-SGD's.
     """
 
-    clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1.0
+    clip_norm: Bound = 1.0
     decay: Decay = field(default_factory=Decay)
     allocation: Literal["matched", "constant"] = "matched"
 

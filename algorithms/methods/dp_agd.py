@@ -27,7 +27,7 @@ from torch import Tensor
 
 from algorithms.core.calibration import SLACK, plan_renyi, plan_zcdp
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.optimizers import STRICT
+from algorithms.core.optimizers import STRICT, Bound, Count, NotNegative, Positive, Share
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, LineCandidates
 from algorithms.privacy.accounting.calibration import smallest
@@ -143,7 +143,7 @@ def _least_multiplier(event: Callable[[float], dp.DpEvent], order: int, limit: f
     return high if found is None else found
 
 
-Steps = tuple[Annotated[float, Field(ge=0, lt=math.inf)], ...]
+Steps = tuple[NotNegative, ...]
 
 
 @dataclass(frozen=True)
@@ -199,22 +199,22 @@ class DPAGD:
     """
 
     paper_budget: bool = False
-    iterations: Annotated[int, Field(ge=1)] | None = None
+    iterations: Count | None = None
     selection_share: Annotated[float, Field(gt=0, lt=1)] = 0.003
     gamma: Annotated[float, Field(gt=0, le=10)] = 0.1
     keep_raised: bool | None = None
-    clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] | None = None
-    loss_bound: Annotated[float, Field(ge=1e-12, le=1e12)] = 3.0
+    clip_norm: Bound | None = None
+    loss_bound: Bound = 3.0
     steps_grid: Steps | None = None
-    step_range: Annotated[float, Field(gt=0, lt=math.inf)] | None = None
-    range_every: Annotated[int, Field(ge=1)] = 10
-    range_growth: Annotated[float, Field(gt=0, lt=math.inf)] = 1.1
-    range_shrink: Annotated[float, Field(gt=0, le=1)] | None = None
+    step_range: Positive | None = None
+    range_every: Count = 10
+    range_growth: Positive = 1.1
+    range_shrink: Share | None = None
     averaging: Literal["raw", "printed"] = "raw"
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
     iterates: Literal["last", "average"] | None = None
-    regularisation: Annotated[float, Field(ge=0, lt=math.inf)] = 0.0
-    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    regularisation: NotNegative = 0.0
+    sampling_rate: Share | None = None
 
     __pydantic_config__ = STRICT
 

@@ -9,9 +9,6 @@ a list; a tree's last, incomplete nodes are not completed by virtual steps.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
-
-from pydantic import Field
 
 from algorithms.core.calibration import Releases, calibrated_multiplier
 from algorithms.core.correlated import (
@@ -24,6 +21,7 @@ from algorithms.core.correlated import (
 )
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import Sampled, State, plan_steps
+from algorithms.core.optimizers import Bound, Count
 from algorithms.gradients import L2
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.correlated import Tree
@@ -38,8 +36,8 @@ class DPFTRL(Sampled):
     begins.
     """
 
-    clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1.0
-    restart: Annotated[int, Field(ge=1)] = 1
+    clip_norm: Bound = 1.0
+    restart: Count = 1
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise with which the count, if it is private, and the whole run fit the target."""

@@ -10,13 +10,10 @@ falls to 0, the last iterate. The defaults are one setting for every epsilon: th
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated
-
-from pydantic import Field
 
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import Batches, Descent, State, gradient_steps, plan_steps, sgd_step
-from algorithms.core.optimizers import STRICT, OptimizerConfig
+from algorithms.core.optimizers import STRICT, Bound, Count, OptimizerConfig
 from algorithms.gradients import L2
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import FullBatch
@@ -33,8 +30,8 @@ class DPGD(Descent):
     update: the learning rate is of the mean of clipped gradients; a part of it that is not given is Update's own.
     """
 
-    steps: Annotated[int, Field(ge=1)] | None = None
-    clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 2.0
+    steps: Count | None = None
+    clip_norm: Bound = 2.0
     update: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(1.25, schedule="linear", momentum=0.8)
     )

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import Sampled, State, gradient_steps, plan_steps, sgd_step
+from algorithms.core.optimizers import Bound
 from algorithms.gradients import L2, Normalised, PerLayer
 from algorithms.privacy.barrier.barrier import Barrier
 
@@ -27,7 +28,7 @@ class DPSGD(Sampled):
     "normalised": g becomes C g / (|g| + stability), so that C only scales the learning rate (Bu et al. 2023, AUTO-S).
     """
 
-    clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1.0
+    clip_norm: Bound = 1.0
     clipping: Literal["l2", "per_layer", "normalised"] = "l2"
     stability: Annotated[float, Field(ge=0, le=1e12)] = 0.01
 

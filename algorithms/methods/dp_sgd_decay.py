@@ -15,6 +15,7 @@ from pydantic import Field
 
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import Sampled, State, multiplier_at, plan_noise_schedule, sgd_step
+from algorithms.core.optimizers import Bound, Count, Share
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.accounting.calibration import Array
@@ -31,12 +32,12 @@ class DPSGDDecay(Sampled):
     (1 - rate)^floor(e / period), "polynomial" (1 - end) (1 - e / E)^power + end. The other settings are DP-SGD's.
     """
 
-    clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1.0
+    clip_norm: Bound = 1.0
     form: Literal["exponential", "time", "step", "polynomial"] = "exponential"
     rate: Annotated[float, Field(ge=0, lt=1)] = 0.01
-    period: Annotated[int, Field(ge=1)] = 10
+    period: Count = 10
     power: Annotated[float, Field(ge=0, le=100)] = 1.0
-    end: Annotated[float, Field(gt=0, le=1)] = 0.5
+    end: Share = 0.5
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least sigma_0 whose whole schedule fits the target; raises RefusedError for noise that all but ends."""

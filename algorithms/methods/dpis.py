@@ -32,7 +32,7 @@ from torch import Tensor
 from algorithms.core.calibration import SLACK, Repeated, plan_fixed, plan_renyi
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import batches, count_release, expected_batch
-from algorithms.core.optimizers import STRICT, OptimizerConfig, OptimizerState
+from algorithms.core.optimizers import STRICT, Bound, Count, OptimizerConfig, OptimizerState, Positive, Share
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised
 from algorithms.privacy.accounting.budget import Budget
@@ -52,7 +52,6 @@ from algorithms.privacy.mechanisms.release import (
 _ORDERS = (*map(float, range(2, 33)), *map(float, range(36, 65, 4)), 80.0, 96.0, 128.0, 192.0, 256.0, 512.0)
 _NOISE_RANGE = (1e-2, 1e8)
 
-ClipNorm = Annotated[float, Field(ge=1e-12, le=1e12)]
 Event = Callable[[float, float], dp.DpEvent]
 """The event of a step at a fraction K / (N C) and a noise sigma_G."""
 Steps = tuple[float, int]
@@ -81,9 +80,9 @@ class AdaptiveClipping:
     bounds.
     """
 
-    min_clip_norm: ClipNorm
-    max_clip_norm: ClipNorm
-    factor: Annotated[float, Field(gt=0, lt=math.inf)] = 1.0
+    min_clip_norm: Bound
+    max_clip_norm: Bound
+    factor: Positive = 1.0
 
     __pydantic_config__ = STRICT
 
@@ -187,10 +186,6 @@ def _left(budget: Budget, others: Schedule) -> dict[float, float]:
     return {order: limit for order, limit in left.items() if limit > 0}
 
 
-Fraction = Annotated[float, Field(gt=0, le=1)]
-Noise = Annotated[float, Field(gt=0, lt=math.inf)]
-
-
 @dataclass(frozen=True)
 class State:
     """moving: what the update moves. epoch: what its epoch began with."""
@@ -217,17 +212,17 @@ class DPIS:
     adaptive_clipping: None keeps C. public_norms: K / (N C) in the first epoch and in the last, linear between them.
     """
 
-    epochs: Annotated[int, Field(ge=1)]
-    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
-    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
-    clip_norm: ClipNorm = 1.0
+    epochs: Count
+    expected_batch_size: Count | None = None
+    sampling_rate: Share | None = None
+    clip_norm: Bound = 1.0
     oversampling: Annotated[float, Field(ge=1, le=1e6)] = 5.0
-    floor: Fraction = 0.01
-    norm_noise: Noise | None = None
-    norm_noise_multiplier: Noise | None = None
+    floor: Share = 0.01
+    norm_noise: Positive | None = None
+    norm_noise_multiplier: Positive | None = None
     cautious_share: Annotated[float, Field(ge=0, le=1)] = 0.8
     adaptive_clipping: AdaptiveClipping | None = None
-    public_norms: tuple[Fraction, Fraction] | None = None
+    public_norms: tuple[Share, Share] | None = None
     update: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     __pydantic_config__ = STRICT

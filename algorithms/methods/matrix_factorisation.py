@@ -40,6 +40,7 @@ from algorithms.core.minibatch import (
     plan_steps,
     sgd_step,
 )
+from algorithms.core.optimizers import Bound, Count
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised
 from algorithms.privacy.barrier.barrier import Barrier
@@ -63,12 +64,12 @@ class MatrixFactorisation(Sampled):
     run's own numbers; with 1 and Poisson samples the run is DP-SGD, bit for bit. buffers: of a buffered strategy.
     """
 
-    clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1.0
+    clip_norm: Bound = 1.0
     clipping: Literal["l2", "normalised"] = "l2"
     stability: Annotated[float, Field(ge=0, le=1e12)] = 0.01
     participation: Participation = "cyclic_poisson"
     strategy: Literal["banded", "square_root", "buffered"] = "banded"
-    bands: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    bands: Count | Literal["auto"] = "auto"
     buffers: Annotated[int, Field(ge=1, le=16)] = 4
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:

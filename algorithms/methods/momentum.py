@@ -37,7 +37,7 @@ from torch import Tensor
 from algorithms.core.calibration import Repeated, events_of, plan_fixed, plan_given
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import NoiseSchedule, multiplier_at, noise_runs
-from algorithms.core.optimizers import STRICT
+from algorithms.core.optimizers import STRICT, Count, NotNegative, Positive
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L1, L2, Box
 from algorithms.privacy.accounting.calibration import in_levels, smallest
@@ -246,13 +246,13 @@ class Settings:
     is not private. start: of every coordinate, None keeps the model's own.
     """
 
-    steps: Annotated[int, Field(ge=1)]
-    relative_step: Annotated[float, Field(gt=0, lt=math.inf)] = 1.0
-    regularisation: Annotated[float, Field(ge=0, lt=math.inf)] = 0.01
-    batch_size: Annotated[int, Field(ge=1)] | None = None
+    steps: Count
+    relative_step: Positive = 1.0
+    regularisation: NotNegative = 0.01
+    batch_size: Count | None = None
     noise: Literal["laplace", "gaussian", "knorm"] = "gaussian"
     adjacency: Literal["REPLACE_ONE", "ADD_OR_REMOVE_ONE"] = "REPLACE_ONE"
-    smoothness: Annotated[float, Field(gt=0, lt=math.inf)] | None = None
+    smoothness: Positive | None = None
     smoothness_is_data_dependent: bool = False
     start: Annotated[float, Field(gt=-math.inf, lt=math.inf)] | None = None
 
@@ -549,7 +549,7 @@ class Nesterov(Settings):
     """
 
     variant: Literal["nag", "nag_opt", "masg", "masg_opt"] = "nag_opt"
-    initial_gap: Annotated[float, Field(gt=0, lt=math.inf)] = 10.0
+    initial_gap: Positive = 10.0
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise that fits the target, equal or divided; raises RefusedError without regularisation."""

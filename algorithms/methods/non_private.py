@@ -12,7 +12,7 @@ from pydantic import Field
 
 from algorithms.core.method import Answered, Plan, PublicInfo, SingleRelease, Target, by_accountants
 from algorithms.core.minibatch import Descent, State, batches
-from algorithms.core.optimizers import STRICT, OptimizerConfig
+from algorithms.core.optimizers import STRICT, Count, OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.gradients import Unclipped
 from algorithms.privacy.barrier.barrier import Barrier
@@ -23,8 +23,8 @@ from algorithms.privacy.mechanisms.release import Minimum, NoNoise, Poisson
 class NonPrivate(Descent):
     """Plain minibatch SGD or Adam with the sampling of DP-SGD, a release a step."""
 
-    steps: Annotated[int, Field(ge=1)]
-    expected_batch_size: Annotated[int, Field(ge=1)]
+    steps: Count
+    expected_batch_size: Count
     update: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     __pydantic_config__ = STRICT

@@ -2,15 +2,13 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
 from algorithms.core.calibration import Claim, Releases, events_of, plan_given
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import Descent, State, classic_batches, gradient_steps, sgd_step
-from algorithms.core.optimizers import STRICT, OptimizerConfig
+from algorithms.core.optimizers import STRICT, Bound, Count, OptimizerConfig, Positive
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.accounting.budget import Budget
@@ -37,9 +35,9 @@ class SGDAdv(Descent):
     10. clip_norm: the L2 bound C of a record's gradient.
     """
 
-    steps: Annotated[int, Field(ge=1)] | None = None
-    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
-    clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 3.0
+    steps: Count | None = None
+    expected_batch_size: Count | None = None
+    clip_norm: Bound = 3.0
     update: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(0.1, weight_decay=1e-3))
 
     __pydantic_config__ = STRICT
@@ -102,10 +100,10 @@ class SGDMA(Descent):
     allows.
     """
 
-    steps: Annotated[int, Field(ge=1)] = 10_000
-    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
-    clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 4.0
-    noise_multiplier: Annotated[float, Field(gt=0, lt=math.inf)] | None = None
+    steps: Count = 10_000
+    expected_batch_size: Count | None = None
+    clip_norm: Bound = 4.0
+    noise_multiplier: Positive | None = None
     update: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(0.05))
 
     __pydantic_config__ = STRICT

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from algorithms.core.calibration import Claim, Repeated, plan_fixed, plan_given
 from algorithms.core.method import Answered, Plan, PublicInfo, SingleRelease, Target
-from algorithms.core.optimizers import STRICT
+from algorithms.core.optimizers import STRICT, Bound
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.barrier.barrier import Barrier
@@ -68,7 +68,7 @@ class ObjectivePerturbation(SingleRelease):
 
     analysis: Literal["rkw", "kst"] = "rkw"
     regularisation: Annotated[float, Field(ge=1e-10, le=1e6)] | None = None
-    clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] | None = 2.0
+    clip_norm: Bound | None = 2.0
     adjacency: Literal["ADD_OR_REMOVE_ONE", "REPLACE_ONE"] = "ADD_OR_REMOVE_ONE"
 
     __pydantic_config__ = STRICT
@@ -169,7 +169,7 @@ class OutputPerturbation(SingleRelease):
     """
 
     regularisation: Annotated[float, Field(ge=1e-10, le=1e6)] | None = None
-    clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] | None = 2.0
+    clip_norm: Bound | None = 2.0
 
     __pydantic_config__ = STRICT
 

@@ -12,15 +12,13 @@ are accounted by their bounded range.
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from algorithms.core.calibration import SLACK, plan_zcdp
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.optimizers import STRICT
+from algorithms.core.optimizers import STRICT, Bound, Count, Positive, Share
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.filters import rho_of_budget
 from algorithms.privacy.barrier.barrier import Barrier
@@ -54,11 +52,11 @@ class PrivGene:
     `decay` times that of the one before.
     """
 
-    rounds: Annotated[int, Field(ge=1)] | None = None
-    loss_bound: Annotated[float, Field(ge=1e-12, le=1e12)] = 2.0
-    first_move: Annotated[float, Field(gt=0, lt=math.inf)] = 0.5
-    move: Annotated[float, Field(gt=0, lt=math.inf)] = 0.7
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.98
+    rounds: Count | None = None
+    loss_bound: Bound = 2.0
+    first_move: Positive = 0.5
+    move: Positive = 0.7
+    decay: Share = 0.98
 
     __pydantic_config__ = STRICT
 

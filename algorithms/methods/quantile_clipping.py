@@ -26,6 +26,7 @@ from algorithms.core.minibatch import (
     noisy_gradient,
     plan_steps,
 )
+from algorithms.core.optimizers import Bound, Positive
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.barrier.barrier import Barrier
@@ -64,12 +65,12 @@ class QuantileClipping(Sampled):
     in units of the 1/2 that a record adds; null for a tenth of the batch. The other settings are DP-SGD's.
     """
 
-    clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 0.1
-    min_clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1e-6
-    max_clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1e6
+    clip_norm: Bound = 0.1
+    min_clip_norm: Bound = 1e-6
+    max_clip_norm: Bound = 1e6
     quantile: Annotated[float, Field(ge=0, le=1)] = 0.5
     rate: Annotated[float, Field(gt=0, le=10)] = 0.2
-    count_noise_multiplier: Annotated[float, Field(gt=0, lt=math.inf)] | None = None
+    count_noise_multiplier: Positive | None = None
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise on gradients that fits the target beside the counts; raises RefusedError where none does."""
