@@ -23,7 +23,11 @@ from algorithms.gradients.padding import Layout, UnrecordedError, layout_of
 
 Errors = Tensor
 Gradients = dict[str, PerExample]
-Rule = Callable[["GradSampleRecorder", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+Func = Callable[..., Any]
+"""A function or method of torch; its arguments are `Args` and `Kwargs`."""
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Rule = Callable[["GradSampleRecorder", Func, Args, Kwargs], Any]
 
 
 class Call(NamedTuple):
@@ -97,13 +101,7 @@ class RecordedTensor(Tensor):
     """
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(cls, func: Func, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         recorder = _HERE.recorder
         with torch._C.DisableTorchFunctionSubclass():
             if recorder is None:
@@ -111,7 +109,7 @@ class RecordedTensor(Tensor):
             return recorder.use(func, args, kwargs or {})
 
 
-def _run_again(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_again(func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Call a function of parameters without a recorder, as the backward pass of a checkpointed layer does.
 
     Autograd must save the same tensors as in the recorded pass, so the output is put into a graph as it was there.
@@ -134,11 +132,7 @@ class _Noting(TorchFunctionMode):
         self.shapes: list[Shapes] = []
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Func, types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         taken = tuple(leaf.shape for leaf in tensors_in((args, kwargs or {})))
         output = func(*args, **(kwargs or {}))
@@ -169,7 +163,7 @@ class GradSampleRecorder:
     def __init__(
         self,
         parameters: dict[str, Tensor],
-        rules: dict[Callable[..., Any], Rule],
+        rules: dict[Func, Rule],
         general: Rule,
         shared: Rule,
         *,
@@ -221,7 +215,7 @@ class GradSampleRecorder:
             raise UnrecordedError("the model uses its parameters differently for another number of records")
         return tuple(self.learned)
 
-    def use(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def use(self, func: Func, args: Args, kwargs: Kwargs) -> Any:
         """Call a function of parameters and other values, and record it."""
         leaves = tensors_in((args, kwargs))
         if self._noting is not None:
@@ -240,9 +234,7 @@ class GradSampleRecorder:
             return self._shared(self, func, args, kwargs)
         return self._rules.get(func, self._general)(self, func, args, kwargs)
 
-    def _learned(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Tensor]
-    ) -> Any:
+    def _learned(self, func: Func, args: Args, kwargs: Kwargs, leaves: list[Tensor]) -> Any:
         """Call a function and learn its layouts; the output is put into a graph, as in a recorded pass."""
         here = len(self.shapes)
         taken = tuple(leaf.shape for leaf in leaves)
@@ -372,7 +364,7 @@ _LEAVES = frozenset(
 )
 
 
-def name_of(func: Callable[..., Any]) -> str:
+def name_of(func: Func) -> str:
     """A torch function's name, including the attribute that it reads, such as `T.__get__`."""
     name = getattr(func, "__name__", str(func))
     owner = getattr(func, "__self__", None)

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from algorithms.gradients.grad_sample_recorder import RecordedTensor, tensors_in
+from algorithms.gradients.grad_sample_recorder import Args, Func, Kwargs, RecordedTensor, tensors_in
 from algorithms.gradients.passes import Passes, asks
 from algorithms.models import Model
 from algorithms.models.packing import Packing, Part
@@ -225,16 +225,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _should_skip_dynamo(cls) -> bool:
         return False
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         return self.run(func, args, kwargs or {})
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         """Run an operation; subclasses add what they observe."""
         return func(*args, **kwargs)
 
@@ -299,7 +293,7 @@ class OpTracer(_Watch):
         """Note that the backward pass begins; its sums over records belong to no record."""
         self.turned = len(self.operations)
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         taken = tensors_in((args, kwargs))
         of_records = [tensor for tensor in taken if tensor in self._of_records]
         unknown = [tensor for tensor in taken if self._is_unknown(tensor)]
@@ -337,7 +331,7 @@ class Memory(_Watch):
         self._possible = sum(size for _, size in self._storages.values())
         self.most = max(self.most, self._possible)
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         given = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, kwargs))}
         found = func(*args, **kwargs)
         for storage in (tensor.untyped_storage() for tensor in tensors_in(found)):
@@ -359,7 +353,7 @@ class Operations(_Watch):
         super().__init__()  # type: ignore[no-untyped-call]
         self.count: int = 0
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         found = func(*args, **kwargs)
         if func.overloadpacket in flop_registry:
             self.count += int(flop_registry[func.overloadpacket](*args, **kwargs, out_val=found))
@@ -374,11 +368,7 @@ class _LookingFunctions(TorchFunctionMode):
         self._watch = watch
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Func, types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if asks(func, args):
@@ -486,7 +476,7 @@ def _shapes(tensors: Iterable[Tensor]) -> Shapes:
     return tuple(tensor.shape for tensor in tensors)
 
 
-def _looks(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _looks(func: Func, args: Args, kwargs: Kwargs) -> bool:
     """Whether a function reads the values of a tensor."""
     name = getattr(func, "__name__", "")
     given = (*args, *kwargs.values())

@@ -1,6 +1,6 @@
 """Forward and backward passes over some records: recorded for all of them at once, or record by record."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,7 +12,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
 from algorithms.gradients.arithmetic import wide
-from algorithms.gradients.grad_sample_recorder import GradSampleRecorder, Layouts, Shapes, Use
+from algorithms.gradients.grad_sample_recorder import (
+    Args,
+    Func,
+    GradSampleRecorder,
+    Kwargs,
+    Layouts,
+    Shapes,
+    Use,
+)
 from algorithms.gradients.grads import DenseGrad, PerExample
 from algorithms.gradients.padding import UnrecordedError
 from algorithms.gradients.per_example_gradients import PerExampleGradients, combined
@@ -226,11 +234,7 @@ class Answering(TorchFunctionMode):
         self._is_silent = is_silent
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Func, types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         if not asks(func, args):
             return func(*args, **kwargs) if kwargs else func(*args)
@@ -249,7 +253,7 @@ _QUESTIONS = frozenset(
 )
 
 
-def asks(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+def asks(func: Func, args: Args) -> bool:
     """Whether a function of tensors returns a Python bool."""
     return func in _QUESTIONS and (func is not Tensor.item or args[0].dtype == torch.bool)
 

@@ -1,13 +1,10 @@
 """The rules for per-example gradients, by torch function."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from algorithms.gradients.grad_sample_recorder import Rule
+from algorithms.gradients.grad_sample_recorder import Func, Rule
 from algorithms.gradients.rules.attention import multi_head_attention, scaled_dot_product_attention
 from algorithms.gradients.rules.convolution import convolution, transposed_convolution
 from algorithms.gradients.rules.general import general
@@ -28,7 +25,7 @@ from algorithms.gradients.rules.shared import pulled_back, shared
 __all__ = ["RULES", "general", "pulled_back", "shared"]
 
 
-RULES: dict[Callable[..., Any], Rule] = {
+RULES: dict[Func, Rule] = {
     functional.linear: linear,
     torch.conv1d: convolution,
     torch.conv2d: convolution,

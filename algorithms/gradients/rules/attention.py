@@ -2,14 +2,13 @@
 
 import inspect
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from algorithms.gradients.grad_sample_recorder import Gradients, GradSampleRecorder
+from algorithms.gradients.grad_sample_recorder import Args, Func, Gradients, GradSampleRecorder, Kwargs
 from algorithms.gradients.grads import DenseGrad, PerExample
 from algorithms.gradients.padding import Layout, UnrecordedError
 from algorithms.gradients.rules.elementwise import summed_to
@@ -21,9 +20,7 @@ _UNSUPPORTED = ("bias_k", "bias_v", "add_zero_attn", "static_k", "static_v")
 _BY_STEP = Layout(1)
 
 
-def multi_head_attention(
-    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def multi_head_attention(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """torch.nn.functional.multi_head_attention_forward, for query, key and value [length, batch, width]."""
     bound = _SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
@@ -44,9 +41,7 @@ def multi_head_attention(
     return _kept(tape, together, weight, slice(0, len(weight)), bias, slice(0, len(weight))), weights
 
 
-def scaled_dot_product_attention(
-    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def scaled_dot_product_attention(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """torch.nn.functional.scaled_dot_product_attention with a trained mask, such as a relative position bias."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     call = dict(zip(names, args, strict=False)) | kwargs

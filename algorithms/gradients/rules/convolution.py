@@ -17,7 +17,7 @@ from algorithms.gradients.arithmetic import (
     square_norms,
     wide,
 )
-from algorithms.gradients.grad_sample_recorder import Gradients, GradSampleRecorder
+from algorithms.gradients.grad_sample_recorder import Args, Func, Gradients, GradSampleRecorder, Kwargs
 from algorithms.gradients.grads import (
     DenseGrad,
     add_rows,
@@ -284,16 +284,14 @@ _MOVES = torch.conv1d, torch.conv2d, torch.conv3d
 Sizes = int | Sequence[int]
 
 
-def convolution(
-    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def convolution(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """A convolution of input [batch, channels, *image] with weight [outputs, channels / groups, *kernel]."""
     return _convolution(tape, func, *args, **kwargs)
 
 
 def _convolution(
     tape: GradSampleRecorder,
-    func: Callable[..., Any],
+    func: Func,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -319,16 +317,14 @@ def _convolution(
     return _kept(tape, output, input, layout, of_weight, (tape.name(weight), tape.name(bias)))
 
 
-def transposed_convolution(
-    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def transposed_convolution(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """A transposed convolution of input [batch, channels, *image] with weight [channels, outputs / groups, *kernel]."""
     return _transposed(tape, func, *args, **kwargs)
 
 
 def _transposed(
     tape: GradSampleRecorder,
-    func: Callable[..., Any],
+    func: Func,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,

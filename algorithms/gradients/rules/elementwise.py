@@ -1,13 +1,19 @@
 """Elementwise operations that broadcast a parameter over the batch: biases, scales, positions."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from algorithms.gradients.grad_sample_recorder import Gradients, GradSampleRecorder, name_of
+from algorithms.gradients.grad_sample_recorder import (
+    Args,
+    Func,
+    Gradients,
+    GradSampleRecorder,
+    Kwargs,
+    name_of,
+)
 from algorithms.gradients.grads import DenseGrad
 from algorithms.gradients.padding import Layout, UnrecordedError
 from algorithms.gradients.rules.shared import words, writes
@@ -22,9 +28,7 @@ _OTHERS = words(
 ELEMENTWISE = _SUMS | _STRETCHES | _OTHERS
 
 
-def elementwise(
-    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def elementwise(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """An elementwise function with one output, whose arguments broadcast to its shape."""
     name, out, batch = name_of(func), tape.output_layout, tape.batch
     leaves, structure = tree_flatten((args, kwargs))

@@ -9,8 +9,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from algorithms.gradients.grad_sample_recorder import (
     UNKNOWN,
+    Args,
+    Func,
     Gradients,
     GradSampleRecorder,
+    Kwargs,
     name_of,
     tensors_in,
 )
@@ -20,9 +23,7 @@ from algorithms.gradients.rules.elementwise import ELEMENTWISE, elementwise
 from algorithms.gradients.rules.shared import WITHOUT_GRADIENT, writes
 
 
-def general(
-    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def general(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """An operation on parameters, values with a batch dimension, and values that all records share."""
     name = name_of(func)
     if name in ("to", "type_as", "view_as", "reshape_as") and tape.name(args[0]) is None:

@@ -1,7 +1,7 @@
 """Rules for linear layers, embeddings and normalisations."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -11,15 +11,13 @@ from torch.nn import functional
 
 from algorithms.gradients.arithmetic import wide
 from algorithms.gradients.embedding_grad import EmbeddingGrad
-from algorithms.gradients.grad_sample_recorder import Gradients, GradSampleRecorder
+from algorithms.gradients.grad_sample_recorder import Args, Func, Gradients, GradSampleRecorder, Kwargs
 from algorithms.gradients.grads import BiasGrad, DenseGrad, LinearGrad
 from algorithms.gradients.padding import Layout, UnrecordedError
 from algorithms.gradients.rules.general import general
 
 
-def linear(
-    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def linear(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """output = input weight^T + bias, for input [..., p], weight [o, p], bias [o]."""
     input, weight, bias = _arguments(*args, **kwargs)
     if tape.name(input) is not None:
@@ -30,9 +28,7 @@ def linear(
     return tape.keep(output, lambda errors: linear_gradients(input, errors, layout, names, tape.batch), input)
 
 
-def addmm(
-    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def addmm(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """output = bias + input weight, for input [n, p], weight [p, o] and bias [o]."""
     if len(args) != 3 or kwargs:
         return general(tape, func, args, kwargs)
@@ -51,9 +47,7 @@ def addmm(
     return tape.keep(func(*args), gradients, input)
 
 
-def prelu(
-    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def prelu(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """output = input where it is positive, else weight times input; weight [1], or [channels] for dimension 1."""
     input, weight = args if not kwargs else (None, None)
     name = tape.name(weight)
@@ -93,16 +87,14 @@ def _arguments(
     return input, weight, bias
 
 
-def embedding(
-    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def embedding(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """output = weight[input], for input [...] and weight [entries, width]."""
     return _recorded(tape, func, *args, **kwargs)
 
 
 def _recorded(
     tape: GradSampleRecorder,
-    func: Callable[..., Any],
+    func: Func,
     input: Tensor,
     weight: Tensor,
     padding_idx: int | None = None,
@@ -136,9 +128,7 @@ def _lookups(
     return EmbeddingGrad(places, back, entries)
 
 
-def embedding_bag(
-    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def embedding_bag(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """The sum or the mean of each record's entries of a table, for input [batch, length]."""
     call = _bound(func, args, kwargs)
     input, weight, mode = call["input"], call["weight"], call.get("mode", "mean")
@@ -169,9 +159,7 @@ def embedding_bag(
     return tape.keep(func(*args, **kwargs), gradients, input)
 
 
-def entries(
-    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def entries(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """weight[index] and index_select(weight, 0, index): lookups in a table, like an embedding's."""
     if func is Tensor.__getitem__:
         weight, index = args
@@ -193,9 +181,7 @@ def entries(
     return tape.keep(func(*args), gradients, index)
 
 
-def repeated(
-    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def repeated(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """A parameter that is repeated for every record, and possibly along its own dimensions."""
     parameter, *times = args
     times = list(times[0] if len(times) == 1 and isinstance(times[0], Sequence) else times)
@@ -220,9 +206,7 @@ def repeated(
 _OVER_LAST = (functional.layer_norm, functional.rms_norm, torch.layer_norm, torch.rms_norm)
 
 
-def normalisation(
-    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def normalisation(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Layer and RMS norm (weights over the last dimensions); group, instance and fixed batch norm (over channels)."""
     call = _bound(func, args, kwargs)
     input = call["input"]
@@ -265,19 +249,19 @@ def _summed(values: Tensor, kept: int) -> Tensor:
     return values.flatten(start_dim=1, end_dim=-2).sum(dim=1) if values.dim() > 2 else values
 
 
-def _bound(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _bound(func: Func, args: Args, kwargs: Kwargs) -> dict[str, Any]:
     """The arguments by name."""
     return dict(zip(_names(func), args, strict=False)) | kwargs
 
 
 @cache
-def _names(func: Callable[..., Any]) -> tuple[str, ...]:
+def _names(func: Func) -> tuple[str, ...]:
     """The names of a function's arguments, which PyTorch's C++ functions do not have."""
     return _BUILT_IN.get(func) or tuple(inspect.signature(func).parameters)
 
 
 _MOMENTS = ("input", "weight", "bias", "running_mean", "running_var")
-_BUILT_IN: dict[Callable[..., Any], tuple[str, ...]] = {
+_BUILT_IN: dict[Func, tuple[str, ...]] = {
     torch.layer_norm: ("input", "normalized_shape", "weight", "bias", "eps", "cudnn_enable"),
     torch.rms_norm: ("input", "normalized_shape", "weight", "eps"),
     torch.group_norm: ("input", "num_groups", "weight", "bias", "eps", "cudnn_enabled"),

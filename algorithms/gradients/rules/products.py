@@ -6,7 +6,7 @@ linear layer on a sequence, up to the order of dimensions.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from string import ascii_letters
@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from algorithms.gradients.arithmetic import wide
-from algorithms.gradients.grad_sample_recorder import Gradients, GradSampleRecorder, name_of
+from algorithms.gradients.grad_sample_recorder import (
+    Args,
+    Func,
+    Gradients,
+    GradSampleRecorder,
+    Kwargs,
+    name_of,
+)
 from algorithms.gradients.grads import DenseGrad, LinearGrad, PerExample, as_measured
 from algorithms.gradients.padding import Layout
 from algorithms.gradients.rules.elementwise import elementwise
@@ -78,9 +85,7 @@ class Reordered:
         return apart.permute(*range(first), *(first + i for i in order)).flatten(start_dim=first)
 
 
-def product(
-    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def product(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """A product of one parameter and other values; all other products are left to `general`."""
     lettered = _lettered(name_of(func), args, kwargs)
     return (
@@ -90,9 +95,7 @@ def product(
     )
 
 
-def bilinear(
-    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def bilinear(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """output = first weight second + bias, for values [..., p] and [..., q], weight [o, p, q] and bias [o]."""
     *factors, bias = (*args, None) if len(args) == 3 else args
     if kwargs or len(factors) != 3:
@@ -105,9 +108,9 @@ def bilinear(
 
 def _recorded(
     tape: GradSampleRecorder,
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    func: Func,
+    args: Args,
+    kwargs: Kwargs,
     factors: Sequence[Tensor],
     words: Sequence[str],
     result: str,
@@ -205,15 +208,14 @@ def _multiplied(factors: Sequence[Tensor], words: Sequence[str], result: str) ->
     return torch.einsum(f"{','.join(words)}->{result}", *factors)
 
 
-def _lettered(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[list[Tensor], Sequence[str], str] | None:
+def _lettered(name: str, args: Args, kwargs: Kwargs) -> tuple[list[Tensor], Sequence[str], str] | None:
     """The factors with the letters of their dimensions, and those of the product; None for unsupported forms."""
     if name == "einsum" and isinstance(args[0], str) and not kwargs:
         factors = list(args[1] if isinstance(args[1], list | tuple) else args[1:])
         found = _of_equation(args[0], tuple(factor.dim() for factor in factors))
     elif name == "tensordot":
-        factors, dims = list(args[:2]), kwargs.get("dims", args[2] if len(args) > 2 else 2)
+        factors = list(args[:2])
+        dims: Any = kwargs.get("dims", args[2] if len(args) > 2 else 2)
         if len(factors) != 2 or kwargs.get("out") is not None or isinstance(dims, Tensor):
             return None
         over = (range(-dims, 0), range(dims)) if isinstance(dims, int) else dims

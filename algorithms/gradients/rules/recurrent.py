@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 from torch.nn import functional
 
-from algorithms.gradients.grad_sample_recorder import Gradients, GradSampleRecorder
+from algorithms.gradients.grad_sample_recorder import Args, Func, Gradients, GradSampleRecorder, Kwargs
 from algorithms.gradients.padding import Layout, UnrecordedError
 from algorithms.gradients.rules.general import general
 from algorithms.gradients.rules.layers import linear, linear_gradients
@@ -269,9 +269,7 @@ class Settings(NamedTuple):
         return 2 if self.bidirectional else 1
 
 
-def lstm(
-    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def lstm(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """torch.lstm(input, (h, c), weights, ...) -> (output, h, c)."""
     input, start, weights, *rest = args
     return _run(
@@ -279,26 +277,20 @@ def lstm(
     )
 
 
-def gru(
-    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def gru(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """torch.gru(input, h, weights, ...) -> (output, h)."""
     input, start, weights, *rest = args
     return _run(tape, input, (start,), weights, Settings(*rest), _gru_layer)
 
 
-def rnn(
-    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def rnn(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """torch.rnn_tanh(input, h, weights, ...) -> (output, h), and torch.rnn_relu."""
     input, start, weights, *rest = args
     unroll = partial(unrolled_rnn, squash=torch.tanh if func is torch.rnn_tanh else torch.relu)
     return _run(tape, input, (start,), weights, Settings(*rest), partial(_layer_of_one_sum, unroll))
 
 
-def recurrent_cell(
-    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def recurrent_cell(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """torch.lstm_cell(input, (h, c), weights and biases) -> (h, c) and similar cells, for input [batch, width]."""
     input, start, *weights = args
     states = tuple(start) if isinstance(start, tuple | list) else (start,)
@@ -325,7 +317,7 @@ def _gru_cell(below: Tensor, beside: Tensor, hidden: Tensor) -> Tensor:
     return torch.lerp((n + (r + of_r).sigmoid() * of_n).tanh(), hidden, (z + of_z).sigmoid())
 
 
-_CELLS: dict[Callable[..., Any], Callable[..., Any]] = {
+_CELLS: dict[Func, Callable[..., Any]] = {
     torch.lstm_cell: _lstm_cell,
     torch.gru_cell: _gru_cell,
     torch.rnn_tanh_cell: lambda below, beside, hidden: (below + beside).tanh(),

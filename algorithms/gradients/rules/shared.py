@@ -13,7 +13,15 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from algorithms.gradients.embedding_grad import EmbeddingGrad
-from algorithms.gradients.grad_sample_recorder import Gradients, GradSampleRecorder, name_of, tensors_in
+from algorithms.gradients.grad_sample_recorder import (
+    Args,
+    Func,
+    Gradients,
+    GradSampleRecorder,
+    Kwargs,
+    name_of,
+    tensors_in,
+)
 from algorithms.gradients.grads import DenseGrad, LinearGrad, PerExample
 from algorithms.gradients.padding import UnrecordedError
 from algorithms.gradients.per_example_gradients import combined
@@ -47,7 +55,7 @@ _TRANSPOSED = frozenset(
 )
 
 
-def writes(name: str, kwargs: dict[str, Any]) -> bool:
+def writes(name: str, kwargs: Kwargs) -> bool:
     """Whether a function writes into an existing tensor."""
     in_place = name.endswith("_") and not name.endswith("__")
     inside = (
@@ -62,9 +70,7 @@ def writes(name: str, kwargs: dict[str, Any]) -> bool:
     )
 
 
-def shared(
-    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def shared(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """An operation on parameters and on values that all records share."""
     name = name_of(func)
     leaves, structure = tree_flatten((args, kwargs))
@@ -114,9 +120,7 @@ def pulled_back(tape: GradSampleRecorder, found: dict[str, list[PerExample]]) ->
     return found
 
 
-def _closed_form(
-    name: str, args: tuple[Any, ...], output: Tensor
-) -> Callable[[PerExample], PerExample | None] | None:
+def _closed_form(name: str, args: Args, output: Tensor) -> Callable[[PerExample], PerExample | None] | None:
     """A function from the gradients of a single output to those of its parameter, if that needs no graph."""
     parameter = next((arg for arg in args if isinstance(arg, Tensor)), None)
     if parameter is None:
