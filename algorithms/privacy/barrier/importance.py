@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.gradients import L2, Clipping, Engine
+from algorithms.privacy.barrier.performance import Batch, Load, Rows
 from algorithms.privacy.mechanisms.mechanisms import Importance
 from algorithms.privacy.mechanisms.noise import Stream, is_below
 
@@ -27,10 +28,8 @@ _DOWN = 1.0 - 2.0**-50
 _BLURRED = 0.01
 """Relative distance from a bound within which a norm counts in part."""
 
-Batches = Callable[[NDArray[np.intp]], Iterator[tuple[Tensor, Tensor]]]
-Each = Callable[
-    [Callable[[Engine, Callable[[], tuple[Tensor, Tensor]]], Tensor], NDArray[np.intp]], Iterator[Tensor]
-]
+Batches = Callable[[Rows], Iterator[Batch]]
+Each = Callable[[Callable[[Engine, Load], Tensor], Rows], Iterator[Tensor]]
 
 
 class LastNorms:
@@ -62,7 +61,7 @@ class LastNorms:
             self._norms = np.full(count, np.inf)
         return sampling.oversampling * np.clip(self._norms, sampling.floor * clip_norm, clip_norm)
 
-    def see(self, rows: NDArray[np.intp], norms: NDArray[np.float64]) -> None:
+    def see(self, rows: Rows, norms: NDArray[np.float64]) -> None:
         """Remember new norms of some records, finite or not."""
         if self._norms is None:
             raise RuntimeError("norms were seen before their records were drawn")
@@ -93,7 +92,7 @@ class Norms:
         norms = self.last.at(point, self._engine, lambda: self._measured(point, np.arange(count), bound))
         return float(np.where(np.isfinite(norms), np.minimum(norms, bound.norm), 0.0).sum())
 
-    def balance(self, point: Tensor, rows: NDArray[np.intp], bound: L2) -> float:
+    def balance(self, point: Tensor, rows: Rows, bound: L2) -> float:
         """Half the difference between the numbers of chosen records with norms within and above the bound.
 
         Norms within 1 % of the bound count in part: the last bits of a norm depend on the batch, and with a step one
@@ -126,7 +125,7 @@ class Norms:
             total += found.take(places).clipped_sum(clipping, measured[places]).cpu()
         return total
 
-    def _measured(self, point: Tensor, rows: NDArray[np.intp], bound: L2) -> NDArray[np.float64]:
+    def _measured(self, point: Tensor, rows: Rows, bound: L2) -> NDArray[np.float64]:
         """Upper bounds on the norms of the chosen records' gradients, [rows]; not finite if a gradient is not."""
         each = list(self._each(lambda engine, records: engine.norms(point, *records(), bound), rows))
         found: NDArray[np.float64] = torch.cat(each).cpu().numpy() if each else np.zeros(0)

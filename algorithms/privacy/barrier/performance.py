@@ -32,6 +32,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
+Rows = NDArray[np.intp]
+"""Indices of records."""
+Batch = tuple[Tensor, Tensor]
+"""The features and labels of some records."""
+Load = Callable[[], Batch]
+"""Gives the records of a pass, on the device."""
+
 
 class SideBySide:
     """Runs passes over records in parallel, each pass in one worker.
@@ -125,7 +132,7 @@ class Group:
         """Whether this process adds the noise and keeps trace, checkpoint and ledger."""
         return self.rank == 0
 
-    def shard(self, rows: NDArray[np.intp], records: int) -> NDArray[np.intp]:
+    def shard(self, rows: Rows, records: int) -> Rows:
         """The part of `rows`, ascending indices into `records` records, that lies in this process's shard."""
         ends = [records * rank // self.count for rank in (self.rank, self.rank + 1)]
         first, last = np.searchsorted(rows, ends)
@@ -202,7 +209,7 @@ class OnDevice:
 
     features: NDArray[np.float32]
     labels: NDArray[np.int64]
-    tensors: tuple[Tensor, Tensor]
+    tensors: Batch
 
     @classmethod
     def of(cls, records: Records, device: torch.device) -> "OnDevice":
@@ -210,7 +217,7 @@ class OnDevice:
         copies = [torch.from_numpy(np.array(part)).to(device) for part in (records.features, records.labels)]
         return cls(records.features, records.labels, (copies[0], copies[1]))
 
-    def take(self, rows: NDArray[np.intp]) -> tuple[Tensor, Tensor]:
+    def take(self, rows: Rows) -> Batch:
         """The features and labels at some indices, in that order."""
         chosen = torch.from_numpy(rows).to(self.tensors[0].device, non_blocking=True)
         return self.tensors[0].index_select(0, chosen), self.tensors[1].index_select(0, chosen)
@@ -245,7 +252,7 @@ class Performance:
         """Whether memory holds this many 32-bit numbers per record, for all records at once."""
         return self.number is not None and 4 * numbers * self.number <= self.memory_mb * 1e6
 
-    def read(self, array: NDArray[Any], rows: NDArray[np.intp]) -> NDArray[Any]:
+    def read(self, array: NDArray[Any], rows: Rows) -> NDArray[Any]:
         """A copy of some rows.
 
         Reading a row of a mapped file may bring its neighbours into memory. So from a file larger than the memory, a
@@ -261,13 +268,11 @@ class Performance:
             array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined] # numpy names it nowhere else
         return found
 
-    def batches(
-        self, records: Records, rows: NDArray[np.intp], physical_batch: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, records: Records, rows: Rows, physical_batch: int) -> Iterator[Batch]:
         """The records at some indices, in that order, in physical batches on the device."""
         return (self.load(records, some) for some in in_passes(rows, physical_batch))
 
-    def load(self, records: Records, rows: NDArray[np.intp]) -> tuple[Tensor, Tensor]:
+    def load(self, records: Records, rows: Rows) -> Batch:
         """The records at some indices, in that order, on the device."""
         if isinstance(records, OnDevice):
             return records.take(rows)
@@ -290,9 +295,7 @@ class Performance:
         fits = records.features.nbytes + records.labels.nbytes <= self.memory_mb * 1e6
         return OnDevice.of(records, self.device) if fits else records
 
-    def loaded(
-        self, records: Records, passes: Iterable[NDArray[np.intp]]
-    ) -> Iterator[Callable[[], tuple[Tensor, Tensor]]]:
+    def loaded(self, records: Records, passes: Iterable[Rows]) -> Iterator[Load]:
         """Yield a function for each pass that returns its records; a GPU's are read during the previous pass."""
         if self.device.type != "cuda" or isinstance(records, OnDevice):
             yield from (functools.partial(self.load, records, rows) for rows in passes)
@@ -369,15 +372,13 @@ class Performance:
             torch.set_flush_denormal(flushes)
 
 
-def in_passes(rows: NDArray[np.intp], physical_batch: int) -> Iterator[NDArray[np.intp]]:
+def in_passes(rows: Rows, physical_batch: int) -> Iterator[Rows]:
     """Split indices into parts of about equal size, one for each pass."""
     size = pass_size(len(rows), physical_batch)
     return (rows[start : start + size] for start in range(0, len(rows), size))
 
 
-def one_ahead(
-    load: Callable[[NDArray[np.intp]], tuple[Tensor, Tensor]], passes: Iterable[NDArray[np.intp]]
-) -> Iterator[Callable[[], tuple[Tensor, Tensor]]]:
+def one_ahead(load: Callable[[Rows], Batch], passes: Iterable[Rows]) -> Iterator[Load]:
     """Yield a function for each pass that returns its records; another thread reads them one pass ahead."""
     with ThreadPoolExecutor(1, thread_name_prefix="read") as reader:
         before = None

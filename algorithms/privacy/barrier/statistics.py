@@ -19,7 +19,7 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, clip_and_sum, pad_to_multiple
 from algorithms.gradients.clipping import margin
 from algorithms.models import Model
-from algorithms.privacy.barrier.performance import Records
+from algorithms.privacy.barrier.performance import Batch, Records
 
 
 def dimension(columns: int) -> int:
@@ -63,7 +63,7 @@ def _weights(diagonal: Tensor, beside: float, like: Tensor) -> Tensor:
 
 
 Statistic = Callable[[Tensor, Tensor], Tensor]
-Batches = Iterable[tuple[Tensor, Tensor]]
+Batches = Iterable[Batch]
 
 
 def shape_of(statistic: Statistic, records: Records, model: Model) -> torch.Size:

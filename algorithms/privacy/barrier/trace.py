@@ -18,6 +18,7 @@ from torch import Tensor
 
 from algorithms.gradients import Affine, Clipping, Engine, PerLayer
 from algorithms.privacy.accounting.events import event_from_json, event_to_json
+from algorithms.privacy.barrier.performance import Batch
 from algorithms.privacy.mechanisms.release import Release
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class Diagnostics:
         self,
         answered: Answered,
         engine: Engine,
-        batches: Iterable[tuple[Tensor, Tensor]],
+        batches: Iterable[Batch],
         *,
         place: tuple[int, int],
     ) -> None:
@@ -167,7 +168,7 @@ class Diagnostics:
 
 
 def _exact_sum(
-    answered: Answered, engine: Engine, batches: Iterable[tuple[Tensor, Tensor]]
+    answered: Answered, engine: Engine, batches: Iterable[Batch]
 ) -> tuple[NDArray[np.float64], int, int]:
     """The sum of unclipped gradients, [d]; the number of records, and the number that clipping reduced.
 

@@ -34,7 +34,15 @@ from algorithms.models import Model
 from algorithms.models.feature_transforms import front_of, shape_after
 from algorithms.models.scattering import UnitRecords
 from algorithms.privacy.barrier.importance import LastNorms, Norms
-from algorithms.privacy.barrier.performance import Performance, ProcessLostError, Records, in_passes
+from algorithms.privacy.barrier.performance import (
+    Batch,
+    Load,
+    Performance,
+    ProcessLostError,
+    Records,
+    Rows,
+    in_passes,
+)
 from algorithms.privacy.barrier.statistics import Statistic, second_moment_sum, statistic_sum
 from algorithms.privacy.mechanisms.noise import Stream
 from algorithms.privacy.mechanisms.release import (
@@ -113,7 +121,7 @@ def loss_sums(
     model: Model,
     engine: Engine,
     candidates: Tensor | LineCandidates,
-    batches: Iterable[tuple[Tensor, Tensor]],
+    batches: Iterable[Batch],
     bound: float,
     performance: Performance,
 ) -> Tensor:
@@ -260,7 +268,7 @@ class UnnoisedQueries:
 
         spare: list[Tensor] = []  # sums of passes that have been added up, to write the next ones into
 
-        def summed(engine: Engine, records: Callable[[], tuple[Tensor, Tensor]]) -> Tensor:
+        def summed(engine: Engine, records: Load) -> Tensor:
             try:
                 into = spare.pop()
             except IndexError:  # another worker may have been quicker
@@ -320,7 +328,7 @@ class UnnoisedQueries:
         """The minimum that a release asks for, noise included; shape [d], float64."""
         return minimised(self.model, self.records.features, self.records.labels, release, stream)
 
-    def drawn(self, release: Release, stream: Stream) -> Iterator[tuple[Tensor, Tensor]]:
+    def drawn(self, release: Release, stream: Stream) -> Iterator[Batch]:
         """The records of the release's sample, in physical batches on the device."""
         return self._batches(chosen(release, self._count, stream))
 
@@ -332,17 +340,15 @@ class UnnoisedQueries:
     def _count(self) -> int:
         return len(self.records.labels)
 
-    def _each(
-        self, run: Callable[[Engine, Callable[[], tuple[Tensor, Tensor]]], T], rows: NDArray[np.intp]
-    ) -> Iterator[T]:
+    def _each(self, run: Callable[[Engine, Load], T], rows: Rows) -> Iterator[T]:
         """Yield the results of `run` for each pass over some indices, in order."""
         return self._side_by_side.map(run, self._passes(rows))
 
-    def _passes(self, rows: NDArray[np.intp]) -> Iterator[Callable[[], tuple[Tensor, Tensor]]]:
+    def _passes(self, rows: Rows) -> Iterator[Load]:
         """Yield a function for each pass over some indices that returns its records."""
         return self.performance.loaded(self.records, in_passes(rows, self.engine.physical_batch))
 
-    def _shared_passes(self, rows: NDArray[np.intp]) -> Iterator[Callable[[], tuple[Tensor, Tensor]]]:
+    def _shared_passes(self, rows: Rows) -> Iterator[Load]:
         """The same for this process's rows; processes that share parameters run equally many passes."""
         if not self.performance.shards:
             return self._passes(rows)
@@ -350,5 +356,5 @@ class UnnoisedQueries:
         missing = self.performance.group.most(len(passes)) - len(passes)
         return self.performance.loaded(self.records, [*passes, *[rows[:0]] * missing])
 
-    def _batches(self, rows: NDArray[np.intp]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self, rows: Rows) -> Iterator[Batch]:
         return self.performance.batches(self.records, rows, self.engine.physical_batch)
