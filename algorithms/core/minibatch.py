@@ -253,12 +253,7 @@ def noise_runs(values: Array, counts: Array) -> tuple[NoiseRun, ...]:
 
 
 def plan_noise_schedule(
-    weights: Array,
-    *,
-    sampled: Batches,
-    clip_norm: float,
-    target: Target,
-    public: PublicInfo,
+    weights: Array, *, sampled: Batches, clip_norm: float, target: Target, public: PublicInfo
 ) -> Plan:
     """The plan of noisy gradient steps whose noise multipliers are the plan's times `weights`, shape [steps].
 

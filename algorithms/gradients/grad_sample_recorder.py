@@ -304,10 +304,7 @@ class GradSampleRecorder:
         return output
 
     def make(
-        self,
-        followed: list[Tensor],
-        source: str,
-        closed: Callable[[PerExample], PerExample | None] | None,
+        self, followed: list[Tensor], source: str, closed: Callable[[PerExample], PerExample | None] | None
     ) -> list[Tensor]:
         """Record the outputs of an operation on parameters alone, and return the model's tensors. See `Made`."""
         names = tuple(f"#{len(self._held) + index}" for index in range(len(followed)))

@@ -147,10 +147,7 @@ def add_short(inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor) ->
 
 
 def add_written(
-    write: Callable[[Tensor, Tensor], Tensor],
-    *parts: Tensor,
-    total: Tensor,
-    numbers: int,
+    write: Callable[[Tensor, Tensor], Tensor], *parts: Tensor, total: Tensor, numbers: int
 ) -> None:
     """Add the weighted sum of gradients that `write` computes, a few records at a time, to a total [numel], float64.
 

@@ -212,8 +212,5 @@ def _above_minus_one(negated: Tensor) -> Tensor:
 @functools.cache
 def _kinds() -> dict[Callable[[Tensor, Tensor], Tensor], _Kind]:
     """The losses with fast code, by the registry's function that they replace."""
-    written = {
-        "logistic": _Kind(_logistic_sums, torch.sigmoid),
-        "svm": _Kind(_hinge_sums, _above_minus_one),
-    }
+    written = {"logistic": _Kind(_logistic_sums, torch.sigmoid), "svm": _Kind(_hinge_sums, _above_minus_one)}
     return {build(name, input_shape=(1,), classes=2, seed=0).losses: kind for name, kind in written.items()}

@@ -421,11 +421,7 @@ def _there(passes: Passes, point: Tensor, sample: Sample, watch: OpTracer) -> No
 
 
 def watched(
-    passes: Passes,
-    parameters: Tensor,
-    sample: Sample,
-    follow: Follow = _there,
-    answer: bool | None = None,
+    passes: Passes, parameters: Tensor, sample: Sample, follow: Follow = _there, answer: bool | None = None
 ) -> OpTracer:
     """Trace a model on some records; answer: as in `OpTracer`."""
     point = parameters.clone().requires_grad_()

@@ -22,13 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import (
-    Sampled,
-    State,
-    gradient_steps,
-    noisy_gradient,
-    plan_steps,
-)
+from algorithms.core.minibatch import Sampled, State, gradient_steps, noisy_gradient, plan_steps
 from algorithms.core.optimizers import Bound
 from algorithms.errors import RefusedError
 from algorithms.gradients import Affine

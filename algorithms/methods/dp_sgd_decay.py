@@ -43,11 +43,7 @@ class DPSGDDecay(Sampled):
         """The least sigma_0 whose whole schedule fits the target; raises RefusedError for noise that all but ends."""
         sampled = self.sampled(public)
         return plan_noise_schedule(
-            self.shares(sampled.rate),
-            sampled=sampled,
-            clip_norm=self.clip_norm,
-            target=target,
-            public=public,
+            self.shares(sampled.rate), sampled=sampled, clip_norm=self.clip_norm, target=target, public=public
         )
 
     def shares(self, sampling_rate: float) -> Array:

@@ -137,8 +137,8 @@ def precommitted(
     """The order at which `steps` steps at K = N C need the least noise beside other releases, and that noise.
 
     It follows from public values and is fixed with the plan, as a filter needs it. noise_setting: which decides the
-    noise of the norms among the other releases. Raises RefusedError where the filter or
-    what is released beside the steps leaves nothing, and where no noise up to 1e8 fits in what is left.
+    noise of the norms among the other releases. Raises RefusedError where the filter or what is released beside the
+    steps leaves nothing, and where no noise up to 1e8 fits in what is left.
     """
     budget = target.budget
     budget.check_spendable()
@@ -276,10 +276,8 @@ class DPIS:
 
     def _begun(self, state: State, plan: Plan, barrier: Barrier) -> Epoch | None:
         """The epoch of the next step: at its start with a new clip norm, K and noise, or None where none is left."""
-        epoch, (index, step) = (
-            state.epoch,
-            divmod(int(state.moving.count), plan.params(EpochParams).steps_per_epoch),
-        )
+        epoch = state.epoch
+        index, step = divmod(int(state.moving.count), plan.params(EpochParams).steps_per_epoch)
         if step:
             return epoch
         if not epoch.expected_batch:

@@ -32,14 +32,7 @@ from algorithms.core.correlated import (
     workload,
 )
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import (
-    Batches,
-    Sampled,
-    State,
-    gradient_steps,
-    plan_steps,
-    sgd_step,
-)
+from algorithms.core.minibatch import Batches, Sampled, State, gradient_steps, plan_steps, sgd_step
 from algorithms.core.optimizers import Bound, Count
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised

@@ -22,17 +22,17 @@ from algorithms.privacy.barrier.barrier import Barrier
 class SGDAdv(Descent):
     """SGD-Adv: DP-SGD whose noise follows from advanced composition (Bassily, Smith and Thakurta 2014).
 
-    The budget is divided over T steps by advanced composition (Dwork and
-    Roth 2014, Corollary 3.21), multiplied by n / 2B for the sampling, and turned into noise by the classical Gaussian
-    mechanism (Dwork and Roth 2014, Appendix A) with sensitivity 2 C, that of replacing a record.
+    The budget is divided over T steps by advanced composition (Dwork and Roth 2014, Corollary 3.21), multiplied by
+    n / 2B for the sampling, and turned into noise by the classical Gaussian mechanism (Dwork and Roth 2014, Appendix A)
+    with sensitivity 2 C, that of replacing a record.
 
     Formal guarantee: not the analysis above, which asks for step epsilons below 1, but the PLD cost of the
     releases, PoissonSampled(B / n, Gaussian(z)) T times. The plan states that cost, and the other as `claimed_epsilon`.
 
     Differences from the paper's code: Poisson samples where it drew a fixed number of records.
 
-    The number of records must be public.     steps: null for n epsilon / 500. expected_batch_size: null for sqrt(n) +
-    10. clip_norm: the L2 bound C of a record's gradient.
+    The number of records must be public. steps: null for n epsilon / 500. expected_batch_size: null for sqrt(n) + 10.
+    clip_norm: the L2 bound C of a record's gradient.
     """
 
     steps: Count | None = None
@@ -85,8 +85,8 @@ LEAST_MULTIPLIER, MOST_MULTIPLIER, TOLERANCE = 0.3, 1e6, 1e-6
 class SGDMA(Descent):
     """SGD-MA: DP-SGD whose noise follows from the first moments accountant (Abadi et al. 2016, section 3.2).
 
-    That accountant bounds the moments of the privacy loss at the integers
-    1 to 32 and turns them into epsilon by Markov's inequality, so it never states less than ln(1 / delta) / 32.
+    That accountant bounds the moments of the privacy loss at the integers 1 to 32 and turns them into epsilon by
+    Markov's inequality, so it never states less than ln(1 / delta) / 32.
 
     Formal guarantee: the PLD cost of the releases, PoissonSampled(B / n, Gaussian(z)) T times, which is lower. The plan
     states that cost, and the accountant's as `claimed_epsilon`.
@@ -95,7 +95,7 @@ class SGDMA(Descent):
     moments where it took the last; the noise is calibrated to the target where it was fixed and epsilon a result
     (`noise_multiplier` fixes it again).
 
-    The number of records must be public.     expected_batch_size: null for sqrt(n) + 10. clip_norm: the L2 bound C of a
+    The number of records must be public. expected_batch_size: null for sqrt(n) + 10. clip_norm: the L2 bound C of a
     record's gradient. noise_multiplier: standard deviation over C; null for the least that the moments accountant
     allows.
     """

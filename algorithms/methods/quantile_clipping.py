@@ -19,23 +19,12 @@ from torch import Tensor
 
 from algorithms.core.calibration import Releases, Repeated
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import (
-    Batches,
-    Sampled,
-    State,
-    noisy_gradient,
-    plan_steps,
-)
+from algorithms.core.minibatch import Batches, Sampled, State, noisy_gradient, plan_steps
 from algorithms.core.optimizers import Bound, Positive
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.mechanisms.release import (
-    Gaussian,
-    Poisson,
-    gradient_release,
-    norm_count_release,
-)
+from algorithms.privacy.mechanisms.release import Gaussian, Poisson, gradient_release, norm_count_release
 
 USUAL_SHARE = 0.1
 """Noise of the count over the bound of a record, as a share of the batch: the paper's sigma_b = B / 20 over 1/2."""
@@ -61,8 +50,8 @@ class QuantileClipping(Sampled):
 
     clip_norm: C at the start. min_clip_norm, max_clip_norm: its public limits. quantile: the share of records'
     gradients that C shall leave as they are. rate: how fast C follows. count_noise_multiplier: standard deviation of
-    the noise on a count,
-    in units of the 1/2 that a record adds; null for a tenth of the batch. The other settings are DP-SGD's.
+    the noise on a count, in units of the 1/2 that a record adds; null for a tenth of the batch. The other settings are
+    DP-SGD's.
     """
 
     clip_norm: Bound = 0.1

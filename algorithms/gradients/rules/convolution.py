@@ -10,13 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from algorithms.gradients.arithmetic import (
-    absolute_norms,
-    raised,
-    square_distances,
-    square_norms,
-    wide,
-)
+from algorithms.gradients.arithmetic import absolute_norms, raised, square_distances, square_norms, wide
 from algorithms.gradients.grad_sample_recorder import Args, Func, Gradients, GradSampleRecorder, Kwargs
 from algorithms.gradients.grads import (
     DenseGrad,

@@ -100,11 +100,11 @@ def calibrate(
         True
     """
     if accountant != "pld":
-
-        def quick_cost(z: float) -> float:
-            return epsilon(schedule_at(z), target.delta, accountant=accountant, adjacency=adjacency)
-
-        return _near(quick_cost, target.epsilon, tolerance=2e-5)
+        return _near(
+            lambda z: epsilon(schedule_at(z), target.delta, accountant=accountant, adjacency=adjacency),
+            target.epsilon,
+            tolerance=2e-5,
+        )
 
     @lru_cache
     def cost(z: float, coarsening: float = 1.0) -> float:

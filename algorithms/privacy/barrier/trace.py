@@ -139,12 +139,7 @@ class Diagnostics:
         self.rows: list[Measured] = []
 
     def measure(
-        self,
-        answered: Answered,
-        engine: Engine,
-        batches: Iterable[Batch],
-        *,
-        place: tuple[int, int],
+        self, answered: Answered, engine: Engine, batches: Iterable[Batch], *, place: tuple[int, int]
     ) -> None:
         """Add the row of a gradient, by a second pass over its sample. batches: the sample. place: release and step."""
         found, records, clipped = _exact_sum(answered, engine, batches)

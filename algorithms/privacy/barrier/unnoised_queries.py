@@ -20,14 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from algorithms.errors import QueryFailedError
-from algorithms.gradients import (
-    L1,
-    L2,
-    Clipping,
-    Engine,
-    LineCandidates,
-    pad_to_multiple,
-)
+from algorithms.gradients import L1, L2, Clipping, Engine, LineCandidates, pad_to_multiple
 from algorithms.gradients.linear import LinearRecords, has_closed_forms, has_one_bound
 from algorithms.gradients.minimum import Objective, OutOfReachError, exact_minimum, minimum
 from algorithms.models import Model

@@ -197,10 +197,9 @@ class Encoder(Section):
 class Mechanism(Section):
     """What was asked of the records.
 
-    transform, encoder, features: what each record was made into by itself, and what was learned from all.
-    diagnostics: whether
-    norms of exact gradients were stored. settings_from_records: whether a setting was computed from the records without
-    noise. noise_multiplier: null where it was chosen adaptively, with what it was in `queries`.
+    transform, encoder, features: what each record was made into by itself, and what was learned from all. diagnostics:
+    whether norms of exact gradients were stored. settings_from_records: whether a setting was computed from the records
+    without noise. noise_multiplier: null where it was chosen adaptively, with what it was in `queries`.
     """
 
     transform: Literal["none", "scattering", "encoder"]

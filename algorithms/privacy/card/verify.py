@@ -28,15 +28,7 @@ from algorithms.privacy.accounting.filters import (
 )
 from algorithms.privacy.accounting.selection import trials_of
 from algorithms.privacy.card.build import composition_of, guarantee, mechanism_of
-from algorithms.privacy.card.schema import (
-    BY,
-    RELEASED,
-    ROUNDING,
-    Account,
-    Amount,
-    Composition,
-    PrivacyCard,
-)
+from algorithms.privacy.card.schema import BY, RELEASED, ROUNDING, Account, Amount, Composition, PrivacyCard
 from algorithms.privacy.card.trace import column_problem, same_events, trace_schedule
 from algorithms.privacy.ledger.books import Balance
 from algorithms.privacy.ledger.chain import WHOLE_POPULATION

@@ -30,14 +30,7 @@ from algorithms.privacy.ledger.policy import (
 )
 
 if TYPE_CHECKING:
-    from algorithms.privacy.ledger.ledger import (
-        Ledger,
-        Settlement,
-        export,
-        identity,
-        restore,
-        settlement,
-    )
+    from algorithms.privacy.ledger.ledger import Ledger, Settlement, export, identity, restore, settlement
     from algorithms.privacy.ledger.store import NotAllowedError
     from algorithms.privacy.ledger.verification import Checkpoint, Verification
 else:

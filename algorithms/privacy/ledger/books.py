@@ -161,14 +161,9 @@ class Books:
 
     def run_of(self, population: str, retraining: str) -> str | None:
         """The run of a scheduled retraining of a population; None if there is none."""
-        return next(
-            (
-                name
-                for name, run in self.runs.items()
-                if (run.population, run.retraining) == (population, retraining)
-            ),
-            None,
-        )
+        asked = population, retraining
+        found = (name for name, run in self.runs.items() if (run.population, run.retraining) == asked)
+        return next(found, None)
 
     def repeats(self, population: str, held: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
         """For each block in `held`, the other blocks that hold exactly the same records, according to all reservations.

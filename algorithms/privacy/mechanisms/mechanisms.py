@@ -362,9 +362,7 @@ class ObjectiveNoise(Multiplied):
         )
 
     def scale(self, bound: Any) -> float:
-        return (
-            float(self.multiplier * bound.clip_norm) if isinstance(bound, Minimum) else super().scale(bound)
-        )
+        return float(self.multiplier * bound.clip_norm)
 
     def on_result(self) -> Mechanism:
         """The noise that hides where the solver stopped."""
@@ -395,11 +393,9 @@ Noise = Mechanism
 
 def _selected(multiplier: float, divisor: float, *, is_sampled: bool) -> dp.DpEvent:
     """A selection by scores within [0, bound] is pure epsilon = 1/z; of its zCDP no sampled form is known."""
-    return (
-        PureDpEvent(1.0 / multiplier)
-        if is_sampled
-        else dp.dp_event.ZCDpEvent(1.0 / (divisor * multiplier**2))
-    )
+    if is_sampled:
+        return PureDpEvent(1.0 / multiplier)
+    return dp.dp_event.ZCDpEvent(1.0 / (divisor * multiplier**2))
 
 
 def _positive_multiplier(multiplier: float) -> None:
