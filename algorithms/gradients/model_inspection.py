@@ -104,7 +104,7 @@ class ModelInspection:
     written_bytes: int
     needed_bytes: int
     is_random: bool
-    without_rule: tuple[str, ...] = ()
+    without_rule: tuple[str, ...]
     is_brief: bool = False
 
 
@@ -258,28 +258,37 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
     is_random = check_apart(exact, draw_exactly, () if form.dtype.is_floating_point else form.constants)
     watch = watched(passes, parameters, few)
     each = max(1, _kept_each(passes, parameters, form, _FEW, _MORE))
+    layouts, reason, written = None, "", 0
+    without_rule: tuple[str, ...] = ()
     try:
         if not watch.is_decided:
             raise UnrecordedError(_look_of(watch))
-        layouts, without_rule = _learn(passes, parameters, few, more)
+        learned, without_rule = _learn(passes, parameters, few, more)
         for sample in (draw_exactly(_FEW, 0), draw_exactly(_MORE, 0).shortened()):
-            _check_gradients(exact, sample, layouts)
-        written = 0
+            _check_gradients(exact, sample, learned)
 
         def measure(some: Sample) -> None:
             nonlocal written
-            found = passes.recorded(parameters, some.inputs, some.labels, layouts)
+            found = passes.recorded(parameters, some.inputs, some.labels, learned)
             found.norms(L2(1.0))
             written = found.written_bytes // len(some.labels)
 
         needed = _needed(form, measure)[1]
-    except UnrecordedError as reason:
+        layouts = learned
+    except UnrecordedError as why:
+        reason, written, without_rule = str(why), 4 * len(parameters), ()
         needed = _needed(form, lambda some: _take_alone(passes, parameters, some))[1]
-        return ModelInspection(
-            form, watch.is_narrow, answers, None, str(reason), each, 4 * len(parameters), needed, is_random
-        )
     return ModelInspection(
-        form, watch.is_narrow, answers, layouts, "", each, written, needed, is_random, without_rule
+        form=form,
+        is_narrow=watch.is_narrow,
+        answers=answers,
+        layouts=layouts,
+        reason=reason,
+        bytes_per_record=each,
+        written_bytes=written,
+        needed_bytes=needed,
+        is_random=is_random,
+        without_rule=without_rule,
     )
 
 
@@ -316,52 +325,43 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
             break
     check_state(looked, one)
     is_random = check_apart_briefly(looked, form.draw)
+    layouts, reason = None, ""
     try:
         if not is_decided:
             raise UnrecordedError(_look_of(first))
         second, more = _noted(passes, parameters, form.draw(3, 1), other=tape)
         if any(mixes(*pair) for pair in zip(first.operations, second.operations, strict=False)):
             raise UnrecordedError("it computes a value from all records")
-        layouts = more.layouts()
+        learned = more.layouts()
         compared = few.shortened()
         with Memory() as memory:
-            found = _recorded(looked, compared, layouts, without_rule)
+            found = _recorded(looked, compared, learned, without_rule)
             is_finite = bool(found.finite(L2(1.0)).all())
         needed, written = memory.most // 2, found.written_bytes // 2
         if not is_finite:
-            compared, found = few, _recorded(looked, few, layouts)
+            compared, found = few, _recorded(looked, few, learned)
         try:
             _compare(looked, compared, found, _KINKS, _LARGE)
         except UnrecordedError:  # rounding in 32 bits can exceed the tolerance in a deep network
             exact = _exact(passes, parameters, few)
             if exact.parameters.dtype != torch.float64:
                 raise
-            _check_gradients(exact, compared.in_64_bits(), layouts, _LARGE)
-    except UnrecordedError as reason:
+            _check_gradients(exact, compared.in_64_bits(), learned, _LARGE)
+        layouts = learned
+    except UnrecordedError as why:
+        reason, written, without_rule = str(why), 4 * len(parameters), set()
         needed = _needed(form, lambda some: _take_alone(passes, parameters, some), few=2)[1]
-        return ModelInspection(
-            form,
-            first.is_narrow,
-            passes.answers,
-            None,
-            str(reason),
-            needed // 3,
-            4 * len(parameters),
-            needed,
-            is_random,
-            is_brief=True,
-        )
     return ModelInspection(
-        form,
-        first.is_narrow,
-        passes.answers,
-        layouts,
-        "",
-        needed // 3,
-        written,
-        needed,
-        is_random,
-        tuple(sorted(without_rule)),
+        form=form,
+        is_narrow=first.is_narrow,
+        answers=passes.answers,
+        layouts=layouts,
+        reason=reason,
+        bytes_per_record=needed // 3,
+        written_bytes=written,
+        needed_bytes=needed,
+        is_random=is_random,
+        without_rule=tuple(sorted(without_rule)),
         is_brief=True,
     )
 
@@ -377,8 +377,7 @@ def _noted(
     module = passes.model.module
     known = (parameters, *module.parameters(), *module.buffers())
     with watching((sample.inputs, sample.labels), known, answer) as watch:
-        before = None if other is None else (other.shapes, other.batch)
-        return watch, passes.taped(parameters, sample.inputs, sample.labels, other=before)
+        return watch, passes.taped(parameters, sample.inputs, sample.labels, other=other)
 
 
 def _form(passes: Passes, parameters: Tensor, least: Form, count: int = _MORE) -> Form:
@@ -489,9 +488,8 @@ def _taped(
     layouts: Layouts | None = None,
     other: GradSampleRecorder | None = None,
 ) -> GradSampleRecorder:
-    before = None if other is None else (other.shapes, other.batch)
     with same_randomness():
-        return passes.taped(parameters, sample.inputs, sample.labels, layouts, before)
+        return passes.taped(parameters, sample.inputs, sample.labels, layouts, other)
 
 
 def _decided(passes: Passes, parameters: Tensor, sample: Sample, exact: Looked, draw: Draw) -> Answers:

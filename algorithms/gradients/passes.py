@@ -52,10 +52,14 @@ class Passes:
         inputs: Tensor,
         labels: Tensor,
         layouts: Layouts | None = None,
-        other: tuple[Sequence[Shapes], int] | None = None,
+        other: GradSampleRecorder | None = None,
     ) -> GradSampleRecorder:
-        """Record a forward pass; without layouts the recorder learns them from the shapes in `other`."""
-        tape, inputs = self._tape(parameters, inputs, len(labels), layouts, other)
+        """Record a forward pass.
+
+        Without layouts the recorder learns them from the shapes that `other` noted for another number of records.
+        """
+        before = None if other is None else (other.shapes, other.batch)
+        tape, inputs = self._tape(parameters, inputs, len(labels), layouts, before)
 
         def run() -> None:
             with tape:  # includes the loss, which may read values or use parameters
