@@ -1,13 +1,12 @@
 """The receipt of a run: its cost, its noise and the ledger that it was charged to."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from dp_accounting.dp_event import ZCDpEvent
 
-from algorithms.core.method import Plan
+from algorithms.core.method import Plan, to_finite
 from algorithms.privacy.accounting.events import RenyiDpEvent, schedule_to_json
 from algorithms.privacy.accounting.filters import FixedSchedule, RenyiBudget, ZCDPBudget
 from algorithms.privacy.ledger import Balance, Ledger, identity, settlement
@@ -32,7 +31,7 @@ def cost_of(plan: Plan, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "steps": plan.steps,
         "releases": sum(row["count"] for row in events),
-        "epsilon": {name: cost if math.isfinite(cost) else None for name, cost in plan.epsilon.items()},
+        "epsilon": to_finite(plan.epsilon),
         "accountant": plan.accountant,
         "delta": plan.target.budget.delta,
         "events": list(events),

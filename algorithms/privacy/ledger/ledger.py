@@ -291,16 +291,14 @@ class Ledger:
 
     def balances(self, population: str | None = None) -> list[Balance]:
         """The balances of all blocks, or of populations without blocks; of one population or of all."""
-        found = self._store.read(
-            lambda connection: [
-                balances.load(connection, Part(name))
-                for name in ([population] if population is not None else balances.names(connection))
-            ]
-        )
-        names = [population] if population is not None else [next(iter(books.terms)) for books in found]
+
+        def load(connection: Connection) -> list[tuple[str, Books]]:
+            names = balances.names(connection) if population is None else [population]
+            return [(name, balances.load(connection, Part(name))) for name in names]
+
         return [
             balance_of(books, name, block)
-            for name, books in zip(names, found, strict=True)
+            for name, books in self._store.read(load)
             for block in books.blocks(name) or [WHOLE_POPULATION]
         ]
 
@@ -387,7 +385,7 @@ class Ledger:
     def check_contains(self, head: str) -> None:
         """Raises LedgerBrokenError unless the chain contains a head() that was kept elsewhere.
 
-        It does not where rows were cut off or an older copy was restored.
+        It lacks one if rows were cut off or an older copy was restored.
         """
         if head != GENESIS and self.place_of(head) is None:
             raise LedgerBrokenError(
