@@ -190,6 +190,14 @@ def plan_steps(
     )
 
 
+def plan_gradient_steps(
+    sampled: Batches, clipping: Clipping, *, steps: int, target: Target, public: PublicInfo
+) -> Plan:
+    """The plan of noisy gradient steps over these batches with the smallest noise that meets the target."""
+    releases = gradient_steps(sampled, clipping, steps=steps, count_noise=target.count_noise)
+    return plan_steps(releases, sampled, steps=steps, target=target, public=public)
+
+
 def noisy_gradient(
     state: State,
     plan: Plan,

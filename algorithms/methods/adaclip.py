@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import Sampled, State, gradient_steps, noisy_gradient, plan_steps
+from algorithms.core.minibatch import Sampled, State, noisy_gradient, plan_gradient_steps
 from algorithms.core.optimizers import Bound
 from algorithms.errors import RefusedError
 from algorithms.gradients import Affine
@@ -63,15 +63,8 @@ class AdaCliP(Sampled):
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise that fits the target; raises RefusedError where a public bound is missing or none is left."""
         self.start_at(public.parameters)
-        sampled = self.sampled(public)
         unit = Affine(1.0, torch.zeros(1), torch.ones(1))  # the cost is that of any shift and scale
-        return plan_steps(
-            gradient_steps(sampled, unit, steps=self.steps, count_noise=target.count_noise),
-            sampled,
-            steps=self.steps,
-            target=target,
-            public=public,
-        )
+        return plan_gradient_steps(self.sampled(public), unit, steps=self.steps, target=target, public=public)
 
     def init(self, parameters: Tensor, plan: Plan) -> AdaptiveState:
         """The state at the model's start: no shift, an equal scale for all coordinates."""

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, field
 
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import Batches, Descent, State, gradient_steps, plan_steps, sgd_step
+from algorithms.core.minibatch import Batches, Descent, State, plan_gradient_steps, sgd_step
 from algorithms.core.optimizers import STRICT, Bound, Count, OptimizerConfig
 from algorithms.gradients import L2
 from algorithms.privacy.barrier.barrier import Barrier
@@ -42,13 +42,7 @@ class DPGD(Descent):
         """The least noise with which the count, if it is private, and all steps fit the target."""
         steps = self.steps or steps_for(target.budget.epsilon)
         every = Batches(FullBatch(), None if public.records is None else float(public.records))
-        return plan_steps(
-            gradient_steps(every, L2(self.clip_norm), steps=steps, count_noise=target.count_noise),
-            every,
-            steps=steps,
-            target=target,
-            public=public,
-        )
+        return plan_gradient_steps(every, L2(self.clip_norm), steps=steps, target=target, public=public)
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One noised gradient over all records, one update."""

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import Sampled, State, gradient_steps, plan_steps, sgd_step
+from algorithms.core.minibatch import Sampled, State, plan_gradient_steps, sgd_step
 from algorithms.core.optimizers import Bound
 from algorithms.gradients import L2, Normalised, PerLayer
 from algorithms.privacy.barrier.barrier import Barrier
@@ -34,11 +34,8 @@ class DPSGD(Sampled):
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise with which the count, if it is private, and all steps fit the target."""
-        sampled = self.sampled(public)
-        releases = gradient_steps(
-            sampled, self._clipping(public.layers), steps=self.steps, count_noise=target.count_noise
-        )
-        return plan_steps(releases, sampled, steps=self.steps, target=target, public=public)
+        sampled, clipping = self.sampled(public), self._clipping(public.layers)
+        return plan_gradient_steps(sampled, clipping, steps=self.steps, target=target, public=public)
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One noised gradient over a fresh Poisson sample, one update."""

@@ -9,7 +9,7 @@ Differences from the paper: Gaussian instead of gamma-distributed noise, Poisson
 from dataclasses import dataclass
 
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import Sampled, State, gradient_steps, plan_steps, sgd_step
+from algorithms.core.minibatch import Sampled, State, plan_gradient_steps, sgd_step
 from algorithms.gradients import L2
 from algorithms.privacy.barrier.barrier import Barrier
 
@@ -23,11 +23,8 @@ class NormBoundSGD(Sampled):
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise that fits the target; raises RefusedError where no public bound on gradients exists."""
-        sampled = self.sampled(public)
-        releases = gradient_steps(
-            sampled, _never_reached(public), steps=self.steps, count_noise=target.count_noise
-        )
-        return plan_steps(releases, sampled, steps=self.steps, target=target, public=public)
+        sampled, clipping = self.sampled(public), _never_reached(public)
+        return plan_gradient_steps(sampled, clipping, steps=self.steps, target=target, public=public)
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One noised gradient over a fresh Poisson sample, one update."""
