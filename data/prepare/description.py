@@ -38,9 +38,8 @@ def rule_of(card: DataCard) -> str:
 
     If the card has a split, this is the salt and the test fraction, and what an encoded record depends on, such as
     bounds, categories and classes. Otherwise it is the checksums of the files with test records. The digest depends
-    only on the
-    card: if the card has `alternatives` with other test files, DataRefusedError is raised, since the available files
-    would decide.
+    only on the card: if the card has `alternatives` with other test files, DataRefusedError is raised, since the
+    available files would decide.
     """
     if card.split is None:
         _check_alternatives(card)
@@ -135,7 +134,7 @@ class PublicDescription:
     from each record after it is read. encoder: if the transform is an encoder. target: what is predicted, if it is not
     a class.
     per_person: how many training records can belong to one person, None if the card names no person column. pooled: how
-    many rows of a person are at most one training record; see `data.prepare.people`.
+    many rows of a person are at most one training record; see `data.prepare.prepared`.
     """
 
     dataset: str
@@ -288,9 +287,8 @@ def _shape(card: DataCard, transform: Transform, encoder: EncoderFacts | None) -
     if (encoder.takes == "texts") != is_text or not (is_text or is_image):
         kind = "texts" if is_text else "images" if is_image else "tables"
         raise DataRefusedError(
-            f"the encoder {encoder.name!r} takes {encoder.takes}, and {card.name!r} has {kind}; name another"
-            f" encoder, or"
-            " set data.transform to none."
+            f"the encoder {encoder.name!r} takes {encoder.takes}, and {card.name!r} has {kind}; name another encoder,"
+            " or set data.transform to none."
         )
     return (encoder.width,)
 
