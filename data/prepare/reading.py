@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from data.prepare.secret_key import PUBLIC_KEY, keyed
 from data.readers import builtin, cifar, idx, images, reviews
-from data.readers import builtin as synthetic
 from data.readers.records import PARTS, Block, Records, checked
 from data.schema.card import DataCard, Split
 from data.schema.errors import DataRefusedError
@@ -146,7 +145,7 @@ def _of_the_source(
     if isinstance(card.reader, Digits):
         return builtin.read_digits(card.reader, shape=card.input_shape)
     if isinstance(card.reader, Synthetic):
-        return synthetic.read_synthetic(card.reader, card.records, features=card.input_shape[0])
+        return builtin.read_synthetic(card.reader, card.records, features=card.input_shape[0])
     if isinstance(card.reader, Cifar):
         return cifar.read(files, card.reader, shape=card.input_shape)
     if isinstance(card.reader, Reviews):

@@ -22,8 +22,9 @@ from data.schema.formats import Images, ImageTable, Pixels
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from PIL.Image import Image as _Image
 
-ENDINGS = (".png", ".jpg", ".jpeg")
+_ENDINGS = (".png", ".jpg", ".jpeg")
 _AT_ONCE = 256
 _BYTES_A_PIXEL, _BYTES_BESIDE = 8, 2**20
 """A file with more bytes than this is not accepted as an image of that number of pixels."""
@@ -42,7 +43,12 @@ def read(folder: Path, declared: Images, classes: Sequence[str], shape: tuple[in
         raise DataRefusedError(
             f"{folder} has a folder of none of the declared classes; correct it or the card."
         )
-    each = [(label, path) for label, name in enumerate(classes) for path in _files(folder / name)]
+    each = [
+        (label, path)
+        for label, name in enumerate(classes)
+        for path in files_in(folder / name)
+        if path.suffix.lower() in _ENDINGS
+    ]
     for start in range(0, len(each), _AT_ONCE):
         some = each[start : start + _AT_ONCE]
         features, keys = pixels([path for _, path in some], declared, shape)
@@ -52,10 +58,6 @@ def read(folder: Path, declared: Images, classes: Sequence[str], shape: tuple[in
 def not_a_folder(path: Path) -> DataRefusedError:
     """The error for a path that is not a folder of images."""
     return DataRefusedError(f"{path} is no folder of images; correct its path in the data card.")
-
-
-def _files(folder: Path) -> list[Path]:
-    return [path for path in files_in(folder) if path.suffix.lower() in ENDINGS]
 
 
 def of_rows(
@@ -154,7 +156,3 @@ def _fitted(image: "_Image", declared: Pixels, width: int, height: int) -> "_Ima
     if declared.fit == "crop":
         return ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
     return image.resize((width, height), Image.Resampling.BILINEAR)
-
-
-if TYPE_CHECKING:
-    from PIL.Image import Image as _Image

@@ -8,7 +8,7 @@ import csv
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, TypeAlias, cast
@@ -39,9 +39,7 @@ def tables(path: Path, declared: Rows, known: Known, *, more: Sequence[str] = ()
     wanted = (*declared.content, *own, *more)
     try:
         for table in _formats[declared.format](path, wanted, declared, known):
-            for name in wanted:
-                if name not in own and table.column_names.count(name) != 1:
-                    raise missing(name, path)
+            check_columns(table, [name for name in wanted if name not in own], path)
             yield table
     except _BROKEN as error:
         if isinstance(error, DataRefusedError):
@@ -51,8 +49,14 @@ def tables(path: Path, declared: Rows, known: Known, *, more: Sequence[str] = ()
         ) from None
 
 
-def missing(column: str, where: object = "the table") -> DataRefusedError:
-    """The error for a file that has no such column, or two."""
+def check_columns(table: pa.Table, names: Iterable[str], where: object) -> None:
+    """Raise DataRefusedError unless the table has one column of each name. where: name of its source in messages."""
+    for name in names:
+        if table.column_names.count(name) != 1:
+            raise _missing(name, where)
+
+
+def _missing(column: str, where: object) -> DataRefusedError:
     return DataRefusedError(f"{where} must have one column {column!r}; correct the file or its card.")
 
 
@@ -66,16 +70,13 @@ _WORDS = {
 
 def column(table: pa.Table, name: str) -> pa.ChunkedArray:
     """A column of the table; raises DataRefusedError if there is no column of that name, or two."""
-    if table.column_names.count(name) != 1:
-        raise missing(name)
+    check_columns(table, [name], "the table")
     return table[name]
 
 
 def labels(table: pa.Table, declared: Rows, known: Known, where: str) -> NDArray[Any]:
     """The result of `encoding.labels` for the rows; raises DataRefusedError for an unknown label."""
-    for label in declared.label_columns:
-        if label.name not in table.column_names:
-            raise missing(label.name, where)
+    check_columns(table, (label.name for label in declared.label_columns), where)
     return encoding.labels(table, declared.label_columns, known, ("",), where)
 
 
@@ -88,7 +89,7 @@ def _csv(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> Ite
         names = [name.decode().strip() for name in header or ()]
         for name in wanted:
             if names.count(name) > 1:
-                raise missing(name, path)
+                raise _missing(name, path)
         places = {name: names.index(name) for name in wanted if name in names}
 
         def row(line: bytes | None) -> _Row:

@@ -18,7 +18,7 @@ from pyarrow import csv, parquet
 
 from data.readers import encoding
 from data.readers.records import Part, Records
-from data.readers.rows import arrow
+from data.readers.rows import arrow, check_columns
 from data.schema.errors import DataRefusedError
 from data.schema.formats import Csv, Datasets, Label, Parquet, SkipLines, Table
 from data.schema.targets import Known
@@ -125,8 +125,7 @@ def tables(part: Part, path: Path, declared: Table) -> Iterator[pa.Table]:
         return read_parquet(path, declared)
     if isinstance(declared, Datasets):
         return (pa.Table.from_batches([some]) for some in arrow(path))
-    if not isinstance(declared, Csv):
-        raise TypeError(f"a table of kind {type(declared).__name__} has no reader")
+    assert isinstance(declared, Csv)
     skip_lines = declared.skip_lines.test if part == "test" else declared.skip_lines.train
     return read_text(path, declared, skip_lines=skip_lines)
 
@@ -162,7 +161,7 @@ def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
 
 def features(table: pa.Table, declared: Table, path: str) -> NDArray[np.float32]:
     """The features of some rows, [n, width]; the label is not read. Raises DataRefusedError as `records` does."""
-    _check_columns(table, declared.content, path)
+    check_columns(table, declared.content, path)
     made = np.zeros((table.num_rows, declared.width), np.float32)
     start = 0
     for column in declared.columns:
@@ -175,12 +174,6 @@ def records(table: pa.Table, declared: Table, known: Known, path: str) -> Record
     """The records of some rows. path: name of their source in messages. Raises DataRefusedError for an invalid
     value.
     """
-    _check_columns(table, declared.in_the_file, path)
+    check_columns(table, declared.in_the_file, path)
     made = features(table, declared, path)
     return Records(made, encoding.labels(table, declared.label_columns, known, declared.missing, path))
-
-
-def _check_columns(table: pa.Table, names: tuple[str, ...], path: str) -> None:
-    for name in names:
-        if table.column_names.count(name) != 1:
-            raise DataRefusedError(f"{path} must have one column {name!r}; correct the file or its card.")

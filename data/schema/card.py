@@ -245,10 +245,17 @@ class DataCard(Strict):
     @model_validator(mode="after")
     def _files_fit_the_reader(self) -> "DataCard":
         for files in (self.files, *self.alternatives):
+            roles = set(files)
             if self.blocks is None:
-                _check_roles(self.reader, set(files))
+                _check_roles(self.reader, roles)
             else:
-                _check_roles_beside_blocks(self.reader, set(files), self.records)
+                _check_roles_beside_blocks(self.reader, roles, self.records)
+            if isinstance(self.reader, Texts) and ("words" in roles) != (self.reader.tokens is not None):
+                raise ValueError(
+                    "reader.tokens needs a file `words`, the public list of words, and the file needs it"
+                )
+            if isinstance(self.reader, Csv) and self.reader.skip_lines.test and "test" not in roles:
+                raise ValueError("reader.skip_lines.test needs a test file")
             _check_different(files)
         if isinstance(self.blocks, Folder) and "test" in self.files:
             _check_outside(self.blocks.path, self.files["test"])
@@ -312,11 +319,8 @@ def _check_roles(reader: Format, roles: set[str]) -> None:
     beside = _beside(reader)
     if isinstance(reader, Rows) and roles - beside[0] not in ({"train"}, {"train", "test"}):
         raise ValueError(f"files of {reader.kind} must be train, or train and test{beside[1]}")
-    _check_words(reader, roles)
     if isinstance(reader, Own) and not roles:
         raise ValueError("a reader of your own needs files, such as train")
-    if isinstance(reader, Csv) and reader.skip_lines.test and "test" not in roles:
-        raise ValueError("reader.skip_lines.test needs a test file")
     if isinstance(reader, Cifar) and roles not in ({"archive"}, reader.batches):
         raise ValueError(f"files of a cifar reader must be archive, or {', '.join(sorted(reader.batches))}")
     if isinstance(reader, Reviews) and roles != ({"archive"} if reader.words else {"archive", "words"}):
@@ -332,13 +336,6 @@ def _beside(reader: Format) -> tuple[set[str], str]:
     if isinstance(reader, ImageTable):
         return {"images"}, ", and images where its column has paths"
     return set(), ""
-
-
-def _check_words(reader: Format, roles: set[str]) -> None:
-    if isinstance(reader, Texts) and ("words" in roles) != (reader.tokens is not None):
-        raise ValueError(
-            "reader.tokens needs a file `words`, the public list of words, and the file needs it"
-        )
 
 
 def _check_images(reader: Pixels, shape: tuple[int, ...]) -> None:
@@ -377,11 +374,8 @@ def _check_outside(folder: str, test: File) -> None:
 def _check_roles_beside_blocks(reader: Format, roles: set[str], records: Records) -> None:
     if not isinstance(reader, OF_ROWS) or not roles - _beside(reader)[0] <= {"test"}:
         raise ValueError("blocks are of rows, and files beside them are a test file or none")
-    _check_words(reader, roles)
     if records.at_most is None:
         raise ValueError("blocks need records.at_most: how many records a run reads depends on its blocks")
-    if isinstance(reader, Csv) and reader.skip_lines.test and "test" not in roles:
-        raise ValueError("reader.skip_lines.test needs a test file")
 
 
 def _check_synthetic(shape: tuple[int, ...] | None, classes: tuple[str, ...], records: Records) -> None:
