@@ -12,9 +12,7 @@ from torch import nn
 from algorithms.extension import imported, is_own
 from algorithms.models.augmentation import with_views
 from algorithms.models.linear import (
-    CROSS_ENTROPY,
-    as_they_are,
-    cross_entropy,
+    classifier,
     huber_svm,
     linear,
     logistic,
@@ -27,6 +25,7 @@ from algorithms.models.model import (
     ModelRefusedError,
     ModelSpec,
     Settings,
+    cannot_be_made,
     check_module,
     settings_of,
 )
@@ -151,12 +150,9 @@ def _not_shipped(name: str, given: ModelSpec, settings: Mapping[str, Any], seed:
     except ModelRefusedError:
         raise
     except Exception as error:
-        why = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise ModelRefusedError(
-            f"the model {name!r} cannot be made with these settings ({why}); change them."
-        ) from None
+        raise cannot_be_made(name, error) from None
     if isinstance(made, nn.Module):
-        made = Model(name, made, cross_entropy, as_they_are, bounds=CROSS_ENTROPY)
+        made = classifier(name, made)
     if not isinstance(made, Model):
         raise ModelRefusedError(
             f"the model {name!r} made a {type(made).__name__}; return a Model or a torch.nn.Module."
@@ -211,4 +207,4 @@ def adapted(
         model = started(model, start, reinitialize=reinitialize)
     if freeze:
         model = frozen(model, freeze)
-    return model if augmentations == 1 else with_views(model, augmentations, ModelSpec(input_shape, 0))
+    return model if augmentations == 1 else with_views(model, augmentations, input_shape)
