@@ -61,7 +61,11 @@ class Digests:
         columns = tuple(sorted({*declared.content, *(label.name for label in declared.label_columns)}))
         for rows, where in read:
             yield rows, where  # the consumer has checked the columns before this continues
-            for row in zip(*(_texts(rows[column]) for column in columns), strict=True):
+            texts = (
+                [None if value is None else str(value).strip() for value in rows[column].to_pylist()]
+                for column in columns
+            )
+            for row in zip(*texts, strict=True):
                 text = json.dumps(row).encode()
                 total += int.from_bytes(
                     hashlib.blake2b(text, key=self._key, digest_size=_DIGEST_BYTES).digest()
@@ -237,10 +241,6 @@ def _given(card: DataCard, source: Query, url: str | None) -> str:
             f"the blocks of {card.name!r} are in a database; set {source.url_from} to its SQLAlchemy URL."
         )
     return url
-
-
-def _texts(values: pa.ChunkedArray) -> list[str | None]:
-    return [None if value is None else str(value).strip() for value in values.to_pylist()]
 
 
 # A database. No message contains its URL or a value.

@@ -149,20 +149,20 @@ def _of_the_source(
     if isinstance(card.reader, Cifar):
         return cifar.read(files, card.reader, shape=card.input_shape)
     if isinstance(card.reader, Reviews):
-        read = reviews.read_texts(files, classes=card.classes) if as_texts else None
-        return read or reviews.read(files, card.reader, classes=card.classes)
+        if as_texts:
+            return reviews.read_texts(files, classes=card.classes)
+        return reviews.read(files, card.reader, classes=card.classes)
     if isinstance(card.reader, Images):
-        return _of_folders(card, card.reader, files)
+        declared = card.reader
+        return (
+            Block(part, records)
+            for part in PARTS
+            if part in files
+            for records in images.read(files[part], declared, card.classes, card.input_shape)
+        )
     rows = row_reader(card, files, key=key, as_texts=as_texts)
     if rows is not None:
         return rows.read()
     if own is None:
         raise TypeError(f"the reader of {card.name!r} is not given")
     return iter(own(files))
-
-
-def _of_folders(card: DataCard, declared: Images, files: Mapping[str, Path]) -> Iterator[Block]:
-    for part in PARTS:
-        if part in files:
-            for records in images.read(files[part], declared, card.classes, card.input_shape):
-                yield Block(part, records)

@@ -21,7 +21,9 @@ _PATHS = 1 + _SCALES * _ANGLES + _SCALES * (_SCALES - 1) // 2 * _ANGLES**2
 _STRIDE = 2**_SCALES
 _SMALLEST_SIDE = 8
 _AT_ONCE = 256
-_MEANS, _DEVIATIONS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_MEANS, _DEVIATIONS = (
+    np.array(values, np.float32)[:, None, None] for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+)
 """Means and standard deviations of ImageNet's red, green and blue pixels, which are public."""
 
 _Images: TypeAlias = NDArray[np.float32]
@@ -84,16 +86,9 @@ def _scattering(card: DataCard) -> Callable[[_Images], _Images]:
     transform = Scattering2D(J=_SCALES, shape=(height, width), L=_ANGLES)
 
     def features_of(images: _Images) -> _Images:
-        seen = _normalised(images) if channels == len(_MEANS) else images
+        seen = (images - _MEANS) / _DEVIATIONS if channels == len(_MEANS) else images
         with torch.no_grad():
             found: _Images = transform(torch.from_numpy(np.ascontiguousarray(seen))).numpy()
         return found
 
     return features_of
-
-
-def _normalised(images: _Images) -> _Images:
-    """Coloured images in [0, 1], normalised by ImageNet's means and standard deviations."""
-    means, deviations = (np.array(values, np.float32)[:, None, None] for values in (_MEANS, _DEVIATIONS))
-    normalised: _Images = (images - means) / deviations
-    return normalised
