@@ -10,7 +10,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -191,7 +190,8 @@ def _by_person(owners: bytes | bytearray, most: int) -> Iterator[NDArray[np.int6
 
 def _padding(written: Mapping[Part, int], at_most: int, public: PublicDescription) -> int:
     """The number of bytes by which the arrays are smaller than those of `at_most` training records."""
-    test = _bytes_a_record(public)
+    labels = prod(public.label_shape) * _label_kind(public).itemsize
+    test = prod(public.input_shape) * _kind(public).itemsize + labels
     train = test * prod(public.rows)
     return at_most * train - written["train"] * train - written["test"] * test
 
@@ -231,9 +231,7 @@ class _Rows:
     def __enter__(self) -> "_Rows":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._file:
             self._file.seek(0)
             self._write_header()
@@ -245,11 +243,6 @@ def _kind(public: PublicDescription) -> np.dtype[Any]:
 
 def _label_kind(public: PublicDescription) -> np.dtype[Any]:
     return np.dtype(public.known.label_dtype)
-
-
-def _bytes_a_record(public: PublicDescription) -> int:
-    labels = prod(public.label_shape) * _label_kind(public).itemsize
-    return prod(public.input_shape) * _kind(public).itemsize + labels
 
 
 def contents(folder: Path) -> str:

@@ -130,10 +130,12 @@ def records_in(
         raise DataRefusedError(
             f"the records of {card.name!r} come from no file of their own; give prepared features in an .npy file."
         )
-    if encode is None:
-        yield from _transformed(card, found, preparation["transform"])
-    else:
+    if encode is not None:
         yield from (Unseen(some.names, encode(some.features)) for some in found)
+    elif preparation["transform"] == "none":
+        yield from found
+    else:
+        yield from _scattered(card, found)
 
 
 def reader_in(preparation: Mapping[str, Any] | None) -> Format | None:
@@ -167,11 +169,8 @@ def _card(preparation: Mapping[str, Any]) -> DataCard:
     )
 
 
-def _transformed(card: DataCard, found: Iterator[Unseen], transform: Transform) -> Iterator[Unseen]:
+def _scattered(card: DataCard, found: Iterator[Unseen]) -> Iterator[Unseen]:
     for some in found:
-        if transform == "none":
-            yield some
-            continue
         labels = np.zeros(len(some.names), np.int64)
         made = list(scattered(card, [Block("test", Records(some.features, labels))]))
         yield Unseen(some.names, np.concatenate([block.records.features for block in made]))

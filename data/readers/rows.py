@@ -9,9 +9,9 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -82,23 +82,22 @@ def labels(table: pa.Table, declared: Rows, known: Known, where: str) -> NDArray
 
 def _csv(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> Iterator[pa.Table]:
     """Read CSV. Fields stay bytes, even if not UTF-8: lines are read as Latin-1, in which every byte is a character."""
-    with ExitStack() as stack:
-        lines = _lines(stack.enter_context(_opened(path)))
-        first = next(lines, None) or b""
-        header = _fields(first.removeprefix(b"\xef\xbb\xbf"), declared.separator)
-        names = [name.decode().strip() for name in header or ()]
-        for name in wanted:
-            if names.count(name) > 1:
-                raise _missing(name, path)
-        places = {name: names.index(name) for name in wanted if name in names}
+    lines = _lines(path)
+    first = next(lines, None) or b""
+    header = _fields(first.removeprefix(b"\xef\xbb\xbf"), declared.separator)
+    names = [name.decode().strip() for name in header or ()]
+    for name in wanted:
+        if names.count(name) > 1:
+            raise _missing(name, path)
+    places = {name: names.index(name) for name in wanted if name in names}
 
-        def row(line: bytes | None) -> _Row:
-            fields = None if line is None else _fields(line, declared.separator)
-            if fields is None or len(fields) != len(names):
-                return _stand_in(declared, known)
-            return {name: fields[place] for name, place in places.items()}
+    def row(line: bytes | None) -> _Row:
+        fields = None if line is None else _fields(line, declared.separator)
+        if fields is None or len(fields) != len(names):
+            return _stand_in(declared, known)
+        return {name: fields[place] for name, place in places.items()}
 
-        yield from _tables((row(line) for line in lines if line is None or line.strip()), tuple(places))
+    yield from _tables((row(line) for line in lines if line is None or line.strip()), tuple(places))
 
 
 def _fields(line: bytes, separator: str) -> list[bytes] | None:
@@ -119,9 +118,7 @@ def _jsonl(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> I
             return _stand_in(declared, known)
         return {name: _as_bytes(found.get(name), lists=isinstance(known, Tags)) for name in wanted}
 
-    with ExitStack() as stack:
-        lines = _lines(stack.enter_context(_opened(path)))
-        yield from _tables((row(line) for line in lines if line is None or line.strip()), wanted)
+    yield from _tables((row(line) for line in _lines(path) if line is None or line.strip()), wanted)
 
 
 def _as_bytes(value: object, *, lists: bool) -> bytes | None:
@@ -142,35 +139,23 @@ def _stand_in(declared: Rows, known: Known) -> _Row:
     return {}
 
 
-def _opened(path: Path) -> IO[bytes]:
-    if path.suffix == ".gz":
-        packed: Any = gzip.open(path)  # noqa: SIM115 # the caller closes it
-        return cast(IO[bytes], packed)
-    return path.open("rb")
-
-
-def _lines(file: IO[bytes]) -> Iterator[bytes | None]:
+def _lines(path: Path) -> Iterator[bytes | None]:
     """The lines without line ends; None for a line that is too long for memory."""
-    while line := file.readline(_LONGEST_LINE):
-        if line.endswith(b"\n") or len(line) < _LONGEST_LINE:
-            yield line.rstrip(b"\r\n")
-            continue
-        while line and not line.endswith(b"\n"):
-            line = file.readline(_LONGEST_LINE)
-        yield None
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        while line := file.readline(_LONGEST_LINE):
+            if line.endswith(b"\n") or len(line) < _LONGEST_LINE:
+                yield line.rstrip(b"\r\n")
+                continue
+            while line and not line.endswith(b"\n"):
+                line = file.readline(_LONGEST_LINE)
+            yield None
 
 
 def _tables(rows: Iterator[_Row], names: Sequence[str]) -> Iterator[pa.Table]:
     """Tables of the rows; at least one, so that missing columns are noticed in a file without rows."""
     kinds = pa.schema([(name, pa.large_binary()) for name in names])
     yield kinds.empty_table()
-    some: list[_Row] = []
-    for row in rows:
-        some.append(row)
-        if len(some) == _ROWS:
-            yield pa.Table.from_pylist(some, kinds)
-            some = []
-    if some:
+    while some := list(islice(rows, _ROWS)):
         yield pa.Table.from_pylist(some, kinds)
 
 
