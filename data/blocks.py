@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
 
 import pyarrow as pa
 import sqlalchemy as sa
@@ -30,8 +29,6 @@ _WHOLE_POPULATION, _TEST_FILE = "all", "the test file"
 _DIGEST_BYTES = 16
 _ROWS = 65536
 """How many rows are fetched from a database at a time."""
-_Rows: TypeAlias = tuple[pa.Table, str]
-"""Some rows, and the name of their source in messages."""
 
 
 class Digests:
@@ -50,8 +47,8 @@ class Digests:
         """The digests of each block that was read to its end."""
 
     def counted(
-        self, name: str, read: Iterable[_Rows], declared: OfRows, file: Path | None
-    ) -> Iterator[_Rows]:
+        self, name: str, portions: Iterable[pa.Table], declared: OfRows, file: Path | None
+    ) -> Iterator[pa.Table]:
         """Pass a block's rows on; after the last one, the block's digests are in `by_block`.
 
         file: of the rows; None for a query. A folder has no digest of bytes. Raises DataRefusedError if a column is
@@ -59,8 +56,8 @@ class Digests:
         """
         total = count = 0
         columns = tuple(sorted({*declared.content, *(label.name for label in declared.label_columns)}))
-        for rows, where in read:
-            yield rows, where  # the consumer has checked the columns before this continues
+        for rows in portions:
+            yield rows  # the consumer has checked the columns before this continues
             texts = (
                 [None if value is None else str(value).strip() for value in rows[column].to_pylist()]
                 for column in columns
@@ -136,8 +133,7 @@ def read(
         )
     elsewhere = rows.held_out_people()
     trained_on = itertools.chain.from_iterable(
-        _records(rows, name, _rows(card, rows, name, root, url), elsewhere, digests, _path(card, name, root))
-        for name in chosen
+        _records(card, rows, name, elsewhere, digests, root=root, url=url) for name in chosen
     )
     parts = trained_on if card.split is None else split(trained_on, card.split)
     return checked(card, itertools.chain(parts, _held_out(card, rows, files, digests)))
@@ -149,9 +145,8 @@ def _held_out(
     if "test" not in files:
         return
     path = files["test"]
-    read = ((some, str(path)) for some in rows.tables("test", path))
-    for some, where in digests.counted(_TEST_FILE, read, rows.declared, path):
-        yield Block("test", rows.records(some, where))
+    for some in digests.counted(_TEST_FILE, rows.tables("test", path), rows.declared, path):
+        yield Block("test", rows.records(some, str(path)))
     held_out = {*digests.by_block.pop(_TEST_FILE)}
     if same := [name for name, found in digests.by_block.items() if held_out & {*found}]:
         raise DataRefusedError(
@@ -161,43 +156,31 @@ def _held_out(
 
 
 def _records(
+    card: DataCard,
     rows: RowReader,
     name: str,
-    read: Iterable[_Rows],
     elsewhere: frozenset[bytes],
     digests: Digests,
-    file: Path | None,
+    *,
+    root: Path,
+    url: str | None,
 ) -> Iterator[Block]:
     """The records of a block, passed on as its rows come; if records are selected by person, after all rows are
     read.
     """
-    counted = digests.counted(name, read, rows.declared, file)
-    if rows.person is None:
-        for some, where in counted:
-            yield Block("train", rows.records(some, where), source=name)
-        return
-    held = list(counted)
-    places = iter([where for _, where in held])
-    for some in rows.drawn(lambda: iter([found for found, _ in held]), elsewhere, "train"):
-        yield Block("train", rows.records(some, next(places)), source=name)
-
-
-def _rows(card: DataCard, rows: RowReader, name: str, root: Path, url: str | None) -> Iterator[_Rows]:
-    """The rows of a block in portions, each with the name of its source in messages."""
-    source = _source(card)
+    source, path = _source(card), None
     if isinstance(source, Folder):
         path = _files(card, source, root)[name]
-        for some in rows.tables("train", path):
-            yield some, str(path)
-        return
-    for some in _rows_in_database(source, rows.wanted, name, _given(card, source, url)):
-        yield some, f"block {name!r} of {card.name!r}"
-
-
-def _path(card: DataCard, name: str, root: Path) -> Path | None:
-    """The file or folder of a block; None for a query."""
-    source = _source(card)
-    return _files(card, source, root)[name] if isinstance(source, Folder) else None
+        portions = rows.tables("train", path)
+    else:
+        portions = _rows_in_database(source, rows.wanted, name, _given(card, source, url))
+    where = f"block {name!r} of {card.name!r}" if path is None else str(path)
+    chosen = counted = digests.counted(name, portions, rows.declared, path)
+    if rows.person is not None:
+        held = list(counted)
+        chosen = rows.drawn(lambda: iter(held), elsewhere, "train")
+    for some in chosen:
+        yield Block("train", rows.records(some, where), source=name)
 
 
 def _source(card: DataCard) -> Source:

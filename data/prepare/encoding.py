@@ -51,7 +51,9 @@ def encoded(
     shape = (2, facts.width) if known.kind == "tags" else (facts.width,)
 
     def features_of(records: Features) -> Features:
-        path = kept / f"{_digest(facts, records)}.npy"
+        digest = hashlib.sha256(f"{facts.name} {facts.sha256} {facts.settings} ".encode())
+        add_features(records, digest)
+        path = kept / f"{digest.hexdigest()}.npy"
         with suppress(OSError, ValueError):
             found: Features = np.load(path)
             if found.shape == (len(records), *shape):
@@ -68,12 +70,6 @@ def encoded(
         own = known.labelled(features, some.records.labels, facts.padding)
         yield replace(some, records=Records(*own, some.records.keys))
     shutil.rmtree(kept)
-
-
-def _digest(facts: EncoderFacts, records: Features) -> str:
-    found = hashlib.sha256(f"{facts.name} {facts.sha256} {facts.settings} ".encode())
-    add_features(records, found)
-    return found.hexdigest()
 
 
 def _save(path: Path, values: Features) -> None:
