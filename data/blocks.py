@@ -20,6 +20,7 @@ from data.prepare.reading import row_reader, split
 from data.prepare.secret_key import PUBLIC_KEY, keyed
 from data.readers.of_rows import RowReader
 from data.readers.records import Block, checked
+from data.readers.rows import check_columns
 from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
 from data.schema.formats import Csv, Datasets, Folder, Format, OfRows, Parquet, Query, Rows, Source
@@ -57,7 +58,8 @@ class Digests:
         total = count = 0
         columns = tuple(sorted({*declared.content, *(label.name for label in declared.label_columns)}))
         for rows in portions:
-            yield rows  # the consumer has checked the columns before this continues
+            yield rows
+            check_columns(rows, columns, file or f"block {name!r}")
             texts = (
                 [None if value is None else str(value).strip() for value in rows[column].to_pylist()]
                 for column in columns
