@@ -44,15 +44,12 @@ def is_test(records: Records, rule: Split) -> NDArray[np.bool_]:
     if keys is None and records.features.dtype == object:
         keys = [text.encode() for text in records.features]
     if keys is not None:
-        return _is_test(_hashes(salted, keys), rule)
-    hashes = np.empty(len(records), dtype="<u8")
-    for start in range(0, len(records), _BLOCK):
-        stop = min(start + _BLOCK, len(records))
-        hashes[start:stop] = _hashes(salted, _canonical(records, start, stop))
-    return _is_test(hashes, rule)
-
-
-def _is_test(hashes: NDArray[np.uint64], rule: Split) -> NDArray[np.bool_]:
+        hashes = _hashes(salted, keys)
+    else:
+        hashes = np.empty(len(records), dtype="<u8")
+        for start in range(0, len(records), _BLOCK):
+            stop = min(start + _BLOCK, len(records))
+            hashes[start:stop] = _hashes(salted, _canonical(records, start, stop))
     found: NDArray[np.bool_] = hashes.astype(np.float64) < rule.test_fraction * 2.0**64
     return found
 
