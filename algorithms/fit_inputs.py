@@ -55,12 +55,8 @@ def records_of(model: object, X: Any, y: Any) -> GivenRecords:
     labels = _array(y, "y")
     is_column = labels.ndim == 2 and labels.shape[1] == 1
     labels = labels[:, 0] if is_column else labels
-    parts = (
-        {str(name): _array(part, str(name)) for name, part in X.items()}
-        if _is_mapping(X)
-        else {"X": _array(X, "X")}
-    )
-    least = 1 if _is_mapping(X) else 2
+    by_name, least = (X, 1) if isinstance(X, Mapping) else ({"X": X}, 2)
+    parts = {str(name): _array(part, str(name)) for name, part in by_name.items()}
     if (
         not parts
         or any(part.ndim < least or len(part) != len(labels) for part in parts.values())
@@ -76,7 +72,7 @@ def records_of(model: object, X: Any, y: Any) -> GivenRecords:
             raise RefusedError(
                 f"{name} holds NaN or infinite values; leave these records out or fill them in."
             )
-    if _is_mapping(X):
+    if isinstance(X, Mapping):
         packing = Packing.of(parts)
         features = packing.packed(parts)
     else:
@@ -125,11 +121,6 @@ def pooled(records: GivenRecords, people: Any, most: int, key: bytes) -> GivenRe
     return replace(records, features=features, labels=labels)
 
 
-def _is_mapping(X: Any) -> bool:
-    """Whether records are several arrays by name; a table is not."""
-    return isinstance(X, Mapping)
-
-
 def _stacked(dataset: Any) -> tuple[Any, Any]:
     """The items of a map-style Dataset, pairs or mappings with labels, as arrays."""
     if isinstance(dataset, DataLoader):
@@ -144,7 +135,7 @@ def _stacked(dataset: Any) -> tuple[Any, Any]:
         pairs = [_pair(dataset[place]) for place in range(len(dataset))]
         records, targets = zip(*pairs, strict=True)
         y = np.stack([np.asarray(target) for target in targets])
-        if not _is_mapping(records[0]):
+        if not isinstance(records[0], Mapping):
             return np.stack([np.asarray(record) for record in records]), y
         return {name: np.stack([np.asarray(some[name]) for some in records]) for name in records[0]}, y
     except (TypeError, ValueError, KeyError, StopIteration):
@@ -155,7 +146,7 @@ def _stacked(dataset: Any) -> tuple[Any, Any]:
 
 
 def _pair(item: Any) -> tuple[Any, Any]:
-    if not _is_mapping(item):
+    if not isinstance(item, Mapping):
         record, target = item
         return record, target
     own = dict(item)
@@ -187,12 +178,10 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
     _check_entries(own, records)
     is_real = records.labels.dtype.kind == "f"
     losses, bounds, ignored = _losses(loss, is_real=is_real, is_column=records.is_column)
-    classes = max(2, _classes(outputs, shape))
-    counted = (
-        records.labels
-        if is_real or ignored is None or not shape
-        else records.labels[records.labels != ignored]
-    )
+    classes = max(2, outputs[0] if outputs[1:] == shape else outputs[-1])  # PyTorch puts classes first
+    counted = records.labels
+    if shape and ignored is not None:
+        counted = counted[counted != ignored]
     if not is_real and len(counted) and counted.min() < 0:
         raise RefusedError("y holds classes below 0; count the classes from 0.")
     if not is_real and len(counted) and counted.max() >= classes:
@@ -267,11 +256,6 @@ def _output_shape(module: nn.Module, records: GivenRecords) -> tuple[int, ...]:
             " [batch, ..., outputs], itself or as `logits`."
         )
     return tuple(found.shape[1:])
-
-
-def _classes(outputs: tuple[int, ...], targets: tuple[int, ...]) -> int:
-    """The number of classes, from the shapes of a record's outputs and targets; PyTorch puts classes first."""
-    return outputs[0] if outputs[1:] == targets else outputs[-1]
 
 
 def _losses(loss: object, *, is_real: bool, is_column: bool) -> tuple[Losses, LossBounds | None, int | None]:

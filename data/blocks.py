@@ -10,16 +10,17 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
 
 import pyarrow as pa
+import sqlalchemy as sa
 
-from data import database
 from data.prepare.reading import row_reader, split
 from data.prepare.secret_key import PUBLIC_KEY, keyed
 from data.readers.of_rows import RowReader
 from data.readers.records import Block, checked
+from data.readers.rows import check_columns
 from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
 from data.schema.formats import Csv, Datasets, Folder, Format, OfRows, Parquet, Query, Rows, Source
@@ -27,8 +28,8 @@ from data.schema.formats import Csv, Datasets, Folder, Format, OfRows, Parquet, 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _WHOLE_POPULATION, _TEST_FILE = "all", "the test file"
 _DIGEST_BYTES = 16
-_Rows: TypeAlias = tuple[pa.Table, str]
-"""Some rows, and the name of their source in messages."""
+_ROWS = 65536
+"""How many rows are fetched from a database at a time."""
 
 
 class Digests:
@@ -47,17 +48,23 @@ class Digests:
         """The digests of each block that was read to its end."""
 
     def counted(
-        self, name: str, read: Iterable[_Rows], declared: OfRows, file: Path | None
-    ) -> Iterator[_Rows]:
+        self, name: str, portions: Iterable[pa.Table], declared: OfRows, file: Path | None
+    ) -> Iterator[pa.Table]:
         """Pass a block's rows on; after the last one, the block's digests are in `by_block`.
 
-        file: the file of the rows, None for a query. Raises DataRefusedError if a column is missing.
+        file: of the rows; None for a query. A folder has no digest of bytes. Raises DataRefusedError if a column is
+        missing.
         """
         total = count = 0
         columns = tuple(sorted({*declared.content, *(label.name for label in declared.label_columns)}))
-        for rows, where in read:
-            yield rows, where  # the consumer has checked the columns before this continues
-            for row in zip(*(_texts(rows[column]) for column in columns), strict=True):
+        for rows in portions:
+            yield rows
+            check_columns(rows, columns, file or f"block {name!r}")
+            texts = (
+                [None if value is None else str(value).strip() for value in rows[column].to_pylist()]
+                for column in columns
+            )
+            for row in zip(*texts, strict=True):
                 text = json.dumps(row).encode()
                 total += int.from_bytes(
                     hashlib.blake2b(text, key=self._key, digest_size=_DIGEST_BYTES).digest()
@@ -66,7 +73,7 @@ class Digests:
         # The sum of keyed digests does not depend on the order, and its own digest hides the number of rows.
         held = f"{count} {total % 256**_DIGEST_BYTES:x}" if count else f"no rows in {name}"
         self.by_block[name] = [self._hex("rows", held)]
-        if file is not None:
+        if file is not None and file.is_file():
             with file.open("rb") as content:
                 plain = hashlib.file_digest(content, "sha256").hexdigest()
             self.by_block[name].append(self._hex("file", plain if count else f"no rows in {name}"))
@@ -85,9 +92,13 @@ def names(card: DataCard, *, root: Path, url: str | None) -> tuple[str, ...]:
     if isinstance(source, Folder):
         found = list(_files(card, source, root))
     else:
-        found = list(source.names) or database.names(source, _given(card, source, url))
+        found = list(source.names) or _names_in_database(source, _given(card, source, url))
     for name in found:
-        _check_name(card, name)
+        if not _NAME.fullmatch(name) or name == _WHOLE_POPULATION:
+            raise DataRefusedError(
+                f"a block of {card.name!r} has a name of other characters than letters, digits, - and _, or the name"
+                f" {_WHOLE_POPULATION!r}; name its blocks anew."
+            )
     if len({name.casefold() for name in found}) < len(found):
         raise DataRefusedError(
             f"two blocks of {card.name!r} have names that differ in case alone; leave one."
@@ -122,10 +133,9 @@ def read(
         raise DataRefusedError(
             f"the card of {card.name!r} has blocks, but its reader is of no rows; correct it."
         )
-    elsewhere = rows.people("test") if card.person is not None and "test" in files else frozenset()
+    elsewhere = rows.held_out_people()
     trained_on = itertools.chain.from_iterable(
-        _records(rows, name, _rows(card, rows, name, root, url), elsewhere, digests, _file(card, name, root))
-        for name in chosen
+        _records(card, rows, name, elsewhere, digests, root=root, url=url) for name in chosen
     )
     parts = trained_on if card.split is None else split(trained_on, card.split)
     return checked(card, itertools.chain(parts, _held_out(card, rows, files, digests)))
@@ -137,9 +147,8 @@ def _held_out(
     if "test" not in files:
         return
     path = files["test"]
-    read = ((some, str(path)) for some in rows.tables("test", path))
-    for some, where in digests.counted(_TEST_FILE, read, rows.declared, path if path.is_file() else None):
-        yield Block("test", rows.records(some, where))
+    for some in digests.counted(_TEST_FILE, rows.tables("test", path), rows.declared, path):
+        yield Block("test", rows.records(some, str(path)))
     held_out = {*digests.by_block.pop(_TEST_FILE)}
     if same := [name for name, found in digests.by_block.items() if held_out & {*found}]:
         raise DataRefusedError(
@@ -149,44 +158,31 @@ def _held_out(
 
 
 def _records(
+    card: DataCard,
     rows: RowReader,
     name: str,
-    read: Iterable[_Rows],
     elsewhere: frozenset[bytes],
     digests: Digests,
-    file: Path | None,
+    *,
+    root: Path,
+    url: str | None,
 ) -> Iterator[Block]:
     """The records of a block, passed on as its rows come; if records are selected by person, after all rows are
     read.
     """
-    counted = digests.counted(name, read, rows.declared, file)
-    if rows.person is None:
-        for some, where in counted:
-            yield Block("train", rows.records(some, where), source=name)
-        return
-    held = list(counted)
-    places = iter([where for _, where in held])
-    for some in rows.drawn(lambda: iter([found for found, _ in held]), elsewhere, "train"):
-        yield Block("train", rows.records(some, next(places)), source=name)
-
-
-def _rows(card: DataCard, rows: RowReader, name: str, root: Path, url: str | None) -> Iterator[_Rows]:
-    """The rows of a block in portions, each with the name of its source in messages."""
-    source = _source(card)
+    source, path = _source(card), None
     if isinstance(source, Folder):
         path = _files(card, source, root)[name]
-        for some in rows.tables("train", path):
-            yield some, str(path)
-        return
-    for some in database.read(source, rows.wanted, name, _given(card, source, url)):
-        yield some, f"block {name!r} of {card.name!r}"
-
-
-def _file(card: DataCard, name: str, root: Path) -> Path | None:
-    """The file of a block, whose bytes also get a digest; None for a folder or a query."""
-    source = _source(card)
-    path = _files(card, source, root)[name] if isinstance(source, Folder) else None
-    return path if path is not None and path.is_file() else None
+        portions = rows.tables("train", path)
+    else:
+        portions = _rows_in_database(source, rows.wanted, name, _given(card, source, url))
+    where = f"block {name!r} of {card.name!r}" if path is None else str(path)
+    chosen = counted = digests.counted(name, portions, rows.declared, path)
+    if rows.person is not None:
+        held = list(counted)
+        chosen = rows.drawn(lambda: iter(held), elsewhere, "train")
+    for some in chosen:
+        yield Block("train", rows.records(some, where), source=name)
 
 
 def _source(card: DataCard) -> Source:
@@ -232,13 +228,58 @@ def _given(card: DataCard, source: Query, url: str | None) -> str:
     return url
 
 
-def _check_name(card: DataCard, name: str) -> None:
-    if not _NAME.fullmatch(name) or name == _WHOLE_POPULATION:
-        raise DataRefusedError(
-            f"a block of {card.name!r} has a name of other characters than letters, digits, - and _, or the name"
-            f" {_WHOLE_POPULATION!r}; name its blocks anew."
-        )
+# A database. No message contains its URL or a value.
 
 
-def _texts(values: pa.ChunkedArray) -> list[str | None]:
-    return [None if value is None else str(value).strip() for value in values.to_pylist()]
+def _names_in_database(source: Query, url: str) -> list[str]:
+    """The names of the blocks that have rows, as text. Raises DataRefusedError if the query fails."""
+    block = _block(source, sa.text(source.query).columns(sa.column(source.column)).subquery("blocks"))
+    with _connected(source, url) as connection:
+        found = connection.execute(sa.select(block).distinct())
+        return [str(name) for (name,) in found if name is not None]
+
+
+def _rows_in_database(source: Query, wanted: Sequence[str], name: str, url: str) -> Iterator[pa.Table]:
+    """The rows of a block as text, in portions and in an order that depends only on the rows.
+
+    wanted: names of columns. Raises DataRefusedError if the query lacks a column or fails, or if the database treats
+    another name as equal to this one, for example if it ignores case.
+    """
+    query = sa.text(source.query).columns(*(sa.column(column) for column in {*wanted, source.column}))
+    rows = query.subquery("blocks")
+    columns, block = [rows.c[column] for column in wanted], _block(source, rows)
+    statement = sa.select(*columns, block).where(block == name).order_by(*columns)
+    with _connected(source, url) as connection:
+        for some in connection.execution_options(yield_per=_ROWS).execute(statement).partitions():
+            if any(row[-1] != name for row in some):
+                raise DataRefusedError(
+                    f"the database takes other names for that of the block {name!r}, so a row would be in several"
+                    " blocks; let the query spell each name in one way, such as by lower()."
+                )
+            yield pa.table(
+                {
+                    column: pa.array([None if row[at] is None else str(row[at]) for row in some], pa.string())
+                    for at, column in enumerate(wanted)
+                }
+            )
+
+
+def _block(source: Query, rows: sa.Subquery) -> sa.Cast[str]:
+    return sa.cast(rows.c[source.column], sa.String)
+
+
+@contextmanager
+def _connected(source: Query, url: str) -> Iterator[sa.Connection]:
+    refusal = DataRefusedError(
+        f"the query of the blocks cannot be read at the URL in {source.url_from}; correct the URL, the query or"
+        " the names of its columns."
+    )
+    try:
+        engine = sa.create_engine(url, poolclass=sa.NullPool)
+    except (sa.exc.SQLAlchemyError, ImportError, ValueError):  # an invalid port may be part of a password
+        raise refusal from None
+    try:
+        with engine.connect() as connection:
+            yield connection
+    except (sa.exc.SQLAlchemyError, ImportError):  # their messages quote the URL, or values
+        raise refusal from None

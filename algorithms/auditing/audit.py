@@ -12,6 +12,7 @@ ten thousand audits, for any seed.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -135,7 +136,7 @@ class Audit:
     delta: float
     attacks: tuple[Attack, ...]
     checks: tuple[Check, ...]
-    curve: Curve | None
+    curve: Curve
     power: Power
     runs: int
     canaries: int
@@ -170,15 +171,11 @@ def scores(game: Game, plan: Plan, seeds: Iterable[int]) -> Array:
     """Scores of pairs of runs without and with the record, shape [pairs, 2]; a game of one canary."""
 
     def score(seed: int, is_in: bool) -> float:
-        answers = _run(game, plan, ("pairs", seed, is_in), is_in=is_in).answers
-        return log_likelihood(game, plan, answers, 0, alone=True)
+        coins, key = np.full(game.canaries, is_in), key_of(game.algorithm, "pairs", seed, is_in)
+        return log_likelihood(game, plan, play(game, plan, coins, key).answers, 0, alone=True)
 
     found = [[score(seed, False), score(seed, True)] for seed in seeds]
     return np.array(found, dtype=np.float64).reshape(-1, 2)
-
-
-def _run(game: Game, plan: Plan, of: tuple[object, ...], *, is_in: bool) -> Played:
-    return play(game, plan, np.full(game.canaries, is_in), key_of(game.algorithm, *of))
 
 
 def many_runs(
@@ -556,7 +553,7 @@ def audit(
     plan = game.plan()
     claimed, cost = family(plan)
     seeds = range(seed * runs, (seed + 1) * runs)
-    share = PairsOfRuns(game, plan)
+    share = partial(scores, game, plan)
     pairs = several(share, seeds) if several else share(seeds)
     attacks = [many_runs(pairs, claimed, cost, game.delta)]
     wide = replace(game, canaries=canaries, zeros=max(game.zeros, canaries // 2))
@@ -589,14 +586,3 @@ def _with_little_noise(game: Game, plan: Plan) -> tuple[Game, Plan]:
         return clear, clear.plan()
     except RefusedError:
         return game, plan
-
-
-@dataclass(frozen=True)
-class PairsOfRuns:
-    """`scores` of a game, as a value that can be sent to another process."""
-
-    game: Game
-    plan: Plan
-
-    def __call__(self, seeds: Sequence[int]) -> Array:
-        return scores(self.game, self.plan, seeds)

@@ -126,18 +126,13 @@ class Game:
 
     def all_settings(self) -> dict[str, Any]:
         """The given settings, and small defaults for the others."""
-        known = _names(self.algorithm)
+        kind: Any = CATALOGUE.get(self.algorithm)  # None for a method that is not shipped
+        known = set() if kind is None else {field.name for field in fields(kind)}
         usual = {name: value for name, value in _USUAL.items() if name in known}
         is_sampled = "expected_batch_size" in known and "relative_step" not in known
         usual |= {"expected_batch_size": self.records // 2} if is_sampled else {}
         usual |= {"update": {"learning_rate": 0.01}} if "update" in known else {}
         return usual | dict(_SPECIAL.get(self.algorithm, {})) | dict(self.settings)
-
-
-def _names(algorithm: str) -> set[str]:
-    """The names of a registered method's settings; empty for a method that is not shipped."""
-    kind = CATALOGUE.get(algorithm)
-    return set() if kind is None else {field.name for field in fields(kind)}  # type: ignore[arg-type]
 
 
 class _Layers(nn.Module):

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from algorithms.auditing.audit import Attack, family_of, many_runs
-from algorithms.auditing.game import key_of
+from algorithms.auditing.game import key_of, length_of
 from algorithms.gradients import L1, L2, Box
 from algorithms.privacy.accounting.epsilon import Accountant, epsilon
 from algorithms.privacy.mechanisms.correlated import Correlated, Toeplitz
@@ -111,14 +111,9 @@ def _in_space(release: Release, stream: Stream, is_in: bool, draws: int) -> Arra
     found = []
     for _ in range(draws):
         seen = add_noise(torch.from_numpy(is_in * far), release, stream).numpy()
-        found.append((_norm(seen, release) - _norm(seen - far, release)) / release.noise_scale)
+        nearer = length_of(seen, release.clipping) - length_of(seen - far, release.clipping)
+        found.append(nearer / release.noise_scale)
     return np.array(found)
-
-
-def _norm(vector: Array, release: Release) -> float:
-    if isinstance(release.clipping, Box):
-        return float(max(vector.max(), 0.0) - min(vector.min(), 0.0))
-    return float(np.linalg.norm(vector))
 
 
 def _selected(release: Release, stream: Stream, is_in: bool, draws: int) -> Array:

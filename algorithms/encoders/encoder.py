@@ -1,7 +1,7 @@
 """An encoder: public facts, and a function from records to features."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +66,6 @@ class Encoder:
 
 Records = NDArray[np.float32] | Sequence[str]
 Encode = Callable[[Records], NDArray[np.float32] | NDArray[np.int32]]
-Settings = Mapping[str, object]
 
 
 def digest(path: Path) -> str:

@@ -66,7 +66,9 @@ def from_timm(name: str, checkpoint: Path | None, settings: Frozen) -> Encoder:
     file = checkpoint or _cached(network.pretrained_cfg.get("hf_hub_id"), name)
 
     def load() -> Encode:
-        keywords = {"img_size": side} if "img_size" in _keywords(timm, name) else {}
+        pretrained = timm.get_pretrained_cfg(name)
+        has_one_size = pretrained is not None and pretrained.fixed_input_size
+        keywords = {"img_size": side} if has_one_size else {}
         made = timm.create_model(name, pretrained=False, num_classes=0, **keywords)
         _read(made, file, name)
         return _encode(made.eval(), side, mean=config["mean"], std=config["std"], settings=settings)
@@ -300,12 +302,6 @@ def _package(name: str) -> Any:
         ) from None
 
 
-def _keywords(timm: Any, name: str) -> set[str]:
-    """The settings of a timm network other than its size."""
-    config = timm.get_pretrained_cfg(name)
-    return {"img_size"} if config is not None and config.fixed_input_size else set()
-
-
 def _cached(hub: str | None, name: str) -> Path:
     found = (
         imported_library("huggingface_hub").try_to_load_from_cache(hub, "model.safetensors") if hub else None
@@ -314,7 +310,6 @@ def _cached(hub: str | None, name: str) -> Path:
         get = f"hf download {hub} model.safetensors" if hub else "have a look at where timm names its weights"
         raise EncoderRefusedError(
             f"the weights of timm's {name!r} are not on this machine; get them by `{get}`, or give"
-            f" data.encoder.checkpoint"
-            " the path of a safetensors file."
+            " data.encoder.checkpoint the path of a safetensors file."
         )
     return Path(found)

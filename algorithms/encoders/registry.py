@@ -51,12 +51,12 @@ def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> En
         raise EncoderRefusedError(
             "data.encoder.checkpoint is for encoders of timm and torchvision; leave it out."
         )
-    if library in _OF_A_FILE and own:
+    if library in _OF_A_FILE:
         return _OF_A_FILE[library](own, Path(checkpoint) if checkpoint else None, settings)
-    if name.startswith("huggingface/"):
-        return from_hugging_face(name.removeprefix("huggingface/"), settings)
-    if name.startswith("tokenizer/"):
-        return tokenizer(name.removeprefix("tokenizer/"), settings)
+    if library == "huggingface":
+        return from_hugging_face(own, settings)
+    if library == "tokenizer":
+        return tokenizer(own, settings)
     if is_own(name):
         made = imported(name, "the encoder")(settings)
         if not isinstance(made, Encoder):

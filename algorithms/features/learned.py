@@ -138,7 +138,11 @@ class Whitened:
 
     def releases(self, shape: Shape) -> list[Release]:
         """A sum of maps, then a sum of second moments."""
-        self._check(shape)
+        if len(shape) != 3 or (self.groups and shape[0] % self.groups):
+            raise RefusedError(
+                f"whitening takes maps (channels, height, width) whose channels make {self.groups or 1} groups, not"
+                f" records of shape {list(shape)}; set data.transform to scattering, or features.groups to 0."
+            )
         return [
             total_release(self._map_bound(shape), Gaussian(self.mean_noise)),
             total_release(self._moment_bound(shape), Gaussian(self.moment_noise)),
@@ -173,13 +177,6 @@ class Whitened:
 
     def _moment_bound(self, shape: Shape) -> L2:
         return L2(self.moment_bound or shape[0] / 4)
-
-    def _check(self, shape: Shape) -> None:
-        if len(shape) != 3 or (self.groups and shape[0] % self.groups):
-            raise RefusedError(
-                f"whitening takes maps (channels, height, width) whose channels make {self.groups or 1} groups, not"
-                f" records of shape {list(shape)}; set data.transform to scattering, or features.groups to 0."
-            )
 
 
 _MOST = 4096

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.models.model import Model, ModelRefusedError, ModelSpec
+from algorithms.models.model import Model, ModelRefusedError
 
 _PIXELS = 2
 _SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
@@ -59,13 +59,22 @@ class Seen(nn.Sequential):
         return torch.stack(each, dim=1)
 
 
-def with_views(model: Model, count: int, given: ModelSpec) -> Model:
+def with_views(model: Model, count: int, shape: tuple[int, ...]) -> Model:
     """The model whose loss is the mean over the first `count` views; its scores are those of the first view.
 
-    Raises ModelRefusedError unless inputs are images with 1 to 4 channels and at least 3 x 3 pixels, there are that
-    many views, and the model is a plain sequence of layers.
+    shape: of an input. Raises ModelRefusedError unless inputs are images with 1 to 4 channels and 3 x 3 pixels or more,
+    there are that many views, and the model is a plain sequence of layers.
     """
-    _check(model, count, given)
+    if not 1 <= count <= len(VIEWS):
+        raise ModelRefusedError(
+            f"model.augmentations is {count}, but there are {len(VIEWS)} views; ask for that many or less."
+        )
+    is_image = len(shape) == 3 and shape[0] <= _MOST_CHANNELS
+    if not is_image or min(shape[1:]) <= _PIXELS or type(model.module) is not nn.Sequential:
+        raise ModelRefusedError(
+            f"model.augmentations is {count}, but views are of images of 1 to {_MOST_CHANNELS} channels, not of inputs"
+            f" of shape {shape}; set model.augmentations to 1."
+        )
     seen = Seen()
     for name, layer in model.module.named_children():
         seen.add_module(name, layer)
@@ -100,18 +109,3 @@ def _mean_of_views(losses: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tens
         return each.view(-1, count).mean(dim=1)
 
     return of_records
-
-
-def _check(model: Model, count: int, given: ModelSpec) -> None:
-    if not 1 <= count <= len(VIEWS):
-        raise ModelRefusedError(
-            f"model.augmentations is {count}, but there are {len(VIEWS)} views; ask for that many or less."
-        )
-    shape = given.input_shape
-    is_image = given.tokens is None and len(shape) == 3 and shape[0] <= _MOST_CHANNELS
-    if not is_image or min(shape[1:]) <= _PIXELS or type(model.module) is not nn.Sequential:
-        raise ModelRefusedError(
-            f"model.augmentations is {count}, but views are of images of 1 to {_MOST_CHANNELS} channels, not of"
-            f" inputs of"
-            f" shape {shape}; set model.augmentations to 1."
-        )

@@ -4,6 +4,7 @@ They start at zero, so their start depends on neither data nor randomness.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -31,26 +32,22 @@ def softmax(given: ModelSpec) -> Model:
         raise ModelRefusedError(
             f"the model 'softmax' is for classes, the data have the target of {given.predicts}; use 'linear'."
         )
-    return Model("softmax", _linear(given, given.classes), cross_entropy, as_they_are, bounds=CROSS_ENTROPY)
+    return classifier("softmax", _linear(given, given.classes))
 
 
 def logistic(given: ModelSpec) -> Model:
     """Logistic regression for two classes; loss log(1 + exp(-y f(x))) with y in {-1, 1}."""
-    _two_classes("logistic", given)
-    return Model("logistic", _linear(given, 1), _logistic_losses, _two_scores, bounds=LOGISTIC)
+    return _for_two_classes("logistic", given, _logistic_losses, LOGISTIC)
 
 
 def logistic_through_origin(given: ModelSpec) -> Model:
     """Logistic regression without a bias."""
-    _two_classes("logistic_through_origin", given)
-    module = _linear(given, 1, bias=False)
-    return Model("logistic_through_origin", module, _logistic_losses, _two_scores, bounds=LOGISTIC)
+    return _for_two_classes("logistic_through_origin", given, _logistic_losses, LOGISTIC, bias=False)
 
 
 def svm(given: ModelSpec) -> Model:
     """Linear support vector machine for two classes; hinge loss max(0, 1 - y f(x)) with y in {-1, 1}."""
-    _two_classes("svm", given)
-    return Model("svm", _linear(given, 1), _hinge_losses, _two_scores, bounds=HINGE)
+    return _for_two_classes("svm", given, _hinge_losses, HINGE)
 
 
 def huber_svm(given: ModelSpec) -> Model:
@@ -58,8 +55,7 @@ def huber_svm(given: ModelSpec) -> Model:
 
     With z = y f(x) and h = 0.5 it is 1 - z below 1 - h, 0 above 1 + h, and (1 + h - z)^2 / (4 h) in between.
     """
-    _two_classes("huber_svm", given)
-    return Model("huber_svm", _linear(given, 1), _huber_hinge_losses, _two_scores, bounds=HUBER_HINGE)
+    return _for_two_classes("huber_svm", given, _huber_hinge_losses, HUBER_HINGE)
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -70,6 +66,11 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 def as_they_are(outputs: Tensor) -> Tensor:
     """Outputs as scores, one for each class."""
     return outputs
+
+
+def classifier(name: str, module: nn.Module, notes: tuple[str, ...] = ()) -> Model:
+    """The model of a module with a score for each class, trained by cross-entropy."""
+    return Model(name, module, cross_entropy, as_they_are, bounds=CROSS_ENTROPY, notes=notes)
 
 
 def linear(given: ModelSpec) -> Model:
@@ -93,7 +94,14 @@ def _linear(given: ModelSpec, outputs: int, *, bias: bool = True) -> nn.Module:
     return nn.Sequential(nn.Flatten(), layer)
 
 
-def _two_classes(name: str, given: ModelSpec) -> None:
+def _for_two_classes(
+    name: str,
+    given: ModelSpec,
+    losses: Callable[[Tensor, Tensor], Tensor],
+    bounds: LossBounds,
+    *,
+    bias: bool = True,
+) -> Model:
     is_class = given.predicts == "class"
     if given.classes != 2 or not is_class:
         others = (
@@ -102,6 +110,7 @@ def _two_classes(name: str, given: ModelSpec) -> None:
             else f"the target of {given.predicts}; use 'linear'"
         )
         raise ModelRefusedError(f"the model {name!r} is for 2 classes, the data have {others}.")
+    return Model(name, _linear(given, 1, bias=bias), losses, _two_scores, bounds=bounds)
 
 
 def _signs(labels: Tensor) -> Tensor:

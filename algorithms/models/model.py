@@ -138,6 +138,12 @@ class Model:
                 own[key] = tensor
 
 
+def cannot_be_made(name: str, error: Exception) -> ModelRefusedError:
+    """The refusal of settings with which a library, or the user's own factory, fails."""
+    why = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return ModelRefusedError(f"the model {name!r} cannot be made with these settings ({why}); change them.")
+
+
 def check_module(module: nn.Module) -> None:
     """Raises ModelRefusedError for a module that is wrapped or not initialised, and for parameters of another type."""
     is_spread = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from algorithms.models.linear import CROSS_ENTROPY, as_they_are, cross_entropy
+from algorithms.models.linear import classifier
 from algorithms.models.model import ACTIVATIONS, Model, ModelRefusedError, ModelSpec, Settings
 
 
@@ -31,7 +31,7 @@ def mlp(given: ModelSpec, settings: DenseSettings) -> Model:
         nn.ReLU(),
         nn.Linear(settings.hidden, given.classes),
     )
-    return Model("mlp", module, cross_entropy, as_they_are, bounds=CROSS_ENTROPY)
+    return classifier("mlp", module)
 
 
 _CIFAR_CHANNELS = ((32, 32), (64, 64), (128, 128))
@@ -82,7 +82,7 @@ def conv_fc(given: ModelSpec) -> Model:
     layers["fc1"], layers["relu3"] = nn.Linear(64 * (height // 4) * (width // 4), 384), nn.ReLU()
     layers["fc2"], layers["relu4"] = nn.Linear(384, 384), nn.ReLU()
     layers["fc3"] = nn.Linear(384, given.classes)
-    return _classifier("conv_fc", nn.Sequential(layers))
+    return classifier("conv_fc", nn.Sequential(layers))
 
 
 def _small(name: str, given: ModelSpec, activation: str) -> Model:
@@ -101,7 +101,7 @@ def _small(name: str, given: ModelSpec, activation: str) -> Model:
         act(),
         nn.Linear(32, given.classes),
     )
-    return _classifier(name, module)
+    return classifier(name, module)
 
 
 def _side(pixels: int) -> int:
@@ -122,11 +122,7 @@ def _cifar(name: str, given: ModelSpec, activation: str) -> Model:
     layers["flatten"] = nn.Flatten()
     layers["fc1"], layers["act7"] = nn.Linear(widths[-1] * (height // 8) * (width // 8), 128), act()
     layers["fc2"] = nn.Linear(128, given.classes)
-    return _classifier(name, nn.Sequential(layers))
-
-
-def _classifier(name: str, module: nn.Module) -> Model:
-    return Model(name, module, cross_entropy, as_they_are, bounds=CROSS_ENTROPY)
+    return classifier(name, nn.Sequential(layers))
 
 
 def _check_images(name: str, given: ModelSpec, least: int) -> None:

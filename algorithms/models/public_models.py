@@ -6,7 +6,7 @@ checksum. Nothing is downloaded here.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor, nn
 
 from algorithms.models.libraries import imported_library, public_folder
-from algorithms.models.linear import CROSS_ENTROPY, as_they_are, cross_entropy
-from algorithms.models.model import Model, ModelRefusedError, ModelSpec, Settings
+from algorithms.models.linear import classifier
+from algorithms.models.model import Model, ModelRefusedError, ModelSpec, Settings, cannot_be_made
 from algorithms.models.normalisation import batch_norm_layers, replace_batch_norm
 from algorithms.models.randomness import same_randomness
 from algorithms.models.recurrent import digest
@@ -55,7 +55,7 @@ class _Public(Settings):
     adapter: Adapter | None = None
 
     def without_files(self) -> dict[str, Any]:
-        return self.model_dump(exclude={"checkpoint", "checkpoint_file"}, exclude_none=True)
+        return self.model_dump(exclude={"checkpoint", "checkpoint_file", "config_file"}, exclude_none=True)
 
     @model_validator(mode="after")
     def _has_one_checkpoint(self) -> Self:
@@ -116,9 +116,7 @@ class HuggingFaceSettings(_Public):
         return self
 
     def without_files(self) -> dict[str, Any]:
-        own = super().without_files()
-        own.pop("config_file", None)
-        return own | {"config": self.content()}
+        return super().without_files() | {"config": self.content()}
 
     def content(self) -> dict[str, Any]:
         """The configuration; raises ModelRefusedError for a file without one."""
@@ -198,7 +196,7 @@ def timm_model(given: ModelSpec, settings: TimmSettings) -> Model:
             **settings.options,
         )
     except Exception as error:
-        raise _cannot("timm", error) from None
+        raise cannot_be_made("timm", error) from None
     named = module.pretrained_cfg.get("classifier") or ()
     heads = (named,) if isinstance(named, str) else tuple(named)
     return _finished("timm", _Made(module, "", heads), module, settings)
@@ -233,7 +231,7 @@ def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
         config = transformers.AutoConfig.for_model(own.pop("model_type"), **own)
         module = getattr(transformers, _CLASSES[task]).from_config(config, attn_implementation="eager")
     except Exception as error:
-        raise _cannot("huggingface", error) from None
+        raise cannot_be_made("huggingface", error) from None
     prefix = f"{module.base_model_prefix}."
     heads = tuple(name for name, _ in module.named_children() if f"{name}." != prefix)
     around = _Texts(module, given.padding) if is_text else _Images(module)
@@ -279,6 +277,12 @@ def library_model(model: Model) -> nn.Module:
     return model.module.model if isinstance(model.module, _Texts | _Images) else model.module
 
 
+def _wrapped_as(model: Model, found: nn.Module) -> nn.Module:
+    """A module that transformers has read, from records to logits like the model."""
+    own = model.module
+    return (_Texts(found, own.padding) if isinstance(own, _Texts) else _Images(found)).eval()
+
+
 def in_file(model: Model, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Parameters by the library's names, for a file that the library can read."""
     prefix = _prefix(model)
@@ -318,7 +322,9 @@ def write_beside(
     """
     module: Any = library_model(model)
     if "adapter" not in model.settings:
-        _named(module.config, facts["classes"])
+        if names := facts["classes"]:
+            module.config.id2label = dict(enumerate(names))
+            module.config.label2id = {name: place for place, name in enumerate(names)}
         module.config.problem_type = _PROBLEMS.get(facts.get("predicts", "class"))
         module.config.save_pretrained(folder)
         return read_pretrained(model, folder, (), 0)
@@ -355,16 +361,7 @@ def write_beside(
         {name: tensor for name, tensor in public.items() if not name.startswith(of_head or ("-",))},
         strict=False,
     )
-    read: nn.Module = peft.PeftModel.from_pretrained(found, folder)
-    wrapper = model.module
-    return (_Texts(read, wrapper.padding) if isinstance(wrapper, _Texts) else _Images(read)).eval()
-
-
-def _named(config: Any, names: Sequence[str]) -> None:
-    """Set the names of the outputs in a configuration."""
-    if names:
-        config.id2label = dict(enumerate(names))
-        config.label2id = {name: place for place, name in enumerate(names)}
+    return _wrapped_as(model, peft.PeftModel.from_pretrained(found, folder))
 
 
 def save_pretrained(model: Model, parameters: Mapping[str, Tensor], folder: Path) -> None:
@@ -405,9 +402,7 @@ def read_pretrained(model: Model, folder: Path, input_shape: tuple[int, ...], ou
     try:
         if isinstance(model.module, _Texts | _Images):
             imported_library("transformers").utils.logging.disable_progress_bar()
-            found = type(module).from_pretrained(folder, use_safetensors=True)
-            own = model.module
-            return (_Texts(found, own.padding) if isinstance(own, _Texts) else _Images(found)).eval()
+            return _wrapped_as(model, type(module).from_pretrained(folder, use_safetensors=True))
         settings = model.settings
         made: nn.Module = imported_library("timm").create_model(
             settings["architecture"],
@@ -446,7 +441,7 @@ def _finished(name: str, made: _Made, around: nn.Module, settings: _Public) -> M
     if settings.adapter is not None:
         notes.append(_with_adapters(name, made, settings.adapter))
     around.eval()  # dropout is off: clipping and noise regularise already
-    return Model(name, around, cross_entropy, as_they_are, bounds=CROSS_ENTROPY, notes=tuple(notes))
+    return classifier(name, around, notes=tuple(notes))
 
 
 def _filled(made: _Made, path: Path, called: str) -> str:
@@ -490,7 +485,7 @@ def _with_adapters(name: str, made: _Made, adapter: Adapter) -> str:
     try:
         peft.inject_adapter_in_model(config, made.module)
     except ValueError as error:
-        raise _cannot(name, error) from None
+        raise cannot_be_made(name, error) from None
     heads = tuple(f"{head}." for head in made.heads if made.has_own_head)
     for parameter, value in made.module.named_parameters():
         value.requires_grad_("lora_" in parameter or parameter.startswith(heads))
@@ -498,8 +493,3 @@ def _with_adapters(name: str, made: _Made, adapter: Adapter) -> str:
     return (
         f"Trained are LoRA adapters of rank {adapter.rank} on {on}{', and the head' if heads else ''} alone."
     )
-
-
-def _cannot(name: str, error: Exception) -> ModelRefusedError:
-    why = f"{type(error).__name__}: {error}".partition("\n")[0]
-    return ModelRefusedError(f"the model {name!r} cannot be made with these settings ({why}); change them.")

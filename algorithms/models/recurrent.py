@@ -6,7 +6,6 @@ No message quotes a line, since the file may have been named by mistake.
 import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -14,21 +13,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from algorithms.models.linear import CROSS_ENTROPY, as_they_are, cross_entropy
+from algorithms.models.linear import classifier
 from algorithms.models.model import ACTIVATIONS, Model, ModelRefusedError, ModelSpec, Settings
 
 FIRST_WORD = 2
 """The entry of the list's first word: 0 is padding, 1 is any word that is not on the list."""
 
 _GIVE_THE_LIST = "set words_file to the words.txt that preparing the data writes beside them"
-
-
-@dataclass(frozen=True)
-class Found:
-    """Vectors [words, width] by entry of the vocabulary. missing: how many words of the list the file lacks."""
-
-    vectors: dict[int, Tensor]
-    missing: int
 
 
 def random_vectors(entries: int, width: int) -> Tensor:
@@ -68,8 +59,8 @@ def read_words(path: Path, entries: int, *, sha256: str | None) -> dict[str, int
     return words
 
 
-def read_vectors(path: Path, words: dict[str, int], width: int) -> Found:
-    """Read the vectors of `words` from a text file with a word and its numbers in each line (Pennington et al. 2014).
+def read_vectors(path: Path, words: dict[str, int], width: int) -> dict[int, Tensor]:
+    """The vectors of `words` by entry, from a file of a word and its numbers in each line (Pennington et al. 2014).
 
     Raises ModelRefusedError, with the line's number, for another width and for values that are not finite numbers, and
     if the file has none of the words.
@@ -88,7 +79,7 @@ def read_vectors(path: Path, words: dict[str, int], width: int) -> Found:
         raise ModelRefusedError(
             f"{path.name} has none of the words; give word vectors of the data's language."
         )
-    return Found(vectors, len(words) - len(vectors))
+    return vectors
 
 
 def digest(path: Path) -> str:
@@ -164,7 +155,10 @@ class Texts(nn.Module):
         self.second = nn.Linear(2 * _UNITS, _HIDDEN)
         self.last = nn.Linear(_HIDDEN, classes)
         self.activation = ACTIVATIONS[activation]()
-        self._freeze_second_biases()
+        for name, parameter in self.lstm.named_parameters():
+            if name.startswith("bias_hh"):  # torch adds two biases to each gate, of which one is redundant
+                nn.init.zeros_(parameter)
+                parameter.requires_grad_(False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         words = self.activation(self.first(self.embedding(tokens)))
@@ -172,13 +166,6 @@ class Texts(nn.Module):
         both = torch.cat([states[0], states[1]], dim=1)
         outputs: Tensor = self.last(self.activation(self.second(both)))
         return outputs
-
-    def _freeze_second_biases(self) -> None:
-        """Fix the second bias of each gate at zero: torch adds two, of which one is redundant."""
-        for name, parameter in self.lstm.named_parameters():
-            if name.startswith("bias_hh"):
-                nn.init.zeros_(parameter)
-                parameter.requires_grad_(False)
 
 
 def bilstm(given: ModelSpec, settings: TextSettings) -> Model:
@@ -194,7 +181,7 @@ def bilstm(given: ModelSpec, settings: TextSettings) -> Model:
     table, note = _table(given.tokens, given.words_sha256, settings)
     module = Texts(table, given.classes, settings.activation)
     module.embedding.weight.requires_grad_(settings.embedding == "learned")
-    return Model("bilstm", module, cross_entropy, as_they_are, bounds=CROSS_ENTROPY, notes=(note,))
+    return classifier("bilstm", module, notes=(note,))
 
 
 def _table(entries: int, words_sha256: str | None, settings: TextSettings) -> tuple[Tensor, str]:
@@ -206,10 +193,10 @@ def _table(entries: int, words_sha256: str | None, settings: TextSettings) -> tu
         return table, "The embedding is random, drawn from the model's seed, and frozen."
     path = Path(settings.embedding_file)
     words = read_words(Path(settings.words_file), entries, sha256=words_sha256)
-    found = read_vectors(path, words, settings.width)
-    for entry, vector in found.vectors.items():
+    vectors = read_vectors(path, words, settings.width)
+    for entry, vector in vectors.items():
         table[entry] = vector
     return table, (
-        f"The embedding is the public file {path.name} (SHA-256 {digest(path)}), frozen; {found.missing} of"
+        f"The embedding is the public file {path.name} (SHA-256 {digest(path)}), frozen; {len(words) - len(vectors)} of"
         f" {len(words)} words are not in it and have random vectors."
     )

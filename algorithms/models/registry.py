@@ -10,53 +10,20 @@ import torch
 from torch import nn
 
 from algorithms.extension import imported, is_own
+from algorithms.models import linear, networks, public_models, recurrent, scattering
 from algorithms.models.augmentation import with_views
-from algorithms.models.linear import (
-    CROSS_ENTROPY,
-    as_they_are,
-    cross_entropy,
-    huber_svm,
-    linear,
-    logistic,
-    logistic_through_origin,
-    softmax,
-    svm,
-)
 from algorithms.models.model import (
     Model,
     ModelRefusedError,
     ModelSpec,
     Settings,
+    cannot_be_made,
     check_module,
     settings_of,
 )
-from algorithms.models.networks import (
-    DenseSettings,
-    cifar_cnn,
-    cifar_tanh_cnn,
-    conv_fc,
-    mlp,
-    relu_cnn,
-    tanh_cnn,
-)
 from algorithms.models.objectives import OBJECTIVES, predicting
-from algorithms.models.public_models import (
-    HuggingFaceSettings,
-    TimmSettings,
-    huggingface_model,
-    timm_model,
-)
 from algorithms.models.randomness import same_randomness
-from algorithms.models.recurrent import TextSettings, bilstm
 from algorithms.models.reinitialize import frozen, started
-from algorithms.models.scattering import (
-    GroupSettings,
-    ScatteredSettings,
-    UnitSettings,
-    scatter_cnn,
-    scatter_linear,
-    unit_linear,
-)
 
 
 @dataclass(frozen=True)
@@ -74,24 +41,26 @@ def _plain(make: Callable[[ModelSpec], Model]) -> Architecture:
 
 
 CATALOGUE: dict[str, Architecture] = {
-    "softmax": _plain(softmax),
-    "linear": _plain(linear),
-    "logistic": _plain(logistic),
-    "logistic_through_origin": _plain(logistic_through_origin),
-    "svm": _plain(svm),
-    "huber_svm": _plain(huber_svm),
-    "tanh_cnn": _plain(tanh_cnn),
-    "relu_cnn": _plain(relu_cnn),
-    "cifar_cnn": _plain(cifar_cnn),
-    "cifar_tanh_cnn": _plain(cifar_tanh_cnn),
-    "conv_fc": _plain(conv_fc),
-    "mlp": Architecture(mlp, DenseSettings),
-    "unit_linear": Architecture(unit_linear, UnitSettings),
-    "scatter_linear": Architecture(scatter_linear, ScatteredSettings),
-    "scatter_cnn": Architecture(scatter_cnn, GroupSettings),
-    "bilstm": Architecture(bilstm, TextSettings, takes_tokens=True),
-    "timm": Architecture(timm_model, TimmSettings),
-    "huggingface": Architecture(huggingface_model, HuggingFaceSettings, takes_tokens=True),
+    "softmax": _plain(linear.softmax),
+    "linear": _plain(linear.linear),
+    "logistic": _plain(linear.logistic),
+    "logistic_through_origin": _plain(linear.logistic_through_origin),
+    "svm": _plain(linear.svm),
+    "huber_svm": _plain(linear.huber_svm),
+    "tanh_cnn": _plain(networks.tanh_cnn),
+    "relu_cnn": _plain(networks.relu_cnn),
+    "cifar_cnn": _plain(networks.cifar_cnn),
+    "cifar_tanh_cnn": _plain(networks.cifar_tanh_cnn),
+    "conv_fc": _plain(networks.conv_fc),
+    "mlp": Architecture(networks.mlp, networks.DenseSettings),
+    "unit_linear": Architecture(scattering.unit_linear, scattering.UnitSettings),
+    "scatter_linear": Architecture(scattering.scatter_linear, scattering.ScatteredSettings),
+    "scatter_cnn": Architecture(scattering.scatter_cnn, scattering.GroupSettings),
+    "bilstm": Architecture(recurrent.bilstm, recurrent.TextSettings, takes_tokens=True),
+    "timm": Architecture(public_models.timm_model, public_models.TimmSettings),
+    "huggingface": Architecture(
+        public_models.huggingface_model, public_models.HuggingFaceSettings, takes_tokens=True
+    ),
 }
 
 _PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -151,12 +120,9 @@ def _not_shipped(name: str, given: ModelSpec, settings: Mapping[str, Any], seed:
     except ModelRefusedError:
         raise
     except Exception as error:
-        why = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise ModelRefusedError(
-            f"the model {name!r} cannot be made with these settings ({why}); change them."
-        ) from None
+        raise cannot_be_made(name, error) from None
     if isinstance(made, nn.Module):
-        made = Model(name, made, cross_entropy, as_they_are, bounds=CROSS_ENTROPY)
+        made = linear.classifier(name, made)
     if not isinstance(made, Model):
         raise ModelRefusedError(
             f"the model {name!r} made a {type(made).__name__}; return a Model or a torch.nn.Module."
@@ -211,4 +177,4 @@ def adapted(
         model = started(model, start, reinitialize=reinitialize)
     if freeze:
         model = frozen(model, freeze)
-    return model if augmentations == 1 else with_views(model, augmentations, ModelSpec(input_shape, 0))
+    return model if augmentations == 1 else with_views(model, augmentations, input_shape)

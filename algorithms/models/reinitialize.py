@@ -31,7 +31,7 @@ def started(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) -> Mo
     keeps = named(model, reinitialize, what="model.reinitialize") if reinitialize else set()
     held, map_note = _behind_a_map(from_file(model, _read(path)), own)
     stored = {name: t for name, t in held.items() if not (name in keeps or _is_below(name, reinitialize))}
-    _check_names(path, wanted=own.keys() - keeps, found=stored.keys())
+    _check_names(path, wanted=own.keys() - keeps, found=set(stored))
     for name, tensor in stored.items():
         _check_tensor(path, name, tensor, own[name])
         own[name].copy_(tensor)
@@ -88,9 +88,8 @@ def _behind_a_map(stored: Tensors, own: Tensors) -> tuple[Tensors, str]:
     return behind, " The learned map in front of it there is not taken over."
 
 
-def _check_names(path: Path, *, wanted: set[str], found: object) -> None:
-    stored = set(found)  # type: ignore[call-overload]
-    for names, what in ((wanted - stored, "lacks"), (stored - wanted, "has, unlike the model,")):
+def _check_names(path: Path, *, wanted: set[str], found: set[str]) -> None:
+    for names, what in ((wanted - found, "lacks"), (found - wanted, "has, unlike the model,")):
         if names:
             raise ModelRefusedError(
                 f"{path.name} {what} {min(names)}; give a file of the same model, or list what is new in"

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from algorithms.models.linear import CROSS_ENTROPY, as_they_are, cross_entropy
+from algorithms.models.linear import classifier
 from algorithms.models.model import Model, ModelRefusedError, ModelSpec, Settings
 
 _GREY, _COLOUR = 81, 243
@@ -50,7 +50,7 @@ class UnitRecords(nn.Module):
 def unit_linear(given: ModelSpec, settings: UnitSettings) -> Model:
     """Softmax regression on records of unit L2 norm with a constant feature; starts at zero."""
     module = nn.Sequential(UnitRecords(settings.bias), _readout(given))
-    return Model("unit_linear", module, cross_entropy, as_they_are, bounds=CROSS_ENTROPY)
+    return classifier("unit_linear", module)
 
 
 def scatter_linear(given: ModelSpec, settings: ScatteredSettings) -> Model:
@@ -60,7 +60,7 @@ def scatter_linear(given: ModelSpec, settings: ScatteredSettings) -> Model:
     """
     normalised = _normalisation("scatter_linear", given, settings.groups)
     module = nn.Sequential(normalised, UnitRecords(settings.bias), _readout(given))
-    return Model("scatter_linear", module, cross_entropy, as_they_are, bounds=CROSS_ENTROPY)
+    return classifier("scatter_linear", module)
 
 
 def scatter_cnn(given: ModelSpec, settings: GroupSettings) -> Model:
@@ -77,7 +77,7 @@ def scatter_cnn(given: ModelSpec, settings: GroupSettings) -> Model:
             f" places, not inputs of shape {given.input_shape}; set data.transform to scattering."
         )
     module = nn.Sequential(normalised, *layers(given))
-    return Model("scatter_cnn", module, cross_entropy, as_they_are, bounds=CROSS_ENTROPY)
+    return classifier("scatter_cnn", module)
 
 
 def _grey(given: ModelSpec) -> list[nn.Module]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, TypeAdapter, ValidationError
 
 from data.prepare.scattering import scattered_shape
-from data.schema.card import DataCard, File
+from data.schema.card import DataCard, File, Split
 from data.schema.errors import DataRefusedError
 from data.schema.formats import (
     Cifar,
@@ -38,19 +38,16 @@ def rule_of(card: DataCard) -> str:
 
     If the card has a split, this is the salt and the test fraction, and what an encoded record depends on, such as
     bounds, categories and classes. Otherwise it is the checksums of the files with test records. The digest depends
-    only on the
-    card: if the card has `alternatives` with other test files, DataRefusedError is raised, since the available files
-    would decide.
+    only on the card: if the card has `alternatives` with other test files, DataRefusedError is raised, since the
+    available files would decide.
     """
-    if card.split is None:
-        _check_alternatives(card)
-    decides = _of_the_files(card) if card.split is None else _of_the_split(card)
+    decides = _of_the_files(card) if card.split is None else _of_the_split(card, card.split)
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
-def _of_the_split(card: DataCard) -> dict[str, Any]:
+def _of_the_split(card: DataCard, rule: Split) -> dict[str, Any]:
     """Here and below, keys with their default values are left out, so that keys that are added later change no rule."""
-    split = card.split.model_dump(mode="json", exclude_defaults=True) if card.split else None
+    split = rule.model_dump(mode="json", exclude_defaults=True)
     if card.person is not None:
         return {"split": split, "person": card.person.column}
     if isinstance(card.reader, Images | ImageTable | Texts):  # the bytes of their files decide
@@ -76,6 +73,11 @@ def _encoding(reader: Format) -> object:
 
 
 def _of_the_files(card: DataCard) -> dict[str, Any]:
+    if any(_held_out(files) != _held_out(card.files) for files in card.alternatives):
+        raise DataRefusedError(
+            f"the alternatives of the private data set {card.name!r} have other test files than its files, so that"
+            " records trained on could be published as held out; give them the same checksums, or leave them out."
+        )
     names_its_part = isinstance(card.reader, Cifar | Digits | Own | Reviews | Synthetic)
     held_out = {"files": _held_out(card.files), "reader": _encoding(card.reader) if names_its_part else None}
     return held_out if card.person is None else held_out | {"person": card.person.column}
@@ -85,14 +87,6 @@ def _held_out(files: Mapping[str, File]) -> dict[str, str | None]:
     """The checksums by role, without files that have only training records, or no records."""
     test = {role: file for role, file in files.items() if role.split("_")[0] not in ("train", "images")}
     return {role: file.sha256 or file.keyed_sha256 or file.md5 for role, file in test.items()}
-
-
-def _check_alternatives(card: DataCard) -> None:
-    if any(_held_out(files) != _held_out(card.files) for files in card.alternatives):
-        raise DataRefusedError(
-            f"the alternatives of the private data set {card.name!r} have other test files than its files, so that"
-            " records trained on could be published as held out; give them the same checksums, or leave them out."
-        )
 
 
 Transform: TypeAlias = Literal["none", "scattering", "encoder"]
@@ -135,7 +129,7 @@ class PublicDescription:
     from each record after it is read. encoder: if the transform is an encoder. target: what is predicted, if it is not
     a class.
     per_person: how many training records can belong to one person, None if the card names no person column. pooled: how
-    many rows of a person are at most one training record; see `data.prepare.people`.
+    many rows of a person are at most one training record; see `data.prepare.prepared`.
     """
 
     dataset: str
@@ -288,9 +282,8 @@ def _shape(card: DataCard, transform: Transform, encoder: EncoderFacts | None) -
     if (encoder.takes == "texts") != is_text or not (is_text or is_image):
         kind = "texts" if is_text else "images" if is_image else "tables"
         raise DataRefusedError(
-            f"the encoder {encoder.name!r} takes {encoder.takes}, and {card.name!r} has {kind}; name another"
-            f" encoder, or"
-            " set data.transform to none."
+            f"the encoder {encoder.name!r} takes {encoder.takes}, and {card.name!r} has {kind}; name another encoder,"
+            " or set data.transform to none."
         )
     return (encoder.width,)
 

@@ -6,9 +6,10 @@ so a killed prepare stage can be resumed.
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -17,8 +18,8 @@ import numpy as np
 
 from data.prepare.description import EncoderFacts
 from data.prepare.files import write_whole
-from data.prepare.scattering import workers
-from data.readers.records import Block, Features, Records
+from data.prepare.scattering import mapped
+from data.readers.records import Block, Features, Records, add_features
 from data.schema.targets import Known
 
 _AT_ONCE = 512
@@ -46,53 +47,29 @@ def encoded(
     """
     kept.mkdir(mode=0o700, parents=True, exist_ok=True)
     (kept / ".gitignore").write_text("*\n", encoding="utf-8")
-    encoder, done = _Lazy(load), 0
+    loaded, lock, done = cache(load), Lock(), 0
     shape = (2, facts.width) if known.kind == "tags" else (facts.width,)
 
-    def features_of(records: Sequence[Any]) -> Features:
-        path = kept / f"{_digest(facts, records)}.npy"
+    def features_of(records: Features) -> Features:
+        digest = hashlib.sha256(f"{facts.name} {facts.sha256} {facts.settings} ".encode())
+        add_features(records, digest)
+        path = kept / f"{digest.hexdigest()}.npy"
         with suppress(OSError, ValueError):
             found: Features = np.load(path)
             if found.shape == (len(records), *shape):
                 return found
-        made = encoder.get()(records)
+        with lock:  # the weights are loaded at first use, once for all threads
+            encode = loaded()
+        made = encode(records)
         write_whole(path, lambda fresh: _save(fresh, made), mode=0o600)
         return made
 
-    with workers() as (pool, count):
-        for block in blocks:
-            for some in block.portions(count * _AT_ONCE):
-                made = pool.map(features_of, [one.records.features for one in some.portions(_AT_ONCE)])
-                features = np.concatenate(list(made))
-                done += len(features)
-                say(done)
-                own = known.labelled(features, some.records.labels, facts.padding)
-                yield replace(some, records=Records(*own, some.records.keys))
+    for some, features in mapped(blocks, features_of, at_once=_AT_ONCE):
+        done += len(features)
+        say(done)
+        own = known.labelled(features, some.records.labels, facts.padding)
+        yield replace(some, records=Records(*own, some.records.keys))
     shutil.rmtree(kept)
-
-
-class _Lazy:
-    """An encoder whose weights are loaded at first use, once for all threads."""
-
-    def __init__(self, load: Callable[[], Encode]) -> None:
-        self._load, self._lock = load, Lock()
-        self._made: Encode | None = None
-
-    def get(self) -> Encode:
-        """The encoder."""
-        with self._lock:
-            made = self._made = self._made or self._load()
-            return made
-
-
-def _digest(facts: EncoderFacts, records: Sequence[Any]) -> str:
-    found = hashlib.sha256(f"{facts.name} {facts.sha256} {facts.settings} ".encode())
-    if isinstance(records, np.ndarray) and records.dtype != object:
-        found.update(np.ascontiguousarray(records).data)
-    else:
-        for text in records:
-            found.update(f"{len(text.encode())} ".encode() + text.encode())
-    return found.hexdigest()
 
 
 def _save(path: Path, values: Features) -> None:

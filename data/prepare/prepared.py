@@ -5,12 +5,11 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,15 +18,15 @@ from numpy.typing import DTypeLike, NDArray
 
 from data.prepare.description import PublicDescription
 from data.prepare.files import taken
-from data.prepare.people import by_person
 from data.readers.records import PARTS, Block, Features, Part
 from data.schema.errors import DataRefusedError
+from data.schema.targets import IGNORED
 
 Salt: TypeAlias = bytes | Callable[[], bytes]
 _Arrays: TypeAlias = tuple[Features, NDArray[Any]]
 PREPARATION = "preparation.json"
 _LOCK, _CONTENTS, _DIGESTS = "lock", "contents", "digests.json"
-_REAL, _TOKENS = np.dtype(np.float32), np.dtype(np.int32)
+_PEOPLE_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,11 @@ def write(
             (content / PREPARATION).write_text(json.dumps(preparation), encoding="utf-8")
         padding = 0 if at_most is None else _padding(written, at_most, public)
         secret = salt if isinstance(salt, bytes) else salt()
-        _write_salt(content / "salt", secret, padding=padding)
+        with (content / "salt").open("wb") as file:
+            file.write(secret)
+            file.truncate(
+                len(secret) + padding
+            )  # the padding replaces the records that are missing to the bound
         if folder.exists():
             folder.rename(fresh / "replaced")
         content.rename(folder)
@@ -141,7 +144,11 @@ def _fill(folder: Path, blocks: Iterable[Block], public: PublicDescription) -> t
 
 
 def _pooled(folder: Path, owners: bytearray, public: PublicDescription) -> tuple["_Rows", "_Rows"]:
-    """Pool rows, which came in any order, by person. owners: 16 bytes per row."""
+    """Pool rows, which came in any order: the rows of a person become one training record [k, *shape].
+
+    It is padded with the person's first row under ignored labels. Removing a record then removes a person, and a
+    person's rows change no other record. owners: 16 bytes per row.
+    """
     features, labels = folder / "train_features.npy", folder / "train_labels.npy"
     old = [path.rename(path.with_suffix(".rows")) for path in (features, labels)]
     rows, answers = (np.load(path, mmap_mode="r") for path in old)
@@ -149,17 +156,42 @@ def _pooled(folder: Path, owners: bytearray, public: PublicDescription) -> tuple
         _Rows(features, _kind(public), (*public.rows, *public.input_shape)) as made,
         _Rows(labels, _label_kind(public), (*public.rows, *public.label_shape)) as known,
     ):
-        for places in by_person(owners, *public.rows):
-            made.append(rows[places.filled])
-            known.append(places.labels(answers))
+        for places in _by_person(owners, *public.rows):
+            filled = np.where(places < 0, places[:, :1], places)
+            given = answers[filled]
+            given[places < 0] = np.nan if given.dtype.kind == "f" else IGNORED
+            made.append(rows[filled])
+            known.append(given)
     for path in old:
         path.unlink()
     return made, known
 
 
+def _by_person(owners: bytes | bytearray, most: int) -> Iterator[NDArray[np.int64]]:
+    """The indices of each person's rows, [people, most], -1 if a person has fewer; for some people at a time.
+
+    Their order depends only on which people there are. At most `most` rows have the same owner.
+
+    Example:
+        >>> [places.tolist() for places in _by_person(b"b" * 16 + b"a" * 16 + b"b" * 16, 2)]
+        [[[1, -1], [0, 2]]]
+    """
+    rows = np.frombuffer(owners, ">u8").reshape(-1, 2)
+    order = np.lexsort((rows[:, 1], rows[:, 0]))
+    sorted_ = rows[order]
+    starts = np.flatnonzero(np.append(True, (sorted_[1:] != sorted_[:-1]).any(axis=1)))
+    counts = np.diff(np.append(starts, len(order)))
+    for at in range(0, len(starts), _PEOPLE_AT_ONCE):
+        first, count = starts[at : at + _PEOPLE_AT_ONCE, None], counts[at : at + _PEOPLE_AT_ONCE, None]
+        slots = np.arange(most)[None]
+        inside = np.minimum(first + slots, len(order) - 1)
+        yield np.where(slots < count, order[inside], -1)
+
+
 def _padding(written: Mapping[Part, int], at_most: int, public: PublicDescription) -> int:
     """The number of bytes by which the arrays are smaller than those of `at_most` training records."""
-    test = _bytes_a_record(public)
+    labels = prod(public.label_shape) * _label_kind(public).itemsize
+    test = prod(public.input_shape) * _kind(public).itemsize + labels
     train = test * prod(public.rows)
     return at_most * train - written["train"] * train - written["test"] * test
 
@@ -199,32 +231,18 @@ class _Rows:
     def __enter__(self) -> "_Rows":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._file:
             self._file.seek(0)
             self._write_header()
 
 
 def _kind(public: PublicDescription) -> np.dtype[Any]:
-    return _REAL if public.tokens is None else _TOKENS
+    return np.dtype(np.float32 if public.tokens is None else np.int32)
 
 
 def _label_kind(public: PublicDescription) -> np.dtype[Any]:
     return np.dtype(public.known.label_dtype)
-
-
-def _bytes_a_record(public: PublicDescription) -> int:
-    labels = prod(public.label_shape) * _label_kind(public).itemsize
-    return prod(public.input_shape) * _kind(public).itemsize + labels
-
-
-def _write_salt(path: Path, salt: bytes, *, padding: int) -> None:
-    """Write the salt; the padding replaces the records that are missing to the bound."""
-    with path.open("wb") as file:
-        file.write(salt)
-        file.truncate(len(salt) + padding)
 
 
 def contents(folder: Path) -> str:

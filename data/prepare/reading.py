@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from data.prepare.secret_key import PUBLIC_KEY, keyed
 from data.readers import builtin, cifar, idx, images, reviews
-from data.readers import builtin as synthetic
 from data.readers.records import PARTS, Block, Records, checked
 from data.schema.card import DataCard, Split
 from data.schema.errors import DataRefusedError
@@ -45,15 +44,12 @@ def is_test(records: Records, rule: Split) -> NDArray[np.bool_]:
     if keys is None and records.features.dtype == object:
         keys = [text.encode() for text in records.features]
     if keys is not None:
-        return _is_test(_hashes(salted, keys), rule)
-    hashes = np.empty(len(records), dtype="<u8")
-    for start in range(0, len(records), _BLOCK):
-        stop = min(start + _BLOCK, len(records))
-        hashes[start:stop] = _hashes(salted, _canonical(records, start, stop))
-    return _is_test(hashes, rule)
-
-
-def _is_test(hashes: NDArray[np.uint64], rule: Split) -> NDArray[np.bool_]:
+        hashes = _hashes(salted, keys)
+    else:
+        hashes = np.empty(len(records), dtype="<u8")
+        for start in range(0, len(records), _BLOCK):
+            stop = min(start + _BLOCK, len(records))
+            hashes[start:stop] = _hashes(salted, _canonical(records, start, stop))
     found: NDArray[np.bool_] = hashes.astype(np.float64) < rule.test_fraction * 2.0**64
     return found
 
@@ -146,24 +142,24 @@ def _of_the_source(
     if isinstance(card.reader, Digits):
         return builtin.read_digits(card.reader, shape=card.input_shape)
     if isinstance(card.reader, Synthetic):
-        return synthetic.read_synthetic(card.reader, card.records, features=card.input_shape[0])
+        return builtin.read_synthetic(card.reader, card.records, features=card.input_shape[0])
     if isinstance(card.reader, Cifar):
         return cifar.read(files, card.reader, shape=card.input_shape)
     if isinstance(card.reader, Reviews):
-        read = reviews.read_texts(files, classes=card.classes) if as_texts else None
-        return read or reviews.read(files, card.reader, classes=card.classes)
+        if as_texts:
+            return reviews.read_texts(files, classes=card.classes)
+        return reviews.read(files, card.reader, classes=card.classes)
     if isinstance(card.reader, Images):
-        return _of_folders(card, card.reader, files)
+        declared = card.reader
+        return (
+            Block(part, records)
+            for part in PARTS
+            if part in files
+            for records in images.read(files[part], declared, card.classes, card.input_shape)
+        )
     rows = row_reader(card, files, key=key, as_texts=as_texts)
     if rows is not None:
         return rows.read()
     if own is None:
         raise TypeError(f"the reader of {card.name!r} is not given")
     return iter(own(files))
-
-
-def _of_folders(card: DataCard, declared: Images, files: Mapping[str, Path]) -> Iterator[Block]:
-    for part in PARTS:
-        if part in files:
-            for records in images.read(files[part], declared, card.classes, card.input_shape):
-                yield Block(part, records)

@@ -5,15 +5,14 @@ This is the transform of Bruna and Mallat 2013 with two scales and eight angles,
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data.readers.records import Block
+from data.readers.records import Block, Features
 from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
 
@@ -22,7 +21,9 @@ _PATHS = 1 + _SCALES * _ANGLES + _SCALES * (_SCALES - 1) // 2 * _ANGLES**2
 _STRIDE = 2**_SCALES
 _SMALLEST_SIDE = 8
 _AT_ONCE = 256
-_MEANS, _DEVIATIONS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_MEANS, _DEVIATIONS = (
+    np.array(values, np.float32)[:, None, None] for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+)
 """Means and standard deviations of ImageNet's red, green and blue pixels, which are public."""
 
 _Images: TypeAlias = NDArray[np.float32]
@@ -50,31 +51,28 @@ def scattered(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
     does.
     """
     shape, features_of = scattered_shape(card), _scattering(card)
-    with workers() as (pool, count):
-        for block in blocks:
-            for some in block.portions(count * _AT_ONCE):
-                found = pool.map(features_of, _portions(some.records.features))
-                features = np.concatenate(list(found)).reshape(-1, *shape)
-                yield replace(some, records=replace(some.records, features=features))
+    for some, found in mapped(blocks, features_of, at_once=_AT_ONCE):
+        yield replace(some, records=replace(some.records, features=found.reshape(-1, *shape)))
 
 
-def _portions(images: _Images) -> list[_Images]:
-    return [images[start : start + _AT_ONCE] for start in range(0, len(images), _AT_ONCE)]
+def mapped(
+    blocks: Iterable[Block], features_of: Callable[[Features], Features], *, at_once: int
+) -> Iterator[tuple[Block, Features]]:
+    """Portions of the blocks, and the new features of their records.
 
-
-@contextmanager
-def workers() -> Iterator[tuple[Executor, int]]:
-    """As many workers as torch has threads, each with one thread.
-
-    A transform is hundreds of short operations. Threads that share each operation wait for each other, which took more
-    than twice as long on a busy machine.
+    `features_of` gets at most `at_once` records at a time. It is called by as many workers as torch has threads, each
+    with one thread: a transform is hundreds of short operations, and threads that share each operation wait for each
+    other, which took more than twice as long on a busy machine.
     """
     import torch
 
     count = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield pool, count
+            for block in blocks:
+                for some in block.portions(count * at_once):
+                    made = pool.map(features_of, [one.records.features for one in some.portions(at_once)])
+                    yield some, np.concatenate(list(made))
     finally:
         torch.set_num_threads(count)
 
@@ -88,16 +86,9 @@ def _scattering(card: DataCard) -> Callable[[_Images], _Images]:
     transform = Scattering2D(J=_SCALES, shape=(height, width), L=_ANGLES)
 
     def features_of(images: _Images) -> _Images:
-        seen = _normalised(images) if channels == len(_MEANS) else images
+        seen = (images - _MEANS) / _DEVIATIONS if channels == len(_MEANS) else images
         with torch.no_grad():
             found: _Images = transform(torch.from_numpy(np.ascontiguousarray(seen))).numpy()
         return found
 
     return features_of
-
-
-def _normalised(images: _Images) -> _Images:
-    """Coloured images in [0, 1], normalised by ImageNet's means and standard deviations."""
-    means, deviations = (np.array(values, np.float32)[:, None, None] for values in (_MEANS, _DEVIATIONS))
-    normalised: _Images = (images - means) / deviations
-    return normalised

@@ -5,8 +5,10 @@ import hmac
 import os
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
+from data.prepare.files import write_whole
 from data.schema.errors import DataRefusedError
 
 KEY_BYTES = 32
@@ -23,7 +25,10 @@ def owner_key(home: Path) -> bytes:
     """
     path = home / OWNER_KEY
     if not path.exists():
-        _make(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):  # linked into place, so that one of two processes wins
+            fresh = secrets.token_bytes(KEY_BYTES)
+            write_whole(path, lambda file: file.write_bytes(fresh), mode=0o600, put=os.link)
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
         raise DataRefusedError(
@@ -35,18 +40,3 @@ def owner_key(home: Path) -> bytes:
 def keyed(key: bytes, words: Iterable[str]) -> bytes:
     """32 bytes that only a holder of `key` can derive from `words` (HMAC-SHA256, RFC 2104)."""
     return hmac.new(key, "\n".join(words).encode(), hashlib.sha256).digest()
-
-
-def _make(path: Path) -> None:
-    """Write a key and link it into place, so that one of two processes wins and none reads half a key."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"owner.key.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(KEY_BYTES))
-        os.link(fresh, path)
-    except FileExistsError:
-        pass
-    finally:
-        fresh.unlink()

@@ -5,8 +5,9 @@ and the card.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from pydantic import TypeAdapter, ValidationError
 from data.prepare.description import Transform
 from data.prepare.reading import Own as OwnFunction
 from data.prepare.scattering import scattered
+from data.readers import images
 from data.readers.records import Block, Features, Records
-from data.readers.reviews import split, tokens
+from data.readers.reviews import split, token_rows
 from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
 from data.schema.formats import (
@@ -101,7 +103,7 @@ def records_in(
     if not path.exists():
         raise DataRefusedError(f"there is no {path}; give a file or folder of records to predict on.")
     if path.suffix == ".npy":
-        yield from _arrays(path, shape)
+        yield from _numbered(_arrays(path, shape))
         return
     if preparation is None:
         raise DataRefusedError(
@@ -111,13 +113,13 @@ def records_in(
     card = _card(preparation)
     reader = card.reader
     if isinstance(reader, Own) and own is not None:
-        found = _of_own(own, path)
+        found = _numbered(block.records.features for block in own({"new": path}))
     elif isinstance(reader, Table):
         if path.is_dir() and not isinstance(reader, Datasets):
             raise DataRefusedError(f"{path} is a folder; give a table, as CSV or Parquet.")
-        found = _rows(path, reader)
+        found = _numbered(_rows(path, reader))
     elif isinstance(reader, ImageTable) and _is_rows(path):
-        found = _row_images(path, card, reader)
+        found = _numbered(_row_images(path, card, reader))
     elif card.has_texts:
         read = _row_texts(path, reader, card.target) if isinstance(reader, Texts) else _each_text(path)
         words = None if encode else preparation.get("words")
@@ -128,10 +130,12 @@ def records_in(
         raise DataRefusedError(
             f"the records of {card.name!r} come from no file of their own; give prepared features in an .npy file."
         )
-    if encode is None:
-        yield from _transformed(card, found, preparation["transform"])
-    else:
+    if encode is not None:
         yield from (Unseen(some.names, encode(some.features)) for some in found)
+    elif preparation["transform"] == "none":
+        yield from found
+    else:
+        yield from _scattered(card, found)
 
 
 def reader_in(preparation: Mapping[str, Any] | None) -> Format | None:
@@ -165,17 +169,22 @@ def _card(preparation: Mapping[str, Any]) -> DataCard:
     )
 
 
-def _transformed(card: DataCard, found: Iterator[Unseen], transform: Transform) -> Iterator[Unseen]:
+def _scattered(card: DataCard, found: Iterator[Unseen]) -> Iterator[Unseen]:
     for some in found:
-        if transform == "none":
-            yield some
-            continue
         labels = np.zeros(len(some.names), np.int64)
         made = list(scattered(card, [Block("test", Records(some.features, labels))]))
         yield Unseen(some.names, np.concatenate([block.records.features for block in made]))
 
 
-def _arrays(path: Path, shape: tuple[int, ...]) -> Iterator[Unseen]:
+def _numbered(portions: Iterable[Features]) -> Iterator[Unseen]:
+    """Records by their numbers from 1."""
+    count = 0
+    for some in portions:
+        yield Unseen(tuple(str(count + place) for place in range(1, len(some) + 1)), some)
+        count += len(some)
+
+
+def _arrays(path: Path, shape: tuple[int, ...]) -> Iterator[Features]:
     try:
         features = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError):
@@ -186,31 +195,16 @@ def _arrays(path: Path, shape: tuple[int, ...]) -> Iterator[Unseen]:
         )
     for start in range(0, len(features), _AT_ONCE):
         some = np.array(features[start : start + _AT_ONCE])
-        some = some if np.issubdtype(some.dtype, np.integer) else some.astype(np.float32)
-        yield Unseen(_numbers(start, len(some)), some)
+        yield some if np.issubdtype(some.dtype, np.integer) else some.astype(np.float32)
 
 
-def _numbers(start: int, count: int) -> tuple[str, ...]:
-    return tuple(str(start + place + 1) for place in range(count))
-
-
-def _rows(path: Path, reader: Table) -> Iterator[Unseen]:
+def _rows(path: Path, reader: Table) -> Iterator[Features]:
     from data.readers import table
 
-    start = 0
     for rows in table.tables_in(path, reader):
         features = table.features(rows, reader, str(path))
         for first in range(0, len(features), _AT_ONCE):
-            some = features[first : first + _AT_ONCE]
-            yield Unseen(_numbers(start, len(some)), some)
-            start += len(some)
-
-
-def _of_own(own: OwnFunction, path: Path) -> Iterator[Unseen]:
-    start = 0
-    for block in own({"new": path}):
-        yield Unseen(_numbers(start, len(block.records)), block.records.features)
-        start += len(block.records)
+            yield features[first : first + _AT_ONCE]
 
 
 def _is_rows(path: Path) -> bool:
@@ -246,18 +240,14 @@ def _row_texts(path: Path, reader: Texts, target: Target | None) -> Iterator[tup
             yield str(number), text
 
 
-def _row_images(path: Path, card: DataCard, reader: ImageTable) -> Iterator[Unseen]:
+def _row_images(path: Path, card: DataCard, reader: ImageTable) -> Iterator[Features]:
     """Images in rows; if the column has paths instead of bytes, they are relative to the folder of the table."""
-    from data.readers import images
-
-    start = 0
     for some in _tables(path, reader, card.target):
         is_table_of_text = _FORMATS.get(_ending(path)) in ("csv", "jsonl")
         beside = path.parent if is_table_of_text or not images.has_bytes(some, reader) else None
         found, _ = images.of_rows(some, reader, card.input_shape, beside)
         if len(found):
-            yield Unseen(_numbers(start, len(found)), found)
-            start += len(found)
+            yield found
 
 
 def _texts(each: Iterator[tuple[str, str]], reader: Format, listed: list[str] | None) -> Iterator[Unseen]:
@@ -266,10 +256,9 @@ def _texts(each: Iterator[tuple[str, str]], reader: Format, listed: list[str] | 
     tokens_of = reader.tokens if isinstance(reader, Texts) else reader
     for names, texts in _batches(each):
         if listed is None or not isinstance(tokens_of, Reviews | Tokens):
-            yield Unseen(names, np.array([*texts, None], dtype=object)[:-1])
-            continue
-        rows = [tokens(text, words, length=tokens_of.length) for text in texts]
-        yield Unseen(names, np.array(rows, np.int32).reshape(-1, tokens_of.length))
+            yield Unseen(names, np.array(texts, dtype=object))
+        else:
+            yield Unseen(names, token_rows(texts, words, length=tokens_of.length))
 
 
 def _each_text(path: Path) -> Iterator[tuple[str, str]]:
@@ -287,16 +276,15 @@ def _each_text(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _images(path: Path, card: DataCard) -> Iterator[Unseen]:
-    files = (
-        sorted(file for file in path.rglob("*") if file.suffix.lower() in _IMAGES)
-        if path.is_dir()
-        else [path]
-    )
-    if not files:
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in _IMAGES)
+        named = {file.relative_to(path).as_posix(): file for file in files}
+    else:
+        named = {path.name: path}
+    if not named:
         raise DataRefusedError(f"{path} holds no images; give a folder of {', '.join(_IMAGES)} files.")
     most = _INK if isinstance(card.reader, Digits) else 255.0
-    for _, chosen in _batches((file.name, file) for file in files):
-        names = tuple(file.relative_to(path).as_posix() if path.is_dir() else file.name for file in chosen)
+    for names, chosen in _batches(iter(named.items())):
         pixels = np.stack([_pixels(file, card.input_shape, card.reader) for file in chosen])
         yield Unseen(names, (pixels / np.float32(most)).clip(0.0, 1.0))
 
@@ -308,7 +296,9 @@ def _pixels(file: Path, shape: tuple[int, ...], reader: Format) -> Features:
     from PIL import Image, UnidentifiedImageError
 
     if isinstance(reader, Pixels):
-        return _resized(file, shape, reader)
+        # As in training, but an image that cannot be read is refused instead of a stand-in.
+        resized: Features = images.pixels([file], reader, shape, strict=True)[0][0] * np.float32(255)
+        return resized
     channels, height, width = shape
     try:
         with Image.open(file) as opened:
@@ -324,23 +314,8 @@ def _pixels(file: Path, shape: tuple[int, ...], reader: Format) -> Features:
     return found[None] if channels == 1 else found.transpose(2, 0, 1)
 
 
-def _resized(file: Path, shape: tuple[int, ...], reader: Pixels) -> Features:
-    """The pixels as in training, in 0..255; but an image that cannot be read is refused instead of a stand-in."""
-    from data.readers.images import pixels
-
-    found, _ = pixels([file], reader, shape, strict=True)
-    image: Features = found[0] * np.float32(255)
-    return image
-
-
-def _batches(each: Iterator[tuple[str, Any]]) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
-    names: list[str] = []
-    values: list[Any] = []
-    for name, value in each:
-        names.append(name)
-        values.append(value)
-        if len(names) == _AT_ONCE:
-            yield tuple(names), values
-            names, values = [], []
-    if names:
-        yield tuple(names), values
+def _batches(each: Iterator[tuple[str, Any]]) -> Iterator[tuple[tuple[str, ...], tuple[Any, ...]]]:
+    """Names and values of some records at a time."""
+    while some := list(islice(each, _AT_ONCE)):
+        names, values = zip(*some, strict=True)
+        yield names, values

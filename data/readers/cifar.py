@@ -49,18 +49,10 @@ class _Kind:
         """Ignore byte order and alignment, which bytes do not have."""
 
 
-def _array(*_arguments: object) -> Bytes:
-    return Bytes()
-
-
-def _kind(code: object, *_arguments: object) -> _Kind:
-    return _Kind(code)
-
-
 _STAND_INS: Mapping[tuple[str, str], Callable[..., object]] = {
-    ("numpy.core.multiarray", "_reconstruct"): _array,
-    ("numpy", "ndarray"): _array,
-    ("numpy", "dtype"): _kind,
+    ("numpy.core.multiarray", "_reconstruct"): lambda *_: Bytes(),
+    ("numpy", "ndarray"): lambda *_: Bytes(),
+    ("numpy", "dtype"): lambda code, *_: _Kind(code),
 }
 """The names in a pickled array of bytes, each with a harmless replacement."""
 

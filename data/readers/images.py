@@ -23,7 +23,7 @@ from data.schema.formats import Images, ImageTable, Pixels
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ENDINGS = (".png", ".jpg", ".jpeg")
+_ENDINGS = (".png", ".jpg", ".jpeg")
 _AT_ONCE = 256
 _BYTES_A_PIXEL, _BYTES_BESIDE = 8, 2**20
 """A file with more bytes than this is not accepted as an image of that number of pixels."""
@@ -42,7 +42,12 @@ def read(folder: Path, declared: Images, classes: Sequence[str], shape: tuple[in
         raise DataRefusedError(
             f"{folder} has a folder of none of the declared classes; correct it or the card."
         )
-    each = [(label, path) for label, name in enumerate(classes) for path in _files(folder / name)]
+    each = [
+        (label, path)
+        for label, name in enumerate(classes)
+        for path in files_in(folder / name)
+        if path.suffix.lower() in _ENDINGS
+    ]
     for start in range(0, len(each), _AT_ONCE):
         some = each[start : start + _AT_ONCE]
         features, keys = pixels([path for _, path in some], declared, shape)
@@ -52,10 +57,6 @@ def read(folder: Path, declared: Images, classes: Sequence[str], shape: tuple[in
 def not_a_folder(path: Path) -> DataRefusedError:
     """The error for a path that is not a folder of images."""
     return DataRefusedError(f"{path} is no folder of images; correct its path in the data card.")
-
-
-def _files(folder: Path) -> list[Path]:
-    return [path for path in files_in(folder) if path.suffix.lower() in ENDINGS]
 
 
 def of_rows(
@@ -123,38 +124,24 @@ def _content(path: Path | None, most_pixels: int) -> bytes:
 
 def _decoded(content: bytes, declared: Pixels, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
     """One image, float32 of `shape`; None if it is not an image or too large."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
+    size, bilinear = (shape[2], shape[1]), Image.Resampling.BILINEAR
     try:
         with Image.open(BytesIO(content), formats=("PNG", "JPEG")) as opened:
             if opened.width * opened.height > declared.most_pixels:
                 return None
-            image = _of_8_bits(opened).convert(declared.mode)
-            image = _fitted(image, declared, shape[2], shape[1])
+            image: Image.Image = opened
+            if image.mode.startswith(
+                "I"
+            ):  # 16 bits: the upper 8, since Pillow would clip all but the darkest pixels
+                image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
+            image = image.convert(declared.mode)
+            if image.size != size and declared.fit == "crop":
+                image = ImageOps.fit(image, size, bilinear)
+            elif image.size != size:
+                image = image.resize(size, bilinear)
     except Exception:  # Pillow may raise anything for a hostile file
         return None
     found = np.asarray(image, np.float32) / np.float32(255)
     return found[None] if shape[0] == 1 else np.ascontiguousarray(found.transpose(2, 0, 1))
-
-
-def _of_8_bits(image: "_Image") -> "_Image":
-    """The upper 8 bits of a 16-bit image, since Pillow would clip all but the darkest pixels."""
-    from PIL import Image
-
-    if not image.mode.startswith("I"):
-        return image
-    return Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
-
-
-def _fitted(image: "_Image", declared: Pixels, width: int, height: int) -> "_Image":
-    from PIL import Image, ImageOps
-
-    if image.size == (width, height):
-        return image
-    if declared.fit == "crop":
-        return ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
-    return image.resize((width, height), Image.Resampling.BILINEAR)
-
-
-if TYPE_CHECKING:
-    from PIL.Image import Image as _Image

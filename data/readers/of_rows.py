@@ -56,7 +56,7 @@ class RowReader:
         """
         if "images" in self.files and not self.files["images"].is_dir():
             raise images.not_a_folder(self.files["images"])
-        elsewhere = self.people("test") if self.person is not None and "test" in self.files else frozenset()
+        elsewhere = self.held_out_people()
         for part in PARTS:
             if part in self.files:
                 for some in self.drawn(partial(self.tables, part, self.files[part]), elsewhere, part):
@@ -88,9 +88,11 @@ class RowReader:
         found, made_of = texts.joined(some, declared, self.known if isinstance(self.known, Tags) else None)
         return texts.as_features(found, declared, self._words), made_of
 
-    def people(self, part: Part) -> frozenset[bytes]:
-        """All people that the rows of a file name."""
-        return frozenset(who for some in self.tables(part, self.files[part]) for who in self._who(some))
+    def held_out_people(self) -> frozenset[bytes]:
+        """All people that the test file names, if the card names a person column and has such a file."""
+        if self.person is None or "test" not in self.files:
+            return frozenset()
+        return frozenset(who for some in self.tables("test", self.files["test"]) for who in self._who(some))
 
     def drawn(self, make: Callable[[], _Tables], elsewhere: frozenset[bytes], part: Part) -> _Tables:
         """Select as many rows of each person as the card allows; of test records, which are public, all rows.
@@ -99,10 +101,8 @@ class RowReader:
         smallest keyed hashes are used, so the selection depends only on the person's own rows, and not on their order.
         """
         if self.person is None or part == "test":
-            return make()
-        return self._drawn(make, elsewhere, self.person)
-
-    def _drawn(self, make: Callable[[], _Tables], elsewhere: frozenset[bytes], person: Person) -> _Tables:
+            yield from make()
+            return
         owners, ranks, usable = bytearray(), bytearray(), []
         for some in make():
             names = (*self.declared.content, *(label.name for label in self.declared.label_columns))
@@ -114,7 +114,7 @@ class RowReader:
                 content = owner + b"".join(b"%d " % len(part or b"") + (part or b"") for part in row)
                 ranks += blake2b(content, key=self.key, digest_size=8).digest()
                 usable.append(bool(who) and who not in elsewhere)
-        taken = _first_of_each(owners, ranks, person.per_person) & np.array(usable, bool)
+        taken = _first_of_each(owners, ranks, self.person.per_person) & np.array(usable, bool)
         start = 0
         for some in make():
             yield some.filter(pa.array(taken[start : start + some.num_rows]))

@@ -22,6 +22,15 @@ Features: TypeAlias = NDArray[Any]
 _WORDS = {"train": "training", "test": "test"}
 
 
+def add_features(features: Features, digest: "hashlib._Hash") -> None:
+    """Update a digest with features, or with texts, in their order."""
+    if features.dtype == object:
+        for text in features:
+            digest.update(b"%d " % len(text.encode()) + text.encode())
+    else:
+        digest.update(np.ascontiguousarray(features).data)
+
+
 @dataclass(frozen=True)
 class Records:
     """A batch of records: features float32 [n, *shape], labels int64 [n], indices into the declared classes.
@@ -40,11 +49,7 @@ class Records:
 
     def add_to(self, digest: "hashlib._Hash") -> None:
         """Update a digest with the contents of the records, in their order."""
-        if self.features.dtype == object:
-            for text in self.features:
-                digest.update(b"%d " % len(text.encode()) + text.encode())
-        else:
-            digest.update(np.ascontiguousarray(self.features).data)
+        add_features(self.features, digest)
         digest.update(np.ascontiguousarray(self.labels).data)
 
     def __getitem__(self, chosen: NDArray[np.bool_] | slice) -> "Records":
@@ -115,8 +120,7 @@ def checked(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
     """Pass on the blocks that have records, and check them; at the end, check the number of records.
 
     If a person's training records are pooled, people are counted. Raises DataRefusedError if the records are not as the
-    card
-    declares: shape, values, classes, number.
+    card declares: shape, values, classes, number.
     """
     found, people = dict.fromkeys(PARTS, 0), set[bytes]()
     are_pooled = card.person is not None and card.person.pooled is not None
@@ -134,9 +138,18 @@ def checked(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
 
 
 def _check_values(card: DataCard, part: str, records: Records) -> None:
-    if records.features.dtype == object:
-        _check_labels(card, part, records)
-        return
+    if records.features.dtype != object:
+        _check_features(card, part, records)
+    if card.target is not None:
+        return  # the reader has made valid labels
+    if records.labels.min() < 0 or records.labels.max() >= len(card.classes):
+        raise DataRefusedError(
+            f"the {part} labels of {card.name!r} go beyond its {len(card.classes)} declared classes; "
+            "correct the files or the classes in the card."
+        )
+
+
+def _check_features(card: DataCard, part: str, records: Records) -> None:
     if records.features.shape != (len(records), *card.input_shape):
         raise DataRefusedError(
             f"the {part} records of {card.name!r} have not the declared shape {list(card.input_shape)}, "
@@ -149,17 +162,6 @@ def _check_values(card: DataCard, part: str, records: Records) -> None:
     if not np.isfinite(records.features).all():
         raise DataRefusedError(
             f"the {part} features of {card.name!r} hold NaN or infinite values; correct the files."
-        )
-    _check_labels(card, part, records)
-
-
-def _check_labels(card: DataCard, part: str, records: Records) -> None:
-    if card.target is not None:
-        return  # the reader has made valid labels
-    if records.labels.min() < 0 or records.labels.max() >= len(card.classes):
-        raise DataRefusedError(
-            f"the {part} labels of {card.name!r} go beyond its {len(card.classes)} declared classes; "
-            "correct the files or the classes in the card."
         )
 
 

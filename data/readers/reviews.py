@@ -8,8 +8,10 @@ import lzma
 import re
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,14 +35,11 @@ def read(files: Mapping[str, Path], declared: Reviews, *, classes: tuple[str, ..
     are kept until all texts are read. Raises DataRefusedError, which names the file and no text, if the archive is
     truncated, lacks the list of words or has a text twice, or if the list is too short or not UTF-8.
     """
-    archive, words = files["archive"], words_of(files, declared)
-    found: dict[Part, dict[tuple[int, int], NDArray[np.int32]]] = {part: {} for part in PARTS}
-    for part, label, number, text in _texts(archive, classes):
-        if (label, number) in found[part]:
-            raise DataRefusedError(f"{archive} has a text twice in its {part} folder; fetch it again.")
-        found[part][label, number] = tokens(text, words, length=declared.length)
-    for part in PARTS:
-        yield Block(part, _in_order(found[part], declared.length))
+    words, length = words_of(files, declared), declared.length
+    for part, labels, rows in _in_order(
+        files["archive"], classes, partial(tokens, words=words, length=length)
+    ):
+        yield Block(part, Records(np.array(rows, np.int32).reshape(-1, length), labels))
 
 
 def read_texts(files: Mapping[str, Path], *, classes: tuple[str, ...]) -> Iterator[Block]:
@@ -48,17 +47,22 @@ def read_texts(files: Mapping[str, Path], *, classes: tuple[str, ...]) -> Iterat
 
     The order is that of `read`. Raises DataRefusedError as `read` does.
     """
-    found: dict[Part, dict[tuple[int, int], str]] = {part: {} for part in PARTS}
-    for part, label, number, text in _texts(files["archive"], classes):
+    for part, labels, texts in _in_order(files["archive"], classes, partial(_LINE_BREAK.sub, " ")):
+        yield Block(part, Records(np.array(texts, dtype=object), labels))
+
+
+def _in_order(
+    archive: Path, classes: tuple[str, ...], made: Callable[[str], Any]
+) -> Iterator[tuple[Part, NDArray[np.int64], list[Any]]]:
+    """For each part, the labels of its texts and what is made of them, in the order of class and number."""
+    found: dict[Part, dict[tuple[int, int], Any]] = {part: {} for part in PARTS}
+    for part, label, number, text in _texts(archive, classes):
         if (label, number) in found[part]:
-            raise DataRefusedError(
-                f"{files['archive']} has a text twice in its {part} folder; fetch it again."
-            )
-        found[part][label, number] = _LINE_BREAK.sub(" ", text)
+            raise DataRefusedError(f"{archive} has a text twice in its {part} folder; fetch it again.")
+        found[part][label, number] = made(text)
     for part in PARTS:
         keys = sorted(found[part])
-        texts = np.array([found[part][key] for key in keys], dtype=object)
-        yield Block(part, Records(texts, np.array([label for label, _ in keys], np.int64)))
+        yield part, np.array([label for label, _ in keys], np.int64), [found[part][key] for key in keys]
 
 
 def word_list(files: Mapping[str, Path], declared: Reviews) -> bytes:
@@ -88,6 +92,19 @@ def tokens(text: str, words: Mapping[str, int], *, length: int) -> NDArray[np.in
     return row
 
 
+def token_rows(texts: Sequence[str], words: Mapping[str, int], *, length: int) -> NDArray[np.int32]:
+    """The `tokens` of several texts, [n, length]."""
+    return np.array([tokens(text, words, length=length) for text in texts], np.int32).reshape(-1, length)
+
+
+def decoded(content: bytes | None) -> str:
+    """A record's text; empty if it is not UTF-8, since a refusal would reveal something about that record."""
+    try:
+        return (content or b"").decode("utf-8")
+    except UnicodeDecodeError:
+        return ""
+
+
 def split(text: str) -> list[str]:
     """The words of a text in lower case, without HTML line breaks and punctuation."""
     return _LINE_BREAK.sub(" ", text.lower()).translate(_PUNCTUATION).split()
@@ -103,7 +120,11 @@ def words_of(files: Mapping[str, Path], declared: Reviews) -> dict[str, int]:
 def _vocabulary(listed: bytes, size: int, path: Path) -> dict[str, int]:
     """Tokens of the first words of a list, except lines that splitting a text never gives."""
     words: dict[str, int] = {}
-    for line in _decoded(listed, path).splitlines():
+    try:
+        lines = listed.decode("utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise DataRefusedError(f"{path} has a list of words that is not UTF-8; correct it.") from None
+    for line in lines:
         if len(words) < size - _FIRST_WORD and split(line) == [line.strip()]:
             words.setdefault(line.strip(), _FIRST_WORD + len(words))
     if len(words) < size - _FIRST_WORD:
@@ -121,7 +142,7 @@ def _texts(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[Part, int, in
     for name, content in _members(path, place):
         *_, part, folder, file = name.split("/")
         number = int(file.split("_")[0])
-        yield "train" if part == "train" else "test", classes.index(folder), number, _decoded_text(content)
+        yield "train" if part == "train" else "test", classes.index(folder), number, decoded(content)
 
 
 def _member(path: Path, name: str) -> bytes:
@@ -141,24 +162,3 @@ def _members(path: Path, wanted: re.Pattern[str]) -> Iterator[tuple[str, bytes]]
                 archive.members = []  # type: ignore[attr-defined] # otherwise it keeps all members that it has read
     except _BROKEN:
         raise DataRefusedError(f"{path} is not a whole tar archive; fetch it again.") from None
-
-
-def _decoded_text(content: bytes) -> str:
-    """A record's text; empty if it is not UTF-8, since a refusal would reveal something about that record."""
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError:
-        return ""
-
-
-def _decoded(content: bytes, path: Path) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise DataRefusedError(f"{path} has a list of words that is not UTF-8; correct it.") from None
-
-
-def _in_order(found: Mapping[tuple[int, int], NDArray[np.int32]], length: int) -> Records:
-    keys = sorted(found)
-    rows = np.array([found[key] for key in keys], np.int32).reshape(-1, length)
-    return Records(rows, np.array([label for label, _ in keys], np.int64))

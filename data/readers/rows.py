@@ -8,10 +8,10 @@ import csv
 import gzip
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -39,9 +39,7 @@ def tables(path: Path, declared: Rows, known: Known, *, more: Sequence[str] = ()
     wanted = (*declared.content, *own, *more)
     try:
         for table in _formats[declared.format](path, wanted, declared, known):
-            for name in wanted:
-                if name not in own and table.column_names.count(name) != 1:
-                    raise missing(name, path)
+            check_columns(table, [name for name in wanted if name not in own], path)
             yield table
     except _BROKEN as error:
         if isinstance(error, DataRefusedError):
@@ -51,8 +49,14 @@ def tables(path: Path, declared: Rows, known: Known, *, more: Sequence[str] = ()
         ) from None
 
 
-def missing(column: str, where: object = "the table") -> DataRefusedError:
-    """The error for a file that has no such column, or two."""
+def check_columns(table: pa.Table, names: Iterable[str], where: object) -> None:
+    """Raise DataRefusedError unless the table has one column of each name. where: name of its source in messages."""
+    for name in names:
+        if table.column_names.count(name) != 1:
+            raise _missing(name, where)
+
+
+def _missing(column: str, where: object) -> DataRefusedError:
     return DataRefusedError(f"{where} must have one column {column!r}; correct the file or its card.")
 
 
@@ -66,38 +70,34 @@ _WORDS = {
 
 def column(table: pa.Table, name: str) -> pa.ChunkedArray:
     """A column of the table; raises DataRefusedError if there is no column of that name, or two."""
-    if table.column_names.count(name) != 1:
-        raise missing(name)
+    check_columns(table, [name], "the table")
     return table[name]
 
 
 def labels(table: pa.Table, declared: Rows, known: Known, where: str) -> NDArray[Any]:
     """The result of `encoding.labels` for the rows; raises DataRefusedError for an unknown label."""
-    for label in declared.label_columns:
-        if label.name not in table.column_names:
-            raise missing(label.name, where)
+    check_columns(table, (label.name for label in declared.label_columns), where)
     return encoding.labels(table, declared.label_columns, known, ("",), where)
 
 
 def _csv(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> Iterator[pa.Table]:
     """Read CSV. Fields stay bytes, even if not UTF-8: lines are read as Latin-1, in which every byte is a character."""
-    with ExitStack() as stack:
-        lines = _lines(stack.enter_context(_opened(path)))
-        first = next(lines, None) or b""
-        header = _fields(first.removeprefix(b"\xef\xbb\xbf"), declared.separator)
-        names = [name.decode().strip() for name in header or ()]
-        for name in wanted:
-            if names.count(name) > 1:
-                raise missing(name, path)
-        places = {name: names.index(name) for name in wanted if name in names}
+    lines = _lines(path)
+    first = next(lines, None) or b""
+    header = _fields(first.removeprefix(b"\xef\xbb\xbf"), declared.separator)
+    names = [name.decode().strip() for name in header or ()]
+    for name in wanted:
+        if names.count(name) > 1:
+            raise _missing(name, path)
+    places = {name: names.index(name) for name in wanted if name in names}
 
-        def row(line: bytes | None) -> _Row:
-            fields = None if line is None else _fields(line, declared.separator)
-            if fields is None or len(fields) != len(names):
-                return _stand_in(declared, known)
-            return {name: fields[place] for name, place in places.items()}
+    def row(line: bytes | None) -> _Row:
+        fields = None if line is None else _fields(line, declared.separator)
+        if fields is None or len(fields) != len(names):
+            return _stand_in(declared, known)
+        return {name: fields[place] for name, place in places.items()}
 
-        yield from _tables((row(line) for line in lines if line is None or line.strip()), tuple(places))
+    yield from _tables((row(line) for line in lines if line is None or line.strip()), tuple(places))
 
 
 def _fields(line: bytes, separator: str) -> list[bytes] | None:
@@ -118,9 +118,7 @@ def _jsonl(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> I
             return _stand_in(declared, known)
         return {name: _as_bytes(found.get(name), lists=isinstance(known, Tags)) for name in wanted}
 
-    with ExitStack() as stack:
-        lines = _lines(stack.enter_context(_opened(path)))
-        yield from _tables((row(line) for line in lines if line is None or line.strip()), wanted)
+    yield from _tables((row(line) for line in _lines(path) if line is None or line.strip()), wanted)
 
 
 def _as_bytes(value: object, *, lists: bool) -> bytes | None:
@@ -141,35 +139,23 @@ def _stand_in(declared: Rows, known: Known) -> _Row:
     return {}
 
 
-def _opened(path: Path) -> IO[bytes]:
-    if path.suffix == ".gz":
-        packed: Any = gzip.open(path)  # noqa: SIM115 # the caller closes it
-        return cast(IO[bytes], packed)
-    return path.open("rb")
-
-
-def _lines(file: IO[bytes]) -> Iterator[bytes | None]:
+def _lines(path: Path) -> Iterator[bytes | None]:
     """The lines without line ends; None for a line that is too long for memory."""
-    while line := file.readline(_LONGEST_LINE):
-        if line.endswith(b"\n") or len(line) < _LONGEST_LINE:
-            yield line.rstrip(b"\r\n")
-            continue
-        while line and not line.endswith(b"\n"):
-            line = file.readline(_LONGEST_LINE)
-        yield None
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        while line := file.readline(_LONGEST_LINE):
+            if line.endswith(b"\n") or len(line) < _LONGEST_LINE:
+                yield line.rstrip(b"\r\n")
+                continue
+            while line and not line.endswith(b"\n"):
+                line = file.readline(_LONGEST_LINE)
+            yield None
 
 
 def _tables(rows: Iterator[_Row], names: Sequence[str]) -> Iterator[pa.Table]:
     """Tables of the rows; at least one, so that missing columns are noticed in a file without rows."""
     kinds = pa.schema([(name, pa.large_binary()) for name in names])
     yield kinds.empty_table()
-    some: list[_Row] = []
-    for row in rows:
-        some.append(row)
-        if len(some) == _ROWS:
-            yield pa.Table.from_pylist(some, kinds)
-            some = []
-    if some:
+    while some := list(islice(rows, _ROWS)):
         yield pa.Table.from_pylist(some, kinds)
 
 

@@ -6,9 +6,9 @@ Each record is encoded independently, by the bounds, categories and classes that
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +18,14 @@ from pyarrow import csv, parquet
 
 from data.readers import encoding
 from data.readers.records import Part, Records
-from data.readers.rows import arrow
+from data.readers.rows import arrow, check_columns
 from data.schema.errors import DataRefusedError
 from data.schema.formats import Csv, Datasets, Label, Parquet, SkipLines, Table
 from data.schema.targets import Known
 
 _BLOCK_BYTES = 4 * 2**20
+_ROWS = 65536
+_BROKEN = (pa.ArrowException, OSError, zipfile.BadZipFile, zlib.error, KeyError, UnicodeDecodeError)
 
 
 def read_text(path: Path, declared: Csv, *, skip_lines: int) -> Iterator[pa.Table]:
@@ -31,45 +33,41 @@ def read_text(path: Path, declared: Csv, *, skip_lines: int) -> Iterator[pa.Tabl
 
     Raises DataRefusedError if a line has too many or too few fields, or is not UTF-8. An empty file has no rows.
     """
+    names = list(declared.in_the_file)
     try:
-        for batch in _batches(path, declared, skip_lines):
-            table = pa.Table.from_batches([batch])
-            if declared.quotes and any(_holds_a_line_break(column) for column in table.columns):
-                raise DataRefusedError(
-                    f"{path} has a field with a line break in quotes, which may be several records read as one; "
-                    "remove the line break or the stray quote."
-                )
-            yield table
-    except (
-        pa.ArrowException,
-        OSError,
-        zipfile.BadZipFile,
-        zlib.error,
-        KeyError,
-        UnicodeDecodeError,
-    ) as error:
+        if declared.header:
+            with _opened(path, declared, skip_lines, {}) as first:
+                names = first.schema.names
+        with _opened(path, declared, skip_lines, dict.fromkeys(names, pa.string())) as batches:
+            for batch in batches:
+                table = pa.Table.from_batches([batch])
+                if declared.quotes and any(_holds_a_line_break(column) for column in table.columns):
+                    raise DataRefusedError(
+                        f"{path} has a field with a line break in quotes, which may be several records read as one; "
+                        "remove the line break or the stray quote."
+                    )
+                yield table
+    except _BROKEN as error:
         if "Empty CSV file" not in str(error):
             raise DataRefusedError(_what_is_wrong(path, declared)) from None  # the cause quotes the line
 
 
-def _batches(path: Path, declared: Csv, skip_lines: int) -> Iterator[pa.RecordBatch]:
-    names = list(declared.in_the_file)
-    if declared.header:
-        with ExitStack() as stack:
-            names = _open(stack, path, declared, skip_lines, {}).schema.names
+@contextmanager
+def _opened(
+    path: Path, declared: Csv, skip_lines: int, types: dict[str, pa.DataType]
+) -> Iterator[csv.CSVStreamingReader]:
     with ExitStack() as stack:
-        yield from _open(stack, path, declared, skip_lines, dict.fromkeys(names, pa.string()))
-
-
-def _open(
-    stack: ExitStack, path: Path, declared: Csv, skip_lines: int, types: dict[str, pa.DataType]
-) -> csv.CSVStreamingReader:
-    names = None if declared.header else list(declared.in_the_file)
-    return stack.enter_context(
-        csv.open_csv(
-            _bytes(stack, path, declared.member),
+        if declared.member is None:
+            content: Any = stack.enter_context(pa.input_stream(str(path), compression="detect"))
+        else:
+            content = stack.enter_context(stack.enter_context(zipfile.ZipFile(path)).open(declared.member))
+        reader = csv.open_csv(
+            content,
             read_options=csv.ReadOptions(
-                skip_rows=skip_lines, column_names=names, block_size=_BLOCK_BYTES, use_threads=False
+                skip_rows=skip_lines,
+                column_names=None if declared.header else list(declared.in_the_file),
+                block_size=_BLOCK_BYTES,
+                use_threads=False,
             ),
             parse_options=csv.ParseOptions(
                 delimiter=declared.separator,
@@ -78,15 +76,7 @@ def _open(
             ),
             convert_options=csv.ConvertOptions(column_types=types),
         )
-    )
-
-
-def _bytes(stack: ExitStack, path: Path, member: str | None) -> Any:
-    if member is None:
-        return stack.enter_context(pa.input_stream(str(path), compression="detect"))
-    archive = stack.enter_context(zipfile.ZipFile(path))
-    opened: IO[bytes] = stack.enter_context(archive.open(member))
-    return opened
+        yield stack.enter_context(reader)
 
 
 def _what_is_wrong(path: Path, declared: Csv) -> str:
@@ -99,9 +89,6 @@ def _what_is_wrong(path: Path, declared: Csv) -> str:
 
 def _holds_a_line_break(column: pa.ChunkedArray) -> bool:
     return bool(pc.any(pc.match_substring_regex(column.cast(pa.string()), "[\\r\\n]")).as_py())
-
-
-_ROWS = 65536
 
 
 def read_parquet(path: Path, declared: Parquet) -> Iterator[pa.Table]:
@@ -125,8 +112,7 @@ def tables(part: Part, path: Path, declared: Table) -> Iterator[pa.Table]:
         return read_parquet(path, declared)
     if isinstance(declared, Datasets):
         return (pa.Table.from_batches([some]) for some in arrow(path))
-    if not isinstance(declared, Csv):
-        raise TypeError(f"a table of kind {type(declared).__name__} has no reader")
+    assert isinstance(declared, Csv)
     skip_lines = declared.skip_lines.test if part == "test" else declared.skip_lines.train
     return read_text(path, declared, skip_lines=skip_lines)
 
@@ -162,7 +148,7 @@ def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
 
 def features(table: pa.Table, declared: Table, path: str) -> NDArray[np.float32]:
     """The features of some rows, [n, width]; the label is not read. Raises DataRefusedError as `records` does."""
-    _check_columns(table, declared.content, path)
+    check_columns(table, declared.content, path)
     made = np.zeros((table.num_rows, declared.width), np.float32)
     start = 0
     for column in declared.columns:
@@ -175,12 +161,6 @@ def records(table: pa.Table, declared: Table, known: Known, path: str) -> Record
     """The records of some rows. path: name of their source in messages. Raises DataRefusedError for an invalid
     value.
     """
-    _check_columns(table, declared.in_the_file, path)
+    check_columns(table, declared.in_the_file, path)
     made = features(table, declared, path)
     return Records(made, encoding.labels(table, declared.label_columns, known, declared.missing, path))
-
-
-def _check_columns(table: pa.Table, names: tuple[str, ...], path: str) -> None:
-    for name in names:
-        if table.column_names.count(name) != 1:
-            raise DataRefusedError(f"{path} must have one column {name!r}; correct the file or its card.")

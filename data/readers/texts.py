@@ -24,7 +24,7 @@ def joined(table: pa.Table, declared: Texts, tags: Tags | None = None) -> tuple[
     columns = [encoding.contents(table[name], lists=tags is not None) for name in declared.columns]
     whole = list(zip(*columns, strict=True))
     if tags is None:
-        texts = [cut(declared.join.join(map(_decoded, parts)), declared) for parts in whole]
+        texts = [cut(declared.join.join(map(reviews.decoded, parts)), declared) for parts in whole]
     else:
         texts = [apart(encoding.words_of(content), tags) for (content,) in whole]
     keys = [b"".join(b"%d " % len(part or b"") + (part or b"") for part in parts) for parts in whole]
@@ -35,20 +35,9 @@ def as_features(
     texts: list[str], declared: Texts, words: _Words | None
 ) -> NDArray[np.object_] | NDArray[np.int32]:
     """The texts unchanged, or as tokens if `words` is given."""
-    if words is None:
-        made: NDArray[np.object_] = np.empty(len(texts), dtype=object)
-        made[:] = texts
-        return made
-    length = 0 if declared.tokens is None else declared.tokens.length
-    found = [reviews.tokens(text, words, length=length) for text in texts]
-    return np.array(found, np.int32).reshape(-1, length)
-
-
-def _decoded(content: bytes | None) -> str:
-    try:
-        return (content or b"").decode("utf-8")
-    except UnicodeDecodeError:
-        return ""
+    if words is None or declared.tokens is None:
+        return np.array(texts, dtype=object)
+    return reviews.token_rows(texts, words, length=declared.tokens.length)
 
 
 def apart(words: list[str], tags: Tags) -> str:

@@ -245,13 +245,28 @@ class DataCard(Strict):
     @model_validator(mode="after")
     def _files_fit_the_reader(self) -> "DataCard":
         for files in (self.files, *self.alternatives):
+            roles = set(files)
             if self.blocks is None:
-                _check_roles(self.reader, set(files))
-            else:
-                _check_roles_beside_blocks(self.reader, set(files), self.records)
+                _check_roles(self.reader, roles)
+            elif not isinstance(self.reader, OF_ROWS) or not roles - _beside(self.reader)[0] <= {"test"}:
+                raise ValueError("blocks are of rows, and files beside them are a test file or none")
+            if isinstance(self.reader, Texts) and ("words" in roles) != (self.reader.tokens is not None):
+                raise ValueError(
+                    "reader.tokens needs a file `words`, the public list of words, and the file needs it"
+                )
+            if isinstance(self.reader, Csv) and self.reader.skip_lines.test and "test" not in roles:
+                raise ValueError("reader.skip_lines.test needs a test file")
             _check_different(files)
-        if isinstance(self.blocks, Folder) and "test" in self.files:
-            _check_outside(self.blocks.path, self.files["test"])
+        if self.blocks is not None and self.records.at_most is None:
+            raise ValueError(
+                "blocks need records.at_most: how many records a run reads depends on its blocks"
+            )
+        test = self.files["test"].path if "test" in self.files else None
+        folder = f"{normpath(self.blocks.path)}/" if isinstance(self.blocks, Folder) else None
+        if test and folder and f"{normpath(test)}/".startswith(folder):
+            raise ValueError(
+                "the test file is in the folder of the blocks, to be trained on; move it elsewhere"
+            )
         return self
 
     @model_validator(mode="after")
@@ -274,15 +289,20 @@ class DataCard(Strict):
             _check_labels(self.known, self.reader)
         if len(set(self.classes)) < len(self.classes):
             raise ValueError("a class is listed twice")
-        if isinstance(self.reader, Synthetic):
-            _check_synthetic(self.shape, self.classes, self.records)
+        shape = self.shape or ()
+        is_synthetic = len(shape) == 1 and len(self.classes) == 2 and self.records.train is not None
+        if isinstance(self.reader, Synthetic) and not is_synthetic:
+            raise ValueError(
+                "the synthetic reader makes records of one axis and two classes, in public numbers"
+            )
         if not self.input_shape and not self.has_texts:
             raise ValueError("shape is missing")
         if self.shape not in (None, self.input_shape):
             makers = "columns make" if isinstance(self.reader, Table) else "reader makes"
-            raise ValueError(f"shape is {list(self.shape or ())} but the {makers} {list(self.input_shape)}")
-        if isinstance(self.reader, Pixels):
-            _check_images(self.reader, self.shape or ())
+            raise ValueError(f"shape is {list(shape)} but the {makers} {list(self.input_shape)}")
+        if isinstance(self.reader, Pixels) and (len(shape) != 3 or shape[0] != self.reader.channels):
+            form = f"[{self.reader.channels}, height, width]"
+            raise ValueError(f"shape of images in mode {self.reader.mode} is {form}")
         if isinstance(self.reader, OF_ROWS):
             for label in self.reader.label_columns:
                 _check_spellings(label.spellings, self.classes)
@@ -312,11 +332,8 @@ def _check_roles(reader: Format, roles: set[str]) -> None:
     beside = _beside(reader)
     if isinstance(reader, Rows) and roles - beside[0] not in ({"train"}, {"train", "test"}):
         raise ValueError(f"files of {reader.kind} must be train, or train and test{beside[1]}")
-    _check_words(reader, roles)
     if isinstance(reader, Own) and not roles:
         raise ValueError("a reader of your own needs files, such as train")
-    if isinstance(reader, Csv) and reader.skip_lines.test and "test" not in roles:
-        raise ValueError("reader.skip_lines.test needs a test file")
     if isinstance(reader, Cifar) and roles not in ({"archive"}, reader.batches):
         raise ValueError(f"files of a cifar reader must be archive, or {', '.join(sorted(reader.batches))}")
     if isinstance(reader, Reviews) and roles != ({"archive"} if reader.words else {"archive", "words"}):
@@ -332,18 +349,6 @@ def _beside(reader: Format) -> tuple[set[str], str]:
     if isinstance(reader, ImageTable):
         return {"images"}, ", and images where its column has paths"
     return set(), ""
-
-
-def _check_words(reader: Format, roles: set[str]) -> None:
-    if isinstance(reader, Texts) and ("words" in roles) != (reader.tokens is not None):
-        raise ValueError(
-            "reader.tokens needs a file `words`, the public list of words, and the file needs it"
-        )
-
-
-def _check_images(reader: Pixels, shape: tuple[int, ...]) -> None:
-    if len(shape) != 3 or shape[0] != reader.channels:
-        raise ValueError(f"shape of images in mode {reader.mode} is [{reader.channels}, height, width]")
 
 
 def _check_person(person: Person, reader: Format) -> None:
@@ -367,26 +372,6 @@ def _check_different(files: Mapping[str, File]) -> None:
                 "two of the files are the same, and records to train on cannot be those to test on; name another file,"
                 " or leave the test file out and declare a split"
             )
-
-
-def _check_outside(folder: str, test: File) -> None:
-    if test.path and f"{normpath(test.path)}/".startswith(f"{normpath(folder)}/"):
-        raise ValueError("the test file is in the folder of the blocks, to be trained on; move it elsewhere")
-
-
-def _check_roles_beside_blocks(reader: Format, roles: set[str], records: Records) -> None:
-    if not isinstance(reader, OF_ROWS) or not roles - _beside(reader)[0] <= {"test"}:
-        raise ValueError("blocks are of rows, and files beside them are a test file or none")
-    _check_words(reader, roles)
-    if records.at_most is None:
-        raise ValueError("blocks need records.at_most: how many records a run reads depends on its blocks")
-    if isinstance(reader, Csv) and reader.skip_lines.test and "test" not in roles:
-        raise ValueError("reader.skip_lines.test needs a test file")
-
-
-def _check_synthetic(shape: tuple[int, ...] | None, classes: tuple[str, ...], records: Records) -> None:
-    if len(shape or ()) != 1 or len(classes) != 2 or records.train is None:
-        raise ValueError("the synthetic reader makes records of one axis and two classes, in public numbers")
 
 
 def _check_labels(known: Known, reader: OfRows) -> None:

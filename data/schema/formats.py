@@ -22,22 +22,25 @@ from data.schema.targets import Strict, Word
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 
 
-class Numeric(Strict):
-    """A number, clamped to `bounds` and scaled to [0, 1]; a missing number is refused or replaced by the given value.
-
-    scale: linear, or log for a quantity over many orders of magnitude: log(1 + x - low) / log(1 + high - low).
-    """
-
+class _Column(Strict):
     name: Word
-    kind: Literal["numeric"]
-    bounds: tuple[FiniteFloat, FiniteFloat]
-    scale: Literal["linear", "log"] = "linear"
-    missing: FiniteFloat | Literal["refuse"] = "refuse"
 
     @property
     def width(self) -> int:
         """Features this column becomes."""
         return 1
+
+
+class Numeric(_Column):
+    """A number, clamped to `bounds` and scaled to [0, 1]; a missing number is refused or replaced by the given value.
+
+    scale: linear, or log for a quantity over many orders of magnitude: log(1 + x - low) / log(1 + high - low).
+    """
+
+    kind: Literal["numeric"]
+    bounds: tuple[FiniteFloat, FiniteFloat]
+    scale: Literal["linear", "log"] = "linear"
+    missing: FiniteFloat | Literal["refuse"] = "refuse"
 
     @model_validator(mode="after")
     def _bounds_are_an_interval(self) -> "Numeric":
@@ -49,20 +52,18 @@ class Numeric(Strict):
         return self
 
 
-class Binned(Strict):
+class Binned(_Column):
     """A number, one-hot by its interval: an edge is the smallest number of the interval above it.
 
     missing: a missing number is refused, or all its features are zero.
     """
 
-    name: Word
     kind: Literal["binned"]
     edges: tuple[FiniteFloat, ...] = Field(min_length=1)
     missing: Literal["refuse", "zeros"] = "refuse"
 
     @property
     def width(self) -> int:
-        """Features this column becomes."""
         return len(self.edges) + 1
 
     @model_validator(mode="after")
@@ -72,20 +73,18 @@ class Binned(Strict):
         return self
 
 
-class Categorical(Strict):
+class Categorical(_Column):
     """One of `categories`, one-hot.
 
     unknown: unknown and missing values share one more feature, 'other', or all their features are zero.
     """
 
-    name: Word
     kind: Literal["categorical"]
     categories: tuple[Word, ...] = Field(min_length=1)
     unknown: Literal["other", "zeros"] = "other"
 
     @property
     def width(self) -> int:
-        """Features this column becomes."""
         return len(self.categories) + (self.unknown == "other")
 
     @model_validator(mode="after")
@@ -95,22 +94,16 @@ class Categorical(Strict):
         return self
 
 
-class Date(Strict):
+class Date(_Column):
     """The day of the year, computed from two other columns as 31 month + day and scaled from 32..403 to [0, 1].
 
     month, day: names of columns of the file. months: how the file writes the twelve months.
     """
 
-    name: Word
     kind: Literal["date"]
     month: Word
     day: Word
     months: tuple[Word, ...] = Field(default=MONTHS, min_length=12, max_length=12)
-
-    @property
-    def width(self) -> int:
-        """Features this column becomes."""
-        return 1
 
     @model_validator(mode="after")
     def _months_differ(self) -> "Date":
@@ -119,28 +112,24 @@ class Date(Strict):
         return self
 
 
-class Label(Strict):
+class Label(_Column):
     """The class of a record; `spellings` lists how the file writes a class, by default its name."""
 
-    name: Word
     kind: Literal["label"]
     spellings: dict[str, tuple[Word, ...]] = Field(default_factory=dict)
 
     @property
     def width(self) -> int:
-        """Features this column becomes."""
         return 0
 
 
-class Ignored(Strict):
+class Ignored(_Column):
     """A column of the file from which no feature is made directly."""
 
-    name: Word
     kind: Literal["ignored"]
 
     @property
     def width(self) -> int:
-        """Features this column becomes."""
         return 0
 
 
@@ -150,6 +139,7 @@ Column: TypeAlias = Annotated[
 
 
 Sha256: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Separator: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=1, pattern=r"^[\x01-\x7f]$")]
 Md5: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 
 
@@ -244,7 +234,7 @@ class Csv(Table):
     """
 
     kind: Literal["csv"]
-    separator: Annotated[str, StringConstraints(min_length=1, max_length=1, pattern=r"^[\x01-\x7f]$")] = ","
+    separator: Separator = ","
     header: bool = True
     quotes: bool = True
     member: Word | None = None
@@ -298,11 +288,7 @@ class Datasets(Table):
 
 
 class Pixels(Strict):
-    """How PNG and JPEG images are converted to the card's `shape` [channels, height, width] in `mode`, RGB or L.
-
-    fit: stretch resizes an image to that size, crop keeps its proportions and cuts out its middle. An image that cannot
-    be read completely, or has more than most_pixels, becomes the stand-in, an image of one brightness in [0, 1].
-    """
+    """The settings of readers of images, which `Images` describes."""
 
     mode: Literal["RGB", "L"]
     fit: Literal["stretch", "crop"] = "stretch"
@@ -340,7 +326,7 @@ class Rows(Strict):
     format: Literal["csv", "jsonl", "parquet", "datasets"]
     label: Word | tuple[Word, ...] = ()
     spellings: dict[str, tuple[Word, ...]] = Field(default_factory=dict)
-    separator: Annotated[str, StringConstraints(min_length=1, max_length=1, pattern=r"^[\x01-\x7f]$")] = ","
+    separator: Separator = ","
 
     @property
     def content(self) -> tuple[str, ...]:

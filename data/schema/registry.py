@@ -50,9 +50,8 @@ def _document(path: Path) -> dict[str, Any]:
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" near line {mark.line + 1}" if mark else ""
-        raise DataRefusedError(
-            f"data card {path} is not valid YAML{where}: {_problem(error)}; correct it."
-        ) from None
+        problem = str(getattr(error, "problem", None) or "unreadable").splitlines()[0]
+        raise DataRefusedError(f"data card {path} is not valid YAML{where}: {problem}; correct it.") from None
     except (TypeError, UnicodeDecodeError):
         raise DataRefusedError(
             f"data card {path} must hold plain UTF-8 text, numbers and lists; correct it."
@@ -60,10 +59,6 @@ def _document(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise DataRefusedError(f"data card {path} must be a mapping of keys to values; correct it.")
     return document
-
-
-def _problem(error: YAMLError) -> str:
-    return str(getattr(error, "problem", None) or "unreadable").splitlines()[0]
 
 
 def _sentence(path: Path, document: object, error: ValidationError) -> str:

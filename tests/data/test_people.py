@@ -182,6 +182,17 @@ def test_in_blocks_each_block_draws_for_itself(card: Callable[..., DataCard], tm
     assert not people(both[0]).keys() & people(both[1]).keys()
 
 
+def test_a_block_of_people_that_lacks_a_column_is_refused(
+    card: Callable[..., DataCard], tmp_path: Path
+) -> None:
+    (tmp_path / "weeks").mkdir()
+    (tmp_path / "weeks" / "one.csv").write_text("who,age,answer\np1,1,no\n")
+    own = card(files={}, blocks={"kind": "folder", "path": "weeks"})
+    digests = blocks.Digests("tiny", key=KEY)
+    with pytest.raises(DataRefusedError, match=r"one\.csv must have one column 'town'"):
+        whole(blocks.read(own, ["one"], {}, root=tmp_path, url=None, digests=digests, key=KEY))
+
+
 def test_the_person_is_never_a_feature_and_never_leaves(
     card: Callable[..., DataCard], tmp_path: Path
 ) -> None:
