@@ -31,20 +31,19 @@ from data import PublicDescription
 from tasks.config import params
 from tasks.config.environment import home
 from tasks.reporting.figures import (
-    DARK,
-    LIGHT,
     Curve,
     Drawing,
+    Picture,
     class_figure,
     confusion_figure,
     correlated_figure,
     epsilon_figure,
     noise_figure,
-    png,
+    picture,
     risk_figure,
 )
 from tasks.reporting.history import History, drawings, history, is_on_blocks, nothing, shown
-from tasks.reporting.page import Picture, newest_audit, page, risk_of, score
+from tasks.reporting.page import newest_audit, page, risk_of, score
 from tasks.runs.ledger import open_ledger
 from tasks.runs.signing import signing_key
 from tasks.runs.stages import main_of
@@ -123,12 +122,12 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     if is_on_blocks(run.receipt):
         past = history(run.receipt, run.metrics, ledger=open_ledger(root), home=home(), root=root)
     audit = newest_audit(run.plan["algorithm"], root)
-    made = compose(run, ran, past, folder=artifacts, draw=_picture, key=signing_key(home()), audit=audit)
+    made = compose(run, ran, past, folder=artifacts, draw=picture, key=signing_key(home()), audit=audit)
     (artifacts / CARD).write_bytes(made.card.to_bytes())
     frame = pd.DataFrame({"step": made.curve.steps, "epsilon": made.curve.epsilon})
     frame.to_csv(artifacts / "plots" / "epsilon.csv", index=False)
-    for name, picture in made.pictures.items():
-        (artifacts / "plots" / f"{name}.png").write_bytes(picture.light)
+    for name, drawn in made.pictures.items():
+        (artifacts / "plots" / f"{name}.png").write_bytes(drawn.light)
     (artifacts / PAGE).write_text(made.page, encoding="utf-8")
     return Report(run, made.card, made.curve, past)
 
@@ -288,10 +287,6 @@ def _drawings(run: Run, curve: Curve, promised: Profile | None) -> dict[str, tup
             "Right answers for each class.",
         ),
     }
-
-
-def _picture(draw: Drawing, words: str) -> Picture:
-    return Picture(png(draw(LIGHT)), png(draw(DARK)), words)
 
 
 def main() -> None:

@@ -29,6 +29,11 @@ def write_whole(
         fresh.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """Write a text file whole; see `write_whole`."""
+    write_whole(path, lambda fresh: fresh.write_text(text, encoding="utf-8"), mode=mode)
+
+
 def taken(path: Path) -> int | None:
     """Lock a file and return a descriptor that holds the lock until it is closed; None if another process has locked or
     deleted the file.

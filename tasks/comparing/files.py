@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 from filelock import FileLock, Timeout
 
-from data.prepare.files import write_whole
+from data.prepare.files import write_text, write_whole
 from tasks.config.params import ParamsRefusedError
 
 
@@ -91,8 +91,7 @@ def held(place: Place) -> Iterator[None]:
 
 def write_json(path: Path, document: object) -> None:
     """Write a JSON document."""
-    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    write_whole(path, lambda fresh: fresh.write_text(text, encoding="utf-8"))
+    write_text(path, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_parquet(path: Path, frame: pd.DataFrame) -> None:

@@ -1,12 +1,13 @@
 """Write the results of a comparison: tables, figures, a self-contained HTML page, the same page as Markdown.
 
-Also update the number of runs on the cards of the cells.
+Also update the number of runs on the cards of the cells, and log the comparison to Weights & Biases.
 """
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -17,11 +18,12 @@ from tasks.comparing import figures
 from tasks.comparing.files import Place, write_json
 from tasks.comparing.results import beside, read_published, results, summary, write_tables
 from tasks.comparing.trial import counted, sweep
-from tasks.comparing.trials import Trial
 from tasks.comparing.work import Work
-from tasks.reporting.figures import DARK, LIGHT, Theme, png
-from tasks.reporting.page import Picture, environment
+from tasks.config import params
+from tasks.reporting.figures import Picture, Theme, picture
+from tasks.reporting.page import environment
 from tasks.runs.quality import MEASURES
+from tasks.tracking.runs import Member, log_group
 
 _HERE = Path(__file__).parent
 _DIGITS = {"objective": 5, "gap": 5, "test_loss": 5}
@@ -178,8 +180,8 @@ def report(work: Work, *, refused: Sequence[str]) -> Report:
     runs = count_runs(place)
     _stamp(place, table, runs)
     pictures = _pictures(work, table, totals) if len(table) else {}
-    for name, picture in pictures.items():
-        _write(place.folder / f"{name}.png", picture.light)
+    for name, drawn in pictures.items():
+        _write(place.folder / f"{name}.png", drawn.light)
     content = _content(work, table, totals, pictures, refused=refused, runs=runs)
     _write(place.folder / PAGE, html(content).encode())
     _write(place.folder / MARKDOWN, markdown(content).encode())
@@ -255,21 +257,31 @@ def _pictures(work: Work, table: pd.DataFrame, totals: pd.DataFrame) -> dict[str
     for metric, problems in by_metric.items():
         if totals["epsilon"].notna().any():
             words = f"{_titled(metric)} against epsilon; bars are one standard error, methods without noise are dashed."
-            pictures[metric] = _picture(_against_epsilon(pd.concat(problems), metric), words)
-    curves = _gathered(work.place, table, work.cells, "curve")
+            pictures[metric] = picture(_against_epsilon(pd.concat(problems), metric), words)
+    curves = _gathered(work.place, table, "curve")
     if len(curves):
         gaps = figures.gaps(curves)
         words = (
             "How far the objective is above the least known on the same records, by step; mean over cells. A method"
             " that asks once is dashed."
         )
-        pictures["convergence"] = _picture(lambda theme: figures.convergence(gaps, theme=theme), words)
-    traces = _noise(_gathered(work.place, table, work.cells, "trace"))
+        pictures["convergence"] = picture(
+            lambda theme: figures.over_steps(
+                gaps, x="step", y="gap", words="objective - least known", theme=theme
+            ),
+            words,
+        )
+    traces = _noise(_gathered(work.place, table, "trace"))
     if len(traces):
         words = (
             "Standard deviation of the noise on each release, before it is divided, in the first run of each."
         )
-        pictures["noise"] = _picture(lambda theme: figures.noise(traces, theme=theme), words)
+        pictures["noise"] = picture(
+            lambda theme: figures.over_steps(
+                traces, x="release", y="noise_std", words="noise (std)", theme=theme
+            ),
+            words,
+        )
     return pictures
 
 
@@ -277,7 +289,7 @@ def _against_epsilon(totals: pd.DataFrame, metric: str) -> Callable[[Theme], Fig
     return lambda theme: figures.by_epsilon(totals, metric, words=_titled(metric), theme=theme)
 
 
-def _gathered(place: Place, table: pd.DataFrame, cells: Sequence[Trial], kind: str) -> pd.DataFrame:
+def _gathered(place: Place, table: pd.DataFrame, kind: str) -> pd.DataFrame:
     """The curves or traces of the finished cells in one table, with the columns that identify a cell."""
     names = ["dataset", "model", "label", "epsilon", "repeat", "fold"]
     frames = []
@@ -302,9 +314,36 @@ def _noise(traces: pd.DataFrame) -> pd.DataFrame:
     return traces.assign(label=traces["label"].where(kinds == 1, named), release=traces["release"] + 1)
 
 
-def _picture(draw: Callable[[Theme], Figure], words: str) -> Picture:
-    return Picture(png(draw(LIGHT)), png(draw(DARK)), words)
-
-
 def _write(path: Path, content: bytes) -> None:
     write_whole(path, lambda fresh: fresh.write_bytes(content))
+
+
+def log_comparison(work: Work, report: Report) -> bool:
+    """Log the comparison as a group: a run per method with its tables, and a summary with all tables and the figures.
+
+    The settings are those of params.yaml. Returns whether it was logged.
+    """
+    root = work.place.root
+    settings = params.load(root / "params.yaml", reads=("tracking",)).tracking
+    return log_group(work.comparison.name, list(_members(work, report)), settings, root=root)
+
+
+def _members(work: Work, report: Report) -> Iterator[Member]:
+    comparison, folder = work.comparison, work.place.folder
+    shared: dict[str, Any] = {"comparison": comparison.name, "title": comparison.title, "private": False}
+    for method, rows in report.table.groupby("method", sort=False):
+        config = shared | {
+            "method": str(method),
+            "labels": list(dict.fromkeys(rows["label"])),
+            "algorithm": comparison.methods[str(method)].algorithm,
+        }
+        tables = {"results": rows, "summary": report.totals[report.totals["method"] == method]}
+        yield Member(str(method), config, {"cells": len(rows), "runs": report.runs}, tables)
+    yield Member(
+        "summary",
+        shared,
+        {"cells": len(report.table), "runs": report.runs},
+        {"results": report.table, "summary": report.totals},
+        images={f"figures/{name}": folder / f"{name}.png" for name in report.pictures},
+        files=[folder / name for name in FILES],
+    )

@@ -75,7 +75,6 @@ def _numbers(texts: pd.Series, path: Path) -> pd.Series:
 
 KEY = ["dataset", "model", "method", "label", "setting", "epsilon"]
 METRIC_COLUMNS = [*MEASURES, "test_loss", "objective", "gap", "seconds", "steps", "epsilon_spent"]
-PUBLISHED = ("figure", "dataset", "model", "method", "setting", "epsilon", "metric", "value")
 
 
 def results(place: Place, cells: tuple[Trial, ...]) -> pd.DataFrame:

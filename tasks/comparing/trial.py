@@ -34,24 +34,8 @@ from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.accounting.filters import holding_to_json
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
-from algorithms.privacy.card import Signed, features_of, guarantee, model_of
+from algorithms.privacy.card import Signed, features_of, guarantee, model_of, schema
 from algorithms.privacy.card.build import composition_of
-from algorithms.privacy.card.schema import (
-    SCHEMA_VERSION,
-    Accountant,
-    Adjacency,
-    Amount,
-    Composition,
-    Count,
-    Features,
-    Name,
-)
-from algorithms.privacy.card.schema import (
-    Encoder as CardEncoder,
-)
-from algorithms.privacy.card.schema import (
-    Model as CardModel,
-)
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from data import PublicDescription
@@ -80,16 +64,31 @@ class Planned:
     settings: Params
 
 
-def planned(place: Place, cell: Trial, public: PublicDescription, *, code: str) -> Planned:
+@dataclass(frozen=True)
+class Context:
+    """What all cells share.
+
+    code: a digest of the algorithms' source. runs: the number of runs of the whole comparison. performance: the
+    resources that a cell may use, which do not change its result.
+    """
+
+    place: Place
+    code: str
+    runs: int
+    performance: Performance = field(default_factory=Performance)
+
+
+def plan_cell(context: Context, cell: Trial) -> Planned:
     """Plan a cell, or read the plan from disk if there is one with equal inputs.
 
-    public: the facts of the records that the cell trains on. code: a digest of the algorithms' source. Raises
-    RefusedError, ParamsRefusedError or ModelRefusedError if the cell cannot run.
+    Raises RefusedError, ParamsRefusedError, ModelRefusedError or DataRefusedError if the cell cannot run, for example
+    because a fold has a single class.
     """
-    settings = _params(cell)
+    settings, public = _params(cell), public_of(context.place.store, cell)
     inputs = [cell.settings, cell.model, cell.accountant, cell.epsilon, cell.delta]
     inputs += [extra for extra in (cell.model_settings, cell.features) if extra]
-    path = place.plans / f"{digest_of([*inputs, json.loads(public.to_json()), code])}.json"
+    name = digest_of([*inputs, json.loads(public.to_json()), context.code])
+    path = context.place.plans / f"{name}.json"
     if path.exists():
         return Planned(Plan.from_json(json.loads(path.read_text(encoding="utf-8"))), settings)
     plan = plan_for(settings, public)
@@ -125,23 +124,23 @@ class CellCard(Signed):
     """
 
     guarantee: Literal["seeded", "none"]
-    cost: Amount
-    adjacency: Adjacency
-    accountant: Accountant
-    composition: Composition
+    cost: schema.Amount
+    adjacency: schema.Adjacency
+    accountant: schema.Accountant
+    composition: schema.Composition
     settings_from_records: bool
     diagnostics: bool
     transform: Literal["none", "scattering", "encoder"]
-    encoder: CardEncoder | None
-    features: Features
-    model: CardModel
-    unit: Name
-    dataset: Name
-    population: Name
-    source: Name
-    licence: Name
-    comparison: Name
-    runs: Count
+    encoder: schema.Encoder | None
+    features: schema.Features
+    model: schema.Model
+    unit: schema.Name
+    dataset: schema.Name
+    population: schema.Name
+    source: schema.Name
+    licence: schema.Name
+    comparison: schema.Name
+    runs: schema.Count
 
 
 def card_of(
@@ -150,7 +149,7 @@ def card_of(
     """The signed card. model: as in a plan's document. name, runs: name and number of runs of the comparison."""
     epsilon = plan.cost.epsilon if math.isfinite(plan.cost.epsilon) else None
     document = {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": schema.SCHEMA_VERSION,
         "signature": None,
         "guarantee": guarantee(cost=epsilon, private_noise=False, is_covered=False),
         "cost": {"epsilon": epsilon, "delta": plan.cost.delta},
@@ -274,28 +273,9 @@ _CAP = Budget(1e9, 1.0)
 """The cap in a comparison's own ledger, which records runs and refuses none."""
 
 
-@dataclass(frozen=True)
-class Context:
-    """What all cells share.
-
-    code: a digest of the algorithms' source. runs: the number of runs of the whole comparison. performance: the
-    resources that a cell may use, which do not change its result.
-    """
-
-    place: Place
-    code: str
-    runs: int
-    performance: Performance = field(default_factory=Performance)
-
-
 def open_ledger(place: Place, cell: Trial) -> Ledger:
     """Open the ledger in which a cell is recorded."""
     return Ledger.open(place.ledger_url(dataset=cell.dataset, model=cell.model, method=cell.method))
-
-
-def plan_cell(context: Context, cell: Trial) -> Planned:
-    """Plan a cell; raises a refusal if it cannot run, for example because a fold has a single class."""
-    return planned(context.place, cell, public_of(context.place.store, cell), code=context.code)
 
 
 def run_cell(context: Context, cell: Trial, ledger: Ledger) -> None:
@@ -338,22 +318,17 @@ def run_cell(context: Context, cell: Trial, ledger: Ledger) -> None:
 def build_models(context: Context, cells: Iterable[Trial]) -> None:
     """Initialise all models before cells run, since initialisation uses torch's global generator."""
     for cell in cells:
-        public = public_of(context.place.store, cell)
-        _model(_groups(cell), public)
+        _model(cell, public_of(context.place.store, cell))
 
 
-def _own_model(cell: Trial, public: PublicDescription) -> Model:
-    """A copy of the model for this cell: a module is changed while it computes, so threads must not share it."""
-    return deepcopy(_model(_groups(cell), public))
-
-
-def _groups(cell: Trial) -> str:
-    """The groups of params.yaml that decide a model, as JSON."""
-    return json.dumps({"model": cell.model_group, "features": cell.features})
+def _model(cell: Trial, public: PublicDescription) -> Model:
+    """The model of a cell, which is not changed: a cell trains a copy, since threads must not share a module."""
+    return _built(json.dumps({"model": cell.model_group, "features": cell.features}), public)
 
 
 @cache
-def _model(groups: str, public: PublicDescription) -> Model:
+def _built(groups: str, public: PublicDescription) -> Model:
+    """Build the model that these groups of params.yaml describe, given as JSON."""
     return model_for(params.parse(json.loads(groups), reads=("model", "features")), public)
 
 
@@ -379,7 +354,7 @@ def _reserve(ledger: Ledger, cell: Trial, prepared: Planned, data: Sides) -> Non
 
 def _trained(cell: Trial, prepared: Planned, data: Sides, performance: Performance) -> _Trained:
     """Train from the start and without checkpoints: cells are short, and an interrupted one runs again."""
-    model = _own_model(cell, data.public)
+    model = deepcopy(_model(cell, data.public))
     algorithm, plan = prepared.settings.algorithm, prepared.plan
     start = algorithm.init(model.initial_parameters(), plan)
     curve = Curve(algorithm.released, plan.steps, start=start) if cell.record["curves"] else None

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
@@ -232,39 +232,35 @@ def _check_problem(problem: Problem, card: DataCard, file: str) -> None:
 
 
 def _resolved(variant: Variant, epsilon: float | None, file: str) -> dict[str, Any]:
-    """The settings with every default filled in, so that a changed default changes the cell.
-
-    The settings of a user's own method are passed to its factory as they are.
-    """
-    key, given = f"methods.{variant.method}.algorithm", variant.at(epsilon)
-    try:
-        algorithm = from_settings(given)
-    except RefusedError as refusal:
-        raise ParamsRefusedError(f"{file}: {key}.name: {refusal}") from None
-    except ValidationError as error:
-        raise ParamsRefusedError(f"{file}: {_problem(key, error)}; correct it.") from None
-    name = given["name"]
-    if is_own(name):
-        return given
-    own: dict[str, Any] = adapter(type(algorithm)).dump_python(algorithm, mode="json")
-    return {"name": name} | own
+    """The settings of the algorithm, complete."""
+    return _complete(variant.at(epsilon), from_settings, f"methods.{variant.method}.algorithm", file)
 
 
 def _features(variant: Variant, file: str) -> dict[str, Any]:
-    """The settings of the learned features with every default filled in."""
-    key = f"methods.{variant.method}.features"
+    """The settings of the learned features, complete; empty if there are none."""
     if variant.features in ({}, {"name": "none"}):
         return {}
+    return _complete(variant.features, features_from_settings, f"methods.{variant.method}.features", file)
+
+
+def _complete(
+    given: dict[str, Any], make: Callable[[dict[str, Any]], object], key: str, file: str
+) -> dict[str, Any]:
+    """The settings with every default filled in, so that a changed default changes the cell.
+
+    make: the factory of the object that they are for; the settings of a user's own code stay as they are. key: where
+    they are in the file, for messages.
+    """
     try:
-        features = features_from_settings(variant.features)
+        made = make(given)
     except RefusedError as refusal:
         raise ParamsRefusedError(f"{file}: {key}.name: {refusal}") from None
     except ValidationError as error:
         raise ParamsRefusedError(f"{file}: {_problem(key, error)}; correct it.") from None
-    if is_own(variant.features["name"]):
-        return dict(variant.features)
-    own: dict[str, Any] = adapter(type(features)).dump_python(features, mode="json")
-    return {"name": variant.features["name"]} | own
+    if is_own(given["name"]):
+        return given
+    filled: dict[str, Any] = adapter(type(made)).dump_python(made, mode="json")
+    return {"name": given["name"]} | filled
 
 
 def _problem(key: str, error: ValidationError) -> str:

@@ -39,6 +39,20 @@ DARK = Theme(ground="#171c24", ink="#e6eaf0", muted="#8d98a8", accent="#6ea8fe",
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A figure for a light and a dark page, as PNG, with its alternative text."""
+
+    light: bytes
+    dark: bytes
+    words: str
+
+
+def picture(draw: Drawing, words: str) -> Picture:
+    """Draw a figure in both themes."""
+    return Picture(png(draw(LIGHT)), png(draw(DARK)), words)
+
+
+@dataclass(frozen=True)
 class Curve:
     """The cost after selected steps, which are ascending."""
 
@@ -201,12 +215,12 @@ def empty(theme: Theme, *, height: float = 3.2, rows: int = 1) -> "tuple[Figure,
     return figure, axes
 
 
-def styled(axes: "Axes", theme: Theme) -> "Axes":
-    """Apply a theme's colours to a panel."""
+def styled(axes: "Axes", theme: Theme, *, size: int = 9) -> "Axes":
+    """Apply a theme's colours to a panel. size: of the numbers at the axes, whose names are a point larger."""
     axes.set_facecolor(theme.ground)
-    axes.tick_params(which="both", colors=theme.muted, labelcolor=theme.ink, labelsize=9)
-    axes.xaxis.label.set(color=theme.ink, size=10)
-    axes.yaxis.label.set(color=theme.ink, size=10)
+    axes.tick_params(which="both", colors=theme.muted, labelcolor=theme.ink, labelsize=size)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.label.set(color=theme.ink, size=size + 1)
     for side, spine in axes.spines.items():
         spine.set_color(theme.muted)
         spine.set_visible(side in ("left", "bottom"))

@@ -20,6 +20,7 @@ from algorithms.privacy.accounting.risk import Profile, advantage, caught, gauss
 from algorithms.privacy.card import PrivacyCard, Verification, text
 from algorithms.privacy.card.schema import BY
 from algorithms.privacy.card.text import rounded_up
+from tasks.reporting.figures import Picture
 from tasks.runs.quality import Said, percent, said
 
 _SHARED = Path(__file__).parent
@@ -74,15 +75,6 @@ class Attack:
 
     false_alarms: float
     caught: float
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure for a light and a dark page, as PNG, with its alternative text."""
-
-    light: bytes
-    dark: bytes
-    words: str
 
 
 @dataclass(frozen=True)

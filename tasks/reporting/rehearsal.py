@@ -14,8 +14,8 @@ from algorithms.privacy.card import RELEASED, made_up_trace
 from algorithms.privacy.ledger.composition import Composition
 from data import PublicDescription
 from tasks.report import Run, compose
+from tasks.reporting.figures import Picture
 from tasks.reporting.history import nothing
-from tasks.reporting.page import Picture
 from tasks.runs import quality
 
 _NO_SUM = "0" * 64

@@ -28,8 +28,7 @@ PUBLISHED = """figure,dataset,model,method,setting,epsilon,metric,value
 LOG = """
 import sys
 from pathlib import Path
-from tasks.comparing.report import report
-from tasks.comparing.tracking import log_comparison
+from tasks.comparing.report import log_comparison, report
 from tasks.comparing.work import work_of
 root = Path(sys.argv[1])
 work = work_of(root / "comparisons" / "tiny.yaml", root)
