@@ -1,7 +1,6 @@
 """The evaluate stage: test the released model on the held-out records, which the data card declares public."""
 
 import csv
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ from data.schema.targets import IGNORED, Known, Labels, NextToken, Number, Tags
 from tasks.config.environment import home
 from tasks.runs import store
 from tasks.runs.stages import main_of
-from tasks.runs.store import check_described, evaluated
+from tasks.runs.store import check_described, evaluated, sha256_of
 
 READS: tuple[str, ...] = ()
 _BATCH, _INTERVALS = 1024, 10
@@ -405,9 +404,7 @@ def _receipt_beside(model: Path) -> dict[str, Any]:
 
 
 def _check_model(path: Path, receipt: Mapping[str, Any]) -> None:
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != receipt["sha256"][path.name]:
+    if sha256_of(path) != receipt["sha256"][path.name]:
         raise RefusedError(
             f"{path} is not the model of run {receipt['run_id']}, which artifacts/receipt.json is of; `dvc checkout`"
             " brings back files that belong together."

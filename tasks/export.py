@@ -4,11 +4,12 @@ Each format is loaded again by its own library, and its scores on synthetic reco
 privacy section of a model card comes from the privacy card.
 """
 
-import hashlib
 import json
+import logging
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -21,13 +22,14 @@ from torch import Tensor, nn
 from algorithms.encoders.texts import BETWEEN
 from algorithms.errors import EncoderRefusedError, RefusedError
 from algorithms.models.saved import TrainedModel, load, load_model
-from algorithms.privacy.card import PrivacyCard
+from algorithms.privacy.card import PrivacyCard, verify
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.card.text import markdown, not_protected, protected, statement
 from data.prepare.unseen import target_in
 from data.schema.targets import Tags
 from tasks.runs.encoders import carried_in, encoder_of, loader_of
 from tasks.runs.quality import rows, tracked
+from tasks.runs.store import sha256_of
 
 Form = Literal["onnx", "torchscript", "huggingface", "library"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -120,9 +122,6 @@ def made_up(model: TrainedModel) -> Tensor:
 
 
 def _onnx(model: TrainedModel, inputs: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
-    import logging
-    import warnings
-
     onnxruntime: Any = import_module("onnxruntime")
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
     batch = {0: torch.export.Dim("batch", min=1)}
@@ -144,8 +143,6 @@ def _onnx(model: TrainedModel, inputs: Tensor, path: Path) -> Callable[[Tensor],
 
 
 def _torchscript(model: TrainedModel, inputs: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
-    import warnings
-
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # the warning that torch.export is newer
         jit: Any = torch.jit  # without types
@@ -157,9 +154,7 @@ def _torchscript(model: TrainedModel, inputs: Tensor, path: Path) -> Callable[[T
 def _huggingface(
     model: TrainedModel, inputs: Tensor, folder: Path, artifacts: Path
 ) -> Callable[[Tensor], Tensor]:
-    """Write a folder that `AutoModel.from_pretrained(folder, trust_remote_code=True)` loads if epsilonflow is
-    installed.
-    """
+    """Write a folder that `AutoModel.from_pretrained(folder, trust_remote_code=True)` loads beside epsilonflow."""
     from tasks.hub import EpsilonflowConfig, EpsilonflowModel
 
     _quieten_transformers()
@@ -236,9 +231,7 @@ def _metrics(folder: Path) -> dict[str, Any]:
 
 
 def model_card(card: PrivacyCard, model: nn.Module, metrics: Mapping[str, Any]) -> str:
-    """A model card in Hugging Face's format: a YAML head, then sections; the privacy section is from the privacy
-    card.
-    """
+    """A model card in Hugging Face's format: a YAML head, then sections, that on privacy from the privacy card."""
     setting, mechanism = card.setting, card.mechanism
     parameters = sum(value.numel() for value in model.state_dict().values())
     head = {
@@ -248,37 +241,26 @@ def model_card(card: PrivacyCard, model: nn.Module, metrics: Mapping[str, Any]) 
     }
     if metrics:
         head["metrics"] = [tracked(metrics).removeprefix("test/")]
-    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in head.items()), "---", ""]
-    lines += [f"# {setting.title}: {mechanism.model.name} by {mechanism.algorithm}", "", "## Model", ""]
+    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in head.items()), "---"]
     learned = "" if mechanism.features.name == "none" else ", with those of learned features"
-    lines += [f"- Parameters{learned}: {parameters:,}"]
     target, names = getattr(model, "target", None), ", ".join(map(str, getattr(model, "classes", ())))
     what = f"Classes: {names}" if target is None else f"Target: {json.dumps(dict(target))}"
-    lines += [f"- {what}", f"- Data set: {setting.dataset}", ""]
-    lines += ["## Evaluation", ""]
-    if metrics:
-        lines += ["On held-out records, which are public:", ""]
-        lines += [*(f"- {name}: {value}" for name, value in rows(metrics)), ""]
-    else:
-        lines += ["None was recorded with the model.", ""]
-    lines += [
+    paragraphs = [
+        f"# {setting.title}: {mechanism.model.name} by {mechanism.algorithm}",
+        "## Model",
+        f"- Parameters{learned}: {parameters:,}\n- {what}\n- Data set: {setting.dataset}",
+        "## Evaluation",
+        "On held-out records, which are public:" if metrics else "None was recorded with the model.",
+        *(["\n".join(f"- {name}: {value}" for name, value in rows(metrics))] if metrics else []),
         "## Privacy",
-        "",
         f"**{statement(card)}**",
-        "",
         protected(card),
-        "",
         "What is not protected:",
-        "",
-    ]
-    lines += [*(f"- {line}" for line in not_protected(card)), ""]
-    lines += [
+        "\n".join(f"- {line}" for line in not_protected(card)),
         "`privacy_card.json` is the signed card. `epsilonflow card verify privacy_card.json --key KEY` recomputes"
         " epsilon from its events, where KEY is the owner's public key.",
-        "",
-        "",
     ]
-    return "\n".join(lines)
+    return "\n\n".join(["\n".join(lines), *paragraphs]) + "\n\n"
 
 
 def release(artifacts: Path, to: Path, *, key: str | None) -> list[str]:
@@ -295,8 +277,6 @@ def release(artifacts: Path, to: Path, *, key: str | None) -> list[str]:
     Raises:
         RefusedError: if a file is missing, `to` exists, or the card does not verify.
     """
-    from algorithms.privacy.card import verify
-
     if to.exists():
         raise RefusedError(f"{to} is there already; name another place, or move it away.")
     missing = [name for name in RELEASE if not (artifacts / name).is_file()]
@@ -320,7 +300,7 @@ def release(artifacts: Path, to: Path, *, key: str | None) -> list[str]:
         text = model_card(card, model, _metrics(artifacts)) + _how_to_use(key) + _of_a_library(model, fresh)
         (fresh / "README.md").write_text(text, encoding="utf-8")
         (fresh / "PRIVACY.md").write_text(markdown(card), encoding="utf-8")
-        sums = [f"{_sha256(path)}  {path.name}\n" for path in sorted(fresh.iterdir())]
+        sums = [f"{sha256_of(path)}  {path.name}\n" for path in sorted(fresh.iterdir())]
         (fresh / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
         fresh.rename(to)
     return sorted(path.name for path in to.iterdir())
@@ -407,8 +387,3 @@ def _outputs_of(model: TrainedModel) -> str:
     if model.predicts == "next token":
         return ""
     return f" with `num_labels={model.facts.get('outputs') or len(model.classes)}`"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-from data.prepare.files import write_whole
+from data.prepare.files import write_text
 
 _FILES = (
     "model.safetensors",
@@ -44,9 +44,7 @@ class Registry:
         return self.folder / os.readlink(link) if link.is_symlink() else None
 
     def metrics(self, run_id: str) -> dict[str, Any]:
-        """The metrics of a run's model, including held-out accuracy and epsilon; empty if the model is not in the
-        registry.
-        """
+        """The metrics of a run's model, including held-out accuracy and epsilon; empty if it has no model here."""
         path = self.folder / run_id / "metrics.json"
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         return found
@@ -137,8 +135,7 @@ class States:
 
     def write(self, state: State) -> None:
         """Write a state durably."""
-        text = json.dumps(asdict(state), indent=2)
-        write_whole(self._file(state.period), lambda fresh: fresh.write_text(text, encoding="utf-8"))
+        write_text(self._file(state.period), json.dumps(asdict(state), indent=2))
 
     def forget(self, state: State) -> None:
         """Delete the state of a period for which nothing was charged, so that it can start again."""

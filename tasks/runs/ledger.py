@@ -19,7 +19,7 @@ from sqlalchemy.engine import make_url
 
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.ledger import NOTHING, Checkpoint, Head, Ledger, identity
-from data.prepare.files import write_whole
+from data.prepare.files import write_text, write_whole
 from tasks.config import params
 from tasks.config.environment import LEDGER, home, ledger_url, sqlite_url
 
@@ -103,9 +103,7 @@ def check_place(ledger: Ledger, population: str, *, public: bool, home: Path) ->
 
 
 def has_usual(population: str, *, home: Path) -> bool:
-    """Whether a population was charged as private before; then another ledger that declares it public is refused,
-    too.
-    """
+    """Whether a population was charged as private before; then a ledger that declares it public is checked, too."""
     return _usual(population, home).exists()
 
 
@@ -141,9 +139,7 @@ def _at_url(url: str, home: Path) -> Path:
 
 
 def _kept(file: Path) -> Head:
-    """The head in a file, or NOTHING. Files of version 0.2 lack the row number, so verifying cannot continue from
-    them.
-    """
+    """The head in a file, or NOTHING. Files of version 0.2 lack the row number: no verification continues there."""
     try:
         words = file.read_text(encoding="utf-8").split()
         return Head(int(words[0]) if words[1:] else 0, words[-1])
@@ -170,8 +166,7 @@ def keep_checkpoint(checkpoint: Checkpoint) -> None:
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     from tasks.runs.signing import signing_key  # importing what cards need takes longer than the rest
 
-    text = checkpoint.signed(signing_key(home()))
-    write_whole(file, lambda fresh: fresh.write_text(text, encoding="utf-8"), mode=0o600)
+    write_text(file, checkpoint.signed(signing_key(home())), mode=0o600)
 
 
 def kept_checkpoint(ledger: Ledger) -> Checkpoint | None:

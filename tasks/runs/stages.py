@@ -135,10 +135,9 @@ def up_to_date(root: Path, *, say: Say) -> bool:
 
 
 def _dvc(*stage: str, root: Path, say: Say) -> tuple[int, list[str]]:
-    """Run `main` in a process and pass its output to `say`; an exception here, such as a cancellation, ends the
-    process.
+    """Run `main` in a process and pass its output to `say`; returns the exit status and the lines that are not empty.
 
-    Returns the exit status and the lines that are not empty.
+    An exception here, such as a cancellation, ends the process.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "tasks.runs.stages", *stage],

@@ -36,7 +36,7 @@ from typing import Any, Literal
 from algorithms.errors import RefusedError
 from algorithms.privacy.mechanisms.noise import Generator
 from data import PublicDescription
-from data.prepare.files import taken, write_whole
+from data.prepare.files import taken, write_text, write_whole
 from data.prepare.prepared import contents
 from data.prepare.secret_key import keyed, owner_key
 
@@ -114,9 +114,7 @@ class Run:
 
     @contextmanager
     def abandoned_if_refused(self, *, unless: Callable[[], bool]) -> Iterator[None]:
-        """Delete the run's folder if the block refuses the run, except if it has a result or `unless` says it is
-        charged.
-        """
+        """Delete the run's folder if the block refuses the run, except if it has a result or `unless` is true."""
         try:
             yield
         except RefusedError:
@@ -149,7 +147,7 @@ def claimed(
         with _held(folder) as is_held:
             standing = _standing(folder, status(run_id)) if is_held else None
             if standing in ("begun", "finished"):
-                write_whole(folder / _META, lambda new: new.write_text(meta, encoding="utf-8"), mode=0o600)
+                write_text(folder / _META, meta, mode=0o600)
                 if standing == "begun" and not (folder / _KEY).exists():
                     write_whole(folder / _KEY, lambda new: new.write_bytes(fresh.key), mode=0o600)
                     _sync(folder)
@@ -197,7 +195,7 @@ def _is_whole(folder: Path) -> bool:
     result = folder / _RESULT
     try:
         receipt: dict[str, Any] = json.loads((result / RECEIPT).read_text(encoding="utf-8"))
-        same = all(_sha256(result / name) == receipt["sha256"][name] for name in _RELEASED)
+        same = all(sha256_of(result / name) == receipt["sha256"][name] for name in _RELEASED)
     except (OSError, ValueError, KeyError, TypeError):
         return False
     return same and receipt.get("run_id") == folder.name
@@ -215,7 +213,7 @@ def hand_out(result: Path, artifacts: Path, names: Iterable[str], *, said: Mappi
         shutil.copyfile(result / name, fresh)
         if name == RECEIPT:
             receipt = json.loads(fresh.read_text(encoding="utf-8")) | said
-            receipt["sha256"][PLAN] = _sha256(artifacts / PLAN)
+            receipt["sha256"][PLAN] = sha256_of(artifacts / PLAN)
             fresh.write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
         fresh.replace(artifacts / name)
 
@@ -292,7 +290,8 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

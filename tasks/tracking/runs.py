@@ -63,11 +63,6 @@ def _dataset(public: PublicDescription) -> "wandb.Artifact":
     return artifact
 
 
-CONFIG = (
-    "run_id", "dataset", "population", "public_records", "unit", "adjacency", "algorithm", "settings", "model",
-    "target_epsilon", "delta", "accountant", "steps", "noise_multiplier", "sampling_rate", "divisor", "private",
-    "noise_is_secret",
-)  # fmt: skip
 STEP = "privacy/step"
 HISTORY = (STEP, "privacy/epsilon", "privacy/epsilon_so_far", "privacy/noise_std", "privacy/noise_multiplier")
 SUMMARY = ("test/accuracy", "test/loss", "privacy/epsilon_total", "privacy/delta", "privacy/private")
@@ -134,15 +129,18 @@ def _name(card: PrivacyCard) -> str:
 
 
 def config(card: PrivacyCard) -> dict[str, Any]:
-    """The run's settings, with the keys of CONFIG."""
-    setting, mechanism, accounting = card.setting, card.mechanism, card.accounting
-    values = (
-        card.evidence.run_id, setting.dataset, setting.population, setting.public_records, setting.unit,
-        setting.adjacency, mechanism.algorithm, mechanism.settings, mechanism.model.model_dump(),
-        accounting.target.epsilon, setting.delta, accounting.accountant, mechanism.steps, mechanism.noise_multiplier,
-        mechanism.sampling_rate, mechanism.divisor, setting.private, card.implementation.noise == "secure",
-    )  # fmt: skip
-    return dict(zip(CONFIG, values, strict=True))
+    """The run's settings."""
+    of_setting = ("dataset", "population", "public_records", "unit", "adjacency", "delta", "private")
+    of_mechanism = ("algorithm", "settings", "steps", "noise_multiplier", "sampling_rate", "divisor")
+    return {
+        "run_id": card.evidence.run_id,
+        **{name: getattr(card.setting, name) for name in of_setting},
+        **{name: getattr(card.mechanism, name) for name in of_mechanism},
+        "model": card.mechanism.model.model_dump(),
+        "target_epsilon": card.accounting.target.epsilon,
+        "accountant": card.accounting.accountant,
+        "noise_is_secret": card.implementation.noise == "secure",
+    }
 
 
 def history(run: Finished) -> Iterator[dict[str, float]]:

@@ -15,6 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from tasks.config.environment import first_checkout
 from tasks.config.params import Tracking
 
+if TYPE_CHECKING:
+    import wandb
+
+Mode = Literal["offline", "online"]
+_SECONDS_TO_BEGIN, _SECONDS_TO_FINISH = 30, 120
 _FOLDER = ".wandb"
 _PLACES = {
     "WANDB_DIR": ".",
@@ -24,6 +29,7 @@ _PLACES = {
     "WANDB_ARTIFACT_DIR": "artifacts",
 }
 _QUIET = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -42,14 +48,6 @@ def places(root: Path) -> Iterator[None]:
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value
-
-
-if TYPE_CHECKING:
-    import wandb
-
-_SECONDS_TO_BEGIN, _SECONDS_TO_FINISH = 30, 120
-Mode = Literal["offline", "online"]
-_log = logging.getLogger(__name__)
 
 
 def safely(log: Callable[[Mode], None], settings: Tracking, what: str, root: Path) -> bool:
