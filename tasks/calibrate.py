@@ -22,7 +22,6 @@ from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.risk import caught, risk_profile
 from data import PublicDescription
 from tasks.config import params
-from tasks.config import params as groups
 from tasks.config.params import Params
 from tasks.runs.stages import main_of
 
@@ -47,7 +46,7 @@ def model_for(settings: Params, public: PublicDescription) -> Model:
     return in_front(module, model)
 
 
-def model_of(chosen: groups.Model, public: PublicDescription) -> Model:
+def model_of(chosen: params.Model, public: PublicDescription) -> Model:
     """Build the model of the group `model` for this data; raises ModelRefusedError if it does not fit."""
     model = models.build(
         chosen.name,
@@ -103,10 +102,8 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
     return plan
 
 
-def _withstanding(attack: groups.Attack | None, at: Callable[[float], Plan]) -> Plan:
-    """Plan with the largest epsilon, to within half a percent, at which the attack recognises no more than is
-    allowed.
-    """
+def _withstanding(attack: params.Attack | None, at: Callable[[float], Plan]) -> Plan:
+    """Plan with the largest epsilon, to within half a percent, that keeps the attack to what is allowed."""
     if attack is None:
         raise RefusedError("the run has no target; set privacy.epsilon or privacy.target.")
 
@@ -137,7 +134,7 @@ def _withstanding(attack: groups.Attack | None, at: Callable[[float], Plan]) -> 
     return plan
 
 
-def withstands(plan: Plan, attack: groups.Attack) -> bool:
+def withstands(plan: Plan, attack: params.Attack) -> bool:
     """Whether no attacker can recognise more than the target allows."""
     return bool(
         caught(risk_profile(plan.filter, plan.schedule, plan.adjacency), attack.false_alarms) <= attack.caught
@@ -157,9 +154,7 @@ def _known(model: Model, public: PublicDescription) -> PublicInfo:
 
 
 def _inputs(model: Model, public: PublicDescription) -> Inputs | None:
-    """The inputs of a linear model, bounded by the data card, with the constant 1 of the bias; None for other
-    models.
-    """
+    """The inputs of a linear model, bounded by the data card, and the bias's constant 1; None for other models."""
     layer = linear_layer(model.module)
     if layer is None or public.feature_norms is None:
         return None
@@ -212,7 +207,7 @@ def plan_in(artifacts: Path) -> bytes:
     return path.read_bytes()
 
 
-def model_files(chosen: groups.Model) -> dict[str, str]:
+def model_files(chosen: params.Model) -> dict[str, str]:
     """The SHA-256 of each file that a model is built from, by its key; raises ModelRefusedError if one is missing."""
     named = {key: value for key, value in chosen.own_settings.items() if key.endswith("_file")}
     named |= {"start": chosen.start}
@@ -247,9 +242,7 @@ def _made_for(settings: Params, public: PublicDescription) -> dict[str, Any]:
 
 
 def _code(settings: Params) -> dict[str, str]:
-    """Digests of the source code that params.yaml names: of the method, and of features and model if they are the
-    user's.
-    """
+    """Digests of the source code that params.yaml names: the method, and features and model if they are the user's."""
     method = settings.algorithm_settings["name"]
     named = {
         "algorithm": method if is_own(method) else type(settings.algorithm).__module__,
@@ -259,7 +252,7 @@ def _code(settings: Params) -> dict[str, str]:
     return {what: source_digest(name) for what, name in named.items() if what == "algorithm" or is_own(name)}
 
 
-def _check_secret(privacy: groups.Privacy, public: PublicDescription) -> None:
+def _check_secret(privacy: params.Privacy, public: PublicDescription) -> None:
     if privacy.noise == "seeded" and not public.public:
         raise RefusedError(
             f"seeded noise protects nobody, and the records of {public.dataset!r} are private;"

@@ -19,6 +19,7 @@ from algorithms import models
 from algorithms.errors import RefusedError
 from algorithms.models import Model
 from algorithms.models.saved import load_model as load_model
+from data.prepare.files import read_json
 from data.prepare.prepared import HeldOut, load_held_out
 from data.schema.targets import IGNORED, Known, Labels, NextToken, Number, Tags
 from tasks.config.environment import home
@@ -399,8 +400,7 @@ def _receipt_beside(model: Path) -> dict[str, Any]:
                 f"there is no {path}, so no model can be evaluated; train first by `dvc repro`, or bring back what was"
                 " trained by `dvc checkout`."
             )
-    receipt: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return receipt
+    return read_json(path)
 
 
 def _check_model(path: Path, receipt: Mapping[str, Any]) -> None:

@@ -25,6 +25,7 @@ from algorithms.models.saved import TrainedModel, load, load_model
 from algorithms.privacy.card import PrivacyCard, verify
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.card.text import markdown, not_protected, protected, statement
+from data.prepare.files import read_json
 from data.prepare.unseen import target_in
 from data.schema.targets import Tags
 from tasks.runs.encoders import carried_in, encoder_of, loader_of
@@ -226,8 +227,7 @@ def _beside(artifacts: Path) -> Path:
 
 def _metrics(folder: Path) -> dict[str, Any]:
     path = folder / "metrics.json"
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
+    return read_json(path) if path.is_file() else {}
 
 
 def model_card(card: PrivacyCard, model: nn.Module, metrics: Mapping[str, Any]) -> str:
@@ -324,7 +324,7 @@ def _of_a_library(model: TrainedModel, folder: Path) -> str:
 
     own, parameters = load_model(folder / "model.safetensors")
     own.module.load_state_dict(parameters, strict=False)
-    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    plan = read_json(folder / "plan.json")
     base = plan["model"].get("checkpoint") or plan["model"].get("settings", {}).get("checkpoint")
     read, inputs = write_beside(own, parameters, folder, model.facts, base), made_up(model)
     with torch.no_grad():

@@ -1,6 +1,4 @@
-"""The report stage: make the privacy card, its verification, the figures and the page from the results of the
-stages.
-"""
+"""The report stage: make the privacy card, its verification, the figures and the page from the stages' results."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -28,6 +26,7 @@ from algorithms.privacy.card import (
     verify,
 )
 from data import PublicDescription
+from data.prepare.files import read_json
 from tasks.config import params
 from tasks.config.environment import home
 from tasks.reporting.figures import (
@@ -186,14 +185,10 @@ def _read(artifacts: Path, prepared: Path) -> Run:
     for path in (*(artifacts / name for name in _NEEDED), prepared / "public.json"):
         if not path.is_file():
             raise RefusedError(f"the report needs {path}, which is not there; run the stages before it.")
-    plan, receipt, metrics = (
-        json.loads((artifacts / f"{name}.json").read_text(encoding="utf-8"))
-        for name in ("plan", "receipt", "metrics")
-    )
     return Run(
-        plan=plan,
-        receipt=receipt,
-        metrics=metrics,
+        plan=read_json(artifacts / "plan.json"),
+        receipt=read_json(artifacts / "receipt.json"),
+        metrics=read_json(artifacts / "metrics.json"),
         public=PublicDescription.read(prepared),
         trace=pd.read_parquet(artifacts / "trace.parquet"),
         pairs=pd.read_csv(artifacts / "plots" / "confusion.csv", dtype=str, keep_default_na=False),

@@ -199,12 +199,7 @@ def _identity(job: Job, run: store.Run) -> dict[str, Any]:
 
 
 def _train_into(
-    folder: Path,
-    job: Job,
-    run: store.Run,
-    model: Model,
-    live: OnStep,
-    reserve: Callable[[], None],
+    folder: Path, job: Job, run: store.Run, model: Model, live: OnStep, reserve: Callable[[], None]
 ) -> Trace:
     """Train and write the released model and the trace into `folder`."""
     performance = job.settings.performance

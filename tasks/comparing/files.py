@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 from filelock import FileLock, Timeout
 
-from data.prepare.files import write_text, write_whole
+from data.prepare.files import read_json, write_text, write_whole
 from tasks.config.params import ParamsRefusedError
 
 
@@ -52,9 +52,7 @@ class Place:
         return self.folder / "stop"
 
     def ledger_url(self, *, dataset: str, model: str, method: str) -> str:
-        """The ledger of a method on a problem; separate ledgers, since using a ledger takes longer the more rows it
-        has.
-        """
+        """The ledger of a method on a problem; they are separate, since a ledger with more rows takes longer."""
         return f"sqlite:///{self.folder / 'ledger' / f'{dataset}-{model}-{method}.sqlite'}"
 
     def ledger_urls(self) -> list[str]:
@@ -67,8 +65,7 @@ class Place:
 
     def result(self, digest: str) -> dict[str, Any]:
         """The result of a finished cell."""
-        document: dict[str, Any] = json.loads((self.cells / f"{digest}.json").read_text(encoding="utf-8"))
-        return document
+        return read_json(self.cells / f"{digest}.json")
 
 
 @contextmanager

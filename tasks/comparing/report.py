@@ -41,9 +41,7 @@ _WORDS = {
 
 
 def shown(totals: pd.DataFrame) -> list[str]:
-    """The metrics that a page shows for a problem: the one by which models for its target are compared, and a few
-    more.
-    """
+    """The metrics that a page shows for a problem: that by which its models are compared, and a few more."""
     there = [name for name in (*MEASURES, "objective") if _is_there(totals, name)]
     return [name for place, name in enumerate(there) if place == 0 or name in ("perplexity", "objective")]
 

@@ -1,5 +1,4 @@
-"""The results of a comparison as tables: one row per cell, one row per method and epsilon, and next to published
-numbers.
+"""The results of a comparison as tables: a row per cell, a row per method and epsilon, and beside published numbers.
 
 Published numbers are in a CSV file that the comparison names, and are joined by name.
 """
@@ -97,14 +96,7 @@ _RESULTS = (
     "test_loss", "objective", "seconds", "steps", "planned_steps", "epsilon_spent", "epsilon_planned",
     "noise_multiplier", "sampling_rate", "records",
 )  # fmt: skip
-_NUMBERS = (
-    "test_loss",
-    "objective",
-    "seconds",
-    "epsilon_spent",
-    "epsilon_planned",
-    "noise_multiplier",
-)
+_NUMBERS = ("test_loss", "objective", "seconds", "epsilon_spent", "epsilon_planned", "noise_multiplier")
 
 
 def _row(cell: Trial, result: dict[str, Any]) -> dict[str, Any]:

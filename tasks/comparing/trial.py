@@ -39,6 +39,7 @@ from algorithms.privacy.card.build import composition_of
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from data import PublicDescription
+from data.prepare.files import read_json
 from data.prepare.prepared import HeldOut
 from data.readers.records import Records
 from tasks.calibrate import READS, model_files, model_for, plan_for
@@ -90,7 +91,7 @@ def plan_cell(context: Context, cell: Trial) -> Planned:
     name = digest_of([*inputs, json.loads(public.to_json()), context.code])
     path = context.place.plans / f"{name}.json"
     if path.exists():
-        return Planned(Plan.from_json(json.loads(path.read_text(encoding="utf-8"))), settings)
+        return Planned(Plan.from_json(read_json(path)), settings)
     plan = plan_for(settings, public)
     _check_is_as_declared(cell, plan)
     write_json(path, plan.to_json())
@@ -218,9 +219,7 @@ class Curve:
         self.seconds += time.perf_counter() - began
 
     def frame(self, model: Model, trace: Trace, data: Sides, *, regularisation: float) -> pd.DataFrame:
-        """A table with the columns step, objective, and epsilon spent by then, an upper bound. model: the trained
-        model.
-        """
+        """A table: step, objective, and epsilon spent by then, an upper bound. model: the trained model."""
         if self._last and self._last[0] != self._kept[-1][0]:
             self._keep(*self._last)  # a run that ended before its last planned step
         parameters = torch.stack([kept for _, kept in self._kept])

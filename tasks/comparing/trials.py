@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
@@ -148,8 +148,7 @@ def cells(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> l
             record=_recorded(comparison.record),
             transform=problem.transform,
             model_settings=_model_settings(
-                problem,
-                files | _sources(problem.model, settings["name"], variant.features.get("name", "none")),
+                problem, files, (problem.model, settings["name"], variant.features.get("name", "none"))
             ),
             features=_features(variant, file),
             encoder=encoder,
@@ -201,14 +200,13 @@ def _files(problem: Problem) -> dict[str, str]:
     return model_files(Model.model_validate({"name": problem.model} | problem.model_settings))
 
 
-def _sources(*names: str) -> dict[str, str]:
-    """The SHA-256 of the source of the user's own code, `package.module:factory`."""
-    return {name: source_digest(name) for name in names if is_own(name)}
+def _model_settings(problem: Problem, files: dict[str, str], named: Iterable[str]) -> dict[str, Any]:
+    """The settings with the digests of files and of the user's own code, so that another file is another cell.
 
-
-def _model_settings(problem: Problem, files: dict[str, str]) -> dict[str, Any]:
-    """The settings with the digests of the files that decide the result, so that another file is another cell."""
-    return {**problem.model_settings, "files": files} if files else dict(problem.model_settings)
+    named: what the cell names, of which `package.module:factory` is the user's own.
+    """
+    files = files | {name: source_digest(name) for name in named if is_own(name)}
+    return problem.model_settings | ({"files": files} if files else {})
 
 
 def _encoder(problem: Problem) -> dict[str, Any]:

@@ -131,9 +131,7 @@ def noise_figure(trace: pd.DataFrame, *, theme: Theme) -> "Figure":
 
 
 def correlated_figure(course: Sequence[tuple[int, float, float]], *, theme: Theme) -> "Figure":
-    """Draw the standard deviation of the noise in a parameter after selected steps, for correlated and independent
-    noise.
-    """
+    """Draw the standard deviation of correlated and of independent noise in a parameter, after selected steps."""
     figure, axes = empty(theme)
     after, correlated, independent = zip(*course, strict=True)
     axes.set(xlabel="training steps", ylabel="noise in a parameter (std)")
@@ -146,9 +144,7 @@ def correlated_figure(course: Sequence[tuple[int, float, float]], *, theme: Them
 
 
 def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Theme) -> "Figure":
-    """Draw how held-out records of each class were classified. pairs: columns `actual` and `predicted`, a row per
-    record.
-    """
+    """Draw how held-out records were classified. pairs: columns `actual` and `predicted`, a row per record."""
     from matplotlib.colors import LinearSegmentedColormap
 
     counts = pd.crosstab(pairs["actual"], pairs["predicted"])
@@ -173,9 +169,7 @@ def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Them
 
 
 def class_figure(classes: pd.DataFrame, *, overall: float, theme: Theme) -> "Figure":
-    """Draw the held-out accuracy of each class, and overall as a line. classes: columns `class`, `accuracy`,
-    `records`.
-    """
+    """Draw the held-out accuracy of each class, and overall. classes: columns `class`, `accuracy`, `records`."""
     from matplotlib.ticker import PercentFormatter
 
     figure, axes = empty(theme, height=1.3 + 0.24 * len(classes))

@@ -59,10 +59,7 @@ def rehearse(
 
 
 def _made_up(
-    document: Mapping[str, Any],
-    public: PublicDescription,
-    receipt: Mapping[str, Any],
-    trial: Schedule | None,
+    document: Mapping[str, Any], public: PublicDescription, receipt: Mapping[str, Any], trial: Schedule | None
 ) -> Run:
     plan = Plan.from_json(document)
     chosen_on_the_way = [(GaussianDpEvent(1000.0), 1)]

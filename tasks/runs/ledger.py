@@ -9,7 +9,6 @@ population is charged.
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +18,7 @@ from sqlalchemy.engine import make_url
 
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.ledger import NOTHING, Checkpoint, Head, Ledger, identity
-from data.prepare.files import write_text, write_whole
+from data.prepare.files import read_json, write_text, write_whole
 from tasks.config import params
 from tasks.config.environment import LEDGER, home, ledger_url, sqlite_url
 
@@ -71,7 +70,7 @@ def head_of(path: Path, ledger: Ledger) -> str | None:
     """The head in a receipt of this ledger; None if it is of another ledger, too old or missing."""
     if not path.is_file():
         return None
-    kept = json.loads(path.read_text(encoding="utf-8")).get("ledger", {})
+    kept = read_json(path).get("ledger", {})
     is_ours = kept.get("first") is not None and kept["first"] == identity(ledger)
     return str(kept["head"]) if is_ours else None
 

@@ -59,13 +59,7 @@ def refusals() -> tuple[type[ValueError], ...]:
     from algorithms.extension import NotUsableError
     from data.schema.errors import DataRefusedError
 
-    return (
-        DataRefusedError,
-        EncoderRefusedError,
-        NotUsableError,
-        RefusedError,
-        ParamsRefusedError,
-    )
+    return (DataRefusedError, EncoderRefusedError, NotUsableError, RefusedError, ParamsRefusedError)
 
 
 def checkout() -> Path:

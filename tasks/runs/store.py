@@ -36,7 +36,7 @@ from typing import Any, Literal
 from algorithms.errors import RefusedError
 from algorithms.privacy.mechanisms.noise import Generator
 from data import PublicDescription
-from data.prepare.files import taken, write_text, write_whole
+from data.prepare.files import read_json, taken, write_text, write_whole
 from data.prepare.prepared import contents
 from data.prepare.secret_key import keyed, owner_key
 
@@ -194,7 +194,7 @@ def _is_whole(folder: Path) -> bool:
     """Whether a run's result is complete and unchanged, by the checksums of its receipt."""
     result = folder / _RESULT
     try:
-        receipt: dict[str, Any] = json.loads((result / RECEIPT).read_text(encoding="utf-8"))
+        receipt = read_json(result / RECEIPT)
         same = all(sha256_of(result / name) == receipt["sha256"][name] for name in _RELEASED)
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -212,7 +212,7 @@ def hand_out(result: Path, artifacts: Path, names: Iterable[str], *, said: Mappi
         fresh = artifacts / f".{name}"
         shutil.copyfile(result / name, fresh)
         if name == RECEIPT:
-            receipt = json.loads(fresh.read_text(encoding="utf-8")) | said
+            receipt = {**read_json(fresh), **said}
             receipt["sha256"][PLAN] = sha256_of(artifacts / PLAN)
             fresh.write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
         fresh.replace(artifacts / name)
@@ -253,7 +253,7 @@ def begun_since(home: Path, moment: float, checkout: Path) -> str | None:
     found: list[tuple[float, str]] = []
     for meta in (home / "runs").glob(f"[!.]*/{_META}"):
         with suppress(FileNotFoundError):  # another process deletes it
-            began, of = meta.stat().st_mtime, json.loads(meta.read_text(encoding="utf-8"))
+            began, of = meta.stat().st_mtime, read_json(meta)
             if began >= moment and of["checkout"] == str(checkout.resolve()):
                 found.append((began, meta.parent.name))
     return max(found)[1] if found else None
@@ -298,11 +298,7 @@ def sha256_of(path: Path) -> str:
 
 def described(public: PublicDescription) -> dict[str, str]:
     """The names of the run's data and a digest of their description, for `check_described`."""
-    return {
-        "dataset": public.dataset,
-        "population": public.population,
-        "description_sha256": public.digest,
-    }
+    return {"dataset": public.dataset, "population": public.population, "description_sha256": public.digest}
 
 
 def check_described(receipt: Mapping[str, Any], public: PublicDescription) -> None:

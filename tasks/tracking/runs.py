@@ -18,6 +18,7 @@ import pandas as pd
 
 from algorithms.privacy.card import PrivacyCard, load
 from data import PublicDescription
+from data.prepare.files import read_json
 from tasks.config.params import Tracking
 from tasks.reporting.figures import Curve
 from tasks.runs.quality import quality, tracked
@@ -265,7 +266,7 @@ def _register(logged: "wandb.Run", artifact: "wandb.Artifact", name: str) -> Non
 
 def log_winner(receipt: Mapping[str, Any], folder: Path, settings: Tracking, *, root: Path) -> None:
     """Log the winner in `folder`; a failure costs one line of the log."""
-    card = json.loads((folder / "privacy_card.json").read_text(encoding="utf-8"))
+    card = read_json(folder / "privacy_card.json")
     config = {name: card["mechanism"][name] for name in ("algorithm", "settings", "steps")}
     summary = {"epsilon": card["setting"]["epsilon"], "delta": card["setting"]["delta"]}
 

@@ -35,7 +35,7 @@ from algorithms.privacy.card.trace import Columns
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import secure_generator, seeded_generator
 from data import PublicDescription
-from data.prepare.files import write_whole
+from data.prepare.files import read_json, write_whole
 from tasks.calibrate import model_for
 from tasks.config import params
 from tasks.config.environment import SPEND_AGAIN, data_mirror, home, ledger_url, may_spend_again
@@ -365,8 +365,8 @@ def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Document:
         stale.unlink()
     for path in result.iterdir():
         write_whole(folder / path.name, partial(shutil.copyfile, path))
-    receipt: Document = json.loads((folder / "receipt.json").read_text(encoding="utf-8"))
-    plan: Document = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    receipt = read_json(folder / "receipt.json")
+    plan = read_json(folder / "plan.json")
     frame = pd.read_parquet(folder / "trace.parquet")
     winner = YAML(typ="safe", pure=True).load(folder / "winner.yaml")
     card = _card(search, plan, receipt, frame, signing_key(home))
