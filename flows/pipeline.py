@@ -75,6 +75,11 @@ def run_stage(stage: str, root: Path) -> State[Any]:
     return Completed(message="done" if ran else "nothing to do: the result is there already")
 
 
+def stage_task(stage: str, root: Path) -> State[Any]:
+    """Run a stage as a task of the current flow that has the stage's name."""
+    return run_stage.with_options(name=stage, task_run_name=stage)(stage, root, return_state=True)
+
+
 @flow(name="pipeline", retries=0)
 def pipeline(
     dataset: str | None = None,
@@ -106,7 +111,7 @@ def pipeline(
             return Failed(name=REFUSED, message=str(refusal))
         revision.write()
         for stage in STAGES:
-            state = run_stage.with_options(name=stage, task_run_name=stage)(stage, root, return_state=True)
+            state = stage_task(stage, root)
             if state.name == REFUSED:
                 revision.undo()
             if not state.is_completed():
@@ -115,9 +120,7 @@ def pipeline(
 
 
 def be_quiet_where_nothing_was_raised() -> None:
-    """Drop the empty traceback that Prefect logs for tasks that return a failed state instead of raising, as ours
-    do.
-    """
+    """Drop the empty traceback that Prefect logs for tasks that return a failed state, as ours do."""
 
     def without_empty_traceback(record: logging.LogRecord) -> bool:
         if record.exc_info and record.exc_info[0] is None:

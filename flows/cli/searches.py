@@ -15,8 +15,7 @@ from flows.cli.terminal import say, sentences, show
 
 def compare(
     files: Annotated[
-        list[Path],
-        typer.Argument(help="Files such as comparisons/example.yaml, run one after the other."),
+        list[Path], typer.Argument(help="Files such as comparisons/example.yaml, run one after the other.")
     ],
     runner: Annotated[str, typer.Option(help="What runs the cells: threads, dask or ray.")] = "threads",
     workers: Annotated[int, typer.Option(min=1, help="How many cells run at once.")] = 2,
