@@ -165,6 +165,7 @@ def one_server(runner: Runner) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    from flows.cli.main import compare_only
+    from flows.cli import searches
+    from flows.cli.terminal import run_by_itself
 
-    compare_only()
+    run_by_itself(searches.compare)

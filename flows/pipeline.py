@@ -131,6 +131,7 @@ def be_quiet_where_nothing_was_raised() -> None:
 
 
 if __name__ == "__main__":
-    from flows.cli.main import run_only
+    from flows.cli.runs import run
+    from flows.cli.terminal import run_by_itself
 
-    run_only()
+    run_by_itself(run)

@@ -60,13 +60,17 @@ def tune(
             return
 
         from tasks.tuning.pricing import load
-        from tasks.tuning.search import deliver
+        from tasks.tuning.search import deliver, in_threads
 
         asked = load(root / file)
         if runner == "threads" and not has_prefect_api():
             steps = Steps(verbose)
             say(f"searching: at most epsilon {asked.epsilon:g} for all trials together ...", error=True)
-            say(alone(lambda: deliver(asked, root, say=steps.line, workers=workers), root))
+            say(
+                alone(
+                    lambda: deliver(asked, root, say=steps.line, run_all=partial(in_threads, workers)), root
+                )
+            )
             return
         if not verbose:
             quieten_prefect()

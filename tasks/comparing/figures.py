@@ -41,12 +41,6 @@ def by_epsilon(totals: pd.DataFrame, metric: str, *, words: str, theme: Theme) -
     return figure
 
 
-def gaps(curves: pd.DataFrame) -> pd.DataFrame:
-    """Add the column `gap`: the objective minus the smallest that any method reached on the same training records."""
-    least = curves.groupby([*PROBLEM, "repeat", "fold"])["objective"].transform("min")
-    return curves.assign(gap=curves["objective"] - least)
-
-
 def over_steps(table: pd.DataFrame, *, x: str, y: str, words: str, theme: Theme) -> Figure:
     """Draw the mean of column y over column x; a row per problem, a column per epsilon, a line per label.
 

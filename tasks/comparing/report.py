@@ -13,10 +13,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from algorithms.privacy.ledger import Ledger
-from data.prepare.files import write_whole
+from data.prepare.files import write_text, write_whole
 from tasks.comparing import figures
 from tasks.comparing.files import Place, write_json
-from tasks.comparing.results import beside, read_published, results, summary, write_tables
+from tasks.comparing.results import beside, read_published, results, summary, with_gap, write_tables
 from tasks.comparing.trial import counted, sweep
 from tasks.comparing.work import Work
 from tasks.config import params
@@ -63,31 +63,6 @@ class Table:
     rows: Sequence[Sequence[str]]
 
 
-@dataclass(frozen=True)
-class Content:
-    """The content of the page. pictures: by file name without suffix. refused: cells that could not run, and why."""
-
-    title: str
-    name: str
-    sweep: str
-    facts: Sequence[tuple[str, str]]
-    tables: Sequence[Table]
-    pictures: Mapping[str, Picture]
-    published: Table | None
-    refused: Sequence[str]
-
-
-def html(content: Content) -> str:
-    """The page as HTML, in the style of a run's report."""
-    made = environment(below=_HERE)
-    return made.get_template("comparison.html.j2").render(content=content)
-
-
-def markdown(content: Content) -> str:
-    """The page as Markdown; its figures are separate files next to it."""
-    return environment(below=_HERE, autoescape=False).get_template("comparison.md.j2").render(content=content)
-
-
 def result_tables(totals: pd.DataFrame) -> list[Table]:
     """A table per problem and metric: methods as rows, epsilons as columns, mean and standard error in each cell."""
     tables = []
@@ -103,20 +78,17 @@ def published_table(rows: pd.DataFrame) -> Table:
     return Table("Published numbers beside ours", header, [_beside(row) for row in rows.to_dict("records")])
 
 
-def _beside(row: Mapping[Hashable, object]) -> tuple[str, ...]:
-    metric = str(row["metric"])
-    value, ours, stderr, difference = (
-        float(str(row[name])) for name in ("value", "ours", "stderr", "difference")
-    )
+def _beside(row: Mapping[Hashable, Any]) -> tuple[str, ...]:
+    metric, difference = row["metric"], row["difference"]
     setting = f" ({row['setting']})" if row["setting"] else ""
     return (
-        str(row["figure"]),
+        row["figure"],
         f"{row['dataset']}, {row['model']}",
         f"{row['method']}{setting}",
-        _epsilon(float(str(row["epsilon"]))),
+        _epsilon(row["epsilon"]),
         metric,
-        f"{value:g}",
-        _measured(ours, stderr, metric),
+        f"{row['value']:g}",
+        _measured(row["ours"], row["stderr"], metric),
         "" if math.isnan(difference) else f"{difference:+.{_DIGITS.get(metric, 4)}f}",
     )
 
@@ -180,9 +152,11 @@ def report(work: Work, *, refused: Sequence[str]) -> Report:
     pictures = _pictures(work, table, totals) if len(table) else {}
     for name, drawn in pictures.items():
         _write(place.folder / f"{name}.png", drawn.light)
-    content = _content(work, table, totals, pictures, refused=refused, runs=runs)
-    _write(place.folder / PAGE, html(content).encode())
-    _write(place.folder / MARKDOWN, markdown(content).encode())
+    content = _content(work, table, totals, runs) | {"pictures": pictures, "refused": refused}
+    html = environment(below=_HERE).get_template("comparison.html.j2")
+    markdown = environment(below=_HERE, autoescape=False).get_template("comparison.md.j2")
+    write_text(place.folder / PAGE, html.render(content))
+    write_text(place.folder / MARKDOWN, markdown.render(content))
     return Report(table, totals, pictures, runs)
 
 
@@ -201,27 +175,17 @@ def _stamp(place: Place, table: pd.DataFrame, runs: int) -> None:
             write_json(place.cells / f"{digest}.json", result)
 
 
-def _content(
-    work: Work,
-    table: pd.DataFrame,
-    totals: pd.DataFrame,
-    pictures: dict[str, Picture],
-    *,
-    refused: Sequence[str],
-    runs: int,
-) -> Content:
+def _content(work: Work, table: pd.DataFrame, totals: pd.DataFrame, runs: int) -> dict[str, object]:
+    """The texts and tables of the page, which are the same as HTML and as Markdown."""
     published = work.comparison.published
     found = None if published is None else beside(read_published(work.place.root / published), totals)
-    return Content(
-        title=work.comparison.title,
-        name=work.comparison.name,
-        sweep=sweep(work.comparison.name, runs).replace("This is one of", "There were"),
-        facts=_facts(work, table),
-        tables=result_tables(totals),
-        pictures=pictures,
-        published=None if found is None else published_table(found),
-        refused=refused,
-    )
+    return {
+        "title": work.comparison.title,
+        "sweep": sweep(work.comparison.name, runs).replace("This is one of", "There were"),
+        "facts": _facts(work, table),
+        "tables": result_tables(totals),
+        "published": None if found is None else published_table(found),
+    }
 
 
 def _facts(work: Work, table: pd.DataFrame) -> list[tuple[str, str]]:
@@ -258,7 +222,7 @@ def _pictures(work: Work, table: pd.DataFrame, totals: pd.DataFrame) -> dict[str
             pictures[metric] = picture(_against_epsilon(pd.concat(problems), metric), words)
     curves = _gathered(work.place, table, "curve")
     if len(curves):
-        gaps = figures.gaps(curves)
+        gaps = with_gap(curves)
         words = (
             "How far the objective is above the least known on the same records, by step; mean over cells. A method"
             " that asks once is dashed."

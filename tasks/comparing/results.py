@@ -79,15 +79,18 @@ METRIC_COLUMNS = [*MEASURES, "test_loss", "objective", "gap", "seconds", "steps"
 def results(place: Place, cells: tuple[Trial, ...]) -> pd.DataFrame:
     """One row per finished cell, in the order of the cells, with the metrics of the targets that occur.
 
-    A number that is infinite or was not recorded is NaN. gap: the objective minus the smallest that any cell reached on
-    the same training records.
+    A number that is infinite or was not recorded is NaN. gap: see `with_gap`.
     """
     done = place.finished()
     rows = [_row(cell, place.result(cell.digest)) for cell in cells if cell.digest in done]
     there = [name for name in MEASURES if any(name in row for row in rows)]
     columns = [*KEY, "delta", "accountant", "seed", "repeat", "fold", *there, *_RESULTS, "digest", "code"]
     numbers = ("epsilon", "delta", *there, *_NUMBERS)
-    table = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(numbers, float))
+    return with_gap(pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(numbers, float)))
+
+
+def with_gap(table: pd.DataFrame) -> pd.DataFrame:
+    """Add the column `gap`: the objective minus the smallest that is in the table for the same training records."""
     least = table.groupby(["dataset", "model", "repeat", "fold"])["objective"].transform("min")
     return table.assign(gap=table["objective"] - least)
 

@@ -128,9 +128,15 @@ def _begin(work: Work, period: str) -> Outcome:
         )
     except TooFewBlocksError as few:
         return Outcome("skipped", f"no retraining in {period}: {few}")
-    text = chosen.revision.after, chosen.revision.before
-    number = before[-1].number + 1 if before else 1
-    state = State(period, str(work.root.resolve()), *text, chosen.blocks, chosen.epsilon, number=number)
+    state = State(
+        period=period,
+        root=str(work.root.resolve()),
+        params=chosen.revision.after,
+        before=chosen.revision.before,
+        blocks=chosen.blocks,
+        epsilon=chosen.epsilon,
+        number=before[-1].number + 1 if before else 1,
+    )
     work.states.write(state)
     work.say(f"retraining of {period} on {len(chosen.blocks)} blocks with epsilon {chosen.epsilon:g}")
     return _run(work, state)

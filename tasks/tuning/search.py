@@ -140,12 +140,10 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
         return _hand_out(search, result, root, home)
 
 
-def deliver(
-    asked: Tuning, root: Path, *, say: Callable[[str], object], workers: int = 1, run_all: Runs | None = None
-) -> str:
+def deliver(asked: Tuning, root: Path, *, say: Callable[[str], object], run_all: Runs) -> str:
     """Prepare, price and run a search in the locked checkout at `root`; returns the outcome as a sentence.
 
-    say: called if this waits for another run. workers: threads that share the trials, unless `run_all` runs them.
+    say: called if this waits for another run. run_all: runs the trials, such as `in_threads` with a number of threads.
     Raises what `tune` raises, and ParamsRefusedError or DataRefusedError for invalid settings and data.
     """
     with checkout_lock(root, say=say):
@@ -160,9 +158,7 @@ def deliver(
         work = Search(asked, priced, prepared, public, public.blocks or (WHOLE_POPULATION,))
         url = ledger_url(settings.ledger.url)
         ledger = open_newest(url, home=folder, root=root)
-        receipt = tune(
-            work, ledger=ledger, home=folder, root=root, run_all=run_all or partial(in_threads, workers)
-        )
+        receipt = tune(work, ledger=ledger, home=folder, root=root, run_all=run_all)
         remember(ledger, url, home=folder)
     log_winner(receipt, root / FOLDER, settings.tracking, root=root)
     return (
