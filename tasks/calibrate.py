@@ -93,7 +93,11 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
         target = Target(Budget(epsilon, privacy.delta), privacy.accountant, privacy.count_noise, before)
         return settings.algorithm.plan(target, _known(model, public))
 
-    plan = at(privacy.epsilon) if privacy.epsilon is not None else _withstanding(privacy.target, at)
+    if privacy.epsilon is not None:
+        plan = at(privacy.epsilon)
+    else:
+        assert privacy.target is not None  # params.yaml has one of the two
+        plan = _withstanding(privacy.target, at)
     if plan.not_private is not None and privacy.noise != "seeded":
         raise RefusedError(
             f"secret noise would promise what does not hold: {plan.not_private} To reproduce it all the same,"
@@ -102,17 +106,11 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
     return plan
 
 
-def _withstanding(attack: params.Attack | None, at: Callable[[float], Plan]) -> Plan:
+def _withstanding(attack: params.Attack, at: Callable[[float], Plan]) -> Plan:
     """Plan with the largest epsilon, to within half a percent, that keeps the attack to what is allowed."""
-    if attack is None:
-        raise RefusedError("the run has no target; set privacy.epsilon or privacy.target.")
-
-    def holds(plan: Plan) -> bool:
-        return withstands(plan, attack)
-
     low = high = 1.0
     plan = at(low)
-    while not holds(plan):
+    while not withstands(plan, attack):
         low, high = low / 2, low
         if low < _LEAST_EPSILON:
             raise RefusedError(
@@ -121,13 +119,13 @@ def _withstanding(attack: params.Attack | None, at: Callable[[float], Plan]) -> 
             )
         plan = at(low)
     while low == high < _LARGEST_EPSILON:
-        if holds(more := at(2 * high)):
+        if withstands(more := at(2 * high), attack):
             low, high, plan = 2 * high, 2 * high, more
         else:
             high = 2 * high
     while high > low * 1.005:
         middle = math.sqrt(low * high)
-        if holds(more := at(middle)):
+        if withstands(more := at(middle), attack):
             low, plan = middle, more
         else:
             high = middle

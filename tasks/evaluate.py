@@ -393,30 +393,29 @@ def _write_csv(path: Path, header: tuple[str, ...], rows: Any) -> None:
         writer.writerows(rows)
 
 
-def _receipt_beside(model: Path) -> dict[str, Any]:
-    for path in (model, model.with_name("receipt.json")):
+def _receipt_of(model: Path) -> dict[str, Any]:
+    """The receipt beside a model; raises RefusedError if either is missing, or it is the receipt of another model."""
+    beside = model.with_name("receipt.json")
+    for path in (model, beside):
         if not path.is_file():
             raise RefusedError(
                 f"there is no {path}, so no model can be evaluated; train first by `dvc repro`, or bring back what was"
                 " trained by `dvc checkout`."
             )
-    return read_json(path)
-
-
-def _check_model(path: Path, receipt: Mapping[str, Any]) -> None:
-    if sha256_of(path) != receipt["sha256"][path.name]:
+    receipt = read_json(beside)
+    if sha256_of(model) != receipt["sha256"][model.name]:
         raise RefusedError(
-            f"{path} is not the model of run {receipt['run_id']}, which artifacts/receipt.json is of; `dvc checkout`"
+            f"{model} is not the model of run {receipt['run_id']}, which artifacts/receipt.json is of; `dvc checkout`"
             " brings back files that belong together."
         )
+    return receipt
 
 
 def main() -> None:
     """`python -m tasks.evaluate`, in a checkout."""
     artifacts = Path("artifacts")
     path = artifacts / "model.safetensors"
-    receipt = _receipt_beside(path)
-    _check_model(path, receipt)
+    receipt = _receipt_of(path)
     data = load_held_out(Path("datasets/prepared"))
     check_described(receipt, data.public)
     store.take_up(home(), receipt["run_id"], keeps=not data.public.public)

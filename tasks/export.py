@@ -74,8 +74,8 @@ def export(artifacts: Path, form: Form, to: Path) -> float:
     writers: Mapping[Form, Callable[[TrainedModel, Tensor, Path], Callable[[Tensor], Tensor]]] = {
         "onnx": _onnx,
         "torchscript": _torchscript,
-        "huggingface": lambda found, given, path: _huggingface(found, given, path, artifacts),
-        "library": lambda found, given, path: _library(found, path, artifacts),
+        "huggingface": lambda found, _, path: _huggingface(found, path, artifacts),
+        "library": lambda found, _, path: _library(found, path, artifacts),
     }
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}-") as folder:
@@ -152,9 +152,7 @@ def _torchscript(model: TrainedModel, inputs: Tensor, path: Path) -> Callable[[T
     return again
 
 
-def _huggingface(
-    model: TrainedModel, inputs: Tensor, folder: Path, artifacts: Path
-) -> Callable[[Tensor], Tensor]:
+def _huggingface(model: TrainedModel, folder: Path, artifacts: Path) -> Callable[[Tensor], Tensor]:
     """Write a folder that `AutoModel.from_pretrained(folder, trust_remote_code=True)` loads beside epsilonflow."""
     from tasks.hub import EpsilonflowConfig, EpsilonflowModel
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -188,7 +188,7 @@ def load(path: Path) -> Comparison:
     try:
         comparison = Comparison.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        raise ParamsRefusedError(f"{path.name}: {_problem(document, error)}; correct it.") from None
+        raise ParamsRefusedError(f"{path.name}: {_problem(error)}; correct it.") from None
     if comparison.name != path.stem:
         raise ParamsRefusedError(
             f"{path.name}: name must be {path.stem!r}, the name of the file; correct it."
@@ -248,7 +248,7 @@ def _document(path: Path) -> dict[str, Any]:
     return document
 
 
-def _problem(document: Mapping[str, Any], error: ValidationError) -> str:
+def _problem(error: ValidationError) -> str:
     problem: dict[str, Any] = dict(error.errors()[0])
     key = ".".join(str(part) for part in problem["loc"] if part != "[key]")
     if problem["type"] == "extra_forbidden":

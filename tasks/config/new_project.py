@@ -48,9 +48,8 @@ class Declared:
     """The declarations of the owner of a table, of texts or of images.
 
     reader: as in a data card. predicts: `classes` or `target` of the card. at_most: upper bound on the number of
-    records.
-    unit: what one record is. cap: epsilon that all runs together may spend. file: the file or folder to copy. shape:
-    shape of an image. encoder: encoder of texts or images.
+    records. unit: what one record is. cap: epsilon that all runs together may spend. file: the file or folder to copy.
+    shape: of an image. encoder: of texts or images.
     """
 
     name: str

@@ -157,11 +157,7 @@ class Model(Group):
 
 
 class Memory(Group):
-    """Settings that do not change the result, except for rounding.
-
-    memory_mb: memory for per-record gradients. physical_batch: records per pass, by default as memory_mb allows;
-    rounded down to a multiple of 64, or to 32 or 1.
-    """
+    """The settings of `Performance` that a run of a comparison has, too."""
 
     memory_mb: int = Field(default=1024, ge=1)
     physical_batch: int | None = Field(default=None, ge=1)

@@ -165,11 +165,9 @@ THIS_RUN = "this run"
 class History:
     """The history of a run.
 
-    blocks: the population's blocks in order, with the columns block, spent_epsilon, spent_delta, cap_epsilon,
-    cap_delta, retired. retrainings: columns period, outcome, run_id, epsilon, quality, blocks (a text), from the oldest
-    to this run. epsilon is what a run is charged; quality is on held-out records, NaN if there is no model. Both tables
-    may be empty.
-    measure: the name of the quality metric.
+    blocks: the population's blocks in order, with the columns BLOCKS. retrainings: from the oldest to this run, with
+    the columns RETRAININGS: epsilon is what a run is charged; quality is on held-out records, NaN if there is no model;
+    blocks are a text. Both tables may be empty. measure: the name of the quality metric.
     """
 
     blocks: pd.DataFrame

@@ -147,7 +147,6 @@ def tell(opening: dict[str, Any], rows: Iterator[dict[str, Any]]) -> None:
     config = {"run_id": opening["run_id"], **opening["about"]}
     with session(
         Tracking.model_validate(opening["settings"]),
-        "online",
         run_id=opening["run_id"],
         group=opening["run_id"],
         job_type="train",

@@ -22,7 +22,7 @@ from data.prepare.files import read_json
 from tasks.config.params import Tracking
 from tasks.reporting.figures import Curve
 from tasks.runs.quality import quality, tracked
-from tasks.tracking.session import Mode, add_file, reason, safely, session, valid
+from tasks.tracking.session import add_file, reason, safely, session, valid
 
 if TYPE_CHECKING:
     import wandb
@@ -88,10 +88,10 @@ def log_run(run: Finished, settings: Tracking, *, artifacts: Path, root: Path) -
     artifacts: folder of the run's files. root: the checkout, below which W&B's own files are written.
     """
     folder = artifacts.absolute()
-    return safely(lambda mode: _log_run(run, settings, mode, folder), settings, "this run", root)
+    return safely(lambda: _log_run(run, settings, folder), settings, "this run", root)
 
 
-def _log_run(run: Finished, settings: Tracking, mode: Mode, artifacts: Path) -> None:
+def _log_run(run: Finished, settings: Tracking, artifacts: Path) -> None:
     """Continue the run that training showed live, if there is one.
 
     A W&B run for each stage would have only artifacts to show, and make five lines of one run in every list.
@@ -99,7 +99,6 @@ def _log_run(run: Finished, settings: Tracking, mode: Mode, artifacts: Path) -> 
     run_id = run.card.evidence.run_id
     with session(
         settings,
-        mode,
         run_id=run_id,
         group=run_id,
         job_type=TRAIN,
@@ -181,19 +180,18 @@ class Member:
 def log_group(group: str, members: Sequence[Member], settings: Tracking, *, root: Path) -> bool:
     """Log finished runs as one group; returns whether it was logged. A failure costs one line of the log."""
 
-    def log(mode: Mode) -> None:
+    def log() -> None:
         for member in members:
-            _log_member(group, member, settings, mode)
+            _log_member(group, member, settings)
 
     return safely(log, settings, "this group", root)
 
 
-def _log_member(group: str, member: Member, settings: Tracking, mode: Mode) -> None:
+def _log_member(group: str, member: Member, settings: Tracking) -> None:
     import wandb
 
     with session(
         settings,
-        mode,
         group=group,
         job_type=member.job_type,
         name=f"{group}: {member.job_type}",
@@ -232,16 +230,15 @@ def log_promotion(name: str, entry: Path, settings: Tracking, *, root: Path) -> 
     one line.
     """
     folder = entry.absolute()
-    return safely(lambda mode: _log_to(name, folder, settings, mode), settings, "this promotion", root)
+    return safely(lambda: _log_to(name, folder, settings), settings, "this promotion", root)
 
 
-def _log_to(name: str, entry: Path, settings: Tracking, mode: Mode) -> None:
+def _log_to(name: str, entry: Path, settings: Tracking) -> None:
     import wandb
 
     promoted = load(entry / "privacy_card.json")
     with session(
         settings,
-        mode,
         group=entry.name,
         job_type="promotion",
         name=f"{name}: {entry.name}",
@@ -252,7 +249,7 @@ def _log_to(name: str, entry: Path, settings: Tracking, mode: Mode) -> None:
         for file in _SENT:
             add_file(artifact, entry / file)
         logged.log_artifact(artifact, aliases=["latest", ALIAS])
-        if mode == "online":
+        if settings.mode == "online":
             _register(logged, artifact, valid(name))
 
 
@@ -270,10 +267,9 @@ def log_winner(receipt: Mapping[str, Any], folder: Path, settings: Tracking, *, 
     config = {name: card["mechanism"][name] for name in ("algorithm", "settings", "steps")}
     summary = {"epsilon": card["setting"]["epsilon"], "delta": card["setting"]["delta"]}
 
-    def log(mode: Mode) -> None:
+    def log() -> None:
         with session(
             settings,
-            mode,
             job_type="search",
             group=f"{receipt['dataset']} searches",
             name=receipt["run_id"],

@@ -149,8 +149,8 @@ class Priced:
 
     shows_all: whether all trials may be shown. each: epsilon of a single trial. costs: of the whole search, by
     accountant; the smallest is its cost. schedule: the charged events: features that are learned once for all trials,
-    then the search.
-    shares: whether there are such features. documents, plans: params.yaml and the plan's document of each candidate.
+    then the search. shares: whether there are such features. documents, plans: params.yaml and the plan's document of
+    each candidate.
     """
 
     shows_all: bool

@@ -135,7 +135,7 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
                 register(ledger, public, home=home, prepared=search.prepared)
                 _reserve(search, run, ledger, home)
             bind(ledger, public, home=home, prepared=search.prepared)
-            result = _searched(search, run, ledger, home, root, run_all)
+            result = _searched(search, run, ledger, root, run_all)
         run.forget_secrets()
         return _hand_out(search, result, root, home)
 
@@ -302,7 +302,7 @@ def _share_features(run: store.Run, trial: Trial) -> None:
     training.save(folder, found, run_id=run_id, step=0, trace=trace, last_norms=LastNorms())
 
 
-def _searched(search: Search, run: store.Run, ledger: Ledger, home: Path, root: Path, run_all: Runs) -> Path:
+def _searched(search: Search, run: store.Run, ledger: Ledger, root: Path, run_all: Runs) -> Path:
     trials = trials_of_run(search, run)
     if not trials:
         plan, _ = search.plan(0)
