@@ -52,7 +52,6 @@ from tasks.tracking.report import log_report
 
 READS = ("tracking",)
 CARD, PAGE = "privacy_card.json", "report.html"
-_COMMAND = f"epsilonflow card verify artifacts/{CARD} --key KEY"
 _NEEDED = (
     "plan.json",
     "receipt.json",
@@ -162,7 +161,6 @@ def compose(
         result,
         every,
         said,
-        command=_COMMAND,
         risk=None if promised is None else risk_of(promised),
         attack=run.plan.get("attack"),
         audit=audit,

@@ -114,7 +114,6 @@ def page(
     pictures: Mapping[str, Picture],
     past: Mapping[str, object],
     *,
-    command: str,
     risk: Risk | None,
     attack: Mapping[str, float] | None = None,
     audit: Mapping[str, Any] | None = None,
@@ -122,8 +121,8 @@ def page(
     """Make the page.
 
     pictures: epsilon, risk, noise, confusion and per_class, and those of the history. past: template variables of the
-    history. command: the command that verifies the card. risk: None for a run that promises nothing. attack: the attack
-    to which the noise was calibrated, if any. audit: the newest audit of the method, if any.
+    history. risk: None for a run that promises nothing. attack: the attack to which the noise was calibrated, if any.
+    audit: the newest audit of the method, if any.
     """
     epsilon, delta = card.setting.epsilon, card.setting.delta
     return (
@@ -135,7 +134,6 @@ def page(
             score=result,
             pictures=pictures,
             **past,
-            command=command,
             risk=risk,
             attack=attack,
             audit=audit,
