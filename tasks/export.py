@@ -11,6 +11,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,9 +37,7 @@ Form = Literal["onnx", "torchscript", "huggingface", "library"]
 FORMS: tuple[Form, ...] = get_args(Form)
 _NEEDS: Mapping[Form, tuple[str, ...]] = {
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
-    "torchscript": (),
     "huggingface": ("transformers",),
-    "library": (),
 }
 _TRACED: tuple[Form, ...] = ("onnx", "torchscript")  # their libraries can raise any exception
 _RECORDS, _CLOSE = 5, 1e-4
@@ -62,7 +61,7 @@ def export(artifacts: Path, form: Form, to: Path) -> float:
     Raises:
         RefusedError: if a library is missing or cannot trace the model, `to` exists, or the scores differ.
     """
-    missing = [name for name in _NEEDS[form] if find_spec(name) is None]
+    missing = [name for name in _NEEDS.get(form, ()) if find_spec(name) is None]
     if missing:
         extra = "models" if form == "huggingface" else "export"
         raise RefusedError(f"{form} needs {', '.join(missing)}: pip install 'epsilonflow[{extra}]'.")
@@ -71,11 +70,11 @@ def export(artifacts: Path, form: Form, to: Path) -> float:
     model = load(artifacts)
     _quieten_transformers()
     inputs = made_up(model)
-    writers: Mapping[Form, Callable[[TrainedModel, Tensor, Path], Callable[[Tensor], Tensor]]] = {
-        "onnx": _onnx,
-        "torchscript": _torchscript,
-        "huggingface": lambda found, _, path: _huggingface(found, path, artifacts),
-        "library": lambda found, _, path: _library(found, path, artifacts),
+    writers: Mapping[Form, Callable[[Path], Callable[[Tensor], Tensor]]] = {
+        "onnx": partial(_onnx, model, inputs),
+        "torchscript": partial(_torchscript, model, inputs),
+        "huggingface": partial(_huggingface, model, artifacts=artifacts),
+        "library": partial(_library, model, artifacts=artifacts),
     }
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}-") as folder:
@@ -83,7 +82,7 @@ def export(artifacts: Path, form: Form, to: Path) -> float:
         # More records than it was traced with, since the batch size must be free.
         more = torch.cat([inputs, inputs.flip(0)])
         try:
-            said = writers[form](model, inputs, fresh)
+            said = writers[form](fresh)
             with torch.no_grad():
                 far = float((said(more) - model(more)).abs().max())
         except Exception as error:
