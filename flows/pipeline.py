@@ -31,6 +31,10 @@ from tasks.runs.stages import (
 )
 from tasks.runs.summary import RunSummary, run_summary
 
+REFUSED = "Refused"
+LISTENERS: list[Callable[[str, str | None], object]] = []
+"""Callbacks of the command line: called with a stage's name and None when it begins, and with each line it writes."""
+
 
 def publish(root: Path) -> RunSummary:
     """Make the Prefect artifacts `privacy-card` and `metrics` from the results in `root`, log and return them."""
@@ -42,12 +46,6 @@ def publish(root: Path) -> RunSummary:
     for name, text in result.rows():
         get_run_logger().info("%s: %s", name, text)
     return result
-
-
-REFUSED = "Refused"
-
-LISTENERS: list[Callable[[str, str | None], object]] = []
-"""Callbacks of the command line: called with a stage's name and None when it begins, and with each line it writes."""
 
 
 def tell(stage: str, text: str | None = None) -> None:

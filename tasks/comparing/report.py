@@ -26,6 +26,9 @@ from tasks.runs.quality import MEASURES
 from tasks.tracking.runs import Member, log_group
 
 _HERE = Path(__file__).parent
+PAGE, MARKDOWN = "report.html", "page.md"
+FILES = ("results.parquet", "results.csv", "summary.csv", PAGE, MARKDOWN)
+"""The files of a finished comparison, besides its figures."""
 _DIGITS = {"objective": 5, "gap": 5, "test_loss": 5}
 """Decimal places; metrics of the test records have 4."""
 _WORDS = {
@@ -121,11 +124,6 @@ def _measured(mean: float, stderr: float, metric: str) -> str:
 
 def _epsilon(value: float) -> str:
     return "no noise" if math.isnan(value) else f"{value:g}"
-
-
-PAGE, MARKDOWN = "report.html", "page.md"
-FILES = ("results.parquet", "results.csv", "summary.csv", PAGE, MARKDOWN)
-"""The files of a finished comparison, besides its figures."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,15 @@ from tasks.config.params import ParamsRefusedError
 from tasks.runs.quality import MEASURES
 
 COLUMNS = ("figure", "dataset", "model", "method", "setting", "epsilon", "metric", "value")
+"""Of published numbers."""
 METRICS = (*MEASURES, "objective", "gap", "test_loss")
+KEY = ["dataset", "model", "method", "label", "setting", "epsilon"]
+METRIC_COLUMNS = [*MEASURES, "test_loss", "objective", "gap", "seconds", "steps", "epsilon_spent"]
+_RESULTS = (
+    "test_loss", "objective", "seconds", "steps", "planned_steps", "epsilon_spent", "epsilon_planned",
+    "noise_multiplier", "sampling_rate", "records",
+)  # fmt: skip
+_NUMBERS = ("test_loss", "objective", "seconds", "epsilon_spent", "epsilon_planned", "noise_multiplier")
 
 
 def read_published(path: Path) -> pd.DataFrame:
@@ -72,10 +80,6 @@ def _numbers(texts: pd.Series, path: Path) -> pd.Series:
     return numbers
 
 
-KEY = ["dataset", "model", "method", "label", "setting", "epsilon"]
-METRIC_COLUMNS = [*MEASURES, "test_loss", "objective", "gap", "seconds", "steps", "epsilon_spent"]
-
-
 def results(place: Place, cells: tuple[Trial, ...]) -> pd.DataFrame:
     """One row per finished cell, in the order of the cells, with the metrics of the targets that occur.
 
@@ -93,13 +97,6 @@ def with_gap(table: pd.DataFrame) -> pd.DataFrame:
     """Add the column `gap`: the objective minus the smallest that is in the table for the same training records."""
     least = table.groupby(["dataset", "model", "repeat", "fold"])["objective"].transform("min")
     return table.assign(gap=table["objective"] - least)
-
-
-_RESULTS = (
-    "test_loss", "objective", "seconds", "steps", "planned_steps", "epsilon_spent", "epsilon_planned",
-    "noise_multiplier", "sampling_rate", "records",
-)  # fmt: skip
-_NUMBERS = ("test_loss", "objective", "seconds", "epsilon_spent", "epsilon_planned", "noise_multiplier")
 
 
 def _row(cell: Trial, result: dict[str, Any]) -> dict[str, Any]:

@@ -55,6 +55,10 @@ from tasks.runs.signing import signing_key
 
 _WITHOUT_NOISE = {"epsilon": 1.0, "delta": 1e-9, "accountant": "pld"}
 """A placeholder target for methods without noise; nothing depends on it."""
+_POINTS = 200
+_BATCH, _AT_ONCE = 4096, 32
+_CAP = Budget(1e9, 1.0)
+"""The cap in a comparison's own ledger, which records runs and refuses none."""
 
 
 @dataclass(frozen=True)
@@ -192,10 +196,6 @@ def _signed(document: Mapping[str, Any]) -> dict[str, Any]:
     return CellCard.model_validate_json(json.dumps(document)).signed(signing_key(home())).to_json()
 
 
-_POINTS = 200
-_BATCH, _AT_ONCE = 4096, 32
-
-
 class Curve:
     """Keeps the released parameters after selected steps: after each of up to 200 steps, otherwise after about 200.
 
@@ -266,10 +266,6 @@ def mean_losses(model: Model, parameters: Tensor, part: Records) -> NDArray[np.f
                 )
     result: NDArray[np.float64] = totals.numpy() / len(part.labels)
     return result
-
-
-_CAP = Budget(1e9, 1.0)
-"""The cap in a comparison's own ledger, which records runs and refuses none."""
 
 
 def open_ledger(place: Place, cell: Trial) -> Ledger:

@@ -39,6 +39,8 @@ _NOISE_OF_A_STEP = 65.0
 _NOISE_TAKEN = {"tables": 0.1, "images": 0.2, "texts": 0.3}
 """How far the noise of a step may move the parameters; docs/results/defaults.md has the results."""
 _LARGEST_RATE = 8.0
+_RIVALS = (("expected_batch_size", "sampling_rate"), ("norm_noise", "norm_noise_multiplier"))
+"""Pairs of settings of which only one may be given."""
 
 
 @dataclass(frozen=True)
@@ -187,10 +189,6 @@ def _with_learning_rate(
     if rate == _LARGEST_RATE and model == "tanh_cnn" and "schedule" in update:
         chosen["schedule"] = "constant"
     return settings | {"update": update | chosen}
-
-
-_RIVALS = (("expected_batch_size", "sampling_rate"), ("norm_noise", "norm_noise_multiplier"))
-"""Pairs of settings of which only one may be given."""
 
 
 @dataclass(frozen=True)

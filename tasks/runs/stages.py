@@ -25,8 +25,15 @@ from tasks.config.params import ParamsRefusedError
 if TYPE_CHECKING:
     from dvc.repo import Repo
 
+Say = Callable[[str], object]
+STAGES = ("prepare", "calibrate", "train", "evaluate", "report")
 REFUSED = "refused: "
 """The prefix of a refusal in a stage's output."""
+_NOTHING = 3
+"""The exit status of the process if DVC has nothing to do."""
+_POLL_SECONDS = 0.5
+_ENDINGS = ((signal.SIGINT, 5.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 1.0))
+"""Signals that end a process, with seconds to wait: first an interrupt, on which DVC releases its locks."""
 
 
 def main_of(function: Callable[[], object]) -> None:
@@ -72,17 +79,6 @@ def checkout() -> Path:
             " `epsilonflow init DIR`."
         )
     return root
-
-
-STAGES = ("prepare", "calibrate", "train", "evaluate", "report")
-
-_NOTHING = 3
-"""The exit status of the process if DVC has nothing to do."""
-_POLL_SECONDS = 0.5
-_ENDINGS = ((signal.SIGINT, 5.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 1.0))
-"""Signals that end a process, with seconds to wait: first an interrupt, on which DVC releases its locks."""
-
-Say = Callable[[str], object]
 
 
 class StageRefusedError(ValueError):

@@ -36,7 +36,7 @@ LIVE = (LIVE_STEP, "live/epsilon_so_far", "live/noise_std")
 END = {"finished": True}
 """The last line of a training that finished."""
 
-_SECONDS_BETWEEN_ROWS = 1.0
+_SECONDS_BETWEEN_ROWS, _SECONDS_TO_FINISH = 1.0, 15
 _PATIENCE, _PATIENCE_AFTER_A_FAILURE = 20.0, 2.0
 _log = logging.getLogger(__name__)
 
@@ -127,9 +127,6 @@ class _Sender:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-
-
-_SECONDS_TO_FINISH = 15
 
 
 class UnfinishedError(Exception):

@@ -24,7 +24,11 @@ from tasks.runs.quality import measure, quality, tracked
 from tasks.tracking.runs import HISTORY, STEP, SUMMARY, TRAIN, Finished
 from tasks.tracking.session import safely, valid
 
-_MOST_ROWS = 24
+if TYPE_CHECKING:
+    import wandb_workspaces.reports.v2.interface as wr
+
+_MOST_ROWS, _LONGEST_TITLE = 24, 128
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -141,13 +145,6 @@ def _cell(value: object) -> str:
         return "yes" if value else "no"
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return " ".join(text.split()).replace("|", "\\|")
-
-
-if TYPE_CHECKING:
-    import wandb_workspaces.reports.v2.interface as wr
-
-_LONGEST_TITLE = 128
-_log = logging.getLogger(__name__)
 
 
 def log_report(run: Finished, history: History, settings: Tracking, *, root: Path) -> str | None:

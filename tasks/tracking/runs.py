@@ -34,6 +34,14 @@ _FILES = {
     "trace": "trace.parquet",
     "card": "privacy_card.json",
 }
+STEP = "privacy/step"
+HISTORY = (STEP, "privacy/epsilon", "privacy/epsilon_so_far", "privacy/noise_std", "privacy/noise_multiplier")
+SUMMARY = ("test/accuracy", "test/loss", "privacy/epsilon_total", "privacy/delta", "privacy/private")
+ALIAS = "serving"
+REGISTRY = "wandb-registry-model"
+_PROMOTED = ("model.safetensors", "privacy_card.json")
+_MOST_ROWS, _SECONDS_TO_SEND = 2000, 60
+_log = logging.getLogger(__name__)
 
 
 def use(logged: "wandb.Run", artifact: "wandb.Artifact") -> None:
@@ -62,13 +70,6 @@ def _dataset(public: PublicDescription) -> "wandb.Artifact":
     artifact = wandb.Artifact(valid(f"dataset-{public.dataset}"), "dataset", metadata=described)
     artifact.add_reference(f"dataset://{public.dataset}", name="description", checksum=False)
     return artifact
-
-
-STEP = "privacy/step"
-HISTORY = (STEP, "privacy/epsilon", "privacy/epsilon_so_far", "privacy/noise_std", "privacy/noise_multiplier")
-SUMMARY = ("test/accuracy", "test/loss", "privacy/epsilon_total", "privacy/delta", "privacy/private")
-
-_MOST_ROWS = 2000
 
 
 @dataclass(frozen=True)
@@ -215,13 +216,6 @@ def _table(frame: pd.DataFrame) -> "wandb.Table":
     return wandb.Table(columns=[str(name) for name in rows.columns], data=rows.to_numpy())
 
 
-ALIAS = "serving"
-REGISTRY = "wandb-registry-model"
-_SENT = ("model.safetensors", "privacy_card.json")
-_SECONDS_TO_SEND = 60
-_log = logging.getLogger(__name__)
-
-
 def log_promotion(name: str, entry: Path, settings: Tracking, *, root: Path) -> bool:
     """Log the promotion of a model; returns whether it was logged. A failure costs one line of the log.
 
@@ -246,7 +240,7 @@ def _log_to(name: str, entry: Path, settings: Tracking) -> None:
     ) as logged:
         use(logged, file_artifact("model", promoted, entry))
         artifact = wandb.Artifact(valid(name), "model", metadata={"run_id": entry.name})
-        for file in _SENT:
+        for file in _PROMOTED:
             add_file(artifact, entry / file)
         logged.log_artifact(artifact, aliases=["latest", ALIAS])
         if settings.mode == "online":

@@ -32,7 +32,9 @@ from tasks.config.overrides import with_values
 from tasks.config.params import Group, Params, ParamsRefusedError
 from tasks.evaluate import record_scores
 
-READS = ("data", *("privacy", "features", "algorithm", "model", "performance", "tracking", "ledger"))
+Document = dict[str, Any]
+READS = params.GROUPS
+EXAMPLE = "{space: {algorithm.clip_norm: [0.3, 1.0]}, epsilon: 3.0}"
 _LARGEST_SPACE, _TRIES, _NEAR = 512, 16, 0.98
 
 
@@ -100,9 +102,6 @@ class Tuning(Group):
     show_all: bool | Literal["cheaper"] = False
 
 
-EXAMPLE = "{space: {algorithm.clip_norm: [0.3, 1.0]}, epsilon: 3.0}"
-
-
 def load(path: Path) -> Tuning:
     """Load the settings; raises ParamsRefusedError if they are invalid."""
     if not path.exists():
@@ -123,9 +122,6 @@ def load(path: Path) -> Tuning:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "the whole"
         raise ParamsRefusedError(f"{path.name}: {key}: {first['msg']}; correct it.") from None
-
-
-Document = dict[str, Any]
 
 
 def candidates(tuning: Tuning, base: Document) -> list[Document]:
