@@ -22,11 +22,10 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from flows.pipeline import REFUSED
 from tasks.comparing.files import held
 from tasks.comparing.progress import progress
-from tasks.comparing.report import PAGE, report
-from tasks.comparing.tracking import log_comparison
-from tasks.comparing.trial import Context
-from tasks.comparing.trials import Group
-from tasks.comparing.work import Problem, Work, be_ready, plan_group, prepare_data, run_group, split, work_of
+from tasks.comparing.report import PAGE, log_comparison, report
+from tasks.comparing.trial import Context, build_models
+from tasks.comparing.trials import Group, groups
+from tasks.comparing.work import Problem, Work, plan_group, prepare_data, run_group, work_of
 from tasks.config.params import ParamsRefusedError
 from tasks.runs.stages import checkout, refusals
 
@@ -86,27 +85,26 @@ def comparison(file: str, renew: bool = False) -> State[Any]:
 def _compared(work: Work, *, renew: bool) -> State[Any]:
     prepare_data(work)
     wanted = work.unfinished(renew=renew)
-    groups = list(split(wanted))
-    refused = _each(plan, work, groups)
+    refused = _each(plan, work, list(groups(wanted)))
     if refused and not work.comparison.skip_refused:
-        raise ParamsRefusedError(f"{_listed(refused)}")
+        raise ParamsRefusedError(_listed(refused))
     left_out = {problem.cell.digest for problem in refused}
     left = [cell for cell in wanted if cell.digest not in left_out]
-    groups = list(split(left))
-    be_ready(work, left)
-    with progress(work.place, groups):
-        failed = _each(run, work, groups)
+    build_models(work.context, left)  # before cells run in threads of this process
+    parts = list(groups(left))
+    with progress(work.place, parts):
+        failed = _each(run, work, parts)
     finished = report(work, refused=_in_words(refused))
-    if groups:
+    if parts:
         log_comparison(work, finished)
     if failed:
         return Failed(message=f"{len(failed)} of {len(wanted)} cells failed: {_listed(failed)}")
     return Completed(message=f"{len(finished.table)} cells are in {work.place.folder / PAGE}")
 
 
-def _each(action: Any, work: Work, groups: Sequence[Group]) -> list[Problem]:
+def _each(action: Any, work: Work, parts: Sequence[Group]) -> list[Problem]:
     """Submit a task for each group and return the problems. On an interrupt, running cells end and no others start."""
-    futures = [action.submit(work.context, group) for group in groups]
+    futures = [action.submit(work.context, group) for group in parts]
     try:
         return [problem for future in futures for problem in future.result()]
     except BaseException:
@@ -127,10 +125,9 @@ def _in_words(problems: Sequence[Problem]) -> list[str]:
 
 def runner_named(name: str) -> Runner:
     """The runner with this name; raises ParamsRefusedError if there is none."""
-    for runner in get_args(Runner):
-        if runner == name:
-            return cast("Runner", runner)
-    raise ParamsRefusedError(f"there is no runner {name!r}; choose threads, dask or ray.")
+    if name not in get_args(Runner):
+        raise ParamsRefusedError(f"there is no runner {name!r}; choose threads, dask or ray.")
+    return cast("Runner", name)
 
 
 def task_runner(runner: Runner, workers: int) -> TaskRunner[Any]:
@@ -168,6 +165,7 @@ def one_server(runner: Runner) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    from flows.cli.main import compare_only
+    from flows.cli import searches
+    from flows.cli.terminal import run_by_itself
 
-    compare_only()
+    run_by_itself(searches.compare)

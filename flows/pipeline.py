@@ -31,6 +31,10 @@ from tasks.runs.stages import (
 )
 from tasks.runs.summary import RunSummary, run_summary
 
+REFUSED = "Refused"
+LISTENERS: list[Callable[[str, str | None], object]] = []
+"""Callbacks of the command line: called with a stage's name and None when it begins, and with each line it writes."""
+
 
 def publish(root: Path) -> RunSummary:
     """Make the Prefect artifacts `privacy-card` and `metrics` from the results in `root`, log and return them."""
@@ -42,12 +46,6 @@ def publish(root: Path) -> RunSummary:
     for name, text in result.rows():
         get_run_logger().info("%s: %s", name, text)
     return result
-
-
-REFUSED = "Refused"
-
-LISTENERS: list[Callable[[str, str | None], object]] = []
-"""Callbacks of the command line: called with a stage's name and None when it begins, and with each line it writes."""
 
 
 def tell(stage: str, text: str | None = None) -> None:
@@ -73,6 +71,11 @@ def run_stage(stage: str, root: Path) -> State[Any]:
     except StageFailedError as failure:
         return Failed(message=str(failure))
     return Completed(message="done" if ran else "nothing to do: the result is there already")
+
+
+def stage_task(stage: str, root: Path) -> State[Any]:
+    """Run a stage as a task of the current flow that has the stage's name."""
+    return run_stage.with_options(name=stage, task_run_name=stage)(stage, root, return_state=True)
 
 
 @flow(name="pipeline", retries=0)
@@ -106,7 +109,7 @@ def pipeline(
             return Failed(name=REFUSED, message=str(refusal))
         revision.write()
         for stage in STAGES:
-            state = run_stage.with_options(name=stage, task_run_name=stage)(stage, root, return_state=True)
+            state = stage_task(stage, root)
             if state.name == REFUSED:
                 revision.undo()
             if not state.is_completed():
@@ -115,9 +118,7 @@ def pipeline(
 
 
 def be_quiet_where_nothing_was_raised() -> None:
-    """Drop the empty traceback that Prefect logs for tasks that return a failed state instead of raising, as ours
-    do.
-    """
+    """Drop the empty traceback that Prefect logs for tasks that return a failed state, as ours do."""
 
     def without_empty_traceback(record: logging.LogRecord) -> bool:
         if record.exc_info and record.exc_info[0] is None:
@@ -128,6 +129,7 @@ def be_quiet_where_nothing_was_raised() -> None:
 
 
 if __name__ == "__main__":
-    from flows.cli.main import run_only
+    from flows.cli.runs import run
+    from flows.cli.terminal import run_by_itself
 
-    run_only()
+    run_by_itself(run)

@@ -6,7 +6,7 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Failed
 
-from flows.pipeline import be_quiet_where_nothing_was_raised, publish, run_stage
+from flows.pipeline import be_quiet_where_nothing_was_raised, publish, stage_task
 from tasks.runs.stages import checkout, checkout_lock
 from tasks.runs.summary import RunSummary
 
@@ -20,7 +20,7 @@ def report() -> RunSummary | State[Any]:
     root = checkout()
     with checkout_lock(root, say=get_run_logger().info):
         for stage in _FREE:
-            state = run_stage.with_options(name=stage, task_run_name=stage)(stage, root, return_state=True)
+            state = stage_task(stage, root)
             if not state.is_completed():
                 return Failed(name=state.name, message=state.message)
         return publish(root)

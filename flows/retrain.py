@@ -11,7 +11,7 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from flows.pipeline import REFUSED, be_quiet_where_nothing_was_raised, run_stage
+from flows.pipeline import REFUSED, be_quiet_where_nothing_was_raised, stage_task
 from flows.verify import BROKEN
 from tasks.retraining import settings as retraining_settings
 from tasks.retraining.delivery import Work
@@ -47,7 +47,7 @@ def retrain(file: str = "retrain.yaml") -> State[Any]:
 
 def _stage(stage: str, root: Path) -> None:
     """Run a stage as a task of the flow; raises StageRefusedError or StageFailedError."""
-    state = run_stage.with_options(name=stage, task_run_name=stage)(stage, root, return_state=True)
+    state = stage_task(stage, root)
     if state.name == REFUSED:
         raise StageRefusedError(str(state.message))
     if not state.is_completed():

@@ -48,9 +48,7 @@ class Known:
 
 
 @app.command()
-def start(
-    port: Annotated[int, typer.Option(help="Port of the server on 127.0.0.1.")] = 4200,
-) -> None:
+def start(port: Annotated[int, typer.Option(help="Port of the server on 127.0.0.1.")] = 4200) -> None:
     """Start a server and a worker if they are not running, and deploy the flows of prefect.yaml."""
     url = f"http://127.0.0.1:{port}/api"
     os.environ["PREFECT_API_URL"] = url
@@ -90,11 +88,7 @@ def _spawn(folder: Path, name: str, *arguments: str) -> None:
         return
     with (folder / f"{name}.log").open("ab") as log:
         process = subprocess.Popen(
-            [_PREFECT, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
+            [_PREFECT, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
     known = Known(process.pid, psutil.Process(process.pid).create_time())
     file.write_text(json.dumps(asdict(known)) + "\n", encoding="utf-8")
@@ -124,10 +118,12 @@ def _end(process: psutil.Process) -> None:
     members = [process, *process.children(recursive=True)]
     own = [member for member in members if _same_session(member, process)]
     for member in own:
-        _tell(member, "terminate")
+        with suppress(psutil.NoSuchProcess):
+            member.terminate()
     _, left = psutil.wait_procs(own, timeout=_GRACE_SECONDS)
     for member in left:
-        _tell(member, "kill")
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
     psutil.wait_procs(left, timeout=_GRACE_SECONDS)
 
 
@@ -136,11 +132,6 @@ def _same_session(member: psutil.Process, process: psutil.Process) -> bool:
         return os.getsid(member.pid) == os.getsid(process.pid)
     except ProcessLookupError:
         return False
-
-
-def _tell(member: psutil.Process, what: str) -> None:
-    with suppress(psutil.NoSuchProcess):
-        getattr(member, what)()
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ from algorithms.auditing.game import Game
 from algorithms.auditing.mechanisms import Tested, tested
 from algorithms.core.software import software
 from algorithms.methods.registry import CATALOGUE
-from data.prepare.files import write_whole
+from data.prepare.files import write_text
 from tasks.config import params
-from tasks.reporting.figures import DARK, LIGHT, Theme, empty, legend, png
-from tasks.reporting.page import AUDIT, AUDIT_PAGE, Picture, audit_folder, environment
+from tasks.reporting.figures import Theme, empty, legend, picture
+from tasks.reporting.page import AUDIT, AUDIT_PAGE, audit_folder, environment
 
 _WORDS = "What the claim lets any test reach, and what the attack reached"
 
@@ -118,11 +118,10 @@ def write(
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "software": dict(ran),
     }
-    pictures = Picture(png(_figure(found, LIGHT)), png(_figure(found, DARK)), _WORDS)
-    page = environment().get_template("audit.html.j2").render(audit=document, picture=pictures)
-    text = json.dumps(document, indent=2) + "\n"
-    write_whole(folder / AUDIT, lambda new: new.write_text(text, encoding="utf-8"))
-    write_whole(folder / AUDIT_PAGE, lambda new: new.write_text(page, encoding="utf-8"))
+    shown = picture(lambda theme: _figure(found, theme), _WORDS)
+    page = environment().get_template("audit.html.j2").render(audit=document, picture=shown)
+    write_text(folder / AUDIT, json.dumps(document, indent=2) + "\n")
+    write_text(folder / AUDIT_PAGE, page)
     return document, folder / AUDIT_PAGE
 
 

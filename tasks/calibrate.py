@@ -22,7 +22,6 @@ from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.risk import caught, risk_profile
 from data import PublicDescription
 from tasks.config import params
-from tasks.config import params as groups
 from tasks.config.params import Params
 from tasks.runs.stages import main_of
 
@@ -47,7 +46,7 @@ def model_for(settings: Params, public: PublicDescription) -> Model:
     return in_front(module, model)
 
 
-def model_of(chosen: groups.Model, public: PublicDescription) -> Model:
+def model_of(chosen: params.Model, public: PublicDescription) -> Model:
     """Build the model of the group `model` for this data; raises ModelRefusedError if it does not fit."""
     model = models.build(
         chosen.name,
@@ -94,7 +93,11 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
         target = Target(Budget(epsilon, privacy.delta), privacy.accountant, privacy.count_noise, before)
         return settings.algorithm.plan(target, _known(model, public))
 
-    plan = at(privacy.epsilon) if privacy.epsilon is not None else _withstanding(privacy.target, at)
+    if privacy.epsilon is not None:
+        plan = at(privacy.epsilon)
+    else:
+        assert privacy.target is not None  # params.yaml has one of the two
+        plan = _withstanding(privacy.target, at)
     if plan.not_private is not None and privacy.noise != "seeded":
         raise RefusedError(
             f"secret noise would promise what does not hold: {plan.not_private} To reproduce it all the same,"
@@ -103,19 +106,11 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
     return plan
 
 
-def _withstanding(attack: groups.Attack | None, at: Callable[[float], Plan]) -> Plan:
-    """Plan with the largest epsilon, to within half a percent, at which the attack recognises no more than is
-    allowed.
-    """
-    if attack is None:
-        raise RefusedError("the run has no target; set privacy.epsilon or privacy.target.")
-
-    def holds(plan: Plan) -> bool:
-        return withstands(plan, attack)
-
+def _withstanding(attack: params.Attack, at: Callable[[float], Plan]) -> Plan:
+    """Plan with the largest epsilon, to within half a percent, that keeps the attack to what is allowed."""
     low = high = 1.0
     plan = at(low)
-    while not holds(plan):
+    while not withstands(plan, attack):
         low, high = low / 2, low
         if low < _LEAST_EPSILON:
             raise RefusedError(
@@ -124,20 +119,20 @@ def _withstanding(attack: groups.Attack | None, at: Callable[[float], Plan]) -> 
             )
         plan = at(low)
     while low == high < _LARGEST_EPSILON:
-        if holds(more := at(2 * high)):
+        if withstands(more := at(2 * high), attack):
             low, high, plan = 2 * high, 2 * high, more
         else:
             high = 2 * high
     while high > low * 1.005:
         middle = math.sqrt(low * high)
-        if holds(more := at(middle)):
+        if withstands(more := at(middle), attack):
             low, plan = middle, more
         else:
             high = middle
     return plan
 
 
-def withstands(plan: Plan, attack: groups.Attack) -> bool:
+def withstands(plan: Plan, attack: params.Attack) -> bool:
     """Whether no attacker can recognise more than the target allows."""
     return bool(
         caught(risk_profile(plan.filter, plan.schedule, plan.adjacency), attack.false_alarms) <= attack.caught
@@ -157,9 +152,7 @@ def _known(model: Model, public: PublicDescription) -> PublicInfo:
 
 
 def _inputs(model: Model, public: PublicDescription) -> Inputs | None:
-    """The inputs of a linear model, bounded by the data card, with the constant 1 of the bias; None for other
-    models.
-    """
+    """The inputs of a linear model, bounded by the data card, and the bias's constant 1; None for other models."""
     layer = linear_layer(model.module)
     if layer is None or public.feature_norms is None:
         return None
@@ -212,7 +205,7 @@ def plan_in(artifacts: Path) -> bytes:
     return path.read_bytes()
 
 
-def model_files(chosen: groups.Model) -> dict[str, str]:
+def model_files(chosen: params.Model) -> dict[str, str]:
     """The SHA-256 of each file that a model is built from, by its key; raises ModelRefusedError if one is missing."""
     named = {key: value for key, value in chosen.own_settings.items() if key.endswith("_file")}
     named |= {"start": chosen.start}
@@ -247,9 +240,7 @@ def _made_for(settings: Params, public: PublicDescription) -> dict[str, Any]:
 
 
 def _code(settings: Params) -> dict[str, str]:
-    """Digests of the source code that params.yaml names: of the method, and of features and model if they are the
-    user's.
-    """
+    """Digests of the source code that params.yaml names: the method, and features and model if they are the user's."""
     method = settings.algorithm_settings["name"]
     named = {
         "algorithm": method if is_own(method) else type(settings.algorithm).__module__,
@@ -259,7 +250,7 @@ def _code(settings: Params) -> dict[str, str]:
     return {what: source_digest(name) for what, name in named.items() if what == "algorithm" or is_own(name)}
 
 
-def _check_secret(privacy: groups.Privacy, public: PublicDescription) -> None:
+def _check_secret(privacy: params.Privacy, public: PublicDescription) -> None:
     if privacy.noise == "seeded" and not public.public:
         raise RefusedError(
             f"seeded noise protects nobody, and the records of {public.dataset!r} are private;"

@@ -16,6 +16,7 @@ from algorithms.extension import source_digest
 from data.prepare.fetch import RAW, Places, checksum_for, fetch
 from data.prepare.reading import read
 from data.prepare.secret_key import PUBLIC_KEY, owner_key
+from data.readers import table
 from data.readers.records import Block
 from data.schema import registry
 from data.schema.card import DataCard
@@ -84,9 +85,10 @@ def look(name: str, root: Path, *, counted: bool) -> Look:
         first = next(iter(right))
         return Look(card, right, None, f"{first} has another checksum than its card declares")
     counts: dict[str, int] = {}
+    shows_counts, refused = counted or card.public, None
     try:
         files = fetch(card, Places(root=root, mirror=data_mirror(), cache=root / RAW), key=key)
-        if isinstance(card.reader, Table) and (counted or card.public):
+        if isinstance(card.reader, Table) and shows_counts:
             for part, file in files.items():
                 for problem, count in _problems(part, file, card, card.reader):
                     counts[problem] = counts.get(problem, 0) + count
@@ -95,8 +97,8 @@ def look(name: str, root: Path, *, counted: bool) -> Look:
             for problem, count in _stand_ins(block, card.reader):
                 counts[problem] = counts.get(problem, 0) + count
     except DataRefusedError as refusal:
-        return Look(card, {}, counts if counted or card.public else None, str(refusal))
-    return Look(card, {}, counts if counted or card.public else None, None)
+        refused = str(refusal)
+    return Look(card, {}, counts if shows_counts else None, refused)
 
 
 def _stand_ins(block: Block, reader: Format) -> Iterator[tuple[str, int]]:
@@ -116,8 +118,6 @@ def _stand_ins(block: Block, reader: Format) -> Iterator[tuple[str, int]]:
 
 
 def _problems(part: str, file: Path, card: DataCard, reader: Table) -> Iterator[tuple[str, int]]:
-    from data.readers import table
-
     for rows in table.tables("test" if part == "test" else "train", file, reader):
         yield f"{part}: records", rows.num_rows
         for column in reader.columns:

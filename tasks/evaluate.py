@@ -1,7 +1,6 @@
 """The evaluate stage: test the released model on the held-out records, which the data card declares public."""
 
 import csv
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -20,12 +19,13 @@ from algorithms import models
 from algorithms.errors import RefusedError
 from algorithms.models import Model
 from algorithms.models.saved import load_model as load_model
+from data.prepare.files import read_json
 from data.prepare.prepared import HeldOut, load_held_out
 from data.schema.targets import IGNORED, Known, Labels, NextToken, Number, Tags
 from tasks.config.environment import home
 from tasks.runs import store
 from tasks.runs.stages import main_of
-from tasks.runs.store import check_described, evaluated
+from tasks.runs.store import check_described, evaluated, sha256_of
 
 READS: tuple[str, ...] = ()
 _BATCH, _INTERVALS = 1024, 10
@@ -393,33 +393,29 @@ def _write_csv(path: Path, header: tuple[str, ...], rows: Any) -> None:
         writer.writerows(rows)
 
 
-def _receipt_beside(model: Path) -> dict[str, Any]:
-    for path in (model, model.with_name("receipt.json")):
+def _receipt_of(model: Path) -> dict[str, Any]:
+    """The receipt beside a model; raises RefusedError if either is missing, or it is the receipt of another model."""
+    beside = model.with_name("receipt.json")
+    for path in (model, beside):
         if not path.is_file():
             raise RefusedError(
                 f"there is no {path}, so no model can be evaluated; train first by `dvc repro`, or bring back what was"
                 " trained by `dvc checkout`."
             )
-    receipt: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return receipt
-
-
-def _check_model(path: Path, receipt: Mapping[str, Any]) -> None:
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != receipt["sha256"][path.name]:
+    receipt = read_json(beside)
+    if sha256_of(model) != receipt["sha256"][model.name]:
         raise RefusedError(
-            f"{path} is not the model of run {receipt['run_id']}, which artifacts/receipt.json is of; `dvc checkout`"
+            f"{model} is not the model of run {receipt['run_id']}, which artifacts/receipt.json is of; `dvc checkout`"
             " brings back files that belong together."
         )
+    return receipt
 
 
 def main() -> None:
     """`python -m tasks.evaluate`, in a checkout."""
     artifacts = Path("artifacts")
     path = artifacts / "model.safetensors"
-    receipt = _receipt_beside(path)
-    _check_model(path, receipt)
+    receipt = _receipt_of(path)
     data = load_held_out(Path("datasets/prepared"))
     check_described(receipt, data.public)
     store.take_up(home(), receipt["run_id"], keeps=not data.public.public)

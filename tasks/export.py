@@ -4,12 +4,14 @@ Each format is loaded again by its own library, and its scores on synthetic reco
 privacy section of a model card comes from the privacy card.
 """
 
-import hashlib
 import json
+import logging
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,21 +23,21 @@ from torch import Tensor, nn
 from algorithms.encoders.texts import BETWEEN
 from algorithms.errors import EncoderRefusedError, RefusedError
 from algorithms.models.saved import TrainedModel, load, load_model
-from algorithms.privacy.card import PrivacyCard
+from algorithms.privacy.card import PrivacyCard, verify
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.card.text import markdown, not_protected, protected, statement
+from data.prepare.files import read_json
 from data.prepare.unseen import target_in
 from data.schema.targets import Tags
 from tasks.runs.encoders import carried_in, encoder_of, loader_of
 from tasks.runs.quality import rows, tracked
+from tasks.runs.store import sha256_of
 
 Form = Literal["onnx", "torchscript", "huggingface", "library"]
 FORMS: tuple[Form, ...] = get_args(Form)
 _NEEDS: Mapping[Form, tuple[str, ...]] = {
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
-    "torchscript": (),
     "huggingface": ("transformers",),
-    "library": (),
 }
 _TRACED: tuple[Form, ...] = ("onnx", "torchscript")  # their libraries can raise any exception
 _RECORDS, _CLOSE = 5, 1e-4
@@ -59,7 +61,7 @@ def export(artifacts: Path, form: Form, to: Path) -> float:
     Raises:
         RefusedError: if a library is missing or cannot trace the model, `to` exists, or the scores differ.
     """
-    missing = [name for name in _NEEDS[form] if find_spec(name) is None]
+    missing = [name for name in _NEEDS.get(form, ()) if find_spec(name) is None]
     if missing:
         extra = "models" if form == "huggingface" else "export"
         raise RefusedError(f"{form} needs {', '.join(missing)}: pip install 'epsilonflow[{extra}]'.")
@@ -68,11 +70,11 @@ def export(artifacts: Path, form: Form, to: Path) -> float:
     model = load(artifacts)
     _quieten_transformers()
     inputs = made_up(model)
-    writers: Mapping[Form, Callable[[TrainedModel, Tensor, Path], Callable[[Tensor], Tensor]]] = {
-        "onnx": _onnx,
-        "torchscript": _torchscript,
-        "huggingface": lambda found, given, path: _huggingface(found, given, path, artifacts),
-        "library": lambda found, given, path: _library(found, path, artifacts),
+    writers: Mapping[Form, Callable[[Path], Callable[[Tensor], Tensor]]] = {
+        "onnx": partial(_onnx, model, inputs),
+        "torchscript": partial(_torchscript, model, inputs),
+        "huggingface": partial(_huggingface, model, artifacts=artifacts),
+        "library": partial(_library, model, artifacts=artifacts),
     }
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}-") as folder:
@@ -80,7 +82,7 @@ def export(artifacts: Path, form: Form, to: Path) -> float:
         # More records than it was traced with, since the batch size must be free.
         more = torch.cat([inputs, inputs.flip(0)])
         try:
-            said = writers[form](model, inputs, fresh)
+            said = writers[form](fresh)
             with torch.no_grad():
                 far = float((said(more) - model(more)).abs().max())
         except Exception as error:
@@ -120,9 +122,6 @@ def made_up(model: TrainedModel) -> Tensor:
 
 
 def _onnx(model: TrainedModel, inputs: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
-    import logging
-    import warnings
-
     onnxruntime: Any = import_module("onnxruntime")
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
     batch = {0: torch.export.Dim("batch", min=1)}
@@ -144,8 +143,6 @@ def _onnx(model: TrainedModel, inputs: Tensor, path: Path) -> Callable[[Tensor],
 
 
 def _torchscript(model: TrainedModel, inputs: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
-    import warnings
-
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # the warning that torch.export is newer
         jit: Any = torch.jit  # without types
@@ -154,12 +151,8 @@ def _torchscript(model: TrainedModel, inputs: Tensor, path: Path) -> Callable[[T
     return again
 
 
-def _huggingface(
-    model: TrainedModel, inputs: Tensor, folder: Path, artifacts: Path
-) -> Callable[[Tensor], Tensor]:
-    """Write a folder that `AutoModel.from_pretrained(folder, trust_remote_code=True)` loads if epsilonflow is
-    installed.
-    """
+def _huggingface(model: TrainedModel, folder: Path, artifacts: Path) -> Callable[[Tensor], Tensor]:
+    """Write a folder that `AutoModel.from_pretrained(folder, trust_remote_code=True)` loads beside epsilonflow."""
     from tasks.hub import EpsilonflowConfig, EpsilonflowModel
 
     _quieten_transformers()
@@ -231,14 +224,11 @@ def _beside(artifacts: Path) -> Path:
 
 def _metrics(folder: Path) -> dict[str, Any]:
     path = folder / "metrics.json"
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
+    return read_json(path) if path.is_file() else {}
 
 
 def model_card(card: PrivacyCard, model: nn.Module, metrics: Mapping[str, Any]) -> str:
-    """A model card in Hugging Face's format: a YAML head, then sections; the privacy section is from the privacy
-    card.
-    """
+    """A model card in Hugging Face's format: a YAML head, then sections, that on privacy from the privacy card."""
     setting, mechanism = card.setting, card.mechanism
     parameters = sum(value.numel() for value in model.state_dict().values())
     head = {
@@ -248,37 +238,26 @@ def model_card(card: PrivacyCard, model: nn.Module, metrics: Mapping[str, Any]) 
     }
     if metrics:
         head["metrics"] = [tracked(metrics).removeprefix("test/")]
-    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in head.items()), "---", ""]
-    lines += [f"# {setting.title}: {mechanism.model.name} by {mechanism.algorithm}", "", "## Model", ""]
+    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in head.items()), "---"]
     learned = "" if mechanism.features.name == "none" else ", with those of learned features"
-    lines += [f"- Parameters{learned}: {parameters:,}"]
     target, names = getattr(model, "target", None), ", ".join(map(str, getattr(model, "classes", ())))
     what = f"Classes: {names}" if target is None else f"Target: {json.dumps(dict(target))}"
-    lines += [f"- {what}", f"- Data set: {setting.dataset}", ""]
-    lines += ["## Evaluation", ""]
-    if metrics:
-        lines += ["On held-out records, which are public:", ""]
-        lines += [*(f"- {name}: {value}" for name, value in rows(metrics)), ""]
-    else:
-        lines += ["None was recorded with the model.", ""]
-    lines += [
+    paragraphs = [
+        f"# {setting.title}: {mechanism.model.name} by {mechanism.algorithm}",
+        "## Model",
+        f"- Parameters{learned}: {parameters:,}\n- {what}\n- Data set: {setting.dataset}",
+        "## Evaluation",
+        "On held-out records, which are public:" if metrics else "None was recorded with the model.",
+        *(["\n".join(f"- {name}: {value}" for name, value in rows(metrics))] if metrics else []),
         "## Privacy",
-        "",
         f"**{statement(card)}**",
-        "",
         protected(card),
-        "",
         "What is not protected:",
-        "",
-    ]
-    lines += [*(f"- {line}" for line in not_protected(card)), ""]
-    lines += [
+        "\n".join(f"- {line}" for line in not_protected(card)),
         "`privacy_card.json` is the signed card. `epsilonflow card verify privacy_card.json --key KEY` recomputes"
         " epsilon from its events, where KEY is the owner's public key.",
-        "",
-        "",
     ]
-    return "\n".join(lines)
+    return "\n\n".join(["\n".join(lines), *paragraphs]) + "\n\n"
 
 
 def release(artifacts: Path, to: Path, *, key: str | None) -> list[str]:
@@ -295,8 +274,6 @@ def release(artifacts: Path, to: Path, *, key: str | None) -> list[str]:
     Raises:
         RefusedError: if a file is missing, `to` exists, or the card does not verify.
     """
-    from algorithms.privacy.card import verify
-
     if to.exists():
         raise RefusedError(f"{to} is there already; name another place, or move it away.")
     missing = [name for name in RELEASE if not (artifacts / name).is_file()]
@@ -320,7 +297,7 @@ def release(artifacts: Path, to: Path, *, key: str | None) -> list[str]:
         text = model_card(card, model, _metrics(artifacts)) + _how_to_use(key) + _of_a_library(model, fresh)
         (fresh / "README.md").write_text(text, encoding="utf-8")
         (fresh / "PRIVACY.md").write_text(markdown(card), encoding="utf-8")
-        sums = [f"{_sha256(path)}  {path.name}\n" for path in sorted(fresh.iterdir())]
+        sums = [f"{sha256_of(path)}  {path.name}\n" for path in sorted(fresh.iterdir())]
         (fresh / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
         fresh.rename(to)
     return sorted(path.name for path in to.iterdir())
@@ -344,7 +321,7 @@ def _of_a_library(model: TrainedModel, folder: Path) -> str:
 
     own, parameters = load_model(folder / "model.safetensors")
     own.module.load_state_dict(parameters, strict=False)
-    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    plan = read_json(folder / "plan.json")
     base = plan["model"].get("checkpoint") or plan["model"].get("settings", {}).get("checkpoint")
     read, inputs = write_beside(own, parameters, folder, model.facts, base), made_up(model)
     with torch.no_grad():
@@ -407,8 +384,3 @@ def _outputs_of(model: TrainedModel) -> str:
     if model.predicts == "next token":
         return ""
     return f" with `num_labels={model.facts.get('outputs') or len(model.classes)}`"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

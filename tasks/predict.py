@@ -26,7 +26,7 @@ from algorithms.models.objectives import next_token
 from algorithms.models.saved import TrainedModel, load
 from data.prepare.unseen import reader_in, records_in, target_in
 from data.schema.errors import DataRefusedError
-from data.schema.targets import IGNORED, Labels, NextToken, Number, Tags
+from data.schema.targets import IGNORED, Labels, NextToken, Number, Tags, Target
 from tasks.evaluate import MOST_OUTPUTS
 from tasks.runs.encoders import carried_in, loader_of, reader_of
 
@@ -63,7 +63,7 @@ def predict(model: TrainedModel | str | Path, path: str | Path) -> Iterator[Pred
         ModelRefusedError: if the file is not a trained model.
     """
     model = model if isinstance(model, TrainedModel) else load(model)
-    is_probability, target = model.facts.get("model") not in _MARGINS, target_in(model.facts)
+    target = target_in(model.facts)
     of_tokens = prod(model.input_shape) * model.facts["outputs"] if target and target.has_tokens else 1
     size = max(1, min(_BATCH, MOST_OUTPUTS // of_tokens))
     encoder = carried_in(model.preparation)
@@ -72,33 +72,35 @@ def predict(model: TrainedModel | str | Path, path: str | Path) -> Iterator[Pred
     for some in records_in(Path(path), model.preparation, model.input_shape, encode=encode, own=own):
         for start in range(0, len(some.names), size):
             given = np.ascontiguousarray(some.features[start : start + size])
-            is_first = np.ones(given.shape, bool)
-            if isinstance(target, Tags) and given.ndim == 3:
-                given, is_first = given[:, 0], given[:, 1] >= 0
-            features = torch.from_numpy(given)
-            with torch.no_grad():
-                scores = model(features)
-            names = some.names[start : start + size]
-            if isinstance(target, Tags):
-                rows = zip(scores.argmax(-1).numpy(), is_first, strict=True)
-                tags = tuple(" ".join(target.tags[place] for place in row[first]) for row, first in rows)
-                yield Predictions(names, tags, _none(names), False)
-                continue
-            if isinstance(target, NextToken):
-                yield Predictions(names, _perplexities(model, features, scores, target), _none(names), False)
-                continue
-            if isinstance(target, Number):
-                numbers = target.in_units(scores[:, 0].double().numpy())
-                yield Predictions(names, tuple(f"{n:.6g}" for n in numbers), _none(names), False)
-                continue
-            if isinstance(target, Labels):
-                has = (scores > 0).tolist()
-                labels = tuple(";".join(itertools.compress(target.labels, one)) for one in has)
-                yield Predictions(names, labels, scores.double().sigmoid().numpy(), True)
-                continue
-            shown = scores.double().softmax(-1) if is_probability else scores.double()
-            predicted = tuple(model.classes[place] for place in scores.argmax(-1).tolist())
-            yield Predictions(names, predicted, shown.numpy(), is_probability)
+            yield _predicted(model, target, some.names[start : start + size], given)
+
+
+def _predicted(
+    model: TrainedModel, target: Target | None, names: tuple[str, ...], given: NDArray[Any]
+) -> Predictions:
+    """Predict a batch of prepared records. target: None for classes."""
+    is_first = np.ones(given.shape, bool)
+    if isinstance(target, Tags) and given.ndim == 3:
+        given, is_first = given[:, 0], given[:, 1] >= 0
+    features, none = torch.from_numpy(given), np.zeros((len(names), 0))
+    with torch.no_grad():
+        scores = model(features)
+    if isinstance(target, Tags):
+        rows = zip(scores.argmax(-1).numpy(), is_first, strict=True)
+        tags = tuple(" ".join(target.tags[place] for place in row[first]) for row, first in rows)
+        return Predictions(names, tags, none, False)
+    if isinstance(target, NextToken):
+        return Predictions(names, _perplexities(model, features, scores, target), none, False)
+    if isinstance(target, Number):
+        numbers = target.in_units(scores[:, 0].double().numpy())
+        return Predictions(names, tuple(f"{n:.6g}" for n in numbers), none, False)
+    if isinstance(target, Labels):
+        labels = tuple(";".join(itertools.compress(target.labels, one)) for one in (scores > 0).tolist())
+        return Predictions(names, labels, scores.double().sigmoid().numpy(), True)
+    is_probability = model.facts.get("model") not in _MARGINS
+    shown = scores.double().softmax(-1) if is_probability else scores.double()
+    predicted = tuple(model.classes[place] for place in scores.argmax(-1).tolist())
+    return Predictions(names, predicted, shown.numpy(), is_probability)
 
 
 def _perplexities(model: TrainedModel, tokens: Tensor, scores: Tensor, target: NextToken) -> tuple[str, ...]:
@@ -107,10 +109,6 @@ def _perplexities(model: TrainedModel, tokens: Tensor, scores: Tensor, target: N
     losses = next_token(scores, torch.from_numpy(labels)).double().clamp(max=700.0)
     follows = (labels[:, 1:] != IGNORED).any(axis=1)
     return tuple(f"{n:.6g}" if any_ else "" for n, any_ in zip(losses.exp().tolist(), follows, strict=True))
-
-
-def _none(names: tuple[str, ...]) -> NDArray[np.float64]:
-    return np.zeros((len(names), 0))
 
 
 def write(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path | IO[str]) -> Iterator[int]:

@@ -69,7 +69,9 @@ def prepare(
     if transform == "scattering":
         records = scattered(card, records)
     listed, encoder = None if public.encoder else word_list(card, files), params.data.encoder
+    carried = None
     if public.encoder is not None and encoder is not None:
+        carried = encoder.model_dump() | {"sha256": public.encoder.sha256}
         records = encoded(
             records,
             public.encoder,
@@ -78,9 +80,6 @@ def prepare(
             kept=destination.with_name(f".{destination.name}-encoding"),
             say=_told(card),
         )
-    carried = None
-    if public.encoder is not None and encoder is not None:
-        carried = encoder.model_dump() | {"sha256": public.encoder.sha256}
     prepared.write(
         destination,
         records,
@@ -142,9 +141,7 @@ def _noted(records: Iterable[Block], words: list[str]) -> Iterator[Block]:
 
 
 def hide(cache: Path) -> None:
-    """Make DVC's cache accessible to its owner only, since the copies of the records in it are readable by
-    everybody.
-    """
+    """Make DVC's cache accessible to its owner only, since everybody may read the copies of the records in it."""
     if cache.parent.is_dir():
         cache.mkdir(exist_ok=True)
         cache.chmod(0o700)

@@ -1,6 +1,4 @@
-"""The report stage: make the privacy card, its verification, the figures and the page from the results of the
-stages.
-"""
+"""The report stage: make the privacy card, its verification, the figures and the page from the stages' results."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -28,23 +26,23 @@ from algorithms.privacy.card import (
     verify,
 )
 from data import PublicDescription
+from data.prepare.files import read_json
 from tasks.config import params
 from tasks.config.environment import home
 from tasks.reporting.figures import (
-    DARK,
-    LIGHT,
     Curve,
     Drawing,
+    Picture,
     class_figure,
     confusion_figure,
     correlated_figure,
     epsilon_figure,
     noise_figure,
-    png,
+    picture,
     risk_figure,
 )
 from tasks.reporting.history import History, drawings, history, is_on_blocks, nothing, shown
-from tasks.reporting.page import Picture, newest_audit, page, risk_of, score
+from tasks.reporting.page import newest_audit, page, risk_of, score
 from tasks.runs.ledger import open_ledger
 from tasks.runs.signing import signing_key
 from tasks.runs.stages import main_of
@@ -54,7 +52,6 @@ from tasks.tracking.report import log_report
 
 READS = ("tracking",)
 CARD, PAGE = "privacy_card.json", "report.html"
-_COMMAND = f"epsilonflow card verify artifacts/{CARD} --key KEY"
 _NEEDED = (
     "plan.json",
     "receipt.json",
@@ -123,12 +120,12 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     if is_on_blocks(run.receipt):
         past = history(run.receipt, run.metrics, ledger=open_ledger(root), home=home(), root=root)
     audit = newest_audit(run.plan["algorithm"], root)
-    made = compose(run, ran, past, folder=artifacts, draw=_picture, key=signing_key(home()), audit=audit)
+    made = compose(run, ran, past, folder=artifacts, draw=picture, key=signing_key(home()), audit=audit)
     (artifacts / CARD).write_bytes(made.card.to_bytes())
     frame = pd.DataFrame({"step": made.curve.steps, "epsilon": made.curve.epsilon})
     frame.to_csv(artifacts / "plots" / "epsilon.csv", index=False)
-    for name, picture in made.pictures.items():
-        (artifacts / "plots" / f"{name}.png").write_bytes(picture.light)
+    for name, drawn in made.pictures.items():
+        (artifacts / "plots" / f"{name}.png").write_bytes(drawn.light)
     (artifacts / PAGE).write_text(made.page, encoding="utf-8")
     return Report(run, made.card, made.curve, past)
 
@@ -164,7 +161,6 @@ def compose(
         result,
         every,
         said,
-        command=_COMMAND,
         risk=None if promised is None else risk_of(promised),
         attack=run.plan.get("attack"),
         audit=audit,
@@ -187,14 +183,10 @@ def _read(artifacts: Path, prepared: Path) -> Run:
     for path in (*(artifacts / name for name in _NEEDED), prepared / "public.json"):
         if not path.is_file():
             raise RefusedError(f"the report needs {path}, which is not there; run the stages before it.")
-    plan, receipt, metrics = (
-        json.loads((artifacts / f"{name}.json").read_text(encoding="utf-8"))
-        for name in ("plan", "receipt", "metrics")
-    )
     return Run(
-        plan=plan,
-        receipt=receipt,
-        metrics=metrics,
+        plan=read_json(artifacts / "plan.json"),
+        receipt=read_json(artifacts / "receipt.json"),
+        metrics=read_json(artifacts / "metrics.json"),
         public=PublicDescription.read(prepared),
         trace=pd.read_parquet(artifacts / "trace.parquet"),
         pairs=pd.read_csv(artifacts / "plots" / "confusion.csv", dtype=str, keep_default_na=False),
@@ -288,10 +280,6 @@ def _drawings(run: Run, curve: Curve, promised: Profile | None) -> dict[str, tup
             "Right answers for each class.",
         ),
     }
-
-
-def _picture(draw: Drawing, words: str) -> Picture:
-    return Picture(png(draw(LIGHT)), png(draw(DARK)), words)
 
 
 def main() -> None:

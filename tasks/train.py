@@ -176,7 +176,8 @@ def _trained(job: Job, model: Model, run: store.Run, ledger: Ledger, root: Path,
         trace = _train_into(written, job, run, model, live, reserve)
         events = schedule_to_json(run_lengths(trace.events()))
         # Settled in full even if it ended early, since when to end was then an adaptive choice.
-        sums = _checksums(written, job)
+        sums = {name: store.sha256_of(written / name) for name in ("model.safetensors", "trace.parquet")}
+        sums["plan.json"] = hashlib.sha256(job.plan_file).hexdigest()
         ledger.settle(run.run_id, plan.cost, events=events, model=sums["model.safetensors"])
         account = account_of(ledger, job.public.population, run.run_id)
         receipt = _identity(job, run) | cost_of(plan, events) | account
@@ -197,19 +198,8 @@ def _identity(job: Job, run: store.Run) -> dict[str, Any]:
     }
 
 
-def _checksums(written: Path, job: Job) -> dict[str, str]:
-    contents = {name: (written / name).read_bytes() for name in ("model.safetensors", "trace.parquet")}
-    contents["plan.json"] = job.plan_file
-    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-
-
 def _train_into(
-    folder: Path,
-    job: Job,
-    run: store.Run,
-    model: Model,
-    live: OnStep,
-    reserve: Callable[[], None],
+    folder: Path, job: Job, run: store.Run, model: Model, live: OnStep, reserve: Callable[[], None]
 ) -> Trace:
     """Train and write the released model and the trace into `folder`."""
     performance = job.settings.performance
@@ -273,7 +263,7 @@ def save_model(
     }
     described = {
         "epsilonflow": json.dumps(facts)
-    }  # one key, so that the file does not depend on the order of keys
+    }  # one key, so that the order of keys does not change the file
     save_file(by_name(in_file(model, model.published(released))), path, metadata=described)
 
 

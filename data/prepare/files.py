@@ -1,10 +1,18 @@
-"""Files that several processes share: written whole or not at all, and locked by one process at a time."""
+"""Read files, write them whole or not at all, and lock those that several processes share."""
 
 import fcntl
+import json
 import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
 
 
 def write_whole(
@@ -27,6 +35,11 @@ def write_whole(
         put(fresh, path)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """Write a text file whole; see `write_whole`."""
+    write_whole(path, lambda fresh: fresh.write_text(text, encoding="utf-8"), mode=mode)
 
 
 def taken(path: Path) -> int | None:

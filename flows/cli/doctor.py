@@ -48,10 +48,8 @@ def findings(root: Path) -> Iterator[Finding]:
 def _python(_root: Path) -> tuple[bool, str]:
     ours = ".".join(map(str, sys.version_info[:3]))
     where = "Windows, which is supported only in WSL" if sys.platform == "win32" else sys.platform
-    return sys.version_info >= (
-        3,
-        11,
-    ) and sys.platform != "win32", f"{ours} on {where} (3.11 or newer is needed)"
+    is_well = sys.version_info >= (3, 11) and sys.platform != "win32"
+    return is_well, f"{ours} on {where} (3.11 or newer is needed)"
 
 
 def _torch(_root: Path) -> tuple[bool, str]:
@@ -83,25 +81,20 @@ def _home(_root: Path) -> tuple[bool, str]:
 
 
 def _ledger(root: Path) -> tuple[bool | None, str]:
-    from tasks.config.environment import ledger_url
-
     if not (root / "params.yaml").exists():
-        return None, f"{_without_password(ledger_url(None))}; run this in a checkout to verify it"
+        from sqlalchemy import make_url
+
+        from tasks.config.environment import ledger_url
+
+        place = make_url(ledger_url(None)).render_as_string(hide_password=True)
+        return None, f"{place}; run this in a checkout to verify it"
     from tasks.runs.ledger import open_ledger
 
     ledger = open_ledger(root)
     ledger.verify()
     rows, populations = len(ledger.history()), len(ledger.populations())
-    return (
-        True,
-        f"the hash chain of {rows} rows is intact; {populations} population{'' if populations == 1 else 's'}",
-    )
-
-
-def _without_password(url: str) -> str:
-    import sqlalchemy as sa
-
-    return sa.make_url(url).render_as_string(hide_password=True)
+    some = f"{populations} population{'' if populations == 1 else 's'}"
+    return True, f"the hash chain of {rows} rows is intact; {some}"
 
 
 def _owner_key(_root: Path) -> tuple[bool | None, str]:
@@ -125,10 +118,7 @@ def _prefect(root: Path) -> tuple[bool | None, str]:
 
     if not has_prefect_api():
         start = "make server" if (root / "Makefile").exists() else "python -m flows.server start"
-        return (
-            None,
-            f"{version('prefect')}, without a server, which runs do not need; `{start}` starts one",
-        )
+        return None, f"{version('prefect')}, without a server, which runs do not need; `{start}` starts one"
     return True, f"{version('prefect')}, with a server, which shows all runs"
 
 
@@ -170,4 +160,4 @@ def _extras(_root: Path) -> tuple[bool | None, str]:
     except PackageNotFoundError:
         return False, "epsilonflow itself is not installed; run `make run` or `pip install -e .`"
     absent = ", ".join(sorted(packages.keys() - there)) or "none"
-    return None if not there else True, f"{', '.join(there) or 'none'}; not installed: {absent}"
+    return True if there else None, f"{', '.join(there) or 'none'}; not installed: {absent}"

@@ -24,6 +24,13 @@ _SHOWN = 6
 """Rows shown at each end of a long forecast."""
 
 
+app = typer.Typer(**SETTINGS, help="The durable budget of each population.")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
+
+
+@app.command()
 def forecast(
     population: Annotated[str, typer.Argument(help="Population whose retrainings to forecast.")],
     policy: Annotated[
@@ -58,7 +65,7 @@ def forecast(
         bool, typer.Option("--new-blocks", help="Each retraining brings a new block.")
     ] = False,
     every: Annotated[float, typer.Option(help="Days between retrainings.")] = 7.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show how many more retrainings the caps allow and when blocks retire. Spends nothing."""
     with sentences():
@@ -161,14 +168,6 @@ def _show(document: dict[str, Any]) -> None:
 def _few(names: list[str]) -> str:
     """Names in one cell: up to three are listed, more are shown as the first, the last and their number."""
     return ", ".join(names) if len(names) <= 3 else f"{names[0]} ... {names[-1]} ({len(names)})"
-
-
-app = typer.Typer(**SETTINGS, help="The durable budget of each population.")
-
-app.command("forecast")(forecast)
-
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
 
 
 def ask(what: str, *, yes: bool) -> None:
@@ -373,8 +372,7 @@ def verify(
     head: Annotated[str | None, typer.Option(help="A head of the chain that you kept elsewhere.")] = None,
     card: Annotated[Path | None, typer.Option(help="A privacy_card.json to compare with the ledger.")] = None,
     resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Continue from the last checkpoint signed in this home folder."),
+        bool, typer.Option("--resume", help="Continue from the last checkpoint signed in this home folder.")
     ] = False,
 ) -> None:
     """Recompute chain, balances and prices, compare a card, and sign a checkpoint.
@@ -403,9 +401,7 @@ def verify(
 
 
 @app.command()
-def report(
-    to: Annotated[Path, typer.Argument(help="File to write.")] = Path("ledger.html"),
-) -> None:
+def report(to: Annotated[Path, typer.Argument(help="File to write.")] = Path("ledger.html")) -> None:
     """Write an HTML page of all populations and blocks: spent, reserved, left, forecast, and the runs."""
     with sentences():
         from tasks.ledger_page.page import page

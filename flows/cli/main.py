@@ -46,19 +46,5 @@ def main(
     """Train models with differential privacy, and prove what it cost."""
 
 
-def run_only() -> None:
-    """`python -m flows.pipeline`: the command `run` by itself."""
-    alone = typer.Typer(**{**SETTINGS, "no_args_is_help": False})
-    alone.command()(run)
-    alone()
-
-
-def compare_only() -> None:
-    """`python -m flows.compare`: the command `compare` by itself."""
-    alone = typer.Typer(**SETTINGS)
-    alone.command()(compare)
-    alone()
-
-
 if __name__ == "__main__":
     app()

@@ -57,19 +57,11 @@ def export(
         from tasks.export import FORMS
         from tasks.export import export as write
 
-        usual = {
-            "onnx": "model.onnx",
-            "torchscript": "model.pt",
-            "huggingface": "huggingface",
-            "library": "library",
-        }
-        for known in FORMS:
-            if known == form:
-                place = output or Path(usual[form])
-                far = write(model, known, place)
-                say(f"Wrote {place}. Its scores differ from the model's by at most {far:.1g}.")
-                return
-        raise ParamsRefusedError(f"there is no format {form!r}; choose {', '.join(FORMS)}.")
+        if form not in FORMS:
+            raise ParamsRefusedError(f"there is no format {form!r}; choose {', '.join(FORMS)}.")
+        place = output or Path({"onnx": "model.onnx", "torchscript": "model.pt"}.get(form, form))
+        far = write(model, form, place)
+        say(f"Wrote {place}. Its scores differ from the model's by at most {far:.1g}.")
 
 
 def release(
@@ -90,8 +82,7 @@ def release(
 def verify(
     file: Annotated[Path, typer.Argument(help="A privacy_card.json, with its files next to it.")] = CARD,
     key: Annotated[
-        str | None,
-        typer.Option(help="The owner's public key.", show_default="owner.pub of this data folder"),
+        str | None, typer.Option(help="The owner's public key.", show_default="owner.pub of this data folder")
     ] = None,
     unsigned: Annotated[bool, typer.Option("--unsigned", help="Accept a card without a signature.")] = False,
 ) -> None:

@@ -116,16 +116,13 @@ def init(
         str, typer.Option(help="Predict a number from texts, between LOW,HIGH, instead of classes.")
     ] = "",
     tags: Annotated[
-        str,
-        typer.Option(help="Predict a tag for each word of a text, instead of classes: O,B-PER,I-PER."),
+        str, typer.Option(help="Predict a tag for each word of a text, instead of classes: O,B-PER,I-PER.")
     ] = "",
     next_token: Annotated[
-        bool,
-        typer.Option("--next-token", help="Predict the next token of texts, instead of classes."),
+        bool, typer.Option("--next-token", help="Predict the next token of texts, instead of classes.")
     ] = False,
     encoder: Annotated[
-        str | None,
-        typer.Option(help="A public encoder, or tokenizer/NAME of a model of texts to fine-tune."),
+        str | None, typer.Option(help="A public encoder, or tokenizer/NAME of a model of texts to fine-tune.")
     ] = None,
 ) -> None:
     """Create a project for your own data, under git and DVC.

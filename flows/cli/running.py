@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, cast
 
@@ -34,7 +35,10 @@ def deliver(request: "Request", root: Path, *, verbose: bool) -> "RunSummary":
     steps = Steps(verbose)
     if has_prefect_api():
         with listening(steps):
-            return _flow(request, root)
+            from flows.pipeline import pipeline
+
+            state = stoppable(lambda: pipeline(**asdict(request), return_state=True), root)
+            return cast("RunSummary", completed(state).result())
     return alone(lambda: run_here(request, root, steps), root)
 
 
@@ -67,26 +71,10 @@ def listening(steps: Steps) -> Iterator[None]:
         steps.end()
 
 
-def _flow(request: "Request", root: Path) -> "RunSummary":
-    def flow() -> "State[Any]":
-        from dataclasses import asdict
-
-        from flows.pipeline import pipeline
-
-        return pipeline(**asdict(request), return_state=True)
-
-    return cast("RunSummary", completed(stoppable(flow, root)).result())
-
-
 def completed(state: "State[Any]") -> "State[Any]":
     """Return the state if the flow completed; otherwise print why not, and end the command."""
-    if not state.is_completed():
-        _say_why(state)
-    return state
-
-
-def _say_why(state: "State[Any]") -> NoReturn:
-    """Print why a flow did not complete, and end the command."""
+    if state.is_completed():
+        return state
     from flows.pipeline import REFUSED
 
     say(f"{'refused: ' if state.name == REFUSED else ''}{state.message}", error=True)

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,8 +12,6 @@ from flows.cli.steps import Steps, has_prefect_api, stage_here
 from flows.cli.terminal import say, sentences, show
 
 if TYPE_CHECKING:
-    from prefect.client.schemas.objects import State
-
     from tasks.config.overrides import Request
     from tasks.config.params import Params
     from tasks.runs.summary import RunSummary
@@ -51,11 +49,11 @@ def run(
 ) -> None:
     """Run the pipeline: prepare, calibrate, train, evaluate, report. Your choices are saved in params.yaml."""
     with sentences():
-        from tasks.config.overrides import revise
+        from tasks.config.overrides import Request, revise, settings_of
         from tasks.runs.stages import checkout
 
-        root = checkout()
-        request = _request(dataset, algorithm, epsilon, delta, seed, assignments, encoder)
+        root, settings = checkout(), settings_of(assignments or ())
+        request = Request(dataset, algorithm, epsilon, delta, seed, settings, encoder)
         revision = revise(root, request)
         say(_what(revision.params), error=True)
         result = _already_there(root, request)
@@ -87,20 +85,6 @@ def _look_ahead(root: Path, settings: "Params") -> None:
         ask_first(found.doubts, found.public, epsilon=found.plan.target.budget.epsilon)
 
 
-def _request(
-    dataset: str | None,
-    algorithm: str | None,
-    epsilon: float | None,
-    delta: float | None,
-    seed: int | None,
-    assignments: list[str] | None,
-    encoder: str | None,
-) -> "Request":
-    from tasks.config.overrides import Request, settings_of
-
-    return Request(dataset, algorithm, epsilon, delta, seed, settings_of(assignments or ()), encoder)
-
-
 def _already_there(root: Path, request: "Request") -> "RunSummary | None":
     """The results of an identical run if they are in the checkout, so that not even Prefect has to start."""
     from tasks.config.overrides import revise
@@ -126,11 +110,11 @@ def plan(
     Exit status 2 if the run would be refused, also because a file is missing or is not the declared one.
     """
     with sentences():
-        from tasks.config.overrides import revise
+        from tasks.config.overrides import Request, revise, settings_of
         from tasks.runs.stages import checkout
 
-        root = checkout()
-        revision = revise(root, _request(dataset, algorithm, epsilon, delta, seed, assignments, encoder))
+        root, settings = checkout(), settings_of(assignments or ())
+        revision = revise(root, Request(dataset, algorithm, epsilon, delta, seed, settings, encoder))
         from flows.cli.costs import cost_table
         from tasks.runs.preflight import outlook
 
@@ -175,7 +159,10 @@ def retrain(
             message = alone(lambda: _retrain_here(root, file, steps), root)
         else:
             with listening(steps):
-                message = str(completed(stoppable(lambda: _retrain_flow(file), root)).message)
+                from flows.retrain import retrain as flow
+
+                state = stoppable(lambda: flow(str(file), return_state=True), root)
+                message = str(completed(state).message)
         say(message)
 
 
@@ -215,9 +202,3 @@ def _given_up(root: Path, file: Path, *, yes: bool) -> str:
             f"This gives up the retraining of {state.period}; what it was charged counts as spent.", yes=yes
         )
         return delivery.give_up(work, state)
-
-
-def _retrain_flow(file: Path) -> "State[Any]":
-    from flows.retrain import retrain as retraining
-
-    return retraining(str(file), return_state=True)

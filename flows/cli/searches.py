@@ -15,8 +15,7 @@ from flows.cli.terminal import say, sentences, show
 
 def compare(
     files: Annotated[
-        list[Path],
-        typer.Argument(help="Files such as comparisons/example.yaml, run one after the other."),
+        list[Path], typer.Argument(help="Files such as comparisons/example.yaml, run one after the other.")
     ],
     runner: Annotated[str, typer.Option(help="What runs the cells: threads, dask or ray.")] = "threads",
     workers: Annotated[int, typer.Option(min=1, help="How many cells run at once.")] = 2,
@@ -61,13 +60,17 @@ def tune(
             return
 
         from tasks.tuning.pricing import load
-        from tasks.tuning.search import deliver
+        from tasks.tuning.search import deliver, in_threads
 
         asked = load(root / file)
         if runner == "threads" and not has_prefect_api():
             steps = Steps(verbose)
             say(f"searching: at most epsilon {asked.epsilon:g} for all trials together ...", error=True)
-            say(alone(lambda: deliver(asked, root, say=steps.line, workers=workers), root))
+            say(
+                alone(
+                    lambda: deliver(asked, root, say=steps.line, run_all=partial(in_threads, workers)), root
+                )
+            )
             return
         if not verbose:
             quieten_prefect()

@@ -1,7 +1,7 @@
 """Output of the commands: sentences, tables and JSON; a refusal is one sentence and exit status 2."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,13 @@ def show(content: RenderableType) -> None:
 def show_json(document: object) -> None:
     """Print a document to stdout as JSON."""
     typer.echo(json.dumps(document, indent=2))
+
+
+def run_by_itself(command: Callable[..., None]) -> None:
+    """Run a command as a program of its own, such as `python -m flows.pipeline`."""
+    alone = typer.Typer(**SETTINGS)
+    alone.command()(command)
+    alone()
 
 
 @contextmanager

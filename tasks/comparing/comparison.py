@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from data.prepare.description import Transform
+from tasks.config.overrides import with_values
 from tasks.config.params import Encoder, Group, Memory, Model, ParamsRefusedError
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -143,7 +144,7 @@ class Variant(Group):
 
     def at(self, epsilon: float | None) -> dict[str, Any]:
         """The algorithm's settings at an epsilon, None for a method without noise."""
-        return _changed(self.algorithm, {} if epsilon is None else self.by_epsilon.get(epsilon, {}))
+        return with_values(self.algorithm, {} if epsilon is None else self.by_epsilon.get(epsilon, {}))
 
 
 def variants(comparison: Comparison) -> Iterator[Variant]:
@@ -157,7 +158,7 @@ def variants(comparison: Comparison) -> Iterator[Variant]:
                 method=key,
                 label=f"{label} ({setting})" if setting else label,
                 setting=setting,
-                algorithm=_changed(method.algorithm, changes),
+                algorithm=with_values(method.algorithm, changes),
                 by_epsilon=method.by_epsilon,
                 features=method.features,
                 accountant=method.accountant,
@@ -174,18 +175,6 @@ def delta_of(method: Method, comparison: Comparison) -> float:
     return 0.0 if method.accountant == "pure" else comparison.delta
 
 
-def _changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with values set at dotted keys; missing outer keys are created."""
-    result: dict[str, Any] = json.loads(json.dumps(settings))
-    for dotted, value in changes.items():
-        *outer, last = dotted.split(".")
-        place = result
-        for key in outer:
-            place = place.setdefault(key, {})
-        place[last] = value
-    return result
-
-
 def _text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
@@ -199,7 +188,7 @@ def load(path: Path) -> Comparison:
     try:
         comparison = Comparison.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        raise ParamsRefusedError(f"{path.name}: {_problem(document, error)}; correct it.") from None
+        raise ParamsRefusedError(f"{path.name}: {_problem(error)}; correct it.") from None
     if comparison.name != path.stem:
         raise ParamsRefusedError(
             f"{path.name}: name must be {path.stem!r}, the name of the file; correct it."
@@ -259,7 +248,7 @@ def _document(path: Path) -> dict[str, Any]:
     return document
 
 
-def _problem(document: Mapping[str, Any], error: ValidationError) -> str:
+def _problem(error: ValidationError) -> str:
     problem: dict[str, Any] = dict(error.errors()[0])
     key = ".".join(str(part) for part in problem["loc"] if part != "[key]")
     if problem["type"] == "extra_forbidden":

@@ -73,13 +73,10 @@ def _loaded(folder: Path) -> Prepared:
 def _own_split(folder: Path) -> Sides:
     """The data's own split; small arrays are read into memory, large ones stay memory-mapped."""
     data = _loaded(folder)
-    train, test = (
-        Records(data.train_features, data.train_labels),
-        Records(data.test_features, data.test_labels),
-    )
-    if _is_large(folder):
-        return Sides(data.public, train, test)
-    train, test = (Records(np.array(side.features), np.array(side.labels)) for side in (train, test))
+    train = Records(data.train_features, data.train_labels)
+    test = Records(data.test_features, data.test_labels)
+    if not _is_large(folder):
+        train, test = (Records(np.array(side.features), np.array(side.labels)) for side in (train, test))
     return Sides(data.public, train, test)
 
 

@@ -1,14 +1,13 @@
 """The figures of a comparison, as in papers: one panel per problem, one line per method."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from tasks.reporting.figures import Theme
+from tasks.reporting.figures import Theme, styled
 
 _WIDTH, _HEIGHT, _DOTS_PER_INCH = 3.6, 2.7, 160
 _MARKERS = "osD^v<>ph*"
@@ -42,34 +41,11 @@ def by_epsilon(totals: pd.DataFrame, metric: str, *, words: str, theme: Theme) -
     return figure
 
 
-def convergence(curves: pd.DataFrame, *, theme: Theme) -> Figure:
-    """Draw how far the objective is above the smallest one known, by step; a row per problem, a column per epsilon.
-
-    curves: columns dataset, model, label, epsilon, step and gap; the mean over cells is drawn. A method with a single
-    release is a dashed line.
-    """
-    return over_steps(curves, x="step", y="gap", words="objective - least known", theme=theme)
-
-
-def noise(traces: pd.DataFrame, *, theme: Theme) -> Figure:
-    """Draw the standard deviation of the noise on each release of the first runs; a row per problem, a column per
-    epsilon.
-
-    traces: columns dataset, model, label, epsilon, release and noise_std; label also names the kind of release.
-    """
-    return over_steps(traces, x="release", y="noise_std", words="noise (std)", theme=theme)
-
-
-def gaps(curves: pd.DataFrame) -> pd.DataFrame:
-    """Add the column `gap`: the objective minus the smallest that any method reached on the same training records."""
-    least = curves.groupby([*PROBLEM, "repeat", "fold"])["objective"].transform("min")
-    return curves.assign(gap=curves["objective"] - least)
-
-
 def over_steps(table: pd.DataFrame, *, x: str, y: str, words: str, theme: Theme) -> Figure:
     """Draw the mean of column y over column x; a row per problem, a column per epsilon, a line per label.
 
-    table: columns dataset, model, label, epsilon, x and y. words: the name of y.
+    table: columns dataset, model, label, epsilon, x and y. words: the name of y. A label with at most two points, such
+    as a method with a single release, is a dashed line.
     """
     labels = list(dict.fromkeys(table["label"]))
     private = table.dropna(subset=["epsilon"])
@@ -130,20 +106,9 @@ def _panels(rows: int, columns: int, labels: Sequence[str], theme: Theme) -> tup
     size = (max(5.0, _WIDTH * columns), _HEIGHT * rows + 0.35 + 0.11 * len(labels))
     figure = Figure(figsize=size, dpi=_DOTS_PER_INCH, facecolor=theme.ground, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
-    for axes in _all(grid):
-        axes.set_facecolor(theme.ground)
-        axes.tick_params(which="both", colors=theme.muted, labelcolor=theme.ink, labelsize=8)
-        axes.grid(color=theme.muted, alpha=0.25, linewidth=0.6)
-        for label in (axes.xaxis.label, axes.yaxis.label):
-            label.set(color=theme.ink, size=9)
-        for side, spine in axes.spines.items():
-            spine.set_color(theme.muted)
-            spine.set_visible(side in ("left", "bottom"))
+    for axes in grid.flat:
+        styled(axes, theme, size=8).grid(color=theme.muted, alpha=0.25, linewidth=0.6)
     return figure, [list(row) for row in grid]
-
-
-def _all(grid: "np.ndarray[tuple[int, ...], np.dtype[np.object_]]") -> Iterator[Axes]:
-    yield from grid.flat
 
 
 def _legend(figure: Figure, panels: Sequence[Axes], labels: Sequence[str], theme: Theme) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 from filelock import FileLock, Timeout
 
-from data.prepare.files import write_whole
+from data.prepare.files import read_json, write_text, write_whole
 from tasks.config.params import ParamsRefusedError
 
 
@@ -52,9 +52,7 @@ class Place:
         return self.folder / "stop"
 
     def ledger_url(self, *, dataset: str, model: str, method: str) -> str:
-        """The ledger of a method on a problem; separate ledgers, since using a ledger takes longer the more rows it
-        has.
-        """
+        """The ledger of a method on a problem; they are separate, since a ledger with more rows takes longer."""
         return f"sqlite:///{self.folder / 'ledger' / f'{dataset}-{model}-{method}.sqlite'}"
 
     def ledger_urls(self) -> list[str]:
@@ -67,8 +65,7 @@ class Place:
 
     def result(self, digest: str) -> dict[str, Any]:
         """The result of a finished cell."""
-        document: dict[str, Any] = json.loads((self.cells / f"{digest}.json").read_text(encoding="utf-8"))
-        return document
+        return read_json(self.cells / f"{digest}.json")
 
 
 @contextmanager
@@ -91,8 +88,7 @@ def held(place: Place) -> Iterator[None]:
 
 def write_json(path: Path, document: object) -> None:
     """Write a JSON document."""
-    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    write_whole(path, lambda fresh: fresh.write_text(text, encoding="utf-8"))
+    write_text(path, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_parquet(path: Path, frame: pd.DataFrame) -> None:

@@ -1,29 +1,34 @@
 """Write the results of a comparison: tables, figures, a self-contained HTML page, the same page as Markdown.
 
-Also update the number of runs on the cards of the cells.
+Also update the number of runs on the cards of the cells, and log the comparison to Weights & Biases.
 """
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from algorithms.privacy.ledger import Ledger
-from data.prepare.files import write_whole
+from data.prepare.files import write_text, write_whole
 from tasks.comparing import figures
 from tasks.comparing.files import Place, write_json
-from tasks.comparing.results import beside, read_published, results, summary, write_tables
+from tasks.comparing.results import beside, read_published, results, summary, with_gap, write_tables
 from tasks.comparing.trial import counted, sweep
-from tasks.comparing.trials import Trial
 from tasks.comparing.work import Work
-from tasks.reporting.figures import DARK, LIGHT, Theme, png
-from tasks.reporting.page import Picture, environment
+from tasks.config import params
+from tasks.reporting.figures import Picture, Theme, picture
+from tasks.reporting.page import environment
 from tasks.runs.quality import MEASURES
+from tasks.tracking.runs import Member, log_group
 
 _HERE = Path(__file__).parent
+PAGE, MARKDOWN = "report.html", "page.md"
+FILES = ("results.parquet", "results.csv", "summary.csv", PAGE, MARKDOWN)
+"""The files of a finished comparison, besides its figures."""
 _DIGITS = {"objective": 5, "gap": 5, "test_loss": 5}
 """Decimal places; metrics of the test records have 4."""
 _WORDS = {
@@ -39,9 +44,7 @@ _WORDS = {
 
 
 def shown(totals: pd.DataFrame) -> list[str]:
-    """The metrics that a page shows for a problem: the one by which models for its target are compared, and a few
-    more.
-    """
+    """The metrics that a page shows for a problem: that by which its models are compared, and a few more."""
     there = [name for name in (*MEASURES, "objective") if _is_there(totals, name)]
     return [name for place, name in enumerate(there) if place == 0 or name in ("perplexity", "objective")]
 
@@ -63,31 +66,6 @@ class Table:
     rows: Sequence[Sequence[str]]
 
 
-@dataclass(frozen=True)
-class Content:
-    """The content of the page. pictures: by file name without suffix. refused: cells that could not run, and why."""
-
-    title: str
-    name: str
-    sweep: str
-    facts: Sequence[tuple[str, str]]
-    tables: Sequence[Table]
-    pictures: Mapping[str, Picture]
-    published: Table | None
-    refused: Sequence[str]
-
-
-def html(content: Content) -> str:
-    """The page as HTML, in the style of a run's report."""
-    made = environment(below=_HERE)
-    return made.get_template("comparison.html.j2").render(content=content)
-
-
-def markdown(content: Content) -> str:
-    """The page as Markdown; its figures are separate files next to it."""
-    return environment(below=_HERE, autoescape=False).get_template("comparison.md.j2").render(content=content)
-
-
 def result_tables(totals: pd.DataFrame) -> list[Table]:
     """A table per problem and metric: methods as rows, epsilons as columns, mean and standard error in each cell."""
     tables = []
@@ -103,20 +81,17 @@ def published_table(rows: pd.DataFrame) -> Table:
     return Table("Published numbers beside ours", header, [_beside(row) for row in rows.to_dict("records")])
 
 
-def _beside(row: Mapping[Hashable, object]) -> tuple[str, ...]:
-    metric = str(row["metric"])
-    value, ours, stderr, difference = (
-        float(str(row[name])) for name in ("value", "ours", "stderr", "difference")
-    )
+def _beside(row: Mapping[Hashable, Any]) -> tuple[str, ...]:
+    metric, difference = row["metric"], row["difference"]
     setting = f" ({row['setting']})" if row["setting"] else ""
     return (
-        str(row["figure"]),
+        row["figure"],
         f"{row['dataset']}, {row['model']}",
         f"{row['method']}{setting}",
-        _epsilon(float(str(row["epsilon"]))),
+        _epsilon(row["epsilon"]),
         metric,
-        f"{value:g}",
-        _measured(ours, stderr, metric),
+        f"{row['value']:g}",
+        _measured(row["ours"], row["stderr"], metric),
         "" if math.isnan(difference) else f"{difference:+.{_DIGITS.get(metric, 4)}f}",
     )
 
@@ -151,11 +126,6 @@ def _epsilon(value: float) -> str:
     return "no noise" if math.isnan(value) else f"{value:g}"
 
 
-PAGE, MARKDOWN = "report.html", "page.md"
-FILES = ("results.parquet", "results.csv", "summary.csv", PAGE, MARKDOWN)
-"""The files of a finished comparison, besides its figures."""
-
-
 @dataclass(frozen=True)
 class Report:
     """The finished tables, and the figures by name."""
@@ -178,11 +148,13 @@ def report(work: Work, *, refused: Sequence[str]) -> Report:
     runs = count_runs(place)
     _stamp(place, table, runs)
     pictures = _pictures(work, table, totals) if len(table) else {}
-    for name, picture in pictures.items():
-        _write(place.folder / f"{name}.png", picture.light)
-    content = _content(work, table, totals, pictures, refused=refused, runs=runs)
-    _write(place.folder / PAGE, html(content).encode())
-    _write(place.folder / MARKDOWN, markdown(content).encode())
+    for name, drawn in pictures.items():
+        _write(place.folder / f"{name}.png", drawn.light)
+    content = _content(work, table, totals, runs) | {"pictures": pictures, "refused": refused}
+    html = environment(below=_HERE).get_template("comparison.html.j2")
+    markdown = environment(below=_HERE, autoescape=False).get_template("comparison.md.j2")
+    write_text(place.folder / PAGE, html.render(content))
+    write_text(place.folder / MARKDOWN, markdown.render(content))
     return Report(table, totals, pictures, runs)
 
 
@@ -201,27 +173,17 @@ def _stamp(place: Place, table: pd.DataFrame, runs: int) -> None:
             write_json(place.cells / f"{digest}.json", result)
 
 
-def _content(
-    work: Work,
-    table: pd.DataFrame,
-    totals: pd.DataFrame,
-    pictures: dict[str, Picture],
-    *,
-    refused: Sequence[str],
-    runs: int,
-) -> Content:
+def _content(work: Work, table: pd.DataFrame, totals: pd.DataFrame, runs: int) -> dict[str, object]:
+    """The texts and tables of the page, which are the same as HTML and as Markdown."""
     published = work.comparison.published
     found = None if published is None else beside(read_published(work.place.root / published), totals)
-    return Content(
-        title=work.comparison.title,
-        name=work.comparison.name,
-        sweep=sweep(work.comparison.name, runs).replace("This is one of", "There were"),
-        facts=_facts(work, table),
-        tables=result_tables(totals),
-        pictures=pictures,
-        published=None if found is None else published_table(found),
-        refused=refused,
-    )
+    return {
+        "title": work.comparison.title,
+        "sweep": sweep(work.comparison.name, runs).replace("This is one of", "There were"),
+        "facts": _facts(work, table),
+        "tables": result_tables(totals),
+        "published": None if found is None else published_table(found),
+    }
 
 
 def _facts(work: Work, table: pd.DataFrame) -> list[tuple[str, str]]:
@@ -255,21 +217,31 @@ def _pictures(work: Work, table: pd.DataFrame, totals: pd.DataFrame) -> dict[str
     for metric, problems in by_metric.items():
         if totals["epsilon"].notna().any():
             words = f"{_titled(metric)} against epsilon; bars are one standard error, methods without noise are dashed."
-            pictures[metric] = _picture(_against_epsilon(pd.concat(problems), metric), words)
-    curves = _gathered(work.place, table, work.cells, "curve")
+            pictures[metric] = picture(_against_epsilon(pd.concat(problems), metric), words)
+    curves = _gathered(work.place, table, "curve")
     if len(curves):
-        gaps = figures.gaps(curves)
+        gaps = with_gap(curves)
         words = (
             "How far the objective is above the least known on the same records, by step; mean over cells. A method"
             " that asks once is dashed."
         )
-        pictures["convergence"] = _picture(lambda theme: figures.convergence(gaps, theme=theme), words)
-    traces = _noise(_gathered(work.place, table, work.cells, "trace"))
+        pictures["convergence"] = picture(
+            lambda theme: figures.over_steps(
+                gaps, x="step", y="gap", words="objective - least known", theme=theme
+            ),
+            words,
+        )
+    traces = _noise(_gathered(work.place, table, "trace"))
     if len(traces):
         words = (
             "Standard deviation of the noise on each release, before it is divided, in the first run of each."
         )
-        pictures["noise"] = _picture(lambda theme: figures.noise(traces, theme=theme), words)
+        pictures["noise"] = picture(
+            lambda theme: figures.over_steps(
+                traces, x="release", y="noise_std", words="noise (std)", theme=theme
+            ),
+            words,
+        )
     return pictures
 
 
@@ -277,7 +249,7 @@ def _against_epsilon(totals: pd.DataFrame, metric: str) -> Callable[[Theme], Fig
     return lambda theme: figures.by_epsilon(totals, metric, words=_titled(metric), theme=theme)
 
 
-def _gathered(place: Place, table: pd.DataFrame, cells: Sequence[Trial], kind: str) -> pd.DataFrame:
+def _gathered(place: Place, table: pd.DataFrame, kind: str) -> pd.DataFrame:
     """The curves or traces of the finished cells in one table, with the columns that identify a cell."""
     names = ["dataset", "model", "label", "epsilon", "repeat", "fold"]
     frames = []
@@ -302,9 +274,36 @@ def _noise(traces: pd.DataFrame) -> pd.DataFrame:
     return traces.assign(label=traces["label"].where(kinds == 1, named), release=traces["release"] + 1)
 
 
-def _picture(draw: Callable[[Theme], Figure], words: str) -> Picture:
-    return Picture(png(draw(LIGHT)), png(draw(DARK)), words)
-
-
 def _write(path: Path, content: bytes) -> None:
     write_whole(path, lambda fresh: fresh.write_bytes(content))
+
+
+def log_comparison(work: Work, report: Report) -> bool:
+    """Log the comparison as a group: a run per method with its tables, and a summary with all tables and the figures.
+
+    The settings are those of params.yaml. Returns whether it was logged.
+    """
+    root = work.place.root
+    settings = params.load(root / "params.yaml", reads=("tracking",)).tracking
+    return log_group(work.comparison.name, list(_members(work, report)), settings, root=root)
+
+
+def _members(work: Work, report: Report) -> Iterator[Member]:
+    comparison, folder = work.comparison, work.place.folder
+    shared: dict[str, Any] = {"comparison": comparison.name, "title": comparison.title, "private": False}
+    for method, rows in report.table.groupby("method", sort=False):
+        config = shared | {
+            "method": str(method),
+            "labels": list(dict.fromkeys(rows["label"])),
+            "algorithm": comparison.methods[str(method)].algorithm,
+        }
+        tables = {"results": rows, "summary": report.totals[report.totals["method"] == method]}
+        yield Member(str(method), config, {"cells": len(rows), "runs": report.runs}, tables)
+    yield Member(
+        "summary",
+        shared,
+        {"cells": len(report.table), "runs": report.runs},
+        {"results": report.table, "summary": report.totals},
+        images={f"figures/{name}": folder / f"{name}.png" for name in report.pictures},
+        files=[folder / name for name in FILES],
+    )

@@ -1,5 +1,4 @@
-"""The results of a comparison as tables: one row per cell, one row per method and epsilon, and next to published
-numbers.
+"""The results of a comparison as tables: a row per cell, a row per method and epsilon, and beside published numbers.
 
 Published numbers are in a CSV file that the comparison names, and are joined by name.
 """
@@ -18,7 +17,15 @@ from tasks.config.params import ParamsRefusedError
 from tasks.runs.quality import MEASURES
 
 COLUMNS = ("figure", "dataset", "model", "method", "setting", "epsilon", "metric", "value")
+"""Of published numbers."""
 METRICS = (*MEASURES, "objective", "gap", "test_loss")
+KEY = ["dataset", "model", "method", "label", "setting", "epsilon"]
+METRIC_COLUMNS = [*MEASURES, "test_loss", "objective", "gap", "seconds", "steps", "epsilon_spent"]
+_RESULTS = (
+    "test_loss", "objective", "seconds", "steps", "planned_steps", "epsilon_spent", "epsilon_planned",
+    "noise_multiplier", "sampling_rate", "records",
+)  # fmt: skip
+_NUMBERS = ("test_loss", "objective", "seconds", "epsilon_spent", "epsilon_planned", "noise_multiplier")
 
 
 def read_published(path: Path) -> pd.DataFrame:
@@ -73,39 +80,23 @@ def _numbers(texts: pd.Series, path: Path) -> pd.Series:
     return numbers
 
 
-KEY = ["dataset", "model", "method", "label", "setting", "epsilon"]
-METRIC_COLUMNS = [*MEASURES, "test_loss", "objective", "gap", "seconds", "steps", "epsilon_spent"]
-PUBLISHED = ("figure", "dataset", "model", "method", "setting", "epsilon", "metric", "value")
-
-
 def results(place: Place, cells: tuple[Trial, ...]) -> pd.DataFrame:
     """One row per finished cell, in the order of the cells, with the metrics of the targets that occur.
 
-    A number that is infinite or was not recorded is NaN. gap: the objective minus the smallest that any cell reached on
-    the same training records.
+    A number that is infinite or was not recorded is NaN. gap: see `with_gap`.
     """
     done = place.finished()
     rows = [_row(cell, place.result(cell.digest)) for cell in cells if cell.digest in done]
     there = [name for name in MEASURES if any(name in row for row in rows)]
     columns = [*KEY, "delta", "accountant", "seed", "repeat", "fold", *there, *_RESULTS, "digest", "code"]
     numbers = ("epsilon", "delta", *there, *_NUMBERS)
-    table = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(numbers, float))
+    return with_gap(pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(numbers, float)))
+
+
+def with_gap(table: pd.DataFrame) -> pd.DataFrame:
+    """Add the column `gap`: the objective minus the smallest that is in the table for the same training records."""
     least = table.groupby(["dataset", "model", "repeat", "fold"])["objective"].transform("min")
     return table.assign(gap=table["objective"] - least)
-
-
-_RESULTS = (
-    "test_loss", "objective", "seconds", "steps", "planned_steps", "epsilon_spent", "epsilon_planned",
-    "noise_multiplier", "sampling_rate", "records",
-)  # fmt: skip
-_NUMBERS = (
-    "test_loss",
-    "objective",
-    "seconds",
-    "epsilon_spent",
-    "epsilon_planned",
-    "noise_multiplier",
-)
 
 
 def _row(cell: Trial, result: dict[str, Any]) -> dict[str, Any]:

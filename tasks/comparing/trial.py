@@ -34,27 +34,12 @@ from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.accounting.filters import holding_to_json
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
-from algorithms.privacy.card import Signed, features_of, guarantee, model_of
+from algorithms.privacy.card import Signed, features_of, guarantee, model_of, schema
 from algorithms.privacy.card.build import composition_of
-from algorithms.privacy.card.schema import (
-    SCHEMA_VERSION,
-    Accountant,
-    Adjacency,
-    Amount,
-    Composition,
-    Count,
-    Features,
-    Name,
-)
-from algorithms.privacy.card.schema import (
-    Encoder as CardEncoder,
-)
-from algorithms.privacy.card.schema import (
-    Model as CardModel,
-)
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from data import PublicDescription
+from data.prepare.files import read_json
 from data.prepare.prepared import HeldOut
 from data.readers.records import Records
 from tasks.calibrate import READS, model_files, model_for, plan_for
@@ -70,6 +55,10 @@ from tasks.runs.signing import signing_key
 
 _WITHOUT_NOISE = {"epsilon": 1.0, "delta": 1e-9, "accountant": "pld"}
 """A placeholder target for methods without noise; nothing depends on it."""
+_POINTS = 200
+_BATCH, _AT_ONCE = 4096, 32
+_CAP = Budget(1e9, 1.0)
+"""The cap in a comparison's own ledger, which records runs and refuses none."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +69,33 @@ class Planned:
     settings: Params
 
 
-def planned(place: Place, cell: Trial, public: PublicDescription, *, code: str) -> Planned:
+@dataclass(frozen=True)
+class Context:
+    """What all cells share.
+
+    code: a digest of the algorithms' source. runs: the number of runs of the whole comparison. performance: the
+    resources that a cell may use, which do not change its result.
+    """
+
+    place: Place
+    code: str
+    runs: int
+    performance: Performance = field(default_factory=Performance)
+
+
+def plan_cell(context: Context, cell: Trial) -> Planned:
     """Plan a cell, or read the plan from disk if there is one with equal inputs.
 
-    public: the facts of the records that the cell trains on. code: a digest of the algorithms' source. Raises
-    RefusedError, ParamsRefusedError or ModelRefusedError if the cell cannot run.
+    Raises RefusedError, ParamsRefusedError, ModelRefusedError or DataRefusedError if the cell cannot run, for example
+    because a fold has a single class.
     """
-    settings = _params(cell)
+    settings, public = _params(cell), public_of(context.place.store, cell)
     inputs = [cell.settings, cell.model, cell.accountant, cell.epsilon, cell.delta]
     inputs += [extra for extra in (cell.model_settings, cell.features) if extra]
-    path = place.plans / f"{digest_of([*inputs, json.loads(public.to_json()), code])}.json"
+    name = digest_of([*inputs, json.loads(public.to_json()), context.code])
+    path = context.place.plans / f"{name}.json"
     if path.exists():
-        return Planned(Plan.from_json(json.loads(path.read_text(encoding="utf-8"))), settings)
+        return Planned(Plan.from_json(read_json(path)), settings)
     plan = plan_for(settings, public)
     _check_is_as_declared(cell, plan)
     write_json(path, plan.to_json())
@@ -125,23 +129,23 @@ class CellCard(Signed):
     """
 
     guarantee: Literal["seeded", "none"]
-    cost: Amount
-    adjacency: Adjacency
-    accountant: Accountant
-    composition: Composition
+    cost: schema.Amount
+    adjacency: schema.Adjacency
+    accountant: schema.Accountant
+    composition: schema.Composition
     settings_from_records: bool
     diagnostics: bool
     transform: Literal["none", "scattering", "encoder"]
-    encoder: CardEncoder | None
-    features: Features
-    model: CardModel
-    unit: Name
-    dataset: Name
-    population: Name
-    source: Name
-    licence: Name
-    comparison: Name
-    runs: Count
+    encoder: schema.Encoder | None
+    features: schema.Features
+    model: schema.Model
+    unit: schema.Name
+    dataset: schema.Name
+    population: schema.Name
+    source: schema.Name
+    licence: schema.Name
+    comparison: schema.Name
+    runs: schema.Count
 
 
 def card_of(
@@ -150,7 +154,7 @@ def card_of(
     """The signed card. model: as in a plan's document. name, runs: name and number of runs of the comparison."""
     epsilon = plan.cost.epsilon if math.isfinite(plan.cost.epsilon) else None
     document = {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": schema.SCHEMA_VERSION,
         "signature": None,
         "guarantee": guarantee(cost=epsilon, private_noise=False, is_covered=False),
         "cost": {"epsilon": epsilon, "delta": plan.cost.delta},
@@ -192,10 +196,6 @@ def _signed(document: Mapping[str, Any]) -> dict[str, Any]:
     return CellCard.model_validate_json(json.dumps(document)).signed(signing_key(home())).to_json()
 
 
-_POINTS = 200
-_BATCH, _AT_ONCE = 4096, 32
-
-
 class Curve:
     """Keeps the released parameters after selected steps: after each of up to 200 steps, otherwise after about 200.
 
@@ -219,9 +219,7 @@ class Curve:
         self.seconds += time.perf_counter() - began
 
     def frame(self, model: Model, trace: Trace, data: Sides, *, regularisation: float) -> pd.DataFrame:
-        """A table with the columns step, objective, and epsilon spent by then, an upper bound. model: the trained
-        model.
-        """
+        """A table: step, objective, and epsilon spent by then, an upper bound. model: the trained model."""
         if self._last and self._last[0] != self._kept[-1][0]:
             self._keep(*self._last)  # a run that ended before its last planned step
         parameters = torch.stack([kept for _, kept in self._kept])
@@ -270,32 +268,9 @@ def mean_losses(model: Model, parameters: Tensor, part: Records) -> NDArray[np.f
     return result
 
 
-_CAP = Budget(1e9, 1.0)
-"""The cap in a comparison's own ledger, which records runs and refuses none."""
-
-
-@dataclass(frozen=True)
-class Context:
-    """What all cells share.
-
-    code: a digest of the algorithms' source. runs: the number of runs of the whole comparison. performance: the
-    resources that a cell may use, which do not change its result.
-    """
-
-    place: Place
-    code: str
-    runs: int
-    performance: Performance = field(default_factory=Performance)
-
-
 def open_ledger(place: Place, cell: Trial) -> Ledger:
     """Open the ledger in which a cell is recorded."""
     return Ledger.open(place.ledger_url(dataset=cell.dataset, model=cell.model, method=cell.method))
-
-
-def plan_cell(context: Context, cell: Trial) -> Planned:
-    """Plan a cell; raises a refusal if it cannot run, for example because a fold has a single class."""
-    return planned(context.place, cell, public_of(context.place.store, cell), code=context.code)
 
 
 def run_cell(context: Context, cell: Trial, ledger: Ledger) -> None:
@@ -338,22 +313,17 @@ def run_cell(context: Context, cell: Trial, ledger: Ledger) -> None:
 def build_models(context: Context, cells: Iterable[Trial]) -> None:
     """Initialise all models before cells run, since initialisation uses torch's global generator."""
     for cell in cells:
-        public = public_of(context.place.store, cell)
-        _model(_groups(cell), public)
+        _model(cell, public_of(context.place.store, cell))
 
 
-def _own_model(cell: Trial, public: PublicDescription) -> Model:
-    """A copy of the model for this cell: a module is changed while it computes, so threads must not share it."""
-    return deepcopy(_model(_groups(cell), public))
-
-
-def _groups(cell: Trial) -> str:
-    """The groups of params.yaml that decide a model, as JSON."""
-    return json.dumps({"model": cell.model_group, "features": cell.features})
+def _model(cell: Trial, public: PublicDescription) -> Model:
+    """The model of a cell, which is not changed: a cell trains a copy, since threads must not share a module."""
+    return _built(json.dumps({"model": cell.model_group, "features": cell.features}), public)
 
 
 @cache
-def _model(groups: str, public: PublicDescription) -> Model:
+def _built(groups: str, public: PublicDescription) -> Model:
+    """Build the model that these groups of params.yaml describe, given as JSON."""
     return model_for(params.parse(json.loads(groups), reads=("model", "features")), public)
 
 
@@ -379,7 +349,7 @@ def _reserve(ledger: Ledger, cell: Trial, prepared: Planned, data: Sides) -> Non
 
 def _trained(cell: Trial, prepared: Planned, data: Sides, performance: Performance) -> _Trained:
     """Train from the start and without checkpoints: cells are short, and an interrupted one runs again."""
-    model = _own_model(cell, data.public)
+    model = deepcopy(_model(cell, data.public))
     algorithm, plan = prepared.settings.algorithm, prepared.plan
     start = algorithm.init(model.initial_parameters(), plan)
     curve = Curve(algorithm.released, plan.steps, start=start) if cell.record["curves"] else None

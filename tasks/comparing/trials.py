@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
@@ -148,8 +148,7 @@ def cells(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> l
             record=_recorded(comparison.record),
             transform=problem.transform,
             model_settings=_model_settings(
-                problem,
-                files | _sources(problem.model, settings["name"], variant.features.get("name", "none")),
+                problem, files, (problem.model, settings["name"], variant.features.get("name", "none"))
             ),
             features=_features(variant, file),
             encoder=encoder,
@@ -201,14 +200,13 @@ def _files(problem: Problem) -> dict[str, str]:
     return model_files(Model.model_validate({"name": problem.model} | problem.model_settings))
 
 
-def _sources(*names: str) -> dict[str, str]:
-    """The SHA-256 of the source of the user's own code, `package.module:factory`."""
-    return {name: source_digest(name) for name in names if is_own(name)}
+def _model_settings(problem: Problem, files: dict[str, str], named: Iterable[str]) -> dict[str, Any]:
+    """The settings with the digests of files and of the user's own code, so that another file is another cell.
 
-
-def _model_settings(problem: Problem, files: dict[str, str]) -> dict[str, Any]:
-    """The settings with the digests of the files that decide the result, so that another file is another cell."""
-    return {**problem.model_settings, "files": files} if files else dict(problem.model_settings)
+    named: what the cell names, of which `package.module:factory` is the user's own.
+    """
+    files = files | {name: source_digest(name) for name in named if is_own(name)}
+    return problem.model_settings | ({"files": files} if files else {})
 
 
 def _encoder(problem: Problem) -> dict[str, Any]:
@@ -232,39 +230,35 @@ def _check_problem(problem: Problem, card: DataCard, file: str) -> None:
 
 
 def _resolved(variant: Variant, epsilon: float | None, file: str) -> dict[str, Any]:
-    """The settings with every default filled in, so that a changed default changes the cell.
-
-    The settings of a user's own method are passed to its factory as they are.
-    """
-    key, given = f"methods.{variant.method}.algorithm", variant.at(epsilon)
-    try:
-        algorithm = from_settings(given)
-    except RefusedError as refusal:
-        raise ParamsRefusedError(f"{file}: {key}.name: {refusal}") from None
-    except ValidationError as error:
-        raise ParamsRefusedError(f"{file}: {_problem(key, error)}; correct it.") from None
-    name = given["name"]
-    if is_own(name):
-        return given
-    own: dict[str, Any] = adapter(type(algorithm)).dump_python(algorithm, mode="json")
-    return {"name": name} | own
+    """The settings of the algorithm, complete."""
+    return _complete(variant.at(epsilon), from_settings, f"methods.{variant.method}.algorithm", file)
 
 
 def _features(variant: Variant, file: str) -> dict[str, Any]:
-    """The settings of the learned features with every default filled in."""
-    key = f"methods.{variant.method}.features"
+    """The settings of the learned features, complete; empty if there are none."""
     if variant.features in ({}, {"name": "none"}):
         return {}
+    return _complete(variant.features, features_from_settings, f"methods.{variant.method}.features", file)
+
+
+def _complete(
+    given: dict[str, Any], make: Callable[[dict[str, Any]], object], key: str, file: str
+) -> dict[str, Any]:
+    """The settings with every default filled in, so that a changed default changes the cell.
+
+    make: the factory of the object that they are for; the settings of a user's own code stay as they are. key: where
+    they are in the file, for messages.
+    """
     try:
-        features = features_from_settings(variant.features)
+        made = make(given)
     except RefusedError as refusal:
         raise ParamsRefusedError(f"{file}: {key}.name: {refusal}") from None
     except ValidationError as error:
         raise ParamsRefusedError(f"{file}: {_problem(key, error)}; correct it.") from None
-    if is_own(variant.features["name"]):
-        return dict(variant.features)
-    own: dict[str, Any] = adapter(type(features)).dump_python(features, mode="json")
-    return {"name": variant.features["name"]} | own
+    if is_own(given["name"]):
+        return given
+    filled: dict[str, Any] = adapter(type(made)).dump_python(made, mode="json")
+    return {"name": given["name"]} | filled
 
 
 def _problem(key: str, error: ValidationError) -> str:

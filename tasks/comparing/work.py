@@ -1,7 +1,6 @@
 """Run a comparison: its cells, those without a result, and planning and running them in groups."""
 
 import traceback
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +10,8 @@ from tasks.comparing.comparison import Comparison, load
 from tasks.comparing.data import make_ready, prepared_folder
 from tasks.comparing.files import Place
 from tasks.comparing.results import read_published
-from tasks.comparing.trial import Context, build_models, open_ledger, plan_cell, run_cell
-from tasks.comparing.trials import Group, Trial, cells, code_digest, groups
+from tasks.comparing.trial import Context, open_ledger, plan_cell, run_cell
+from tasks.comparing.trials import Group, Trial, cells, code_digest
 from tasks.runs.stages import refusals
 
 
@@ -30,9 +29,7 @@ class Work:
         return self.context.place
 
     def unfinished(self, *, renew: bool) -> list[Trial]:
-        """The cells without a result, each once. renew: also cells whose result is from other code of the
-        algorithms.
-        """
+        """The cells without a result, each once. renew: also those whose result is from other code."""
         done = self.place.finished()
         if renew:
             done = {one for one in done if self.place.result(one)["code"] == self.context.code}
@@ -68,14 +65,8 @@ def work_of(file: Path, root: Path) -> Work:
         read_published(root / comparison.published)
     wanted = tuple(cells(comparison, cards, file=file.name))
     runs = len({cell.digest for cell in wanted})
-    limits = comparison.performance
-    performance = Performance(**limits.model_dump())
+    performance = Performance(**comparison.performance.model_dump())
     return Work(comparison, Context(Place(root, comparison.name), code_digest(), runs, performance), wanted)
-
-
-def be_ready(work: Work, wanted: Iterable[Trial]) -> None:
-    """Do what must happen in this process before cells run in its threads."""
-    build_models(work.context, wanted)
 
 
 def prepare_data(work: Work) -> None:
@@ -109,8 +100,3 @@ def run_group(context: Context, group: Group) -> list[Problem]:
             path.write_text(traceback.format_exc(), encoding="utf-8")
             problems.append(Problem(cell, " ".join(str(error).split()) or type(error).__name__))
     return problems
-
-
-def split(wanted: list[Trial]) -> Iterator[Group]:
-    """The cells in small groups, one Prefect task each."""
-    return groups(wanted)

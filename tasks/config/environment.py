@@ -8,17 +8,7 @@ from pathlib import Path
 from algorithms.privacy.ledger.place import LEDGER, expanded, home, ledger_url, sqlite_url
 from data.schema.formats import Query, Source
 
-__all__ = [
-    "LEDGER",
-    "data_mirror",
-    "database_url",
-    "home",
-    "ledger_url",
-    "may_spend_again",
-    "retraining",
-    "retraining_for",
-    "sqlite_url",
-]
+__all__ = ["LEDGER", "home", "ledger_url", "sqlite_url"]  # of `place`; what is defined here is public, too
 
 RETRAINING = "EPSILONFLOW_RETRAINING"
 SPEND_AGAIN = "EPSILONFLOW_SPEND_AGAIN"

@@ -3,7 +3,6 @@
 The card contains what the owner of the data declares; no row of the data is read.
 """
 
-import json
 import math
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from data.prepare.fetch import checksum_for
+from data.prepare.files import read_json
 from data.prepare.secret_key import owner_key
 from data.schema import registry
 from data.schema.card import File
@@ -48,9 +48,8 @@ class Declared:
     """The declarations of the owner of a table, of texts or of images.
 
     reader: as in a data card. predicts: `classes` or `target` of the card. at_most: upper bound on the number of
-    records.
-    unit: what one record is. cap: epsilon that all runs together may spend. file: the file or folder to copy. shape:
-    shape of an image. encoder: encoder of texts or images.
+    records. unit: what one record is. cap: epsilon that all runs together may spend. file: the file or folder to copy.
+    shape: of an image. encoder: of texts or images.
     """
 
     name: str
@@ -106,7 +105,7 @@ def of_schema(path: Path, label: Sequence[str]) -> tuple[list[dict[str, Any]], d
     if not path.is_file():
         raise ParamsRefusedError(f"there is no file {path}; name a table schema.")
     try:
-        schema = json.loads(path.read_text(encoding="utf-8"))
+        schema = read_json(path)
         limits = {one["name"]: one.get("constraints", {}) for one in schema["fields"]}
         listed = [name for name in limits if limits[name].get("enum")]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -150,8 +149,7 @@ def predicted(
     tags: Sequence[str] = (),
     next_token: bool = False,
 ) -> dict[str, Any]:
-    """The keys of a card for one kind of target: classes, several labels, a number between bounds, tags or the next
-    token.
+    """The keys of a card for a target: classes, several labels, a number between bounds, tags or the next token.
 
     Raises ParamsRefusedError unless exactly one is given.
     """

@@ -5,8 +5,8 @@ sees them. The file keeps its comments, and the whole result is checked before a
 """
 
 import io
+import json
 import math
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
 
+from data.prepare.files import write_text
 from data.schema import registry
 from data.schema.card import DataCard, Records
 from data.schema.errors import DataRefusedError
@@ -38,13 +39,13 @@ _NOISE_OF_A_STEP = 65.0
 _NOISE_TAKEN = {"tables": 0.1, "images": 0.2, "texts": 0.3}
 """How far the noise of a step may move the parameters; docs/results/defaults.md has the results."""
 _LARGEST_RATE = 8.0
+_RIVALS = (("expected_batch_size", "sampling_rate"), ("norm_noise", "norm_noise_multiplier"))
+"""Pairs of settings of which only one may be given."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe. model: its name. settings: of the algorithm, without `name`. of_model: further keys of the group
-    `model`.
-    """
+    """A recipe. model: its name. of_model: further keys of its group. settings: of the algorithm, without `name`."""
 
     model: str
     settings: dict[str, Any]
@@ -190,10 +191,6 @@ def _with_learning_rate(
     return settings | {"update": update | chosen}
 
 
-_RIVALS = (("expected_batch_size", "sampling_rate"), ("norm_noise", "norm_noise_multiplier"))
-"""Pairs of settings of which only one may be given."""
-
-
 @dataclass(frozen=True)
 class Request:
     """Requested changes; None leaves a value unchanged.
@@ -228,11 +225,11 @@ class Revision:
 
     def write(self) -> None:
         """Write the new text, whole or not at all."""
-        _replace(self.path, self.after)
+        write_text(self.path, self.after)
 
     def undo(self) -> None:
         """Restore the old text."""
-        _replace(self.path, self.before)
+        write_text(self.path, self.before)
 
 
 def settings_of(assignments: Iterable[str]) -> dict[str, Any]:
@@ -285,12 +282,14 @@ def _change(document: dict[str, Any], request: Request, *, cards: Path) -> None:
     named = {"data.dataset": request.dataset, "privacy.epsilon": request.epsilon}
     named |= {"privacy.delta": request.delta, "model.seed": request.seed}
     wanted = {key: value for key, value in named.items() if value is not None}
-    if request.dataset not in (None, _get(document, "data.dataset")) and _get(document, "data.blocks"):
+    if request.dataset not in (None, value_at(document, "data.dataset")) and value_at(
+        document, "data.blocks"
+    ):
         _set(document, "data.blocks", [])  # the names are those of the previous data set
     for key, value in wanted.items():
         _set(document, key, value)
     if request.dataset is not None or request.algorithm is not None or request.encoder is not None:
-        epsilon = request.settings.get("privacy.epsilon", _get(document, "privacy.epsilon"))
+        epsilon = request.settings.get("privacy.epsilon", value_at(document, "privacy.epsilon"))
         _follow_recipe(document, request, epsilon, cards=cards)
     for key, value in request.settings.items():
         _set(document, key, value)
@@ -308,7 +307,7 @@ def _drop_rivals(document: dict[str, Any], wanted: Mapping[str, Any]) -> None:
 def _follow_recipe(document: dict[str, Any], request: Request, epsilon: Any, *, cards: Path) -> None:
     """Apply the recipe. epsilon: of the run; the final check refuses it if it is not a positive number."""
     stands = params.parse(document, reads=("data", "model"))
-    name = request.algorithm or _get(document, "algorithm.name")
+    name = request.algorithm or value_at(document, "algorithm.name")
     usable = isinstance(epsilon, int | float) and 0 < epsilon < math.inf
     card, aim = registry.card(stands.data.dataset, cards), epsilon if usable else 1.0
     encoded = None if request.encoder is None else encoder_recipe(card, request.encoder, str(name), aim)
@@ -335,7 +334,20 @@ def _become(target: dict[str, Any], values: Mapping[str, Any]) -> None:
             target[key] = _in_line(value)
 
 
-def _get(document: Mapping[str, Any], key: str) -> Any:
+def with_values(document: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a document of plain values with these set at dotted keys; missing outer keys are created."""
+    changed: dict[str, Any] = json.loads(json.dumps(document))
+    for key, value in values.items():
+        *outer, last = key.split(".")
+        place = changed
+        for part in outer:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return changed
+
+
+def value_at(document: Mapping[str, Any], key: str) -> Any:
+    """The value at a dotted key; None if there is none."""
     value: Any = document
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -399,14 +411,6 @@ def _plain(text: str) -> Any:
 
 
 def _spaced(text: str) -> str:
-    """Restore the blank lines between groups, if there are any, since ruamel.yaml attaches each to a group's last
-    key.
-    """
+    """Restore the blank lines between groups, if there are any: ruamel.yaml attaches each to a group's last key."""
     moved = re.sub(r"\n\n((?: .*\n)+)(?=\w)", r"\n\1\n", text)
     return re.sub(r"(\n .*\n)(?=\w)", r"\1\n", moved) if re.search(r"\n\n\w", moved) else moved
-
-
-def _replace(path: Path, text: str) -> None:
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(path)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import (
     BaseModel,
@@ -157,11 +157,7 @@ class Model(Group):
 
 
 class Memory(Group):
-    """Settings that do not change the result, except for rounding.
-
-    memory_mb: memory for per-record gradients. physical_batch: records per pass, by default as memory_mb allows;
-    rounded down to a multiple of 64, or to 32 or 1.
-    """
+    """The settings of `Performance` that a run of a comparison has, too."""
 
     memory_mb: int = Field(default=1024, ge=1)
     physical_batch: int | None = Field(default=None, ge=1)
@@ -231,9 +227,6 @@ class ParamsRefusedError(ValueError):
     """Parameters that cannot be used; the message names the key, what is wrong and what is allowed."""
 
 
-_Parsed = TypeVar("_Parsed", bound=Group)
-
-
 @dataclass(frozen=True)
 class Params:
     """The groups that a stage reads; any other group raises LookupError."""
@@ -243,62 +236,52 @@ class Params:
     @property
     def data(self) -> Data:
         """Which data set."""
-        return self._group("data", Data)
+        return cast(Data, self._read("data"))
 
     @property
     def privacy(self) -> Privacy:
         """The target, the accountant and the source of noise."""
-        return self._group("privacy", Privacy)
+        return cast(Privacy, self._read("privacy"))
 
     @property
     def algorithm(self) -> "Algorithm[Any]":
         """The algorithm with its settings, as `algorithms.methods.registry.from_settings` made it."""
-        algorithm: Algorithm[Any] = self._read("algorithm")[1]
-        return algorithm
+        return cast("Algorithm[Any]", self._read("algorithm")[1])
 
     @property
     def algorithm_settings(self) -> Mapping[str, Any]:
         """The algorithm's group as in params.yaml, including `name`."""
-        settings: Mapping[str, Any] = self._read("algorithm")[0]
-        return settings
+        return cast(Mapping[str, Any], self._read("algorithm")[0])
 
     @property
     def features(self) -> "Features | None":
         """The features to learn before training; None if there are none."""
-        features: Features | None = self._read("features")[1]
-        return features
+        return cast("Features | None", self._read("features")[1])
 
     @property
     def features_settings(self) -> Mapping[str, Any]:
         """The group of the features as in params.yaml."""
-        settings: Mapping[str, Any] = self._read("features")[0]
-        return settings
+        return cast(Mapping[str, Any], self._read("features")[0])
 
     @property
     def model(self) -> Model:
         """Which model, and the seed of its initialisation."""
-        return self._group("model", Model)
+        return cast(Model, self._read("model"))
 
     @property
     def performance(self) -> Performance:
         """Settings that never change the result."""
-        return self._group("performance", Performance)
+        return cast(Performance, self._read("performance"))
 
     @property
     def tracking(self) -> Tracking:
         """Where Weights & Biases stores the runs."""
-        return self._group("tracking", Tracking)
+        return cast(Tracking, self._read("tracking"))
 
     @property
     def ledger(self) -> LedgerPlace:
         """Where the ledger is and whose budget is charged."""
-        return self._group("ledger", LedgerPlace)
-
-    def _group(self, name: str, kind: type[_Parsed]) -> _Parsed:
-        group = self._read(name)
-        if not isinstance(group, kind):
-            raise TypeError(f"the group {name!r} is no {kind.__name__}")
-        return group
+        return cast(LedgerPlace, self._read("ledger"))
 
     def _read(self, name: str) -> Any:
         if name not in self.groups:

@@ -39,6 +39,20 @@ DARK = Theme(ground="#171c24", ink="#e6eaf0", muted="#8d98a8", accent="#6ea8fe",
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A figure for a light and a dark page, as PNG, with its alternative text."""
+
+    light: bytes
+    dark: bytes
+    words: str
+
+
+def picture(draw: Drawing, words: str) -> Picture:
+    """Draw a figure in both themes."""
+    return Picture(png(draw(LIGHT)), png(draw(DARK)), words)
+
+
+@dataclass(frozen=True)
 class Curve:
     """The cost after selected steps, which are ascending."""
 
@@ -117,9 +131,7 @@ def noise_figure(trace: pd.DataFrame, *, theme: Theme) -> "Figure":
 
 
 def correlated_figure(course: Sequence[tuple[int, float, float]], *, theme: Theme) -> "Figure":
-    """Draw the standard deviation of the noise in a parameter after selected steps, for correlated and independent
-    noise.
-    """
+    """Draw the standard deviation of correlated and of independent noise in a parameter, after selected steps."""
     figure, axes = empty(theme)
     after, correlated, independent = zip(*course, strict=True)
     axes.set(xlabel="training steps", ylabel="noise in a parameter (std)")
@@ -132,9 +144,7 @@ def correlated_figure(course: Sequence[tuple[int, float, float]], *, theme: Them
 
 
 def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Theme) -> "Figure":
-    """Draw how held-out records of each class were classified. pairs: columns `actual` and `predicted`, a row per
-    record.
-    """
+    """Draw how held-out records were classified. pairs: columns `actual` and `predicted`, a row per record."""
     from matplotlib.colors import LinearSegmentedColormap
 
     counts = pd.crosstab(pairs["actual"], pairs["predicted"])
@@ -159,9 +169,7 @@ def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Them
 
 
 def class_figure(classes: pd.DataFrame, *, overall: float, theme: Theme) -> "Figure":
-    """Draw the held-out accuracy of each class, and overall as a line. classes: columns `class`, `accuracy`,
-    `records`.
-    """
+    """Draw the held-out accuracy of each class, and overall. classes: columns `class`, `accuracy`, `records`."""
     from matplotlib.ticker import PercentFormatter
 
     figure, axes = empty(theme, height=1.3 + 0.24 * len(classes))
@@ -201,12 +209,12 @@ def empty(theme: Theme, *, height: float = 3.2, rows: int = 1) -> "tuple[Figure,
     return figure, axes
 
 
-def styled(axes: "Axes", theme: Theme) -> "Axes":
-    """Apply a theme's colours to a panel."""
+def styled(axes: "Axes", theme: Theme, *, size: int = 9) -> "Axes":
+    """Apply a theme's colours to a panel. size: of the numbers at the axes, whose names are a point larger."""
     axes.set_facecolor(theme.ground)
-    axes.tick_params(which="both", colors=theme.muted, labelcolor=theme.ink, labelsize=9)
-    axes.xaxis.label.set(color=theme.ink, size=10)
-    axes.yaxis.label.set(color=theme.ink, size=10)
+    axes.tick_params(which="both", colors=theme.muted, labelcolor=theme.ink, labelsize=size)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.label.set(color=theme.ink, size=size + 1)
     for side, spine in axes.spines.items():
         spine.set_color(theme.muted)
         spine.set_visible(side in ("left", "bottom"))

@@ -25,9 +25,24 @@ if TYPE_CHECKING:  # as in `figures`
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+BLOCKS = ("block", "spent_epsilon", "spent_delta", "cap_epsilon", "cap_delta", "retired")
+RETRAININGS = ("period", "outcome", "run_id", "epsilon", "quality", "blocks")
+THIS_RUN = "this run"
+"""The outcome of the run itself, which is compared with the model in use only after its report is made."""
 _MOST_NAMES, _LONGEST_NAME, _FEWEST_PLACES, _MOST_BARS = 10, 12, 6, 60
 _OUT_OF_SIGHT = 20.0
 """A cap of more than this many times the largest spending is named and not drawn, since no bar would be visible."""
+_MOST_ROWS = 12
+_DIFFERS = 1.02
+"""Quality is drawn against epsilon if the largest epsilon is more than this many times the smallest."""
+_BECAME = {
+    "promoted": "its model served",
+    "kept": "its model did not serve",
+    "forfeited": "given up; all of it counts as spent",
+    "given up": "given up",
+    "open": "not finished",
+    THIS_RUN: THIS_RUN,
+}
 
 
 def blocks_figure(blocks: pd.DataFrame, *, theme: Theme) -> "Figure":
@@ -155,21 +170,13 @@ def _number(number: float) -> str:
     return f"{number:,.0f}" if number >= 1000 else f"{number:g}"
 
 
-BLOCKS = ("block", "spent_epsilon", "spent_delta", "cap_epsilon", "cap_delta", "retired")
-RETRAININGS = ("period", "outcome", "run_id", "epsilon", "quality", "blocks")
-THIS_RUN = "this run"
-"""The outcome of the run itself, which is compared with the model in use only after its report is made."""
-
-
 @dataclass(frozen=True)
 class History:
     """The history of a run.
 
-    blocks: the population's blocks in order, with the columns block, spent_epsilon, spent_delta, cap_epsilon,
-    cap_delta, retired. retrainings: columns period, outcome, run_id, epsilon, quality, blocks (a text), from the oldest
-    to this run. epsilon is what a run is charged; quality is on held-out records, NaN if there is no model. Both tables
-    may be empty.
-    measure: the name of the quality metric.
+    blocks: the population's blocks in order, with the columns BLOCKS. retrainings: from the oldest to this run, with
+    the columns RETRAININGS: epsilon is what a run is charged; quality is on held-out records, NaN if there is no model;
+    blocks are a text. Both tables may be empty. measure: the name of the quality metric.
     """
 
     blocks: pd.DataFrame
@@ -247,19 +254,6 @@ def _frame(rows: Sequence[tuple[Any, ...]], columns: Sequence[str]) -> pd.DataFr
     table = pd.DataFrame(rows, columns=list(columns))
     numbers = [name for name in columns if name.endswith(("epsilon", "delta", "quality"))]
     return table.assign(**{name: pd.to_numeric(table[name]).replace(math.inf, math.nan) for name in numbers})
-
-
-_MOST_ROWS = 12
-_DIFFERS = 1.02
-"""Quality is drawn against epsilon if the largest epsilon is more than this many times the smallest."""
-_BECAME = {
-    "promoted": "its model served",
-    "kept": "its model did not serve",
-    "forfeited": "given up; all of it counts as spent",
-    "given up": "given up",
-    "open": "not finished",
-    THIS_RUN: THIS_RUN,
-}
 
 
 def drawings(history: History) -> dict[str, tuple[Drawing, str]]:

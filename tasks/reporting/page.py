@@ -20,6 +20,8 @@ from algorithms.privacy.accounting.risk import Profile, advantage, caught, gauss
 from algorithms.privacy.card import PrivacyCard, Verification, text
 from algorithms.privacy.card.schema import BY
 from algorithms.privacy.card.text import rounded_up
+from data.prepare.files import read_json
+from tasks.reporting.figures import Picture
 from tasks.runs.quality import Said, percent, said
 
 _SHARED = Path(__file__).parent
@@ -45,9 +47,6 @@ def _source(picture: bytes) -> str:
 FALSE_ALARMS = (0.001, 0.01, 0.05)
 _STRONG, _REASONABLE = 1.0, 10.0
 _MOST_EVENTS = 40
-_TEMPLATE = "report.html.j2"
-
-
 AUDIT, AUDIT_PAGE = "audit.json", "audit.html"
 
 
@@ -57,12 +56,10 @@ def audit_folder(method: str) -> Path:
 
 
 def newest_audit(method: str, root: Path) -> dict[str, Any] | None:
-    """The newest audit of a method in a checkout, with the path of its page relative to `artifacts`; None without
-    one.
-    """
+    """The newest audit of a method in a checkout, if any, with the path of its page relative to `artifacts`."""
     folder = audit_folder(method)
     try:
-        document: dict[str, Any] = json.loads((root / folder / AUDIT).read_text(encoding="utf-8"))
+        document = read_json(root / folder / AUDIT)
     except (OSError, ValueError):
         return None
     return document | {"page": str(Path("..") / folder / AUDIT_PAGE)}
@@ -74,15 +71,6 @@ class Attack:
 
     false_alarms: float
     caught: float
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure for a light and a dark page, as PNG, with its alternative text."""
-
-    light: bytes
-    dark: bytes
-    words: str
 
 
 @dataclass(frozen=True)
@@ -106,10 +94,6 @@ def risk_of(found: Profile) -> Risk:
     return Risk(attacks, share, 0.5 + share / 2, gaussian_mu(found))
 
 
-def _growth(epsilon: float) -> float:
-    return math.exp(min(epsilon, 700.0))
-
-
 def score(metrics: Mapping[str, Any], classes: pd.DataFrame) -> Said:
     """The page's sentences about the model. classes: columns `class`, `accuracy`, `records`."""
     records = int(classes["records"].sum())
@@ -130,7 +114,6 @@ def page(
     pictures: Mapping[str, Picture],
     past: Mapping[str, object],
     *,
-    command: str,
     risk: Risk | None,
     attack: Mapping[str, float] | None = None,
     audit: Mapping[str, Any] | None = None,
@@ -138,24 +121,23 @@ def page(
     """Make the page.
 
     pictures: epsilon, risk, noise, confusion and per_class, and those of the history. past: template variables of the
-    history. command: the command that verifies the card. risk: None for a run that promises nothing. attack: the attack
-    to which the noise was calibrated, if any. audit: the newest audit of the method, if any.
+    history. risk: None for a run that promises nothing. attack: the attack to which the noise was calibrated, if any.
+    audit: the newest audit of the method, if any.
     """
     epsilon, delta = card.setting.epsilon, card.setting.delta
     return (
         _environment()
-        .get_template(_TEMPLATE)
+        .get_template("report.html.j2")
         .render(
             card=card,
             verification=verification,
             score=result,
             pictures=pictures,
             **past,
-            command=command,
             risk=risk,
             attack=attack,
             audit=audit,
-            factor=None if epsilon is None else rounded_up(_growth(epsilon), 3),
+            factor=None if epsilon is None else rounded_up(math.exp(min(epsilon, 700.0)), 3),
             strength=None if epsilon is None else strength(epsilon),
             one_in=f"{1 / delta:,.0f}" if delta else None,
             spent_share=_share(card),

@@ -14,8 +14,8 @@ from algorithms.privacy.card import RELEASED, made_up_trace
 from algorithms.privacy.ledger.composition import Composition
 from data import PublicDescription
 from tasks.report import Run, compose
+from tasks.reporting.figures import Picture
 from tasks.reporting.history import nothing
-from tasks.reporting.page import Picture
 from tasks.runs import quality
 
 _NO_SUM = "0" * 64
@@ -59,10 +59,7 @@ def rehearse(
 
 
 def _made_up(
-    document: Mapping[str, Any],
-    public: PublicDescription,
-    receipt: Mapping[str, Any],
-    trial: Schedule | None,
+    document: Mapping[str, Any], public: PublicDescription, receipt: Mapping[str, Any], trial: Schedule | None
 ) -> Run:
     plan = Plan.from_json(document)
     chosen_on_the_way = [(GaussianDpEvent(1000.0), 1)]

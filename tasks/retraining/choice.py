@@ -163,12 +163,7 @@ def how_many_left(settings: Retraining, standing: list[Block]) -> int:
 
 
 def next_of(
-    settings: Retraining,
-    ledger: Ledger,
-    *,
-    root: Path,
-    registry: Registry,
-    last: tuple[str, ...] | None,
+    settings: Retraining, ledger: Ledger, *, root: Path, registry: Registry, last: tuple[str, ...] | None
 ) -> Next:
     """Decide the retraining of a period that is due; nothing is charged.
 

@@ -15,7 +15,7 @@ from typing import Literal
 from algorithms.errors import LedgerBrokenError
 from algorithms.models import ModelRefusedError
 from algorithms.privacy.ledger import Ledger
-from data.prepare.files import write_whole
+from data.prepare.files import write_text
 from data.schema import registry as catalogue
 from tasks.config import params
 from tasks.config.environment import home, retraining_for
@@ -98,7 +98,7 @@ def retrain(work: Work, *, now: datetime) -> Outcome:
 def _due(work: Work, period: str) -> Outcome:
     interrupted = work.states.open()
     if interrupted is not None:
-        run_id = charged_run(work.ledger, work.population, _key(work, interrupted.period))
+        run_id = charged_run(work, interrupted.period)
         if run_id is not None and work.ledger.status(run_id) == "forfeited":
             work.say(give_up(work, interrupted))
         else:
@@ -113,7 +113,7 @@ def _due(work: Work, period: str) -> Outcome:
 
 
 def _begin(work: Work, period: str) -> Outcome:
-    run_id, before = charged_run(work.ledger, work.population, _key(work, period)), work.states.all()
+    run_id, before = charged_run(work, period), work.states.all()
     if run_id is not None:
         status = work.ledger.status(run_id)
         words = f"the retraining of {period} is charged already, for run {run_id} of another home, which is {status}"
@@ -128,9 +128,15 @@ def _begin(work: Work, period: str) -> Outcome:
         )
     except TooFewBlocksError as few:
         return Outcome("skipped", f"no retraining in {period}: {few}")
-    text = chosen.revision.after, chosen.revision.before
-    number = before[-1].number + 1 if before else 1
-    state = State(period, str(work.root.resolve()), *text, chosen.blocks, chosen.epsilon, number=number)
+    state = State(
+        period=period,
+        root=str(work.root.resolve()),
+        params=chosen.revision.after,
+        before=chosen.revision.before,
+        blocks=chosen.blocks,
+        epsilon=chosen.epsilon,
+        number=before[-1].number + 1 if before else 1,
+    )
     work.states.write(state)
     work.say(f"retraining of {period} on {len(chosen.blocks)} blocks with epsilon {chosen.epsilon:g}")
     return _run(work, state)
@@ -165,10 +171,8 @@ def _key(work: Work, period: str) -> str:
 
 
 def _stopped(work: Work, state: State, kind: Literal["refused", "failed"], reason: str) -> Outcome:
-    """End a delivery after a fault. Without a charge the period can start again; a charged run is kept for the next
-    one.
-    """
-    run_id = charged_run(work.ledger, work.population, _key(work, state.period))
+    """End a delivery after a fault. Without a charge the period can start again; a charged run is resumed next time."""
+    run_id = charged_run(work, state.period)
     if run_id is None:
         _put_back(work, state)
         work.states.forget(state)
@@ -192,7 +196,7 @@ def _put_back(work: Work, state: State) -> None:
 
 def _write_params(work: Work, text: str) -> None:
     """Write params.yaml whole or not at all, so that a full disk does not destroy a person's settings."""
-    write_whole(work.root / "params.yaml", lambda fresh: fresh.write_text(text, encoding="utf-8"))
+    write_text(work.root / "params.yaml", text)
 
 
 def give_up(work: Work, state: State) -> str:
@@ -201,10 +205,9 @@ def give_up(work: Work, state: State) -> str:
     Its reservation is forfeited and counts as spent. A reservation of another home stays, since its run may be running.
     """
     ledger = work.ledger
-    run_id = charged_run(ledger, work.population, _key(work, state.period))
+    run_id = charged_run(work, state.period)
     status = None if run_id is None else ledger.status(run_id)
-    # # It may be forfeited already, by a person or if the process was killed right after; a settled run has lost its
-    # model.
+    # It may be forfeited already, by a person or if the process was killed right after; a settled run lost its model.
     is_lost = status == "forfeited" or (status == "open" and store.is_here(home(), str(run_id)))
     if run_id is not None and is_lost:
         ledger.forfeit(run_id)
@@ -219,9 +222,9 @@ def give_up(work: Work, state: State) -> str:
     return words
 
 
-def charged_run(ledger: Ledger, population: str, retraining: str) -> str | None:
-    """The run that was charged for a retraining, given as name and period; None if there is none."""
-    return ledger.run_of(population, retraining)
+def charged_run(work: Work, period: str) -> str | None:
+    """The run that was charged for a period; None if there is none."""
+    return work.ledger.run_of(work.population, _key(work, period))
 
 
 def _finished(work: Work, state: State) -> Outcome:

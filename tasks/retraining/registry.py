@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-from data.prepare.files import write_whole
+from data.prepare.files import read_json, write_text
 
 _FILES = (
     "model.safetensors",
@@ -44,20 +44,16 @@ class Registry:
         return self.folder / os.readlink(link) if link.is_symlink() else None
 
     def metrics(self, run_id: str) -> dict[str, Any]:
-        """The metrics of a run's model, including held-out accuracy and epsilon; empty if the model is not in the
-        registry.
-        """
+        """The metrics of a run's model, including held-out accuracy and epsilon; empty if it has no model here."""
         path = self.folder / run_id / "metrics.json"
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        return found
+        return read_json(path) if path.is_file() else {}
 
     def add(self, artifacts: Path) -> Path:
         """Add the model in `artifacts` under its run's id, whole or not at all; returns its folder.
 
         An existing model is left unchanged.
         """
-        receipt: dict[str, Any] = json.loads((artifacts / "receipt.json").read_text(encoding="utf-8"))
-        entry = self.folder / str(receipt["run_id"])
+        entry = self.folder / str(read_json(artifacts / "receipt.json")["run_id"])
         if entry.is_dir():
             return entry
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -137,8 +133,7 @@ class States:
 
     def write(self, state: State) -> None:
         """Write a state durably."""
-        text = json.dumps(asdict(state), indent=2)
-        write_whole(self._file(state.period), lambda fresh: fresh.write_text(text, encoding="utf-8"))
+        write_text(self._file(state.period), json.dumps(asdict(state), indent=2))
 
     def forget(self, state: State) -> None:
         """Delete the state of a period for which nothing was charged, so that it can start again."""
@@ -149,5 +144,5 @@ class States:
 
 
 def _read(path: Path) -> State:
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    document = read_json(path)
     return State(**document | {"blocks": tuple(document["blocks"])})

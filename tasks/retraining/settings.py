@@ -66,9 +66,7 @@ class Retraining(Group):
         return Spread(self.spread.policy, self.spread.planned, self.spread.fraction)
 
     def period(self, now: datetime) -> str:
-        """The period of a time. It is the time of the run and not of its schedule, so late runs all fall into one
-        period.
-        """
+        """The period of a time: that of the run, not of its schedule, so that late runs all fall into one period."""
         return now.astimezone(UTC).strftime(_PERIODS[self.every])
 
 
@@ -79,9 +77,7 @@ EXAMPLE = (
 
 
 def load(path: Path) -> Retraining:
-    """Load the settings; raises ParamsRefusedError, which names the key, and RefusedError if settings are
-    inconsistent.
-    """
+    """Load the settings; raises ParamsRefusedError, which names the key, and RefusedError if they are inconsistent."""
     try:
         document = YAML(typ="safe", pure=True).load(path)
         settings = Retraining.model_validate(document)

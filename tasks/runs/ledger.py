@@ -9,7 +9,6 @@ population is charged.
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +18,7 @@ from sqlalchemy.engine import make_url
 
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.ledger import NOTHING, Checkpoint, Head, Ledger, identity
-from data.prepare.files import write_whole
+from data.prepare.files import read_json, write_text, write_whole
 from tasks.config import params
 from tasks.config.environment import LEDGER, home, ledger_url, sqlite_url
 
@@ -71,7 +70,7 @@ def head_of(path: Path, ledger: Ledger) -> str | None:
     """The head in a receipt of this ledger; None if it is of another ledger, too old or missing."""
     if not path.is_file():
         return None
-    kept = json.loads(path.read_text(encoding="utf-8")).get("ledger", {})
+    kept = read_json(path).get("ledger", {})
     is_ours = kept.get("first") is not None and kept["first"] == identity(ledger)
     return str(kept["head"]) if is_ours else None
 
@@ -103,9 +102,7 @@ def check_place(ledger: Ledger, population: str, *, public: bool, home: Path) ->
 
 
 def has_usual(population: str, *, home: Path) -> bool:
-    """Whether a population was charged as private before; then another ledger that declares it public is refused,
-    too.
-    """
+    """Whether a population was charged as private before; then a ledger that declares it public is checked, too."""
     return _usual(population, home).exists()
 
 
@@ -141,9 +138,7 @@ def _at_url(url: str, home: Path) -> Path:
 
 
 def _kept(file: Path) -> Head:
-    """The head in a file, or NOTHING. Files of version 0.2 lack the row number, so verifying cannot continue from
-    them.
-    """
+    """The head in a file, or NOTHING. Files of version 0.2 lack the row number: no verification continues there."""
     try:
         words = file.read_text(encoding="utf-8").split()
         return Head(int(words[0]) if words[1:] else 0, words[-1])
@@ -170,8 +165,7 @@ def keep_checkpoint(checkpoint: Checkpoint) -> None:
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     from tasks.runs.signing import signing_key  # importing what cards need takes longer than the rest
 
-    text = checkpoint.signed(signing_key(home()))
-    write_whole(file, lambda fresh: fresh.write_text(text, encoding="utf-8"), mode=0o600)
+    write_text(file, checkpoint.signed(signing_key(home())), mode=0o600)
 
 
 def kept_checkpoint(ledger: Ledger) -> Checkpoint | None:

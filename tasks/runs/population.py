@@ -102,10 +102,8 @@ def _check_kind(ledger: Ledger, public: PublicDescription) -> None:
             f"the population {name!r} is {kinds[not public.public]} in the ledger, but the card of"
             f" {public.dataset!r} says {kinds[public.public]}; give the card a population of its own."
         )
-    composition, count = (
-        Composition(public.composition, public.composition_order),
-        public.blocks_per_person,
-    )
+    composition = Composition(public.composition, public.composition_order)
+    count = public.blocks_per_person
     if (balance.composition, balance.blocks_per_person) != (composition, count):
         raise RefusedError(
             f"the population {name!r} was declared under {balance.composition} with at most"

@@ -9,7 +9,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from algorithms.privacy.card import SIGNER, public_key_of
-from data.prepare.files import write_whole
+from data.prepare.files import write_text
 from data.prepare.secret_key import keyed, owner_key
 
 PUBLIC = "owner.pub"
@@ -17,14 +17,10 @@ _WORDS = ["key that signs privacy cards"]
 
 
 def signing_key(home: Path) -> Ed25519PrivateKey:
-    """The signing key of a home, created at first use together with owner.pub; raises DataRefusedError if it is
-    damaged.
-    """
+    """The signing key of a home, created at first use with owner.pub; raises DataRefusedError if it is damaged."""
     key = Ed25519PrivateKey.from_private_bytes(keyed(owner_key(home), _WORDS))
     if public_key(home) != public_key_of(key):
-        write_whole(
-            home / PUBLIC, lambda fresh: fresh.write_text(f"{public_key_of(key)}\n", encoding="utf-8")
-        )
+        write_text(home / PUBLIC, f"{public_key_of(key)}\n")
     return key
 
 

@@ -25,8 +25,15 @@ from tasks.config.params import ParamsRefusedError
 if TYPE_CHECKING:
     from dvc.repo import Repo
 
+Say = Callable[[str], object]
+STAGES = ("prepare", "calibrate", "train", "evaluate", "report")
 REFUSED = "refused: "
 """The prefix of a refusal in a stage's output."""
+_NOTHING = 3
+"""The exit status of the process if DVC has nothing to do."""
+_POLL_SECONDS = 0.5
+_ENDINGS = ((signal.SIGINT, 5.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 1.0))
+"""Signals that end a process, with seconds to wait: first an interrupt, on which DVC releases its locks."""
 
 
 def main_of(function: Callable[[], object]) -> None:
@@ -59,13 +66,7 @@ def refusals() -> tuple[type[ValueError], ...]:
     from algorithms.extension import NotUsableError
     from data.schema.errors import DataRefusedError
 
-    return (
-        DataRefusedError,
-        EncoderRefusedError,
-        NotUsableError,
-        RefusedError,
-        ParamsRefusedError,
-    )
+    return (DataRefusedError, EncoderRefusedError, NotUsableError, RefusedError, ParamsRefusedError)
 
 
 def checkout() -> Path:
@@ -78,17 +79,6 @@ def checkout() -> Path:
             " `epsilonflow init DIR`."
         )
     return root
-
-
-STAGES = ("prepare", "calibrate", "train", "evaluate", "report")
-
-_NOTHING = 3
-"""The exit status of the process if DVC has nothing to do."""
-_POLL_SECONDS = 0.5
-_ENDINGS = ((signal.SIGINT, 5.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 1.0))
-"""Signals that end a process, with seconds to wait: first an interrupt, on which DVC releases its locks."""
-
-Say = Callable[[str], object]
 
 
 class StageRefusedError(ValueError):
@@ -135,10 +125,9 @@ def up_to_date(root: Path, *, say: Say) -> bool:
 
 
 def _dvc(*stage: str, root: Path, say: Say) -> tuple[int, list[str]]:
-    """Run `main` in a process and pass its output to `say`; an exception here, such as a cancellation, ends the
-    process.
+    """Run `main` in a process and pass its output to `say`; returns the exit status and the lines that are not empty.
 
-    Returns the exit status and the lines that are not empty.
+    An exception here, such as a cancellation, ends the process.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "tasks.runs.stages", *stage],

@@ -36,7 +36,7 @@ from typing import Any, Literal
 from algorithms.errors import RefusedError
 from algorithms.privacy.mechanisms.noise import Generator
 from data import PublicDescription
-from data.prepare.files import taken, write_whole
+from data.prepare.files import read_json, taken, write_text, write_whole
 from data.prepare.prepared import contents
 from data.prepare.secret_key import keyed, owner_key
 
@@ -114,9 +114,7 @@ class Run:
 
     @contextmanager
     def abandoned_if_refused(self, *, unless: Callable[[], bool]) -> Iterator[None]:
-        """Delete the run's folder if the block refuses the run, except if it has a result or `unless` says it is
-        charged.
-        """
+        """Delete the run's folder if the block refuses the run, except if it has a result or `unless` is true."""
         try:
             yield
         except RefusedError:
@@ -149,7 +147,7 @@ def claimed(
         with _held(folder) as is_held:
             standing = _standing(folder, status(run_id)) if is_held else None
             if standing in ("begun", "finished"):
-                write_whole(folder / _META, lambda new: new.write_text(meta, encoding="utf-8"), mode=0o600)
+                write_text(folder / _META, meta, mode=0o600)
                 if standing == "begun" and not (folder / _KEY).exists():
                     write_whole(folder / _KEY, lambda new: new.write_bytes(fresh.key), mode=0o600)
                     _sync(folder)
@@ -196,8 +194,8 @@ def _is_whole(folder: Path) -> bool:
     """Whether a run's result is complete and unchanged, by the checksums of its receipt."""
     result = folder / _RESULT
     try:
-        receipt: dict[str, Any] = json.loads((result / RECEIPT).read_text(encoding="utf-8"))
-        same = all(_sha256(result / name) == receipt["sha256"][name] for name in _RELEASED)
+        receipt = read_json(result / RECEIPT)
+        same = all(sha256_of(result / name) == receipt["sha256"][name] for name in _RELEASED)
     except (OSError, ValueError, KeyError, TypeError):
         return False
     return same and receipt.get("run_id") == folder.name
@@ -214,8 +212,8 @@ def hand_out(result: Path, artifacts: Path, names: Iterable[str], *, said: Mappi
         fresh = artifacts / f".{name}"
         shutil.copyfile(result / name, fresh)
         if name == RECEIPT:
-            receipt = json.loads(fresh.read_text(encoding="utf-8")) | said
-            receipt["sha256"][PLAN] = _sha256(artifacts / PLAN)
+            receipt = {**read_json(fresh), **said}
+            receipt["sha256"][PLAN] = sha256_of(artifacts / PLAN)
             fresh.write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
         fresh.replace(artifacts / name)
 
@@ -255,7 +253,7 @@ def begun_since(home: Path, moment: float, checkout: Path) -> str | None:
     found: list[tuple[float, str]] = []
     for meta in (home / "runs").glob(f"[!.]*/{_META}"):
         with suppress(FileNotFoundError):  # another process deletes it
-            began, of = meta.stat().st_mtime, json.loads(meta.read_text(encoding="utf-8"))
+            began, of = meta.stat().st_mtime, read_json(meta)
             if began >= moment and of["checkout"] == str(checkout.resolve()):
                 found.append((began, meta.parent.name))
     return max(found)[1] if found else None
@@ -292,18 +290,15 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def described(public: PublicDescription) -> dict[str, str]:
     """The names of the run's data and a digest of their description, for `check_described`."""
-    return {
-        "dataset": public.dataset,
-        "population": public.population,
-        "description_sha256": public.digest,
-    }
+    return {"dataset": public.dataset, "population": public.population, "description_sha256": public.digest}
 
 
 def check_described(receipt: Mapping[str, Any], public: PublicDescription) -> None:

@@ -1,12 +1,12 @@
 """The summary at the end of a run, from the files of the stages and from the ledger."""
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
 
+from data.prepare.files import read_json
 from tasks.runs.ledger import open_ledger
 from tasks.runs.quality import rows
 
@@ -57,10 +57,7 @@ class RunSummary:
 
 def run_summary(root: Path) -> RunSummary:
     """The result of the run in `root`; raises RefusedError or ParamsRefusedError if the ledger cannot be read."""
-    metrics, receipt = (
-        json.loads((root / "artifacts" / name).read_text(encoding="utf-8"))
-        for name in ("metrics.json", "receipt.json")
-    )
+    metrics, receipt = (read_json(root / "artifacts" / name) for name in ("metrics.json", "receipt.json"))
     ledger, population = open_ledger(root), receipt["population"]
     balance = ledger.balance(population) if population in ledger.populations() else None
     return RunSummary(

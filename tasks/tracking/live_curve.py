@@ -36,7 +36,7 @@ LIVE = (LIVE_STEP, "live/epsilon_so_far", "live/noise_std")
 END = {"finished": True}
 """The last line of a training that finished."""
 
-_SECONDS_BETWEEN_ROWS = 1.0
+_SECONDS_BETWEEN_ROWS, _SECONDS_TO_FINISH = 1.0, 15
 _PATIENCE, _PATIENCE_AFTER_A_FAILURE = 20.0, 2.0
 _log = logging.getLogger(__name__)
 
@@ -129,9 +129,6 @@ class _Sender:
         self._process.wait()
 
 
-_SECONDS_TO_FINISH = 15
-
-
 class UnfinishedError(Exception):
     """Training did not finish, so the run at W&B counts as failed until it is resumed."""
 
@@ -147,7 +144,6 @@ def tell(opening: dict[str, Any], rows: Iterator[dict[str, Any]]) -> None:
     config = {"run_id": opening["run_id"], **opening["about"]}
     with session(
         Tracking.model_validate(opening["settings"]),
-        "online",
         run_id=opening["run_id"],
         group=opening["run_id"],
         job_type="train",

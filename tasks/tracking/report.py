@@ -22,9 +22,13 @@ from tasks.config.params import Tracking
 from tasks.reporting.history import History
 from tasks.runs.quality import measure, quality, tracked
 from tasks.tracking.runs import HISTORY, STEP, SUMMARY, TRAIN, Finished
-from tasks.tracking.session import Mode, safely, valid
+from tasks.tracking.session import safely, valid
 
-_MOST_ROWS = 24
+if TYPE_CHECKING:
+    import wandb_workspaces.reports.v2.interface as wr
+
+_MOST_ROWS, _LONGEST_TITLE = 24, 128
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -143,13 +147,6 @@ def _cell(value: object) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-if TYPE_CHECKING:
-    import wandb_workspaces.reports.v2.interface as wr
-
-_LONGEST_TITLE = 128
-_log = logging.getLogger(__name__)
-
-
 def log_report(run: Finished, history: History, settings: Tracking, *, root: Path) -> str | None:
     """Save the report and return its URL, or write report-RUN_ID.json among W&B's own files and return its path.
 
@@ -158,32 +155,32 @@ def log_report(run: Finished, history: History, settings: Tracking, *, root: Pat
     of the log.
     """
     saved: list[str] = []
-    safely(lambda mode: saved.append(_save(run, history, settings, mode)), settings, "the report", root)
+    safely(lambda: saved.append(_save(run, history, settings)), settings, "the report", root)
     return saved[0] if saved else None
 
 
-def _save(run: Finished, history: History, settings: Tracking, mode: Mode) -> str:
+def _save(run: Finished, history: History, settings: Tracking) -> str:
     path = Path(os.environ["WANDB_DIR"]) / f"report-{valid(run.card.evidence.run_id)}.json"
-    built = report(run, history, settings, mode)
-    if mode == "online":
+    built = report(run, history, settings)
+    if settings.mode == "online":
         built.id = json.loads(path.read_bytes())["id"] if path.is_file() else ""
         built.save()
     # There is no public API for the document that `save` sends.
     model = built._to_model()  # type: ignore[no-untyped-call]
     path.write_text(model.model_dump_json(by_alias=True, exclude_none=True, indent=1), encoding="utf-8")
-    place = built.url if mode == "online" else str(path)
+    place = built.url if settings.mode == "online" else str(path)
     _log.info("W&B report: %s", place)
     return place
 
 
-def report(run: Finished, history: History, settings: Tracking, mode: Mode) -> "wr.Report":
+def report(run: Finished, history: History, settings: Tracking) -> "wr.Report":
     """Build the report without saving it. Online, W&B is asked for the entity unless the settings name it."""
     import wandb  # here, since the imports take most of a second and may not be needed
     import wandb_workspaces.reports.v2.interface as wr
 
-    entity = settings.entity or (wandb.Api().default_entity if mode == "online" else None) or ""
+    entity = settings.entity or (wandb.Api().default_entity if settings.mode == "online" else None) or ""
     blocks: list[wr.BlockTypes] = []
-    grids = _grids(run, entity if mode == "online" else "", settings.project)
+    grids = _grids(run, entity if settings.mode == "online" else "", settings.project)
     for key, section in sections(run, history).items():
         blocks += [wr.H2(section.heading), wr.MarkdownBlock(section.text)]
         blocks += [grids[key]] if key in grids else []

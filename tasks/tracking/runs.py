@@ -18,10 +18,11 @@ import pandas as pd
 
 from algorithms.privacy.card import PrivacyCard, load
 from data import PublicDescription
+from data.prepare.files import read_json
 from tasks.config.params import Tracking
 from tasks.reporting.figures import Curve
 from tasks.runs.quality import quality, tracked
-from tasks.tracking.session import Mode, add_file, reason, safely, session, valid
+from tasks.tracking.session import add_file, reason, safely, session, valid
 
 if TYPE_CHECKING:
     import wandb
@@ -33,6 +34,14 @@ _FILES = {
     "trace": "trace.parquet",
     "card": "privacy_card.json",
 }
+STEP = "privacy/step"
+HISTORY = (STEP, "privacy/epsilon", "privacy/epsilon_so_far", "privacy/noise_std", "privacy/noise_multiplier")
+SUMMARY = ("test/accuracy", "test/loss", "privacy/epsilon_total", "privacy/delta", "privacy/private")
+ALIAS = "serving"
+REGISTRY = "wandb-registry-model"
+_PROMOTED = ("model.safetensors", "privacy_card.json")
+_MOST_ROWS, _SECONDS_TO_SEND = 2000, 60
+_log = logging.getLogger(__name__)
 
 
 def use(logged: "wandb.Run", artifact: "wandb.Artifact") -> None:
@@ -63,18 +72,6 @@ def _dataset(public: PublicDescription) -> "wandb.Artifact":
     return artifact
 
 
-CONFIG = (
-    "run_id", "dataset", "population", "public_records", "unit", "adjacency", "algorithm", "settings", "model",
-    "target_epsilon", "delta", "accountant", "steps", "noise_multiplier", "sampling_rate", "divisor", "private",
-    "noise_is_secret",
-)  # fmt: skip
-STEP = "privacy/step"
-HISTORY = (STEP, "privacy/epsilon", "privacy/epsilon_so_far", "privacy/noise_std", "privacy/noise_multiplier")
-SUMMARY = ("test/accuracy", "test/loss", "privacy/epsilon_total", "privacy/delta", "privacy/private")
-
-_MOST_ROWS = 2000
-
-
 @dataclass(frozen=True)
 class Finished:
     """A finished pipeline run: its card, held-out metrics, noise trace, data description and epsilon over steps."""
@@ -92,10 +89,10 @@ def log_run(run: Finished, settings: Tracking, *, artifacts: Path, root: Path) -
     artifacts: folder of the run's files. root: the checkout, below which W&B's own files are written.
     """
     folder = artifacts.absolute()
-    return safely(lambda mode: _log_run(run, settings, mode, folder), settings, "this run", root)
+    return safely(lambda: _log_run(run, settings, folder), settings, "this run", root)
 
 
-def _log_run(run: Finished, settings: Tracking, mode: Mode, artifacts: Path) -> None:
+def _log_run(run: Finished, settings: Tracking, artifacts: Path) -> None:
     """Continue the run that training showed live, if there is one.
 
     A W&B run for each stage would have only artifacts to show, and make five lines of one run in every list.
@@ -103,7 +100,6 @@ def _log_run(run: Finished, settings: Tracking, mode: Mode, artifacts: Path) -> 
     run_id = run.card.evidence.run_id
     with session(
         settings,
-        mode,
         run_id=run_id,
         group=run_id,
         job_type=TRAIN,
@@ -134,15 +130,18 @@ def _name(card: PrivacyCard) -> str:
 
 
 def config(card: PrivacyCard) -> dict[str, Any]:
-    """The run's settings, with the keys of CONFIG."""
-    setting, mechanism, accounting = card.setting, card.mechanism, card.accounting
-    values = (
-        card.evidence.run_id, setting.dataset, setting.population, setting.public_records, setting.unit,
-        setting.adjacency, mechanism.algorithm, mechanism.settings, mechanism.model.model_dump(),
-        accounting.target.epsilon, setting.delta, accounting.accountant, mechanism.steps, mechanism.noise_multiplier,
-        mechanism.sampling_rate, mechanism.divisor, setting.private, card.implementation.noise == "secure",
-    )  # fmt: skip
-    return dict(zip(CONFIG, values, strict=True))
+    """The run's settings."""
+    of_setting = ("dataset", "population", "public_records", "unit", "adjacency", "delta", "private")
+    of_mechanism = ("algorithm", "settings", "steps", "noise_multiplier", "sampling_rate", "divisor")
+    return {
+        "run_id": card.evidence.run_id,
+        **{name: getattr(card.setting, name) for name in of_setting},
+        **{name: getattr(card.mechanism, name) for name in of_mechanism},
+        "model": card.mechanism.model.model_dump(),
+        "target_epsilon": card.accounting.target.epsilon,
+        "accountant": card.accounting.accountant,
+        "noise_is_secret": card.implementation.noise == "secure",
+    }
 
 
 def history(run: Finished) -> Iterator[dict[str, float]]:
@@ -182,19 +181,18 @@ class Member:
 def log_group(group: str, members: Sequence[Member], settings: Tracking, *, root: Path) -> bool:
     """Log finished runs as one group; returns whether it was logged. A failure costs one line of the log."""
 
-    def log(mode: Mode) -> None:
+    def log() -> None:
         for member in members:
-            _log_member(group, member, settings, mode)
+            _log_member(group, member, settings)
 
     return safely(log, settings, "this group", root)
 
 
-def _log_member(group: str, member: Member, settings: Tracking, mode: Mode) -> None:
+def _log_member(group: str, member: Member, settings: Tracking) -> None:
     import wandb
 
     with session(
         settings,
-        mode,
         group=group,
         job_type=member.job_type,
         name=f"{group}: {member.job_type}",
@@ -218,13 +216,6 @@ def _table(frame: pd.DataFrame) -> "wandb.Table":
     return wandb.Table(columns=[str(name) for name in rows.columns], data=rows.to_numpy())
 
 
-ALIAS = "serving"
-REGISTRY = "wandb-registry-model"
-_SENT = ("model.safetensors", "privacy_card.json")
-_SECONDS_TO_SEND = 60
-_log = logging.getLogger(__name__)
-
-
 def log_promotion(name: str, entry: Path, settings: Tracking, *, root: Path) -> bool:
     """Log the promotion of a model; returns whether it was logged. A failure costs one line of the log.
 
@@ -233,16 +224,15 @@ def log_promotion(name: str, entry: Path, settings: Tracking, *, root: Path) -> 
     one line.
     """
     folder = entry.absolute()
-    return safely(lambda mode: _log_to(name, folder, settings, mode), settings, "this promotion", root)
+    return safely(lambda: _log_to(name, folder, settings), settings, "this promotion", root)
 
 
-def _log_to(name: str, entry: Path, settings: Tracking, mode: Mode) -> None:
+def _log_to(name: str, entry: Path, settings: Tracking) -> None:
     import wandb
 
     promoted = load(entry / "privacy_card.json")
     with session(
         settings,
-        mode,
         group=entry.name,
         job_type="promotion",
         name=f"{name}: {entry.name}",
@@ -250,10 +240,10 @@ def _log_to(name: str, entry: Path, settings: Tracking, mode: Mode) -> None:
     ) as logged:
         use(logged, file_artifact("model", promoted, entry))
         artifact = wandb.Artifact(valid(name), "model", metadata={"run_id": entry.name})
-        for file in _SENT:
+        for file in _PROMOTED:
             add_file(artifact, entry / file)
         logged.log_artifact(artifact, aliases=["latest", ALIAS])
-        if mode == "online":
+        if settings.mode == "online":
             _register(logged, artifact, valid(name))
 
 
@@ -267,14 +257,13 @@ def _register(logged: "wandb.Run", artifact: "wandb.Artifact", name: str) -> Non
 
 def log_winner(receipt: Mapping[str, Any], folder: Path, settings: Tracking, *, root: Path) -> None:
     """Log the winner in `folder`; a failure costs one line of the log."""
-    card = json.loads((folder / "privacy_card.json").read_text(encoding="utf-8"))
+    card = read_json(folder / "privacy_card.json")
     config = {name: card["mechanism"][name] for name in ("algorithm", "settings", "steps")}
     summary = {"epsilon": card["setting"]["epsilon"], "delta": card["setting"]["delta"]}
 
-    def log(mode: Mode) -> None:
+    def log() -> None:
         with session(
             settings,
-            mode,
             job_type="search",
             group=f"{receipt['dataset']} searches",
             name=receipt["run_id"],

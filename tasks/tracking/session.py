@@ -10,11 +10,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from tasks.config.environment import first_checkout
 from tasks.config.params import Tracking
 
+if TYPE_CHECKING:
+    import wandb
+
+_SECONDS_TO_BEGIN, _SECONDS_TO_FINISH = 30, 120
 _FOLDER = ".wandb"
 _PLACES = {
     "WANDB_DIR": ".",
@@ -24,6 +28,7 @@ _PLACES = {
     "WANDB_ARTIFACT_DIR": "artifacts",
 }
 _QUIET = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -44,25 +49,16 @@ def places(root: Path) -> Iterator[None]:
                 os.environ[name] = value
 
 
-if TYPE_CHECKING:
-    import wandb
-
-_SECONDS_TO_BEGIN, _SECONDS_TO_FINISH = 30, 120
-Mode = Literal["offline", "online"]
-_log = logging.getLogger(__name__)
-
-
-def safely(log: Callable[[Mode], None], settings: Tracking, what: str, root: Path) -> bool:
+def safely(log: Callable[[], object], settings: Tracking, what: str, root: Path) -> bool:
     """Call `log` unless tracking is disabled; returns whether it logged. A failure costs one line of the log.
 
     log: must use absolute paths, since it works in the checkout with W&B's files. what: a description for the log.
     """
-    mode = settings.mode
-    if mode == "disabled":
+    if settings.mode == "disabled":
         return False
     try:
         with places(root), chdir(first_checkout(root)):
-            log(mode)
+            log()
     except Exception as error:
         _log.warning("W&B did not log %s, which is complete without it: %s", what, reason(error))
         return False
@@ -77,7 +73,6 @@ def reason(error: Exception) -> str:
 @contextmanager
 def session(
     settings: Tracking,
-    mode: Mode,
     *,
     job_type: str,
     group: str,
@@ -96,22 +91,22 @@ def session(
         project=settings.project,
         entity=settings.entity,
         id=None if run_id is None else re.sub(r"[^A-Za-z0-9_-]", "-", run_id),
-        resume="allow" if run_id is not None and mode == "online" else None,
+        resume="allow" if run_id is not None and settings.mode == "online" else None,
         group=group,
         job_type=job_type,
         name=name,
         config=dict(config),
-        settings=_settings(mode, seconds_to_finish),
+        settings=_settings(settings, seconds_to_finish),
     ) as logged:
         yield logged
 
 
-def _settings(mode: Mode, seconds_to_finish: int) -> "wandb.Settings":
+def _settings(settings: Tracking, seconds_to_finish: int) -> "wandb.Settings":
     """A run's settings: nothing about the machine or the code is sent."""
     import wandb
 
     return wandb.Settings(
-        mode=mode,
+        mode=settings.mode,
         root_dir=os.environ["WANDB_DIR"],
         program="epsilonflow",  # otherwise the path of the file that runs is sent
         console="off",

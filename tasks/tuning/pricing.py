@@ -28,10 +28,13 @@ from data import PublicDescription
 from data.readers.records import Records
 from tasks.calibrate import calibrate, model_for
 from tasks.config import params
+from tasks.config.overrides import with_values
 from tasks.config.params import Group, Params, ParamsRefusedError
 from tasks.evaluate import record_scores
 
-READS = ("data", *("privacy", "features", "algorithm", "model", "performance", "tracking", "ledger"))
+Document = dict[str, Any]
+READS = params.GROUPS
+EXAMPLE = "{space: {algorithm.clip_norm: [0.3, 1.0]}, epsilon: 3.0}"
 _LARGEST_SPACE, _TRIES, _NEAR = 512, 16, 0.98
 
 
@@ -99,9 +102,6 @@ class Tuning(Group):
     show_all: bool | Literal["cheaper"] = False
 
 
-EXAMPLE = "{space: {algorithm.clip_norm: [0.3, 1.0]}, epsilon: 3.0}"
-
-
 def load(path: Path) -> Tuning:
     """Load the settings; raises ParamsRefusedError if they are invalid."""
     if not path.exists():
@@ -124,13 +124,8 @@ def load(path: Path) -> Tuning:
         raise ParamsRefusedError(f"{path.name}: {key}: {first['msg']}; correct it.") from None
 
 
-Document = dict[str, Any]
-
-
 def candidates(tuning: Tuning, base: Document) -> list[Document]:
-    """params.yaml with the values of each point of the space; only keys of algorithm, model and features can be
-    searched.
-    """
+    """params.yaml with the values of each point of the space, which has keys of algorithm, model and features only."""
     lists = [value.values() if isinstance(value, Range) else value for value in tuning.space.values()]
     for key, values in zip(tuning.space, lists, strict=True):
         if key.partition(".")[0] not in ("algorithm", "model", "features") or not values:
@@ -141,18 +136,7 @@ def candidates(tuning: Tuning, base: Document) -> list[Document]:
         raise ParamsRefusedError(
             f"the space has {size} settings, at most {_LARGEST_SPACE} are searched; coarsen it."
         )
-    return [_with(base, dict(zip(tuning.space, point, strict=True))) for point in product(*lists)]
-
-
-def _with(base: Document, values: Mapping[str, Any]) -> Document:
-    document: Document = json.loads(json.dumps(base))
-    for key, value in values.items():
-        *parents, last = key.split(".")
-        place = document
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = value
-    return document
+    return [with_values(base, dict(zip(tuning.space, point, strict=True))) for point in product(*lists)]
 
 
 @dataclass(frozen=True)
@@ -161,8 +145,8 @@ class Priced:
 
     shows_all: whether all trials may be shown. each: epsilon of a single trial. costs: of the whole search, by
     accountant; the smallest is its cost. schedule: the charged events: features that are learned once for all trials,
-    then the search.
-    shares: whether there are such features. documents, plans: params.yaml and the plan's document of each candidate.
+    then the search. shares: whether there are such features. documents, plans: params.yaml and the plan's document of
+    each candidate.
     """
 
     shows_all: bool
@@ -191,7 +175,9 @@ def price(tuning: Tuning, base: Document, public: PublicDescription) -> Priced:
     """
     if tuning.show_all == "cheaper":
         return max(filter(None, both_ways(tuning, base, public)), key=lambda way: way.each)
-    base = _with(base, {"privacy.target": None, "privacy.delta": tuning.delta or base["privacy"]["delta"]})
+    base = with_values(
+        base, {"privacy.target": None, "privacy.delta": tuning.delta or base["privacy"]["delta"]}
+    )
     if tuning.objective.on == "public" and not public.public and public.holdout != "public":
         raise RefusedError(
             f"the card of {public.dataset!r} declares no public held-out records; set objective.on to private."
@@ -221,9 +207,7 @@ def both_ways(tuning: Tuning, base: Document, public: PublicDescription) -> "lis
 
 
 def _check_scored(every: Sequence[Document], public: PublicDescription) -> None:
-    """Check on a record of zeros that each model can score a single record, since a later error would follow the
-    charge.
-    """
+    """Check on a record of zeros that each model can score a single record: a later error would follow the charge."""
     for settings in distinct_models(every):
         model = model_for(settings, public)
         try:
@@ -289,7 +273,7 @@ def _priced(tuning: Tuning, every: list[Document], public: PublicDescription, *,
     delta = every[0]["privacy"]["delta"]
 
     def at(each: float) -> Priced:
-        documents = [_with(d, {"privacy.epsilon": each, "privacy.accountant": "pld"}) for d in every]
+        documents = [with_values(d, {"privacy.epsilon": each, "privacy.accountant": "pld"}) for d in every]
         plans = [calibrate(params.parse(d, reads=READS), public) for d in documents]
         shared = schedule_from_json(plans[0]["prior_events"]) if shares_features(tuning, documents[0]) else []
         schedules = [after_shared(trial_schedule(plan, tuning.objective), shared) for plan in plans]

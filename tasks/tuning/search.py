@@ -5,7 +5,6 @@ trials. The ledger reserves the price of the whole search before the first trial
 once, whenever it is resumed. The settings, number and scores of the other trials are deleted with the key.
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ruamel.yaml import YAML
 
@@ -35,10 +35,11 @@ from algorithms.privacy.card.trace import Columns
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import secure_generator, seeded_generator
 from data import PublicDescription
-from data.prepare.files import write_whole
+from data.prepare.files import read_json, write_whole
 from tasks.calibrate import model_for
 from tasks.config import params
 from tasks.config.environment import SPEND_AGAIN, data_mirror, home, ledger_url, may_spend_again
+from tasks.config.overrides import value_at
 from tasks.prepare import prepare
 from tasks.report import Run
 from tasks.reporting.page import environment
@@ -134,17 +135,15 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
                 register(ledger, public, home=home, prepared=search.prepared)
                 _reserve(search, run, ledger, home)
             bind(ledger, public, home=home, prepared=search.prepared)
-            result = _searched(search, run, ledger, home, root, run_all)
+            result = _searched(search, run, ledger, root, run_all)
         run.forget_secrets()
         return _hand_out(search, result, root, home)
 
 
-def deliver(
-    asked: Tuning, root: Path, *, say: Callable[[str], object], workers: int = 1, run_all: Runs | None = None
-) -> str:
+def deliver(asked: Tuning, root: Path, *, say: Callable[[str], object], run_all: Runs) -> str:
     """Prepare, price and run a search in the locked checkout at `root`; returns the outcome as a sentence.
 
-    say: called if this waits for another run. workers: threads that share the trials, unless `run_all` runs them.
+    say: called if this waits for another run. run_all: runs the trials, such as `in_threads` with a number of threads.
     Raises what `tune` raises, and ParamsRefusedError or DataRefusedError for invalid settings and data.
     """
     with checkout_lock(root, say=say):
@@ -159,9 +158,7 @@ def deliver(
         work = Search(asked, priced, prepared, public, public.blocks or (WHOLE_POPULATION,))
         url = ledger_url(settings.ledger.url)
         ledger = open_newest(url, home=folder, root=root)
-        receipt = tune(
-            work, ledger=ledger, home=folder, root=root, run_all=run_all or partial(in_threads, workers)
-        )
+        receipt = tune(work, ledger=ledger, home=folder, root=root, run_all=run_all)
         remember(ledger, url, home=folder)
     log_winner(receipt, root / FOLDER, settings.tracking, root=root)
     return (
@@ -171,9 +168,7 @@ def deliver(
 
 
 def shares(trials: Sequence[Trial], workers: int) -> list[Sequence[Trial]]:
-    """Divide trials into as many shares as workers, which may be empty, since a task per trial would reveal their
-    number.
-    """
+    """Divide trials into a share per worker, possibly empty, since a task per trial would reveal their number."""
     return [trials[start::workers] for start in range(workers)]
 
 
@@ -226,10 +221,9 @@ def _check_models(search: Search) -> None:
 
 
 def _rehearse(search: Search, run: store.Run) -> None:
-    """Make the card of each possible winner; for the first, also verify it and make the page, since events are the
-    same.
+    """Make the card of each possible winner; raises RefusedError if that fails.
 
-    Raises RefusedError if that fails.
+    Only the first is verified and gets a page, since all have the same events.
     """
 
     def report(pick: int, made: Run) -> None:
@@ -308,7 +302,7 @@ def _share_features(run: store.Run, trial: Trial) -> None:
     training.save(folder, found, run_id=run_id, step=0, trace=trace, last_norms=LastNorms())
 
 
-def _searched(search: Search, run: store.Run, ledger: Ledger, home: Path, root: Path, run_all: Runs) -> Path:
+def _searched(search: Search, run: store.Run, ledger: Ledger, root: Path, run_all: Runs) -> Path:
     trials = trials_of_run(search, run)
     if not trials:
         plan, _ = search.plan(0)
@@ -335,13 +329,10 @@ def _searched(search: Search, run: store.Run, ledger: Ledger, home: Path, root: 
     if search.priced.shows_all:
         _write_table(search, scores, written / "trials.csv")
     sums = {
-        name: hashlib.sha256((written / name).read_bytes()).hexdigest()
-        for name in ("model.safetensors", "trace.parquet", "plan.json")
+        name: store.sha256_of(written / name) for name in ("model.safetensors", "trace.parquet", "plan.json")
     }
     events = schedule_to_json(plan.schedule)
     ledger.settle(run.run_id, plan.cost, events=events, model=sums["model.safetensors"])
-    import pandas as pd
-
     receipt = _identity(search, run, document) | {
         **cost_of(plan, events),
         "releases": len(pd.read_parquet(written / "trace.parquet")),
@@ -356,34 +347,22 @@ def _searched(search: Search, run: store.Run, ledger: Ledger, home: Path, root: 
 
 def _write_table(search: Search, scores: Iterable[float], path: Path) -> None:
     """Write the settings and score of every trial; only if all of them are paid for."""
-    import pandas as pd
-
     rows = []
     for document, score in zip(search.priced.documents, scores, strict=True):
         rows.append({key: value_at(document, key) for key in search.tuning.space} | {"score": score})
     pd.DataFrame(rows).to_csv(path, index=False)
 
 
-def value_at(document: Document, key: str) -> Any:
-    """The value under a dotted key."""
-    value: Any = document
-    for part in key.split("."):
-        value = value[part]
-    return value
-
-
 def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Document:
     """Copy the result into `tuned`, with its card and its page."""
-    import pandas as pd
-
     folder = root / FOLDER
     folder.mkdir(exist_ok=True)
     for stale in folder.iterdir():
         stale.unlink()
     for path in result.iterdir():
-        write_whole(folder / path.name, lambda new, path=path: shutil.copyfile(path, new))  # type: ignore[misc]
-    receipt: Document = json.loads((folder / "receipt.json").read_text(encoding="utf-8"))
-    plan: Document = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+        write_whole(folder / path.name, partial(shutil.copyfile, path))
+    receipt = read_json(folder / "receipt.json")
+    plan = read_json(folder / "plan.json")
     frame = pd.read_parquet(folder / "trace.parquet")
     winner = YAML(typ="safe", pure=True).load(folder / "winner.yaml")
     card = _card(search, plan, receipt, frame, signing_key(home))
@@ -412,9 +391,7 @@ _SCORES = {
 
 
 def _page(search: Search, plan: Mapping[str, Any], receipt: Mapping[str, Any], winner: Document) -> str:
-    """The page about the winner and its price, compared with one run and with showing all; nothing about other
-    trials.
-    """
+    """The page about the winner and its price, compared with one run and with showing all trials."""
     tuning, public_plan = search.tuning, Plan.from_json(plan)
     trials = trials_of(public_plan.schedule) or []
     number = len(trials) if search.priced.shows_all else round(tuning.trials.mean)

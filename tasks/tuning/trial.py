@@ -24,7 +24,7 @@ from algorithms.privacy.barrier.importance import LastNorms
 from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.mechanisms.noise import Generator
 from data import PublicDescription
-from data.prepare.files import write_whole
+from data.prepare.files import write_text
 from data.prepare.prepared import load_as
 from data.readers.records import Records
 from tasks.calibrate import model_for
@@ -89,17 +89,13 @@ class Trial:
             else self._counted(held, plan, trace, file)
         )
         trace.write(self.folder / "trace.parquet")
-        write_whole(
-            self.folder / SCORE, lambda new: new.write_text(json.dumps(score), encoding="utf-8"), mode=0o600
-        )
+        write_text(self.folder / SCORE, json.dumps(score), mode=0o600)
 
     def _generator(self, purpose: str) -> Generator:
         return derived(self.key, purpose, private=self.private_noise)
 
     def records(self) -> tuple[Records | None, Records]:
-        """The records to score, if the objective is private, and the records to train on, divided by their content
-        alone.
-        """
+        """The records to score, None for a public objective, and those to train on, divided by their content alone."""
         data = load_as(self.prepared, self.public)
         if self.objective.on == "public":
             return None, Records(data.train_features, data.train_labels)
@@ -151,9 +147,7 @@ def derived(key: bytes, *purpose: object, private: bool) -> Generator:
 
 
 def _shared(model: Model, run_id: str, folder: Path) -> tuple[training.Learned, Trace]:
-    """Load what `_share_features` wrote; raises RefusedError if it is missing, since a trial must not learn it
-    again.
-    """
+    """Load what `_share_features` wrote; raises RefusedError if it is missing: a trial must not learn it again."""
     form = training.Learned(buffers(model), model.initial_parameters())
     found = training.load(folder, form, run_id=run_id, last_norms=LastNorms())
     if found is None:

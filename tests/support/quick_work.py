@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from algorithms.privacy.accounting.risk import Profile, risk_profile
-from tasks import auditing, report
-from tasks.comparing import report as comparison
+from tasks import report
+from tasks.reporting import figures
 from tests.support.costs import computed_once
 
 _PROFILES: dict[str, Profile] = {}
@@ -27,7 +27,6 @@ def quick_work() -> Iterator[None]:
     Fixtures of whole modules are made before it: what they leave has figures to look at.
     """
     with computed_once(), pytest.MonkeyPatch.context() as patch:
-        for module in (auditing, comparison, report):
-            patch.setattr(module, "png", lambda _figure: b"undrawn")
+        patch.setattr(figures, "png", lambda _figure: b"undrawn")
         patch.setattr(report, "risk_profile", _once)
         yield

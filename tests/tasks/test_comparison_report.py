@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.comparing.figures import gaps
 from tasks.comparing.report import FILES, Report, published_table, report, result_tables
-from tasks.comparing.results import METRIC_COLUMNS, beside, read_published, results, summary
+from tasks.comparing.results import METRIC_COLUMNS, beside, read_published, results, summary, with_gap
 from tasks.comparing.work import Work
 from tasks.config.params import ParamsRefusedError
 from tests.support.comparisons import PROJECT, document, run_here, small
@@ -28,8 +27,7 @@ PUBLISHED = """figure,dataset,model,method,setting,epsilon,metric,value
 LOG = """
 import sys
 from pathlib import Path
-from tasks.comparing.report import report
-from tasks.comparing.tracking import log_comparison
+from tasks.comparing.report import log_comparison, report
 from tasks.comparing.work import work_of
 root = Path(sys.argv[1])
 work = work_of(root / "comparisons" / "tiny.yaml", root)
@@ -94,7 +92,7 @@ def test_a_gap_is_to_the_least_on_the_same_records() -> None:
             for fold, value in ((0, 3.0), (0, 1.0), (1, 5.0), (1, 4.0))
         ]
     )
-    assert gaps(curves)["gap"].tolist() == [2.0, 0.0, 1.0, 0.0]
+    assert with_gap(curves)["gap"].tolist() == [2.0, 0.0, 1.0, 0.0]
 
 
 def test_figures_are_drawn_for_light_and_dark_and_kept_as_files(work: Work, done: Report) -> None:

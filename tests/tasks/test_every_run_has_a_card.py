@@ -32,7 +32,7 @@ from data.schema import registry
 from tasks import calibrate, evaluate, prepare, report, train
 from tasks.config import params
 from tasks.config.overrides import recipe
-from tasks.reporting.page import Picture
+from tasks.reporting.figures import Picture
 from tasks.runs.signing import public_key
 
 RECORDS, TEST_RECORDS, STEPS = 120, 30, 2
@@ -323,7 +323,7 @@ def test_whatever_is_charged_ends_with_a_card_that_holds(
     monkeypatch.setattr(
         epsilon, "_epsilon", lru_cache(epsilon._epsilon.__wrapped__)
     )  # kept for no other test
-    monkeypatch.setattr(report, "_picture", lambda _draw, words: Picture(b"light", b"dark", words))
+    monkeypatch.setattr(report, "picture", lambda _draw, words: Picture(b"light", b"dark", words))
     runs, others = Runs(name, made, tmp_path, monkeypatch), list(choices_of(name))
     found = [witness(runs, choice, value, others) for choice, value in others]
     assert found[0] == {}

@@ -22,7 +22,7 @@ from flows.cli.main import app
 from tasks import prepare, train
 from tasks.config.params import ParamsRefusedError, load
 from tasks.retraining import settings as retraining_settings
-from tasks.retraining.delivery import Outcome, Work, charged_run, retrain
+from tasks.retraining.delivery import Outcome, Work, retrain
 from tasks.retraining.registry import Registry
 from tasks.retraining.settings import Retraining
 from tasks.runs.stages import StageFailedError, StageRefusedError, refusals
@@ -141,7 +141,7 @@ def test_a_period_is_retrained_once_and_a_new_block_starts_the_next(place: Place
     public = json.loads((place.root / "datasets/prepared/public.json").read_text())
     assert public["blocks"] == ["w1", "w2", "w3"]
     assert json.loads((place.root / "artifacts/receipt.json").read_text())["blocks"] == ["w1", "w2", "w3"]
-    assert charged_run(place.ledger, "tiny", "visits 2026-W03") == place.rows("settle")[1]
+    assert place.ledger.run_of("tiny", "visits 2026-W03") == place.rows("settle")[1]
 
 
 def test_no_block_exceeds_its_cap_and_exhausted_ones_retire(place: Place) -> None:

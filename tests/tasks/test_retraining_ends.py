@@ -94,7 +94,7 @@ def test_the_last_retraining_is_the_last_that_began(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("of", "name"), [(States, "write"), (delivery, "write_whole"), (Registry, "add"), (Registry, "promote")]
+    ("of", "name"), [(States, "write"), (delivery, "write_text"), (Registry, "add"), (Registry, "promote")]
 )
 def test_a_disk_that_is_full_between_the_stages_costs_a_sentence_and_no_run(
     place: Place, monkeypatch: pytest.MonkeyPatch, of: Any, name: str
