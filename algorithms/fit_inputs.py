@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from algorithms.errors import RefusedError
 from algorithms.models.linear import CROSS_ENTROPY, LOGISTIC, as_they_are
-from algorithms.models.model import LossBounds, Model, check_module
+from algorithms.models.model import LossBounds, Model, ModelRefusedError, check_module
 from algorithms.models.objectives import IGNORED
 from algorithms.models.packing import Called, Packing
 
@@ -171,13 +171,13 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
     Raises RefusedError if it does not accept such records.
     """
     check_module(module)
-    own: nn.Module = copy.deepcopy(module).cpu()
+    own = _own_copy(module)
     if records.packing is not None or not isinstance(_probed(own, records), Tensor):
         own = Called(own, records.packing)
     outputs, shape = _output_shape(own, records), records.labels.shape[1:]
     _check_entries(own, records)
     is_real = records.labels.dtype.kind == "f"
-    losses, bounds, ignored = _losses(loss, is_real=is_real, is_column=records.is_column)
+    losses, bounds, ignored = _losses(loss, records, outputs)
     classes = max(2, outputs[0] if outputs[1:] == shape else outputs[-1])  # PyTorch puts classes first
     counted = records.labels
     if shape and ignored is not None:
@@ -203,6 +203,17 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
         label_dtype=torch.from_numpy(np.empty(0, records.labels.dtype)).dtype,
     )
     return model, classes
+
+
+def _own_copy(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module).cpu()
+    except Exception as error:
+        why = str(error).partition("\n")[0][:200]
+        raise ModelRefusedError(
+            f"the model cannot be copied ({why}); let it keep no tensors of its passes, and use"
+            " torch.nn.utils.parametrizations in place of torch.nn.utils.weight_norm, spectral_norm and prune."
+        ) from None
 
 
 def _probed(module: nn.Module, records: GivenRecords) -> Any:
@@ -258,8 +269,13 @@ def _output_shape(module: nn.Module, records: GivenRecords) -> tuple[int, ...]:
     return tuple(found.shape[1:])
 
 
-def _losses(loss: object, *, is_real: bool, is_column: bool) -> tuple[Losses, LossBounds | None, int | None]:
-    """The per-record loss [batch], its public bounds, and the class of ignored targets."""
+def _losses(
+    loss: object, records: GivenRecords, outputs: tuple[int, ...]
+) -> tuple[Losses, LossBounds | None, int | None]:
+    """The per-record loss [batch], its public bounds, and the class of ignored targets.
+
+    outputs: the shape of a record's outputs.
+    """
     name, of_torch, reduction = _of_torch(loss)
     if of_torch is None and not callable(loss):
         raise RefusedError(
@@ -267,21 +283,23 @@ def _losses(loss: object, *, is_real: bool, is_column: bool) -> tuple[Losses, Lo
         )
     each: Any = loss if of_torch is None else of_torch
     by_index = of_torch is not None and name in _BY_INDEX
-    as_real = is_real or (of_torch is not None and not by_index)
+    is_real, is_own = records.labels.dtype.kind == "f", of_torch is None
+    as_real = is_real or not (is_own or by_index)
+    keeps = is_own and is_real and _takes_column(each, outputs, records.labels.shape[1:])
     ignored: int | None = getattr(loss, "ignore_index", -100) if by_index else None
 
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
-        if is_column and of_torch is None:
+        if records.is_column and is_own:
             targets = targets[:, None]
         if as_real:
             targets = targets.to(outputs.dtype)
             # [batch, 1] and [batch] would broadcast to [batch, batch]
             is_one = outputs.shape[-1] == 1 and outputs.dim() == targets.dim() + 1
-            outputs = outputs[..., 0] if is_one else outputs
+            outputs = outputs[..., 0] if is_one and not keeps else outputs
         elif by_index and targets.dim() > 1 and outputs.shape[2:] != targets.shape[1:]:
             outputs = outputs.movedim(-1, 1)  # where PyTorch's losses expect the classes
         found: Tensor = each(outputs, targets)
-        if of_torch is None or found.dim() <= 1:
+        if is_own or found.dim() <= 1:
             return found
         found = found.flatten(1)
         if reduction == "sum":
@@ -291,6 +309,16 @@ def _losses(loss: object, *, is_real: bool, is_column: bool) -> tuple[Losses, Lo
         return found.sum(-1) / targets.flatten(1).ne(ignored).sum(-1).clamp(min=1)
 
     return losses, _BOUNDS.get(name) if reduction == "" else None, ignored
+
+
+def _takes_column(loss: Losses, outputs: tuple[int, ...], targets: tuple[int, ...]) -> bool:
+    """Whether a loss takes outputs [batch, 1] for targets [batch], given these shapes of a record's."""
+    if outputs != (*targets, 1):
+        return False
+    try:
+        return loss(torch.zeros(3, *outputs), torch.zeros(3, *targets)).shape == (3,)
+    except Exception:  # it expects [batch]
+        return False
 
 
 def _of_torch(loss: object) -> tuple[str, Any, str]:

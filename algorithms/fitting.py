@@ -104,7 +104,9 @@ def fit(
             `logits` are used. Training starts from its weights; it is not changed.
         loss: (outputs, targets) -> [batch], the loss of each record; or a loss of torch.nn or torch.nn.functional, or
             its name. PyTorch's losses are then used without reduction over records. A record with several targets has
-            their mean loss, or the sum if the loss's reduction is "sum", without targets of `ignore_index` (-100).
+            their mean loss, or the sum if the loss's reduction is "sum", without targets of `ignore_index` (-100). If
+            the model gives [batch, 1] for real targets [n], a loss of your own gets that if it gives [batch] for it,
+            and [batch] otherwise.
         X: Records [n, *shape], as an array or a tensor. Whole numbers are kept for a model with an embedding, and
             become float32 otherwise. Or a mapping of arrays by name, which the model takes as keyword arguments, or
             as a mapping if it has only one argument; whole numbers are kept, and a mask is 1 where a value is used.
@@ -223,6 +225,8 @@ def fit(
         card = run.settled(account, files, frame, schedule_to_json(run_lengths(trace.events())))
     files["privacy_card.json"] = card.to_bytes()
     result = copy.deepcopy(model)
+    for part in (*result.parameters(), *result.buffers()):
+        part.data = part.data.contiguous()  # an expanded tensor cannot be written to
     result.load_state_dict(published, strict=False)
     return Fitted(result.eval(), frame, dict(plan.epsilon), float(delta), card, files)
 

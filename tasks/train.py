@@ -130,7 +130,7 @@ def _spends_again(job: Job, run_id: str, is_whole: bool, ledger: Ledger) -> bool
 
     Raises RefusedError if nobody agrees and the result is missing or belongs to another retraining.
     """
-    cost = f"epsilon {job.settings.privacy.epsilon:g}"
+    cost = f"epsilon {job.plan.target.budget.epsilon:g}"
     question = f"run {run_id} did just this; training again spends {cost} again. Spend it? [y/N] "
     if may_spend_again() or preflight.agrees(question):
         return True

@@ -177,8 +177,9 @@ def _write(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def by_name(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of named parameters on the CPU, for publication."""
-    return {name: torch.clone(tensor.detach().cpu()) for name, tensor in named.items()}
+    """Copies of named parameters on the CPU, for publication; contiguous, since safetensors writes no others."""
+    contiguous = torch.contiguous_format
+    return {name: torch.clone(part.detach().cpu(), memory_format=contiguous) for name, part in named.items()}
 
 
 OnStep = Callable[[int, float, float], None]

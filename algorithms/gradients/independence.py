@@ -7,7 +7,7 @@ import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from types import FunctionType
 from typing import Any
@@ -20,7 +20,8 @@ from algorithms.gradients.op_tracer import Sample
 from algorithms.gradients.passes import Passes
 from algorithms.models.randomness import same_randomness
 
-_FEW, MANY = 3, 65
+_FEW, MANY = 3, 64
+"""An odd number of records, and a full pass's: some layers mix records only in batches of some sizes."""
 
 _LARGE = 1e3
 """The factor between large records and ordinary ones."""
@@ -131,6 +132,14 @@ def check_apart_briefly(looked: Looked, draw: Callable[[int, int], Sample]) -> b
     return is_random
 
 
+def check_apart_in_full_pass(looked: Looked, draw: Callable[[int, int], Sample]) -> None:
+    """Raises RecordsNotIndependentError if a record's loss is another one among as many records as a full pass has."""
+    many = draw(MANY, 2)
+    losses = looked.losses(many)
+    for place in (0, MANY // 2, MANY - 1):
+        _check_same(looked, losses, many, place, many.alone(place), 0)
+
+
 @contextmanager
 def still(module: nn.Module) -> Iterator[None]:
     """Put a module into evaluation mode within the block, since dropout would treat a record differently when alone."""
@@ -224,7 +233,8 @@ def check_state(looked: Looked, sample: Sample) -> None:
 
     A table that the first pass builds is allowed if it is the same for all records and later passes.
     """
-    named, module = looked.passes.model.named(looked.parameters), _copied(looked)
+    named = looked.passes.model.named(looked.parameters)
+    module = copied(looked.passes.model.module)
     frozen = {name: part for name, part in module.named_parameters() if name not in named}
 
     def parameters() -> dict[str, int]:
@@ -244,17 +254,43 @@ def check_state(looked: Looked, sample: Sample) -> None:
             f"the {changed[0]} is changed by a forward pass, and would be released without noise; put its layer into"
             " evaluation mode by .eval(), or take it out"
         )
-    for name in kept[0].keys() | kept[1].keys():
-        if kept[0].get(name) != kept[1].get(name):
-            raise RecordsNotIndependentError(
-                f"the attribute {name} is changed by every forward pass, which mixes records; take it out"
-            )
+    for name in _changed(*kept):
+        raise RecordsNotIndependentError(
+            f"the attribute {name} is changed by every forward pass, which mixes records; take it out"
+        )
 
 
-def _copied(looked: Looked) -> nn.Module:
-    """A copy of the module with its own buffers and shared parameters."""
-    large = {id(part): part for part in looked.passes.model.module.parameters()}  # these are not copied
-    return copy.deepcopy(looked.passes.model.module, large)
+def check_first_records(unused: nn.Module, looked: Looked, draw: Callable[[int, int], Sample]) -> None:
+    """Raises RecordsNotIndependentError if later losses depend on the records of the first pass.
+
+    unused: a copy of the module from before its first pass, in 32 bits. A module that keeps something of a pass, such
+    as its attention, without using it later, is accepted.
+    """
+    model = looked.passes.model
+    changed = _changed(_attributes(unused), _attributes(model.module))
+    if not changed:
+        return
+
+    def later(*samples: Sample) -> Tensor:
+        fresh = replace(model, module=copied(unused))
+        one_by_one = replace(looked, passes=replace(looked.passes, model=fresh))
+        return [one_by_one.losses(sample) for sample in samples][-1]
+
+    first, other = draw(2, 0), draw(2, 1)
+    if not looked.close(later(other), later(first, other)):
+        raise RecordsNotIndependentError(
+            f"the attribute {changed[0]} keeps what was computed from the first records, and mixes them with later ones"
+        )
+
+
+def _changed(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> list[str]:
+    return [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A copy of a module with its own buffers and shared parameters."""
+    large = {id(part): part for part in module.parameters()}  # these are not copied
+    return copy.deepcopy(module, large)
 
 
 def _pass_through(looked: Looked, module: nn.Module, sample: Sample) -> None:
@@ -276,7 +312,8 @@ def _different(before: Mapping[str, Tensor], module: nn.Module) -> list[str]:
 
 def _are_tables(looked: Looked, sample: Sample) -> bool:
     """Whether the first pass builds the same buffers for any records and batch size, and later passes keep them."""
-    other, first, second = sample.times(0.0).alone(0), _copied(looked), _copied(looked)
+    other, module = sample.times(0.0).alone(0), looked.passes.model.module
+    first, second = copied(module), copied(module)
     _pass_through(looked, first, sample)
     _pass_through(looked, second, other)
     made = {name: value.clone() for name, value in first.named_buffers()}

@@ -11,7 +11,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,7 +26,10 @@ from algorithms.gradients.independence import (
     RecordsNotIndependentError,
     check_apart,
     check_apart_briefly,
+    check_apart_in_full_pass,
+    check_first_records,
     check_state,
+    copied,
     mixing_layer,
     still,
 )
@@ -50,6 +53,8 @@ from algorithms.models.packing import Packing
 from algorithms.models.randomness import same_randomness
 
 _FEW, _MORE = 3, 17
+_LABELLINGS = 6
+"""How many made-up labels of a record are tried."""
 _BYTE = 256
 """The range of made-up integers for a model without an embedding table."""
 _HOUSE = (Path(torch.__file__).parent, Path(__file__).parent, Path(inspect.getfile(Model)).parent)
@@ -60,6 +65,8 @@ _IN_32_BITS, _IN_64_BITS = 1e-4, 1e-9
 """Relative and absolute tolerance for a loss."""
 _LIGHT = 2e7
 """Operations in one record's forward pass up to which a full inspection, a thousand such passes, is quick."""
+_QUICK = 1e11
+"""Operations that a large model may take for a forward pass of as many records as a full pass has: about a second."""
 _SPECIAL = 8
 """How many first entries of a table are treated as special tokens, such as padding."""
 _ALWAYS_MB = 4000.0
@@ -158,6 +165,23 @@ def _is_house(file: str) -> bool:
     return any(folder in Path(file).parents for folder in _HOUSE)
 
 
+@contextmanager
+def _recording() -> Iterator[None]:
+    """Turn any error of a recorded pass into UnrecordedError, since the model's own passes had none."""
+    try:
+        yield
+    except (
+        UnrecordedError,
+        RecordsNotIndependentError,
+        ModelRefusedError,
+        MemoryError,
+        torch.OutOfMemoryError,
+    ):
+        raise
+    except Exception as error:
+        raise UnrecordedError(str(error).strip().partition("\n")[0][:200]) from error
+
+
 def _check_memory(passes: Passes, parameters: Tensor, form: Form, memory_mb: float) -> None:
     """Raises ModelRefusedError if an inspection would need too much memory, estimated by passes over few records.
 
@@ -238,9 +262,10 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
     if not passes.model.shapes:
         raise RecordsNotIndependentError(f"the model {passes.model.name} has no parameters to train")
 
+    unused = copied(passes.model.module)
     parameters = near_start(passes.model).to(least.device)
     if _operations(passes, parameters, least) > _LIGHT:
-        return _examine_briefly(passes, parameters, least)
+        return _examine_briefly(passes, parameters, least, unused)
     parameters = away_from_start(passes.model).to(least.device)
     _check_memory(passes, parameters, least, memory_mb)
     form = _form(passes, parameters, least)
@@ -255,6 +280,7 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
     passes = replace(passes, answers=answers)
     exact = replace(exact, passes=replace(exact.passes, answers=answers))
     check_state(exact, draw_exactly(_FEW, 0))
+    check_first_records(unused, Looked(passes, parameters, tolerance=_IN_32_BITS), form.draw)
     is_random = check_apart(exact, draw_exactly, () if form.dtype.is_floating_point else form.constants)
     watch = watched(passes, parameters, few)
     each = max(1, _kept_each(passes, parameters, form, _FEW, _MORE))
@@ -263,9 +289,10 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
     try:
         if not watch.is_decided:
             raise UnrecordedError(_look_of(watch))
-        learned, without_rule = _learn(passes, parameters, few, more)
-        for sample in (draw_exactly(_FEW, 0), draw_exactly(_MORE, 0).shortened()):
-            _check_gradients(exact, sample, learned)
+        with _recording():
+            learned, without_rule = _learn(passes, parameters, few, more)
+            for sample in (draw_exactly(_FEW, 0), draw_exactly(_MORE, 0).shortened()):
+                _check_gradients(exact, sample, learned)
 
         def measure(some: Sample) -> None:
             nonlocal written
@@ -306,47 +333,61 @@ def _operations(passes: Passes, parameters: Tensor, form: Form) -> int:
     return int(operations.count) + of_vectors
 
 
-def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelInspection:
-    """`examine` for models with slow passes: in 32 bits, at the cost of about forty forward passes of one record."""
-    form = _form(passes, parameters, least, count=1)
+def _examine_briefly(passes: Passes, parameters: Tensor, least: Form, unused: nn.Module) -> ModelInspection:
+    """`examine` for models with slow passes: in 32 bits, at the cost of about forty forward passes of one record.
+
+    unused: a copy of the module from before its first pass.
+    """
+    with Operations() as operations:
+        form = _form(passes, parameters, least, count=1)
     looked = Looked(Passes(replace(passes.model, precision=torch.float32)), parameters, tolerance=_IN_32_BITS)
     one, few = form.draw(1, 0), form.draw(2, 0)
+    others = form.draw(_MORE if operations.count * MANY <= _QUICK else 2, 1)
     without_rule: set[str] = set()
-    first, tape = _noted(passes, parameters, few)
+    tape, reason = None, ""
+    try:
+        with _recording():
+            first, tape = _noted(passes, parameters, few)
+    except UnrecordedError as error:
+        first, reason = watched(passes, parameters, few), str(error)
     is_decided = first.is_decided
     # If no true answer is yes, False would repeat it.
     orders = (False, None, True) if any(first.answers) else (None, True)
-    for answer in () if is_decided else orders:
+    for answer in () if is_decided or tape is None else orders:
         watch, other = (first, tape) if answer is None else _noted(passes, parameters, few, answer)
-        if not watch.looked and _is_right(looked, tuple(watch.answers), [few]):
+        if not watch.looked and _is_right(looked, tuple(watch.answers), [few, others]):
             passes = replace(passes, answers=tuple(watch.answers))
             looked = replace(looked, passes=replace(looked.passes, answers=passes.answers))
             first, tape, is_decided = watch, other, True
             break
     check_state(looked, one)
+    check_first_records(unused, looked, form.draw)
     is_random = check_apart_briefly(looked, form.draw)
-    layouts, reason = None, ""
+    if operations.count * MANY <= _QUICK and not is_random:
+        check_apart_in_full_pass(looked, form.draw)
+    layouts = None
     try:
-        if not is_decided:
-            raise UnrecordedError(_look_of(first))
-        second, more = _noted(passes, parameters, form.draw(3, 1), other=tape)
-        if any(mixes(*pair) for pair in zip(first.operations, second.operations, strict=False)):
-            raise UnrecordedError("it computes a value from all records")
-        learned = more.layouts()
-        compared = few.shortened()
-        with Memory() as memory:
-            found = _recorded(looked, compared, learned, without_rule)
-            is_finite = bool(found.finite(L2(1.0)).all())
-        needed, written = memory.most // 2, found.written_bytes // 2
-        if not is_finite:
-            compared, found = few, _recorded(looked, few, learned)
-        try:
-            _compare(looked, compared, found, _KINKS, _LARGE)
-        except UnrecordedError:  # rounding in 32 bits can exceed the tolerance in a deep network
-            exact = _exact(passes, parameters, few)
-            if exact.parameters.dtype != torch.float64:
-                raise
-            _check_gradients(exact, compared.in_64_bits(), learned, _LARGE)
+        if tape is None or not is_decided:
+            raise UnrecordedError(reason or _look_of(first))
+        with _recording():
+            second, more = _noted(passes, parameters, form.draw(3, 1), other=tape)
+            if any(mixes(*pair) for pair in zip(first.operations, second.operations, strict=False)):
+                raise UnrecordedError("it computes a value from all records")
+            learned = more.layouts()
+            compared = few.shortened()
+            with Memory() as memory:
+                found = _recorded(looked, compared, learned, without_rule)
+                is_finite = bool(found.finite(L2(1.0)).all())
+            needed, written = memory.most // 2, found.written_bytes // 2
+            if not is_finite:
+                compared, found = few, _recorded(looked, few, learned)
+            try:
+                _compare(looked, compared, found, _KINKS, _LARGE)
+            except UnrecordedError:  # rounding in 32 bits can exceed the tolerance in a deep network
+                exact = _exact(passes, parameters, few)
+                if exact.parameters.dtype != torch.float64:
+                    raise
+                _check_gradients(exact, compared.in_64_bits(), learned, _LARGE)
         layouts = learned
     except UnrecordedError as why:
         reason, written, without_rule = str(why), 4 * len(parameters), set()
@@ -398,13 +439,23 @@ def _form(passes: Passes, parameters: Tensor, least: Form, count: int = _MORE) -
         sample = form.draw(count, 0)
         with torch.no_grad(), same_randomness():
             outputs = passes.model.outputs(passes.model.named(parameters), sample.inputs)
+    if form.label_dtype.is_floating_point:
+        signed = replace(form, is_signed=True)
+        losses = _labelled(passes, outputs, signed)
+        if losses is not None and bool(losses.isfinite().all()):
+            return signed
     labelled = replace(form, classes=min(max(2, outputs.shape[-1]), _MORE))
+    return form if _labelled(passes, outputs, labelled) is None else labelled
+
+
+def _labelled(passes: Passes, outputs: Tensor, form: Form) -> Tensor | None:
+    """The losses of some outputs with made-up labels; None if the loss rejects a label, such as another class."""
+    labels = (form.draw(len(outputs), seed).labels for seed in range(_LABELLINGS))
     try:
         with torch.no_grad():
-            passes.model.losses(outputs, labelled.draw(count, 0).labels)
-    except Exception:  # the loss may reject a class that it does not have
-        return form
-    return labelled
+            return torch.cat([passes.model.losses(outputs, some) for some in labels])
+    except Exception:
+        return None
 
 
 def _with_entries(form: Form, entries: int, paddings: set[int], place: int) -> Form:
@@ -500,7 +551,7 @@ def _decided(passes: Passes, parameters: Tensor, sample: Sample, exact: Looked, 
     Returns () if no answers are right.
     """
     few = draw(_FEW, 0)
-    samples = [few, draw(_MORE, 1), few.times(_LARGE), few.times(0.0), few.with_holes()]
+    samples = [few, draw(_MORE, 1), few.times(10.0), few.times(_LARGE), few.times(0.0), few.with_holes()]
     for answer in (None, False, True):
         answers = tuple(watched(passes, parameters, sample, answer=answer).answers)
         if all(given is None for given in answers):
@@ -589,6 +640,12 @@ def _kept_bytes(passes: Passes, parameters: Tensor, sample: Sample) -> int:
         return tensor
 
     start = parameters.clone().requires_grad_()
-    with same_randomness(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with (
+        suppress(
+            RuntimeError
+        ),  # torch.func does not support these hooks; what a pass needs is measured besides
+        same_randomness(),
+        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+    ):
         passes.followed(start, sample.inputs, sample.labels)
     return sum(kept.values())

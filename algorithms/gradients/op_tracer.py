@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,13 +21,17 @@ from algorithms.models import Model
 from algorithms.models.packing import Packing, Part
 from algorithms.models.randomness import same_randomness
 
+_NUMBERS = torch.tensor([0.0, 1.0, -1.0, 0.5, -2.5, 10.0])
+"""Labels of a regression; a loss may treat some specially, such as -1 for an unknown one."""
+
 
 @dataclass(frozen=True)
 class Form:
     """The form of records: shape and type of their inputs, integers below `entries`, labels below `classes`.
 
     constants: integers that may fill the rest of a record, as padding does. packing: for inputs of several tensors,
-    each with its own entries. label_shape, label_dtype: of one record's labels.
+    each with its own entries. label_shape, label_dtype: of one record's labels. is_signed: whether labels are
+    `_NUMBERS` in place of classes.
     """
 
     shape: tuple[int, ...]
@@ -39,12 +43,14 @@ class Form:
     packing: Packing | None = None
     label_shape: tuple[int, ...] = ()
     label_dtype: torch.dtype = torch.int64
+    is_signed: bool = False
 
     def draw(self, count: int, seed: int) -> "Sample":
         """Draw made-up records: normal numbers, or random entries followed by one constant."""
         source = torch.Generator().manual_seed(seed)
         places = math.prod(self.label_shape)
-        labels = (torch.arange(seed, seed + count)[:, None] + torch.arange(places)) % self.classes
+        order = torch.arange(seed, seed + count)[:, None] + torch.arange(places)
+        labels = _NUMBERS[order % len(_NUMBERS)] if self.is_signed else order % self.classes
         labels = labels.view(count, *self.label_shape).to(self.label_dtype)
         if self.packing is None:
             inputs = self._part(Part("", self.shape, self.dtype, self.entries), count, seed, source)
@@ -171,7 +177,7 @@ def near_start(model: Model) -> Tensor:
     moved, draw = model.initial_parameters(), torch.randn(2**16, generator=torch.Generator().manual_seed(2))
     for place in model.places.values():
         part = moved[place]
-        size = float(torch.linalg.vector_norm(part)) / len(part) ** 0.5 or 0.1
+        size = float(torch.linalg.vector_norm(part)) / max(1, len(part)) ** 0.5 or 0.1
         for some in torch.split(part, len(draw)):
             some.add_(draw[: len(some)].to(part), alpha=0.1 * size)
     return moved
@@ -332,9 +338,9 @@ class Memory(_Watch):
         self.most = max(self.most, self._possible)
 
     def run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        given = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, kwargs))}
+        given = {storage._cdata for storage in _storages((args, kwargs))}
         found = func(*args, **kwargs)
-        for storage in (tensor.untyped_storage() for tensor in tensors_in(found)):
+        for storage in _storages(found):
             if storage._cdata not in given:  # a view takes no memory
                 self._storages[storage._cdata] = (
                     StorageWeakRef(storage),  # type: ignore[no-untyped-call]
@@ -344,6 +350,14 @@ class Memory(_Watch):
         if self._possible > self.most:  # freed memory is counted until the peak could rise
             self._count()
         return found
+
+
+def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
+    for tensor in tensors_in(tree):
+        with suppress(
+            NotImplementedError, RuntimeError
+        ):  # sparse tensors, and those within torch.func, have none
+            yield tensor.untyped_storage()
 
 
 class Operations(_Watch):
@@ -400,10 +414,11 @@ def fills(passes: Passes, form: Form, sizes: Sequence[int]) -> bool:
     """
     parameters = away_from_start(passes.model).to(form.device)
     for follow in (_there_and_back, _there):
-        first, *others = (watched(passes, parameters, form.draw(size, 0), follow) for size in sizes)
-        pairs = zip(sizes[1:], others, strict=True)
-        if not all(_fill_alike(first, other, (sizes[0], size)) for size, other in pairs):
-            return False
+        first = watched(passes, parameters, form.draw(sizes[0], 0), follow)
+        for size in sizes[1:]:
+            other = watched(passes, parameters, form.draw(size, 0), follow)
+            if not _fill_alike(first, other, (sizes[0], size)):
+                return False
     return True
 
 

@@ -145,25 +145,37 @@ def cannot_be_made(name: str, error: Exception) -> ModelRefusedError:
 
 
 def check_module(module: nn.Module) -> None:
-    """Raises ModelRefusedError for a module that is wrapped or not initialised, and for parameters of another type."""
+    """Raises ModelRefusedError for a module that is wrapped or not initialised, or has parameters that do not fit."""
     is_spread = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
     if is_spread or hasattr(module, "_orig_mod"):
         inner = "module" if is_spread else "_orig_mod"
         raise ModelRefusedError(
             f"the model is wrapped by {type(module).__name__}; give the module inside of it, model.{inner}."
         )
-    if isinstance(module, torch.jit.ScriptModule):
-        raise ModelRefusedError("the model is TorchScript; give the torch.nn.Module that it was made from.")
+    if any(isinstance(layer, torch.jit.ScriptModule) for layer in module.modules()):
+        raise ModelRefusedError(
+            "the model has TorchScript in it; give the torch.nn.Module that it was made from."
+        )
     parameters = list(module.parameters())
     if any(isinstance(parameter, nn.parameter.UninitializedParameter) for parameter in parameters):
         raise ModelRefusedError(
             "the model has layers whose size is not known yet; call it once on a made-up record, as of zeros."
         )
     trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if any(parameter.is_complex() for parameter in trained):
+        raise ModelRefusedError(
+            "the model has trained parameters that are complex; keep them as real numbers, and make them complex in the"
+            " forward pass by torch.view_as_complex."
+        )
     if any(parameter.dtype != torch.float32 for parameter in trained):
         raise ModelRefusedError("the model has trained parameters that are not float32; give model.float().")
     if not all(bool(parameter.isfinite().all()) for parameter in parameters):
         raise ModelRefusedError("the model has parameters that are not finite; give it another start.")
+    if any(part._backward_hooks or part._post_accumulate_grad_hooks for part in trained):
+        raise ModelRefusedError(
+            "the model has hooks on its parameters, which per-record gradients would pass by; remove them, and change"
+            " what they change in the forward pass."
+        )
     if not trained:
         raise ModelRefusedError(
             "the model has no parameters to train; give it some, or set requires_grad of those that it has."

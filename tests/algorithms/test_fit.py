@@ -212,6 +212,24 @@ def test_a_regression_is_trained_on_each_records_own_target() -> None:
         torch.testing.assert_close(bias, torch.ones(1), atol=1e-2, rtol=0.0)
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda outputs, targets: (outputs[:, 0] - targets).square(),
+        lambda outputs, targets: (outputs.squeeze(1) - targets).square(),
+        lambda outputs, targets: (outputs - targets[:, None]).square().sum(dim=1),
+        lambda outputs, targets: (outputs - targets).square(),
+    ],
+)
+def test_a_loss_of_ones_own_may_take_one_output_as_the_model_gives_it(loss: Any) -> None:
+    X, _ = two_classes()
+    method = NonPrivate(steps=3, expected_batch_size=60)
+    found, expected = (
+        seeded(model=linear(1), loss=each, y=X @ np.arange(5.0), method=method) for each in (loss, "mse_loss")
+    )
+    assert same(found, expected)
+
+
 def test_a_loss_of_ones_own_gets_targets_in_the_shape_they_were_given() -> None:
     """Two outputs are compared with targets [batch, 1] each; beside [batch] they would be broadcast otherwise."""
     X, _ = two_classes()
@@ -478,6 +496,40 @@ def test_frozen_weights_may_have_few_bits(dtype: torch.dtype) -> None:
     assert not torch.equal(trained.down.weight, model.down.weight)
 
 
+def test_weights_in_another_order_of_memory_are_trained_and_returned(own_home: Path) -> None:
+    """safetensors writes contiguous tensors only, and an expanded one cannot be overwritten."""
+    frozen = nn.Linear(5, 4).requires_grad_(False)
+    frozen.weight.data = frozen.weight.data.T.contiguous().T
+    frozen.register_buffer("scale", torch.ones(1).expand(4))
+    model = nn.Sequential(frozen, nn.Linear(4, 2))
+    trained = call(model=model, population="visits", cap=(9.0, 0.5)).model
+    assert torch.equal(trained[0].weight, frozen.weight)
+    assert ledger_rows(own_home)[-1] == "settle"
+
+
+def _hooked() -> nn.Module:
+    layer = nn.Linear(5, 2)
+    layer.weight.register_hook(lambda gradient: 0.0 * gradient)
+    return layer
+
+
+def _used() -> nn.Module:
+    class Keeps(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            self.last = super().forward(input)
+            return self.last
+
+    layer = Keeps(5, 2)
+    layer(torch.zeros(1, 5))
+    return layer
+
+
+class _Complex(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(5, 2)
+        self.turn = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+
+
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_method_trains_or_is_refused_in_a_sentence(name: str, own_home: Path) -> None:
     method: Algorithm[Any] = bench.algorithm(name)
@@ -541,6 +593,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a compiled module": ({"model": torch.compile(nn.Linear(5, 2))}, "give .* model._orig_mod"),
     "several devices": ({"model": nn.DataParallel(nn.Linear(5, 2))}, "give .* model.module"),
     "TorchScript": ({"model": torch.jit.script(nn.Linear(5, 2))}, "that it was made from"),
+    "TorchScript inside": (
+        {"model": nn.Sequential(torch.jit.script(nn.Linear(5, 2)))},
+        "that it was made from",
+    ),
+    "hooks on a parameter": ({"model": _hooked()}, "hooks on its parameters"),
+    "a tensor of an earlier pass": ({"model": _used()}, "cannot be copied"),
+    "complex parameters": ({"model": _Complex()}, "view_as_complex"),
     "a lazy layer": ({"model": nn.LazyLinear(2)}, "call it once on a made-up record"),
     "double parameters": ({"model": nn.Linear(5, 2).double()}, "not float32"),
     "a start that is not finite": ({"model": _not_finite()}, "not finite"),

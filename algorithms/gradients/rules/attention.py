@@ -17,38 +17,42 @@ from algorithms.gradients.rules.layers import linear_gradients
 
 _SIGNATURE = inspect.signature(functional.multi_head_attention_forward)
 _UNSUPPORTED = ("bias_k", "bias_v", "add_zero_attn", "static_k", "static_v")
-_BY_STEP = Layout(1)
 
 
 def multi_head_attention(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """torch.nn.functional.multi_head_attention_forward, for query, key and value [length, batch, width]."""
+    """torch.nn.functional.multi_head_attention_forward, for query, key and value [length, batch, width].
+
+    A record may have several consecutive rows of the batch, such as its patches or channels.
+    """
     bound = _SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
     call = bound.arguments
-    used = [name for name in _UNSUPPORTED if call[name] not in (None, False)]
+    used = [name for name in _UNSUPPORTED if call[name] is not None and call[name] is not False]
     if used or call["query"].dim() != 3:
         raise UnrecordedError(f"multi-head attention with {', '.join(used) or 'a single record'}")
-    known = [tape.layout_if_any(call[part]) for part in ("query", "key", "value")]
-    if any(layout != _BY_STEP for layout in known):
+    layout, *others = (tape.layout_if_any(call[part]) for part in ("query", "key", "value"))
+    if layout is None or layout.dimension != 1 or any(other != layout for other in others):
         raise UnrecordedError("multi-head attention whose records are not in the second dimension")
     heads = call["num_heads"]
     # Only the linear layers before and after have parameters; the attention between them is separate for each record.
-    query, key, value = (_by_head(part, heads) for part in _projected(tape, call))
+    query, key, value = (_by_head(part, heads) for part in _projected(tape, call, layout))
     mask = _mask(call, query)
     mixed, weights = _attend(query, key, value, mask, call)
     together = mixed.permute(2, 0, 1, 3).flatten(start_dim=2)
     weight, bias = call["out_proj_weight"], call["out_proj_bias"]
-    return _kept(tape, together, weight, slice(0, len(weight)), bias, slice(0, len(weight))), weights
+    rows = slice(0, len(weight))
+    return _kept(tape, together, layout, weight, rows, bias, rows), weights
 
 
 def scaled_dot_product_attention(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """torch.nn.functional.scaled_dot_product_attention with a trained mask, such as a relative position bias."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     call = dict(zip(names, args, strict=False)) | kwargs
-    mask = call["attn_mask"]
-    if any(tape.name(call[part]) is not None for part in ("query", "key", "value")):
+    mask = call.get("attn_mask")
+    parts = [call[part] for part in ("query", "key", "value")]
+    if mask is None or any(tape.name(part) is not None for part in parts):
         return general(tape, func, args, kwargs)
-    layouts = [tape.layout_if_any(call[part]) for part in ("query", "key", "value")]
+    layouts = [tape.layout_if_any(part) for part in parts]
     folded = layouts[0].folded if layouts[0] is not None else 0
     if (
         any(layout != Layout(0, folded) for layout in layouts)
@@ -56,7 +60,7 @@ def scaled_dot_product_attention(tape: GradSampleRecorder, func: Func, args: Arg
         or call.get("is_causal")
     ):
         return general(tape, func, args, kwargs)
-    query, key, value = (call[part] for part in ("query", "key", "value"))
+    query, key, value = parts
     scale = call.get("scale") or 1.0 / math.sqrt(query.shape[-1])
     scores = (query @ key.transpose(-2, -1)) * scale
     layout, shape, name, batch = Layout(0, folded), mask.shape, str(tape.name(mask)), tape.batch
@@ -69,7 +73,7 @@ def scaled_dot_product_attention(tape: GradSampleRecorder, func: Func, args: Arg
     return weights @ value
 
 
-def _projected(tape: GradSampleRecorder, call: dict[str, Any]) -> list[Tensor]:
+def _projected(tape: GradSampleRecorder, call: dict[str, Any], layout: Layout) -> list[Tensor]:
     """Query, key and value after their linear layers, each [length, batch, width]."""
     parts = [call["query"], call["key"], call["value"]]
     bias, packed = call["in_proj_bias"], call["in_proj_weight"]
@@ -79,23 +83,31 @@ def _projected(tape: GradSampleRecorder, call: dict[str, Any]) -> list[Tensor]:
     if call["use_separate_proj_weight"]:
         weights = [call[f"{part}_proj_weight"] for part in "qkv"]
         return [
-            _kept(tape, x, w, slice(0, width), bias, t)
+            _kept(tape, x, layout, w, slice(0, width), bias, t)
             for x, w, t in zip(parts, weights, thirds, strict=True)
         ]
     if parts[0] is parts[1] and parts[1] is parts[2]:  # self-attention: one product with the packed weight
-        return list(_kept(tape, parts[0], packed, whole, bias, whole).chunk(3, dim=-1))
-    return [_kept(tape, x, packed, third, bias, third) for x, third in zip(parts, thirds, strict=True)]
+        return list(_kept(tape, parts[0], layout, packed, whole, bias, whole).chunk(3, dim=-1))
+    return [
+        _kept(tape, x, layout, packed, third, bias, third) for x, third in zip(parts, thirds, strict=True)
+    ]
 
 
 def _kept(
-    tape: GradSampleRecorder, inputs: Tensor, weight: Tensor, rows: slice, bias: Tensor | None, entries: slice
+    tape: GradSampleRecorder,
+    inputs: Tensor,
+    layout: Layout,
+    weight: Tensor,
+    rows: slice,
+    bias: Tensor | None,
+    entries: slice,
 ) -> Tensor:
     """Apply and record a linear layer that uses some rows of a weight and some entries of a bias."""
     names = tape.name(weight), tape.name(bias)
     output = functional.linear(inputs, weight[rows], None if bias is None else bias[entries])
 
     def gradients(errors: Tensor) -> Gradients:
-        found = linear_gradients(inputs, errors, _BY_STEP, names, tape.batch)
+        found = linear_gradients(inputs, errors, layout, names, tape.batch)
         wholes = {names[0]: (weight, rows), names[1]: (bias, entries)}
         return {name: _placed(gradient, *wholes[name]) for name, gradient in found.items()}
 

@@ -142,7 +142,9 @@ def embedding_bag(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwar
         "sparse",
         "norm_type",
     }
-    others = [key for key, value in call.items() if key not in plain and value not in (None, False)]
+    others = [
+        key for key, value in call.items() if key not in plain and value is not None and value is not False
+    ]
     is_plain = not others and call.get("offsets") is None and mode in ("sum", "mean") and input.dim() == 2
     if not is_plain or tape.layout_if_any(input) != Layout(0):
         return general(tape, func, args, kwargs)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.gradients import L2, RecordsNotIndependentError, model_inspection
+from algorithms.gradients import L2, Engine, RecordsNotIndependentError, model_inspection
+from algorithms.models import Model
 from tests.algorithms.gradients.zoo import Problem, Spec, Wired, check, problem
 
 
@@ -33,6 +34,58 @@ def test_a_result_by_place_is_refused_in_large_models_and_behind_dropout(
     spec = Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2), drop=nn.Dropout(dropout)), (4,))
     with pytest.raises(RecordsNotIndependentError, match="mixes records"):
         problem(spec, torch.float32).engine()
+
+
+SOME_SIZES: dict[str, Callable[[int], bool]] = {
+    "pairs": lambda size: size % 2 == 0,
+    "eights": lambda size: size % 8 == 0,
+    "more than a few": lambda size: size > 3,
+}
+
+
+@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+@pytest.mark.parametrize("size", SOME_SIZES)
+def test_what_mixes_records_in_batches_of_some_sizes_is_refused(
+    size: str, light: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As mixup, which needs pairs, and batch statistics where there are enough records for them."""
+
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        return self.layer(0.7 * x + 0.3 * x.flip(0) if SOME_SIZES[size](len(x)) else x)
+
+    monkeypatch.setattr(model_inspection, "_LIGHT", light)
+    with pytest.raises(RecordsNotIndependentError, match="mixes records"):
+        problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2)), (4,)), torch.float32).engine()
+
+
+def test_a_loss_that_mixes_records_of_a_mark_among_numbers_is_refused() -> None:
+    """As a loss for records without a target, which have -1 in its place."""
+
+    def losses(outputs: Tensor, targets: Tensor) -> Tensor:
+        found = outputs[:, 0]
+        return torch.where(targets < 0, (found - found.flip(0)).square(), (found - targets).square())
+
+    model = Model("made up", nn.Linear(4, 1), losses, lambda outputs: outputs, label_dtype=torch.float32)
+    with pytest.raises(RecordsNotIndependentError, match="the loss of the model made up"):
+        Engine(model, input_shape=(4,))
+
+
+@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+def test_what_a_model_keeps_of_its_first_records_must_not_count_later(
+    light: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def centred(self: Wired, x: Tensor) -> Tensor:
+        self.mean = getattr(self, "mean", x.detach().mean(dim=0))
+        return self.layer(x - self.mean.to(x))
+
+    def shown(self: Wired, x: Tensor) -> Tensor:
+        self.weights = torch.softmax(self.layer(x), dim=1).detach()
+        return self.layer(x)
+
+    monkeypatch.setattr(model_inspection, "_LIGHT", light)
+    check(problem(Spec(lambda: Wired(shown, layer=nn.Linear(4, 2)), (4,))))
+    with pytest.raises(RecordsNotIndependentError, match="the attribute mean keeps"):
+        problem(Spec(lambda: Wired(centred, layer=nn.Linear(4, 2)), (4,)), torch.float32).engine()
 
 
 def scaled_errors(scale: Callable[[Tensor], Tensor]) -> Callable[[Wired, Tensor], Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.gradients import L2, RecordsNotIndependentError
+from algorithms.gradients import L2, RecordsNotIndependentError, model_inspection
 from algorithms.models.linear import cross_entropy
 from tests.algorithms.gradients.zoo import Problem, Spec, Wired, check, problem, unlike_alone
 
@@ -86,6 +86,89 @@ def test_a_question_about_values_has_a_public_answer(wiring: Callable[[Wired, Te
     check(made, engine)
     full = Problem(made.model, made.parameters, made.inputs.sign(), made.labels)
     check(full, engine)
+
+
+class Experts(nn.Module):
+    """Each record by one of its experts; those that no record of the batch chose are left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(4, 8), nn.ModuleList(nn.Linear(4, 2) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.router(x).softmax(dim=1)
+        chosen, found = shares.argmax(dim=1), x.new_zeros(len(x), 2)
+        for index, expert in enumerate(self.experts):
+            mine = chosen == index
+            if mine.any():
+                found = found + expert(x) * (shares[:, index] * mine)[:, None]
+        return found
+
+
+@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+def test_experts_that_the_first_made_up_records_leave_out_are_computed(
+    light: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_inspection, "_LIGHT", light)
+    made = problem(Spec(Experts, (4,)), count=40)
+    engine = made.engine()
+    assert engine.is_batched
+    check(made, engine)
+
+
+class Force(nn.Module):
+    """The derivative of an energy, as of a molecule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(4, 8), nn.Softplus(), nn.Linear(8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            places = x.detach().clone().requires_grad_()
+            return -torch.autograd.grad(self.energy(places).sum(), places, create_graph=True)[0]
+
+
+class ForceByFunction(Force):
+    def forward(self, x: Tensor) -> Tensor:
+        return -torch.func.vmap(torch.func.grad(lambda one: self.energy(one)[0]))(x)
+
+
+@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+@pytest.mark.parametrize("kind", [Force, ForceByFunction])
+def test_what_only_a_recorder_stumbles_over_is_taken_record_by_record(
+    kind: type[nn.Module], light: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_inspection, "_LIGHT", light)
+    made = problem(Spec(kind, (4,), classes=4))
+    engine = made.engine()
+    assert not engine.is_batched
+    check(made, engine)
+
+
+class Channels(nn.Module):
+    """Attention within each channel of a series, all channels in one batch, as in PatchTST."""
+
+    def __init__(self, **settings: bool) -> None:
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(4, 2, batch_first=True, **settings), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = x.flatten(0, 1)
+        found = self.attention(parts, parts, parts, need_weights=False)[0].mean(dim=1)
+        return self.head(found).view(len(x), -1, 2).mean(dim=1)
+
+
+def test_attention_within_the_parts_of_a_record_is_taken_at_once() -> None:
+    made = problem(Spec(Channels, (3, 5, 4)))
+    engine = made.engine()
+    assert engine.is_batched and not engine.materialised
+    check(made, engine)
+
+
+def test_attention_with_entries_of_its_own_is_taken_record_by_record() -> None:
+    made = problem(Spec(lambda: Channels(add_bias_kv=True), (3, 5, 4)))
+    check(made, made.engine())
 
 
 def test_a_question_whose_answer_changes_the_outcome_is_asked_of_each_record() -> None:
