@@ -77,8 +77,8 @@ def check_apart(looked: Looked, draw: Callable[[int, int], Sample], constants: S
     Returns whether the model draws random numbers.
 
     draw: records by number and seed. Each is compared alone and among ordinary, large, zero and NaN records, since some
-    layers mix records only then. constants: whole numbers; records are also compared in batches that contain only one
-    of these.
+    layers mix records only then. constants: whole numbers; records are also compared among records of only one of
+    these, and such records among others.
     """
     sample = draw(_FEW, 0)
     losses = looked.losses(sample)
@@ -92,6 +92,8 @@ def check_apart(looked: Looked, draw: Callable[[int, int], Sample], constants: S
         contexts = [others, others.times(_LARGE), others.times(0.0), others.times(math.nan)]
         contexts += [others.all_of(constant) for constant in constants]
         _check_places(looked, shown, contexts, range(_FEW), alone=not is_random)
+    for constant in constants:
+        _check_places(looked, sample.all_of(constant), [draw(_FEW, 1)], (0,), alone=not is_random)
     many = draw(MANY, 2)
     _check_places(looked, many, [draw(MANY, 3).times(_LARGE)], (0, MANY // 2, MANY - 1), alone=not is_random)
     _check_losses_apart(looked, sample)

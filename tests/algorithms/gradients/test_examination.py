@@ -242,7 +242,7 @@ def _remembering(self: Wired, inputs: Tensor) -> Tensor:
 
 
 def test_what_is_remembered_outside_of_buffers_is_refused() -> None:
-    with pytest.raises(RecordsNotIndependentError, match="mixes records"):
+    with pytest.raises(RecordsNotIndependentError, match="the attribute mean keeps"):
         problem(Spec(lambda: Wired(_remembering, layer=nn.Linear(4, 2)), (4,))).engine()
 
 
