@@ -5,6 +5,7 @@
 
 import contextlib
 import io
+import logging
 import os
 import runpy
 import sys
@@ -13,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from dvc.logger import LoggerHandler
 from dvc.stage import run as dvc_run
 from dvc.stage.exceptions import StageCmdFailedError
 
@@ -39,6 +41,9 @@ def _dvc(*stage: str, root: Path, say: stages.Say) -> tuple[int, list[str]]:
         contextlib.redirect_stderr(written),
     ):
         patch.setattr(sys, "argv", ["stages", *stage])
+        for handler in (*logging.getLogger("dvc").handlers, *logging.getLogger().handlers):
+            if handler.__class__ in (logging.StreamHandler, LoggerHandler):
+                patch.setattr(handler, "stream", written)  # else it is what it was at the first stage
         status = _status(stages.main)
     lines = [line for line in written.getvalue().splitlines() if line]
     for line in lines:
