@@ -196,6 +196,7 @@ def test_metrics_plots_and_parameters_can_be_looked_at(checkout: Checkout) -> No
     assert changes == {"params.yaml": {"privacy.epsilon": {"old": 3.0, "new": 2.0, "diff": -1.0}}}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of wandb_workspaces
 def test_an_experiment_in_a_copy_is_charged_and_leaves_its_tracked_runs_in_the_checkout(
     checkout: Checkout,
 ) -> None:

@@ -15,9 +15,7 @@ from algorithms.extension import source_digest
 from tasks import evaluate
 from tasks.comparing.work import work_of
 from tests.support.comparisons import document, run_here, small
-from tests.tasks.test_train import Workspace, prepared_digits, workspace
-
-__all__ = ["prepared_digits", "workspace"]
+from tests.support.workspace import Workspace
 
 NETS = """
 from torch import nn

@@ -12,7 +12,7 @@ from algorithms.privacy.ledger import Ledger
 from tasks import calibrate, evaluate, prepare, report, train
 from tasks.config import params
 from tests.support.checkout import PROJECT
-from tests.tasks.test_train import PARAMS, Workspace
+from tests.support.workspace import PARAMS, Workspace
 
 OUTS = ("model.safetensors", "trace.parquet", "diagnostics.parquet", "receipt.json")
 CARD = (PROJECT / "examples/own_data/visits.yaml").read_text()

@@ -14,9 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.checkout import PROJECT
-from tests.tasks.test_train import Workspace, prepared_digits, workspace
-
-__all__ = ["prepared_digits", "workspace"]  # fixtures
+from tests.support.workspace import Workspace
 
 SECONDS = 300
 """After which a process that should have ended is taken to hang."""
