@@ -17,7 +17,6 @@ from data.prepare.scattering import scattered, scattered_shape
 from data.readers.records import Block, Records
 from data.schema import registry
 from tasks.config import params
-from tasks.config.params import ParamsRefusedError
 from tasks.prepare import prepare
 from tests.support.threads import cpu_threads
 
@@ -109,14 +108,6 @@ def test_small_images_are_refused_before_anything_is_fetched(
             chosen, mirror=None, home=tmp_path, destination=tmp_path / "p", root=tmp_path, cards=store(images)
         )
     assert os.listdir(tmp_path) == ["cards"]
-
-
-def test_an_unknown_transform_is_refused() -> None:
-    with pytest.raises(
-        ParamsRefusedError,
-        match=r"data\.transform is 'wavelets', but should be 'none', 'scattering' or 'encoder'",
-    ):
-        params.parse({"data": {"dataset": "mnist", "transform": "wavelets"}}, reads=("data",))
 
 
 def test_prepare_writes_features_and_says_so(tmp_path: Path) -> None:

@@ -220,17 +220,6 @@ def test_an_experiment_in_a_copy_is_charged_and_leaves_its_tracked_runs_in_the_c
     assert {"test_accuracy", "privacy.epsilon"} <= set(heads)
 
 
-def test_bad_parameters_are_refused_in_a_sentence_and_nothing_is_spent(checkout: Checkout) -> None:
-    before = checkout.ledger.head()
-    checkout.set("dataset: digits", "dataset: nist")
-    done = checkout.run(*checkout.command("dvc", "repro"))
-    assert done.returncode != 0
-    (refusal,) = [line for line in done.stderr.splitlines() if line.startswith("refused: ")]
-    assert "no data set 'nist'" in refusal
-    assert "Traceback" not in done.stderr
-    assert checkout.ledger.head() == before
-
-
 def test_bad_parameters_are_refused_before_the_training(
     checkout: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def test_the_projects_own_file_is_valid() -> None:
         ("privacy.count_noise", 0),
         ("data.dataset", ""),
         ("data.dataset", 3),
+        ("data.transform", "wavelets"),
         ("model.seed", -1),
         ("model.seed", 1.5),
         ("model.name", None),
