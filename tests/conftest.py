@@ -62,8 +62,8 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 def finished_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Checkout:
     """A checkout in which `epsilonflow run` has run a few steps on digits; not to be changed: see `checkout`.
 
-    Its stages were processes, as a user's are. What it wrote is beside it, in `stdout` and `stderr`. The first process
-    of this test run that asks makes it for all.
+    Its stages shared one process. What it wrote is beside it, in `stdout` and `stderr`. The first process of this test
+    run that asks makes it for all.
     """
     own = tmp_path_factory.getbasetemp()
     folder = (own if worker_id == "master" else own.parent) / "finished"
@@ -73,7 +73,7 @@ def finished_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> C
             shutil.rmtree(folder, ignore_errors=True)  # where another process has failed
             new_checkout(checkout.root, checkout.home)
             with (folder / "stdout").open("wb") as said, (folder / "stderr").open("wb") as told:
-                command = checkout.command("flows.cli.main", "run")
+                command = checkout.in_one_process("flows.cli.main", "run")
                 subprocess.run(command, **checkout.where(), check=True, stdout=said, stderr=told)
             (folder / "done").touch()
     return checkout

@@ -107,6 +107,7 @@ def examples(page: Path) -> list[str]:
 PYTHON = [
     (page.relative_to(PROJECT).as_posix(), place) for page in PAGES for place, _ in enumerate(examples(page))
 ]
+PYTHON.remove(("README.md", 0))  # which has a test of its own
 
 
 @pytest.mark.parametrize(("page", "place"), PYTHON)

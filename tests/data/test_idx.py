@@ -54,7 +54,6 @@ def test_pixels_become_shares_of_255(card: DataCard, files: dict[str, Path]) -> 
     assert len(parts.test) == 1
 
 
-@pytest.mark.parametrize("role", ["train_images", "train_labels"])
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -71,11 +70,14 @@ def test_pixels_become_shares_of_255(card: DataCard, files: dict[str, Path]) -> 
     ids=["cut", "no gzip", "byte short", "byte long", "floats", "scalar", "cut header", "empty", "nothing"],
 )
 def test_a_damaged_file_is_refused_by_name(
-    card: DataCard, files: dict[str, Path], role: str, spoil: Callable[[bytes], bytes]
+    card: DataCard, files: dict[str, Path], spoil: Callable[[bytes], bytes]
 ) -> None:
-    files[role].write_bytes(spoil(files[role].read_bytes()))
-    with pytest.raises(DataRefusedError, match=f"{role}.gz is not"):
-        read(card, files)
+    for role in ("train_images", "train_labels"):
+        whole = files[role].read_bytes()
+        files[role].write_bytes(spoil(whole))
+        with pytest.raises(DataRefusedError, match=f"{role}.gz is not"):
+            read(card, files)
+        files[role].write_bytes(whole)
 
 
 def test_files_that_do_not_belong_together_are_refused(

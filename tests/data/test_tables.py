@@ -114,14 +114,6 @@ def test_quotes_separators_and_undeclared_columns(encode: Callable[..., Records]
     assert records.features.tolist() == [[pytest.approx(0.1), 1, 0]] and records.labels.tolist() == [1]
 
 
-def test_a_stray_quote_stays_within_its_record(encode: Callable[..., Records], table: Document) -> None:
-    lines = ["10,Oslo,no", '20,"Oslo,no', "30,Oslo,yes", '40,Rome",no', "50,Rome,yes"]
-    content = "\n".join(["age,town,answer", *lines]) + "\n"
-    assert len(encode(content, quotes=False).labels) == 5
-    with pytest.raises(DataRefusedError, match=r"line break in quotes|same number of fields"):
-        encode(content, quotes=True)
-
-
 def test_a_comma_in_quotes_as_pandas_writes_it_is_read(
     encode: Callable[..., Records], table: Document
 ) -> None:

@@ -241,7 +241,6 @@ def test_what_is_no_record_s_doing_is_refused(
         ({}, {"tokens": {"vocabulary": 9, "length": 3}}, "needs a file `words`"),
         ({}, {"spellings": {"angry": ["a"]}}, "spells a class that classes does not list"),
         ({"person": {"column": "title"}}, {}, "must be a column of its own"),
-        ({"person": {"column": "who", "group_privacy": True}}, {}, "set per_person, or leave it out"),
     ],
 )
 def test_wrong_declarations_are_refused(

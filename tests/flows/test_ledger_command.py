@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.card import build
-from algorithms.privacy.ledger import Composition, Ledger, identity
+from algorithms.privacy.ledger import Composition, Ledger, forecast, identity
 from flows.cli.main import app
 from flows.verify import BROKEN, verify
 from tests.algorithms.privacy.card.test_card_ledger import charged
@@ -87,12 +87,13 @@ def test_a_forecast_says_how_many_more_fit_and_when_blocks_retire(ledger: Ledger
     assert ledger.head() == before
 
 
-def test_a_forecast_has_a_default_and_is_short(ledger: Ledger) -> None:
+def test_a_forecast_has_a_default_and_is_short(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(forecast.__kwdefaults__, "horizon", 100)
     shown = call("forecast", "patients")
     assert shown.exit_code == 0, shown.output
     assert "spread over 52 retrainings; see --planned and --epsilon" in shown.stdout
     long = call("forecast", "patients", "--epsilon", "0.001", "--new-blocks")
-    assert "988 more; --json has all" in long.stdout and len(long.stdout.splitlines()) < 25
+    assert "88 more; --json has all" in long.stdout and len(long.stdout.splitlines()) < 25
 
 
 def test_a_forecast_of_nothing_is_a_sentence(ledger: Ledger) -> None:

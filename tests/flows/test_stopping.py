@@ -1,4 +1,7 @@
-"""A real run that is stopped while it trains: what is said, what is left at work, and that the run goes on."""
+"""A real run that is stopped while it trains: what is said, what is left at work, and that the run goes on.
+
+The stage that is stopped is processes, as a user's is; those before it are not, since each takes seconds to start.
+"""
 
 import os
 import signal
@@ -24,7 +27,7 @@ def _run_until(stop: Callable[[int], None], checkout: Checkout, written: Path) -
     """The exit status of a command that is stopped while it trains, and what it wrote."""
     with written.open("wb") as file:
         command = subprocess.Popen(
-            checkout.command("flows.cli.main", "run"),
+            checkout.in_one_process("--but", "train", "flows.cli.main", "run"),
             **checkout.where(),
             stdin=subprocess.DEVNULL,
             stdout=file,

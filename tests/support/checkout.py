@@ -1,5 +1,6 @@
 """A checkout of this project in a folder of its own: a git repository with DVC, set to a few steps on digits."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -8,6 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from algorithms.privacy.ledger import Balance, Ledger
 from tasks.config.overrides import Request, revise
@@ -36,9 +39,9 @@ class Checkout:
         """A Python module as a command."""
         return [sys.executable, "-m", module, *arguments]
 
-    def in_one_process(self, module: str, *arguments: str) -> list[str]:
-        """A Python module as a command that starts no process for a stage."""
-        return self.command("tests.support.one_process", module, *arguments)
+    def in_one_process(self, *arguments: str) -> list[str]:
+        """A Python module as a command that starts no process for a stage, or after `--but STAGE` for one alone."""
+        return self.command("tests.support.one_process", *arguments)
 
     def where(self, **variables: str) -> dict[str, Any]:
         """What subprocess needs to run a command here."""
@@ -52,10 +55,15 @@ class Checkout:
         return subprocess.run(command, **self.where(), capture_output=True, text=True, timeout=300)
 
     def dvc(self, *arguments: str) -> str:
-        """What a dvc command that must succeed writes to stdout; it starts no process for a stage."""
-        done = self.run(*self.in_one_process("dvc", *arguments))
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        """What a dvc command that must succeed writes to stdout; it and the stages start no process."""
+        from tests.support.one_process import dvc_here
+
+        with contextlib.chdir(self.root), pytest.MonkeyPatch.context() as patch:
+            for name, value in self.where()["env"].items():
+                patch.setenv(name, value)
+            status, said = dvc_here(*arguments)
+        assert status == 0, said
+        return said
 
     def artifact(self, name: str) -> Any:
         """A JSON file of the run."""

@@ -1,10 +1,12 @@
 """The stages of a checkout in one process, which imports what they need once; that they are processes has own tests.
 
-`python -m tests.support.one_process MODULE ...` runs a module, such as `dvc`, whose stages stay in its process.
+`python -m tests.support.one_process MODULE ...` runs a module, such as `flows.cli.main`, whose stages stay in its
+process; after `--but STAGE`, all of them but one.
 """
 
 import contextlib
 import io
+import logging
 import os
 import runpy
 import sys
@@ -13,6 +15,8 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from dvc.cli import main as dvc_main
+from dvc.logger import LoggerHandler
 from dvc.stage import run as dvc_run
 from dvc.stage.exceptions import StageCmdFailedError
 
@@ -39,11 +43,24 @@ def _dvc(*stage: str, root: Path, say: stages.Say) -> tuple[int, list[str]]:
         contextlib.redirect_stderr(written),
     ):
         patch.setattr(sys, "argv", ["stages", *stage])
+        for handler in (*logging.getLogger("dvc").handlers, *logging.getLogger().handlers):
+            if handler.__class__ in (logging.StreamHandler, LoggerHandler):
+                patch.setattr(handler, "stream", written)  # else it is what it was at the first stage
         status = _status(stages.main)
     lines = [line for line in written.getvalue().splitlines() if line]
     for line in lines:
         say(line)
     return status, lines
+
+
+def dvc_here(*arguments: str) -> tuple[int, str]:
+    """The exit status of a dvc command, and what it writes to stdout."""
+    written = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(written):
+        stay_in_this_process(patch)
+        for handler in logging.getLogger("dvc").handlers:
+            patch.setattr(handler, "stream", written)
+        return dvc_main(list(arguments)), written.getvalue()
 
 
 def _status(main: Callable[[], object]) -> int:
@@ -56,14 +73,20 @@ def _status(main: Callable[[], object]) -> int:
     return 0
 
 
-def stay_in_this_process(patch: pytest.MonkeyPatch) -> None:
-    """Until `patch` is undone, no stage is a process of its own."""
+def stay_in_this_process(patch: pytest.MonkeyPatch, *, but: str | None = None) -> None:
+    """Until `patch` is undone, no stage is a process of its own, with at most one exception."""
+    started = stages._dvc
+
+    def chosen(*stage: str, root: Path, say: stages.Say) -> tuple[int, list[str]]:
+        return (started if but in stage else _dvc)(*stage, root=root, say=say)
+
     patch.setattr(dvc_run, "_run", _command)
-    patch.setattr(stages, "_dvc", _dvc)
+    patch.setattr(stages, "_dvc", chosen)
     patch.setattr(stages, "_end_with_input", lambda: None)
 
 
 if __name__ == "__main__":
-    stay_in_this_process(pytest.MonkeyPatch())
-    sys.argv = sys.argv[1:]
+    apart = sys.argv[2] if sys.argv[1] == "--but" else None
+    stay_in_this_process(pytest.MonkeyPatch(), but=apart)
+    sys.argv = sys.argv[3 if apart else 1 :]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

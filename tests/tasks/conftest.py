@@ -1,5 +1,6 @@
-"""What takes longest and is the same from test to test is done once or not at all."""
+"""Where a stage runs, and what takes longest and is the same from test to test: done once or not at all."""
 
 from tests.support.quick_work import quick_work
+from tests.support.workspace import prepared_digits, workspace
 
-__all__ = ["quick_work"]
+__all__ = ["prepared_digits", "quick_work", "workspace"]

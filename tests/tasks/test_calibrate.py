@@ -14,9 +14,7 @@ from data import PublicDescription, public_description
 from data.schema import registry
 from tasks import calibrate
 from tasks.config import params
-from tests.tasks.test_train import PARAMS, Workspace, prepared_digits, workspace
-
-__all__ = ["prepared_digits", "workspace"]  # fixtures
+from tests.support.workspace import PARAMS, Workspace
 
 
 @pytest.mark.parametrize(("delta", "refused"), [(1e-5, False), (1.1e-5, True), (1e-3, True)])

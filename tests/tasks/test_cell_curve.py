@@ -1,4 +1,4 @@
-"""The curve of a run: where it starts, which steps it keeps, and the losses it is made of."""
+"""The curve of a run: where it starts and ends, and the losses it is made of."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from data import PublicDescription, public_description
 from data.readers.records import Records
 from data.schema import registry
 from tasks.comparing.data import Sides
-from tasks.comparing.trial import Curve, mean_losses, points
+from tasks.comparing.trial import Curve, mean_losses
 
 MODEL = build("logistic_through_origin", input_shape=(3,), classes=2, seed=0)
 
@@ -34,14 +34,3 @@ def test_it_starts_where_the_algorithm_does_and_ends_where_that_ended() -> None:
     assert list(frame["step"]) == [0, 1, 2, 3]
     assert frame["objective"].to_numpy() == pytest.approx(expected.numpy(), rel=1e-6)
     assert mean_losses(MODEL, points_, part) == pytest.approx(losses.numpy(), rel=1e-6)
-
-
-@pytest.mark.parametrize(("steps", "kept"), [(7, 7), (200, 200)])
-def test_a_short_run_keeps_every_step(steps: int, kept: int) -> None:
-    assert points(steps) == set(range(1, kept + 1))
-
-
-def test_a_long_run_keeps_about_200_steps_and_its_last() -> None:
-    found = points(5000)
-    assert 100 < len(found) <= 200
-    assert {1, 5000} <= found

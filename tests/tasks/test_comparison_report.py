@@ -3,35 +3,32 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import wandb
 
-from tasks.comparing.report import FILES, Report, published_table, report, result_tables
+from tasks.comparing.report import (
+    FILES,
+    Report,
+    log_comparison,
+    published_table,
+    report,
+    result_tables,
+)
 from tasks.comparing.results import METRIC_COLUMNS, beside, read_published, results, summary, with_gap
 from tasks.comparing.work import Work
 from tasks.config.params import ParamsRefusedError
-from tests.support.comparisons import PROJECT, document, run_here, small
+from tests.support.comparisons import document, run_here, small
 from tests.support.offline_run import read_records
 
 PUBLISHED = """figure,dataset,model,method,setting,epsilon,metric,value
 1,digits,softmax,dp_sgd,,4.0,accuracy,0.5
 1,digits,softmax,plain,,,objective,2.0
 2,adult,svm,dp_sgd,,4.0,accuracy,0.8
-"""
-LOG = """
-import sys
-from pathlib import Path
-from tasks.comparing.report import log_comparison, report
-from tasks.comparing.work import work_of
-root = Path(sys.argv[1])
-work = work_of(root / "comparisons" / "tiny.yaml", root)
-print(log_comparison(work, report(work, refused=[])))
 """
 
 
@@ -162,15 +159,15 @@ def test_results_name_the_files_labels_of_today(work: Work, done: Report) -> Non
 
 
 @pytest.fixture(scope="module")
-def logged(work: Work) -> list[list[Any]]:
-    """The records of each run of the group, logged in a process of its own."""
+def logged(work: Work, done: Report) -> list[list[Any]]:
+    """The records of each run of the group."""
     root = work.place.root
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-    environment |= {"HOME": str(root / "home"), "PYTHONPATH": str(PROJECT)}
-    printed = subprocess.run(
-        [sys.executable, "-c", LOG, str(root)], cwd=root, env=environment, capture_output=True, text=True
-    )
-    assert printed.stdout == "True\n", printed.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("WANDB_")]:
+            patch.delenv(name)
+        patch.setenv("HOME", str(root / "home"))
+        assert log_comparison(work, done)
+        wandb.teardown()
     files = sorted(path for path in root.rglob("run-*.wandb") if path.is_file())
     return [list(read_records(path.read_bytes())) for path in files]
 

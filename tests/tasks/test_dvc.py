@@ -196,6 +196,7 @@ def test_metrics_plots_and_parameters_can_be_looked_at(checkout: Checkout) -> No
     assert changes == {"params.yaml": {"privacy.epsilon": {"old": 3.0, "new": 2.0, "diff": -1.0}}}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of wandb_workspaces
 def test_an_experiment_in_a_copy_is_charged_and_leaves_its_tracked_runs_in_the_checkout(
     checkout: Checkout,
 ) -> None:
@@ -217,17 +218,6 @@ def test_an_experiment_in_a_copy_is_charged_and_leaves_its_tracked_runs_in_the_c
     results = {"test_accuracy", "test_loss", "test_auc", "test_f1", "calibration_error", "epsilon"}
     assert set(heads[4:]) <= results | {"privacy.epsilon"}
     assert {"test_accuracy", "privacy.epsilon"} <= set(heads)
-
-
-def test_bad_parameters_are_refused_in_a_sentence_and_nothing_is_spent(checkout: Checkout) -> None:
-    before = checkout.ledger.head()
-    checkout.set("dataset: digits", "dataset: nist")
-    done = checkout.run(*checkout.command("dvc", "repro"))
-    assert done.returncode != 0
-    (refusal,) = [line for line in done.stderr.splitlines() if line.startswith("refused: ")]
-    assert "no data set 'nist'" in refusal
-    assert "Traceback" not in done.stderr
-    assert checkout.ledger.head() == before
 
 
 def test_bad_parameters_are_refused_before_the_training(

@@ -19,9 +19,7 @@ from tasks.config import params
 from tasks.config.overrides import Request, revise
 from tasks.predict import predict
 from tests.support import tiny_encoder
-from tests.tasks.test_train import Workspace, prepared_digits, workspace
-
-__all__ = ["prepared_digits", "workspace"]
+from tests.support.workspace import Workspace
 
 DATA: dict[str, Any] = {
     "dataset": "digits",

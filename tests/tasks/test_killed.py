@@ -12,10 +12,10 @@ from data.prepare import files
 from tasks import train
 from tasks.retraining.delivery import Work, give_up
 from tasks.runs import store
+from tests.support.workspace import Workspace, crash
 from tests.tasks.test_retraining import Place, place
-from tests.tasks.test_train import Workspace, _crash, prepared_digits, workspace
 
-__all__ = ["place", "prepared_digits", "workspace"]  # fixtures
+__all__ = ["place"]
 
 
 def test_a_receipt_is_never_there_in_part(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_a_run_that_was_half_deleted_is_not_taken_up(
 ) -> None:
     first = workspace.train()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(shutil, "rmtree", _crash)
+        patch.setattr(shutil, "rmtree", crash)
         workspace.take_up()
     (left,) = workspace.run_folders
     assert left.name == f".gone-{first['run_id']}"
@@ -75,12 +75,12 @@ def test_killed_between_the_forfeit_and_its_note_it_is_forfeited_all_the_same(
     place: Place, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
-        patch.setattr(train, "run_training", _crash)
+        patch.setattr(train, "run_training", crash)
         place.deliver()
     work = Work(place.settings, place.root, place.run_stage, lambda _: None)
     (begun,) = work.states.all()
     with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
-        patch.setattr(store, "abandon", _crash)
+        patch.setattr(store, "abandon", crash)
         give_up(work, begun)
     (run_id,) = place.rows("forfeit")
     assert f"the whole reservation of run {run_id} counts as spent" in place.deliver().message

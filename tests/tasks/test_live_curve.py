@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -143,21 +142,14 @@ def test_no_process_for_it_costs_one_line(
     assert caplog.messages == ["W&B gets no live curve of this training: no process for it: no memory"]
 
 
-@pytest.mark.parametrize("how", ["refuses", "hangs"])
-def test_a_server_that_cannot_be_reached_leaves_nothing_behind(
-    how: str,
-    tmp_path: Path,
-    own_home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def test_a_server_that_does_not_answer_leaves_nothing_behind(
+    tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "_PATIENCE", 3.0)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     with standing_in(hangs=True) as backend:
-        with socket.create_server(("127.0.0.1", 0)) as closed:
-            nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        monkeypatch.setenv("WANDB_BASE_URL", backend.known.url if how == "hangs" else nobody)
-        with caplog.at_level(logging.WARNING), live_curve(f"run-{how}", PLAN, ONLINE, root=tmp_path) as tell:
+        monkeypatch.setenv("WANDB_BASE_URL", backend.known.url)
+        with caplog.at_level(logging.WARNING), live_curve("run-1", PLAN, ONLINE, root=tmp_path) as tell:
             tell(1, 0.5, 0.5)
         (line,) = caplog.messages
         assert "it took longer than 3 s" in line

@@ -28,9 +28,7 @@ from tasks.predict import predict
 from tasks.runs.encoders import reader_of
 from tasks.runs.preflight import outlook
 from tests.support.public_texts import WORDS, publish
-from tests.tasks.test_train import Workspace, prepared_digits, workspace
-
-__all__ = ["prepared_digits", "workspace"]
+from tests.support.workspace import Workspace
 
 CARD: dict[str, Any] = {
     "name": "mine",

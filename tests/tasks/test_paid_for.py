@@ -12,7 +12,7 @@ from algorithms.privacy.ledger import Ledger
 from tasks import calibrate, evaluate, prepare, report, train
 from tasks.config import params
 from tests.support.checkout import PROJECT
-from tests.tasks.test_train import PARAMS, Workspace
+from tests.support.workspace import PARAMS, Workspace
 
 OUTS = ("model.safetensors", "trace.parquet", "diagnostics.parquet", "receipt.json")
 CARD = (PROJECT / "examples/own_data/visits.yaml").read_text()
@@ -126,22 +126,17 @@ def test_a_plan_is_written_in_one_order(visits: Visits) -> None:
     assert len(plans) == 1
 
 
-WORDS = (
-    *((f"{name}: ", f"{name}: Corrected ") for name in ("source", "licence", "citation", "title")),
-    ("{epsilon: 10.0", "{epsilon: 12.0"),
-)
-
-
 def test_words_and_cap_of_the_card_ask_for_no_other_run(visits: Visits) -> None:
     first, model, card = visits.train(), visits.place.model(), CARD
     visits.finish()
-    for old, new in WORDS:
+    words = {f"{name}: ": f"{name}: Corrected " for name in ("source", "licence", "citation", "title")}
+    for old, new in (words | {"{epsilon: 10.0": "{epsilon: 12.0"}).items():
         assert card.count(old) == 1
         card = card.replace(old, new)
-        visits.prepare(card)
-        assert visits.train() == first, old
-        assert (visits.place.model(), visits.runs) == (model, 1)
-        visits.finish()
+    visits.prepare(card)
+    assert visits.train() == first
+    assert (visits.place.model(), visits.runs) == (model, 1)
+    visits.finish()
     assert "Corrected" in (visits.place.root / "artifacts/report.html").read_text()
 
 

@@ -23,17 +23,7 @@ from tasks.runs.ledger import check_usual
 from tasks.runs.population import bind, declare, register
 from tests.support.checkout import PROJECT
 from tests.support.synthetic_run import description
-from tests.tasks.test_train import Workspace
-
-
-@pytest.fixture
-def workspace(tmp_path: Path, own_home: Path) -> Workspace:
-    settings = params.parse({"data": {"dataset": "digits"}}, reads=prepare.READS)
-    prepared = tmp_path / "datasets/prepared"
-    prepare.prepare(settings, mirror=None, home=own_home, destination=prepared, root=tmp_path)
-    place = Workspace(tmp_path, own_home)
-    place.set("privacy")
-    return place
+from tests.support.workspace import Workspace
 
 
 def test_private_people_are_charged_in_one_ledger_alone(

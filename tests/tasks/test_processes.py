@@ -14,9 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.checkout import PROJECT
-from tests.tasks.test_train import Workspace, prepared_digits, workspace
-
-__all__ = ["prepared_digits", "workspace"]  # fixtures
+from tests.support.workspace import Workspace
 
 SECONDS = 300
 """After which a process that should have ended is taken to hang."""
@@ -61,11 +59,12 @@ def killed(place: Workspace, number: int) -> None:
 def test_whichever_process_is_killed_the_run_goes_on_for_nothing_more(workspace: Workspace) -> None:
     """At last on one process; the noise is seeded, so that the same run without a kill can be compared."""
     workspace.set("privacy", noise="seeded")
-    workspace.set("algorithm", steps=1000)
-    workspace.set("performance", processes=2, checkpoint_seconds=0.05)
+    workspace.set("algorithm", steps=400)
+    workspace.set("performance", processes=2)
     for number in (1, 0):
         killed(workspace, number)
         assert reservations(workspace) == ["reserve"]
+    workspace.set("performance", processes=1, checkpoint_seconds=60.0)
     first = workspace.train()["run_id"]
     assert reservations(workspace) == ["reserve", "settle"]
     found = released(workspace)

@@ -14,14 +14,12 @@ from data.prepare.files import taken
 from tasks import train
 from tasks.config import params
 from tasks.runs import store
-from tests.tasks.test_train import Workspace, _crash, prepared_digits, workspace
-
-__all__ = ["prepared_digits", "workspace"]  # fixtures
+from tests.support.workspace import Workspace, crash
 
 
 def crash_before_settling(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "settle", _crash)
+        patch.setattr(Ledger, "settle", crash)
         with pytest.raises(KeyboardInterrupt):
             workspace.train()
 

@@ -29,10 +29,10 @@ from tasks.runs.quality import rows as quality_rows
 from tasks.runs.quality import said as said_of
 from tasks.runs.summary import run_summary
 from tests.support.public_texts import WORDS, publish
+from tests.support.workspace import Workspace
 from tests.tasks.test_own_records import CARD, declared, finish
-from tests.tasks.test_train import Workspace, prepared_digits, workspace
 
-__all__ = ["declared", "prepared_digits", "workspace"]
+__all__ = ["declared"]
 
 Declare = Callable[..., None]
 LABELS = {"labels": ["cheap", "fresh"]}
@@ -364,7 +364,6 @@ def test_tags_of_another_form_have_no_entities(tags: tuple[str, ...]) -> None:
     ("target", "head", "adapter"),
     [
         ({}, "SequenceClassification", False),
-        ({}, "SequenceClassification", True),
         (TAGS, "TokenClassification", True),
         ({"next": "token"}, "CausalLM", False),
         ({"next": "token"}, "CausalLM", True),

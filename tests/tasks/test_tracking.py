@@ -114,16 +114,6 @@ def test_the_results_are_the_summary(logged: Logged) -> None:
     assert summary["privacy/private"] is True
 
 
-def test_a_pipeline_is_one_run_with_what_it_used_and_made(logged: Logged) -> None:
-    run_id = read_json(logged.root / "artifacts" / "privacy_card.json")["evidence"]["run_id"]
-    assert set(logged.runs) == {"train", "promotion"}
-    (run,) = logged.of("run")
-    assert (run.run_id, run.run_group) == (run_id, run_id)
-    artifacts = logged.of("artifact")
-    assert {one.type for one in artifacts if one.use_after_commit} == {"dataset"}
-    assert {one.type for one in artifacts if not one.use_after_commit} == {"plan", "model", "trace", "card"}
-
-
 def test_what_is_used_has_the_content_that_was_made(logged: Logged) -> None:
     digests: dict[str, set[tuple[str, str]]] = {}
     for job_type in logged.runs:

@@ -34,9 +34,6 @@ from tasks.tuning import search as searching
 from tasks.tuning.pricing import Priced, Tuning, price
 from tasks.tuning.search import Search, one_by_one, tune
 from tasks.tuning.trial import Trial
-from tests.tasks.test_train import prepared_digits
-
-__all__ = ["prepared_digits"]
 
 BASE: dict[str, Any] = {
     "data": {"dataset": "digits"},

@@ -24,10 +24,10 @@ from tasks.tuning.pricing import Tuning, price
 from tasks.tuning.search import Search, tune
 from tasks.tuning.trial import SCORE, Trial
 from tests.support.public_texts import publish
+from tests.support.workspace import Workspace
 from tests.tasks.test_own_records import declared
-from tests.tasks.test_train import Workspace, prepared_digits, workspace
 
-__all__ = ["declared", "prepared_digits", "workspace"]
+__all__ = ["declared"]
 
 TAGS = Tags(tags=("O", "WHO", "WHAT"), outside="O")
 

@@ -1,0 +1,131 @@
+"""A folder in which the train stage can run, on digits; its fixtures are those of all tests of tasks."""
+
+import copy
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from algorithms.privacy.ledger import Ledger
+from data import PublicDescription
+from tasks import calibrate, prepare, train
+from tasks.config import params
+from tasks.runs import store
+from tests.support.checkout import PROJECT
+
+PARAMS: dict[str, Any] = {
+    "data": {"dataset": "digits"},
+    "privacy": {"epsilon": 3.0, "delta": 1e-5},
+    "algorithm": {
+        "name": "dp_sgd",
+        "expected_batch_size": 64,
+        "steps": 6,
+        "update": {"momentum": 0.9, "averaging": "ema"},
+    },
+    "model": {"name": "softmax"},
+    "performance": {"checkpoint_seconds": 1e-3, "threads": 1},
+}
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A folder with params.yaml, prepared data and a plan, and a home with the ledger."""
+
+    root: Path
+    home: Path
+
+    def set(self, group: str, **values: Any) -> None:
+        """Change params.yaml and make the plan again."""
+        path = self.root / "params.yaml"
+        document = YAML(typ="safe", pure=True).load(path) if path.exists() else copy.deepcopy(PARAMS)
+        self._write(document | {group: document.get(group, {}) | values})
+
+    def replace(self, group: str, values: dict[str, Any]) -> None:
+        """Change a whole group of params.yaml and make the plan again."""
+        path = self.root / "params.yaml"
+        self._write(YAML(typ="safe", pure=True).load(path) | {group: values})
+
+    def _write(self, document: dict[str, Any]) -> None:
+        path = self.root / "params.yaml"
+        YAML(typ="safe", pure=True).dump(document, path)
+        settings = params.load(path, reads=calibrate.READS)
+        plan = self.root / "artifacts" / "plan.json"
+        plan.parent.mkdir(exist_ok=True)
+        plan.write_text(json.dumps(calibrate.calibrate(settings, self.public)))
+
+    @property
+    def public(self) -> PublicDescription:
+        return PublicDescription.from_json((self.root / "datasets/prepared/public.json").read_text())
+
+    def declare(self, **changes: Any) -> None:
+        """Change what the data card declares, as prepared."""
+        public = dataclasses.replace(self.public, **changes)
+        (self.root / "datasets/prepared/public.json").write_text(public.to_json())
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger.open(f"sqlite:///{self.home}/ledger.sqlite")
+
+    def train(self, **changes: Any) -> dict[str, Any]:
+        """Run the stage in this process; returns the receipt."""
+        settings = params.load(self.root / "params.yaml", reads=train.READS)
+        artifacts, prepared = self.root / "artifacts", self.root / "datasets/prepared"
+        job = train.Job(
+            settings, (artifacts / "plan.json").read_bytes(), prepared, changes.get("public", self.public)
+        )
+        train.train(job, ledger=self.ledger, home=self.home, root=self.root, artifacts=artifacts)
+        return self.receipt
+
+    def take_up(self) -> None:
+        """As a later stage does that has the result in hand."""
+        store.take_up(self.home, self.receipt["run_id"], keeps=not self.public.public)
+
+    @property
+    def receipt(self) -> dict[str, Any]:
+        receipt: dict[str, Any] = json.loads((self.root / "artifacts/receipt.json").read_text())
+        return receipt
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        """Run the stage in a process of its own."""
+        own = {"EPSILONFLOW_HOME": str(self.home), "PYTHONPATH": str(PROJECT)}
+        command = [sys.executable, "-m", "tasks.train"]
+        return subprocess.Popen(command, cwd=self.root, env=os.environ | own, stderr=subprocess.DEVNULL)
+
+    def model(self) -> str:
+        return hashlib.sha256((self.root / "artifacts/model.safetensors").read_bytes()).hexdigest()
+
+    @property
+    def run_folders(self) -> list[Path]:
+        return sorted((self.home / "runs").glob("*")) if (self.home / "runs").exists() else []
+
+
+@pytest.fixture(scope="session")
+def prepared_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digits")
+    settings = params.parse({"data": {"dataset": "digits"}}, reads=prepare.READS)
+    prepare.prepare(settings, mirror=None, home=folder, destination=folder / "prepared", root=folder)
+    return folder / "prepared"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, own_home: Path, prepared_digits: Path) -> Workspace:
+    place = Workspace(tmp_path, own_home)
+    shutil.copytree(prepared_digits, tmp_path / "datasets/prepared")
+    place.set("privacy")
+    return place
+
+
+def crash(*_arguments: Any, reserve: Callable[[], None] = lambda: None, **_named: Any) -> Any:
+    """In place of whatever is called; in place of training it reserves first."""
+    reserve()
+    raise KeyboardInterrupt
