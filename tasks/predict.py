@@ -11,7 +11,6 @@ protects the records that are predicted on.
 import csv
 import itertools
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -69,7 +68,11 @@ def predict(model: TrainedModel | str | Path, path: str | Path) -> Iterator[Pred
     encoder = carried_in(model.preparation)
     encode = None if encoder is None else loader_of(encoder, target)()
     own = reader_of(reader_in(model.preparation))
-    for some in records_in(Path(path), model.preparation, model.input_shape, encode=encode, own=own):
+    tokens = model.facts["tokens"]
+    found = records_in(
+        Path(path), model.preparation, model.input_shape, tokens=tokens, encode=encode, own=own
+    )
+    for some in found:
         for start in range(0, len(some.names), size):
             given = np.ascontiguousarray(some.features[start : start + size])
             yield _predicted(model, target, some.names[start : start + size], given)
@@ -114,24 +117,40 @@ def _perplexities(model: TrainedModel, tokens: Tensor, scores: Tensor, target: N
 def write(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path | IO[str]) -> Iterator[int]:
     """Write predictions to CSV, or to Parquet if `to` ends in .parquet; yields the number of records so far.
 
-    A row has the record's name, the prediction, and for each class its probability or score. Raises DataRefusedError
-    for another ending.
+    A row has the record's name, the prediction, and for each class its probability or score. A file is replaced when
+    all is written, and stays as it is if something fails or there are no records. Raises DataRefusedError for another
+    ending.
     """
-    if isinstance(to, Path) and to.suffix == ".parquet":
-        yield from _parquet(predictions, classes, to)
+    if not isinstance(to, Path):
+        yield from _csv(predictions, classes, to)
         return
-    if isinstance(to, Path) and to.suffix != ".csv":
+    if to.suffix not in (".csv", ".parquet"):
         raise DataRefusedError(f"{to} must end in .csv or .parquet, which say how predictions are written.")
-    with ExitStack() as stack:
-        file = stack.enter_context(to.open("w", newline="", encoding="utf-8")) if isinstance(to, Path) else to
-        writer, count = csv.writer(file, lineterminator="\n"), 0
-        for some in predictions:
-            if not count:
-                writer.writerow(_header(some, classes))
-            for name, predicted, scores in zip(some.names, some.predicted, some.scores, strict=True):
-                writer.writerow([name, predicted, *(f"{score:.6g}" for score in scores)])
-            count += len(some.names)
-            yield count
+    to.parent.mkdir(parents=True, exist_ok=True)
+    count, fresh = 0, to.with_name(f".{to.name}.part")
+    try:
+        if to.suffix == ".parquet":
+            for count in _parquet(predictions, classes, fresh):
+                yield count
+        else:
+            with fresh.open("w", newline="", encoding="utf-8") as file:
+                for count in _csv(predictions, classes, file):
+                    yield count
+        if count:
+            fresh.replace(to)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _csv(predictions: Iterable[Predictions], classes: tuple[str, ...], file: IO[str]) -> Iterator[int]:
+    writer, count = csv.writer(file, lineterminator="\n"), 0
+    for some in predictions:
+        if not count:
+            writer.writerow(_header(some, classes))
+        for name, predicted, scores in zip(some.names, some.predicted, some.scores, strict=True):
+            writer.writerow([name, predicted, *(f"{score:.6g}" for score in scores)])
+        count += len(some.names)
+        yield count
 
 
 def _header(some: Predictions, classes: tuple[str, ...]) -> list[str]:

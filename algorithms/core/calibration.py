@@ -8,6 +8,7 @@ from pydantic import JsonValue
 
 from algorithms.core.method import Plan, PublicInfo, Target, adapter, by_accountants
 from algorithms.errors import RefusedError
+from algorithms.privacy.accounting.budget import MOST_EPSILON
 from algorithms.privacy.accounting.calibration import calibrate
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, adjacency_named
 from algorithms.privacy.accounting.events import Schedule
@@ -66,7 +67,14 @@ def plan_fixed(
 def calibrated_multiplier(
     releases: Releases, target: Target, *, adjacency: str = ADD_OR_REMOVE_ONE.name
 ) -> float:
-    """The smallest noise multiplier with which releases, and those before them, meet a target."""
+    """The smallest noise multiplier with which releases, and those before them, meet a target.
+
+    Raises RefusedError if no noise meets it, and for an epsilon with which the accountants' numbers overflow.
+    """
+    if target.budget.epsilon > MOST_EPSILON:
+        raise RefusedError(
+            f"epsilon {target.budget.epsilon:g} is beyond {MOST_EPSILON:g} and promises nothing; give a smaller one."
+        )
     return calibrate(
         lambda noise: [*target.prior_events, *events_of(releases(noise))],
         target.budget,

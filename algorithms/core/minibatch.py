@@ -8,7 +8,7 @@ from torch import Tensor
 
 from algorithms.core.calibration import Releases, Repeated, plan_fixed
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.optimizers import STRICT, Count, OptimizerConfig, OptimizerState, Share
+from algorithms.core.optimizers import STRICT, Count, OptimizerConfig, OptimizerState, Share, Steps
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L2, Clipping
 from algorithms.privacy.accounting.calibration import Array, in_levels
@@ -157,7 +157,7 @@ class Sampled(Descent):
     expected_batch_size: if the number of records is public. sampling_rate: if it is private.
     """
 
-    steps: Count
+    steps: Steps
     expected_batch_size: Count | None = None
     sampling_rate: Share | None = None
     update: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -13,6 +13,8 @@ from torch import Tensor
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 Count = Annotated[int, Field(ge=1)]
+Steps = Annotated[int, Field(ge=1, le=1_000_000)]
+"""More take minutes to plan."""
 Positive = Annotated[float, Field(gt=0, lt=math.inf)]
 NotNegative = Annotated[float, Field(ge=0, lt=math.inf)]
 Share = Annotated[float, Field(gt=0, le=1)]

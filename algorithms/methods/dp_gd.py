@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import Batches, Descent, State, plan_gradient_steps, sgd_step
-from algorithms.core.optimizers import STRICT, Bound, Count, OptimizerConfig
+from algorithms.core.optimizers import STRICT, Bound, OptimizerConfig, Steps
 from algorithms.gradients import L2
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import FullBatch
@@ -30,7 +30,7 @@ class DPGD(Descent):
     update: the learning rate is of the mean of clipped gradients; a part of it that is not given is Update's own.
     """
 
-    steps: Count | None = None
+    steps: Steps | None = None
     clip_norm: Bound = 2.0
     update: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(1.25, schedule="linear", momentum=0.8)

@@ -37,7 +37,7 @@ from torch import Tensor
 from algorithms.core.calibration import Repeated, events_of, plan_fixed, plan_given
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import NoiseSchedule, multiplier_at, noise_runs
-from algorithms.core.optimizers import STRICT, Count, NotNegative, Positive
+from algorithms.core.optimizers import STRICT, Count, NotNegative, Positive, Steps
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L1, L2, Box
 from algorithms.privacy.accounting.calibration import in_levels, smallest
@@ -246,7 +246,7 @@ class Settings:
     is not private. start: of every coordinate, None keeps the model's own.
     """
 
-    steps: Count
+    steps: Steps
     relative_step: Positive = 1.0
     regularisation: NotNegative = 0.01
     batch_size: Count | None = None

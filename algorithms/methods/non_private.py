@@ -12,7 +12,7 @@ from pydantic import Field
 
 from algorithms.core.method import Answered, Plan, PublicInfo, SingleRelease, Target, by_accountants
 from algorithms.core.minibatch import Descent, State, batches
-from algorithms.core.optimizers import STRICT, Count, OptimizerConfig
+from algorithms.core.optimizers import STRICT, Count, OptimizerConfig, Steps
 from algorithms.errors import RefusedError
 from algorithms.gradients import Unclipped
 from algorithms.privacy.barrier.barrier import Barrier
@@ -23,7 +23,7 @@ from algorithms.privacy.mechanisms.release import Minimum, NoNoise, Poisson
 class NonPrivate(Descent):
     """Plain minibatch SGD or Adam with the sampling of DP-SGD, a release a step."""
 
-    steps: Count
+    steps: Steps
     expected_batch_size: Count
     update: OptimizerConfig = field(default_factory=OptimizerConfig)
 

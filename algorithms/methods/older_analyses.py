@@ -8,7 +8,7 @@ import numpy as np
 from algorithms.core.calibration import Claim, Releases, events_of, plan_given
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import Descent, State, classic_batches, gradient_steps, sgd_step
-from algorithms.core.optimizers import STRICT, Bound, Count, OptimizerConfig, Positive
+from algorithms.core.optimizers import STRICT, Bound, Count, OptimizerConfig, Positive, Steps
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.accounting.budget import Budget
@@ -35,7 +35,7 @@ class SGDAdv(Descent):
     clip_norm: the L2 bound C of a record's gradient.
     """
 
-    steps: Count | None = None
+    steps: Steps | None = None
     expected_batch_size: Count | None = None
     clip_norm: Bound = 3.0
     update: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(0.1, weight_decay=1e-3))
@@ -100,7 +100,7 @@ class SGDMA(Descent):
     allows.
     """
 
-    steps: Count = 10_000
+    steps: Steps = 10_000
     expected_batch_size: Count | None = None
     clip_norm: Bound = 4.0
     noise_multiplier: Positive | None = None

@@ -89,21 +89,23 @@ def records_in(
     preparation: Mapping[str, Any] | None,
     shape: tuple[int, ...],
     *,
+    tokens: int | None = None,
     encode: Callable[[Any], Features] | None = None,
     own: OwnFunction | None = None,
 ) -> Iterator[Unseen]:
     """Read the records of a file or folder in portions, as features of `shape`.
 
     path: CSV or Parquet for a table; an image, or a folder of images; a text file with one text per line, or a folder
-    of text files; or, for any data, an .npy array of prepared features [n, *shape]. encode: the function of the
-    encoder, if the preparation names one. own: the user's own reader, if the preparation names one. A row that cannot
+    of text files; or, for any data, an .npy array of prepared features [n, *shape]. tokens: how many there are, if the
+    features are tokens. encode: the function of the encoder, if the preparation names one. own: the user's own reader,
+    if the preparation names one. A row that cannot
     be read becomes the stand-in, as in training. Raises DataRefusedError if the path is missing or of another kind, or
     the card does not allow a record.
     """
     if not path.exists():
         raise DataRefusedError(f"there is no {path}; give a file or folder of records to predict on.")
     if path.suffix == ".npy":
-        yield from _numbered(_arrays(path, shape))
+        yield from _numbered(_arrays(path, shape, tokens))
         return
     if preparation is None:
         raise DataRefusedError(
@@ -184,7 +186,7 @@ def _numbered(portions: Iterable[Features]) -> Iterator[Unseen]:
         count += len(some)
 
 
-def _arrays(path: Path, shape: tuple[int, ...]) -> Iterator[Features]:
+def _arrays(path: Path, shape: tuple[int, ...], tokens: int | None) -> Iterator[Features]:
     try:
         features = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError):
@@ -193,9 +195,19 @@ def _arrays(path: Path, shape: tuple[int, ...]) -> Iterator[Features]:
         raise DataRefusedError(
             f"{path} holds records of the shape {list(features.shape[1:])}, and the model takes {list(shape)}."
         )
+    if features.dtype.kind not in ("fiub" if tokens is None else "iu"):
+        kind = "numbers" if tokens is None else f"whole numbers from 0 to {tokens - 1}"
+        raise DataRefusedError(f"{path} holds {features.dtype}, and the model takes {kind}; write it so.")
     for start in range(0, len(features), _AT_ONCE):
         some = np.array(features[start : start + _AT_ONCE])
-        yield some if np.issubdtype(some.dtype, np.integer) else some.astype(np.float32)
+        if tokens is None:
+            yield some.astype(np.float32)
+            continue
+        if some.size and not 0 <= some.min() <= some.max() < tokens:
+            raise DataRefusedError(
+                f"{path} holds tokens from {some.min()} to {some.max()}, and the model knows 0 to {tokens - 1}."
+            )
+        yield some.astype(np.int64)
 
 
 def _rows(path: Path, reader: Table) -> Iterator[Features]:

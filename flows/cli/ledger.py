@@ -58,7 +58,8 @@ def forecast(
     smallest: Annotated[
         float | None,
         typer.Option(
-            help="Smallest useful payment, as a share of a block's cap.", show_default="0.01 for geometric"
+            help="Smallest useful payment, as a share of a block's cap.",
+            show_default="0.01, or 0.01 / planned^2",
         ),
     ] = None,
     new_blocks: Annotated[
@@ -79,7 +80,8 @@ def forecast(
             if not as_json:
                 say(f"Each block's budget is spread over {planned} retrainings; see --planned and --epsilon.")
         pricing = _pricing(ledger, population, (spread, planned, fraction), (epsilon, delta))
-        share = smallest if smallest is not None else _SMALLEST_SHARE if fraction else 0.0
+        # The last of the planned payments is that small a part, too, where they fall.
+        share = _SMALLEST_SHARE / (planned or 1) ** 2 if smallest is None else smallest
         least = pricing if isinstance(pricing, tuple) else tuple(share * part for part in limit)
         found = play(
             ledger.blocks(population),

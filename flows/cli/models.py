@@ -30,13 +30,20 @@ def predict(
     """Predict new records, which are prepared as the model's training records were."""
     with sentences():
         from algorithms.models.saved import load
+        from data.schema.errors import DataRefusedError
         from tasks.predict import predict as predictions
         from tasks.predict import write
 
+        if to is not None and to.exists() and to.samefile(file):
+            raise DataRefusedError(
+                f"{to} holds the records to predict on; write the predictions to another file."
+            )
         trained, count = load(model), 0
         for count in write(predictions(trained, file), trained.classes, to or sys.stdout):
             if to is not None and sys.stderr.isatty():
                 typer.echo(f"{count:,} records\r", nl=False, err=True)
+        if not count:
+            raise DataRefusedError(f"{file} holds no records, so nothing was written.")
         if to is not None:
             say(f"Wrote {count:,} prediction{'' if count == 1 else 's'} to {to}.")
 

@@ -24,6 +24,7 @@ from pydantic import (
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from algorithms.privacy.accounting.budget import MOST_EPSILON
 from data.prepare.description import Transform
 
 _PASSWORD = re.compile(r"://[^/@]*:[^@]*@|[?&](ssl)?password=")
@@ -93,12 +94,12 @@ class Privacy(Group):
     and noise did to each gradient; only for public records, and the run is not private.
     """
 
-    epsilon: float | None = Field(default=None, gt=0)
+    epsilon: float | None = Field(default=None, gt=0, le=MOST_EPSILON)
     target: Attack | None = None
     delta: float = Field(ge=0, lt=1)
     accountant: Literal["pld", "rdp", "pure"] = "pld"
     noise: Literal["secure", "seeded"] = "secure"
-    count_noise: float = Field(default=100.0, gt=0)
+    count_noise: float = Field(default=100.0, gt=0, le=1e9)
     diagnostics: bool = False
 
     @model_validator(mode="after")

@@ -23,13 +23,15 @@ from tasks.config import params
 from tasks.config.environment import LEDGER, home, ledger_url, sqlite_url
 
 
-def open_ledger(root: Path) -> Ledger:
+def open_ledger(root: Path, settings: params.Params | None = None) -> Ledger:
     """Open the ledger that the checkout at `root` charges; raises LedgerBrokenError if it is an older copy.
 
-    For a folder without params.yaml, it is the ledger that a notebook charges.
+    settings: in place of params.yaml. For a folder without params.yaml, it is the ledger that a notebook charges.
     """
     file = root / "params.yaml"
-    url = ledger_url(params.load(file, reads=("ledger",)).ledger.url if file.exists() else None)
+    if settings is None and file.exists():
+        settings = params.load(file, reads=("ledger",))
+    url = ledger_url(None if settings is None else settings.ledger.url)
     ledger = open_newest(url, home=home(), root=root)
     remember(ledger, url, home=home())
     return ledger

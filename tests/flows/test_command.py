@@ -104,6 +104,12 @@ def test_what_cannot_be_is_refused_before_any_stage_starts_and_nothing_changes(
         ("--delta 0", "goes with 'pure'"),
         ("--set algorithm.expected_batch_size=100000", "algorithm.expected_batch_size"),
         ("--set model.name=logistic", "2 classes"),
+        ("--set privacy.epsilon=1e9", "privacy.epsilon"),
+        ("--set privacy.count_noise=1e300", "privacy.count_noise"),
+        ("--set algorithm.steps=1000000000", "algorithm.steps"),
+        ("--set ledger.url=foo", "is no URL"),
+        ("--set data.blocks=[a]", "blocks"),
+        ("--set performance.device=cuda", "no CUDA device"),
         ("--epsilon 5", "left of its cap"),
     ):
         result = call(command, *arguments.split())

@@ -104,6 +104,16 @@ def test_a_forecast_of_nothing_is_a_sentence(ledger: Ledger) -> None:
     assert ends.startswith("Then every block has retired, so")
 
 
+@pytest.mark.parametrize("left", [0.0, 1e-9])
+def test_a_forecast_promises_nothing_where_epsilon_is_used_up_and_delta_is_not(
+    ledger: Ledger, left: float
+) -> None:
+    ledger.declare("clients", Budget(1.0 + left, 1e-3), public=False)
+    ledger.reserve("b", "clients", Budget(1.0, 1e-6), events=EVENTS, about={})
+    said = call("forecast", "clients").stdout.splitlines()[-1]
+    assert said.startswith("The caps allow no more retrainings of population clients")
+
+
 def test_the_history_keeps_run_ids_whole_in_80_columns(ledger: Ledger) -> None:
     run_id = "5f0c3a9be1d27746-1"
     ledger.reserve(run_id, "patients", Budget(0.25, 1e-7), events=EVENTS, about={}, blocks=("january",))

@@ -79,6 +79,48 @@ def test_the_command_writes_csv_and_parquet(artifacts: Path, tmp_path: Path) -> 
     assert table.filter(like="probability").sum(axis=1).tolist() == pytest.approx([1.0])
 
 
+def test_a_file_is_replaced_by_whole_predictions_alone(artifacts: Path, tmp_path: Path) -> None:
+    model, image = ("--model", str(artifacts)), tmp_path / "images" / "0.png"
+    image.parent.mkdir()
+    Image.new("L", (8, 8)).save(image)
+    to, features = tmp_path / "new" / "p.csv", tmp_path / "features.npy"
+    assert call("predict", str(image.parent), *model, "--to", str(to)).exit_code == 0
+    written = to.read_bytes()
+    Image.new("L", (9, 8)).save(image.parent / "1.png")
+    np.save(features, np.zeros((0, 1, 8, 8), np.float32))
+    for given, words in ((image.parent, "has 9 x 8 pixels"), (features, "holds no records")):
+        refused = call("predict", str(given), *model, "--to", str(to))
+        assert refused.exit_code == 2 and words in refused.stderr
+        assert [file.read_bytes() for file in to.parent.iterdir()] == [written]
+    same = call("predict", str(to), *model, "--to", str(to))
+    assert same.exit_code == 2 and "to another file" in same.stderr and to.read_bytes() == written
+
+
+def test_an_array_of_any_numbers_is_predicted_on_and_of_anything_else_refused(
+    trained: TrainedModel, tmp_path: Path
+) -> None:
+    file, ones = tmp_path / "features.npy", np.ones((2, 1, 8, 8))
+    found = []
+    for values in (ones, ones.astype(np.int64), ones.astype(bool)):
+        np.save(file, values)
+        found += [some.scores for some in predict(trained, file)]
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
+    for other in (ones.astype(str), ones.astype(complex)):
+        np.save(file, other)
+        with pytest.raises(DataRefusedError, match="the model takes numbers"):
+            list(predict(trained, file))
+
+
+def test_an_array_of_tokens_holds_whole_numbers_that_the_model_knows(tmp_path: Path) -> None:
+    for values, words in (
+        (np.ones((1, 4)), "whole numbers from 0 to 8"),
+        (np.full((1, 4), 9), "knows 0 to 8"),
+    ):
+        np.save(tmp_path / "tokens.npy", values)
+        with pytest.raises(DataRefusedError, match=words):
+            list(records_in(tmp_path / "tokens.npy", None, (4,), tokens=9))
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [("none.png", "there is no"), ("large.png", "has 9 x 8 pixels"), ("other.png", "is not an image")],

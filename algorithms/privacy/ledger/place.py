@@ -10,6 +10,7 @@ from algorithms.errors import RefusedError
 
 LEDGER = "ledger.sqlite"
 """The ledger's default file in the home."""
+_URL = re.compile(r"\w+(\+\w+)?://")
 _RELATIVE_SQLITE = re.compile(r"sqlite(\+\w+)?:///(?!/)")
 _SQLITE_FILE = re.compile(r"sqlite(\+\w+)?:///(?P<path>/[^?]*)")
 
@@ -33,9 +34,14 @@ def home() -> Path:
 def ledger_url(configured: str | None) -> str:
     """Where the ledger is: EPSILONFLOW_LEDGER_URL, else `configured`, else ledger.sqlite in `home()`.
 
-    Raises RefusedError for an SQLite file with a relative path or in a checkout: every copy would have its own budget.
+    Raises RefusedError for what is no URL, and for an SQLite file with a relative path or in a checkout, each copy of
+    which would have its own budget.
     """
     url = os.environ.get("EPSILONFLOW_LEDGER_URL") or configured or sqlite_url(home() / LEDGER)
+    if not _URL.match(url):
+        raise RefusedError(
+            f"the ledger {url!r} is no URL; write sqlite:///PATH or postgresql+psycopg://USER@HOST/DATABASE."
+        )
     if _RELATIVE_SQLITE.match(url):
         raise RefusedError(
             f"the ledger {url} is a relative path; write sqlite:/// and then the path from the root."
