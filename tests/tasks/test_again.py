@@ -38,7 +38,7 @@ def claim(
 ) -> AbstractContextManager[store.Run]:
     ledger = ledger_of(home)
     asked = SimpleNamespace(
-        settings=SimpleNamespace(privacy=SimpleNamespace(epsilon=1.0)),
+        plan=SimpleNamespace(target=SimpleNamespace(budget=Budget(1.0, 1e-5))),
         public=SimpleNamespace(population="painters"),
         retraining=retraining,
     )

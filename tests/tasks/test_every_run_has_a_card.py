@@ -19,7 +19,7 @@ import pytest
 from ruamel.yaml import YAML
 from safetensors.torch import save_file
 
-from algorithms.core import calibration, correlated
+from algorithms.core import calibration
 from algorithms.errors import RefusedError
 from algorithms.features.learned import FEATURES
 from algorithms.methods.registry import CATALOGUE
@@ -317,8 +317,7 @@ def test_whatever_is_charged_ends_with_a_card_that_holds(
     name: str, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The same noise for all, and little precision: the search for the least noise is long and not what is tested.
-    for module in (calibration, correlated):
-        monkeypatch.setattr(module, "calibrate", lambda *_, **__: 30.0)
+    monkeypatch.setattr(calibration, "calibrate", lambda *_, **__: 30.0)
     monkeypatch.setattr(epsilon, "FINE", 1e-3)
     monkeypatch.setattr(
         epsilon, "_epsilon", lru_cache(epsilon._epsilon.__wrapped__)
