@@ -207,13 +207,17 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
 
 def _own_copy(module: nn.Module) -> nn.Module:
     try:
-        return copy.deepcopy(module).cpu()
+        own = copy.deepcopy(module).cpu()
     except Exception as error:
         why = str(error).partition("\n")[0][:200]
         raise ModelRefusedError(
             f"the model cannot be copied ({why}); let it keep no tensors of its passes, and use"
             " torch.nn.utils.parametrizations in place of torch.nn.utils.weight_norm, spectral_norm and prune."
         ) from None
+    for layer in own.modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            layer.sparse = False  # noise makes every entry's gradient dense
+    return own
 
 
 def _probed(module: nn.Module, records: GivenRecords) -> Any:

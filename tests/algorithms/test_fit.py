@@ -496,6 +496,12 @@ def test_frozen_weights_may_have_few_bits(dtype: torch.dtype) -> None:
     assert not torch.equal(trained.down.weight, model.down.weight)
 
 
+def test_an_embedding_may_ask_for_sparse_gradients() -> None:
+    layers = nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(20, 2)
+    trained = call(model=nn.Sequential(*layers), X=np.ones((60, 5), int)).model
+    assert trained[0].sparse and not torch.equal(trained[0].weight, layers[0].weight)
+
+
 def test_weights_in_another_order_of_memory_are_trained_and_returned(own_home: Path) -> None:
     """safetensors writes contiguous tensors only, and an expanded one cannot be overwritten."""
     frozen = nn.Linear(5, 4).requires_grad_(False)

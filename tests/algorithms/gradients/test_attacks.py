@@ -70,6 +70,13 @@ def test_a_loss_that_mixes_records_of_a_mark_among_numbers_is_refused() -> None:
         Engine(model, input_shape=(4,))
 
 
+def test_what_a_model_seldom_draws_is_seen() -> None:
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        return self.layer(x.roll(1, 0) if torch.rand(()) < 0.05 else x)
+
+    assert problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2)), (4,))).engine().is_random
+
+
 @pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
 def test_what_a_model_keeps_of_its_first_records_must_not_count_later(
     light: float, monkeypatch: pytest.MonkeyPatch
