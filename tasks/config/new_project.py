@@ -64,7 +64,7 @@ class Declared:
 
     def assumed(self, *said: str) -> list[str]:
         """Sentences about the project's defaults, except those in `said`: `cap`, `unit` and `size`."""
-        columns = self.reader.get("columns", []) if self.reader["kind"] in ("csv", "parquet") else []
+        columns = self.reader.get("columns", []) if self.is_table else []
         middles = [f"{one['name']} {one['missing']:g}" for one in columns if "missing" in one]
         cap = "" if "cap" in said else f"epsilon {self.cap:g} and "
         found = {
@@ -79,6 +79,11 @@ class Declared:
             else "",
         }
         return [words for name, words in found.items() if words and name not in said]
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the records are the rows of a table, not images or texts."""
+        return self.reader["kind"] in ("csv", "parquet")
 
     @property
     def delta(self) -> float:
@@ -189,8 +194,11 @@ def _column(one: Mapping[str, Any], path: Path, label: Sequence[str]) -> dict[st
     )
 
 
-def check(folder: Path, given: Sequence[Path]) -> None:
-    """Raise ParamsRefusedError if no project can be made in `folder`, or unless at most one existing path is given."""
+def check(folder: Path, given: Sequence[Path], *, is_table: bool) -> None:
+    """Raise ParamsRefusedError if no project can be made in `folder`, or unless at most one existing path is given.
+
+    is_table: whether the path has to be a file, not a folder.
+    """
     if folder.exists() and not folder.is_dir():
         raise ParamsRefusedError(f"{folder} is a file; name a new folder.")
     if given[1:]:
@@ -201,6 +209,15 @@ def check(folder: Path, given: Sequence[Path]) -> None:
         raise ParamsRefusedError(
             f"there is no {given[0]}; name what is there, or for a table leave --file out."
         )
+    if given and is_table and given[0].is_dir():
+        raise ParamsRefusedError(
+            f"{given[0]} is a folder, and --file takes a table; name a CSV or Parquet file, or give a folder of"
+            " images by --images."
+        )
+    if given and given[0].is_dir() and folder.resolve().is_relative_to(given[0].resolve()):
+        raise ParamsRefusedError(
+            f"{folder} would lie in {given[0]}, which is copied into it; name a new folder outside of it."
+        )
     if folder.exists() and any(folder.iterdir()):
         raise ParamsRefusedError(f"{folder} is not empty; name a new folder.")
 
@@ -210,7 +227,7 @@ def make(folder: Path, declared: Declared) -> None:
 
     Raises ParamsRefusedError if `folder` is not empty, and DataRefusedError if the card is invalid.
     """
-    check(folder, [] if declared.file is None else [declared.file])
+    check(folder, [] if declared.file is None else [declared.file], is_table=declared.is_table)
     was_there = folder.exists()
     try:
         _fill(folder, declared)

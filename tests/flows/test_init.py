@@ -178,6 +178,34 @@ def test_a_file_is_no_place_for_a_project(schema: str, tmp_path: Path) -> None:
     assert refused.exit_code == 2 and f"{schema} is a file; name a new folder" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("folder", "options", "words"),
+    [
+        ("photos/pets", ("--images", "photos"), "photos/pets would lie in photos"),
+        ("photos/cat/more", ("--images", "linked"), "would lie in linked"),
+        ("photos", ("--images", "."), "photos would lie in ., which is copied into it"),
+        ("pets", ("--file", "photos"), "photos is a folder, and --file takes a table"),
+        ("photos/pets", ("--file", "photos"), "photos is a folder, and --file takes a table"),
+    ],
+)
+def test_a_folder_is_not_copied_into_itself_or_as_a_table(
+    schema: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    folder: str,
+    options: tuple[str, str],
+    words: str,
+) -> None:
+    monkeypatch.setattr(new_project, "_fill", lambda *_: pytest.fail("something was written"))
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        (tmp_path / "photos" / name / "1.png").write_bytes(b"one")
+    (tmp_path / "linked").symlink_to("photos")
+    kind = ("--from", schema) if "--file" in options else ("--classes", "cat,dog")
+    refused = call("init", folder, *options, *kind, "--at-most", "200")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1) and words in refused.stderr
+
+
 def test_a_place_that_may_not_be_written_is_refused_in_a_sentence(
     schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
