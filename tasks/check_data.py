@@ -151,7 +151,7 @@ def _counted(
 ) -> Iterator[tuple[str, int]]:
     """The same for different values and how often each occurs.
 
-    The reader refuses all values together, so the values that it refuses are found by halves.
+    The reader refuses all values together, so those that it refuses are found by dividing them again and again.
     """
     try:
         for problem, found in _changes(column, values, card, reader).items():
@@ -161,9 +161,10 @@ def _counted(
         if len(values) == 1:
             yield _reason(refusal), int(counts[0])
             return
-        half = len(values) // 2
-        yield from _counted(column, values[:half], counts[:half], card, reader)
-        yield from _counted(column, values[half:], counts[half:], card, reader)
+        step = max(1, len(values) // 8)
+        for start in range(0, len(values), step):
+            some = slice(start, start + step)
+            yield from _counted(column, values[some], counts[some], card, reader)
 
 
 def _changes(
