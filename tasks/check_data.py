@@ -11,13 +11,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from algorithms.extension import source_digest
 from data.prepare.fetch import RAW, Places, checksum_for, fetch
 from data.prepare.reading import read
 from data.prepare.secret_key import PUBLIC_KEY, owner_key
-from data.readers import table
+from data.readers import encoding, table
 from data.readers.records import Block
+from data.readers.rows import check_columns
 from data.schema import registry
 from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
@@ -39,6 +41,8 @@ from data.schema.formats import (
 from data.schema.targets import Labels, Number
 from tasks.config.environment import data_mirror, home
 from tasks.runs.encoders import reader_of
+
+_REFUSED = "refused"  # how a refusal of the reader begins, where it would name file and column
 
 
 @dataclass(frozen=True)
@@ -119,49 +123,80 @@ def _stand_ins(block: Block, reader: Format) -> Iterator[tuple[str, int]]:
 
 def _problems(part: str, file: Path, card: DataCard, reader: Table) -> Iterator[tuple[str, int]]:
     for rows in table.tables("test" if part == "test" else "train", file, reader):
+        check_columns(rows, reader.in_the_file, file)
         yield f"{part}: records", rows.num_rows
         for column in reader.columns:
-            if column.name in rows.column_names:
-                for problem, found in _of_column(column, rows[column.name], card, reader):
-                    count = int(pc.sum(found).as_py() or 0)
-                    if count:
-                        yield f"{part}, column {column.name}: {problem}", count
+            if not isinstance(column, Ignored | Date):
+                for problem, count in _of_column(column, rows[column.name], card, reader):
+                    yield f"{part}, column {column.name}: {problem}", count
 
 
 def _of_column(
     column: Column, values: pa.ChunkedArray, card: DataCard, reader: Table
-) -> Iterator[tuple[str, pa.ChunkedArray]]:
-    """The ways in which values would be changed or refused, each with a boolean array of the affected values."""
-    if isinstance(column, Ignored | Date):
+) -> Iterator[tuple[str, int]]:
+    """The ways in which values would be changed or refused, each with the number of these values."""
+    try:
+        _changes(column, values[:0], card, reader)
+    except DataRefusedError as refusal:  # because of the column's type
+        if len(values):
+            yield _reason(refusal), len(values)
         return
-    text = pc.utf8_trim_whitespace(pc.cast(values, pa.string()))
-    absent = pc.fill_null(pc.is_in(text, value_set=pa.array(reader.missing, pa.string())), True)
-    if isinstance(column, Label) and isinstance(card.target, Labels):
-        yes = pc.is_in(text, value_set=pa.array(card.target.yes, pa.string()))
-        no = pc.is_in(text, value_set=pa.array(("0", "0.0", "false", "False"), pa.string()))
-        yield "neither yes nor 0, without the label", pc.invert(pc.or_(yes, no))
-    elif isinstance(column, Label) and isinstance(card.target, Number):
-        target = Numeric(name=column.name, kind="numeric", bounds=card.target.bounds)
-        yield from _of_column(target, values, card, reader)
-    elif isinstance(column, Label):
-        known = [one for name in card.classes for one in column.spellings.get(name, (name,))]
-        yield (
-            "refused, of none of the classes",
-            pc.invert(pc.is_in(text, value_set=pa.array(known, pa.string()))),
-        )
-    elif isinstance(column, Categorical):
-        known = list(column.categories)
+    different = pa.chunked_array([values.value_counts()])
+    counts = pc.struct_field(different, "counts").to_numpy()
+    yield from _counted(column, pc.struct_field(different, "values"), counts, card, reader)
+
+
+def _counted(
+    column: Column, values: pa.ChunkedArray, counts: NDArray[np.int64], card: DataCard, reader: Table
+) -> Iterator[tuple[str, int]]:
+    """The same for different values and how often each occurs.
+
+    The reader refuses all values together, so those that it refuses are found by dividing them again and again.
+    """
+    try:
+        for problem, found in _changes(column, values, card, reader).items():
+            if found.any():
+                yield problem, int(counts[found].sum())
+    except DataRefusedError as refusal:
+        if len(values) == 1:
+            yield _reason(refusal), int(counts[0])
+            return
+        step = max(1, len(values) // 8)
+        for start in range(0, len(values), step):
+            some = slice(start, start + step)
+            yield from _counted(column, values[some], counts[some], card, reader)
+
+
+def _changes(
+    column: Column, values: pa.ChunkedArray, card: DataCard, reader: Table
+) -> dict[str, NDArray[np.bool_]]:
+    """The ways in which the reader changes values, each with the changed ones, bool [n].
+
+    Raises DataRefusedError if the reader refuses any of them.
+    """
+    if isinstance(column, Label) and isinstance(card.target, Number):
+        column = Numeric(name=column.name, kind="numeric", bounds=card.target.bounds)
+    if isinstance(column, Categorical):
         into = "counted as other" if column.unknown == "other" else "without a category, zeros"
-        yield into, pc.invert(pc.is_in(text, value_set=pa.array(known, pa.string())))
-    elif isinstance(column, Numeric | Binned):
-        words = "refused, missing" if column.missing == "refuse" else f"missing, taken as {column.missing}"
-        yield words, absent
-        is_number = pc.match_substring_regex(
-            pc.fill_null(text, ""), r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
-        )
-        yield "refused, no number", pc.and_(pc.invert(absent), pc.invert(is_number))
-        if isinstance(column, Numeric):
-            numbers = pc.cast(pc.if_else(is_number, text, None), pa.float64())
-            low, high = column.bounds
-            yield f"clamped to {low:g}", pc.fill_null(pc.less(numbers, low), False)
-            yield f"clamped to {high:g}", pc.fill_null(pc.greater(numbers, high), False)
+        found = encoding.positions(values, column.categories, _REFUSED)
+        return {into: found == len(column.categories)}
+    if isinstance(column, Label) and isinstance(card.target, Labels):
+        known = (*card.target.yes, "0", "0.0", "false", "False")
+        return {"neither yes nor 0, without the label": ~encoding.holds(values, known, _REFUSED)}
+    if isinstance(column, Label):
+        encoding.classes(values, column, card.classes, _REFUSED)
+        return {}
+    assert isinstance(column, Numeric | Binned)
+    refuses = column.missing == "refuse"
+    numbers, absent = encoding.numbers(values, reader.missing, _REFUSED, refuses_missing=refuses)
+    changes = {f"missing, taken as {column.missing}": absent}
+    if isinstance(column, Numeric):
+        low, high = column.bounds
+        changes[f"clamped to {low:g}"] = ~absent & (numbers < low)
+        changes[f"clamped to {high:g}"] = ~absent & (numbers > high)
+    return changes
+
+
+def _reason(refusal: DataRefusedError) -> str:
+    """Why values are refused, without what to do."""
+    return str(refusal).partition(";")[0]

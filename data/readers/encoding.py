@@ -52,22 +52,30 @@ def labels(
     if isinstance(known, NextToken):
         return np.zeros(table.num_rows, np.int64)
     if isinstance(known, Labels):
-        yes = {name.encode() for name in known.yes}
-        has = [[(one or b"").strip() in yes for one in contents(table[name])] for name in known.labels]
+        has = [holds(table[name], known.yes, f"{path}, column {name!r}") for name in known.labels]
         return np.ascontiguousarray(np.array(has, np.float32).reshape(len(has), -1).T)
     (label,) = columns
-    if isinstance(known, Tags):
-        return _tags(table[label.name], known)
     where = f"{path}, column {label.name!r}"
+    if isinstance(known, Tags):
+        return _tags(table[label.name], known, where)
     if not isinstance(known, Number):
         return classes(table[label.name], label, known.classes, where)
-    numbers, absent = _numbers(table[label.name], missing, where)
-    _refuse_missing(absent, where)
-    return known.scaled(numbers)
+    found, _ = numbers(table[label.name], missing, where, refuses_missing=True)
+    return known.scaled(found)
 
 
-def _tags(values: pa.ChunkedArray, known: Tags) -> NDArray[np.int64]:
+def holds(values: pa.ChunkedArray, words: tuple[str, ...], where: str) -> NDArray[np.bool_]:
+    """Whether each value is one of some words; bool [n]. Raises DataRefusedError if the column holds no words."""
+    if pa.types.is_nested(values.type):
+        raise _is_not("text", where)
+    wanted = {word.encode() for word in words}
+    return np.array([(one or b"").strip() in wanted for one in contents(values)], bool)
+
+
+def _tags(values: pa.ChunkedArray, known: Tags, where: str) -> NDArray[np.int64]:
     """The index of each word's tag; IGNORED if there is no word."""
+    if pa.types.is_struct(values.type):
+        raise _is_not("text", where)
     places = {str(place): place for place in range(len(known.tags))}
     places |= {name: place for place, name in enumerate(known.tags)}
     other = IGNORED if known.outside is None else places[known.outside]
@@ -145,12 +153,10 @@ def _scaled(
 ) -> NDArray[np.float64]:
     """The column clamped to its bounds and scaled to [0, 1]; float64 [n]."""
     low, high = column.bounds
-    numbers, absent = _numbers(values, missing, where)
-    if column.missing == "refuse":
-        _refuse_missing(absent, where)
-    else:
-        numbers[absent] = column.missing
-    inside = np.clip(numbers, low, high) - low
+    found, absent = numbers(values, missing, where, refuses_missing=column.missing == "refuse")
+    if column.missing != "refuse":
+        found[absent] = column.missing
+    inside = np.clip(found, low, high) - low
     if column.scale == "linear":
         return inside / (high - low)
     scaled: NDArray[np.float64] = np.minimum(np.log1p(inside) / np.log1p(high - low), 1.0)
@@ -159,18 +165,15 @@ def _scaled(
 
 def _bins(values: pa.ChunkedArray, column: Binned, missing: tuple[str, ...], where: str) -> NDArray[np.int64]:
     """The index of each value's interval, or the width if it is missing; int64 [n]."""
-    numbers, absent = _numbers(values, missing, where)
-    if column.missing == "refuse":
-        _refuse_missing(absent, where)
-    return np.where(absent, column.width, np.searchsorted(column.edges, numbers, side="right"))
+    found, absent = numbers(values, missing, where, refuses_missing=column.missing == "refuse")
+    return np.where(absent, column.width, np.searchsorted(column.edges, found, side="right"))
 
 
 def _days(table: pa.Table, column: Date, missing: tuple[str, ...], path: str) -> NDArray[np.float64]:
     """31 month + day, scaled to [0, 1]; float64 [n]."""
     months = positions(table[column.month], column.months, f"{path}, column {column.month!r}")
     where = f"{path}, column {column.day!r}"
-    days, absent = _numbers(table[column.day], missing, where)
-    _refuse_missing(absent, where)
+    days, _ = numbers(table[column.day], missing, where, refuses_missing=True)
     real = (months < 12) & (days >= 1) & (days <= 31) & (days == np.floor(days))
     if not real.all():
         raise DataRefusedError(
@@ -179,26 +182,26 @@ def _days(table: pa.Table, column: Date, missing: tuple[str, ...], path: str) ->
     return (31 * (months + 1) + days - _FIRST_DAY) / (_LAST_DAY - _FIRST_DAY)
 
 
-def _numbers(
-    values: pa.ChunkedArray, missing: tuple[str, ...], where: str
+def numbers(
+    values: pa.ChunkedArray, missing: tuple[str, ...], where: str, *, refuses_missing: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """The values as finite numbers, 0 if missing, float64 [n]; and which ones are missing, bool [n]."""
+    """The values as finite numbers, 0 if missing, float64 [n]; and which ones are missing, bool [n].
+
+    Raises DataRefusedError for any other value, and for a missing one if `refuses_missing`.
+    """
     if _is_text(values.type):
         values = _trimmed(values, where)
         known = pc.is_in(values, value_set=pa.array(missing, pa.string()))
         values = pc.if_else(known, pa.scalar(None, pa.string()), values)
     absent = values.is_null().to_numpy()
-    numbers = np.array(_cast(values, pa.float64(), where).fill_null(0.0).to_numpy())
-    if not np.isfinite(numbers).all():
+    found = np.array(_cast(values, pa.float64(), where).fill_null(0.0).to_numpy())
+    if not np.isfinite(found).all():
         raise DataRefusedError(f"{where}: NaN and infinite numbers are not allowed; correct the file.")
-    return numbers, absent
-
-
-def _refuse_missing(absent: NDArray[np.bool_], where: str) -> None:
-    if absent.any():
+    if refuses_missing and absent.any():
         raise DataRefusedError(
             f"{where}: a number is missing; correct the file, or declare `missing` for that column."
         )
+    return found, absent
 
 
 def _trimmed(values: pa.ChunkedArray, where: str) -> pa.ChunkedArray:

@@ -126,6 +126,8 @@ def _as_bytes(value: object, *, lists: bool) -> bytes | None:
         return json.dumps(value).encode()
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")  # half a surrogate pair is then not UTF-8
+    if isinstance(value, bool):
+        return b"true" if value else b"false"  # as in Parquet
     return str(value).encode() if isinstance(value, int | float) else None
 
 

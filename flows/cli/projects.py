@@ -144,7 +144,7 @@ def init(
         )
 
         paths = [path for path in (file, images, texts) if path is not None]
-        check(folder, paths)  # before anybody is asked for columns
+        check(folder, paths, is_table=file is not None)  # before anybody is asked for columns
         name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-_") or "table"
         own: dict[str, Any] = {"unit": unit or "one person", "cap": 10.0 if cap is None else cap}
         seen = None if encoder is None else absolute(encoder)

@@ -64,7 +64,7 @@ class Declared:
 
     def assumed(self, *said: str) -> list[str]:
         """Sentences about the project's defaults, except those in `said`: `cap`, `unit` and `size`."""
-        columns = self.reader.get("columns", []) if self.reader["kind"] in ("csv", "parquet") else []
+        columns = self.reader.get("columns", []) if self.is_table else []
         middles = [f"{one['name']} {one['missing']:g}" for one in columns if "missing" in one]
         cap = "" if "cap" in said else f"epsilon {self.cap:g} and "
         found = {
@@ -79,6 +79,11 @@ class Declared:
             else "",
         }
         return [words for name, words in found.items() if words and name not in said]
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the records are the rows of a table, not images or texts."""
+        return self.reader["kind"] in ("csv", "parquet")
 
     @property
     def delta(self) -> float:
@@ -108,12 +113,12 @@ def of_schema(path: Path, label: Sequence[str]) -> tuple[list[dict[str, Any]], d
         schema = read_json(path)
         limits = {one["name"]: one.get("constraints", {}) for one in schema["fields"]}
         listed = [name for name in limits if limits[name].get("enum")]
+        wanted = list(label) or [name for name in (schema.get("label"), *listed[-1:]) if name][:1]
+        unknown = [name for name in wanted if name not in limits]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ParamsRefusedError(
             f'{path} is no table schema; write {{"fields": [{{"name": ..., "type": ..., "constraints": ...}}]}}.'
         ) from None
-    wanted = list(label) or [name for name in (schema.get("label"), *listed[-1:]) if name][:1]
-    unknown = [name for name in wanted if name not in limits]
     if unknown or not wanted:
         raise ParamsRefusedError(
             f"{path} has no field {unknown[0]!r}; name one of its fields by --label."
@@ -123,7 +128,7 @@ def of_schema(path: Path, label: Sequence[str]) -> tuple[list[dict[str, Any]], d
     columns = [_column(one, path, wanted) for one in schema["fields"]]
     if len(wanted) > 1:
         yes = set(Labels.model_fields["yes"].default)
-        odd = [name for name in wanted if name in listed and not yes & set(map(str, limits[name]["enum"]))]
+        odd = [name for name in wanted if name in listed and not yes & set(_enum(name, limits[name], path))]
         if odd:
             raise ParamsRefusedError(
                 f"{path}: a record has a label where its column holds {', '.join(sorted(yes))}, and {odd[0]!r}"
@@ -132,13 +137,42 @@ def of_schema(path: Path, label: Sequence[str]) -> tuple[list[dict[str, Any]], d
         return columns, predicted(labels=wanted)
     own = limits[wanted[0]]
     if own.get("enum"):
-        return columns, predicted(classes=[str(name) for name in own["enum"]])
-    if "minimum" not in own or "maximum" not in own:
+        return columns, predicted(classes=_enum(wanted[0], own, path))
+    bounds = _bounds(wanted[0], own, path)
+    if bounds is None:
         raise ParamsRefusedError(
             f"{path}: nothing bounds the field {wanted[0]!r}, which is predicted; give it an enum of classes, or"
             " minimum and maximum."
         )
-    return columns, predicted(bounds=[float(own["minimum"]), float(own["maximum"])])
+    return columns, predicted(bounds=bounds)
+
+
+def _enum(name: str, limits: Mapping[str, Any], path: Path) -> list[str]:
+    """The values that a field may have, as a table spells them: true for True."""
+    values = limits["enum"]
+    if not isinstance(values, list) or not all(isinstance(one, str | int | float) for one in values):
+        raise ParamsRefusedError(
+            f"{path}: the enum of the field {name!r} must be a list of texts, numbers, true and false; write all its"
+            ' values in brackets, as in ["no", "yes"], and leave out null, which is a missing value.'
+        )
+    return [str(one).lower() if isinstance(one, bool) else str(one) for one in values]
+
+
+def _bounds(name: str, limits: Mapping[str, Any], path: Path) -> list[float] | None:
+    """The minimum and maximum of a field; None if it does not have both."""
+    given: list[Any] = [limits.get("minimum"), limits.get("maximum")]
+    if None in given:
+        return None
+    try:
+        bounds = [float(one) for one in given]
+    except (ValueError, TypeError, OverflowError):
+        bounds = [math.nan]
+    if not all(map(math.isfinite, bounds)) or any(isinstance(one, bool) for one in given):
+        raise ParamsRefusedError(
+            f"{path}: minimum and maximum of the field {name!r} must be finite numbers; write numbers, or for dates and"
+            ' texts leave the field out of the features by "ignore": true.'
+        )
+    return bounds
 
 
 def predicted(
@@ -176,21 +210,24 @@ def _column(one: Mapping[str, Any], path: Path, label: Sequence[str]) -> dict[st
     name, limits = one["name"], one.get("constraints", {})
     if name in label:
         return {"name": name, "kind": "label"}
-    if limits.get("enum"):
-        return {"name": name, "kind": "categorical", "categories": [str(value) for value in limits["enum"]]}
-    if "minimum" in limits and "maximum" in limits:
-        bounds = [float(limits["minimum"]), float(limits["maximum"])]
-        own = {"name": name, "kind": "numeric", "bounds": bounds}
-        return own if limits.get("required") else own | {"missing": sum(bounds) / 2}
     if one.get("ignore"):
         return {"name": name, "kind": "ignored"}
+    if limits.get("enum"):
+        return {"name": name, "kind": "categorical", "categories": _enum(name, limits, path)}
+    bounds = _bounds(name, limits, path)
+    if bounds is not None:
+        own = {"name": name, "kind": "numeric", "bounds": bounds}
+        return own if limits.get("required") else own | {"missing": sum(bounds) / 2}
     raise ParamsRefusedError(
         f"{path}: nothing bounds the field {name!r}; give it minimum and maximum, or enum, or ignore: true."
     )
 
 
-def check(folder: Path, given: Sequence[Path]) -> None:
-    """Raise ParamsRefusedError if no project can be made in `folder`, or unless at most one existing path is given."""
+def check(folder: Path, given: Sequence[Path], *, is_table: bool) -> None:
+    """Raise ParamsRefusedError if no project can be made in `folder`, or unless at most one existing path is given.
+
+    is_table: whether the path has to be a file, not a folder.
+    """
     if folder.exists() and not folder.is_dir():
         raise ParamsRefusedError(f"{folder} is a file; name a new folder.")
     if given[1:]:
@@ -201,6 +238,15 @@ def check(folder: Path, given: Sequence[Path]) -> None:
         raise ParamsRefusedError(
             f"there is no {given[0]}; name what is there, or for a table leave --file out."
         )
+    if given and is_table and given[0].is_dir():
+        raise ParamsRefusedError(
+            f"{given[0]} is a folder, and --file takes a table; name a CSV or Parquet file, or give a folder of"
+            " images by --images."
+        )
+    if given and given[0].is_dir() and folder.resolve().is_relative_to(given[0].resolve()):
+        raise ParamsRefusedError(
+            f"{folder} would lie in {given[0]}, which is copied into it; name a new folder outside of it."
+        )
     if folder.exists() and any(folder.iterdir()):
         raise ParamsRefusedError(f"{folder} is not empty; name a new folder.")
 
@@ -210,7 +256,7 @@ def make(folder: Path, declared: Declared) -> None:
 
     Raises ParamsRefusedError if `folder` is not empty, and DataRefusedError if the card is invalid.
     """
-    check(folder, [] if declared.file is None else [declared.file])
+    check(folder, [] if declared.file is None else [declared.file], is_table=declared.is_table)
     was_there = folder.exists()
     try:
         _fill(folder, declared)

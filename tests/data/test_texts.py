@@ -306,6 +306,30 @@ def test_a_column_of_lists_is_refused(card: Callable[..., DataCard], tmp_path: P
         records(card(format="parquet"), tmp_path / "t")
 
 
+@pytest.mark.parametrize("target", [{"tags": ["A", "B"]}, {"labels": ["mood", "more"]}])
+def test_labels_that_are_structs_are_refused(
+    card: Callable[..., DataCard], tmp_path: Path, target: Document
+) -> None:
+    parquet.write_table(pa.table({"title": ["a"], "mood": [{"a": 1}], "more": [0]}), tmp_path / "t")
+    label = target.get("labels", "mood")
+    own = card({"classes": [], "target": target}, format="parquet", columns=["title"], label=label)
+    reader = row_reader(own, {"train": tmp_path / "t"}, key=PUBLIC_KEY, as_texts=True)
+    assert reader is not None
+    with pytest.raises(DataRefusedError, match="column 'mood': holds something that is not text"):
+        whole(reader.read())
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_true_and_false_have_one_spelling(card: Callable[..., DataCard], tmp_path: Path, form: str) -> None:
+    rows = [{"title": True, "body": "b", "mood": True}, {"title": False, "body": "b", "mood": False}]
+    if form == "jsonl":
+        (tmp_path / "t").write_text("\n".join(map(json.dumps, rows)))
+    else:
+        parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "t")
+    found = records(card(format=form, spellings={"neg": ["false"], "pos": ["true"]}), tmp_path / "t")
+    assert (found.features.tolist(), found.labels.tolist()) == (["true|b", "false|b"], [1, 0])
+
+
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
 def test_words_and_their_tags_are_lists_or_apart_by_spaces(
     card: Callable[..., DataCard], tmp_path: Path, form: str

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
 from data.schema import registry
-from data.schema.formats import Texts
+from data.schema.formats import Categorical, Csv, Texts
 from data.schema.targets import NextToken, Tags, Target
 from flows.cli.main import app
 from tasks.config import new_project
@@ -160,6 +160,32 @@ def test_the_schema_of_the_tutorial_is_taken(tmp_path: Path, monkeypatch: pytest
         ([*FIELDS, {"name": "weight"}], ("--at-most", "9", "--label", "weight"), "which is predicted"),
         ([{"name": "age"}, FIELDS[-1]], ("--at-most", "9"), "nothing bounds the field 'age'"),
         ("none", ("--at-most", "9"), "is no table schema"),
+        *[
+            ([{"name": "age", "constraints": limits}, FIELDS[-1]], ("--at-most", "9"), words)
+            for limits, words in [
+                (
+                    {"minimum": "2020-01-01", "maximum": "2021-01-01"},
+                    "of the field 'age' must be finite numbers",
+                ),
+                ({"minimum": "zero", "maximum": 9}, "of the field 'age' must be finite numbers"),
+                ({"minimum": False, "maximum": True}, "of the field 'age' must be finite numbers"),
+                ({"minimum": [0], "maximum": 10**400}, "of the field 'age' must be finite numbers"),
+                ({"minimum": None, "maximum": 9}, "nothing bounds the field 'age'"),
+                ({"enum": "yes"}, "the enum of the field 'age' must be a list"),
+                ({"enum": [None, "x"]}, "leave out null"),
+                ({"enum": [["x"], "y"]}, "the enum of the field 'age' must be a list"),
+            ]
+        ],
+        (
+            [FIELDS[0], {"name": "y", "constraints": {"enum": "yes"}}],
+            ("--at-most", "9"),
+            "enum of the field 'y'",
+        ),
+        (
+            [FIELDS[-1], {"name": "day", "constraints": {"minimum": "2020-01-01", "maximum": "2021-01-01"}}],
+            ("--at-most", "9", "--label", "day"),
+            "of the field 'day' must be finite numbers",
+        ),
         (FIELDS, ("--at-most", "9", "--from", "missing.json"), "no file missing.json"),
         (FIELDS, ("--at-most", "9", "--file", "missing.csv"), "there is no missing.csv"),
     ],
@@ -169,13 +195,59 @@ def test_what_is_not_declared_is_refused(
 ) -> None:
     (tmp_path / schema).write_text(json.dumps({"fields": fields}))
     refused = call("init", "clinic", "--from", schema, *arguments)
-    assert refused.exit_code == 2 and words in refused.stderr
+    assert refused.exit_code == 2 and words in refused.stderr, refused.output
     assert not (tmp_path / "clinic").exists()
+
+
+def test_true_and_false_are_spelled_as_a_table_spells_them_and_dates_can_be_ignored(
+    schema: str, tmp_path: Path
+) -> None:
+    fields = [
+        {"name": "day", "constraints": {"minimum": "2020-01-01", "maximum": "2021-01-01"}, "ignore": True},
+        {"name": "smokes", "constraints": {"enum": [True, False]}},
+        {"name": "ill", "constraints": {"enum": [False, True]}},
+    ]
+    (tmp_path / schema).write_text(json.dumps({"fields": fields}))
+    made = call("init", "clinic", "--from", schema, "--at-most", "9")
+    assert made.exit_code == 0, made.output
+    card = registry.card("clinic", tmp_path / "clinic/data/cards")
+    assert isinstance(card.reader, Csv) and card.classes == ("false", "true")
+    day, smokes, _ = card.reader.columns
+    assert isinstance(smokes, Categorical) and smokes.categories == ("true", "false")
+    assert day.kind == "ignored"
 
 
 def test_a_file_is_no_place_for_a_project(schema: str, tmp_path: Path) -> None:
     refused = call("init", schema, "--from", schema, "--at-most", "9")
     assert refused.exit_code == 2 and f"{schema} is a file; name a new folder" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("folder", "options", "words"),
+    [
+        ("photos/pets", ("--images", "photos"), "photos/pets would lie in photos"),
+        ("photos/cat/more", ("--images", "linked"), "would lie in linked"),
+        ("photos", ("--images", "."), "photos would lie in ., which is copied into it"),
+        ("pets", ("--file", "photos"), "photos is a folder, and --file takes a table"),
+        ("photos/pets", ("--file", "photos"), "photos is a folder, and --file takes a table"),
+    ],
+)
+def test_a_folder_is_not_copied_into_itself_or_as_a_table(
+    schema: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    folder: str,
+    options: tuple[str, str],
+    words: str,
+) -> None:
+    monkeypatch.setattr(new_project, "_fill", lambda *_: pytest.fail("something was written"))
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        (tmp_path / "photos" / name / "1.png").write_bytes(b"one")
+    (tmp_path / "linked").symlink_to("photos")
+    kind = ("--from", schema) if "--file" in options else ("--classes", "cat,dog")
+    refused = call("init", folder, *options, *kind, "--at-most", "200")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1) and words in refused.stderr
 
 
 def test_a_place_that_may_not_be_written_is_refused_in_a_sentence(

@@ -1,0 +1,167 @@
+"""What `data check` counts is what the reader does, and what the reader refuses is refused in a sentence."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from ruamel.yaml import YAML
+
+from tasks.check_data import Look, look
+
+Check = Callable[..., Look]
+CARD: dict[str, Any] = {
+    "name": "mine",
+    "title": "Made-up records",
+    "source": "this test",
+    "licence": "CC0",
+    "citation": "none",
+    "unit": "one person",
+    "population": "mine",
+    "cap": {"epsilon": 10.0, "delta": 0.01},
+    "holdout": "public",
+    "records": {"at_most": 400},
+}
+CLASSES = {"classes": ["no", "yes"]}
+LABELS = {"target": {"labels": ["x", "z"]}}
+NUMBER = {"name": "x", "kind": "numeric", "bounds": [0, 100]}
+BINNED = {"name": "x", "kind": "binned", "edges": [0.5]}
+CATEGORY = {"name": "x", "kind": "categorical", "categories": ["Rome", "Oslo"]}
+REFUSED = "train, column x: refused: "
+NO_NUMBER = REFUSED + "holds something that is not a number"
+NO_TEXT = REFUSED + "holds something that is not text"
+NOT_FINITE = REFUSED + "NaN and infinite numbers are not allowed"
+MISSING = REFUSED + "a number is missing"
+CLAMPED = "train, column x: clamped to 100"
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> Check:
+    """Checks a table, Parquet or the text of a CSV file, by a card of these columns and this target.
+
+    The test file holds the same rows twice.
+    """
+
+    def checked(
+        table: dict[str, Any] | pa.Table | str, *columns: dict[str, Any], public: bool = False, **target: Any
+    ) -> Look:
+        paths = {"train": tmp_path / "train", "test": tmp_path / "test"}
+        for times, path in enumerate(paths.values(), 1):
+            if isinstance(table, str):
+                path.write_text(table * times)
+            else:
+                parquet.write_table(pa.concat_tables([pa.table(table)] * times), path)
+        reader = {"kind": "csv" if isinstance(table, str) else "parquet", "columns": [*columns]}
+        files = {
+            part: {"path": part, "sha256": sha256(path.read_bytes()).hexdigest()}
+            for part, path in paths.items()
+        }
+        document = CARD | (target or CLASSES) | {"files": files, "reader": reader, "public": public}
+        YAML(typ="safe", pure=True).dump(document, tmp_path / "mine.yaml")
+        return look(str(tmp_path / "mine.yaml"), tmp_path, counted=not public)
+
+    return checked
+
+
+def label(name: str) -> dict[str, Any]:
+    return {"name": name, "kind": "label"}
+
+
+def in_train(found: Look) -> dict[str, int]:
+    """The counts of the train file's columns."""
+    return {name: count for name, count in (found.counts or {}).items() if "train, column" in name}
+
+
+COUNTED: dict[str, tuple[dict[str, Any], list[Any], dict[str, int], str | None]] = {
+    "nulls that have a value": (
+        NUMBER | {"missing": 5},
+        [None, 1.0, None, 101.0],
+        {"train, column x: missing, taken as 5.0": 2, CLAMPED: 1},
+        None,
+    ),
+    "nulls that have none": (NUMBER, [None, 1.0, None], {MISSING: 2}, "a number is missing"),
+    "true and false as numbers": (NUMBER, [True, False, True], {}, None),
+    "true and false in bins": (BINNED, [True, False, True], {}, None),
+    "durations": (NUMBER, [timedelta(days=900), None], {NO_NUMBER: 2}, "that is not a number"),
+    "numbers beyond all numbers": (
+        NUMBER,
+        ["1e999", "nan", "101", "2"],
+        {NOT_FINITE: 2, CLAMPED: 1},
+        "NaN and infinite",
+    ),
+    "words among numbers": (
+        NUMBER,
+        ["one", "2", "", "one", " 101 "],
+        {NO_NUMBER: 2, MISSING: 1, CLAMPED: 1},
+        "not a number",
+    ),
+    "lists": (NUMBER, [[1], [2]], {NO_NUMBER: 2}, "not a number"),
+    "structs": (CATEGORY, [{"a": 1}, {"a": 2}], {NO_TEXT: 2}, "not text"),
+    "maps": (CATEGORY, pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())), {NO_TEXT: 1}, "not text"),
+    "lists of one size": (BINNED, pa.array([[1]], pa.list_(pa.int64(), 1)), {NO_NUMBER: 1}, "not a number"),
+    "bytes that are no UTF-8": (CATEGORY, [b"\xff", b"Rome"], {NO_TEXT: 1}, "not text"),
+    "categories": (
+        CATEGORY,
+        ["Rome", "Paris", None, " Oslo"],
+        {"train, column x: counted as other": 2},
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("public", [False, True])
+@pytest.mark.parametrize("case", COUNTED)
+def test_the_counts_are_what_the_reader_does(check: Check, case: str, public: bool) -> None:
+    column, values, counts, refused = COUNTED[case]
+    found = check({"x": values, "y": ["no"] * len(values)}, column, label("y"), public=public)
+    assert in_train(found) == counts
+    assert (found.refused is None) == (refused is None) and (refused or "") in (found.refused or "")
+
+
+LABELLED: dict[str, tuple[dict[str, Any], list[Any], dict[str, int], str | None]] = {
+    "true and false as a number": ({"target": {"bounds": [0, 1]}}, [True, False], {}, None),
+    "numbers, one too large": ({"target": {"bounds": [0, 100]}}, [101, 0], {CLAMPED: 1}, None),
+    "no class": (
+        CLASSES,
+        ["no", "maybe", None],
+        {REFUSED + "a label is none of the declared classes": 2},
+        "none of",
+    ),
+    "a label of several": (
+        LABELS,
+        ["1", None, "0"],
+        {"train, column x: neither yes nor 0, without the label": 1},
+        None,
+    ),
+    "a label of several, true or false": (LABELS, [True, False], {}, None),
+    "a label of several, structs": (
+        LABELS,
+        [{"a": 1}, {"a": 1}],
+        {NO_TEXT: 2},
+        "'x': holds something that is not text",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LABELLED)
+def test_labels_are_counted_as_they_are_read(check: Check, tmp_path: Path, case: str) -> None:
+    target, values, counts, refused = LABELLED[case]
+    table = {"a": [1] * len(values), "x": values, "z": [0] * len(values)}
+    others = [label("z")] if target is LABELS else []
+    found = check(table, NUMBER | {"name": "a"}, label("x"), *others, **target)
+    quiet = look(str(tmp_path / "mine.yaml"), tmp_path, counted=False)
+    assert (in_train(found), quiet.counts) == (counts, None)
+    for one in (found, quiet):
+        assert (one.refused is None) == (refused is None) and (refused or "") in (one.refused or "")
+
+
+@pytest.mark.parametrize("twice", ["x", "y"])
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_column_that_occurs_twice_is_refused(check: Check, twice: str, as_text: bool) -> None:
+    table = pa.table([[1], ["no"], [1]], names=["x", "y", twice])
+    found = check(f"x,y,{twice}\n1,no,1\n" if as_text else table, NUMBER, label("y"))
+    assert f"must have one column '{twice}'" in (found.refused or "")
