@@ -3,7 +3,6 @@
 import getpass
 import json
 import math
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -213,10 +212,9 @@ def init(
     """
     with sentences():
         from algorithms.privacy.ledger.roles import init as make
-        from tasks.config.environment import ledger_url
+        from tasks.config.environment import checked_url, ledger_url
 
-        there_are = os.environ.get("EPSILONFLOW_LEDGER_URL")
-        named = url or there_are or ledger_url(None)
+        named = ledger_url(None) if url is None else checked_url(url)
         roles = make(named, {"owner": owner or [], "runner": runner or [], "auditor": auditor or []})
     if roles:
         say(f"The ledger exists, with the roles {', '.join(roles)}; GRANT one to each database user.")

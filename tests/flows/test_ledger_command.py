@@ -114,6 +114,15 @@ def test_a_forecast_promises_nothing_where_epsilon_is_used_up_and_delta_is_not(
     assert said.startswith("The caps allow no more retrainings of population clients")
 
 
+def test_no_ledger_is_made_where_each_copy_of_a_checkout_would_have_one(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call("init", "sqlite:///other.sqlite").exit_code == 2
+    monkeypatch.setenv("EPSILONFLOW_LEDGER_URL", f"sqlite:///{tmp_path}/other.sqlite")
+    assert call("init").exit_code == 2
+    assert not list(tmp_path.glob("other.sqlite"))
+
+
 def test_the_history_keeps_run_ids_whole_in_80_columns(ledger: Ledger) -> None:
     run_id = "5f0c3a9be1d27746-1"
     ledger.reserve(run_id, "patients", Budget(0.25, 1e-7), events=EVENTS, about={}, blocks=("january",))

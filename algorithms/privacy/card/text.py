@@ -390,7 +390,8 @@ def signature(card: PrivacyCard) -> str:
     """Who signed."""
     if card.signature is None:
         return "Not signed: whoever has this card can change it."
-    return f"Signed with the owner's key whose public half is {card.signature.public_key}."
+    key = card.signature.public_key
+    return f"Signed with the owner's key whose public half is {key}; `epsilonflow card verify` checks the signature."
 
 
 def markdown(card: PrivacyCard) -> str:

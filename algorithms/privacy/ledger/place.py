@@ -34,10 +34,17 @@ def home() -> Path:
 def ledger_url(configured: str | None) -> str:
     """Where the ledger is: EPSILONFLOW_LEDGER_URL, else `configured`, else ledger.sqlite in `home()`.
 
+    Raises RefusedError for a URL that `checked_url` refuses.
+    """
+    return checked_url(os.environ.get("EPSILONFLOW_LEDGER_URL") or configured or sqlite_url(home() / LEDGER))
+
+
+def checked_url(url: str) -> str:
+    """The URL of a ledger, unchanged.
+
     Raises RefusedError for what is no URL, and for an SQLite file with a relative path or in a checkout, each copy of
     which would have its own budget.
     """
-    url = os.environ.get("EPSILONFLOW_LEDGER_URL") or configured or sqlite_url(home() / LEDGER)
     if not _URL.match(url):
         raise RefusedError(
             f"the ledger {url!r} is no URL; write sqlite:///PATH or postgresql+psycopg://USER@HOST/DATABASE."
