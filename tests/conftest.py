@@ -1,8 +1,10 @@
 """No test sees the budget, the runs, the servers or the accounts of the person who runs it."""
 
 import gc
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +50,15 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name, value in (_SETTINGS | {name: str(folder / name.lower()) for name in _FOLDERS}).items():
             patch.setenv(name, value)
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_service_left() -> Iterator[None]:
+    """W&B's service ends with the tests that used it in this process, and no process of others looks for it."""
+    yield
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].teardown()
+    os.environ.pop("WANDB_SERVICE", None)
 
 
 @pytest.fixture(autouse=True)

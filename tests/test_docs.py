@@ -205,7 +205,7 @@ def keys_of(document: Any, path: str = "") -> Iterator[str]:
 def test_reference_is_made_from_the_code() -> None:
     pytest.importorskip("mkdocs")
     made = {name: make() for name, make in reference().PAGES.items()}
-    assert "| `privacy.epsilon` | number or null | `null` | > 0 |" in made["params"]
+    assert "| `privacy.epsilon` | number or null | `null` | > 0, <= 10000.0 |" in made["params"]
     assert "| `algorithm.clip_norm` |" in made["params"] and "### dp_sgd" in made["params"]
     assert "| `data.blocks` | list of string | `[]` |" in made["params"]
     assert (

@@ -21,7 +21,7 @@ from data.schema import registry
 from data.schema.errors import DataRefusedError
 from data.schema.formats import Own
 from flows.cli.costs import cost_table
-from tasks import calibrate, evaluate, prepare, report
+from tasks import evaluate, prepare, report
 from tasks.check_data import look
 from tasks.config import params
 from tasks.predict import predict
@@ -116,7 +116,7 @@ def test_the_unit_is_the_person_at_the_price_of_as_many_records(
     data = load_prepared(workspace.root / "datasets/prepared")
     assert len(data.train_labels) + len(data.test_labels) == 60 * most
     assert not {*data.train_features[:, 0]} & {*data.test_features[:, 0]}
-    settings = params.load(workspace.root / "params.yaml", reads=("data", *calibrate.READS))
+    settings = params.load(workspace.root / "params.yaml", reads=params.GROUPS)
     shown = [*cost_table(outlook(workspace.root, settings), settings).columns[1].cells]
     assert ("one record of each" in shown) == (most == 1)
     assert ("up to 3 records of each; 3 times that is charged" in shown) == (most == 3)
@@ -157,7 +157,7 @@ def test_the_rows_of_a_person_are_clipped_together_at_the_price_of_one(
     workspace.set("features", **features)
     data = load_prepared(workspace.root / "datasets/prepared")
     assert data.train_labels.shape[1:] == (3,) and data.test_labels.ndim == 1
-    settings = params.load(workspace.root / "params.yaml", reads=("data", *calibrate.READS))
+    settings = params.load(workspace.root / "params.yaml", reads=params.GROUPS)
     shown = [*cost_table(outlook(workspace.root, settings), settings).columns[1].cells]
     assert "up to 3 records of each, together as one" in shown
     words = finish(workspace)

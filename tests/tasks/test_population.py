@@ -43,7 +43,7 @@ def test_private_people_are_charged_in_one_ledger_alone(
     with pytest.raises(RefusedError, match="is charged in another ledger"):
         register(other, replace(public, public=True), home=workspace.home, prepared=tmp_path)
     assert other.populations() == ["somebody"]
-    monkeypatch.setattr(preflight, "open_ledger", lambda _root: other)
+    monkeypatch.setattr(preflight, "open_ledger", lambda *_: other)
     monkeypatch.setattr(preflight, "home", lambda: workspace.home)
     shutil.copytree(PROJECT / "data/cards", workspace.root / "data/cards")
     with pytest.raises(RefusedError, match="is charged in another ledger"):  # before any stage starts
