@@ -46,7 +46,8 @@ def source_digest(name: str) -> str:
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         raise NotUsableError(
-            f"the source of {name!r} cannot be found; keep it in a package with an __init__.py."
+            f"the source of {name!r} cannot be found; keep it in a package with an __init__.py, in the folder of the"
+            " project or installed."
         )
     file = Path(spec.origin)
     files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]

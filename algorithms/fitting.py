@@ -62,7 +62,10 @@ class Fitted:
     files: Mapping[str, bytes] = field(repr=False)
 
     def save(self, folder: str | Path) -> None:
-        """Write the model, plan, trace and card, for `epsilonflow card verify FOLDER/privacy_card.json`."""
+        """Write the model, plan, trace and card, for `epsilonflow card verify FOLDER/privacy_card.json --unsigned`.
+
+        The card is not signed; cards of the pipeline are, by the owner's key.
+        """
         Path(folder).mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
             (Path(folder) / name).write_bytes(content)

@@ -54,8 +54,11 @@ def number_asked() -> int:
     """Ask for the upper bound on the number of records; raises ParamsRefusedError if there is no terminal."""
     if not sys.stdin.isatty():
         raise ParamsRefusedError("an upper bound on the number of records is needed; give --at-most N.")
-    most: int = typer.prompt("upper bound on the number of records", type=int)
-    return most
+    while True:
+        most: int = typer.prompt("upper bound on the number of records", type=int)
+        if most >= 1:
+            return most
+        typer.echo("  It is 1 at least.")
 
 
 def _listed(question: str) -> list[str]:

@@ -4,6 +4,8 @@ Each command imports what it needs when it runs, so that `--help` is quick.
 """
 
 import gc
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -44,6 +46,7 @@ def main(
     ] = False,
 ) -> None:
     """Train models with differential privacy, and prove what it cost."""
+    sys.path.append(os.getcwd())  # for code of the user's own, as the stages find it
 
 
 if __name__ == "__main__":

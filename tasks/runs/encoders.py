@@ -1,7 +1,10 @@
 """Load what is named by package.module:factory: the frozen encoder in params.yaml, and the reader in a data card."""
 
 import json
-from collections.abc import Callable, Mapping
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -11,6 +14,7 @@ from algorithms.extension import imported, source_digest
 from data import PublicDescription, public_description
 from data.prepare.description import EncoderFacts
 from data.prepare.reading import Own as OwnReader
+from data.readers.records import Block
 from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
 from data.schema.formats import Format, Own
@@ -45,7 +49,24 @@ def reader_of(reader: Format | None) -> OwnReader | None:
             f" be read otherwise than they were; restore it, or write {found} into the data card if it is right."
         )
     made: OwnReader = imported(reader.factory, "a reader")(dict(reader.settings))
-    return made
+    return lambda files: _guarded(made, files, reader.factory)
+
+
+def _guarded(made: OwnReader, files: Mapping[str, Path], factory: str) -> Iterator[Block]:
+    """The blocks of the user's own reader, whose errors become a refusal without their messages."""
+    try:
+        yield from made(files)
+    except DataRefusedError:
+        raise
+    except Exception as error:
+        folder = Path(sys.modules[factory.partition(":")[0]].__file__ or "").parent
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if folder in Path(frame.filename).parents]
+        where = f" in line {own[-1].lineno} of {Path(own[-1].filename).name}" if own else ""
+        raise DataRefusedError(
+            f"the reader {factory!r} raised {type(error).__name__}{where}; its message is not shown, as it may hold a"
+            " value of a record: try the reader on made-up files."
+        ) from None
 
 
 def encoder_of(chosen: params.Encoder) -> "Encoder":

@@ -192,10 +192,16 @@ def main() -> None:
     from dvc.exceptions import DvcException  # here, since only this process uses DVC
     from dvc.lock import LockError
 
+    from tasks.runs.own_code import has_changed
+
     stages = sys.argv[1:]
+    has_new_code = any(has_changed(stage, Path()) for stage in stages or STAGES)
     try:
         with _locked(*stages) as repo:
-            found = repo.reproduce(*stages, single_item=True) if stages else repo.status(targets="dvc.yaml")
+            if stages:
+                found = bool(repo.reproduce(*stages, single_item=True, force=has_new_code))
+            else:
+                found = has_new_code or bool(repo.status(targets="dvc.yaml"))
     except DvcException as error:
         if isinstance(error.__cause__, LockError):
             raise SystemExit(

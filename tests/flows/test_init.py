@@ -119,7 +119,7 @@ def test_columns_are_asked_for_and_a_slip_is_asked_again(
     monkeypatch.setattr("flows.cli.asking.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
     age = ["age", "numbers", "numeric", "old", "100", "18", "18", "100"]
     other = ["insurance", "categorical", "public, private", "notes", "ignored", "", "returned", "no,yes"]
-    typed = "\n".join([*age, *other, "20000", ""])
+    typed = "\n".join([*age, *other, "-5", "20000", ""])
     made = CliRunner().invoke(app, ["init", "clinic"], input=typed, env={"COLUMNS": "200"})
     assert made.exit_code == 0, made.output
     card = registry.card("clinic", tmp_path / "clinic/data/cards")

@@ -26,6 +26,7 @@ from tasks.check_data import look
 from tasks.config import params
 from tasks.predict import predict
 from tasks.runs.encoders import reader_of
+from tasks.runs.own_code import has_changed
 from tasks.runs.preflight import outlook
 from tests.support.public_texts import WORDS, publish
 from tests.support.workspace import Workspace
@@ -219,6 +220,43 @@ def test_a_reader_of_ones_own(workspace: Workspace, declared: Callable[..., None
         reader_of(settings)
     with pytest.raises(NotUsableError, match="has no 'made'"):
         declared("lines", reader=reader | {"factory": "tests.support.tiny_reader:made"}, shape=[2])
+
+
+def test_the_words_of_a_reader_that_fails_are_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may hold a value of a record."""
+    (tmp_path / "failing").mkdir()
+    (tmp_path / "failing" / "__init__.py").touch()
+    (tmp_path / "failing" / "readers.py").write_text(
+        "def rows(settings):\n    return lambda files: [float(files['train'].read_text())]\n"
+    )
+    (tmp_path / "people").write_text("Smith")
+    monkeypatch.syspath_prepend(tmp_path)
+    factory = "failing.readers:rows"
+    own = reader_of(Own(kind="own", factory=factory, settings={}, source_sha256=source_digest(factory)))
+    assert own is not None
+    with pytest.raises(DataRefusedError, match=r"raised ValueError in line 2 of readers\.py") as refused:
+        list(own({"train": tmp_path / "people"}))
+    assert "Smith" not in str(refused.value) and refused.value.__suppress_context__
+
+
+def test_code_of_ones_own_that_changed_is_noticed_though_dvc_does_not_watch_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "changing"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "methods.py").write_text("RATE = 0.1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "changing.methods:rate"
+    (tmp_path / "params.yaml").write_text(f"algorithm: {{name: '{name}'}}\nmodel: {{name: logistic}}\n")
+    assert not has_changed("calibrate", tmp_path)  # there is no plan yet
+    (tmp_path / "artifacts").mkdir()
+    (tmp_path / "artifacts/plan.json").write_text(json.dumps({"code": {"algorithm": source_digest(name)}}))
+    assert not has_changed("calibrate", tmp_path)
+    (package / "methods.py").write_text("RATE = 0.5\n")
+    assert has_changed("calibrate", tmp_path) and not has_changed("train", tmp_path)
 
 
 def _texts(root: Path) -> dict[str, Any]:
