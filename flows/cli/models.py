@@ -89,7 +89,10 @@ def release(
 def verify(
     file: Annotated[Path, typer.Argument(help="A privacy_card.json, with its files next to it.")] = CARD,
     key: Annotated[
-        str | None, typer.Option(help="The owner's public key.", show_default="owner.pub of this data folder")
+        str | None,
+        typer.Option(
+            help="The owner's public key, or its file.", show_default="owner.pub of this data folder"
+        ),
     ] = None,
     unsigned: Annotated[bool, typer.Option("--unsigned", help="Accept a card without a signature.")] = False,
 ) -> None:
@@ -102,6 +105,8 @@ def verify(
         from tasks.config.environment import home
         from tasks.runs.signing import public_key
 
+        if key is not None and Path(key).is_file():
+            key = Path(key).read_text(encoding="utf-8").strip()
         verification = card.verify(
             card.load(file), file.parent, key=key or public_key(home()), unsigned=unsigned
         )

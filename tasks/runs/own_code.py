@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from algorithms.extension import NotUsableError, is_own, source_digest
 from data.prepare.files import read_json
@@ -18,8 +19,8 @@ def has_changed(stage: str, root: Path) -> bool:
     """Whether a stage has to run again in the checkout at `root`, or to refuse, since such code has changed."""
     if stage not in ("prepare", "calibrate"):
         return False
-    named = YAML(typ="safe").load(root / "params.yaml")
     try:
+        named = YAML(typ="safe").load(root / "params.yaml")
         if stage == "prepare":
             reader = registry.card(str(named["data"]["dataset"]), root / "data" / "cards").reader
             return isinstance(reader, Own) and source_digest(reader.factory) != reader.source_sha256
@@ -32,5 +33,5 @@ def has_changed(stage: str, root: Path) -> bool:
         )
     except NotUsableError:
         return True
-    except (DataRefusedError, KeyError, TypeError, AttributeError):  # the stage says what is wrong
-        return False
+    except (OSError, YAMLError, DataRefusedError, KeyError, TypeError, AttributeError):
+        return False  # the stage says what is wrong

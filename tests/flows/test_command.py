@@ -322,7 +322,9 @@ def test_the_card_of_a_run_holds(here: Checkout) -> None:
     key = (here.home / "owner.pub").read_text().strip()
     (here.home / "owner.pub").unlink()
     assert "not checked: owner" in call("card", "verify").stdout
-    assert "holds: owner (the expected key)" in call("card", "verify", "--key", key).stdout
+    (here.root / "kept.pub").write_text(f"{key}\n")
+    for given in (key, "kept.pub"):
+        assert "holds: owner (the expected key)" in call("card", "verify", "--key", given).stdout
     another = call("card", "verify", "--key", "a" * 64)
     assert another.exit_code == 1 and "FAILS: owner" in another.stdout
 

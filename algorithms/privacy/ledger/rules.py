@@ -40,11 +40,14 @@ def check_repeats(books: Books, population: str, held: Mapping[str, Sequence[str
     count = books.term(population).blocks_per_person
     for block, others in books.repeats(population, held).items():
         if len(others) >= count:
+            other, order = others[0], books.blocks(population)
+            if other in held and order.index(other) > order.index(block):  # the newer one is to be left out
+                block, other = other, block
             places = "one block alone" if count == 1 else f"{count} blocks at most"
             raise BudgetRefusedError(
-                f"the blocks {others[0]!r} and {block!r} of population {population!r} hold exactly the same records,"
+                f"the blocks {other!r} and {block!r} of population {population!r} hold exactly the same records,"
                 f" and a record is in {places}; leave {block!r} out, or let the owner of the data say that these are"
-                f" other people, by `epsilonflow ledger overrule {population} {block} {others[0]}`."
+                f" other people, by `epsilonflow ledger overrule {population} {block} {other}`."
             )
 
 
