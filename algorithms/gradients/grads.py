@@ -7,7 +7,7 @@ of outer products are computed by the cheaper of two algorithms, a few records a
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Protocol
 
 import torch
@@ -35,6 +35,9 @@ _VAGUE = 1e-2
 _ON_DEVICE = 2**27
 """`_IN_CACHE` for a GPU, where a few large products beat many small ones."""
 
+_FAST_IN_64_BITS = frozenset(((6, 0), (7, 0), (8, 0), (9, 0), (10, 0)))
+"""The compute capabilities of P100, V100, A100, H100 and B200. Other GPUs multiply in 64 bits 32 to 64 times slower."""
+
 _ROWS = 256
 """The number of rows from which a product's arithmetic takes longer than its memory traffic."""
 
@@ -54,12 +57,19 @@ def is_formed_singly(values: Tensor, numbers: int) -> bool:
     return values.device.type == "cpu" and numbers > _LARGE
 
 
-def prefers_gram(length: int, inputs: int, outputs: int) -> bool:
+def prefers_gram(length: int, inputs: int, outputs: int, device: torch.device) -> bool:
     """Whether the norm is cheaper from the two length x length Gram matrices than from the gradient itself.
 
     The comparison accounts for float64, in which the Gram matrices are multiplied because their products cancel.
     """
-    return 4 * length * (inputs + outputs) < inputs * outputs
+    return 2 * _cost_of_64_bits(device) * length * (inputs + outputs) < inputs * outputs
+
+
+@cache
+def _cost_of_64_bits(device: torch.device) -> int:
+    """How many times as long as in 32 bits a product takes on a device."""
+    is_slow = device.type == "cuda" and torch.cuda.get_device_capability(device) not in _FAST_IN_64_BITS
+    return 32 if is_slow else 2
 
 
 def written(inputs: Tensor, errors: Tensor) -> Tensor:
@@ -360,7 +370,7 @@ class LinearGrad:
 
     @property
     def _prefers_gram(self) -> bool:
-        return prefers_gram(self.length, self.inputs.shape[2], self.errors.shape[2])
+        return prefers_gram(self.length, self.inputs.shape[2], self.errors.shape[2], self.inputs.device)
 
     @property
     def _numbers(self) -> int:

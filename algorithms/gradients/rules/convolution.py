@@ -218,7 +218,8 @@ class ConvGrad:
 
     @property
     def _prefers_gram(self) -> bool:
-        return prefers_gram(self.length, self._patch, self.errors.shape[1] // self.window.groups)
+        outputs = self.errors.shape[1] // self.window.groups
+        return prefers_gram(self.length, self._patch, outputs, self.inputs.device)
 
     @property
     def _is_depthwise(self) -> bool:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from algorithms.gradients import L2, Engine
+from algorithms.gradients.grads import prefers_gram
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.mechanisms.noise import add_steps, seeded_generator, steps_of
 from algorithms.privacy.mechanisms.release import Gaussian, Poisson
@@ -80,3 +81,12 @@ def test_an_answer_on_the_device_is_that_of_the_cpu() -> None:
         for device in (DEVICE, torch.device("cpu"))
     ]
     torch.testing.assert_close(*answers, rtol=1e-5, atol=1e-6)
+
+
+def test_gpus_that_are_slow_in_64_bits_materialise_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an A10, Gram matrices in 64 bits take longer than the gradient in 32; on an A100 they do not."""
+    capabilities = {"cuda:0": (8, 0), "cuda:1": (8, 6)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[str(device)])
+    places = ("cpu", "cuda:0", "cuda:1")
+    assert [prefers_gram(100, 768, 3072, torch.device(place)) for place in places] == [True, True, False]
+    assert all(prefers_gram(8, 768, 3072, torch.device(place)) for place in places)
