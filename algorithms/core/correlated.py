@@ -22,6 +22,7 @@ from algorithms.core.calibration import Releases, Repeated
 from algorithms.core.method import Plan, PublicInfo
 from algorithms.core.minibatch import Batches, State, expected_batch
 from algorithms.core.optimizers import OptimizerConfig
+from algorithms.errors import RefusedError
 from algorithms.gradients import Clipping
 from algorithms.privacy.accounting.events import CorrelatedDpEvent, event_from_json, event_to_json
 from algorithms.privacy.barrier.barrier import Barrier
@@ -34,6 +35,8 @@ Array = NDArray[np.float64]
 
 ROWS = 256
 """The number of iterates whose noise is counted, evenly spaced over longer runs."""
+MOST_STEPS = 50_000
+"""The largest number of steps; a strategy's search grows with its square, and takes minutes for this number."""
 _NOWHERE = 1e6
 _AT_ONCE = 512
 
@@ -62,10 +65,18 @@ def workload(update: OptimizerConfig, steps: int, *, rows: int = ROWS) -> Worklo
     Returns:
         The workload, at its last row the last iterate.
 
+    Raises:
+        RefusedError: for more than `MOST_STEPS` steps.
+
     Example:
         >>> workload(OptimizerConfig(0.5, momentum=0.5), 3).rows.round(3).tolist()
         [[0.5, 0.0, 0.0], [0.75, 0.5, 0.0], [0.875, 0.75, 0.5]]
     """
+    if steps > MOST_STEPS:
+        raise RefusedError(
+            f"{steps:,} steps with correlated noise were asked for, but it is planned for at most {MOST_STEPS:,}; take"
+            " fewer steps with larger batches, or a method with independent noise, such as 'dp_sgd'."
+        )
     # An update moves its parameters alike by each gradient, so that each step is a coordinate of its own here.
     plain = OptimizerConfig(
         update.learning_rate,

@@ -100,6 +100,7 @@ def test_a_private_number_of_records_is_counted_first_and_parts_follow_the_rate(
         ({"strategy": "buffered"}, "fixed_order"),
         ({"bands": 41}, "at most 40"),
         ({"bands": 0}, "greater than or equal to 1"),
+        ({"steps": 50_001}, "at most 50,000; take fewer steps"),
     ],
 )
 def test_what_cannot_be_had_is_refused_in_a_sentence(settings: dict[str, Any], match: str) -> None:

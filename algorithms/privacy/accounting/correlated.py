@@ -115,18 +115,19 @@ def squared_tree_sensitivity(*, leaves: int, steps: int, parts: int) -> float:
         4.0
     """
 
-    def total(first: int) -> float:
-        takes_part = np.zeros(steps)
-        takes_part[first::parts] = 1.0
-        found = 0.0
-        for start in range(0, steps, leaves):
-            nodes = takes_part[start : start + leaves]
-            while len(nodes):
-                found += float(np.square(nodes).sum())
-                nodes = nodes[: len(nodes) // 2 * 2].reshape(-1, 2).sum(axis=1)
-        return found
-
-    return max(map(total, range(min(parts, steps))))
+    step = np.arange(steps)
+    tree, leaf = step // leaves, step % leaves
+    length = np.minimum(leaves, steps - tree * leaves)
+    first = step % parts
+    totals = np.zeros(min(parts, steps))
+    for level in range(leaves.bit_length()):
+        nodes = (leaves >> level) + 1
+        node = leaf >> level
+        is_complete = node < length >> level
+        places = ((first * (tree[-1] + 1) + tree) * nodes + node)[is_complete]
+        changed, times = np.unique(places, return_counts=True)
+        totals += np.bincount(changed // (nodes * (tree[-1] + 1)), np.square(times), minlength=len(totals))
+    return float(totals.max())
 
 
 def is_banded(event: CorrelatedDpEvent) -> bool:

@@ -127,8 +127,10 @@ class EventRule:
 
     def pure_epsilon(self, event: Any) -> float:
         """The pure epsilon; raises RefusedError if the event has none."""
+        what = type(event).__name__.removesuffix("DpEvent")
         raise RefusedError(
-            f"{event} is not purely private; use Laplace noise, or a delta above 0 with PLD or RDP."
+            f"delta is 0, and the noise of a release ({what}) is not purely private; set delta above 0 with the"
+            " accountant pld or rdp, or take an algorithm with Laplace noise, such as 'heavy_ball'."
         )
 
     def replacing(self, event: Any) -> dp.DpEvent:
