@@ -65,6 +65,18 @@ def _layouts(
     )
 
 
+def alternating(layouts: Layouts) -> Layouts:
+    """The same if the indices of a record in a folded dimension alternate with those of the others."""
+
+    def turned(all_of: tuple[Layout | None, ...]) -> tuple[Layout | None, ...]:
+        return tuple(
+            part._replace(alternates=True) if part is not None and part.folded > 1 else part
+            for part in all_of
+        )
+
+    return tuple(call._replace(taken=turned(call.taken), given=turned(call.given)) for call in layouts)
+
+
 @dataclass(frozen=True)
 class Use:
     """One operation's output, and a function from the gradient of that output to those of the parameters."""
@@ -115,7 +127,7 @@ def _run_again(func: Func, args: Args, kwargs: Kwargs) -> Any:
     Autograd must save the same tensors as in the recorded pass, so the output is put into a graph as it was there.
     """
     output = func(*args, **kwargs)
-    if not (isinstance(output, Tensor) and output.is_floating_point() and torch.is_grad_enabled()):
+    if not (has_gradient(output) and torch.is_grad_enabled()):
         return output
     if output.requires_grad:
         return output
@@ -232,7 +244,10 @@ class GradSampleRecorder:
         self.given = call.given
         if not any((*call.taken, *call.given)):
             return self._shared(self, func, args, kwargs)
-        return self._rules.get(func, self._general)(self, func, args, kwargs)
+        rule = self._rules.get(func, self._general)
+        if rule is not self._general and any(leaf.is_complex() for leaf in leaves):
+            rule = self._general  # other rules do not conjugate
+        return rule(self, func, args, kwargs)
 
     def _learned(self, func: Func, args: Args, kwargs: Kwargs, leaves: list[Tensor]) -> Any:
         """Call a function and learn its layouts; the output is put into a graph, as in a recorded pass."""
@@ -255,8 +270,7 @@ class GradSampleRecorder:
             if not any((*call.taken, *call.given)):
                 # From here on the uses of what is made from parameters are recorded.
                 return self._shared(self, func, args, kwargs)
-        moves = isinstance(output, Tensor) and output.is_floating_point()
-        is_new = moves and output._base is None and all(output is not leaf for leaf in leaves)
+        is_new = has_gradient(output) and output._base is None and all(output is not leaf for leaf in leaves)
         return self.anchored(output) if is_new and torch.is_grad_enabled() else output
 
     def name(self, tensor: Any) -> str | None:
@@ -329,6 +343,11 @@ def _seen(tensor: Tensor) -> Tensor:
     """The same values, as a tensor whose uses are recorded."""
     found: Tensor = Tensor._make_subclass(RecordedTensor, tensor.detach())
     return found
+
+
+def has_gradient(value: Any) -> bool:
+    """Whether a value is a tensor of a type that gradients pass through, real or complex."""
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def tensors_in(tree: Any) -> list[Tensor]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.gradients.clipping import L2
-from algorithms.gradients.grad_sample_recorder import GradSampleRecorder, Layouts
+from algorithms.gradients.grad_sample_recorder import GradSampleRecorder, Layouts, alternating
 from algorithms.gradients.independence import (
     MANY,
     Looked,
@@ -289,10 +289,14 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
     try:
         if not watch.is_decided:
             raise UnrecordedError(_look_of(watch))
-        with _recording():
-            learned, without_rule = _learn(passes, parameters, few, more)
+
+        def check(layouts: Layouts) -> None:
             for sample in (draw_exactly(_FEW, 0), draw_exactly(_MORE, 0).shortened()):
-                _check_gradients(exact, sample, learned)
+                _check_gradients(exact, sample, layouts)
+
+        with _recording():
+            learned = _in_order(_learn(passes, parameters, few, more), check)
+            without_rule = tuple(sorted(_taped(passes, parameters, few, learned).without_rule))
 
         def measure(some: Sample) -> None:
             nonlocal written
@@ -365,7 +369,7 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form, unused: nn
     is_random = check_apart_briefly(looked, form.draw)
     if operations.count * MANY <= _QUICK and not is_random:
         check_apart_in_full_pass(looked, form.draw)
-    layouts = None
+    layouts, needed, written = None, 0, 0
     try:
         if tape is None or not is_decided:
             raise UnrecordedError(reason or _look_of(first))
@@ -373,22 +377,26 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form, unused: nn
             second, more = _noted(passes, parameters, form.draw(3, 1), other=tape)
             if any(mixes(*pair) for pair in zip(first.operations, second.operations, strict=False)):
                 raise UnrecordedError("it computes a value from all records")
-            learned = more.layouts()
-            compared = few.shortened()
-            with Memory() as memory:
-                found = _recorded(looked, compared, learned, without_rule)
-                is_finite = bool(found.finite(L2(1.0)).all())
-            needed, written = memory.most // 2, found.written_bytes // 2
-            if not is_finite:
-                compared, found = few, _recorded(looked, few, learned)
-            try:
-                _compare(looked, compared, found, _KINKS, _LARGE)
-            except UnrecordedError:  # rounding in 32 bits can exceed the tolerance in a deep network
-                exact = _exact(passes, parameters, few)
-                if exact.parameters.dtype != torch.float64:
-                    raise
-                _check_gradients(exact, compared.in_64_bits(), learned, _LARGE)
-        layouts = learned
+
+            def check(layouts: Layouts) -> None:
+                nonlocal needed, written
+                without_rule.clear()
+                compared = few.shortened()
+                with Memory() as memory:
+                    found = _recorded(looked, compared, layouts, without_rule)
+                    is_finite = bool(found.finite(L2(1.0)).all())
+                needed, written = memory.most // 2, found.written_bytes // 2
+                if not is_finite:
+                    compared, found = few, _recorded(looked, few, layouts)
+                try:
+                    _compare(looked, compared, found, _KINKS, _LARGE)
+                except UnrecordedError:  # rounding in 32 bits can exceed the tolerance in a deep network
+                    exact = _exact(passes, parameters, few)
+                    if exact.parameters.dtype != torch.float64:
+                        raise
+                    _check_gradients(exact, compared.in_64_bits(), layouts, _LARGE)
+
+            layouts = _in_order(more.layouts(), check)
     except UnrecordedError as why:
         reason, written, without_rule = str(why), 4 * len(parameters), set()
         needed = _needed(form, lambda some: _take_alone(passes, parameters, some), few=2)[1]
@@ -520,16 +528,28 @@ def _take_alone(passes: Passes, parameters: Tensor, sample: Sample) -> None:
         ) from reason
 
 
-def _learn(passes: Passes, parameters: Tensor, few: Sample, more: Sample) -> tuple[Layouts, tuple[str, ...]]:
-    """The layouts, from the shapes for two batch sizes, and the operations without a rule."""
+def _in_order(layouts: Layouts, check: Callable[[Layouts], None]) -> Layouts:
+    """The layouts that pass a check: those given or, as shapes do not tell them apart, `alternating` ones."""
+    try:
+        check(layouts)
+    except UnrecordedError as why:
+        layouts = alternating(layouts)
+        try:
+            check(layouts)
+        except UnrecordedError:
+            raise why from None
+    return layouts
+
+
+def _learn(passes: Passes, parameters: Tensor, few: Sample, more: Sample) -> Layouts:
+    """The layouts, from the shapes for two batch sizes."""
     first = _taped(passes, parameters, few)
     second = _taped(passes, parameters, more, other=first)
     layouts = second.layouts()
     for other in (more.times(1e3), more.times(0.0), more.with_holes()):
         if _taped(passes, parameters, other).shapes != second.shapes:
             raise UnrecordedError("a size depends on the values of the records")
-    tape = _taped(passes, parameters, few, layouts)
-    return layouts, tuple(sorted(tape.without_rule))
+    return layouts
 
 
 def _taped(

@@ -41,10 +41,14 @@ class UnrecordedError(Exception):
 
 
 class Layout(NamedTuple):
-    """The batch dimension of a tensor, and how many consecutive indices of it belong to one record."""
+    """The batch dimension of a tensor, and how many of its indices belong to one record.
+
+    These are consecutive; or, if alternates, they are as many as there are records apart, as after `torch.cat`.
+    """
 
     dimension: int
     folded: int = 1
+    alternates: bool = False
 
     def by_record(self, values: Tensor, batch: int) -> Tensor:
         """The values with the batch first: [batch, folded (if above 1), the other dimensions]."""
@@ -53,6 +57,9 @@ class Layout(NamedTuple):
             raise UnrecordedError("a tensor that does not have its part of each record")
         if self.folded == 1:
             return values.movedim(self.dimension, 0)
+        if self.alternates:
+            apart = torch.unflatten(values, self.dimension, (self.folded, batch))
+            return apart.movedim(self.dimension + 1, 0)
         return torch.unflatten(values, self.dimension, (batch, self.folded)).movedim(self.dimension, 0)
 
     def with_channels(self, values: Tensor, batch: int) -> Tensor:

@@ -33,8 +33,9 @@ def elementwise(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs
     name, out, batch = name_of(func), tape.output_layout, tape.batch
     leaves, structure = tree_flatten((args, kwargs))
     names = {i: own for i, leaf in enumerate(leaves) if (own := tape.name(leaf)) is not None}
-    is_sum = name in _STRETCHES or (name in _SUMS and not kwargs)
-    is_product = name in _PRODUCTS and len(names) == 1 and not kwargs
+    is_real = not any(isinstance(leaf, Tensor) and leaf.is_complex() for leaf in leaves)
+    is_sum = name in _STRETCHES or (name in _SUMS and not kwargs and is_real)
+    is_product = name in _PRODUCTS and len(names) == 1 and not kwargs and is_real
     if kwargs.get("out") is not None or (writes(name, kwargs) and 0 in names):
         raise UnrecordedError(f"the operation '{name}' on a parameter")
     # A value that is overwritten is needed as it was; others must not change until the gradients are computed.

@@ -14,6 +14,7 @@ from algorithms.gradients.grad_sample_recorder import (
     Gradients,
     GradSampleRecorder,
     Kwargs,
+    has_gradient,
     name_of,
     tensors_in,
 )
@@ -34,7 +35,7 @@ def general(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) ->
     if writes(name, kwargs):
         raise UnrecordedError(f"the operation '{name}' on a parameter")
     outputs = tensors_in(output)
-    if name in WITHOUT_GRADIENT or not any(part.is_floating_point() for part in outputs):
+    if name in WITHOUT_GRADIENT or not any(map(has_gradient, outputs)):
         return output
     leaves, structure = tree_flatten((args, kwargs))
     tape.without_rule.add(name)
@@ -85,7 +86,7 @@ def _several(
 
             return _one_by_one(one, taken, names, [layout], [errors], tape.batch)
 
-        kept.append(tape.keep(leaf, gradients, *values) if leaf.is_floating_point() else leaf)
+        kept.append(tape.keep(leaf, gradients, *values) if has_gradient(leaf) else leaf)
     return tree_unflatten(kept, structure)
 
 

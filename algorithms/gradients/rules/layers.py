@@ -190,7 +190,7 @@ def repeated(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -
     out, batch, name = tape.output_layout, tape.batch, str(tape.name(parameter))
     shape = (1,) * (len(times) - parameter.dim()) + tuple(parameter.shape)
     times = [1] * (len(shape) - len(times)) + times
-    if kwargs or out.folded % shape[out.dimension]:
+    if kwargs or out.alternates or out.folded % shape[out.dimension]:
         return general(tape, func, args, kwargs)
     times[out.dimension] = out.folded // shape[out.dimension]
     # Split every dimension into repetitions and the parameter's own, with the batch first as in `by_record`.

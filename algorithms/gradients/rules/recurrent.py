@@ -339,7 +339,7 @@ def _run(
     layout = tape.layout_if_any(input)
     if layout is None or layout.dimension != (0 if settings.batch_first else 1):
         raise UnrecordedError("a recurrent layer whose records are in another dimension")
-    layout = Layout(1, layout.folded)  # sequences are [length, batch, width] inside
+    layout = layout._replace(dimension=1)  # sequences are [length, batch, width] inside
     sequence = input.transpose(0, 1) if settings.batch_first else input
     ends = []
     for index in range(settings.layers):

@@ -19,6 +19,7 @@ from algorithms.gradients.grad_sample_recorder import (
     Gradients,
     GradSampleRecorder,
     Kwargs,
+    has_gradient,
     name_of,
     tensors_in,
 )
@@ -81,7 +82,7 @@ def shared(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> 
     places = [i for i, leaf in enumerate(leaves) if tape.name(leaf) is not None]
     if name in _LIKE_ANOTHER:
         places = [i for i in places if i == 0]
-    free = {i: _followed(tape, leaves[i]) for i in places if leaves[i].is_floating_point()}
+    free = {i: _followed(tape, leaves[i]) for i in places if has_gradient(leaves[i])}
     # Keep tensors that checkpointing would drop: no layer runs again to recompute them.
     with torch.enable_grad(), saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
         some, named = tree_unflatten([free.get(i, leaf) for i, leaf in enumerate(leaves)], structure)
@@ -123,7 +124,7 @@ def pulled_back(tape: GradSampleRecorder, found: dict[str, list[PerExample]]) ->
 def _closed_form(name: str, args: Args, output: Tensor) -> Callable[[PerExample], PerExample | None] | None:
     """A function from the gradients of a single output to those of its parameter, if that needs no graph."""
     parameter = next((arg for arg in args if isinstance(arg, Tensor)), None)
-    if parameter is None:
+    if parameter is None or parameter.is_complex() or output.is_complex():
         return None
     is_moved = name in _MOVES and not all(isinstance(arg, Tensor) for arg in args)  # by a Python number
     if (name in _SAME_ORDER or is_moved) and parameter.numel() == output.numel():

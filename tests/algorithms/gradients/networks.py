@@ -83,6 +83,21 @@ SHARING = {
         ),
         (3, 4),
     ),
+    "folded by time": Spec(
+        lambda: Wired(
+            lambda self, x: self.layer(x.transpose(0, 1).reshape(-1, 4)).view(3, len(x), -1).tanh().sum(0),
+            layer=nn.Linear(4, 5),
+        ),
+        (3, 4),
+    ),
+    "pairs, one after the other in the batch": Spec(
+        lambda: Wired(
+            lambda self, x: (lambda a, b: a * b)(*self.norm(self.layer(torch.cat(x.unbind(1)))).chunk(2)),
+            layer=nn.Linear(4, 5),
+            norm=nn.LayerNorm(5),
+        ),
+        (2, 4),
+    ),
     "low-rank adaptation": Spec(
         lambda: Wired(
             _lora, base=frozen(nn.Linear(4, 3)), down=nn.Linear(4, 2, bias=False), up=nn.Linear(2, 3)
@@ -100,6 +115,16 @@ def _in_several_forms(self: Wired, x: Tensor) -> Tensor:
 
 
 OF_PARAMETERS = {
+    "filter by the Fourier transform": Spec(
+        lambda: Wired(
+            lambda self, x: torch.fft.irfft(
+                torch.fft.rfft(x) * torch.fft.rfft(self.w) * self.scale + self.w[0], n=6
+            ),
+            w=_parameter(6),
+            scale=_parameter(4),
+        ),
+        (3, 6),
+    ),
     "weight in several forms": Spec(
         lambda: Wired(_in_several_forms, w=_parameter(4, 4), scale=_parameter(4, 1)), (4,)
     ),
@@ -134,6 +159,13 @@ OF_PARAMETERS = {
 }
 
 WITHOUT_RULE = {
+    "complex weight": Spec(
+        lambda: Wired(
+            lambda self, x: functional.linear(torch.view_as_complex(x), torch.view_as_complex(self.w)).abs(),
+            w=_parameter(3, 4, 2),
+        ),
+        (4, 2),
+    ),
     "distances": Spec(lambda: Wired(lambda self, x: torch.cdist(x, self.w), w=_parameter(3, 4)), (2, 4)),
     "einsum with a parameter twice": Spec(
         lambda: Wired(lambda self, x: torch.einsum("bi,ij,jk->bk", x, self.w, self.w), w=_parameter(4, 4)),
@@ -142,12 +174,9 @@ WITHOUT_RULE = {
 }
 
 AS_A_WHOLE = {
-    "folded by time": Spec(
-        lambda: Wired(
-            lambda self, x: self.layer(x.transpose(0, 1).reshape(-1, 4)).view(3, len(x), -1).tanh().sum(0),
-            layer=nn.Linear(4, 5),
-        ),
-        (3, 4),
+    "lstm with projections": Spec(
+        lambda: Wired(lambda self, x: self.layer(x)[0], layer=nn.LSTM(3, 4, proj_size=2, batch_first=True)),
+        (4, 3),
     ),
 }
 
