@@ -1,9 +1,11 @@
 """Cards and files small enough to write by hand."""
 
 import gzip
+import io
 import json
 import struct
-from collections.abc import Callable
+import tarfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,34 @@ import pytest
 from numpy.typing import NDArray
 from ruamel.yaml import YAML
 
+from data.readers.of_rows import RowReader
+from data.readers.records import Records, whole
 from data.schema.card import DataCard
 
 Document = dict[str, Any]
 CardOf = Callable[..., DataCard]
 Store = Callable[..., Path]
+
+
+def named_files(*names: str) -> Document:
+    """Files of a card, each in the project's root under its own name, with a checksum of its own."""
+    return {name: {"path": name, "sha256": str(place) * 64} for place, name in enumerate(names, start=1)}
+
+
+def train_records(card: DataCard, path: Path) -> Records:
+    """The records to train on of a table in one file."""
+    assert card.reader.kind in ("csv", "parquet")
+    return whole(RowReader(card.reader, card.known, (), {"train": path}).read()).train
+
+
+def tar(path: Path, members: Mapping[str, bytes]) -> Path:
+    """A tar archive, packed as its name says."""
+    with tarfile.open(path, f"w:{path.suffix[1:]}") as packed:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            packed.addfile(member, io.BytesIO(content))
+    return path
 
 
 @pytest.fixture
