@@ -20,6 +20,7 @@ from data.prepare.prepared import block_digests
 from flows.cli import main
 from tasks import train
 from tasks.runs.stages import StageRefusedError
+from tests.support.workspace import killed_in
 from tests.tasks.test_retraining import Place
 from tests.tasks.test_retraining import place as place
 
@@ -92,8 +93,7 @@ def test_a_run_that_is_repeated_with_other_code_gives_no_second_model_for_one_ch
         settle(*given, **named)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Ledger, "settle", killed)
+    with killed_in(Ledger, "settle", killed):
         train.main()
     with monkeypatch.context() as patch, pytest.raises(RefusedError, match="settled with another model"):
         patch.setattr(train, "by_name", lambda model: {k: v + 1 for k, v in by_name(model).items()})

@@ -28,24 +28,16 @@ from tasks.predict import predict
 from tasks.runs.encoders import reader_of
 from tasks.runs.own_code import has_changed
 from tasks.runs.preflight import outlook
+from tests.support.cards import card
 from tests.support.public_texts import WORDS, publish
 from tests.support.workspace import Workspace
 
-CARD: dict[str, Any] = {
-    "name": "mine",
-    "title": "Made-up records",
-    "source": "this test",
-    "licence": "CC0",
-    "citation": "none",
-    "public": False,
-    "unit": "one person",
-    "population": "mine",
-    "cap": {"epsilon": 10.0, "delta": 0.01},
-    "holdout": "public",
-    "records": {"at_most": 400},
-    "classes": ["no", "yes"],
-    "split": {"salt": "mine", "test_fraction": 0.3},
-}
+CARD = card(
+    "mine",
+    records={"at_most": 400},
+    classes=["no", "yes"],
+    split={"salt": "mine", "test_fraction": 0.3},
+)
 RUN: dict[str, Any] = {
     "privacy": {"epsilon": 3.0, "delta": 1e-5},
     "algorithm": {"name": "dp_sgd", "sampling_rate": 0.2, "steps": 5},
@@ -179,15 +171,8 @@ def test_a_folder_of_images_goes_from_its_card_to_predictions(
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(folder / f"{place:02}.png")
     (workspace.root / "photos/no/broken.png").write_bytes(b"broken")
-    encoder = {"name": "tests.support.tiny_encoder:make", "settings": {}}
-    reader = {"kind": "images", "mode": "L"}
-    declared(
-        "photos",
-        {"transform": "encoder", "encoder": encoder},
-        reader=reader,
-        shape=[1, 8, 8],
-        unit="one image",
-    )
+    data = {"transform": "encoder", "encoder": {"name": "tests.support.tiny_encoder:make", "settings": {}}}
+    declared("photos", data, reader={"kind": "images", "mode": "L"}, shape=[1, 8, 8], unit="one image")
     counts = look("mine", workspace.root, counted=True).counts or {}
     assert {name: count for name, count in counts.items() if "stand-in" in name} in (
         {"train: not read as images, the stand-in": 1},

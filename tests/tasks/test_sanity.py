@@ -134,9 +134,7 @@ def test_a_run_that_was_begun_is_paid_for_and_goes_on_unasked(
     assert spoiled.runs == 1
 
 
-def test_of_public_records_it_is_only_said(
-    spoiled: Visits, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_of_public_records_it_is_only_said(spoiled: Visits, caplog: pytest.LogCaptureFixture) -> None:
     spoiled.prepare(CARD.replace("public: false", "public: true").replace("keyed_sha256", "sha256"))
     spoiled.place.set("algorithm", update={"learning_rate": 1e9})
     spoiled.train()
