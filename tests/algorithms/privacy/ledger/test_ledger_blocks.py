@@ -14,7 +14,6 @@ from tests.algorithms.privacy.ledger import conftest
 from tests.algorithms.privacy.ledger.conftest import CAP, ONE, declared
 from tests.support.refusals import check_refusals
 
-NOTHING = Budget(0.0, 0.0)
 EVENTS = [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 1.1}, "count": 3}]
 reserve = partial(conftest.reserve, events=EVENTS)
 
