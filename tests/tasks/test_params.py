@@ -13,6 +13,7 @@ from tasks.config import params
 from tasks.config.params import GROUPS, Model, ParamsRefusedError, load, parse
 from tests.support.changed import changed
 from tests.support.checkout import PROJECT
+from tests.support.refusals import refused
 
 PARAMS = PROJECT / "params.yaml"
 
@@ -69,10 +70,8 @@ def test_the_projects_own_file_is_valid() -> None:
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_its_path(key: str, value: object) -> None:
-    with pytest.raises(ParamsRefusedError) as refusal:
+    with refused(re.escape(key), ParamsRefusedError):
         parse(with_value(key, value))
-    assert key in str(refusal.value)
-    assert "\n" not in str(refusal.value)
 
 
 def test_a_setting_of_a_librarys_model_is_given_once() -> None:
@@ -139,9 +138,8 @@ def test_a_group_that_a_stage_does_not_declare_cannot_be_read() -> None:
 )
 def test_a_file_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "params.yaml").write_text(text)
-    with pytest.raises(ParamsRefusedError, match=r"params\.yaml") as refusal:
+    with refused(r"params\.yaml", ParamsRefusedError):
         load(tmp_path / "params.yaml", reads=("privacy",))
-    assert "\n" not in str(refusal.value)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

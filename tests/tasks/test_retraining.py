@@ -102,6 +102,11 @@ class Place:
         return list(dict.fromkeys(row.run_id or "" for row in self.ledger.history() if row.kind == kind))
 
 
+def disk_full(*_: Any, reserve: Callable[[], None], **__: Any) -> None:
+    reserve()
+    raise OSError("no space left")
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     for folder in ("weeks", "data/cards", ".dvc/tmp"):
@@ -169,12 +174,8 @@ def test_a_cancelled_run_is_taken_up_first_by_whatever_comes_next(place: Place) 
 def test_a_fault_that_lasts_forfeits_nothing_and_the_run_goes_on_when_it_has_ended(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: Any, reserve: Callable[[], None], **__: Any) -> None:
-        reserve()
-        raise OSError("no space left")
-
     with monkeypatch.context() as patch:
-        patch.setattr(train, "run_training", fails)
+        patch.setattr(train, "run_training", disk_full)
         for week in range(6):  # and it comes before what is due
             found = place.deliver(week)
             (run_id,) = place.rows("reserve")
@@ -189,13 +190,9 @@ def test_a_fault_that_lasts_forfeits_nothing_and_the_run_goes_on_when_it_has_end
 def test_a_person_ends_what_keeps_failing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (place.root / "params.yaml").read_text()
 
-    def fails(*_: Any, reserve: Callable[[], None], **__: Any) -> None:
-        reserve()
-        raise OSError("no space left")
-
     YAML(typ="safe", pure=True).dump(SETTINGS, place.root / "retrain.yaml")
     with monkeypatch.context() as patch:
-        patch.setattr(train, "run_training", fails)
+        patch.setattr(train, "run_training", disk_full)
         place.deliver()
     asked = CliRunner().invoke(app, ["retrain", "--give-up"], input="n\n")
     assert (asked.exit_code, place.rows("forfeit")) == (2, [])

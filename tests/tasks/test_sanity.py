@@ -21,6 +21,7 @@ from tasks.config.params import GROUPS, Params
 from tasks.runs import preflight
 from tasks.runs.preflight import outlook
 from tests.support.checkout import PROJECT
+from tests.support.refusals import refused
 from tests.tasks.test_again import Terminal
 from tests.tasks.test_paid_for import CARD, Visits
 from tests.tasks.test_paid_for import visits as visits
@@ -97,9 +98,8 @@ def nothing_is_reserved(visits: Visits) -> bool:
 def test_without_a_person_it_is_refused_and_nothing_is_reserved(
     spoiled: Visits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(RefusedError, match=r"one step moves .* EPSILONFLOW_TRAIN_ANYWAY=yes") as refusal:
+    with refused(r"one step moves .* EPSILONFLOW_TRAIN_ANYWAY=yes"):
         spoiled.train()
-    assert "\n" not in str(refusal.value)
     assert nothing_is_reserved(spoiled)
     monkeypatch.setenv("EPSILONFLOW_TRAIN_ANYWAY", "yes")
     spoiled.train()
