@@ -243,22 +243,6 @@ def test_the_rows_of_a_query_have_a_digest_in_any_order(
     assert found["other"] == found[WEEKS[0]] != found[WEEKS[1]]
 
 
-def test_honest_weekly_files_share_no_digest(folder_card: Document, card_of: CardOf, tmp_path: Path) -> None:
-    """The same quota of each age every week, and few of whom anything else is said: 50 pairs, none the same."""
-    card, draw = card_of(folder_card), random.Random(1)
-
-    def week() -> list[str]:
-        people = [(age, "no" if draw.random() < 0.05 else "yes") for age in range(24) for _ in range(12)]
-        draw.shuffle(people)
-        return [f"{age},Rome,{answer}" for age, answer in people]
-
-    for _ in range(50):
-        write_week(tmp_path, "one", week())
-        write_week(tmp_path, "other", week())
-        found = digests_of(card, ("one", "other"), tmp_path)
-        assert not found["one"] & found["other"]
-
-
 def test_small_blocks_of_few_kinds_share_a_digest_only_where_all_their_rows_are_the_same(
     folder_card: Document, card_of: CardOf, tmp_path: Path
 ) -> None:
