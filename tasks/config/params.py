@@ -215,8 +215,6 @@ MODELS: Mapping[str, type[Group]] = {
 }
 GROUPS = ("data", "privacy", "features", "algorithm", "model", "performance", "tracking", "ledger")
 OPTIONAL = ("features", "performance", "tracking", "ledger")
-WITHOUT_EFFECT = ("performance", "tracking", "ledger")
-"""Groups that never change a result, so that no stage of dvc.yaml depends on them."""
 
 
 if TYPE_CHECKING:

@@ -23,6 +23,13 @@ FEATURES, RECORDS, DELTA = 20, 1000, 1e-6
 PURE = Target(Budget(1.0, 0.0), "pure")
 APPROXIMATE = Target(Budget(1.0, DELTA))
 
+SIZES = torch.linspace(0.1, 5.0, FEATURES, dtype=torch.float64)
+
+
+def bowl(theta: Tensor) -> Tensor:
+    """The gradient of a quadratic with its least value away from the origin."""
+    return SIZES * (theta - 1.0)
+
 
 @dataclass(frozen=True)
 class Box:

@@ -11,7 +11,7 @@ from torch import Tensor
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import Answer, multiplier_at
 from algorithms.core.optimizers import OptimizerConfig
-from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.errors import RefusedError
 from algorithms.methods.adp_sgd import ADPSGD, Decay, allocated, square_without_noise
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.privacy.accounting.budget import Budget
@@ -111,12 +111,6 @@ def test_each_release_has_the_noise_of_its_step() -> None:
     assert [row["steps"] for row in plan.method_params["noise"]] == [1] * 6
 
 
-def test_a_step_is_as_long_as_its_schedule_says() -> None:
-    method = ADPSGD(6, 100, decay=STEEP, update=OptimizerConfig(0.5))
-    found = path(method)
-    assert found == pytest.approx((-0.5 * np.cumsum(STEEP.factors(6))).tolist(), rel=1e-5)
-
-
 def test_momentum_goes_over_the_shortened_steps() -> None:
     method = ADPSGD(3, 100, decay=STEEP, update=OptimizerConfig(1.0, momentum=0.5))
     expected = np.cumsum(STEEP.factors(3) * np.array([1.0, 1.5, 1.75]))
@@ -157,13 +151,3 @@ def test_step_sizes_that_are_none_are_refused(decay: Decay, steps: int) -> None:
 def test_a_second_schedule_is_refused() -> None:
     with pytest.raises(RefusedError, match=r"set algorithm\.update\.schedule to constant"):
         ADPSGD(5, 100, update=OptimizerConfig(schedule="linear")).plan(TARGET, PUBLIC)
-
-
-def test_a_step_beyond_the_plan_is_refused() -> None:
-    method = ADPSGD(2, 100)
-    plan = by_hand(method)
-    state = method.init(torch.zeros(10), plan)
-    for _ in range(2):
-        state = method.step(state, plan, Slope())  # type: ignore[arg-type]
-    with pytest.raises(BudgetRefusedError, match="no further release"):
-        method.step(state, plan, Slope())  # type: ignore[arg-type]

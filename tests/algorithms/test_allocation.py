@@ -23,35 +23,17 @@ FIVE = [Stage(5, 0.2)]
 ONES = np.ones(5)
 
 # Computed independently of this project, for T = 5, mu = .02, L = 5, a = .2, S_1 = 40, n = 100,000, epsilon = 1.
-A = [0.3080087433341104, 0.32880414327083357, 0.351003557437306, 0.374701778718653, 0.4]
-EPSILONS = [
-    0.1913849930592412,
-    0.19559869801234167,
-    0.19990517570142302,
-    0.20430646869487507,
-    0.20880466453211913,
-]
-SCALES = [
-    0.002090028029920738,
-    0.002045003387367953,
-    0.002000948692781408,
-    0.0019578430509578563,
-    0.0019156660168311063,
-]
+A = [0.3080087433341, 0.3288041432708, 0.3510035574373, 0.3747017787187, 0.4]
+EPSILONS = [0.1913849930592, 0.1955986980123, 0.1999051757014, 0.2043064686949, 0.2088046645321]
+SCALES = [0.002090028029921, 0.002045003387368, 0.002000948692781, 0.001957843050958, 0.001915666016831]
 BOUND = 7.21335460057625  # from a potential of 10, d = 20
-SCALES_OF_SAMPLES = [
-    0.013042803376623552,
-    0.012889528869936011,
-    0.012738405213924955,
-    0.012589378815364137,
-    0.012442396842701438,
-]
+SCALES_OF_SAMPLES = [0.01304280337662, 0.01288952886994, 0.01273840521392, 0.01258937881536, 0.0124423968427]
 SCALES_OF_SAMPLES_AS_PRINTED = [
-    0.012923065962212219,
-    0.01282823603097975,
-    0.012734497685435725,
-    0.012641830619941577,
-    0.012550214912625661,
+    0.01292306596221,
+    0.01282823603098,
+    0.01273449768544,
+    0.01264183061994,
+    0.01255021491263,
 ]
 
 
@@ -90,9 +72,6 @@ def test_stages_grow_as_published(condition_number: float, lengths: list[int]) -
     stages = growing_stages(sum(lengths), 0.5, condition_number)
     assert [stage.steps for stage in stages] == lengths
     assert [stage.step_size for stage in stages] == [0.5, *(0.5 / 4.0**k for k in range(2, len(lengths) + 1))]
-
-
-def test_later_stages_are_the_reference_values_for_an_ill_conditioned_objective() -> None:
     assert [stage.steps for stage in growing_stages(10_000, 1.0, 500.0)][1:5] == [188, 376, 752, 1504]
 
 
@@ -187,9 +166,5 @@ def test_grouping_keeps_the_iterations_and_almost_all_of_the_gain(stages: list[S
     best = np.sum(np.cbrt(exact)) ** 3
     rough = np.repeat(divide_epsilon(1.0, values, counts), counts)
     assert best <= np.sum(exact / rough**2) <= 1.02 * best
-
-
-def test_equal_coefficients_are_one_group() -> None:
-    values, counts = in_levels(np.full(7, 0.25), 24)
-    assert values == pytest.approx([0.25], rel=1e-6)
-    assert counts.tolist() == [7]
+    values, counts = in_levels(np.full(7, 0.25), 24)  # equal ones are one group
+    assert (values.tolist(), counts.tolist()) == ([pytest.approx(0.25, rel=1e-6)], [7])

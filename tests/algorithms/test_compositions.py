@@ -112,21 +112,6 @@ def test_a_schedule_begins_at_the_full_rate_and_shortens_later_steps(name: str, 
     assert 0 < last < 0.5 * full
 
 
-@every_name
-def test_momentum_begins_with_the_plain_step_and_goes_another_way(name: str) -> None:
-    found, without = walk(method(name, momentum=0.9), model_for(name)), plain(name)
-    assert torch.equal(found.iterates[:2], without.iterates[:2])
-    assert not torch.allclose(found.iterates[2], without.iterates[2])
-
-
-@every_name
-def test_adam_moves_all_coordinates_by_as_much_at_first(name: str) -> None:
-    found = walk(method(name, optimizer="adam", momentum=0.9), model_for(name))
-    first = (found.iterates[1] - found.iterates[0]).abs()
-    assert bool((first > 0).any())
-    torch.testing.assert_close(first[first > 0], first.max().expand_as(first[first > 0]), rtol=1e-3, atol=0.0)
-
-
 @pytest.mark.parametrize(
     ("name", "averaging"), [*((name, "tail") for name in NAMES), ("dp_sgd", "ema"), ("dpis", "ema")]
 )

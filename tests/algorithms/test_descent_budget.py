@@ -16,7 +16,7 @@ from algorithms.methods.dp_agd import DPAGD, OURS
 from algorithms.models import LossBounds
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.epsilon import rdp
-from algorithms.privacy.mechanisms.release import Gaussian, Gumbel, Laplace, Poisson
+from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Gumbel, Laplace, Poisson, Sampling
 from tests.algorithms.descent import (
     DELTA,
     EPSILON,
@@ -38,7 +38,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("seed", "settings"), enumerate(SETTINGS))
+@pytest.mark.parametrize(("seed", "settings"), [*enumerate(SETTINGS)])
 def test_spends_at_most_its_rho_by_an_independent_sum(settings: dict[str, Any], seed: int) -> None:
     method = DPAGD(**settings)
     plan = planned(method)
@@ -56,18 +56,6 @@ def test_the_whole_rho_is_that_of_the_target() -> None:
     conversion = np.log1p(-1 / order) - np.log(DELTA * order) / (order - 1)
     assert (order * plan.filter.rho + conversion).min() == pytest.approx(EPSILON, rel=1e-6)
     assert plan.cost.epsilon <= EPSILON
-
-
-def test_without_a_rejection_all_planned_iterations_fit() -> None:
-    method = DPAGD(iterations=23)
-    plan = planned(method)
-    barrier = Scripted(plan, chosen=[1] * 23)
-    state = method.init(torch.zeros(2), plan)
-    for _ in range(plan.steps):
-        state = stepped(method, state, plan, barrier)
-    assert plan.steps == 23
-    assert method.step(state, plan, barrier) is None  # type: ignore[arg-type]
-    assert len(barrier.asked) == 46
 
 
 def test_where_a_selection_is_not_afforded_the_run_ends_without_a_step() -> None:
@@ -139,8 +127,9 @@ def test_the_order_of_a_sampled_run_leaves_the_least_noise() -> None:
         assert float(rdp([(event, 12)], orders=(float(order),))[0]) > (1 - 0.003) * limit * (1 - 1e-3)
 
 
-def test_all_planned_iterations_of_a_sampled_run_fit() -> None:
-    method = DPAGD(sampling_rate=0.1, iterations=9)
+@pytest.mark.parametrize(("rate", "sampling"), [(None, FullBatch()), (0.1, Poisson(0.1))])
+def test_without_a_rejection_all_planned_iterations_fit(rate: float | None, sampling: Sampling) -> None:
+    method = DPAGD(sampling_rate=rate, iterations=9)
     plan = planned(method)
     barrier = Scripted(plan, chosen=[1] * 9)
     state = method.init(torch.zeros(2), plan)
@@ -148,7 +137,7 @@ def test_all_planned_iterations_of_a_sampled_run_fit() -> None:
         state = stepped(method, state, plan, barrier)
     assert plan.steps == 9
     assert method.step(state, plan, barrier) is None  # type: ignore[arg-type]
-    assert all(release.sampling == Poisson(0.1) for release in barrier.asked)
+    assert [release.sampling for release in barrier.asked] == [sampling] * 18
 
 
 def test_a_private_number_of_records_is_not_asked_for() -> None:

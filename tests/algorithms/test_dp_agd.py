@@ -12,7 +12,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from algorithms.core.method import Plan
 from algorithms.methods.dp_agd import DPAGD, Measured, State
-from algorithms.privacy.mechanisms.release import FullBatch
 from tests.algorithms.descent import (
     FEATURES,
     RECORDS,
@@ -177,10 +176,3 @@ def test_settings_are_read_strictly_from_json() -> None:
     for broken in ('{"gamma": 0}', '{"iterations": 0}', '{"steps": 3}', '{"steps_grid": [0, -1]}'):
         with pytest.raises(ValidationError):
             adapter.validate_json(broken)
-
-
-def test_samples_and_all_records_are_asked_as_such() -> None:
-    plan = planned(DPAGD())
-    barrier = Scripted(plan, chosen=[1])
-    DPAGD().step(DPAGD().init(torch.zeros(2), plan), plan, barrier)  # type: ignore[arg-type]
-    assert all(release.sampling == FullBatch() for release in barrier.asked)

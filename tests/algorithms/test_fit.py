@@ -85,18 +85,8 @@ def test_it_is_the_pipelines_run_for_the_same_seed_and_settings(workspace: Works
     data = load_as(workspace.root / "datasets/prepared", workspace.public)
     start = build("softmax", input_shape=workspace.public.input_shape, classes=10, seed=0).module
     method = DPSGD(steps=6, expected_batch_size=64, update=OptimizerConfig(momentum=0.9, averaging="ema"))
-    result = fit(
-        start,
-        nn.CrossEntropyLoss(),
-        data.train_features,
-        data.train_labels,
-        method=method,
-        epsilon=3,
-        delta=1e-5,
-        public=True,
-        noise="seeded",
-        seed=0,
-    )
+    own, how = (data.train_features, data.train_labels), {"public": True, "noise": "seeded", "seed": 0}
+    result = fit(start, nn.CrossEntropyLoss(), *own, method=method, epsilon=3, delta=1e-5, **how)
     assert dict(result.epsilon) == workspace.receipt["epsilon"]
     found = result.model.state_dict()
     assert found.keys() == expected.keys()
@@ -328,6 +318,12 @@ def _texts() -> tuple[dict[str, Any], Any]:
     return {"input_ids": ids, "attention_mask": there.astype(int)}, there
 
 
+STRUCTURED = (
+    *("tokens of texts", "several labels", "the next token", "tokens without a mapping"),
+    *("pixels", "numbers and categories", "several numbers"),
+)
+
+
 def _structured(name: str) -> tuple[nn.Module, str, Any, Any]:
     """A model, its loss, records and targets that are more than one array or one number each."""
     (texts, there), draw = _texts(), np.random.default_rng(2)
@@ -388,18 +384,7 @@ def _own_loss(model: nn.Module, loss: str, X: Any, y: Any, place: int) -> Tensor
     return functional.cross_entropy(outputs, target)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "tokens of texts",
-        "several labels",
-        "the next token",
-        "tokens without a mapping",
-        "pixels",
-        "numbers and categories",
-        "several numbers",
-    ],
-)
+@pytest.mark.parametrize("name", STRUCTURED)
 def test_records_and_targets_of_several_parts(name: str) -> None:
     """A step over all records without noise or clipping is PyTorch's own, and a private one trains.
 
@@ -459,17 +444,9 @@ def test_records_that_mix_through_one_of_their_parts_are_refused(part: str, own_
             return super().forward(numbers + of_all, city, kind, known_mask)
 
     _, loss, X, y = _structured("numbers and categories")
+    method, people = DPSGD(steps=2, expected_batch_size=8), {"population": "visits", "cap": (9.0, 0.5)}
     with pytest.raises(RefusedError, match="mixes records"):
-        call(
-            model=Mixing(),
-            loss=loss,
-            X=X,
-            y=y,
-            method=DPSGD(steps=2, expected_batch_size=8),
-            delta=1e-2,
-            population="visits",
-            cap=(9.0, 0.5),
-        )
+        call(model=Mixing(), loss=loss, X=X, y=y, method=method, delta=1e-2, **people)
     assert ledger_rows(own_home) == []
 
 

@@ -7,31 +7,22 @@ from typing import Any
 import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
-from torch import Tensor
 
-from algorithms.core.method import Plan, Target
-from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.core.method import Target
+from algorithms.errors import RefusedError
 from algorithms.methods.momentum import HeavyBall, Nesterov
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.events import run_lengths
 from tests.algorithms.box import (
     APPROXIMATE,
     FEATURES,
     PURE,
     RECORDS,
+    bowl,
     box,
     descended,
-    model,
     public,
     run,
 )
-
-SIZES = torch.linspace(0.1, 5.0, FEATURES, dtype=torch.float64)
-
-
-def bowl(theta: Tensor) -> Tensor:
-    """The gradient of a quadratic with its least value away from the origin."""
-    return SIZES * (theta - 1.0)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, None])
@@ -84,34 +75,6 @@ def test_gaussian_noise_on_samples_is_accounted_by_renyi() -> None:
     plan = method.plan(Target(Budget(1.0, 1e-6), "rdp"), public())
     assert 0.99 < plan.cost.epsilon <= 1.0
     assert plan.noise_multiplier < HeavyBall(20).plan(APPROXIMATE, public()).noise_multiplier
-
-
-@pytest.mark.parametrize(
-    ("method", "target"),
-    [
-        (HeavyBall(8, noise="laplace"), PURE),
-        (HeavyBall(8, noise="laplace", batch_size=50), PURE),
-        (HeavyBall(8), APPROXIMATE),
-        (Nesterov(60, noise="laplace"), PURE),
-        (Nesterov(60, noise="laplace", batch_size=50, variant="masg_opt"), PURE),
-        (Nesterov(60, variant="masg_opt"), APPROXIMATE),
-    ],
-)
-def test_asks_what_it_planned_and_no_more(method: HeavyBall | Nesterov, target: Target) -> None:
-    plan = reread(method.plan(target, public()))
-    _, trace, watching = run(method, plan, box())
-    assert run_lengths(trace.events()) == list(plan.schedule)
-    assert len(trace.events()) == plan.steps
-    with pytest.raises(BudgetRefusedError, match="no further release"):
-        method.step(method.init(model().initial_parameters(), plan), plan, watching.barrier)
-
-
-def reread(plan: Plan) -> Plan:
-    """The plan as a later stage reads it, which must be the same."""
-    read = Plan.from_json(json.loads(json.dumps(plan.to_json())))
-    read.check()
-    assert read == plan
-    return read
 
 
 @pytest.mark.parametrize("batch_size", [None, 50])

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from algorithms.core.method import Plan, Target
-from algorithms.errors import BudgetRefusedError
 from algorithms.methods.momentum import (
     Curve,
     Nesterov,
@@ -24,7 +23,7 @@ from tests.algorithms.box import (
     APPROXIMATE,
     FEATURES,
     PURE,
-    RECORDS,
+    bowl,
     box,
     descended,
     objective,
@@ -33,13 +32,7 @@ from tests.algorithms.box import (
 )
 
 MANY = 100_000
-SIZES = torch.linspace(0.1, 5.0, FEATURES, dtype=torch.float64)
 PAPER: dict[str, Any] = {"noise": "laplace", "smoothness": 5.1, "smoothness_is_data_dependent": True}
-
-
-def bowl(theta: Tensor) -> Tensor:
-    """The gradient of a quadratic with its least value away from the origin."""
-    return SIZES * (theta - 1.0)
 
 
 def multipliers(plan: Plan) -> np.ndarray:
@@ -69,23 +62,6 @@ def test_on_exact_gradients_it_is_nesterovs_method_with_restarts() -> None:
             now, before = ahead - size * (bowl(ahead) + 2.0 * ahead), now
             expected.append(now)
     torch.testing.assert_close(descended(method, plan, bowl), expected, rtol=1e-12, atol=1e-14)
-
-
-def test_it_is_faster_than_gradient_descent() -> None:
-    method = Nesterov(150, variant="nag", noise="laplace")
-    least = SIZES / (SIZES + 0.02)
-    last = descended(method, method.plan(PURE, public()), bowl)[-1]
-    assert float((last - least).norm()) < 1e-4 < float((least * (1 - 0.12 / 5.02) ** 150).norm())
-
-
-def test_the_gradient_is_asked_for_ahead_of_the_iterate() -> None:
-    method = Nesterov(3, variant="nag", noise="laplace", start=1.0, regularisation=0.5)
-    plan = method.plan(PURE, public())
-    _, _, watching = run(method, plan, box())
-    size, beta = plan.method_params["stages"][0]["step_size"], plan.method_params["stages"][0]["momentum"]
-    first, second = watching.points[:2]
-    moved = first - size * (watching.answers[0] + first)
-    torch.testing.assert_close(second, moved + beta * (moved - first), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -157,13 +133,6 @@ def test_a_granted_delta_scales_the_same_course_down() -> None:
     ratios = multipliers(pure) / multipliers(approximate)
     assert ratios.min() == pytest.approx(ratios.max(), rel=1e-9)
     assert 2.0 < ratios.min() < 2.5
-
-
-def test_after_the_plan_there_is_no_iteration() -> None:
-    plan = Nesterov(10, variant="nag", noise="laplace").plan(PURE, public(RECORDS))
-    assert iteration(plan, 9).restarts is False
-    with pytest.raises(BudgetRefusedError, match="no further release"):
-        iteration(plan, 10)
 
 
 @pytest.fixture(scope="module")

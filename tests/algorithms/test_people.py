@@ -13,14 +13,10 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Engine
 from algorithms.models import Model, build
 from algorithms.models.objectives import IGNORED
-from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.filters import ScheduleFilter
-from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.barrier.trace import Trace
-from algorithms.privacy.mechanisms.noise import seeded_generator
-from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
+from algorithms.privacy.mechanisms.release import Gaussian
 from data.readers.records import Records
 from tests.algorithms import bench
+from tests.algorithms.privacy.test_barrier import barrier
 
 ROWS, PEOPLE = 3, 10
 COUNTS = torch.tensor([1, 2, 3, 3, 2, 1, 3, 1, 2, 3])
@@ -85,31 +81,12 @@ def test_a_person_s_gradient_is_the_mean_of_its_rows_clipped_once(
     assert torch.linalg.vector_norm(found - wanted) <= 1e-5 * torch.linalg.vector_norm(wanted)
 
 
-@pytest.fixture
-def barrier() -> Callable[[Model, Tensor, Tensor, list[Release]], Barrier]:
-    def make(model: Model, inputs: Tensor, labels: Tensor, asked: list[Release]) -> Barrier:
-        return Barrier(
-            Records(inputs.numpy(), labels.numpy()),
-            of_people(model, ROWS),
-            spend=ScheduleFilter([(release.event(), 1) for release in asked], Budget(1e9, 1e-5)),
-            generator=seeded_generator(0),
-            delta=1e-5,
-            trace=Trace(),
-            performance=bench.OneLook(),
-        )
-
-    return make
-
-
-def test_what_is_learned_of_people_is_the_mean_of_their_rows(
-    barrier: Callable[[Model, Tensor, Tensor, list[Release]], Barrier],
-) -> None:
+def test_what_is_learned_of_people_is_the_mean_of_their_rows() -> None:
     """With noise far below what is compared; a row that is not there counts for nothing, though it is filled up."""
     model = build("unit_linear", input_shape=(4,), classes=2, seed=0)
     inputs = torch.randn(PEOPLE, ROWS, 4, generator=torch.Generator().manual_seed(2))
     labels, noise = labels_of("class", ()), Gaussian(1e-6)
-    release = total_release(L2(100.0), noise)
-    asked = asked_of_rows(barrier(model, inputs, labels, [release, release]), ROWS)
+    asked = asked_of_rows(barrier(Records(inputs.numpy(), labels.numpy()), of_people(model, ROWS)), ROWS)
     assert asked.input_shape == (4,)
     total = asked.total(lambda row, _label: row * row, bound=L2(100.0), noise=noise)
     means = [(inputs[who, : COUNTS[who]] ** 2).mean(0) for who in range(PEOPLE)]
@@ -121,14 +98,11 @@ def test_what_is_learned_of_people_is_the_mean_of_their_rows(
     assert torch.allclose(moment.float(), torch.stack(squares).sum(0), atol=1e-2)
 
 
-def test_no_person_adds_more_than_the_bound_however_many_rows_it_has(
-    barrier: Callable[[Model, Tensor, Tensor, list[Release]], Barrier],
-) -> None:
+def test_no_person_adds_more_than_the_bound_however_many_rows_it_has() -> None:
     model = build("unit_linear", input_shape=(4,), classes=2, seed=0)
     noise = Gaussian(1e-6)
-    release = total_release(L2(1.0), noise)
     inputs, labels = torch.full((1, ROWS, 4), 50.0), torch.zeros(1, ROWS, dtype=torch.int64)
-    asked = asked_of_rows(barrier(model, inputs, labels, [release, release]), ROWS)
+    asked = asked_of_rows(barrier(Records(inputs.numpy(), labels.numpy()), of_people(model, ROWS)), ROWS)
     total = asked.total(lambda row, _label: row, bound=L2(1.0), noise=noise)
     assert 0.99 < float(total.norm()) < 1.001
     moment = asked.moment(lambda row, _label: row[None], bound=L2(1.0), noise=noise)

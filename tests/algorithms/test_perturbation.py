@@ -21,10 +21,9 @@ from algorithms.models import Model, build
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.epsilon import rdp
 from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent
-from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
-from tests.algorithms.bench import MadeUp, OneLook
+from tests.algorithms.bench import MadeUp
+from tests.algorithms.privacy.test_barrier import barrier
 
 FALSE_ALARM = 1e-6
 WIDTH, LONGEST = 40, 2.0
@@ -56,16 +55,8 @@ def some(count: int, width: int = WIDTH) -> MadeUp:
 def released(
     method: Algorithm[Any], plan: Plan, records: MadeUp, *, seed: int = 7, model: Model = MODEL
 ) -> Tensor:
-    barrier = Barrier(
-        records,
-        model,
-        spend=plan.open_filter(),
-        generator=seeded_generator(seed),
-        delta=plan.target.budget.delta,
-        trace=Trace(),
-        performance=OneLook(),
-    )
-    return method.released(method.step(method.init(model.initial_parameters(), plan), plan, barrier))
+    asked = barrier(records, model, spend=plan.open_filter(), generator=seeded_generator(seed))
+    return method.released(method.step(method.init(model.initial_parameters(), plan), plan, asked))
 
 
 def clipped_gradient(point: NDArray[np.float64], records: MadeUp, clip_norm: float) -> NDArray[np.float64]:

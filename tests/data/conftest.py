@@ -1,9 +1,11 @@
 """Cards and files small enough to write by hand."""
 
 import gzip
+import io
 import json
 import struct
-from collections.abc import Callable
+import tarfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,40 +14,49 @@ import pytest
 from numpy.typing import NDArray
 from ruamel.yaml import YAML
 
+from data.readers.of_rows import RowReader
+from data.readers.records import Records, whole
 from data.schema.card import DataCard
+from tests.support.cards import card, category, csv_of, label, number
 
 Document = dict[str, Any]
 CardOf = Callable[..., DataCard]
 Store = Callable[..., Path]
 
 
+def named_files(*names: str) -> Document:
+    """Files of a card, each in the project's root under its own name, with a checksum of its own."""
+    return {name: {"path": name, "sha256": str(place) * 64} for place, name in enumerate(names, start=1)}
+
+
+def train_records(card: DataCard, path: Path) -> Records:
+    """The records to train on of a table in one file."""
+    assert card.reader.kind in ("csv", "parquet")
+    return whole(RowReader(card.reader, card.known, (), {"train": path}).read()).train
+
+
+def tar(path: Path, members: Mapping[str, bytes]) -> Path:
+    """A tar archive, packed as its name says."""
+    with tarfile.open(path, f"w:{path.suffix[1:]}") as packed:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            packed.addfile(member, io.BytesIO(content))
+    return path
+
+
 @pytest.fixture
 def table() -> Document:
     """The document of a table's card: a number, a category and a label, split by hash."""
-    return {
-        "name": "tiny",
-        "title": "A tiny table",
-        "source": "this test",
-        "licence": "CC0",
-        "citation": "none",
-        "public": False,
-        "unit": "one person",
-        "population": "tiny",
-        "cap": {"epsilon": 1.0, "delta": 1e-5},
-        "holdout": "public",
-        "records": {"at_most": 1000},
-        "classes": ["no", "yes"],
-        "files": {"train": {"path": "tiny.csv", "sha256": "0" * 64}},
-        "split": {"salt": "tiny", "test_fraction": 0.5},
-        "reader": {
-            "kind": "csv",
-            "columns": [
-                {"name": "age", "kind": "numeric", "bounds": [0, 100]},
-                {"name": "town", "kind": "categorical", "categories": ["Rome", "Oslo"]},
-                {"name": "answer", "kind": "label"},
-            ],
-        },
-    }
+    return card(
+        "tiny",
+        cap={"epsilon": 1.0, "delta": 1e-5},
+        records={"at_most": 1000},
+        classes=["no", "yes"],
+        files={"train": {"path": "tiny.csv", "sha256": "0" * 64}},
+        split={"salt": "tiny", "test_fraction": 0.5},
+        reader=csv_of(number("age", 0, 100), category("town", "Rome", "Oslo"), label("answer")),
+    )
 
 
 @pytest.fixture
@@ -55,23 +66,17 @@ def images() -> Document:
         role: {"urls": [f"https://images.invalid/{role}.gz"], "sha256": "0" * 64}
         for role in ("train_images", "train_labels", "test_images", "test_labels")
     }
-    return {
-        "name": "dots",
-        "title": "Dots",
-        "source": "this test",
-        "licence": "CC0",
-        "citation": "none",
-        "public": True,
-        "unit": "one image",
-        "population": "dots",
-        "cap": {"epsilon": 1000000.0, "delta": 1.0},
-        "holdout": "public",
-        "records": {"train": 3, "test": 1},
-        "shape": [1, 2, 2],
-        "classes": ["dark", "light"],
-        "files": homes,
-        "reader": {"kind": "idx"},
-    }
+    return card(
+        "dots",
+        public=True,
+        unit="one image",
+        cap={"epsilon": 1000000.0, "delta": 1.0},
+        records={"train": 3, "test": 1},
+        shape=[1, 2, 2],
+        classes=["dark", "light"],
+        files=homes,
+        reader={"kind": "idx"},
+    )
 
 
 @pytest.fixture

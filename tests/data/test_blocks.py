@@ -2,9 +2,8 @@
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +17,8 @@ from data.schema import registry
 from data.schema.card import DataCard
 from tasks.config.params import ParamsRefusedError, parse
 from tasks.prepare import hide, prepare
+from tests.data.conftest import CardOf, Document, Store
 
-Document = dict[str, Any]
-CardOf = Callable[..., DataCard]
 WEEKS = ("2026-W01", "2026-W02", "2026-W03")
 QUERY = "SELECT week, age, town, answer FROM visits"
 
@@ -70,16 +68,13 @@ def query_card(table: Document, tmp_path: Path) -> tuple[Document, str]:
     return table | {"files": {}, "blocks": source}, url
 
 
-def test_a_folder_has_a_block_a_file(folder_card: Document, card_of: CardOf, tmp_path: Path) -> None:
-    assert blocks.names(card_of(folder_card), root=tmp_path, url=None) == WEEKS
-
-
 def test_a_folder_and_a_query_of_the_same_records_read_the_same(
     folder_card: Document, query_card: tuple[Document, str], card_of: CardOf, tmp_path: Path
 ) -> None:
     document, url = query_card
     files, query = card_of(folder_card), card_of(document)
-    assert blocks.names(query, root=tmp_path, url=url) == WEEKS
+    for card in (files, query):
+        assert blocks.names(card, root=tmp_path, url=url) == WEEKS
     chosen = WEEKS[1:]
     first, second = (whole(read(card, chosen, root=tmp_path, url=url)) for card in (files, query))
     assert len(first.train) + len(first.test) == 20
@@ -114,13 +109,14 @@ def test_a_database_that_does_not_answer_is_refused_without_its_url(
     with pytest.raises(DataRefusedError, match="set VISITS_URL"):
         blocks.names(card_of(document), root=tmp_path, url=None)
     document["blocks"]["query"] = "SELECT week, secret FROM visits"
-    for card, place in ((document, url), (query_card[0], "nosuch://user:hidden@host/db")):
-        with pytest.raises(DataRefusedError, match="cannot be read") as refusal:
-            list(read(card_of(card), WEEKS[:1], root=tmp_path, url=place))
+    others = ("nosuch://user:hidden@host/db", "postgresql+psycopg://me:pass@word:hidden@host/db")
+    for place in (url, *others):
+        with pytest.raises(DataRefusedError, match="cannot be read at the URL in VISITS_URL") as refusal:
+            list(read(card_of(document), WEEKS[:1], root=tmp_path, url=place))
         assert "hidden" not in str(refusal.value)
 
 
-def run(names: list[str], document: Document, store: Callable[..., Path], tmp_path: Path) -> Path:
+def run(names: list[str], document: Document, store: Store, tmp_path: Path) -> Path:
     """Prepares chosen blocks; returns the folder."""
     params = parse({"data": {"dataset": "tiny", "blocks": names}}, reads=("data",))
     cards, folder = store(document), tmp_path / "prepared"
@@ -141,7 +137,7 @@ def test_what_makes_the_blocks_of_private_records_is_described(
 
 
 def test_preparing_reads_the_named_blocks_and_says_so(
-    folder_card: Document, store: Callable[..., Path], tmp_path: Path
+    folder_card: Document, store: Store, tmp_path: Path
 ) -> None:
     folder = run(["2026-W03", "2026-W02"], folder_card, store, tmp_path)
     found, salt = prepared.load(folder), (folder / "salt").read_bytes()
@@ -159,7 +155,7 @@ def test_preparing_reads_the_named_blocks_and_says_so(
 
 
 def test_a_block_that_is_not_there_leaves_everything_as_it_was(
-    folder_card: Document, store: Callable[..., Path], tmp_path: Path
+    folder_card: Document, store: Store, tmp_path: Path
 ) -> None:
     folder = run([], folder_card, store, tmp_path)
     before = (folder / "public.json").read_text()
@@ -168,9 +164,7 @@ def test_a_block_that_is_not_there_leaves_everything_as_it_was(
     assert (folder / "public.json").read_text() == before
 
 
-def test_blocks_of_a_card_without_blocks_are_refused(
-    store: Callable[..., Path], table: Document, tmp_path: Path
-) -> None:
+def test_blocks_of_a_card_without_blocks_are_refused(store: Store, table: Document, tmp_path: Path) -> None:
     with pytest.raises(DataRefusedError, match="says no `blocks`"):
         run(["2026-W01"], table, store, tmp_path)
     with pytest.raises(ParamsRefusedError, match=r"data\.blocks"):
@@ -187,7 +181,7 @@ def test_blocks_of_a_card_without_blocks_are_refused(
     ],
 )
 def test_a_card_that_contradicts_its_blocks_is_refused(
-    folder_card: Document, store: Callable[..., Path], changes: Document, said: str
+    folder_card: Document, store: Store, changes: Document, said: str
 ) -> None:
     with pytest.raises(DataRefusedError, match=said):
         registry.card("tiny", store(folder_card | changes))
@@ -249,22 +243,6 @@ def test_the_rows_of_a_query_have_a_digest_in_any_order(
     assert found["other"] == found[WEEKS[0]] != found[WEEKS[1]]
 
 
-def test_honest_weekly_files_share_no_digest(folder_card: Document, card_of: CardOf, tmp_path: Path) -> None:
-    """The same quota of each age every week, and few of whom anything else is said: 50 pairs, none the same."""
-    card, draw = card_of(folder_card), random.Random(1)
-
-    def week() -> list[str]:
-        people = [(age, "no" if draw.random() < 0.05 else "yes") for age in range(24) for _ in range(12)]
-        draw.shuffle(people)
-        return [f"{age},Rome,{answer}" for age, answer in people]
-
-    for _ in range(50):
-        write_week(tmp_path, "one", week())
-        write_week(tmp_path, "other", week())
-        found = digests_of(card, ("one", "other"), tmp_path)
-        assert not found["one"] & found["other"]
-
-
 def test_small_blocks_of_few_kinds_share_a_digest_only_where_all_their_rows_are_the_same(
     folder_card: Document, card_of: CardOf, tmp_path: Path
 ) -> None:
@@ -309,7 +287,7 @@ def test_nobody_without_the_key_can_test_a_guess_of_a_block(
 
 
 def test_what_prepare_found_is_kept_with_the_records(
-    folder_card: Document, store: Callable[..., Path], tmp_path: Path
+    folder_card: Document, store: Store, tmp_path: Path
 ) -> None:
     (tmp_path / "weeks/again.csv").symlink_to("2026-W01.csv")
     kept = prepared.block_digests(run(["again", *WEEKS[:2]], folder_card, store, tmp_path))
@@ -322,7 +300,7 @@ def test_what_prepare_found_is_kept_with_the_records(
 
 @pytest.mark.parametrize("held_out", [WEEK[::-1], WEEK])
 def test_a_test_file_that_is_exactly_a_block_is_refused(
-    folder_card: Document, store: Callable[..., Path], tmp_path: Path, held_out: list[str]
+    folder_card: Document, store: Store, tmp_path: Path, held_out: list[str]
 ) -> None:
     def hold_out(lines: list[str]) -> Document:
         file = tmp_path / "test.csv"
@@ -365,15 +343,6 @@ def test_declared_names_of_blocks_tell_nothing_of_the_rows(
     with pytest.raises(DataRefusedError, match="no block '2026-W99'"):
         next(read(card, ("2026-W99",), root=tmp_path, url=url))
     assert "names" not in card_of(document).model_dump_json()
-
-
-def test_a_url_that_cannot_be_read_is_refused_without_its_password(
-    query_card: tuple[Document, str], card_of: CardOf, tmp_path: Path
-) -> None:
-    url = "postgresql+psycopg://me:pass@word:hidden@host/db"
-    with pytest.raises(DataRefusedError, match="VISITS_URL") as refusal:
-        blocks.names(card_of(query_card[0]), root=tmp_path, url=url)
-    assert "hidden" not in str(refusal.value)
 
 
 def test_what_dvc_keeps_of_private_records_is_for_their_owner_alone(tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
 """The norms that a card promises of a record's features: no record goes beyond them, and some reach them."""
 
 import csv
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data import public_description
-from data.readers.of_rows import RowReader
-from data.readers.records import whole
 from data.schema import registry
-from data.schema.card import DataCard
+from tests.data.conftest import CardOf, Document, train_records
 
-Document = dict[str, Any]
 NUMBERS = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False).map(repr),
     st.sampled_from(["?", "0", "1", "-1", "1e308", "-1e308", "5e-324"]),
@@ -32,13 +27,9 @@ def columns(draw: st.DrawFn) -> Document:
     scale = draw(st.sampled_from(["linear", "log"]))
     edges = sorted(draw(st.sets(st.floats(-100, 100), min_size=1, max_size=4)))
     unknown = draw(st.sampled_from(["other", "zeros"]))
+    missing = draw(st.sampled_from([low, high]))
     choices: list[Document] = [
-        {
-            "kind": "numeric",
-            "bounds": [low, high],
-            "scale": scale,
-            "missing": draw(st.sampled_from([low, high])),
-        },
+        {"kind": "numeric", "bounds": [low, high], "scale": scale, "missing": missing},
         {"kind": "binned", "edges": edges, "missing": "zeros"},
         {"kind": "categorical", "categories": ["a", "b"], "unknown": unknown},
     ]
@@ -51,37 +42,28 @@ def test_no_record_of_any_table_goes_beyond(
     drawn: list[Document],
     data: st.DataObject,
     table: Document,
-    card_of: Callable[[Document], DataCard],
+    card_of: CardOf,
     tmp_path: Path,
 ) -> None:
     label = {"name": "answer", "kind": "label"}
     named = [column | {"name": f"c{place}"} for place, column in enumerate(drawn)]
-    card = card_of(
-        table | {"reader": {"kind": "csv", "header": False, "missing": ["?"], "columns": [*named, label]}}
-    )
+    reader = {"kind": "csv", "header": False, "missing": ["?"], "columns": [*named, label]}
+    card = card_of(table | {"reader": reader})
     kinds = [TEXTS if column["kind"] == "categorical" else NUMBERS for column in drawn]
     rows = data.draw(st.lists(st.tuples(*kinds), min_size=1, max_size=8))
     with (tmp_path / "t.csv").open("w") as file:
         csv.writer(file, lineterminator="\n").writerows([*row, "no"] for row in rows)
-    assert card.reader.kind == "csv"
-    features = whole(
-        RowReader(card.reader, card.known, (), {"train": tmp_path / "t.csv"}).read()
-    ).train.features
+    features = train_records(card, tmp_path / "t.csv").features
     l1, l2 = public_description(card).feature_norms or (0, 0)
     wide = features.astype(np.float64)
     assert wide.min() >= 0 and wide.sum(axis=1).max() <= l1
     assert (wide**2).sum(axis=1).max() <= len(drawn) and l2 == len(drawn) ** 0.5
 
 
-def test_a_record_can_reach_the_norms(
-    table: Document, card_of: Callable[[Document], DataCard], tmp_path: Path
-) -> None:
+def test_a_record_can_reach_the_norms(table: Document, card_of: CardOf, tmp_path: Path) -> None:
     card = card_of(table)
     (tmp_path / "t.csv").write_text("age,town,answer\n1000,Oslo,no\n")
-    assert card.reader.kind == "csv"
-    features = whole(
-        RowReader(card.reader, card.known, (), {"train": tmp_path / "t.csv"}).read()
-    ).train.features
+    features = train_records(card, tmp_path / "t.csv").features
     norms = (float(np.abs(features).sum()), float(np.linalg.norm(features.astype(np.float64))))
     assert public_description(card).feature_norms == norms == (2, 2**0.5)
 

@@ -5,8 +5,7 @@ import io
 import lzma
 import pickle
 import struct
-import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,13 @@ from data import DataRefusedError
 from data.prepare.fetch import Places, fetch
 from data.prepare.reading import read
 from data.readers import cifar
-from data.readers import cifar as pickles
 from data.readers.records import Parts, whole
 from data.schema import registry
 from data.schema.card import DataCard
 from data.schema.formats import Cifar
+from tests.data.conftest import CardOf, Document, tar
 from tests.data.test_real_sets import MIRROR, needs_mirror
 
-Document = dict[str, Any]
 Batch = tuple[NDArray[np.uint8], list[int], list[int]]
 SHAPE, SIZE = (3, 2, 2), 12
 DECLARED = Cifar(kind="cifar", train=("b1", "b2"), test="t")
@@ -75,12 +73,8 @@ def in_a_pickle(batch: Batch, *, fine: bool, kind: bytes = b"u1") -> bytes:
 
 def archive(path: Path, members: Mapping[str, bytes]) -> Path:
     """A tar archive, packed as its name says, with its members in the reverse order and a file of no interest."""
-    with tarfile.open(path, f"w:{path.suffix[1:]}") as packed:
-        for name, content in [*reversed(members.items()), ("readme.html", b"hello")]:
-            member = tarfile.TarInfo(f"cifar/{name}")
-            member.size = len(content)
-            packed.addfile(member, io.BytesIO(content))
-    return path
+    packed = [*reversed(members.items()), ("readme.html", b"hello")]
+    return tar(path, {f"cifar/{name}": content for name, content in packed})
 
 
 def loose(folder: Path, contents: Mapping[str, bytes]) -> dict[str, Path]:
@@ -145,7 +139,7 @@ def test_a_pickle_that_runs_something_is_refused_and_runs_nothing(tmp_path: Path
 )
 def test_a_pickle_gets_nothing_but_stand_ins(name: str) -> None:
     with pytest.raises(pickle.UnpicklingError, match="no array of bytes needs"):
-        pickles.load(io.BytesIO(b"\x80\x02c" + name.encode() + b"\n."))
+        cifar.load(io.BytesIO(b"\x80\x02c" + name.encode() + b"\n."))
 
 
 def spoiled() -> dict[str, bytes]:
@@ -183,7 +177,7 @@ def test_a_file_that_is_cut_short_or_lacks_a_batch_is_refused(tmp_path: Path, na
 
 
 @pytest.fixture
-def card(images: Document, card_of: Callable[[Document], DataCard]) -> Callable[..., DataCard]:
+def card(images: Document, card_of: CardOf) -> CardOf:
     """The card of an archive, or else of loose batches that only a mirror has."""
 
     def make(alternative: Mapping[str, bytes], **changes: Any) -> DataCard:
@@ -203,7 +197,7 @@ def card(images: Document, card_of: Callable[[Document], DataCard]) -> Callable[
     return make
 
 
-def test_the_set_that_the_mirror_holds_is_taken(card: Callable[..., DataCard], tmp_path: Path) -> None:
+def test_the_set_that_the_mirror_holds_is_taken(card: CardOf, tmp_path: Path) -> None:
     plain = {f"{name}.bin": in_bytes(batch, fine=False) for name, batch in batches().items()}
     places = Places(root=tmp_path, mirror=tmp_path / "mirror", cache=tmp_path / "cache")
     (tmp_path / "mirror" / "dots").mkdir(parents=True)
@@ -214,13 +208,12 @@ def test_the_set_that_the_mirror_holds_is_taken(card: Callable[..., DataCard], t
     assert len(whole(read(card(plain), held)).train) == 8
     only = card(plain, files=card(plain).model_dump(mode="json")["alternatives"][0], alternatives=[])
     held["t"].unlink()
-    with pytest.raises(
-        DataRefusedError, match=r"t\.bin has no public home; put it as dots/t\.bin into a folder"
-    ):
+    words = r"t\.bin has no public home; put it as dots/t\.bin into a folder"
+    with pytest.raises(DataRefusedError, match=words):
         fetch(only, places, key=bytes(32))
 
 
-def test_a_published_md5_is_checked(card: Callable[..., DataCard], tmp_path: Path) -> None:
+def test_a_published_md5_is_checked(card: CardOf, tmp_path: Path) -> None:
     (tmp_path / "dots").mkdir()
     path = archive(tmp_path / "dots" / "a.tar.gz", {})
     places = Places(root=tmp_path, mirror=tmp_path, cache=tmp_path / "cache")
@@ -228,9 +221,8 @@ def test_a_published_md5_is_checked(card: Callable[..., DataCard], tmp_path: Pat
     right = card({}, files={"archive": file}, alternatives=[])
     assert fetch(right, places, key=bytes(32)) == {"archive": path}
     path.write_bytes(b"")
-    with pytest.raises(
-        DataRefusedError, match=r"a\.tar\.gz is truncated or altered, its MD5 is not the declared one"
-    ):
+    words = r"a\.tar\.gz is truncated or altered, its MD5 is not the declared one"
+    with pytest.raises(DataRefusedError, match=words):
         fetch(right, places, key=bytes(32))
 
 
@@ -243,9 +235,7 @@ def test_a_published_md5_is_checked(card: Callable[..., DataCard], tmp_path: Pat
         ({"b1": {"path": "b1.bin", "sha256": "0" * 64}}, "must be archive, or b1, b2, t"),
     ],
 )
-def test_files_that_do_not_fit_are_refused(
-    card: Callable[..., DataCard], files: Document, message: str
-) -> None:
+def test_files_that_do_not_fit_are_refused(card: CardOf, files: Document, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         card({}, files=files, alternatives=[])
 

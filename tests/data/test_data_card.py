@@ -1,6 +1,6 @@
 """Cards are strict: what is wrong is refused in one sentence that names the key."""
 
-from collections.abc import Callable
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +8,8 @@ import pytest
 
 from data import DataRefusedError, public_description
 from data.schema import registry
-from data.schema.card import DataCard
-
-Document = dict[str, Any]
+from tests.data.conftest import CardOf, Document, Store
+from tests.support.changed import changed
 
 
 @pytest.mark.parametrize("name", registry.names())
@@ -39,119 +38,96 @@ def test_an_unknown_data_set_is_refused_with_the_known_ones(name: str) -> None:
         registry.card(name)
 
 
-def test_a_private_number_of_records_is_not_described(
-    table: Document, card_of: Callable[[Document], DataCard]
-) -> None:
+def test_a_private_number_of_records_is_not_described(table: Document, card_of: CardOf) -> None:
     public = public_description(card_of(table))
     assert (public.records, public.test_records, public.input_shape) == (None, None, (4,))
     assert "1000" not in public.to_json()
 
 
 BINNED = {"name": "age", "kind": "binned", "edges": [1]}
+AT: Document = {"urls": ["https://a.invalid/5"], "sha256": "0" * 64}
 DATE = {"name": "date", "kind": "date", "month": "age", "day": "age"}
-FAULTS: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
-    "unknown key": (("colour",), "red", "key colour: unknown key"),
-    "unknown nested key": (("files", "train", "colour"), "red", "key files.train.colour: unknown key"),
-    "unknown column key": (("reader", "columns", 0, "unit"), "y", "key reader.columns.0.unit: unknown key"),
-    "unknown kind": (("reader", "columns", 0, "kind"), "text", "key reader.columns.0"),
-    "unknown reader": (("reader", "kind"), "excel", "key reader"),
-    "private holdout": (("holdout",), "private", "key holdout"),
-    "text for a number": (("cap", "epsilon"), "1.0", "key cap.epsilon"),
-    "text for a truth value": (("public",), "yes", "key public"),
-    "no budget": (("cap", "epsilon"), 0, "key cap.epsilon"),
-    "infinite cap": (("cap", "epsilon"), float("inf"), "key cap.epsilon"),
-    "impossible delta": (("cap", "delta"), 1.5, "key cap.delta"),
-    "bounds upside down": (("reader", "columns", 0, "bounds"), [5, 1], "low below high"),
-    "one bound": (("reader", "columns", 0, "bounds"), [0], "key reader.columns.0.bounds"),
-    "infinite bound": (
-        ("reader", "columns", 0, "bounds"),
-        [0, float("inf")],
-        "key reader.columns.0.bounds.1",
-    ),
-    "missing out of bounds": (("reader", "columns", 0, "missing"), 101, "within the bounds"),
-    "missing is a word": (("reader", "columns", 0, "missing"), "mean", "key reader.columns.0.missing"),
-    "category twice": (("reader", "columns", 1, "categories"), ["a", "a"], "listed twice"),
-    "number as category": (("reader", "columns", 1, "categories"), [1, 2], "reader.columns.1.categories.0"),
-    "two labels": (("reader", "columns", 1), {"name": "b", "kind": "label"}, "exactly one column"),
-    "no features": (("reader", "columns"), [{"name": "b", "kind": "label"}], "at least one column"),
-    "column twice": (("reader", "columns", 1, "name"), "age", "listed twice"),
-    "spells no class": (("reader", "columns", 2, "spellings"), {"perhaps": ["?"]}, "classes does not list"),
-    "spells two alike": (("reader", "columns", 2, "spellings"), {"no": ["yes"]}, "share a spelling"),
-    "one class": (("classes",), ["yes"], "two classes or more"),
-    "class twice": (("classes",), ["yes", "yes"], "listed twice"),
-    "shape of other columns": (("shape",), [5], "the columns make"),
-    "count and bound": (("records", "train"), 5, "key records"),
-    "edges that fall": (("reader", "columns", 0), BINNED | {"edges": [2, 1]}, "edges must rise"),
-    "edge twice": (("reader", "columns", 0), BINNED | {"edges": [1, 1]}, "edges must rise"),
-    "no edges": (("reader", "columns", 0), BINNED | {"edges": []}, "key reader.columns.0.edges"),
-    "infinite edge": (("reader", "columns", 0), BINNED | {"edges": [1, float("inf")]}, "columns.0.edges.1"),
-    "bin for missing": (("reader", "columns", 0), BINNED | {"missing": "other"}, "columns.0.missing"),
-    "unknown scale": (("reader", "columns", 0, "scale"), "sqrt", "key reader.columns.0.scale"),
-    "unknown unknown": (("reader", "columns", 1, "unknown"), "mode", "key reader.columns.1.unknown"),
-    "date without month": (("reader", "columns", 1), DATE | {"month": "month"}, "must name columns"),
-    "date of a label": (("reader", "columns", 1), DATE | {"day": "answer"}, "must name columns"),
-    "date of itself": (("reader", "columns", 1), DATE | {"day": "date"}, "must name columns"),
-    "eleven months": (
-        ("reader", "columns", 1),
-        DATE | {"months": [f"m{month}" for month in range(11)]},
-        "key reader.columns.1.months",
-    ),
-    "month twice": (("reader", "columns", 1), DATE | {"months": ["may"] * 12}, "a month is listed twice"),
-    "member that is no word": (("reader", "member"), "", "key reader.member"),
-    "folder with a folder": (("folder",), "a/b", "key folder"),
-    "own file under another name": (("files", "train", "saved_as"), "t.csv", "only a file with urls"),
+FAULTS: dict[str, tuple[str, Any, str]] = {
+    "unknown key": ("colour", "red", "key colour: unknown key"),
+    "unknown nested key": ("files.train.colour", "red", "key files.train.colour: unknown key"),
+    "unknown column key": ("reader.columns.0.unit", "y", "key reader.columns.0.unit: unknown key"),
+    "unknown kind": ("reader.columns.0.kind", "text", "key reader.columns.0"),
+    "unknown reader": ("reader.kind", "excel", "key reader"),
+    "private holdout": ("holdout", "private", "key holdout"),
+    "text for a number": ("cap.epsilon", "1.0", "key cap.epsilon"),
+    "text for a truth value": ("public", "yes", "key public"),
+    "no budget": ("cap.epsilon", 0, "key cap.epsilon"),
+    "infinite cap": ("cap.epsilon", math.inf, "key cap.epsilon"),
+    "impossible delta": ("cap.delta", 1.5, "key cap.delta"),
+    "bounds upside down": ("reader.columns.0.bounds", [5, 1], "low below high"),
+    "one bound": ("reader.columns.0.bounds", [0], "key reader.columns.0.bounds"),
+    "infinite bound": ("reader.columns.0.bounds", [0, math.inf], "key reader.columns.0.bounds.1"),
+    "missing out of bounds": ("reader.columns.0.missing", 101, "within the bounds"),
+    "missing is a word": ("reader.columns.0.missing", "mean", "key reader.columns.0.missing"),
+    "category twice": ("reader.columns.1.categories", ["a", "a"], "listed twice"),
+    "number as category": ("reader.columns.1.categories", [1, 2], "reader.columns.1.categories.0"),
+    "two labels": ("reader.columns.1", {"name": "b", "kind": "label"}, "exactly one column"),
+    "no features": ("reader.columns", [{"name": "b", "kind": "label"}], "at least one column"),
+    "column twice": ("reader.columns.1.name", "age", "listed twice"),
+    "spells no class": ("reader.columns.2.spellings", {"perhaps": ["?"]}, "classes does not list"),
+    "spells two alike": ("reader.columns.2.spellings", {"no": ["yes"]}, "share a spelling"),
+    "one class": ("classes", ["yes"], "two classes or more"),
+    "class twice": ("classes", ["yes", "yes"], "listed twice"),
+    "shape of other columns": ("shape", [5], "the columns make"),
+    "count and bound": ("records.train", 5, "key records"),
+    "edges that fall": ("reader.columns.0", BINNED | {"edges": [2, 1]}, "edges must rise"),
+    "edge twice": ("reader.columns.0", BINNED | {"edges": [1, 1]}, "edges must rise"),
+    "no edges": ("reader.columns.0", BINNED | {"edges": []}, "key reader.columns.0.edges"),
+    "infinite edge": ("reader.columns.0", BINNED | {"edges": [1, math.inf]}, "columns.0.edges.1"),
+    "bin for missing": ("reader.columns.0", BINNED | {"missing": "other"}, "columns.0.missing"),
+    "unknown scale": ("reader.columns.0.scale", "sqrt", "key reader.columns.0.scale"),
+    "unknown unknown": ("reader.columns.1.unknown", "mode", "key reader.columns.1.unknown"),
+    "date without month": ("reader.columns.1", DATE | {"month": "month"}, "must name columns"),
+    "date of a label": ("reader.columns.1", DATE | {"day": "answer"}, "must name columns"),
+    "date of itself": ("reader.columns.1", DATE | {"day": "date"}, "must name columns"),
+    "eleven months": ("reader.columns.1", DATE | {"months": [*"abcdefghijk"]}, "key reader.columns.1.months"),
+    "month twice": ("reader.columns.1", DATE | {"months": ["may"] * 12}, "a month is listed twice"),
+    "member that is no word": ("reader.member", "", "key reader.member"),
+    "folder with a folder": ("folder", "a/b", "key folder"),
+    "own file under another name": ("files.train.saved_as", "t.csv", "only a file with urls"),
     "names of a file": (
-        ("files", "train"),
-        {"urls": ["https://a.invalid/t.csv", "https://b.invalid/5"], "sha256": "0" * 64},
-        "say what it is saved_as",
+        "files.train",
+        AT | {"urls": [*AT["urls"], "https://a.invalid/6"]},
+        "what it is saved_as",
     ),
-    "saved in a folder": (
-        ("files", "train"),
-        {"urls": ["https://a.invalid/5"], "sha256": "0" * 64, "saved_as": "../t.csv"},
-        "key files.train.saved_as",
-    ),
-    "no records": (("records",), {"train": 0, "test": 1}, "key records.train"),
-    "no checksum": (("files", "train", "sha256"), None, "needs sha256"),
-    "short checksum": (("files", "train", "sha256"), "ab12", "key files.train.sha256"),
-    "nowhere": (("files", "train", "path"), None, "either urls or a path"),
-    "absolute path": (("files", "train", "path"), "/etc/passwd", "relative to the project root"),
-    "home path": (("files", "train", "path"), "~/tiny.csv", "relative to the project root"),
-    "url and path": (("files", "train", "urls"), ["https://a.invalid/tiny.csv"], "either urls or a path"),
-    "url that is none": (("files", "train", "urls"), ["ftp://a.invalid/tiny.csv"], "key files.train.urls.0"),
-    "no train file": (("files",), {}, "train and test"),
-    "no split": (("split",), None, "split is needed"),
-    "everything is test": (("split", "test_fraction"), 1.0, "key split.test_fraction"),
-    "skips a missing file": (("reader", "skip_lines"), {"test": 1}, "needs a test file"),
-    "name of another set": (("name",), "other", "key name: must be 'tiny'"),
-    "name with a folder": (("name",), "a/b", "key name"),
+    "saved in a folder": ("files.train", AT | {"saved_as": "../t.csv"}, "key files.train.saved_as"),
+    "no records": ("records", {"train": 0, "test": 1}, "key records.train"),
+    "no checksum": ("files.train.sha256", None, "needs sha256"),
+    "short checksum": ("files.train.sha256", "ab12", "key files.train.sha256"),
+    "nowhere": ("files.train.path", None, "either urls or a path"),
+    "absolute path": ("files.train.path", "/etc/passwd", "relative to the project root"),
+    "home path": ("files.train.path", "~/tiny.csv", "relative to the project root"),
+    "url and path": ("files.train.urls", ["https://a.invalid/tiny.csv"], "either urls or a path"),
+    "url that is none": ("files.train.urls", ["ftp://a.invalid/tiny.csv"], "key files.train.urls.0"),
+    "no train file": ("files", {}, "train and test"),
+    "no split": ("split", None, "split is needed"),
+    "everything is test": ("split.test_fraction", 1.0, "key split.test_fraction"),
+    "skips a missing file": ("reader.skip_lines", {"test": 1}, "needs a test file"),
+    "name of another set": ("name", "other", "key name: must be 'tiny'"),
+    "name with a folder": ("name", "a/b", "key name"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_bad_card_is_one_sentence_with_the_key(
-    fault: str, table: Document, store: Callable[..., Path]
-) -> None:
-    path, value, message = FAULTS[fault]
-    _put(table, path, value)
+def test_a_bad_card_is_one_sentence_with_the_key(fault: str, table: Document, store: Store) -> None:
+    place, value, message = FAULTS[fault]
     with pytest.raises(DataRefusedError) as refusal:
-        registry.card("tiny", store(table, name="tiny"))
+        registry.card("tiny", store(changed(table, place, value), name="tiny"))
     assert message in str(refusal.value)
     assert str(refusal.value).startswith("data card ") and "\n" not in str(refusal.value)
 
 
-def _put(document: Any, path: tuple[str | int, ...], value: Any) -> None:
-    for part in path[:-1]:
-        document = document[part]
-    document[path[-1]] = value
-
-
-def test_every_required_key_is_missed_by_name(table: Document, store: Callable[..., Path]) -> None:
-    for key in set(table) - {"name", "files", "split", "classes"}:
+def test_every_required_key_is_missed_by_name(table: Document, store: Store) -> None:
+    for key in set(table) - {"name", "files", "split"}:
         folder = store({other: value for other, value in table.items() if other != key})
-        with pytest.raises(DataRefusedError, match=f"key {key}: is missing"):
+        words = "two classes or more as classes" if key == "classes" else f"key {key}: is missing"
+        with pytest.raises(DataRefusedError, match=words):
             registry.card("tiny", folder)
-    with pytest.raises(DataRefusedError, match="two classes or more as classes"):
-        registry.card("tiny", store({other: value for other, value in table.items() if other != "classes"}))
 
 
 @pytest.mark.parametrize(
@@ -170,45 +146,39 @@ def test_a_card_that_is_no_yaml_mapping_is_refused(tmp_path: Path, text: str, me
         registry.card("tiny", tmp_path)
 
 
-def test_a_public_download_cannot_be_declared_by_a_keyed_checksum(
-    images: Document, store: Callable[..., Path]
-) -> None:
+def test_a_public_download_cannot_be_declared_by_a_keyed_checksum(images: Document, store: Store) -> None:
     images["files"]["test_labels"] = {"urls": ["https://a.invalid/x.gz"], "keyed_sha256": "0" * 64}
     with pytest.raises(DataRefusedError, match=r"files\.test_labels: a file that has urls needs sha256"):
         registry.card("dots", store(images))
 
 
-def test_images_need_their_four_files_and_a_shape(images: Document, store: Callable[..., Path]) -> None:
+def test_images_need_their_four_files_and_a_shape(images: Document, store: Store) -> None:
     with pytest.raises(DataRefusedError, match="shape is missing"):
         registry.card("dots", store({**images, "shape": None}))
     del images["files"]["test_labels"]
-    with pytest.raises(
-        DataRefusedError, match="must be test_images, test_labels, train_images, train_labels"
-    ):
+    words = "must be test_images, test_labels, train_images, train_labels"
+    with pytest.raises(DataRefusedError, match=words):
         registry.card("dots", store(images))
 
 
 def test_synthetic_records_need_public_numbers_one_axis_two_classes_and_no_files(
-    table: Document, store: Callable[..., Path]
+    table: Document, store: Store
 ) -> None:
     reader = {"kind": "synthetic", "features_seed": 1, "hyperplane_seed": 2, "sha256": "0" * 64}
     changes = {"reader": reader, "files": {}, "split": None, "shape": [3], "records": {"train": 5, "test": 2}}
     good = table | changes
     assert registry.card("tiny", store(good)).input_shape == (3,)
-    for bad in (
-        {"shape": [1, 3]},
-        {"classes": ["a", "b", "c"]},
-        {"records": {"at_most": 9}},
-        {"shape": None},
+    wanted = "one axis and two classes, in public numbers"
+    for bad, words in (
+        ({"shape": [1, 3]}, wanted),
+        ({"classes": ["a", "b", "c"]}, wanted),
+        ({"records": {"at_most": 9}}, wanted),
+        ({"shape": None}, wanted),
+        ({"split": table["split"]}, "split is needed when the source has no test set, and only then"),
+        ({"files": table["files"]}, "the synthetic reader takes no files"),
     ):
-        with pytest.raises(DataRefusedError, match="one axis and two classes, in public numbers"):
+        with pytest.raises(DataRefusedError, match=words):
             registry.card("tiny", store(good | bad))
-    with pytest.raises(
-        DataRefusedError, match="split is needed when the source has no test set, and only then"
-    ):
-        registry.card("tiny", store(good | {"split": table["split"]}))
-    with pytest.raises(DataRefusedError, match="the synthetic reader takes no files"):
-        registry.card("tiny", store(good | {"files": table["files"]}))
 
 
 @pytest.mark.parametrize(
@@ -221,32 +191,25 @@ def test_synthetic_records_need_public_numbers_one_axis_two_classes_and_no_files
     ],
 )
 def test_the_training_file_is_no_test_file(
-    table: Document, store: Callable[..., Path], train: Document, test: Document
+    table: Document, store: Store, train: Document, test: Document
 ) -> None:
     del table["split"]
-    table["files"] = {
-        "train": train,
-        "test": test | {"path": "c.csv", "sha256": "3" * 64, "keyed_sha256": None},
-    }
+    other = {"path": "c.csv", "sha256": "3" * 64, "keyed_sha256": None}
+    table["files"] = {"train": train, "test": test | other}
     assert registry.card("tiny", store(table)).files
     table["files"] = {"train": train, "test": test}
-    with pytest.raises(
-        DataRefusedError, match="records to train on cannot be those to test on; name another"
-    ) as refused:
+    with pytest.raises(DataRefusedError, match=r"^[^\n]*cannot be those to test on; name another[^\n]*$"):
         registry.card("tiny", store(table))
-    assert "\n" not in str(refused.value)
 
 
-def test_checksums_that_are_still_to_be_filled_in_may_be_equal(
-    table: Document, store: Callable[..., Path]
-) -> None:
+def test_checksums_that_are_still_to_be_filled_in_may_be_equal(table: Document, store: Store) -> None:
     del table["split"]
     table["files"] = {role: {"path": f"{role}.csv", "keyed_sha256": "0" * 64} for role in ("train", "test")}
     assert len(registry.card("tiny", store(table)).files) == 2
 
 
 @pytest.mark.parametrize("folder", ["weeks", "./weeks/", "data/../weeks"])
-def test_a_test_file_is_no_block(table: Document, store: Callable[..., Path], folder: str) -> None:
+def test_a_test_file_is_no_block(table: Document, store: Store, folder: str) -> None:
     del table["split"]
     table["blocks"] = {"kind": "folder", "path": folder.replace("data/../", "")}
     table["files"] = {"test": {"path": f"{folder.rstrip('/')}-not/a.csv", "sha256": "1" * 64}}

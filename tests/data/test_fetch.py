@@ -2,7 +2,7 @@
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,8 +14,8 @@ from data import DataRefusedError
 from data.prepare.fetch import Places, fetch
 from data.prepare.secret_key import keyed, owner_key
 from data.schema.card import DataCard
+from tests.data.conftest import CardOf, Document
 
-Document = dict[str, Any]
 CONTENT = b"age,town,answer\n1,Oslo,no\n"
 KEY = bytes(32)
 
@@ -45,7 +45,7 @@ def places(tmp_path: Path) -> Places:
 
 
 @pytest.fixture
-def remote(table: Document, card_of: Callable[[Document], DataCard]) -> Callable[..., DataCard]:
+def remote(table: Document, card_of: CardOf) -> CardOf:
     """The card of a table that is to be had from the given addresses."""
 
     def make(*urls: str) -> DataCard:
@@ -62,15 +62,13 @@ def put(path: Path, content: bytes) -> Path:
     return path
 
 
-def test_the_mirror_comes_first(remote: Callable[..., DataCard], places: Places) -> None:
+def test_the_mirror_comes_first(remote: CardOf, places: Places) -> None:
     assert places.mirror is not None
     mirrored = put(places.mirror / "tiny" / "t.csv", CONTENT)
     assert fetch(remote("http://127.0.0.1:1/t.csv"), places, key=KEY) == {"train": mirrored}
 
 
-def test_a_wrong_file_in_the_mirror_is_refused_by_name(
-    remote: Callable[..., DataCard], places: Places
-) -> None:
+def test_a_wrong_file_in_the_mirror_is_refused_by_name(remote: CardOf, places: Places) -> None:
     assert places.mirror is not None
     put(places.mirror / "tiny" / "t.csv", CONTENT[:-1])
     with pytest.raises(DataRefusedError, match=r"mirror/tiny/t\.csv is truncated or altered"):
@@ -78,7 +76,7 @@ def test_a_wrong_file_in_the_mirror_is_refused_by_name(
 
 
 def test_a_download_is_kept_and_not_repeated(
-    remote: Callable[..., DataCard], places: Places, home_page: tuple[str, Path]
+    remote: CardOf, places: Places, home_page: tuple[str, Path]
 ) -> None:
     address, folder = home_page
     served = put(folder / "t.csv", CONTENT)
@@ -89,7 +87,7 @@ def test_a_download_is_kept_and_not_repeated(
 
 
 def test_a_spoiled_cache_is_fetched_again(
-    remote: Callable[..., DataCard], places: Places, home_page: tuple[str, Path]
+    remote: CardOf, places: Places, home_page: tuple[str, Path]
 ) -> None:
     address, folder = home_page
     put(folder / "t.csv", CONTENT)
@@ -98,39 +96,33 @@ def test_a_spoiled_cache_is_fetched_again(
 
 
 def test_a_truncated_download_is_refused_and_not_kept(
-    remote: Callable[..., DataCard], places: Places, home_page: tuple[str, Path]
+    remote: CardOf, places: Places, home_page: tuple[str, Path]
 ) -> None:
     address, folder = home_page
     put(folder / "t.csv", CONTENT[:-3])
-    with pytest.raises(
-        DataRefusedError, match=r"t\.csv could not be fetched: .*truncated or altered.*try again"
-    ) as refusal:
+    words = r"t\.csv could not be fetched: .*truncated or altered.*try again"
+    with pytest.raises(DataRefusedError, match=words) as refusal:
         fetch(remote(f"{address}/t.csv"), places, key=KEY)
     assert "EPSILONFLOW_DATA_MIRROR" in str(refusal.value) and "\n" not in str(refusal.value)
     assert not list(places.cache.rglob("*.csv"))
 
 
-def test_the_next_home_is_tried(
-    remote: Callable[..., DataCard], places: Places, home_page: tuple[str, Path]
-) -> None:
+def test_the_next_home_is_tried(remote: CardOf, places: Places, home_page: tuple[str, Path]) -> None:
     address, folder = home_page
     put(folder / "spoiled" / "t.csv", b"")
     put(folder / "good" / "t.csv", CONTENT)
-    homes = [
-        "http://127.0.0.1:1/t.csv",
-        *(f"{address}/{place}/t.csv" for place in ("absent", "spoiled", "good")),
-    ]
+    there = [f"{address}/{place}/t.csv" for place in ("absent", "spoiled", "good")]
+    homes = ["http://127.0.0.1:1/t.csv", *there]
     assert fetch(remote(*homes), places, key=KEY)["train"].read_bytes() == CONTENT
     (folder / "good" / "t.csv").unlink()
     (places.cache / "tiny" / "t.csv").unlink()
-    with pytest.raises(
-        DataRefusedError, match=r"ConnectionError.*HTTPError.*truncated or altered.*HTTPError"
-    ):
+    words = "ConnectionError.*HTTPError.*truncated or altered.*HTTPError"
+    with pytest.raises(DataRefusedError, match=words):
         fetch(remote(*homes), places, key=KEY)
 
 
 def test_data_sets_may_share_a_folder_and_name_a_file_themselves(
-    table: Document, card_of: Callable[[Document], DataCard], places: Places, home_page: tuple[str, Path]
+    table: Document, card_of: CardOf, places: Places, home_page: tuple[str, Path]
 ) -> None:
     address, folder = home_page
     put(folder / "5976042", CONTENT)
@@ -144,9 +136,7 @@ def test_data_sets_may_share_a_folder_and_name_a_file_themselves(
     assert fetch(card, places, key=KEY)["train"] == mirrored
 
 
-def test_an_own_file_is_checked(
-    table: Document, card_of: Callable[[Document], DataCard], places: Places
-) -> None:
+def test_an_own_file_is_checked(table: Document, card_of: CardOf, places: Places) -> None:
     table["files"]["train"]["sha256"] = hashlib.sha256(CONTENT).hexdigest()
     with pytest.raises(DataRefusedError, match=r"there is no file .*tiny\.csv"):
         fetch(card_of(table), places, key=KEY)
@@ -158,7 +148,7 @@ def test_an_own_file_is_checked(
 
 
 def test_a_keyed_checksum_says_what_to_write_and_needs_the_key(
-    table: Document, card_of: Callable[[Document], DataCard], places: Places
+    table: Document, card_of: CardOf, places: Places
 ) -> None:
     own = put(places.root / "tiny.csv", CONTENT)
     table["files"]["train"] = {"path": "tiny.csv", "keyed_sha256": "0" * 64}

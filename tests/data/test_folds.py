@@ -73,8 +73,6 @@ def test_a_fold_of_one_class_is_refused() -> None:
     for name, part in (("training", chosen.train), ("test", chosen.test)):
         labels = mixed.copy()
         labels[part] = 0
-        with pytest.raises(
-            DataRefusedError, match=f"the {name} records of a fold are all of one class"
-        ) as refusal:
+        words = rf"^[^\n]*the {name} records of a fold are all of one class[^\n]*$"
+        with pytest.raises(DataRefusedError, match=words):
             check_classes(labels, chosen)
-        assert "\n" not in str(refusal.value)

@@ -1,48 +1,35 @@
 """The rule of a card's holdout: what moves a record to the other side changes it, and nothing else does."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from data import public_description
 from data.prepare.description import rule_of
-from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
+from tests.data.conftest import CardOf, Document
+from tests.support.changed import changed
 
-Document = dict[str, Any]
-CardOf = Callable[[Document], DataCard]
-MOVES: dict[str, tuple[tuple[str | int, ...], Any]] = {
-    "salt": (("split", "salt"), "another"),
-    "fraction": (("split", "test_fraction"), 0.25),
-    "bound": (("reader", "columns", 0, "bounds"), [0, 110]),
-    "scale": (("reader", "columns", 0, "scale"), "log"),
-    "category": (("reader", "columns", 1, "categories"), ["Rome", "Oslo", "Bern"]),
-    "column left out": (("reader", "columns", 1), {"name": "town", "kind": "ignored"}),
-    "classes": (("classes",), ["yes", "no"]),
-    "spellings": (("reader", "columns", 2, "spellings"), {"no": ["yes"], "yes": ["no"]}),
-    "what is missing": (("reader", "missing"), ["0"]),
+MOVES: dict[str, tuple[str, Any]] = {
+    "salt": ("split.salt", "another"),
+    "fraction": ("split.test_fraction", 0.25),
+    "bound": ("reader.columns.0.bounds", [0, 110]),
+    "scale": ("reader.columns.0.scale", "log"),
+    "category": ("reader.columns.1.categories", ["Rome", "Oslo", "Bern"]),
+    "column left out": ("reader.columns.1", {"name": "town", "kind": "ignored"}),
+    "classes": ("classes", ["yes", "no"]),
+    "spellings": ("reader.columns.2.spellings", {"no": ["yes"], "yes": ["no"]}),
+    "what is missing": ("reader.missing", ["0"]),
 }
-KEEPS: dict[str, tuple[tuple[str | int, ...], Any]] = {
-    "title": (("title",), "Another"),
-    "cap": (("cap", "epsilon"), 2.0),
-    "bound of the number": (("records", "at_most"), 2000),
-    "training file": (("files", "train", "sha256"), "1" * 64),
-    "separator": (("reader", "separator"), ";"),
-    "default": (("reader", "columns", 0, "scale"), "linear"),
-    "ignored column": (("reader", "columns", 3), {"name": "note", "kind": "ignored"}),
+KEEPS: dict[str, tuple[str, Any]] = {
+    "title": ("title", "Another"),
+    "cap": ("cap.epsilon", 2.0),
+    "bound of the number": ("records.at_most", 2000),
+    "training file": ("files.train.sha256", "1" * 64),
+    "separator": ("reader.separator", ";"),
+    "default": ("reader.columns.0.scale", "linear"),
+    "ignored column": ("reader.columns.3", {"name": "note", "kind": "ignored"}),
 }
-
-
-def changed(document: Any, path: tuple[str | int, ...], value: Any) -> Any:
-    """A copy with one key set; an index beyond the end of a list adds to it."""
-    if not path:
-        return value
-    key, *rest = path
-    if isinstance(document, list):
-        old = document[key] if key < len(document) else None
-        return [*document[:key], changed(old, tuple(rest), value), *document[key + 1 :]]
-    return {**document, key: changed(document.get(key), tuple(rest), value)}
 
 
 @pytest.mark.parametrize("what", MOVES)
@@ -74,7 +61,7 @@ def test_with_a_test_file_its_checksum_is_the_rule(
     assert of("0", "1") != rule_of(card_of(table))
     before = rule_of(card_of(images))
     for role in images["files"]:
-        other = changed(images, ("files", role, "sha256"), "1" * 64)
+        other = changed(images, f"files.{role}.sha256", "1" * 64)
         assert (rule_of(card_of(other)) == before) == role.startswith("train")
 
 

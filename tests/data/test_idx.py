@@ -3,7 +3,6 @@
 import gzip
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +12,8 @@ from data import DataRefusedError
 from data.prepare import reading
 from data.readers.records import Parts, whole
 from data.schema.card import DataCard
+from tests.data.conftest import CardOf, Document
 
-Document = dict[str, Any]
 Pack = Callable[[NDArray[np.uint8]], bytes]
 
 PIXELS = np.array([[[0, 255], [51, 102]], [[1, 2], [3, 4]], [[255] * 2] * 2], np.uint8)
@@ -41,7 +40,7 @@ def read(card: DataCard, files: dict[str, Path]) -> Parts:
 
 
 @pytest.fixture
-def card(images: Document, card_of: Callable[[Document], DataCard]) -> DataCard:
+def card(images: Document, card_of: CardOf) -> DataCard:
     """The card of those files."""
     return card_of(images)
 

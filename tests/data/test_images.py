@@ -5,7 +5,7 @@ import json
 import logging
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,8 @@ from data.prepare.unseen import preparation_of, records_in
 from data.readers import images
 from data.readers.records import Parts, whole
 from data.schema.card import DataCard
+from tests.data.conftest import CardOf, Document, named_files
 
-Document = dict[str, Any]
-CardOf = Callable[[Document], DataCard]
 GREY = 0.25
 """The stand-in."""
 
@@ -67,7 +66,7 @@ def folder(place: Path, content: Mapping[str, bytes] = PICTURES) -> Path:
 
 
 @pytest.fixture
-def card(images: Document, card_of: CardOf) -> Callable[..., DataCard]:
+def card(images: Document, card_of: CardOf) -> CardOf:
     """A card of a folder photos/, split by a hash."""
     reader = {"kind": "images", "mode": "RGB", "stand_in": GREY}
     own: Document = {
@@ -93,7 +92,7 @@ def rows_of(card: DataCard, files: Mapping[str, Path]) -> tuple[np.ndarray, np.n
 
 
 def test_a_folder_by_class_is_read_and_what_is_broken_is_the_stand_in(
-    card: Callable[..., DataCard], tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: Any
+    card: CardOf, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: Any
 ) -> None:
     place = folder(tmp_path / "photos")
     with caplog.at_level(logging.INFO), warnings.catch_warnings():
@@ -108,9 +107,7 @@ def test_a_folder_by_class_is_read_and_what_is_broken_is_the_stand_in(
     assert capfd.readouterr() == ("", "") and caplog.text == ""
 
 
-def test_a_side_is_decided_by_the_file_and_not_by_what_is_made_of_it(
-    card: Callable[..., DataCard], tmp_path: Path
-) -> None:
+def test_a_side_is_decided_by_the_file_and_not_by_what_is_made_of_it(card: CardOf, tmp_path: Path) -> None:
     """Another size, or a stand-in in place of another, moves no record to the other side."""
     content = {f"dark/{place}.png": bytes([place]) * 40 for place in range(40)}
     place = folder(tmp_path / "photos", content)
@@ -124,9 +121,7 @@ def test_a_side_is_decided_by_the_file_and_not_by_what_is_made_of_it(
     assert {len(parts.train) - len(less.train), len(parts.test) - len(less.test)} == {0, 1}
 
 
-def test_the_checksum_of_a_folder_is_of_all_that_is_in_it(
-    card: Callable[..., DataCard], tmp_path: Path
-) -> None:
+def test_the_checksum_of_a_folder_is_of_all_that_is_in_it(card: CardOf, tmp_path: Path) -> None:
     place = folder(tmp_path / "photos")
     places = Places(root=tmp_path, mirror=None, cache=tmp_path)
     with pytest.raises(DataRefusedError, match="is not the declared one"):
@@ -141,14 +136,11 @@ def test_the_checksum_of_a_folder_is_of_all_that_is_in_it(
         fetch(good, places, key=PUBLIC_KEY)
 
 
-def test_an_image_of_16_bits_and_one_of_too_many_pixels(
-    card: Callable[..., DataCard], tmp_path: Path
-) -> None:
+def test_an_image_of_16_bits_and_one_of_too_many_pixels(card: CardOf, tmp_path: Path) -> None:
     deep = io.BytesIO()
     Image.fromarray(np.full((3, 2), 51 * 256, np.uint16)).save(deep, "PNG")
-    place = folder(
-        tmp_path / "photos", {"dark/deep.png": deep.getvalue(), "light/a.png": PICTURES["light/a.png"]}
-    )
+    content = {"dark/deep.png": deep.getvalue(), "light/a.png": PICTURES["light/a.png"]}
+    place = folder(tmp_path / "photos", content)
     few = card(most_pixels=23)
     (found,) = images.read(place, few.reader, few.classes, few.input_shape)  # type: ignore[arg-type]
     np.testing.assert_allclose(found.features[0], 0.2, rtol=1e-6)
@@ -156,7 +148,7 @@ def test_an_image_of_16_bits_and_one_of_too_many_pixels(
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
-def test_a_table_of_paths(card: Callable[..., DataCard], tmp_path: Path, form: str) -> None:
+def test_a_table_of_paths(card: CardOf, tmp_path: Path, form: str) -> None:
     """One that is missing, and one that leads out of the folder, are the stand-in."""
     place = folder(tmp_path / "photos")
     (tmp_path / "secret.png").write_bytes(image((2, 3), (255, 255, 255)))
@@ -169,14 +161,15 @@ def test_a_table_of_paths(card: Callable[..., DataCard], tmp_path: Path, form: s
         rows = zip(paths, kinds, strict=True)
         lines = [json.dumps({"file": a, "kind": b}) if form == "jsonl" else f"{a or ''},{b}" for a, b in rows]
         table.write_text("\n".join(lines if form == "jsonl" else ["file,kind", *lines]) + "\n")
-    files = {name: {"path": name, "sha256": digit * 64} for name, digit in (("train", "1"), ("images", "2"))}
-    own = card({"files": files}, kind="image_table", format=form, image="file", label="kind")
+    own = card(
+        {"files": named_files("train", "images")}, kind="image_table", format=form, image="file", label="kind"
+    )
     features, labels = rows_of(own, {"train": table, "images": place})
     stand_ins = (features == np.float32(GREY)).all(axis=(1, 2, 3))
     assert len(features) == 7 and stand_ins.tolist() == (labels == 0).tolist()
 
 
-def test_a_table_of_bytes_as_hugging_face_writes_it(card: Callable[..., DataCard], tmp_path: Path) -> None:
+def test_a_table_of_bytes_as_hugging_face_writes_it(card: CardOf, tmp_path: Path) -> None:
     cells = [{"bytes": PICTURES["light/a.png"], "path": None}, {"bytes": b"broken", "path": "x.png"}, None]
     parquet.write_table(pa.table({"image": cells, "label": [1, 0, 0]}), tmp_path / "t.parquet")
     spellings = {"dark": ["0"], "light": ["1"]}
@@ -189,9 +182,7 @@ def test_a_table_of_bytes_as_hugging_face_writes_it(card: Callable[..., DataCard
     assert found.names == ("1", "2", "3") and (found.features[1:] == np.float32(GREY)).all()
 
 
-def test_images_to_predict_on_become_what_those_of_training_did(
-    card: Callable[..., DataCard], tmp_path: Path
-) -> None:
+def test_images_to_predict_on_become_what_those_of_training_did(card: CardOf, tmp_path: Path) -> None:
     place = folder(tmp_path / "photos", {"x.png": PICTURES["light/a.png"]})
     carried = preparation_of(card(fit="crop"), "none", None)
     (found,) = records_in(place, carried, (3, 3, 2))
@@ -201,9 +192,7 @@ def test_images_to_predict_on_become_what_those_of_training_did(
         list(records_in(place, carried, (3, 3, 2)))
 
 
-def test_a_mutated_image_never_stops_and_never_tells(
-    card: Callable[..., DataCard], tmp_path: Path, capfd: Any
-) -> None:
+def test_a_mutated_image_never_stops_and_never_tells(card: CardOf, tmp_path: Path, capfd: Any) -> None:
     """Of 200 files with one to eight bytes changed each, every one is a record."""
     generator, content = np.random.default_rng(0), {}
     originals = [PICTURES["light/a.png"], PICTURES["light/deep/b.JPG"], image((40, 40), (3, 2, 1), "PNG")]
@@ -228,14 +217,12 @@ def test_a_mutated_image_never_stops_and_never_tells(
         ({}, {"kind": "image_table", "format": "xml", "image": "i", "label": "l"}, "Input should be 'csv'"),
     ],
 )
-def test_wrong_declarations_are_refused(
-    card: Callable[..., DataCard], more: Document, changes: Document, words: str
-) -> None:
+def test_wrong_declarations_are_refused(card: CardOf, more: Document, changes: Document, words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         card(more, **changes)
 
 
-def test_a_folder_of_no_class_is_refused(card: Callable[..., DataCard], tmp_path: Path) -> None:
+def test_a_folder_of_no_class_is_refused(card: CardOf, tmp_path: Path) -> None:
     place = folder(tmp_path / "photos", {"drak/a.png": b""})
     with pytest.raises(DataRefusedError, match="none of the declared classes"):
         whole(read(card(), {"train": place}))

@@ -3,7 +3,6 @@
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,13 @@ from data.prepare.unseen import preparation_of, records_in
 from data.readers.records import Parts, whole
 from data.schema.card import DataCard
 from data.schema.targets import IGNORED
+from tests.data.conftest import CardOf, Document, named_files
 
-Document = dict[str, Any]
 KEY = b"k" * 32
 
 
 @pytest.fixture
-def card(table: Document, card_of: Callable[[Document], DataCard]) -> Callable[..., DataCard]:
+def card(table: Document, card_of: CardOf) -> CardOf:
     """A card of the table with a column `who`; the age tells the records apart."""
     table["reader"]["columns"].insert(0, {"name": "who", "kind": "ignored"})
     table["person"] = {"column": "who"}
@@ -66,16 +65,14 @@ def people(found: set[int]) -> Counter[int]:
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_each_person_has_so_many_records_and_is_on_one_side(
-    card: Callable[..., DataCard], tmp_path: Path, most: int
-) -> None:
+def test_each_person_has_so_many_records_and_is_on_one_side(card: CardOf, tmp_path: Path, most: int) -> None:
     own = card(person={"column": "who", "per_person": most, "group_privacy": most > 1})
     train, test = (people(one) for one in drawn(own, tmp_path, rows()))
     assert not train.keys() & test.keys() and len(test) > 15 < len(train)
     assert train + test == {person: min(most, person % 4 + 1) for person in range(60)}
 
 
-def test_adding_or_removing_a_person_moves_no_other(card: Callable[..., DataCard], tmp_path: Path) -> None:
+def test_adding_or_removing_a_person_moves_no_other(card: CardOf, tmp_path: Path) -> None:
     """In whatever order the rows are, however many the person has."""
     train, test = drawn(card(), tmp_path, rows())
     shuffled = [rows()[place] for place in np.random.default_rng(0).permutation(len(rows()))]
@@ -91,14 +88,12 @@ def test_adding_or_removing_a_person_moves_no_other(card: Callable[..., DataCard
     }
 
 
-def test_another_key_takes_other_records_of_the_same_people(
-    card: Callable[..., DataCard], tmp_path: Path
-) -> None:
+def test_another_key_takes_other_records_of_the_same_people(card: CardOf, tmp_path: Path) -> None:
     first, other = (drawn(card(), tmp_path, rows(), key=bytes([place]) * 32) for place in (1, 2))
     assert first[0] != other[0] and [people(one) for one in first] == [people(one) for one in other]
 
 
-def test_who_is_not_named_has_no_record(card: Callable[..., DataCard], tmp_path: Path) -> None:
+def test_who_is_not_named_has_no_record(card: CardOf, tmp_path: Path) -> None:
     train, test = drawn(card(), tmp_path, [*rows(), ("", 70), (" ", 71), ("  p70", 170), ("p70 ", 270)])
     assert not {70, 71} & (train | test) and len({170, 270} & (train | test)) == 1
 
@@ -107,7 +102,7 @@ def test_who_is_not_named_has_no_record(card: Callable[..., DataCard], tmp_path:
     ("kind", "changes"), [("parquet", {}), ("csv", {"missing": ["", "?"]}), ("texts", {"format": "jsonl"})]
 )
 def test_a_missing_name_is_nobody_s(
-    card: Callable[..., DataCard], table: Document, tmp_path: Path, kind: str, changes: Document
+    card: CardOf, table: Document, tmp_path: Path, kind: str, changes: Document
 ) -> None:
     """As each format writes it: one more such row would else replace another, and not add one."""
     named = [(float(who), age) for who in range(1, 60) for age in (who, 100 + who)]
@@ -134,10 +129,8 @@ def test_a_missing_name_is_nobody_s(
     assert len(drawn_of([])) == 59 and drawn_of([700, 710]) == drawn_of([])
 
 
-def test_whoever_is_in_the_test_file_is_not_trained_on(card: Callable[..., DataCard], tmp_path: Path) -> None:
-    files = {
-        name: {"path": f"{name}.csv", "sha256": digit * 64} for name, digit in (("train", "1"), ("test", "2"))
-    }
+def test_whoever_is_in_the_test_file_is_not_trained_on(card: CardOf, tmp_path: Path) -> None:
+    files = named_files("train", "test")
     own = card(files=files, split=None)
     paths = {"train": write(tmp_path / "train.csv", rows()), "test": write(tmp_path / "test.csv", rows(9))}
     train, test = ages(whole(read(own, paths, key=KEY)))
@@ -145,9 +138,7 @@ def test_whoever_is_in_the_test_file_is_not_trained_on(card: Callable[..., DataC
     assert rule_of(own) != rule_of(card(files=files, split=None, person=None))
 
 
-def test_a_whole_number_names_one_person_however_a_file_spells_it(
-    card: Callable[..., DataCard], tmp_path: Path
-) -> None:
+def test_a_whole_number_names_one_person_however_a_file_spells_it(card: CardOf, tmp_path: Path) -> None:
     """pandas writes 17.0 for 17 where another row of the column names nobody."""
     spelled = [(f"{who}{end}", age) for who in range(20) for age, end in ((who, ""), (100 + who, ".0"))]
     train, test = drawn(card(), tmp_path, spelled)
@@ -156,7 +147,7 @@ def test_a_whole_number_names_one_person_however_a_file_spells_it(
 
 @pytest.mark.parametrize(("declared", "spelled"), [("-1", "-1.0"), ("-1.0", "-1")])
 def test_a_number_for_nobody_is_nobody_however_it_is_spelled(
-    card: Callable[..., DataCard], table: Document, tmp_path: Path, declared: str, spelled: str
+    card: CardOf, table: Document, tmp_path: Path, declared: str, spelled: str
 ) -> None:
     own = card(reader=table["reader"] | {"missing": [declared]})
     named = [(f"{who}", who) for who in range(20)]
@@ -164,11 +155,15 @@ def test_a_number_for_nobody_is_nobody_however_it_is_spelled(
     assert train | test == {*range(20)}
 
 
-def test_in_blocks_each_block_draws_for_itself(card: Callable[..., DataCard], tmp_path: Path) -> None:
-    folder = tmp_path / "weeks"
-    folder.mkdir()
-    write(folder / "one.csv", rows(20))
-    write(folder / "two.csv", [(who, age + 500) for who, age in rows(20)])
+def two_weeks(folder: Path) -> None:
+    """The same people in two blocks, with other ages in the second."""
+    (folder / "weeks").mkdir()
+    write(folder / "weeks/one.csv", rows(20))
+    write(folder / "weeks/two.csv", [(who, age + 500) for who, age in rows(20)])
+
+
+def test_in_blocks_each_block_draws_for_itself(card: CardOf, tmp_path: Path) -> None:
+    two_weeks(tmp_path)
     own = card(files={}, blocks={"kind": "folder", "path": "weeks"}, blocks_per_person=2)
 
     def taken(*names: str) -> tuple[set[int], set[int]]:
@@ -181,9 +176,7 @@ def test_in_blocks_each_block_draws_for_itself(card: Callable[..., DataCard], tm
     assert not people(both[0]).keys() & people(both[1]).keys()
 
 
-def test_a_block_of_people_that_lacks_a_column_is_refused(
-    card: Callable[..., DataCard], tmp_path: Path
-) -> None:
+def test_a_block_of_people_that_lacks_a_column_is_refused(card: CardOf, tmp_path: Path) -> None:
     (tmp_path / "weeks").mkdir()
     (tmp_path / "weeks" / "one.csv").write_text("who,age,answer\np1,1,no\n")
     own = card(files={}, blocks={"kind": "folder", "path": "weeks"})
@@ -192,9 +185,7 @@ def test_a_block_of_people_that_lacks_a_column_is_refused(
         whole(blocks.read(own, ["one"], {}, root=tmp_path, url=None, digests=digests, key=KEY))
 
 
-def test_the_person_is_never_a_feature_and_never_leaves(
-    card: Callable[..., DataCard], tmp_path: Path
-) -> None:
+def test_the_person_is_never_a_feature_and_never_leaves(card: CardOf, tmp_path: Path) -> None:
     own = card()
     public, carried = public_description(own), preparation_of(own, "none", None)
     assert public.input_shape == (4,) and (public.per_person, public.blocks_per_person) == (1, 1)
@@ -222,7 +213,7 @@ def test_the_person_is_never_a_feature_and_never_leaves(
         ),
     ],
 )
-def test_wrong_declarations_are_refused(card: Callable[..., DataCard], changes: Document, words: str) -> None:
+def test_wrong_declarations_are_refused(card: CardOf, changes: Document, words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         card(**changes)
 
@@ -240,7 +231,7 @@ def pooled(
     return data, [frozenset(row[known].tolist()) for row, known in zip(ages_, there, strict=True)]
 
 
-def test_the_rows_of_a_person_are_one_record(card: Callable[..., DataCard], tmp_path: Path) -> None:
+def test_the_rows_of_a_person_are_one_record(card: CardOf, tmp_path: Path) -> None:
     """In whatever order the rows are; who is held out has each row by itself."""
     own = card(person={"column": "who", "per_person": 3}, records={"at_most": 200})
     shuffled = [rows()[place] for place in np.random.default_rng(0).permutation(len(rows()))]
@@ -268,7 +259,7 @@ def test_the_rows_of_a_person_are_one_record(card: Callable[..., DataCard], tmp_
     assert sizes[0] + salts[0] == sizes[1] + salts[1] and sizes[0] > sizes[1] and len(less.train_labels)
 
 
-def test_people_are_counted_where_they_are_the_records(card: Callable[..., DataCard], tmp_path: Path) -> None:
+def test_people_are_counted_where_they_are_the_records(card: CardOf, tmp_path: Path) -> None:
     own = {"person": {"column": "who", "per_person": 3}}
     _, found = pooled(card(**own, records={"at_most": 200}), tmp_path, rows())
     tested = sum(min(3, who % 4 + 1) for who in range(60)) - sum(map(len, found))
@@ -278,11 +269,8 @@ def test_people_are_counted_where_they_are_the_records(card: Callable[..., DataC
         pooled(card(**own, records=right | {"train": len(found) + 1}), tmp_path, rows())
 
 
-def test_in_each_block_a_person_is_a_record_of_its_own(card: Callable[..., DataCard], tmp_path: Path) -> None:
-    folder = tmp_path / "weeks"
-    folder.mkdir()
-    write(folder / "one.csv", rows(20))
-    write(folder / "two.csv", [(who, age + 500) for who, age in rows(20)])
+def test_in_each_block_a_person_is_a_record_of_its_own(card: CardOf, tmp_path: Path) -> None:
+    two_weeks(tmp_path)
     source = {"files": {}, "blocks": {"kind": "folder", "path": "weeks"}, "blocks_per_person": 2}
     own = card(**source, person={"column": "who", "per_person": 3})
     digests = blocks.Digests("tiny", key=KEY)
@@ -296,13 +284,13 @@ def test_in_each_block_a_person_is_a_record_of_its_own(card: Callable[..., DataC
     assert all(len(one) == 1 for one in counted) and len({*counted}) == len(counted)
 
 
-def test_a_file_without_the_person_is_refused(card: Callable[..., DataCard], tmp_path: Path) -> None:
+def test_a_file_without_the_person_is_refused(card: CardOf, tmp_path: Path) -> None:
     (tmp_path / "tiny.csv").write_text("age,town,answer\n1,Rome,no\n")
     with pytest.raises(DataRefusedError, match="must have one column 'who'"):
         whole(read(card(), {"train": tmp_path / "tiny.csv"}))
 
 
-def test_people_in_a_database(card: Callable[..., DataCard], tmp_path: Path) -> None:
+def test_people_in_a_database(card: CardOf, tmp_path: Path) -> None:
     """Texts, whose person is a column that they are not made of."""
     with sqlite3.connect(tmp_path / "t.sqlite") as connection:
         connection.execute("create table films (week text, who text, words text, answer text)")

@@ -13,9 +13,7 @@ import pytest
 from data import DataRefusedError, PublicDescription, public_description
 from data.prepare import prepared
 from data.readers.records import Block, Records
-from data.schema.card import DataCard
-
-Document = dict[str, Any]
+from tests.data.conftest import CardOf, Document
 
 
 def parts(train: int, test: int) -> list[Block]:
@@ -28,7 +26,7 @@ def parts(train: int, test: int) -> list[Block]:
 
 
 @pytest.fixture
-def public(table: Document, card_of: Callable[[Document], DataCard]) -> PublicDescription:
+def public(table: Document, card_of: CardOf) -> PublicDescription:
     """What is public of the tiny table."""
     return public_description(card_of(table))
 

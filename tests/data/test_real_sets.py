@@ -67,12 +67,8 @@ MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 )
 def test_images(name: str, means: tuple[float, float], counts: list[int], tmp_path: Path) -> None:
     parts = parts_of(name, tmp_path)
-    assert parts.train.features.shape == (60000, 1, 28, 28) and parts.test.features.shape == (
-        10000,
-        1,
-        28,
-        28,
-    )
+    assert parts.train.features.shape == (60000, 1, 28, 28)
+    assert parts.test.features.shape == (10000, 1, 28, 28)
     assert np.bincount(parts.train.labels).tolist() == counts
     assert parts.train.features.mean(dtype=np.float64) == pytest.approx(means[0], abs=5e-5)
     assert parts.test.features.mean(dtype=np.float64) == pytest.approx(means[1], abs=5e-5)
@@ -92,15 +88,12 @@ def test_adult_sends_what_is_missing_and_nothing_else_to_other(tmp_path: Path) -
     card, parts = registry.card("adult"), parts_of("adult", tmp_path)
     assert card.reader.kind == "csv"
     ends = np.cumsum([column.width for column in card.reader.columns])
-    other = [
-        end - 1 for end, column in zip(ends, card.reader.columns, strict=True) if column.kind == "categorical"
-    ]
+    last = [*zip(ends - 1, card.reader.columns, strict=True)]
+    other = [place for place, column in last if column.kind == "categorical"]
     assert (parts.train.features[:, other].sum(axis=1) > 0).sum() == 2399
     assert (parts.test.features[:, other].sum(axis=1) > 0).sum() == 1221
-    one_hot = [
-        end - 1 for end, column in zip(ends, card.reader.columns, strict=True) if column.kind == "numeric"
-    ]
-    assert (np.delete(parts.train.features, one_hot, axis=1).sum(axis=1) == 8).all()
+    numbers = [place for place, column in last if column.kind == "numeric"]
+    assert (np.delete(parts.train.features, numbers, axis=1).sum(axis=1) == 8).all()
 
 
 def gradient_at_zero(*parts: Records) -> float:

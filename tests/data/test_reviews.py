@@ -1,12 +1,9 @@
 """Reviews to tokens: Keras' defaults, a list of words that is public, and nothing learned from the texts."""
 
 import hashlib
-import io
-import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +16,10 @@ from data.prepare.reading import read, word_list
 from data.readers import reviews
 from data.readers.records import Block, Parts, Records, whole
 from data.schema import registry
-from data.schema.card import DataCard
 from data.schema.formats import Reviews
+from tests.data.conftest import CardOf, Document, tar
 from tests.data.test_real_sets import MIRROR, needs_mirror
 
-Document = dict[str, Any]
 LISTED = b"the\nand\nfilm\nthe\n!\nwell-made\ngood\nnaive\ncaf\xc3\xa9\n"
 WORDS = {"the": 2, "and": 3, "film": 4, "good": 5}
 TEXTS = {
@@ -39,24 +35,15 @@ TEXTS = {
 
 def packed(path: Path, members: Mapping[str, bytes]) -> Path:
     """A tar archive of the data set's layout, packed as its name says."""
-    with tarfile.open(path, f"w:{path.suffix[1:]}") as archive:
-        for name, content in members.items():
-            member = tarfile.TarInfo(f"reviews/{name}")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return path
+    return tar(path, {f"reviews/{name}": content for name, content in members.items()})
 
 
 @pytest.fixture
-def card(images: Document, card_of: Callable[[Document], DataCard]) -> Callable[..., DataCard]:
+def card(images: Document, card_of: CardOf) -> CardOf:
     """The card of a small archive, with changes to its reader."""
     reader = {"kind": "reviews", "words": "reviews/words.txt", "vocabulary": 6, "length": 5}
-    file = {"urls": ["http://127.0.0.1:1/a.tar.gz"], "sha256": "0" * 64}
-    own: Document = {
-        "records": {"train": 3, "test": 2},
-        "classes": ["neg", "pos"],
-        "files": {"archive": file},
-    }
+    files = {"archive": {"urls": ["http://127.0.0.1:1/a.tar.gz"], "sha256": "0" * 64}}
+    own: Document = {"records": {"train": 3, "test": 2}, "classes": ["neg", "pos"], "files": files}
     del images["shape"]
     return lambda **changes: card_of(images | own | {"reader": reader | changes})
 
@@ -82,9 +69,7 @@ def test_the_tokens_of_a_text(text: str, tokens: list[int]) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.tar.xz"])
-def test_an_archive_becomes_records_in_an_order_of_their_own(
-    card: Callable[..., DataCard], tmp_path: Path, name: str
-) -> None:
+def test_an_archive_becomes_records_in_an_order_of_their_own(card: CardOf, tmp_path: Path, name: str) -> None:
     for members in (TEXTS, dict(reversed(TEXTS.items()))):
         path = packed(tmp_path / name, members | {"words.txt": LISTED})
         train, test = read(card(), {"archive": path})
@@ -101,7 +86,7 @@ def test_only_the_first_words_that_a_text_can_have_get_a_token(tmp_path: Path) -
 
 
 def test_a_list_of_words_may_be_a_file_of_its_own(
-    images: Document, card_of: Callable[[Document], DataCard], card: Callable[..., DataCard], tmp_path: Path
+    images: Document, card_of: CardOf, card: CardOf, tmp_path: Path
 ) -> None:
     path = packed(tmp_path / "a.tar.gz", TEXTS)
     (tmp_path / "words").write_bytes(LISTED)
@@ -113,9 +98,7 @@ def test_a_list_of_words_may_be_a_file_of_its_own(
         card(words=None)
 
 
-def test_the_list_of_the_words_that_have_a_token_is_that_of_the_card(
-    card: Callable[..., DataCard], tmp_path: Path
-) -> None:
+def test_the_list_of_the_words_that_have_a_token_is_that_of_the_card(card: CardOf, tmp_path: Path) -> None:
     files = {"archive": packed(tmp_path / "a.tar.gz", TEXTS | {"words.txt": LISTED})}
     listed = word_list(card(), files) or b""
     assert listed == b"the\nand\nfilm\ngood\n"
@@ -126,15 +109,13 @@ def test_the_list_of_the_words_that_have_a_token_is_that_of_the_card(
         word_list(card(words_sha256="0" * 64), files)
 
 
-def test_a_card_that_does_not_declare_the_words_keeps_its_digests(card: Callable[..., DataCard]) -> None:
+def test_a_card_that_does_not_declare_the_words_keeps_its_digests(card: CardOf) -> None:
     plain, declared = card(), card(words_sha256="0" * 64)
     assert "words_sha256" not in plain.model_dump_json() + public_description(plain).to_json()
     assert rule_of(plain) == rule_of(declared)
 
 
-def test_a_text_that_cannot_be_decoded_is_one_record_without_words(
-    card: Callable[..., DataCard], tmp_path: Path
-) -> None:
+def test_a_text_that_cannot_be_decoded_is_one_record_without_words(card: CardOf, tmp_path: Path) -> None:
     def texts(content: bytes) -> Parts:
         archive = packed(tmp_path / "reviews.gz", TEXTS | {"words.txt": LISTED, "test/neg/3_4.txt": content})
         return whole(read(card(), {"archive": archive}))
@@ -156,7 +137,7 @@ def test_a_text_that_cannot_be_decoded_is_one_record_without_words(
     ],
 )
 def test_an_archive_that_does_not_fit_is_refused_and_no_text_is_said(
-    card: Callable[..., DataCard], tmp_path: Path, members: dict[str, bytes], message: str
+    card: CardOf, tmp_path: Path, members: dict[str, bytes], message: str
 ) -> None:
     path = packed(tmp_path / "a.tar.gz", members)
     with pytest.raises(DataRefusedError, match=message) as refusal:
@@ -165,18 +146,14 @@ def test_an_archive_that_does_not_fit_is_refused_and_no_text_is_said(
 
 
 @pytest.mark.parametrize("size", [0, 100])
-def test_an_archive_that_is_cut_short_is_refused(
-    card: Callable[..., DataCard], tmp_path: Path, size: int
-) -> None:
+def test_an_archive_that_is_cut_short_is_refused(card: CardOf, tmp_path: Path, size: int) -> None:
     path = packed(tmp_path / "a.tar.gz", TEXTS | {"words.txt": LISTED})
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(DataRefusedError, match=r"a\.tar\.gz is not a whole tar archive"):
         list(read(card(), {"archive": path}))
 
 
-def test_tokens_are_described_written_and_mapped_back_as_such(
-    card: Callable[..., DataCard], tmp_path: Path
-) -> None:
+def test_tokens_are_described_written_and_mapped_back_as_such(card: CardOf, tmp_path: Path) -> None:
     path = packed(tmp_path / "a.tar.gz", TEXTS | {"words.txt": LISTED})
     public = public_description(card())
     assert (public.tokens, public.feature_norms, public.input_shape) == (6, None, (5,))
@@ -189,7 +166,7 @@ def test_tokens_are_described_written_and_mapped_back_as_such(
         prepared.load(tmp_path / "p")
 
 
-def test_real_numbers_are_not_written_as_tokens(card: Callable[..., DataCard], tmp_path: Path) -> None:
+def test_real_numbers_are_not_written_as_tokens(card: CardOf, tmp_path: Path) -> None:
     real = Records(np.zeros((1, 5), np.float32), np.zeros(1, np.int64))
     public = public_description(card())
     with pytest.raises(ValueError, match="another kind"):

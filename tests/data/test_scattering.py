@@ -1,7 +1,6 @@
 """Scattering: the library's values, each image by itself, and only images."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ from data.readers.records import Block, Records
 from data.schema import registry
 from tasks.config import params
 from tasks.prepare import prepare
+from tests.data.conftest import Document, Store
 from tests.support.threads import cpu_threads
 
-Document = dict[str, Any]
 SHAPES = {"mnist": (81, 7, 7), "fashion-mnist": (81, 7, 7), "digits": (81, 2, 2), "cifar-10": (243, 8, 8)}
 
 
@@ -93,14 +92,13 @@ def test_blocks_are_passed_on_as_they_come(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("name", ["adult", "imdb", "synthetic-logistic"])
 def test_what_is_no_image_is_refused(name: str) -> None:
-    with pytest.raises(
-        DataRefusedError, match=rf"at least 8 x 8 pixels, but a record of '{name}' .*set data.transform"
-    ):
+    words = f"at least 8 x 8 pixels, but a record of '{name}' .*set data.transform"
+    with pytest.raises(DataRefusedError, match=words):
         public_description(registry.card(name), "scattering")
 
 
 def test_small_images_are_refused_before_anything_is_fetched(
-    store: Callable[..., Path], images: Document, tmp_path: Path
+    store: Store, images: Document, tmp_path: Path
 ) -> None:
     chosen = params.parse({"data": {"dataset": "dots", "transform": "scattering"}}, reads=("data",))
     with pytest.raises(DataRefusedError, match=r"scattering takes images .* the shape \[1, 2, 2\]"):

@@ -2,9 +2,7 @@
 
 import gzip
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,15 +15,15 @@ from data.readers import table as parquet
 from data.readers import table as text
 from data.readers.records import Block, Records
 from data.schema.card import DataCard
+from tests.data.conftest import CardOf, Document
 
-Document = dict[str, Any]
 ROWS = 5000
 HEADER = "age,town,answer,note\n"
 LINES = [f"{i % 90}.5,{('Rome', 'Oslo', 'Bergen')[i % 3]},{('no', 'yes')[i % 2]},{i}\n" for i in range(ROWS)]
 
 
 @pytest.fixture
-def card(table: Document, card_of: Callable[[Document], DataCard]) -> Callable[..., DataCard]:
+def card(table: Document, card_of: CardOf) -> CardOf:
     """The tiny table's card, for all of the rows, with changes to its reader."""
     table["records"] = {"at_most": ROWS}
     return lambda **reader: card_of(table | {"reader": table["reader"] | reader})
@@ -45,7 +43,7 @@ def written(card: DataCard, path: Path, folder: Path) -> dict[str, bytes]:
 
 
 def test_blocks_of_any_size_give_the_same_bytes(
-    card: Callable[..., DataCard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    card: CardOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "t.csv").write_text(HEADER + "".join(LINES))
     in_one = written(card(), tmp_path / "t.csv", tmp_path / "one")
@@ -56,7 +54,7 @@ def test_blocks_of_any_size_give_the_same_bytes(
 
 
 def test_gzip_zip_and_parquet_give_the_same_bytes(
-    card: Callable[..., DataCard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    card: CardOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import pyarrow as pa
     from pyarrow import csv
@@ -77,7 +75,7 @@ def test_gzip_zip_and_parquet_give_the_same_bytes(
 
 
 def test_a_file_is_not_read_further_than_it_is_asked_for(
-    card: Callable[..., DataCard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    card: CardOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_blocks(monkeypatch)
     (tmp_path / "t.csv").write_text(HEADER + "".join(LINES) + "31337\n")
@@ -89,17 +87,13 @@ def test_a_file_is_not_read_further_than_it_is_asked_for(
 
 
 def test_a_fault_far_down_leaves_the_prepared_folder_as_it_was(
-    card: Callable[..., DataCard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    card: CardOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_blocks(monkeypatch)
     (tmp_path / "t.csv").write_text(HEADER + "".join(LINES))
     before = written(card(), tmp_path / "t.csv", tmp_path / "out" / "p")
-    for fault in (
-        "x,Rome,no,1\n",
-        "1,Rome,perhaps,1\n",
-        "1,Rome,no,1\n",
-        "1,Rome\n",
-    ):  # the third is one too many
+    one_too_many = "1,Rome,no,1\n"
+    for fault in ("x,Rome,no,1\n", "1,Rome,perhaps,1\n", one_too_many, "1,Rome\n"):
         (tmp_path / "t.csv").write_text(HEADER + "".join(LINES) + fault)
         with pytest.raises(DataRefusedError):
             written(card(), tmp_path / "t.csv", tmp_path / "out" / "p")
@@ -108,7 +102,7 @@ def test_a_fault_far_down_leaves_the_prepared_folder_as_it_was(
 
 
 def test_an_undeclared_column_may_change_its_looks_in_a_later_block(
-    card: Callable[..., DataCard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    card: CardOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_blocks(monkeypatch)
     (tmp_path / "t.csv").write_text(HEADER + "".join(LINES[:-1]) + "1,Rome,no,no number at all\n")
@@ -116,22 +110,19 @@ def test_an_undeclared_column_may_change_its_looks_in_a_later_block(
 
 
 def test_a_stray_quote_stays_within_its_record_or_is_refused_in_any_block(
-    card: Callable[..., DataCard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    card: CardOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_blocks(monkeypatch)
     lines = [*LINES[:3000], '1,"Rome,no,1\n', *LINES[3001:4000], '1,Rome",no,1\n', *LINES[4001:]]
     (tmp_path / "t.csv").write_text(HEADER + "".join(lines))
-    assert (
-        sum(len(block.records) for block in read(card(quotes=False), {"train": tmp_path / "t.csv"})) == ROWS
-    )
+    unquoted = read(card(quotes=False), {"train": tmp_path / "t.csv"})
+    assert sum(len(block.records) for block in unquoted) == ROWS
     with pytest.raises(DataRefusedError, match=r"line break in quotes|same number of fields"):
         list(read(card(quotes=True), {"train": tmp_path / "t.csv"}))
 
 
 @pytest.mark.parametrize("name", ["absent.csv", "no zip"])
-def test_an_archive_without_its_table_is_refused(
-    card: Callable[..., DataCard], tmp_path: Path, name: str
-) -> None:
+def test_an_archive_without_its_table_is_refused(card: CardOf, tmp_path: Path, name: str) -> None:
     with zipfile.ZipFile(tmp_path / "t.zip", "w") as archive:
         archive.writestr("inside.csv", HEADER + "".join(LINES))
     if name == "no zip":
@@ -140,7 +131,7 @@ def test_an_archive_without_its_table_is_refused(
         list(read(card(member=name), {"train": tmp_path / "t.zip"}))
 
 
-def test_a_gzip_file_that_is_cut_short_is_refused(card: Callable[..., DataCard], tmp_path: Path) -> None:
+def test_a_gzip_file_that_is_cut_short_is_refused(card: CardOf, tmp_path: Path) -> None:
     packed = gzip.compress((HEADER + "".join(LINES)).encode())
     (tmp_path / "t.csv.gz").write_bytes(packed[: len(packed) // 2])
     with pytest.raises(DataRefusedError, match=r"t\.csv\.gz cannot be read as declared"):
@@ -161,7 +152,7 @@ def test_an_array_that_grew_is_the_file_that_numpy_saves(
     assert grown.count == sum(sizes)
 
 
-def test_rows_of_another_shape_are_not_appended(card: Callable[..., DataCard], tmp_path: Path) -> None:
+def test_rows_of_another_shape_are_not_appended(card: CardOf, tmp_path: Path) -> None:
     narrow = Records(np.zeros((2, 3), np.float32), np.zeros(2, np.int64))
     public = public_description(card())
     with pytest.raises(ValueError, match="another shape"):

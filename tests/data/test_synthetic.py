@@ -1,8 +1,5 @@
 """The made-up records are the ones that were published, drawn as MATLAB draws them."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -10,10 +7,8 @@ from data import DataRefusedError
 from data.prepare.reading import read
 from data.readers.records import Parts, whole
 from data.schema import registry
-from data.schema.card import DataCard
 from data.schema.formats import Synthetic
-
-Document = dict[str, Any]
+from tests.data.conftest import CardOf, Document
 
 
 @pytest.fixture(scope="module")
@@ -46,20 +41,10 @@ def test_the_labels_are_the_sides_of_the_hyperplane(parts: Parts) -> None:
     assert ((margin > 0) == (parts.test.labels == 1))[sure].all()
 
 
-def test_other_records_than_the_declared_ones_are_refused(
-    table: Document, card_of: Callable[[Document], DataCard]
-) -> None:
+def test_other_records_than_the_declared_ones_are_refused(table: Document, card_of: CardOf) -> None:
     known = registry.card("synthetic-logistic").reader
     assert isinstance(known, Synthetic)
-    card = card_of(
-        table
-        | {
-            "reader": known.model_dump(mode="json"),
-            "files": {},
-            "split": None,
-            "shape": [20],
-            "records": {"train": 100, "test": 10},
-        }
-    )
+    own = {"files": {}, "split": None, "shape": [20], "records": {"train": 100, "test": 10}}
+    card = card_of(table | own | {"reader": known.model_dump(mode="json")})
     with pytest.raises(DataRefusedError, match="synthetic records are not the declared ones; install"):
         whole(read(card, {}))

@@ -12,18 +12,15 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from data import DataRefusedError
-from data.readers.of_rows import RowReader
-from data.readers.records import Records, whole
-from data.schema.card import DataCard
-from data.schema.formats import Csv, Parquet
+from data.readers.records import Records
+from tests.data.conftest import CardOf, Document, train_records
 
-Document = dict[str, Any]
-CardOf = Callable[[Document], DataCard]
+Encode = Callable[..., Records]
 SECRET = "31337"
 
 
 @pytest.fixture
-def encode(table: Document, card_of: CardOf, tmp_path: Path) -> Callable[..., Records]:
+def encode(table: Document, card_of: CardOf, tmp_path: Path) -> Encode:
     """Reads one file of the table's card; `reader` changes keys of its reader, `column` those of column 0."""
 
     def read(content: str | bytes | pa.Table, column: Document | None = None, **reader: Any) -> Records:
@@ -34,9 +31,7 @@ def encode(table: Document, card_of: CardOf, tmp_path: Path) -> Callable[..., Re
             parquet.write_table(content, path)
         else:
             path.write_bytes(content.encode() if isinstance(content, str) else content)
-        card = card_of(table)
-        assert isinstance(card.reader, Csv | Parquet)
-        return whole(RowReader(card.reader, card.known, (), {"train": path}).read()).train
+        return train_records(card_of(table), path)
 
     return read
 
@@ -46,24 +41,24 @@ def rows(*lines: str) -> str:
     return "\n".join(["age,town,answer", *lines]) + "\n"
 
 
-def test_a_record_becomes_scaled_numbers_and_one_hot_categories(encode: Callable[..., Records]) -> None:
+def test_a_record_becomes_scaled_numbers_and_one_hot_categories(encode: Encode) -> None:
     records = encode(rows("25,Oslo,no", "50,Rome,yes"))
     assert records.features.dtype == np.float32 and records.labels.dtype == np.int64
     assert records.features.tolist() == [[0.25, 0, 1, 0], [0.5, 1, 0, 0]]
     assert records.labels.tolist() == [0, 1]
 
 
-def test_numbers_outside_the_bounds_are_clamped(encode: Callable[..., Records]) -> None:
+def test_numbers_outside_the_bounds_are_clamped(encode: Encode) -> None:
     ages = encode(rows("-5,Oslo,no", "1e9,Oslo,no", "100,Oslo,no")).features[:, 0]
     assert ages.tolist() == [0, 1, 1]
 
 
-def test_unknown_and_missing_categories_go_to_other(encode: Callable[..., Records]) -> None:
+def test_unknown_and_missing_categories_go_to_other(encode: Encode) -> None:
     towns = encode(rows("1,Paris,no", "1,,no", "1,?,no", "1,rome,no"), missing=["?", ""]).features[:, 1:]
     assert towns.tolist() == [[0, 0, 1]] * 4
 
 
-def test_a_missing_number_is_refused_unless_the_card_gives_it_a_value(encode: Callable[..., Records]) -> None:
+def test_a_missing_number_is_refused_unless_the_card_gives_it_a_value(encode: Encode) -> None:
     content = rows("?,Oslo,no", ",Oslo,no", "50,Oslo,no")
     with pytest.raises(DataRefusedError, match="column 'age': a number is missing"):
         encode(content, missing=["?", ""])
@@ -72,7 +67,7 @@ def test_a_missing_number_is_refused_unless_the_card_gives_it_a_value(encode: Ca
 
 @pytest.mark.parametrize("bad", ["nan", "NaN", "inf", "-inf", "1e999"])
 def test_numbers_that_are_not_finite_are_refused_even_where_missing_ones_are_not(
-    encode: Callable[..., Records], bad: str
+    encode: Encode, bad: str
 ) -> None:
     with pytest.raises(DataRefusedError, match=r"column 'age': (NaN and infinite|holds something)"):
         encode(rows("50,Oslo,no", f"{bad},Oslo,no"), column={"missing": 20})
@@ -91,7 +86,7 @@ BAD_ROWS = {
 
 
 @pytest.mark.parametrize("bad", BAD_ROWS)
-def test_a_refusal_names_the_file_and_no_value(encode: Callable[..., Records], bad: str) -> None:
+def test_a_refusal_names_the_file_and_no_value(encode: Encode, bad: str) -> None:
     with pytest.raises(DataRefusedError) as refusal:
         encode(BAD_ROWS[bad])
     shown: BaseException | None = refusal.value
@@ -99,7 +94,7 @@ def test_a_refusal_names_the_file_and_no_value(encode: Callable[..., Records], b
     assert refusal.value.__suppress_context__ or refusal.value.__context__ is None
 
 
-def test_the_form_of_adult_is_read(encode: Callable[..., Records], table: Document) -> None:
+def test_the_form_of_adult_is_read(encode: Encode, table: Document) -> None:
     table["reader"]["columns"][2]["spellings"] = {"no": ["<=50K", "<=50K."], "yes": [">50K", ">50K."]}
     content = "|1x3 Cross validator\n25, Oslo, <=50K.\n50, Rome, >50K\n\n"
     records = encode(content, header=False, skip_lines={"train": 1})
@@ -107,31 +102,27 @@ def test_the_form_of_adult_is_read(encode: Callable[..., Records], table: Docume
     assert records.labels.tolist() == [0, 1]
 
 
-def test_quotes_separators_and_undeclared_columns(encode: Callable[..., Records], table: Document) -> None:
+def test_quotes_separators_and_undeclared_columns(encode: Encode, table: Document) -> None:
     table["reader"]["columns"][1]["categories"] = ["Rome; Italy"]
     content = 'name;answer;town;age\n"A ""B""";"yes";"Rome; Italy";10\n'
     records = encode(content, separator=";", quotes=True)
     assert records.features.tolist() == [[pytest.approx(0.1), 1, 0]] and records.labels.tolist() == [1]
 
 
-def test_a_comma_in_quotes_as_pandas_writes_it_is_read(
-    encode: Callable[..., Records], table: Document
-) -> None:
+def test_a_comma_in_quotes_as_pandas_writes_it_is_read(encode: Encode, table: Document) -> None:
     table["reader"]["columns"][1]["categories"] = ["Rome, Italy"]
     frame = pd.DataFrame({"age": [10], "town": ["Rome, Italy"], "answer": ["yes"]})
     assert encode(frame.to_csv(index=False)).features.tolist() == [[pytest.approx(0.1), 1, 0]]
 
 
-def test_an_ignored_column_of_a_file_without_header_makes_nothing(
-    encode: Callable[..., Records], table: Document
-) -> None:
+def test_an_ignored_column_of_a_file_without_header_makes_nothing(encode: Encode, table: Document) -> None:
     table["reader"]["columns"].insert(0, {"name": "id", "kind": "ignored"})
     columns = table["reader"]["columns"]
     assert encode("7,25,Oslo,no\n", header=False, columns=columns).features.tolist() == [[0.25, 0, 1, 0]]
 
 
 @pytest.mark.parametrize("content", ["", "\n", rows()])
-def test_a_file_without_records_has_none(encode: Callable[..., Records], content: str) -> None:
+def test_a_file_without_records_has_none(encode: Encode, content: str) -> None:
     assert len(encode(content)) == 0
 
 
@@ -141,17 +132,15 @@ PARQUET = pa.table({"age": [25, 50], "town": ["Oslo", "Paris"], "answer": ["no",
 @pytest.mark.parametrize(
     "kind", [pa.int8(), pa.float32(), pa.string(), pa.large_string(), pa.decimal128(12, 2)]
 )
-def test_parquet_says_the_same_by_any_type(encode: Callable[..., Records], kind: pa.DataType) -> None:
+def test_parquet_says_the_same_by_any_type(encode: Encode, kind: pa.DataType) -> None:
     content = PARQUET.set_column(0, "age", PARQUET["age"].cast(pa.int32()).cast(kind, safe=False))
     content = content.set_column(1, "town", PARQUET["town"].dictionary_encode())
     records = encode(content)
-    assert records.features.tolist() == [[0.25, 0, 1, 0], [0.5, 0, 0, 1]] and records.labels.tolist() == [
-        0,
-        1,
-    ]
+    assert records.features.tolist() == [[0.25, 0, 1, 0], [0.5, 0, 0, 1]]
+    assert records.labels.tolist() == [0, 1]
 
 
-def test_parquet_with_nulls_and_nan(encode: Callable[..., Records]) -> None:
+def test_parquet_with_nulls_and_nan(encode: Encode) -> None:
     def ages(*values: float | None) -> pa.Table:
         columns = {"age": values, "town": [None] * len(values), "answer": ["no"] * len(values)}
         return pa.table({name: pa.array(column) for name, column in columns.items()})
@@ -163,7 +152,7 @@ def test_parquet_with_nulls_and_nan(encode: Callable[..., Records]) -> None:
         encode(ages(1.0, float("nan")))
 
 
-def test_parquet_that_is_not_whole_is_refused(encode: Callable[..., Records], tmp_path: Path) -> None:
+def test_parquet_that_is_not_whole_is_refused(encode: Encode, tmp_path: Path) -> None:
     encode(PARQUET)
     whole = (tmp_path / "tiny").read_bytes()
     with pytest.raises(DataRefusedError, match="not a whole Parquet file"):
@@ -172,9 +161,7 @@ def test_parquet_that_is_not_whole_is_refused(encode: Callable[..., Records], tm
         encode(PARQUET.drop_columns(["town"]))
 
 
-def test_parquet_whose_column_names_are_no_text_is_refused(
-    encode: Callable[..., Records], tmp_path: Path
-) -> None:
+def test_parquet_whose_column_names_are_no_text_is_refused(encode: Encode, tmp_path: Path) -> None:
     parquet.write_table(pa.table({"age": [1.0]}), tmp_path / "whole")
     whole = (tmp_path / "whole").read_bytes()
     with pytest.raises(DataRefusedError, match="not a whole Parquet file"):
@@ -184,14 +171,14 @@ def test_parquet_whose_column_names_are_no_text_is_refused(
 @pytest.mark.parametrize("values", [[[1], [2]], [b"\xff secret", b"\xfe"]], ids=["lists", "bytes"])
 @pytest.mark.parametrize("column", ["age", "town", "answer"])
 def test_parquet_with_a_column_of_what_is_no_text_is_refused(
-    encode: Callable[..., Records], column: str, values: list[Any]
+    encode: Encode, column: str, values: list[Any]
 ) -> None:
     with pytest.raises(DataRefusedError, match=f"column '{column}': holds something that is not") as refusal:
         encode(PARQUET.set_column(PARQUET.column_names.index(column), column, pa.array(values)))
     assert "secret" not in str(refusal.value)
 
 
-def test_a_record_is_encoded_alike_whatever_stands_beside_it(encode: Callable[..., Records]) -> None:
+def test_a_record_is_encoded_alike_whatever_stands_beside_it(encode: Encode) -> None:
     lines = ["17,Oslo,no", "99.5,Rome,yes", "250,Bergen,no", "3e1,,yes"]
     together: NDArray[np.float32] = encode(rows(*lines)).features
     alone = [encode(rows(line)).features[0] for line in lines]

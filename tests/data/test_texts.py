@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from data.prepare.secret_key import PUBLIC_KEY
 from data.prepare.unseen import preparation_of, records_in
 from data.readers.records import Records, whole
 from data.schema.card import DataCard
+from tests.data.conftest import CardOf, Document, named_files
 
-Document = dict[str, Any]
 ROWS = [
     ("On time", "good", "pos"),
     ("", "the the film", "neg"),
@@ -31,10 +30,16 @@ TEXTS = ["On time|good", "|the the film", 'A "quoted", one|naïve', "x|" + "y" *
 
 
 @pytest.fixture
-def card(images: Document, card_of: Callable[[Document], DataCard]) -> Callable[..., DataCard]:
+def card(images: Document, card_of: CardOf) -> CardOf:
     """A card of rows with the columns title, body and mood."""
     del images["shape"]
-    reader = {"kind": "texts", "format": "csv", "columns": ["title", "body"], "label": "mood", "join": "|"}
+    reader: Document = {
+        "kind": "texts",
+        "format": "csv",
+        "columns": ["title", "body"],
+        "label": "mood",
+        "join": "|",
+    }
     own: Document = {
         "public": False,
         "classes": ["neg", "pos"],
@@ -42,9 +47,8 @@ def card(images: Document, card_of: Callable[[Document], DataCard]) -> Callable[
         "files": {"train": {"path": "t", "sha256": "0" * 64}},
         "split": {"salt": "s", "test_fraction": 0.5},
     }
-    return lambda more={}, **changes: card_of(
-        images | own | {"reader": reader | {"longest": 30} | changes} | more
-    )
+    reader["longest"] = 30
+    return lambda more={}, **changes: card_of(images | own | {"reader": reader | changes} | more)
 
 
 def write(folder: Path, form: str, rows: list[tuple[str, str, str]] = ROWS) -> Path:
@@ -72,17 +76,15 @@ def write(folder: Path, form: str, rows: list[tuple[str, str, str]] = ROWS) -> P
     return path
 
 
-def records(card: DataCard, path: Path, **files: Path) -> Records:
+def records(card: DataCard, path: Path, *, as_texts: bool = False, **files: Path) -> Records:
     """All rows in their order, whatever their side."""
-    reader = row_reader(card, {"train": path, **files}, key=PUBLIC_KEY)
+    reader = row_reader(card, {"train": path, **files}, key=PUBLIC_KEY, as_texts=as_texts)
     assert reader is not None
     return whole(reader.read()).train
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet", "datasets"])
-def test_columns_are_joined_and_cut_in_every_format(
-    card: Callable[..., DataCard], tmp_path: Path, form: str
-) -> None:
+def test_columns_are_joined_and_cut_in_every_format(card: CardOf, tmp_path: Path, form: str) -> None:
     spellings = {"spellings": {"neg": ["0"], "pos": ["1"]}} if form == "datasets" else {}
     own, path = card(format=form, **spellings), write(tmp_path, form)
     found = records(own, path)
@@ -97,11 +99,10 @@ def test_columns_are_joined_and_cut_in_every_format(
     assert records(card(format=form, longest=4, keep="end", **spellings), path).features[0] == "good"
 
 
-def test_words_become_the_tokens_of_a_public_list(card: Callable[..., DataCard], tmp_path: Path) -> None:
+def test_words_become_the_tokens_of_a_public_list(card: CardOf, tmp_path: Path) -> None:
     listed = tmp_path / "words.txt"
     listed.write_text("the\nfilm\ngood\n")
-    files = {name: {"path": name, "sha256": digit * 64} for name, digit in (("train", "1"), ("words", "2"))}
-    own = card({"files": files}, tokens={"vocabulary": 5, "length": 3})
+    own = card({"files": named_files("train", "words")}, tokens={"vocabulary": 5, "length": 3})
     path = write(tmp_path, "csv")
     found = records(own, path, words=listed)
     assert found.features.dtype == np.int32 and found.features[:2].tolist() == [[1, 1, 4], [2, 2, 3]]
@@ -116,7 +117,7 @@ def test_words_become_the_tokens_of_a_public_list(card: Callable[..., DataCard],
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
-def test_a_number_is_predicted_from_texts(card: Callable[..., DataCard], tmp_path: Path, form: str) -> None:
+def test_a_number_is_predicted_from_texts(card: CardOf, tmp_path: Path, form: str) -> None:
     """Within its bounds, scaled to [-1, 1]; a line that is no row is of the lowest."""
     own = card({"classes": [], "target": {"bounds": [1.0, 5.0]}}, format=form)
     path = write(tmp_path, form, [("a", "b", "3"), ("c", "d", "9.5"), ("e", "f", "1.0")])
@@ -162,7 +163,7 @@ BROKEN_JSONL = b"\n".join(
     ],
 )
 def test_a_line_that_is_no_row_is_one_record_and_nobody_is_told(
-    card: Callable[..., DataCard], tmp_path: Path, capfd: Any, form: str, content: bytes, texts: list[str]
+    card: CardOf, tmp_path: Path, capfd: Any, form: str, content: bytes, texts: list[str]
 ) -> None:
     """The text is the empty one, and the class the first where the line has none."""
     (tmp_path / "t").write_bytes(content)
@@ -174,12 +175,12 @@ def test_a_line_that_is_no_row_is_one_record_and_nobody_is_told(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_long_field_is_cut_and_not_lost(card: Callable[..., DataCard], tmp_path: Path) -> None:
+def test_a_long_field_is_cut_and_not_lost(card: CardOf, tmp_path: Path) -> None:
     path = write(tmp_path, "csv", [("t" * 200_000, "b", "pos")])
     assert records(card(), path).features.tolist() == ["t" * 30]
 
 
-def test_bytes_that_are_no_text_in_parquet(card: Callable[..., DataCard], tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_in_parquet(card: CardOf, tmp_path: Path) -> None:
     columns = {"title": [b"\xff", None, b"a"], "body": ["b", None, "c"], "mood": ["pos", "neg", "pos"]}
     parquet.write_table(pa.table(columns), tmp_path / "t")
     assert records(card(format="parquet"), tmp_path / "t").features.tolist() == ["|b", "|", "a|c"]
@@ -187,7 +188,7 @@ def test_bytes_that_are_no_text_in_parquet(card: Callable[..., DataCard], tmp_pa
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
 def test_a_mutated_text_moves_nothing_beyond_its_line(
-    card: Callable[..., DataCard], tmp_path: Path, form: str, capfd: Any
+    card: CardOf, tmp_path: Path, form: str, capfd: Any
 ) -> None:
     """100 changes within one line, each leaves the other lines as they were; labels stay, as in a table."""
     path, generator = write(tmp_path, form, [("a title", "a body", "neg")] * 5), np.random.default_rng(1)
@@ -196,21 +197,19 @@ def test_a_mutated_text_moves_nothing_beyond_its_line(
     for _ in range(100):
         broken = bytearray(lines[2])
         for _ in range(3):
-            broken[start + generator.integers(16)] = generator.choice(
-                [0, 34, 44, 92, 123, 200, 255, *range(32, 60)]
-            )
+            place = start + generator.integers(16)
+            broken[place] = generator.choice([0, 34, 44, 92, 123, 200, 255, *range(32, 60)])
         path.write_bytes(b"\n".join([*lines[:2], bytes(broken), *lines[3:]]))
         texts = records(card(format=form), path).features.tolist()
         assert len(texts) == 5 and texts.count("a title|a body") >= 4
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_side_is_decided_by_the_texts_whole(card: Callable[..., DataCard], tmp_path: Path) -> None:
+def test_a_side_is_decided_by_the_texts_whole(card: CardOf, tmp_path: Path) -> None:
     path = write(tmp_path, "csv", [(f"{place}", "b", "neg") for place in range(60)])
     long, short = (whole(read(card(longest=most), {"train": path}, as_texts=True)) for most in (9, 1))
-    assert (
-        15 < len(long.test) < 45 and [text[0] for text in long.test.features] == short.test.features.tolist()
-    )
+    assert 15 < len(long.test) < 45
+    assert [text[0] for text in long.test.features] == short.test.features.tolist()
     assert rule_of(card(longest=9)) == rule_of(card()) != rule_of(card(columns=["body"]))
 
 
@@ -227,7 +226,7 @@ def test_a_side_is_decided_by_the_texts_whole(card: Callable[..., DataCard], tmp
     ],
 )
 def test_what_is_no_record_s_doing_is_refused(
-    card: Callable[..., DataCard], tmp_path: Path, form: str, content: bytes, words: str
+    card: CardOf, tmp_path: Path, form: str, content: bytes, words: str
 ) -> None:
     (tmp_path / "t").write_bytes(content)
     with pytest.raises(DataRefusedError, match=words) as refusal:
@@ -243,35 +242,28 @@ def test_what_is_no_record_s_doing_is_refused(
         ({"person": {"column": "title"}}, {}, "must be a column of its own"),
     ],
 )
-def test_wrong_declarations_are_refused(
-    card: Callable[..., DataCard], more: Document, changes: Document, words: str
-) -> None:
+def test_wrong_declarations_are_refused(card: CardOf, more: Document, changes: Document, words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         card(more, **changes)
 
 
-def test_texts_without_words_are_for_an_encoder(card: Callable[..., DataCard], tmp_path: Path) -> None:
+def test_texts_without_words_are_for_an_encoder(card: CardOf, tmp_path: Path) -> None:
     with pytest.raises(DataRefusedError, match="only an encoder can take"):
         public_description(card())
     with pytest.raises(DataRefusedError, match="only an encoder can take"):
         read(card(), {"train": write(tmp_path, "csv")})
 
 
-def test_all_splits_at_once_are_refused(card: Callable[..., DataCard], tmp_path: Path) -> None:
+def test_all_splits_at_once_are_refused(card: CardOf, tmp_path: Path) -> None:
     (tmp_path / "dataset_dict.json").write_text("{}")
     with pytest.raises(DataRefusedError, match="several splits; give one of its folders"):
         records(card(format="datasets"), tmp_path)
 
 
-def test_a_table_that_save_to_disk_wrote(
-    table: Document, card_of: Callable[[Document], DataCard], tmp_path: Path
-) -> None:
+def test_a_table_that_save_to_disk_wrote(table: Document, card_of: CardOf, tmp_path: Path) -> None:
     """Numbers, categories and a class as its number."""
-    path = write(
-        tmp_path,
-        "datasets",
-        [("12", "Rome", "pos"), ("90", "Oslo", "neg"), ("50", "x", "pos"), ("0", "", "neg")],
-    )
+    rows = [("12", "Rome", "pos"), ("90", "Oslo", "neg"), ("50", "x", "pos"), ("0", "", "neg")]
+    path = write(tmp_path, "datasets", rows)
     columns = [
         {"name": "title", "kind": "numeric", "bounds": [0, 100]},
         {"name": "body", "kind": "categorical", "categories": ["Rome", "Oslo"]},
@@ -285,7 +277,7 @@ def test_a_table_that_save_to_disk_wrote(
     np.testing.assert_array_equal(np.concatenate(unseen), found.features)
 
 
-def test_blocks_of_texts(card: Callable[..., DataCard], tmp_path: Path) -> None:
+def test_blocks_of_texts(card: CardOf, tmp_path: Path) -> None:
     """Each with digests of its rows in any order, by which an exact repeat is known."""
     (tmp_path / "weeks").mkdir()
     for name, some in (("one", ROWS), ("two", ROWS[::-1]), ("three", ROWS[1:])):
@@ -300,27 +292,23 @@ def test_blocks_of_texts(card: Callable[..., DataCard], tmp_path: Path) -> None:
     assert held[0] == held[1] != held[2]
 
 
-def test_a_column_of_lists_is_refused(card: Callable[..., DataCard], tmp_path: Path) -> None:
+def test_a_column_of_lists_is_refused(card: CardOf, tmp_path: Path) -> None:
     parquet.write_table(pa.table({"title": [["a"]], "body": ["b"], "mood": ["pos"]}), tmp_path / "t")
     with pytest.raises(DataRefusedError, match="neither texts, bytes nor numbers"):
         records(card(format="parquet"), tmp_path / "t")
 
 
 @pytest.mark.parametrize("target", [{"tags": ["A", "B"]}, {"labels": ["mood", "more"]}])
-def test_labels_that_are_structs_are_refused(
-    card: Callable[..., DataCard], tmp_path: Path, target: Document
-) -> None:
+def test_labels_that_are_structs_are_refused(card: CardOf, tmp_path: Path, target: Document) -> None:
     parquet.write_table(pa.table({"title": ["a"], "mood": [{"a": 1}], "more": [0]}), tmp_path / "t")
     label = target.get("labels", "mood")
     own = card({"classes": [], "target": target}, format="parquet", columns=["title"], label=label)
-    reader = row_reader(own, {"train": tmp_path / "t"}, key=PUBLIC_KEY, as_texts=True)
-    assert reader is not None
     with pytest.raises(DataRefusedError, match="column 'mood': holds something that is not text"):
-        whole(reader.read())
+        records(own, tmp_path / "t", as_texts=True)
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_true_and_false_have_one_spelling(card: Callable[..., DataCard], tmp_path: Path, form: str) -> None:
+def test_true_and_false_have_one_spelling(card: CardOf, tmp_path: Path, form: str) -> None:
     rows = [{"title": True, "body": "b", "mood": True}, {"title": False, "body": "b", "mood": False}]
     if form == "jsonl":
         (tmp_path / "t").write_text("\n".join(map(json.dumps, rows)))
@@ -331,9 +319,7 @@ def test_true_and_false_have_one_spelling(card: Callable[..., DataCard], tmp_pat
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
-def test_words_and_their_tags_are_lists_or_apart_by_spaces(
-    card: Callable[..., DataCard], tmp_path: Path, form: str
-) -> None:
+def test_words_and_their_tags_are_lists_or_apart_by_spaces(card: CardOf, tmp_path: Path, form: str) -> None:
     rows = {"words": [["a", "b\x1fc"], ["[d"], []], "who": ["1", "2", "3"], "tags": [[1, 0], [7], []]}
     if form == "csv":
         (tmp_path / "t").write_text("words,who,tags\na b\x1fc,1,B A\n[d,2,7\n,3,\n")
@@ -342,14 +328,9 @@ def test_words_and_their_tags_are_lists_or_apart_by_spaces(
         (tmp_path / "t").write_text("\n".join(map(json.dumps, lines)))
     else:
         parquet.write_table(pa.table(rows), tmp_path / "t")
-    more: Document = {
-        "classes": [],
-        "target": {"tags": ["A", "B"], "words": 2},
-        "person": {"column": "who"},
-    }
+    target = {"tags": ["A", "B"], "words": 2}
+    more: Document = {"classes": [], "target": target, "person": {"column": "who"}}
     own = card(more, format=form, columns=["words"], label="tags")
-    reader = row_reader(own, {"train": tmp_path / "t"}, key=PUBLIC_KEY, as_texts=True)
-    assert reader is not None
-    found = whole(reader.read()).train
+    found = records(own, tmp_path / "t", as_texts=True)
     assert found.features.tolist() == ["a\x1fb" if form == "csv" else "a\x1fb c", "[d", ""]
     assert found.labels.tolist() == [[1, 0], [-100, -100], [-100, -100]]

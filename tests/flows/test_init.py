@@ -217,11 +217,6 @@ def test_true_and_false_are_spelled_as_a_table_spells_them_and_dates_can_be_igno
     assert day.kind == "ignored"
 
 
-def test_a_file_is_no_place_for_a_project(schema: str, tmp_path: Path) -> None:
-    refused = call("init", schema, "--from", schema, "--at-most", "9")
-    assert refused.exit_code == 2 and f"{schema} is a file; name a new folder" in refused.stderr
-
-
 @pytest.mark.parametrize(
     ("folder", "options", "words"),
     [
@@ -260,20 +255,6 @@ def test_a_place_that_may_not_be_written_is_refused_in_a_sentence(
     refused = call("init", "clinic", "--from", schema, "--at-most", "9")
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
     assert "clinic/data/cards: permission denied; " in refused.stderr
-
-
-def test_a_table_or_folder_that_cannot_be_used_is_refused_before_columns_are_asked_for(
-    schema: str, tmp_path: Path
-) -> None:
-    assert "there is no missing.csv" in call("init", "clinic", "--file", "missing.csv").stderr
-    for kind in ("--texts", "--images"):
-        assert "there is no films.csv" in call("init", "clinic", kind, "films.csv", "--at-most", "9").stderr
-    assert f"{tmp_path} is not empty" in call("init", str(tmp_path)).stderr
-
-
-def test_without_a_schema_or_a_terminal_nothing_is_made(schema: str, tmp_path: Path) -> None:
-    refused = call("init", "clinic", "--at-most", "9")
-    assert refused.exit_code == 2 and "give them by --from schema.json" in refused.stderr
 
 
 def test_the_templates_are_those_of_this_checkout() -> None:
@@ -407,29 +388,28 @@ def test_a_project_of_next_tokens_or_tags_is_made_for_a_public_model(
     assert "name: huggingface" in Path("params.yaml").read_text()
 
 
-def test_the_next_token_needs_a_model_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "t.jsonl").write_text('{"text": "a film"}\n')
-    refused = call("init", "mine", "--texts", "t.jsonl", "--next-token", "--at-most", "50")
-    assert refused.exit_code == 2 and "name it by --encoder tokenizer/NAME" in refused.stderr
-    assert not (tmp_path / "mine").exists()
+TEXTS = "mine --texts t.csv --at-most 50"
 
 
-def test_an_encoder_that_cannot_be_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    texts = tmp_path / "texts.csv"
-    texts.write_text("text,label\nfine,good\n")
-    given = ("--texts", str(texts), "--classes", "good,bad", "--at-most", "1000", "--encoder", "wordlama")
-    refused = call("init", str(tmp_path / "project"), *given)
-    assert refused.exit_code == 2 and "there is no encoder 'wordlama'; choose" in refused.stderr
-    assert not (tmp_path / "project").exists()
-
-
-def test_bounds_are_two_numbers(schema: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("schema.json --from schema.json --at-most 9", "schema.json is a file; name a new folder"),
+        ("mine --file missing.csv", "there is no missing.csv"),
+        ("mine --texts films.csv --at-most 9", "there is no films.csv"),
+        ("mine --images films.csv --at-most 9", "there is no films.csv"),
+        (". --at-most 9", "is not empty"),
+        ("mine --at-most 9", "give them by --from schema.json"),
+        (f"{TEXTS} --next-token", "name it by --encoder tokenizer/NAME"),
+        (f"{TEXTS} --classes good,bad --encoder wordlama", "there is no encoder 'wordlama'; choose"),
+        (f"{TEXTS} --label stars --bounds 5,1", "--bounds takes LOW,HIGH"),
+        (f"{TEXTS} --classes a,b --bounds 1,5", "give one of"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_before_columns_are_asked_for(
+    schema: str, tmp_path: Path, asked: str, words: str
+) -> None:
     (tmp_path / "t.csv").write_text("text,stars\na film,4\n")
-    refused = call(
-        "init", "mine", "--texts", "t.csv", "--label", "stars", "--bounds", "5,1", "--at-most", "50"
-    )
-    assert refused.exit_code == 2 and "--bounds takes LOW,HIGH" in refused.stderr
-    both = call("init", "mine", "--texts", "t.csv", "--classes", "a,b", "--bounds", "1,5", "--at-most", "50")
-    assert both.exit_code == 2 and "give one of" in both.stderr
+    refused = call("init", *asked.split())
+    assert refused.exit_code == 2 and words in refused.stderr
     assert not (tmp_path / "mine").exists()

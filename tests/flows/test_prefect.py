@@ -227,18 +227,6 @@ def test_what_cannot_run_is_listed_where_the_file_says_so(place: Place) -> None:
     assert page.count("2 classes") == 3  # once a method and epsilon, not once a seed
 
 
-@pytest.mark.parametrize(
-    ("change", "words"), [({"tempo": 1}, "unknown key tempo"), ({"name": "other"}, "name must be")]
-)
-def test_a_file_that_is_wrong_is_refused_in_one_sentence(
-    place: Place, change: dict[str, Any], words: str
-) -> None:
-    result = call(str(write(place.root, quick() | change)))
-    assert result.exit_code == 2
-    assert [line for line in result.stderr.splitlines() if words in line and line.startswith("refused: ")]
-    assert not place.folder.exists()
-
-
 def test_a_failed_cell_fails_the_flow_and_leaves_the_others(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

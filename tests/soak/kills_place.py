@@ -10,36 +10,22 @@ import numpy as np
 from ruamel.yaml import YAML
 
 from tasks.retraining.settings import Retraining
+from tests.support.cards import card, csv_of, label, number
 
 POPULATION = "killed"
 _RECORDS, _FIRST_BLOCKS = 80, 3
 _FIRST = datetime(2026, 1, 5, 3, tzinfo=UTC)
-CARD: dict[str, Any] = {
-    "name": POPULATION,
-    "title": "An invented table",
-    "source": "tests/soak/kills_place.py",
-    "licence": "CC0",
-    "citation": "none, the records are invented",
-    "public": False,
-    "unit": "one record",
-    "population": POPULATION,
-    "cap": {"epsilon": 6.0, "delta": 1e-5},
-    "composition": {"kind": "renyi", "order": 6.0},
-    "holdout": "public",
-    "records": {"at_most": 4000},
-    "classes": ["no", "yes"],
-    "files": {},
-    "blocks": {"kind": "folder", "path": "datasets/raw/killed"},
-    "split": {"salt": POPULATION, "test_fraction": 0.25},
-    "reader": {
-        "kind": "csv",
-        "columns": [
-            {"name": "age", "kind": "numeric", "bounds": [0, 100]},
-            {"name": "weight", "kind": "numeric", "bounds": [0, 100]},
-            {"name": "answer", "kind": "label"},
-        ],
-    },
-}
+CARD = card(
+    POPULATION,
+    cap={"epsilon": 6.0, "delta": 1e-5},
+    composition={"kind": "renyi", "order": 6.0},
+    records={"at_most": 4000},
+    classes=["no", "yes"],
+    files={},
+    blocks={"kind": "folder", "path": "datasets/raw/killed"},
+    split={"salt": POPULATION, "test_fraction": 0.25},
+    reader=csv_of(number("age", 0, 100), number("weight", 0, 100), label("answer")),
+)
 PARAMS: dict[str, Any] = {
     "data": {"dataset": POPULATION},
     "privacy": {"epsilon": 1.0, "delta": 1e-5, "accountant": "rdp"},
@@ -91,10 +77,10 @@ class Place:
 
     def arrive(self, week: int) -> None:
         """The blocks that are there in a week."""
-        for number in range(week + _FIRST_BLOCKS):
-            path = self.root / CARD["blocks"]["path"] / f"w{number:03}.csv"
+        for index in range(week + _FIRST_BLOCKS):
+            path = self.root / CARD["blocks"]["path"] / f"w{index:03}.csv"
             if not path.exists():
-                drawn = np.random.default_rng(number).integers(0, 101, (_RECORDS, 2))
+                drawn = np.random.default_rng(index).integers(0, 101, (_RECORDS, 2))
                 lines = [f"{age},{weight},{'yes' if age > weight else 'no'}" for age, weight in drawn]
                 path.write_text("\n".join(["age,weight,answer", *lines]) + "\n")
 

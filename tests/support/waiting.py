@@ -8,8 +8,8 @@ import psutil
 
 
 def before_long(holds: Callable[[], bool]) -> bool:
-    """Whether something comes to hold within two minutes."""
-    deadline = time.monotonic() + 120
+    """Whether something comes to hold within five minutes."""
+    deadline = time.monotonic() + 300
     while not holds() and time.monotonic() < deadline:
         time.sleep(0.1)
     return holds()

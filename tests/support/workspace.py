@@ -8,7 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,3 +130,11 @@ def crash(*_arguments: Any, reserve: Callable[[], None] = lambda: None, **_named
     """In place of whatever is called; in place of training it reserves first."""
     reserve()
     raise KeyboardInterrupt
+
+
+@contextmanager
+def killed_in(owner: Any, name: str, how: Callable[..., Any] = crash) -> Iterator[None]:
+    """What runs within is killed where it calls this."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(owner, name, how)
+        yield

@@ -83,13 +83,6 @@ def ask(home: Path, digest: str = DIGEST, *, retraining: str | None = None) -> t
         return run.run_id, run.result is not None
 
 
-def test_an_id_is_the_digest_and_the_number_of_the_attempt(tmp_path: Path) -> None:
-    assert reserved(tmp_path) == f"{DIGEST}-1"
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == [f"{DIGEST}-1"]
-    ledger_of(tmp_path).forfeit(f"{DIGEST}-1")
-    assert reserved(tmp_path) == f"{DIGEST}-2"
-
-
 def test_an_interrupted_run_goes_on_and_is_not_asked_about(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,25 +12,15 @@ from pyarrow import parquet
 from ruamel.yaml import YAML
 
 from tasks.check_data import Look, look
+from tests.support.cards import card, category, label, number
 
 Check = Callable[..., Look]
-CARD: dict[str, Any] = {
-    "name": "mine",
-    "title": "Made-up records",
-    "source": "this test",
-    "licence": "CC0",
-    "citation": "none",
-    "unit": "one person",
-    "population": "mine",
-    "cap": {"epsilon": 10.0, "delta": 0.01},
-    "holdout": "public",
-    "records": {"at_most": 400},
-}
+CARD = card("mine", records={"at_most": 400})
 CLASSES = {"classes": ["no", "yes"]}
 LABELS = {"target": {"labels": ["x", "z"]}}
-NUMBER = {"name": "x", "kind": "numeric", "bounds": [0, 100]}
+NUMBER = number("x", 0, 100)
 BINNED = {"name": "x", "kind": "binned", "edges": [0.5]}
-CATEGORY = {"name": "x", "kind": "categorical", "categories": ["Rome", "Oslo"]}
+CATEGORY = category("x", "Rome", "Oslo")
 REFUSED = "train, column x: refused: "
 NO_NUMBER = REFUSED + "holds something that is not a number"
 NO_TEXT = REFUSED + "holds something that is not text"
@@ -65,10 +55,6 @@ def check(tmp_path: Path) -> Check:
         return look(str(tmp_path / "mine.yaml"), tmp_path, counted=not public)
 
     return checked
-
-
-def label(name: str) -> dict[str, Any]:
-    return {"name": name, "kind": "label"}
 
 
 def in_train(found: Look) -> dict[str, int]:

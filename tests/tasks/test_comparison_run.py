@@ -93,6 +93,8 @@ def test_a_card_says_that_it_is_not_private_and_how_many_runs_there_were(finishe
         facts = CellCard.model_validate_json(json.dumps(card))
         assert facts.signature_holds()
         assert not facts.model_copy(update={"runs": 4}).signature_holds()
+        assert (card["transform"], card["features"]) == ("none", {"name": "none", "settings": {}})
+        assert (card["model"]["start"], card["model"]["frozen"]) == (None, [])
 
 
 def test_diagnostics_are_recorded_of_the_first_seed_alone(tmp_path: Path) -> None:
@@ -104,12 +106,6 @@ def test_diagnostics_are_recorded_of_the_first_seed_alone(tmp_path: Path) -> Non
     assert list(table["step"]) == list(range(5))
     assert not (work.place.cells / f"{second.digest}.diagnostics.parquet").exists()
     assert [work.place.result(cell.digest)["card"]["diagnostics"] for cell in work.cells] == [True, False]
-
-
-def test_a_card_says_what_records_and_model_were_made_of(finished: Work) -> None:
-    card = finished.place.result(finished.cells[0].digest)["card"]
-    assert (card["transform"], card["features"]) == ("none", {"name": "none", "settings": {}})
-    assert (card["model"]["start"], card["model"]["frozen"]) == (None, [])
 
 
 def test_the_number_of_runs_counts_those_that_the_file_no_longer_has(tmp_path: Path) -> None:

@@ -11,22 +11,11 @@ from ruamel.yaml import YAML
 
 from tasks.comparing.report import report
 from tasks.comparing.results import results
+from tests.support.cards import card, csv_of, number
 from tests.support.comparisons import document, run_here, small
 from tests.support.public_texts import publish
 
-CARD: dict[str, Any] = {
-    "name": "mine",
-    "population": "mine",
-    "title": "Made-up records",
-    "source": "this test",
-    "licence": "CC0",
-    "citation": "none",
-    "public": True,
-    "unit": "one record",
-    "cap": {"epsilon": 10.0, "delta": 0.01},
-    "holdout": "public",
-    "records": {"train": 120, "test": 80},
-}
+CARD = card("mine", public=True, records={"train": 120, "test": 80})
 TABLE = {
     "number": ({"target": {"bounds": [0, 10]}}, ["sum"], "r2"),
     "labels": ({"target": {"labels": ["big", "odd"]}}, ["big", "odd"], "micro_f1"),
@@ -57,9 +46,9 @@ def test_a_number_and_labels_are_compared(tmp_path: Path, kind: str, folds: dict
     draw = np.random.default_rng(0).random((200, 2)).round(3)
     rows = [f"{a},{b},{5 * (a + b):.3f},{int(a > 0.5)},{int(b > 0.7)}" for a, b in draw]
     target, labels, headline = TABLE[kind]
-    columns = [{"name": name, "kind": "numeric", "bounds": [0, 1]} for name in ("a", "b")]
-    columns += [{"name": n, "kind": "label" if n in labels else "ignored"} for n in ("sum", "big", "odd")]
-    declare(root, "csv", rows, ("a,b,sum,big,odd",), reader={"kind": "csv", "columns": columns}, **target)
+    others = ({"name": n, "kind": "label" if n in labels else "ignored"} for n in ("sum", "big", "odd"))
+    reader = csv_of(number("a", 0, 1), number("b", 0, 1), *others)
+    declare(root, "csv", rows, ("a,b,sum,big,odd",), reader=reader, **target)
     more = {} if folds is None else {"folds": folds}
     table, done, page = compared(root, {"dataset": "mine", "model": "linear"}, **more)
     assert table[headline].notna().all() and "accuracy" not in table
@@ -85,13 +74,8 @@ def test_next_tokens_and_tags_are_compared(tmp_path: Path, target: dict[str, Any
     declare(root, "jsonl", list(map(json.dumps, lines)), reader=reader, target=target)
     encoder = {"name": f"tokenizer/{public}", "settings": {"length": 6}}
     own = {"checkpoint": str(public), "adapter": {"rank": 2}}
-    problem = {
-        "dataset": "mine",
-        "model": "huggingface",
-        "model_settings": own,
-        "transform": "encoder",
-        "encoder": encoder,
-    }
+    problem = {"dataset": "mine", "model": "huggingface", "model_settings": own, "transform": "encoder"}
+    problem["encoder"] = encoder
     table, done, _ = compared(root, problem)
     assert table[headline].notna().all() and "accuracy" not in table
     assert table["test_loss"].notna().all() and table["objective"].notna().all()

@@ -16,7 +16,6 @@ from ruamel.yaml import YAML
 
 from algorithms.methods.registry import CATALOGUE
 from tasks import calibrate
-from tasks.config.params import WITHOUT_EFFECT
 from tasks.runs.stages import STAGES, refusals
 from tests.support.checkout import PROJECT, Checkout
 
@@ -31,6 +30,8 @@ CANNOT_CHANGE_A_RESULT = {
     "tasks.runs": "resumes a run where it was, bit for bit the same, and describes it",
     "tasks.tracking": "tells others about the result",
 }
+WITHOUT_EFFECT = {"performance", "tracking", "ledger"}
+"""Groups of params.yaml that never change a result, so that no stage depends on them."""
 MAKES_THE_DATA = {"data"}
 """What says to the stages after it what datasets/prepared is, and in `prepare` itself decides that."""
 
@@ -48,7 +49,7 @@ def test_the_stages_are_those_that_the_flow_runs() -> None:
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_lists_the_parameters_that_it_reads(name: str) -> None:
     reads = importlib.import_module(f"tasks.{name}").READS
-    wanted = set(reads) - set(WITHOUT_EFFECT)
+    wanted = set(reads) - WITHOUT_EFFECT
     assert set(stages()[name].get("params", [])) == wanted
 
 

@@ -34,39 +34,25 @@ from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.reporting.figures import Picture
 from tasks.runs.signing import public_key
+from tests.support.cards import card, category, csv_of, label, number
 
 RECORDS, TEST_RECORDS, STEPS = 120, 30, 2
 TABLE: dict[str, Any] = {
-    "title": "A tiny table",
-    "source": "this test",
-    "licence": "CC0",
-    "citation": "none",
-    "unit": "one person",
     "cap": {"epsilon": 100.0, "delta": 1e-2},
-    "holdout": "public",
     "classes": ["no", "yes"],
-    "reader": {
-        "kind": "csv",
-        "columns": [
-            {"name": "age", "kind": "numeric", "bounds": [0, 100]},
-            {"name": "height", "kind": "numeric", "bounds": [0, 2]},
-            {"name": "answer", "kind": "label"},
-        ],
-    },
+    "reader": csv_of(number("age", 0, 100), number("height", 0, 2), label("answer")),
 }
 FILES = ("train", "test")
 SPLIT = {"salt": "tiny", "test_fraction": 0.3}
 CARDS: dict[str, dict[str, Any]] = {
     "public": {"public": True, "records": {"train": RECORDS, "test": TEST_RECORDS}, "files": FILES},
     "private": {
-        "public": False,
         "records": {"at_most": 500},
         "files": ("train",),
         "split": SPLIT,
         "composition": {"kind": "zcdp"},
     },
     "blocks": {
-        "public": False,
         "records": {"at_most": 500},
         "blocks": {"kind": "folder", "path": "blocks"},
         "split": SPLIT,
@@ -74,23 +60,14 @@ CARDS: dict[str, dict[str, Any]] = {
         "blocks_per_person": 2,
     },
     "a number": {
-        "public": False,
         "records": {"at_most": 500},
         "files": ("train",),
         "split": SPLIT,
         "classes": [],
         "target": {"bounds": [0, 2]},
-        "reader": {
-            "kind": "csv",
-            "columns": [
-                {"name": "age", "kind": "numeric", "bounds": [0, 100]},
-                {"name": "height", "kind": "label"},
-                {"name": "answer", "kind": "categorical", "categories": ["no", "yes"]},
-            ],
-        },
+        "reader": csv_of(number("age", 0, 100), label("height"), category("answer", "no", "yes")),
     },
     "private, counted": {
-        "public": False,
         "records": {"train": RECORDS, "test": TEST_RECORDS},
         "files": FILES,
     },
@@ -134,10 +111,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     for seed, name in enumerate(("january", "february")):
         _write_table(root / f"blocks/{name}.csv", 5 + seed, RECORDS)
     shutil.copy(registry.CARDS / "digits.yaml", place.cards)
-    for name, own in CARDS.items():
-        named = {"name": _dataset(name), "population": _dataset(name)}
-        named["files"] = {role: _file(root, role) for role in own.get("files", ())}
-        YAML(typ="safe", pure=True).dump(TABLE | own | named, place.cards / f"{_dataset(name)}.yaml")
+    for name, keys in CARDS.items():
+        own = keys | {"files": {role: _file(root, role) for role in keys.get("files", ())}}
+        document = card(_dataset(name), **TABLE | own)
+        YAML(typ="safe", pure=True).dump(document, place.cards / f"{_dataset(name)}.yaml")
     for name in (*CARDS, "images"):
         settings = params.parse({"data": {"dataset": _dataset(name)}}, reads=prepare.READS)
         prepare.prepare(

@@ -99,17 +99,12 @@ def test_a_model_of_ones_own_is_planned_trained_and_evaluated(workspace: Workspa
     assert (model.name, model.parameter_count) == ("mypackage.nets:wide", 65 * 5 + 6 * 10)
 
 
-@pytest.mark.parametrize("settings", [{"name": "mypackage.methods:short", "steps": 3}])
-def test_a_method_of_ones_own_trains(
-    workspace: Workspace, package: Package, settings: dict[str, Any]
-) -> None:
-    workspace.replace("algorithm", settings)
-    assert workspace.train()["steps"] == 3
-
-
-def test_a_method_may_be_a_dataclass_with_settings_of_its_own(workspace: Workspace, package: Package) -> None:
+def test_a_method_of_ones_own_trains(workspace: Workspace, package: Package) -> None:
+    """A function that makes it, or a dataclass with settings of its own."""
     workspace.set("algorithm", name="mypackage.methods:Mine", extra=2)
     assert workspace.train()["algorithm"] == "mypackage.methods:Mine"
+    workspace.replace("algorithm", {"name": "mypackage.methods:short", "steps": 3})
+    assert workspace.train()["steps"] == 3
 
 
 def test_a_model_and_a_method_of_ones_own_are_compared_until_their_source_changes(

@@ -12,13 +12,13 @@ from data.prepare import files
 from tasks import train
 from tasks.retraining.delivery import Work, give_up
 from tasks.runs import store
-from tests.support.workspace import Workspace, crash
+from tests.support.workspace import Workspace, killed_in
 from tests.tasks.test_retraining import Place, place
 
 __all__ = ["place"]
 
 
-def test_a_receipt_is_never_there_in_part(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receipt_is_never_there_in_part(workspace: Workspace) -> None:
     before = workspace.train()
     whole = shutil.copyfile
 
@@ -28,19 +28,15 @@ def test_a_receipt_is_never_there_in_part(workspace: Workspace, monkeypatch: pyt
             target.write_bytes(target.read_bytes()[:10])
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(shutil, "copyfile", half)
+    with killed_in(shutil, "copyfile", half):
         workspace.train()
     assert workspace.receipt == before
     assert workspace.train() == before
 
 
-def test_a_run_that_was_half_deleted_is_not_taken_up(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_half_deleted_is_not_taken_up(workspace: Workspace) -> None:
     first = workspace.train()
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(shutil, "rmtree", crash)
+    with killed_in(shutil, "rmtree"):
         workspace.take_up()
     (left,) = workspace.run_folders
     assert left.name == f".gone-{first['run_id']}"
@@ -72,15 +68,13 @@ def test_killed_while_its_key_is_written_a_run_begins_with_another_and_leaves_no
 
 
 def test_killed_between_the_forfeit_and_its_note_it_is_forfeited_all_the_same(
-    place: Place, own_home: Path, monkeypatch: pytest.MonkeyPatch
+    place: Place, own_home: Path
 ) -> None:
-    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
-        patch.setattr(train, "run_training", crash)
+    with killed_in(train, "run_training"):
         place.deliver()
     work = Work(place.settings, place.root, place.run_stage, lambda _: None)
     (begun,) = work.states.all()
-    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
-        patch.setattr(store, "abandon", crash)
+    with killed_in(store, "abandon"):
         give_up(work, begun)
     (run_id,) = place.rows("forfeit")
     assert f"the whole reservation of run {run_id} counts as spent" in place.deliver().message

@@ -28,24 +28,17 @@ from tasks.predict import predict
 from tasks.runs.encoders import reader_of
 from tasks.runs.own_code import has_changed
 from tasks.runs.preflight import outlook
+from tests.support.cards import card, csv_of, label, number
 from tests.support.public_texts import WORDS, publish
 from tests.support.workspace import Workspace
 
-CARD: dict[str, Any] = {
-    "name": "mine",
-    "title": "Made-up records",
-    "source": "this test",
-    "licence": "CC0",
-    "citation": "none",
-    "public": False,
-    "unit": "one person",
-    "population": "mine",
-    "cap": {"epsilon": 10.0, "delta": 0.01},
-    "holdout": "public",
-    "records": {"at_most": 400},
-    "classes": ["no", "yes"],
-    "split": {"salt": "mine", "test_fraction": 0.3},
-}
+CARD = card(
+    "mine",
+    records={"at_most": 400},
+    classes=["no", "yes"],
+    split={"salt": "mine", "test_fraction": 0.3},
+)
+ROWS = csv_of({"name": "who", "kind": "ignored"}, number("x", 0, 1), label("answer"))
 RUN: dict[str, Any] = {
     "privacy": {"epsilon": 3.0, "delta": 1e-5},
     "algorithm": {"name": "dp_sgd", "sampling_rate": 0.2, "steps": 5},
@@ -107,13 +100,8 @@ def test_the_unit_is_the_person_at_the_price_of_as_many_records(
         f"{person},{person / 60},{'yes' if person > 30 else 'no'}" for person in range(60) for _ in range(4)
     ]
     (workspace.root / "rows.csv").write_text("\n".join(["who,x,answer", *rows]) + "\n")
-    columns = [
-        {"name": "who", "kind": "ignored"},
-        {"name": "x", "kind": "numeric", "bounds": [0, 1]},
-        {"name": "answer", "kind": "label"},
-    ]
     person = {"column": "who", "per_person": most, "group_privacy": most > 1}
-    declared("rows.csv", reader={"kind": "csv", "columns": columns}, person=person)
+    declared("rows.csv", reader=ROWS, person=person)
     data = load_prepared(workspace.root / "datasets/prepared")
     assert len(data.train_labels) + len(data.test_labels) == 60 * most
     assert not {*data.train_features[:, 0]} & {*data.test_features[:, 0]}
@@ -146,15 +134,8 @@ def test_the_rows_of_a_person_are_clipped_together_at_the_price_of_one(
         for row in range(person % 4 + 1)
     ]
     (workspace.root / "rows.csv").write_text("\n".join(["who,x,answer", *rows]) + "\n")
-    columns = [
-        {"name": "who", "kind": "ignored"},
-        {"name": "x", "kind": "numeric", "bounds": [0, 1]},
-        {"name": "answer", "kind": "label"},
-    ]
     person = {"column": "who", "per_person": 3}
-    declared(
-        "rows.csv", model={"name": "unit_linear"}, reader={"kind": "csv", "columns": columns}, person=person
-    )
+    declared("rows.csv", model={"name": "unit_linear"}, reader=ROWS, person=person)
     workspace.set("features", **features)
     data = load_prepared(workspace.root / "datasets/prepared")
     assert data.train_labels.shape[1:] == (3,) and data.test_labels.ndim == 1
@@ -179,15 +160,8 @@ def test_a_folder_of_images_goes_from_its_card_to_predictions(
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(folder / f"{place:02}.png")
     (workspace.root / "photos/no/broken.png").write_bytes(b"broken")
-    encoder = {"name": "tests.support.tiny_encoder:make", "settings": {}}
-    reader = {"kind": "images", "mode": "L"}
-    declared(
-        "photos",
-        {"transform": "encoder", "encoder": encoder},
-        reader=reader,
-        shape=[1, 8, 8],
-        unit="one image",
-    )
+    data = {"transform": "encoder", "encoder": {"name": "tests.support.tiny_encoder:make", "settings": {}}}
+    declared("photos", data, reader={"kind": "images", "mode": "L"}, shape=[1, 8, 8], unit="one image")
     counts = look("mine", workspace.root, counted=True).counts or {}
     assert {name: count for name, count in counts.items() if "stand-in" in name} in (
         {"train: not read as images, the stand-in": 1},

@@ -11,7 +11,9 @@ from algorithms.errors import RefusedError
 from algorithms.methods.registry import CATALOGUE
 from tasks.config import params
 from tasks.config.params import GROUPS, Model, ParamsRefusedError, load, parse
+from tests.support.changed import changed
 from tests.support.checkout import PROJECT
+from tests.support.refusals import refused
 
 PARAMS = PROJECT / "params.yaml"
 
@@ -21,14 +23,8 @@ def document() -> dict[str, Any]:
     return found
 
 
-def changed(key: str, value: object) -> dict[str, Any]:
-    whole = document()
-    *parents, last = key.split(".")
-    place = whole
-    for parent in parents:
-        place = place[parent]
-    place[last] = value
-    return whole
+def with_value(key: str, value: object) -> dict[str, Any]:
+    return dict(changed(document(), key, value))
 
 
 def test_the_projects_own_file_is_valid() -> None:
@@ -74,10 +70,8 @@ def test_the_projects_own_file_is_valid() -> None:
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_its_path(key: str, value: object) -> None:
-    with pytest.raises(ParamsRefusedError) as refusal:
-        parse(changed(key, value))
-    assert key in str(refusal.value)
-    assert "\n" not in str(refusal.value)
+    with refused(re.escape(key), ParamsRefusedError):
+        parse(with_value(key, value))
 
 
 def test_a_setting_of_a_librarys_model_is_given_once() -> None:
@@ -104,7 +98,7 @@ def test_a_setting_of_a_librarys_model_is_given_once() -> None:
 )
 def test_an_unknown_key_is_told_beside_those_that_there_are(key: str, said: str) -> None:
     with pytest.raises(ParamsRefusedError, match=f"unknown key {re.escape(said)}"):
-        parse(changed(key, 1.0))
+        parse(with_value(key, 1.0))
 
 
 def test_an_unknown_group_is_refused_even_by_a_stage_that_reads_another() -> None:
@@ -114,7 +108,7 @@ def test_an_unknown_group_is_refused_even_by_a_stage_that_reads_another() -> Non
 
 def test_an_unknown_algorithm_is_refused_with_the_known_ones() -> None:
     with pytest.raises(RefusedError, match=r"dp_sgd, .*non_private"):
-        parse(changed("algorithm.name", "dp_magic"))
+        parse(with_value("algorithm.name", "dp_magic"))
 
 
 @pytest.mark.parametrize("group", ["data", "privacy", "model", "algorithm"])
@@ -130,7 +124,7 @@ def test_groups_without_effect_on_results_may_be_missing() -> None:
 
 
 def test_only_the_groups_of_a_stage_are_checked() -> None:
-    broken = changed("privacy.epsilon", -1.0)
+    broken = with_value("privacy.epsilon", -1.0)
     assert parse(broken, reads=("data",)).data.dataset == "digits"
 
 
@@ -144,9 +138,8 @@ def test_a_group_that_a_stage_does_not_declare_cannot_be_read() -> None:
 )
 def test_a_file_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "params.yaml").write_text(text)
-    with pytest.raises(ParamsRefusedError, match=r"params\.yaml") as refusal:
+    with refused(r"params\.yaml", ParamsRefusedError):
         load(tmp_path / "params.yaml", reads=("privacy",))
-    assert "\n" not in str(refusal.value)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
@@ -164,9 +157,9 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 )
 def test_a_password_in_the_file_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(ParamsRefusedError, match="EPSILONFLOW_LEDGER_URL") as refusal:
-        parse(changed("ledger.url", url))
+        parse(with_value("ledger.url", url))
     assert "hunter2" not in str(refusal.value)
 
 
 def test_a_url_without_a_password_is_taken() -> None:
-    assert parse(changed("ledger.url", "postgresql://me@host:5432/ledger")).ledger.url is not None
+    assert parse(with_value("ledger.url", "postgresql://me@host:5432/ledger")).ledger.url is not None

@@ -29,32 +29,20 @@ from tasks.predict import predict
 from tasks.runs.summary import run_summary
 from tasks.tuning.pricing import Tuning, price
 from tasks.tuning.search import Search, tune
+from tests.support.cards import card, category, csv_of, label, number
 
 LOW, HIGH = 10.0, 50.0
 DIGITS = {"kind": "digits", "sha256": "0" * 64}
 SPLIT = {"salt": "tiny", "test_fraction": 0.3}
-CARD: dict[str, Any] = {
-    "name": "prices",
-    "title": "Made-up prices",
-    "source": "this test",
-    "licence": "CC0",
-    "citation": "none",
-    "public": True,
-    "unit": "one sale",
-    "population": "prices",
-    "cap": {"epsilon": 100.0, "delta": 1e-2},
-    "holdout": "public",
-    "records": {"train": 600, "test": 200},
-    "target": {"bounds": [LOW, HIGH]},
-    "reader": {
-        "kind": "csv",
-        "columns": [
-            {"name": "size", "kind": "numeric", "bounds": [0, 1]},
-            {"name": "kind", "kind": "categorical", "categories": ["old", "new"]},
-            {"name": "price", "kind": "label"},
-        ],
-    },
-}
+CARD = card(
+    "prices",
+    public=True,
+    unit="one sale",
+    cap={"epsilon": 100.0, "delta": 1e-2},
+    records={"train": 600, "test": 200},
+    target={"bounds": [LOW, HIGH]},
+    reader=csv_of(number("size", 0, 1), category("kind", "old", "new"), label("price")),
+)
 
 
 def write(path: Path, count: int, seed: int) -> np.ndarray:

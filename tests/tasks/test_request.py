@@ -18,6 +18,7 @@ from tasks.config import params
 from tasks.config.overrides import Request, recipe, revise, settings_of
 from tasks.config.params import ParamsRefusedError
 from tests.support.checkout import PROJECT
+from tests.support.refusals import refused
 
 
 @pytest.fixture
@@ -261,9 +262,8 @@ def own_card(shape: tuple[int, ...], classes: tuple[str, ...], records: Records)
 )
 def test_what_cannot_be_is_refused_and_nothing_is_written(root: Path, request_: Request, words: str) -> None:
     before = (root / "params.yaml").read_bytes()
-    with pytest.raises((ParamsRefusedError, DataRefusedError, RefusedError), match=words) as refusal:
+    with refused(words, (ParamsRefusedError, DataRefusedError, RefusedError)):
         revise(root, request_)
-    assert "\n" not in str(refusal.value)
     assert (root / "params.yaml").read_bytes() == before
 
 

@@ -26,32 +26,20 @@ from tasks.retraining.delivery import Outcome, Work, retrain
 from tasks.retraining.registry import Registry
 from tasks.retraining.settings import Retraining
 from tasks.runs.stages import StageFailedError, StageRefusedError, refusals
+from tests.support.cards import card, csv_of, label, number
+from tests.support.workspace import killed_in
 
 MONDAY = datetime(2026, 1, 5, 3, tzinfo=UTC)
-CARD: dict[str, Any] = {
-    "name": "tiny",
-    "title": "A tiny table",
-    "source": "this test",
-    "licence": "CC0",
-    "citation": "none",
-    "public": False,
-    "unit": "one person",
-    "population": "tiny",
-    "cap": {"epsilon": 4.0, "delta": 1e-4},
-    "holdout": "public",
-    "records": {"at_most": 5000},
-    "classes": ["no", "yes"],
-    "files": {},
-    "blocks": {"kind": "folder", "path": "weeks"},
-    "split": {"salt": "tiny", "test_fraction": 0.3},
-    "reader": {
-        "kind": "csv",
-        "columns": [
-            {"name": "age", "kind": "numeric", "bounds": [0, 100]},
-            {"name": "answer", "kind": "label"},
-        ],
-    },
-}
+CARD = card(
+    "tiny",
+    cap={"epsilon": 4.0, "delta": 1e-4},
+    records={"at_most": 5000},
+    classes=["no", "yes"],
+    files={},
+    blocks={"kind": "folder", "path": "weeks"},
+    split={"salt": "tiny", "test_fraction": 0.3},
+    reader=csv_of(number("age", 0, 100), label("answer")),
+)
 PARAMS: dict[str, Any] = {
     "data": {"dataset": "tiny"},
     "privacy": {"epsilon": 1.0, "delta": 1e-5, "accountant": "rdp"},
@@ -114,6 +102,11 @@ class Place:
         return list(dict.fromkeys(row.run_id or "" for row in self.ledger.history() if row.kind == kind))
 
 
+def disk_full(*_: Any, reserve: Callable[[], None], **__: Any) -> None:
+    reserve()
+    raise OSError("no space left")
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     for folder in ("weeks", "data/cards", ".dvc/tmp"):
@@ -160,16 +153,8 @@ def test_no_block_exceeds_its_cap_and_exhausted_ones_retire(place: Place) -> Non
     assert place.ledger.balance("tiny", "w1").spent.epsilon > 3.9
 
 
-def interrupted(*_: Any, reserve: Callable[[], None] = lambda: None, **__: Any) -> None:
-    reserve()
-    raise KeyboardInterrupt
-
-
-def test_a_cancelled_run_is_taken_up_first_by_whatever_comes_next(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(train, "run_training", interrupted)
+def test_a_cancelled_run_is_taken_up_first_by_whatever_comes_next(place: Place) -> None:
+    with killed_in(train, "run_training"):
         place.deliver()
     (run_id,) = place.rows("reserve")
     assert place.ledger.status(run_id) == "open"
@@ -189,12 +174,8 @@ def test_a_cancelled_run_is_taken_up_first_by_whatever_comes_next(
 def test_a_fault_that_lasts_forfeits_nothing_and_the_run_goes_on_when_it_has_ended(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: Any, reserve: Callable[[], None], **__: Any) -> None:
-        reserve()
-        raise OSError("no space left")
-
     with monkeypatch.context() as patch:
-        patch.setattr(train, "run_training", fails)
+        patch.setattr(train, "run_training", disk_full)
         for week in range(6):  # and it comes before what is due
             found = place.deliver(week)
             (run_id,) = place.rows("reserve")
@@ -209,13 +190,9 @@ def test_a_fault_that_lasts_forfeits_nothing_and_the_run_goes_on_when_it_has_end
 def test_a_person_ends_what_keeps_failing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (place.root / "params.yaml").read_text()
 
-    def fails(*_: Any, reserve: Callable[[], None], **__: Any) -> None:
-        reserve()
-        raise OSError("no space left")
-
     YAML(typ="safe", pure=True).dump(SETTINGS, place.root / "retrain.yaml")
     with monkeypatch.context() as patch:
-        patch.setattr(train, "run_training", fails)
+        patch.setattr(train, "run_training", disk_full)
         place.deliver()
     asked = CliRunner().invoke(app, ["retrain", "--give-up"], input="n\n")
     assert (asked.exit_code, place.rows("forfeit")) == (2, [])
@@ -232,11 +209,8 @@ def test_a_person_ends_what_keeps_failing(place: Place, monkeypatch: pytest.Monk
     assert place.deliver(1).kind == "promoted"
 
 
-def test_a_run_that_was_forfeited_by_hand_makes_room_for_the_next(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(train, "run_training", interrupted)
+def test_a_run_that_was_forfeited_by_hand_makes_room_for_the_next(place: Place) -> None:
+    with killed_in(train, "run_training"):
         place.deliver()
     place.ledger.forfeit(place.rows("reserve")[0])
     place.arrive("w3")
@@ -330,7 +304,7 @@ def test_the_ledger_charges_a_retraining_once(own_home: Path) -> None:
     ledger.reserve("b", "p", cost, events=[], about={"retraining": "m 2026-W02"})
 
 
-def test_a_model_is_added_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_added_whole_or_not_at_all(tmp_path: Path) -> None:
     artifacts, registry = tmp_path / "artifacts", Registry(tmp_path / "models/m")
     artifacts.mkdir()
     (artifacts / "receipt.json").write_text('{"run_id": "r1"}')
@@ -342,8 +316,7 @@ def test_a_model_is_added_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytes
         (artifacts / name).write_text(name)
     entry = registry.add(artifacts)
     registry.promote(entry)
-    monkeypatch.setattr(Path, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with killed_in(Path, "replace"):
         registry.promote(tmp_path / "models/m/r2")
     assert registry.serving == entry
 

@@ -15,7 +15,8 @@ from tasks import train
 from tasks.retraining import delivery
 from tasks.retraining.registry import Registry, States
 from tasks.retraining.settings import Retraining
-from tests.tasks.test_retraining import SETTINGS, Place, interrupted
+from tests.support.workspace import killed_in
+from tests.tasks.test_retraining import SETTINGS, Place
 from tests.tasks.test_retraining import place as place
 
 KEY = "visits 2026-W02"
@@ -66,8 +67,7 @@ def test_a_ledger_that_is_away_for_a_moment_costs_no_run(
 def test_what_a_checkout_that_is_gone_began_goes_on_in_another(
     place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(train, "run_training", interrupted)
+    with killed_in(train, "run_training"):
         place.deliver()
     old, new = place.root, tmp_path_factory.mktemp("clone") / "root"
     shutil.copytree(old, new)

@@ -14,21 +14,19 @@ from data.prepare.files import taken
 from tasks import train
 from tasks.config import params
 from tasks.runs import store
-from tests.support.workspace import Workspace, crash
+from tests.support.workspace import Workspace, killed_in
 
 
-def crash_before_settling(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "settle", crash)
-        with pytest.raises(KeyboardInterrupt):
-            workspace.train()
+def crash_before_settling(workspace: Workspace) -> None:
+    with killed_in(Ledger, "settle"):
+        workspace.train()
 
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_an_unfinished_run_is_not_taken_up_by_a_later_stage(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, keeps: bool
 ) -> None:
-    crash_before_settling(workspace, monkeypatch)
+    crash_before_settling(workspace)
     (folder,) = workspace.run_folders
     store.take_up(workspace.home, folder.name, keeps=keeps)
     assert (folder / "generator.key").exists() and not (folder / "taken").exists()
@@ -41,7 +39,7 @@ def test_a_run_taken_up_uses_the_noise_it_began_with(
     workspace.train()
     expected = workspace.model()
     workspace.take_up()
-    crash_before_settling(workspace, monkeypatch)
+    crash_before_settling(workspace)
     shutil.rmtree(workspace.run_folders[0] / "written")
     (workspace.run_folders[0] / "state.safetensors").unlink()
     assert workspace.train()["private_noise"] is False
@@ -116,9 +114,7 @@ def test_a_lock_that_another_process_took_away_holds_nothing(
     os.close(held)
 
 
-def test_training_sees_the_training_records_and_no_others(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_sees_the_training_records_and_no_others(workspace: Workspace) -> None:
     seen: list[int] = []
 
     def look(*_arguments: Any, **named: Any) -> Any:
@@ -126,7 +122,6 @@ def test_training_sees_the_training_records_and_no_others(
         seen.extend((len(records.features), len(records.labels)))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(train, "run_training", look)
-    with pytest.raises(KeyboardInterrupt):
+    with killed_in(train, "run_training", look):
         workspace.train()
     assert seen == [workspace.public.records] * 2

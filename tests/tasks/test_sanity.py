@@ -21,6 +21,7 @@ from tasks.config.params import GROUPS, Params
 from tasks.runs import preflight
 from tasks.runs.preflight import outlook
 from tests.support.checkout import PROJECT
+from tests.support.refusals import refused
 from tests.tasks.test_again import Terminal
 from tests.tasks.test_paid_for import CARD, Visits
 from tests.tasks.test_paid_for import visits as visits
@@ -97,9 +98,8 @@ def nothing_is_reserved(visits: Visits) -> bool:
 def test_without_a_person_it_is_refused_and_nothing_is_reserved(
     spoiled: Visits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(RefusedError, match=r"one step moves .* EPSILONFLOW_TRAIN_ANYWAY=yes") as refusal:
+    with refused(r"one step moves .* EPSILONFLOW_TRAIN_ANYWAY=yes"):
         spoiled.train()
-    assert "\n" not in str(refusal.value)
     assert nothing_is_reserved(spoiled)
     monkeypatch.setenv("EPSILONFLOW_TRAIN_ANYWAY", "yes")
     spoiled.train()
@@ -134,9 +134,7 @@ def test_a_run_that_was_begun_is_paid_for_and_goes_on_unasked(
     assert spoiled.runs == 1
 
 
-def test_of_public_records_it_is_only_said(
-    spoiled: Visits, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_of_public_records_it_is_only_said(spoiled: Visits, caplog: pytest.LogCaptureFixture) -> None:
     spoiled.prepare(CARD.replace("public: false", "public: true").replace("keyed_sha256", "sha256"))
     spoiled.place.set("algorithm", update={"learning_rate": 1e9})
     spoiled.train()

@@ -93,46 +93,26 @@ def test_the_card_is_told_in_words(document: dict[str, Any], run: Finished) -> N
     assert rows["its cap and what is left"].startswith("epsilon 10, delta 0.0001; epsilon ")
 
 
-def test_epsilon_over_time_is_a_table_and_a_plot(document: dict[str, Any], run: Finished) -> None:
-    assert table(text_of(document, "Epsilon over time")) == [
-        ["10", "0.5"],
-        ["30", f"{run.curve.epsilon[-1]:.6g}"],
-    ]
-    (panel,) = panels(document)[0]
-    assert panel["viewType"] == "Run History Line Plot"
-    assert (panel["config"]["xAxis"], panel["config"]["metrics"]) == (STEP, list(HISTORY[1:3]))
-
-
-def test_the_noise_is_a_row_for_each_run_of_equal_releases(document: dict[str, Any]) -> None:
-    rows = table(text_of(document, "Noise trace"))
-    assert [row[:3] for row in rows] == [["1", "1", "total"], ["1", "30", "gradient"]]
-    assert rows[1][3:] == ["0.1", "0.5", "1.5", "0.75"]
-    assert [panel["config"]["metrics"] for panel in panels(document)[1]] == [[HISTORY[3]], [HISTORY[4]]]
-
-
-def test_blocks_and_retrainings_are_tables(document: dict[str, Any]) -> None:
-    assert table(text_of(document, "Epsilon by block")) == [
-        ["2026-W01", "0.75", "2", "1e-06", "1e-05", "no"],
-        ["2026-W02", "2", "2", "2e-06", "1e-05", "yes"],
-    ]
-    assert table(text_of(document, "Retraining history")) == [
-        ["2026-W01", "promoted", "20260101T030000-11111111", "0.75", "0.625", "2026-W01"],
-        ["2026-W02", "failed ¦ twice", "–", "–", "–", "2026-W01, 2026-W02"],
-    ]
-
-
-def test_accuracy_stands_against_epsilon_for_this_run_and_those_before(
-    document: dict[str, Any], run: Finished
-) -> None:
+def test_the_tables_have_what_the_run_and_the_ledger_know(document: dict[str, Any], run: Finished) -> None:
+    """The noise has a row for each run of equal releases."""
     own = [run.card.evidence.run_id, f"{run.card.setting.epsilon:.6g}", "0.8"]
-    earlier = ["20260101T030000-11111111", "0.75", "0.625"]
-    assert table(text_of(document, "Accuracy against epsilon")) == [earlier, own]
-    (panel,) = panels(document)[2]
-    assert panel["viewType"] == "Scatter Plot"
-    assert (panel["config"]["xAxis"], panel["config"]["yAxis"]) == (
-        "summary:privacy/epsilon_total",
-        "summary:test/accuracy",
+    first, failed = (
+        "20260101T030000-11111111",
+        ["2026-W02", "failed ¦ twice", "–", "–", "–", "2026-W01, 2026-W02"],
     )
+    tables = {
+        "Epsilon over time": [["10", "0.5"], ["30", f"{run.curve.epsilon[-1]:.6g}"]],
+        "Epsilon by block": [
+            ["2026-W01", "0.75", "2", "1e-06", "1e-05", "no"],
+            ["2026-W02", "2", "2", "2e-06", "1e-05", "yes"],
+        ],
+        "Accuracy against epsilon": [[first, "0.75", "0.625"], own],
+        "Retraining history": [["2026-W01", "promoted", first, "0.75", "0.625", "2026-W01"], failed],
+    }
+    assert {heading: table(text_of(document, heading)) for heading in tables} == tables
+    noise = table(text_of(document, "Noise trace"))
+    assert [row[:3] for row in noise] == [["1", "1", "total"], ["1", "30", "gradient"]]
+    assert noise[1][3:] == ["0.1", "0.5", "1.5", "0.75"]
 
 
 def test_the_curves_are_of_this_run_and_the_scatter_of_all_trainings(
@@ -141,6 +121,13 @@ def test_the_curves_are_of_this_run_and_the_scatter_of_all_trainings(
     found = [json.dumps(grid["runSets"][0]["filters"]) for grid in grids(document)]
     assert ["train" in text for text in found] == [True, True, True]
     assert [run.card.evidence.run_id in text for text in found] == [True, True, False]
+    (line,), noise, (scatter,) = panels(document)
+    assert (line["viewType"], line["config"]["xAxis"]) == ("Run History Line Plot", STEP)
+    metrics = [panel["config"]["metrics"] for panel in (line, *noise)]
+    assert metrics == [list(HISTORY[1:3]), [HISTORY[3]], [HISTORY[4]]]
+    axes = tuple(scatter["config"][name] for name in ("xAxis", "yAxis"))
+    assert scatter["viewType"] == "Scatter Plot"
+    assert axes == ("summary:privacy/epsilon_total", "summary:test/accuracy")
 
 
 def test_a_run_that_was_a_retraining_is_told_once(run: Finished) -> None:

@@ -34,6 +34,7 @@ from tasks.tuning import search as searching
 from tasks.tuning.pricing import Priced, Tuning, price
 from tasks.tuning.search import Search, one_by_one, tune
 from tasks.tuning.trial import Trial
+from tests.support.workspace import killed_in
 
 BASE: dict[str, Any] = {
     "data": {"dataset": "digits"},
@@ -70,10 +71,6 @@ def ledger_of(home: Path) -> Ledger:
 
 def never(trials: Sequence[Trial]) -> None:
     raise AssertionError("a trial ran")
-
-
-def interrupted(run: store.Run) -> None:
-    raise KeyboardInterrupt
 
 
 def test_a_search_leaves_the_winner_alone_with_the_price_of_the_whole(place: Path, own_home: Path) -> None:
@@ -161,8 +158,7 @@ def test_a_search_that_drew_no_trial_ends_and_another_may_be_paid_for(
     ledger, numbers = ledger_of(own_home), iter([0, 0, 2] if is_killed else [0, 2])
     monkeypatch.setattr(selection.Trials, "number", lambda *_: next(numbers))
     if is_killed:
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(store.Run, "forget_secrets", interrupted)
+        with killed_in(store.Run, "forget_secrets"):
             tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
     with pytest.raises(RefusedError, match=r"drew no trial.* it is charged and releases nothing; ask again"):
         tune(search, ledger=ledger, home=own_home, root=place, run_all=never)

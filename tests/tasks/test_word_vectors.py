@@ -1,8 +1,6 @@
 """Word vectors from a file reach the tokens of their words: of the reader's list, whatever else the public list has."""
 
 import hashlib
-import io
-import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from tasks.calibrate import model_of
 from tasks.config import params
 from tasks.config.params import Model
 from tasks.prepare import prepare
+from tests.data.conftest import tar
 from tests.data.test_real_sets import MIRROR, needs_mirror
 
 LISTED = ("the", "!", "film", "sci-fi", "good", "bad")
@@ -36,12 +35,7 @@ def archive(path: Path) -> Path:
         "reviews/words.txt": "\n".join(LISTED).encode(),
         **{f"reviews/{k}": v for k, v in texts.items()},
     }
-    with tarfile.open(path, "w:gz") as packed:
-        for name, content in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            packed.addfile(member, io.BytesIO(content))
-    return path
+    return tar(path, members)
 
 
 def card_file(folder: Path) -> Path:

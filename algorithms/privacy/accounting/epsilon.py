@@ -139,12 +139,12 @@ def in_few_kinds(schedule: Schedule) -> Schedule:
     as when noise changes in every step, become 24, each with the smallest noise of those it replaces. An event of
     several releases is replaced by these.
     """
-    schedule = unrolled(schedule)
+    schedule = _counted(unrolled(schedule))
     gaussian = [(event, count) for event, count in schedule if isinstance(event, dp.GaussianDpEvent)]
     laplace = [(event, count) for event, count in schedule if isinstance(event, dp.LaplaceDpEvent)]
     apart = (dp.GaussianDpEvent, dp.LaplaceDpEvent)
     others = [(event, count) for event, count in schedule if not isinstance(event, apart)]
-    return [*_added_up(gaussian), *_grouped(laplace), *_counted(others)]
+    return [*_added_up(gaussian), *_grouped(laplace), *others]
 
 
 def _counted(schedule: Schedule) -> Schedule:

@@ -30,19 +30,20 @@ from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.barrier.unnoised_queries import frozen_prefix
 from algorithms.privacy.mechanisms.noise import seeded_generator
-from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, gradient_release
+from algorithms.privacy.mechanisms.release import FullBatch, Gaussian
 from tests.algorithms import bench
 from tests.algorithms.bench import MadeUp, algorithm
+from tests.algorithms.privacy import test_barrier
 
 SHAPE, COUNT = (4, 3, 3), 400
 QUIET = 1e-4
 SETTINGS: dict[str, dict[str, Any]] = {
     "whitened": {
         "groups": 2,
-        "mean_noise": QUIET,
-        "moment_noise": QUIET,
         "moment_bound": 50.0,
         "ridge": 1e-6,
+        "mean_noise": QUIET,
+        "moment_noise": QUIET,
     },
     "principal_components": {"components": 5, "noise": QUIET},
     "standardised": {"noise": QUIET, "mean_bound": 50.0, "square_bound": 500.0},
@@ -386,12 +387,9 @@ def test_a_model_s_own_first_maps_are_taken_ahead_too(
 
 
 def gradient(model: Model, data: Any) -> Tensor:
-    noise, bound = Gaussian(1e-3), L2(1.0)
-    event = gradient_release(FullBatch(), bound, noise, 1.0).event()
-    spend = ScheduleFilter([(event, 1)], Budget(1e9, 1e-5))
-    asked = Barrier(data, model, spend=spend, generator=seeded_generator(1), delta=1e-5, trace=Trace())
-    point = model.initial_parameters() + 0.1
-    return asked.gradient(point, sampling=FullBatch(), clipping=bound, noise=noise, divisor=COUNT)
+    point, terms = model.initial_parameters() + 0.1, {"clipping": L2(1.0), "noise": Gaussian(1e-3)}
+    asked = test_barrier.barrier(data, model, performance=Performance())
+    return asked.gradient(point, sampling=FullBatch(), divisor=COUNT, **terms)  # type: ignore[arg-type]
 
 
 def test_mapped_records_go_with_the_barrier_that_held_them() -> None:

@@ -102,16 +102,6 @@ def test_a_choice_of_records_by_their_norms(name: str) -> None:
         assert torch.equal(found.take(chosen).losses, found.losses[chosen])
 
 
-@pytest.mark.parametrize("name", SOME)
-def test_a_record_may_be_taken_more_than_once(name: str) -> None:
-    made, engine = once(SPECS[name], torch.float64)
-    found = engine.contributions(*made.arguments)
-    for clipping in naive.clippings(made.model, made.gradients).values():
-        once_each = naive.contributions(made.model, made.gradients, clipping)
-        total = found.take(torch.tensor([2, 2, 0])).clipped_sum(clipping)
-        assert naive.relative(total, 2 * once_each[2] + once_each[0]) < 1e-10
-
-
 def test_a_gradient_of_nothing_stays_nothing() -> None:
     """Neither clipping to a given norm nor a division by zero makes something of it."""
     none = PerExampleGradients.of_rows(torch.zeros(3, 5))

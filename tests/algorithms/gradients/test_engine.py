@@ -13,8 +13,8 @@ from algorithms.models.linear import cross_entropy
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.layers import LAYERS
 from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, SHARING, WITHOUT_RULE
-from tests.algorithms.gradients.test_models import SHAPES, model_of
-from tests.algorithms.gradients.zoo import SMALL, Problem, once, problem
+from tests.algorithms.gradients.zoo import Problem, once, problem
+from tests.algorithms.models.forms import FORMS, form_of, moved, records
 
 WAYS = [
     "linear",
@@ -39,22 +39,6 @@ WAYS = [
 """One spec for each form of gradient whose inputs are numbers."""
 ON_WORDS = ["embedding", "embedding, padding", "decoder tied to the embedding", "bilstm", "transformer"]
 SPECS = LAYERS | SHARING | OF_PARAMETERS | WITHOUT_RULE | AS_A_WHOLE | NETWORKS
-
-
-def of_the_catalogue(name: str) -> Problem:
-    model, draw = model_of(name), torch.Generator().manual_seed(3)
-    parameters = model.initial_parameters() + 0.3 * torch.randn(model.parameter_count, generator=draw)
-    inputs = torch.randn(6, *SHAPES[name], generator=draw)
-    return Problem(model, parameters, inputs, torch.randint(0, 2, (6,), generator=draw))
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_the_models_by_name_are_those_of_the_loop(name: str) -> None:
-    made = of_the_catalogue(name)
-    engine = made.engine(physical_batch=SMALL)
-    for kind, clipping in naive.clippings(made.model, made.gradients).items():
-        expected = naive.contributions(made.model, made.gradients, clipping).sum(dim=0)
-        assert naive.relative(engine.clipped_sum(*made.arguments, clipping), expected) < 1e-5, kind
 
 
 @pytest.mark.parametrize("name", WAYS + ON_WORDS)
@@ -156,15 +140,14 @@ def test_a_row_that_is_not_finite_adds_nothing() -> None:
 
 
 def test_losses_are_clipped_on_both_sides() -> None:
-    made = of_the_catalogue("softmax")
-    losses = made.model.losses(
-        made.model.outputs(made.model.named(made.parameters), made.inputs), made.labels
-    )
+    model, form = form_of("softmax"), FORMS["softmax"]
+    made = Problem(model, moved(model), *records(form))
+    losses = model.losses(model.outputs(model.named(made.parameters), made.inputs), made.labels)
     bound = float(losses.median())
     found = made.engine(physical_batch=4).clipped_losses(*made.arguments, bound)
     torch.testing.assert_close(found, losses.double().clamp(0, bound).sum())
-    lowered = Model("low", made.model.module, lambda o, y: cross_entropy(o, y) - 1e6, made.model.scores)
-    assert Engine(lowered, input_shape=SHAPES["softmax"]).clipped_losses(*made.arguments, bound) == 0.0
+    lowered = Model("low", model.module, lambda o, y: cross_entropy(o, y) - 1e6, model.scores)
+    assert Engine(lowered, input_shape=form.shape).clipped_losses(*made.arguments, bound) == 0.0
 
 
 @pytest.mark.parametrize(("odd", "counted"), [(math.nan, 0.0), (math.inf, 2.0), (-math.inf, 0.0)])

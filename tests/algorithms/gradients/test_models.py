@@ -1,29 +1,12 @@
-"""The models by name: sizes, starts and refusals."""
+"""A model's parameters as one flat vector, and the loss that is made here."""
 
-import pytest
 import torch
 from torch import nn
 
 from algorithms.models import Model, build
 from algorithms.models.linear import cross_entropy
 from tests.algorithms.gradients.zoo import Wired, frozen
-
-TWO_CLASSES = ("logistic", "logistic_through_origin", "svm", "huber_svm")
-SHAPES = {"softmax": (1, 5, 5), "tanh_cnn": (1, 28, 28)} | dict.fromkeys(TWO_CLASSES, (7,))
-
-
-def model_of(name: str, seed: int = 0) -> Model:
-    classes = 2 if name in TWO_CLASSES else 3
-    return build(name, input_shape=SHAPES[name], classes=classes, seed=seed)
-
-
-def test_the_tanh_network_has_the_published_size() -> None:
-    model = build("tanh_cnn", input_shape=(1, 28, 28), classes=10, seed=0)
-    assert model.parameter_count == 26_010
-    sizes = [sum(model.shapes[name].numel() for name in names) for names in model.layers]
-    assert sizes == [1040, 8224, 16416, 330]
-    types = [type(layer) for layer in model.module.children() if list(layer.parameters())]
-    assert types == [nn.Conv2d, nn.Conv2d, nn.Linear, nn.Linear]
+from tests.algorithms.models.forms import form_of
 
 
 def test_the_huber_hinge_is_the_hinge_with_its_kink_rounded_off() -> None:
@@ -45,7 +28,7 @@ def test_the_huber_hinge_is_the_hinge_with_its_kink_rounded_off() -> None:
 
 
 def test_the_flat_vector_is_the_parameters_in_their_order() -> None:
-    model = model_of("tanh_cnn")
+    model = form_of("tanh_cnn")
     flat = model.initial_parameters()
     named = model.named(flat)
     assert list(named) == [name for name, _ in model.module.named_parameters()]
@@ -72,49 +55,6 @@ def test_a_shared_parameter_is_in_the_flat_vector_once() -> None:
     words = torch.tensor([[0, 5]])
     expected = (table.weight[words] + 1.0) @ (table.weight + 1.0).T + decoder.bias + 1.0
     torch.testing.assert_close(model.outputs(model.named(moved), words), expected)
-
-
-def test_a_model_s_start_depends_on_its_seed_alone() -> None:
-    state = torch.get_rng_state()
-    starts = [model_of("tanh_cnn", seed).initial_parameters() for seed in (1, 1, 2)]
-    assert torch.equal(starts[0], starts[1])
-    assert not torch.equal(starts[0], starts[2])
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize("name", ["softmax", *TWO_CLASSES])
-def test_a_linear_model_starts_at_zero(name: str) -> None:
-    assert not model_of(name).initial_parameters().any()
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_scores_have_a_class_for_each_output(name: str) -> None:
-    model = model_of(name)
-    inputs = torch.randn(4, *SHAPES[name], generator=torch.Generator().manual_seed(0))
-    parameters = model.initial_parameters() + torch.linspace(-0.5, 0.5, model.parameter_count)
-    outputs = model.outputs(model.named(parameters), inputs)
-    scores = model.scores(outputs)
-    assert scores.shape == (4, 2 if name in TWO_CLASSES else 3)
-    labels = scores.argmax(dim=1)
-    others = (labels + 1) % scores.shape[1]
-    assert (model.losses(outputs, labels) < model.losses(outputs, others)).all()
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "classes", "message"),
-    [
-        ("unknown", (4,), 2, "no model 'unknown'; choose one of softmax"),
-        ("svm", (4,), 3, "is for 2 classes"),
-        ("logistic", (4,), 3, "is for 2 classes"),
-        ("tanh_cnn", (4,), 2, "at least 20 x 20"),
-        ("tanh_cnn", (1, 8, 8), 10, "at least 20 x 20"),
-    ],
-)
-def test_a_model_that_does_not_fit_is_refused(
-    name: str, shape: tuple[int, ...], classes: int, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        build(name, input_shape=shape, classes=classes, seed=0)
 
 
 def test_the_precision_is_the_one_that_is_asked_for() -> None:

@@ -144,14 +144,6 @@ def test_equals_torch(kind: str, shape: tuple[int, int, int, int], bias: bool, u
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_previous_is_what_entered_each_step(kind: str) -> None:
-    ours = parts(case(kind))
-    unrolled = run(ours)
-    entered = torch.cat([ours["hidden"][:, None], unrolled.outputs[:, :-1]], dim=1)
-    assert torch.equal(unrolled.previous, entered) and not unrolled.previous.requires_grad
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 3e-2)])
 def test_other_types_are_within_rounding(
@@ -173,13 +165,6 @@ def test_memory_order_does_not_matter(kind: str) -> None:
     if kind == "gru":
         odd["recurrent"] = torch.zeros(()).double().expand_as(odd["gates"]).requires_grad_()
     assert_same(odd, plain, 1e-13)
-
-
-def test_the_recurrent_part_is_added_where_the_bias_is() -> None:
-    plain = parts(case("gru"))
-    moved = {name: part for name, part in plain.items() if name != "bias"}
-    moved["recurrent"] = (plain["recurrent"] + plain["bias"][:, None, None]).detach().requires_grad_()
-    assert_same(moved, plain, 1e-13)
 
 
 def assert_same(ours: Parts, theirs: Parts, tolerance: float) -> None:
@@ -230,22 +215,3 @@ def test_results_cannot_be_written_over(kind: str) -> None:
     unrolled = run(parts(case(kind)))
     with pytest.raises(RuntimeError, match="modified inplace"):
         functional.relu_(unrolled.outputs)
-
-
-@pytest.mark.parametrize(
-    ("kind", "part", "shape", "message"),
-    [
-        ("lstm", "gates", (2, 4, 1, 12), r"gates of shape \(2, 4, 1, 12\).*it must be \(2, 4, 3, 12\)"),
-        ("lstm", "weight", (1, 12, 3), "weight of shape"),
-        ("lstm", "cell", (2, 1, 3), "cell of shape"),
-        ("gru", "recurrent", (2, 1, 3, 9), "recurrent of shape"),
-        ("gru", "bias", (9,), "bias of shape"),
-    ],
-)
-def test_shapes_that_do_not_fit_are_refused(
-    kind: str, part: str, shape: tuple[int, ...], message: str
-) -> None:
-    fitting = parts(case(kind))
-    assert run(fitting).outputs.shape == (2, 4, 3, 3)
-    with pytest.raises(ValueError, match=message):
-        run({**fitting, part: torch.zeros(shape, dtype=torch.float64)})

@@ -13,7 +13,6 @@ from tests.algorithms.gradients.zoo import Problem, Spec, Wired, problem
 
 COUNTS = st.sampled_from([0, 1, 2, 3, 5])
 SEEDS = st.integers(0, 2**31)
-SIZES = st.integers(1, 5)
 
 
 def check(spec: Spec, count: int, seed: int) -> None:
@@ -35,30 +34,6 @@ def _check_norms(made: Problem, engine: Engine, clipping: Clipping) -> None:
         assert found.shape == norms.shape
         assert found.dim() == (2 if isinstance(clipping, PerLayer) else 1)
         assert float((found - norms).norm()) <= 1e-10 * (1.0 + float(norms.norm()))
-
-
-@given(
-    places=st.lists(st.integers(1, 4), max_size=2),
-    inputs=SIZES,
-    outputs=SIZES,
-    bias=st.booleans(),
-    count=COUNTS,
-    seed=SEEDS,
-)
-@settings(deadline=None, max_examples=15)
-def test_linear_layers(
-    places: list[int], inputs: int, outputs: int, bias: bool, count: int, seed: int
-) -> None:
-    check(Spec(lambda: nn.Linear(inputs, outputs, bias), (*places, inputs)), count, seed)
-
-
-@given(length=st.integers(60, 70), inputs=SIZES, outputs=SIZES, count=COUNTS, seed=SEEDS)
-@settings(deadline=None, max_examples=8)
-def test_linear_layers_on_long_sequences(
-    length: int, inputs: int, outputs: int, count: int, seed: int
-) -> None:
-    """On both sides of the length from which gradients are kept."""
-    check(Spec(lambda: nn.Linear(inputs, outputs), (length, inputs)), count, seed)
 
 
 @given(data=st.data(), count=COUNTS, seed=SEEDS)
@@ -88,50 +63,6 @@ def test_convolutions(data: st.DataObject, count: int, seed: int) -> None:
         count,
         seed,
     )
-
-
-@given(
-    length=st.lists(st.integers(1, 6), max_size=2),
-    entries=st.integers(2, 5),
-    width=SIZES,
-    padding=st.sampled_from([None, 0, -1]),
-    count=COUNTS,
-    seed=SEEDS,
-)
-@settings(deadline=None, max_examples=15)
-def test_embeddings(
-    length: list[int], entries: int, width: int, padding: int | None, count: int, seed: int
-) -> None:
-    spec = Spec(lambda: nn.Embedding(entries, width, padding), tuple(length), entries=entries)
-    check(spec, count, seed)
-
-
-@given(
-    kind=st.sampled_from([nn.LSTM, nn.GRU]),
-    length=st.integers(1, 4),
-    sizes=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    layers=st.integers(1, 2),
-    bias=st.booleans(),
-    both=st.booleans(),
-    count=COUNTS,
-    seed=SEEDS,
-)
-@settings(deadline=None, max_examples=15)
-def test_recurrent_layers(
-    kind: Callable[..., nn.Module],
-    length: int,
-    sizes: tuple[int, int],
-    layers: int,
-    bias: bool,
-    both: bool,
-    count: int,
-    seed: int,
-) -> None:
-    def make() -> nn.Module:
-        layer = kind(*sizes, layers, bias, batch_first=True, bidirectional=both)
-        return Wired(lambda self, x: torch.tanh(self.layer(x)[0]), layer=layer)
-
-    check(Spec(make, (length, sizes[0])), count, seed)
 
 
 @given(

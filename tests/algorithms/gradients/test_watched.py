@@ -171,16 +171,6 @@ def test_attention_with_entries_of_its_own_is_taken_record_by_record() -> None:
     check(made, made.engine())
 
 
-def test_a_question_whose_answer_changes_the_outcome_is_asked_of_each_record() -> None:
-    """As a branch that is no shorter way to the same."""
-
-    def wiring(self: Wired, x: Tensor) -> Tensor:
-        return self.layer(x) if bool((x[:, 0] > 0).all()) else -2.0 * self.layer(x)
-
-    with pytest.raises(RecordsNotIndependentError, match="mixes records"):
-        problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2)), (4,))).engine()
-
-
 def chunked(size: int) -> Callable[[Wired, Tensor], Tensor]:
     return lambda self, x: torch.cat([functional.silu(part) for part in self.layer(x).split(size)])
 
@@ -241,21 +231,12 @@ def test_a_record_counts_the_same_in_any_place_where_a_model_works_in_chunks() -
     assert all(torch.equal(first, other) for other in others)
 
 
-def of_tokens(wiring: Callable[[Wired, Tensor], Tensor]) -> Problem:
+def of_tokens(wiring: Callable[[Wired, Tensor], Tensor], **more: nn.Module) -> Spec:
     def make() -> nn.Module:
         table = nn.Embedding(ENTRIES, 4, padding_idx=PADDING)
-        return Wired(wiring, table=table, layer=nn.Linear(4, 2))
+        return Wired(wiring, table=table, layer=nn.Linear(4, 2), **more)
 
-    return problem(Spec(make, (LENGTH,), entries=ENTRIES))
-
-
-def test_columns_that_are_padding_for_all_records_mix_them() -> None:
-    def wiring(self: Wired, x: Tensor) -> Tensor:
-        used = (x != PADDING).any(dim=0).sum().clamp(min=1)
-        return self.layer(self.table(x).sum(dim=1) / used)
-
-    with pytest.raises(RecordsNotIndependentError, match="mixes records"):
-        of_tokens(wiring).engine()
+    return Spec(make, (LENGTH,), entries=ENTRIES)
 
 
 def test_padding_of_each_record_by_itself_mixes_nothing() -> None:
@@ -263,26 +244,7 @@ def test_padding_of_each_record_by_itself_mixes_nothing() -> None:
         used = (x != PADDING).sum(dim=1, keepdim=True).clamp(min=1)
         return self.layer(self.table(x).sum(dim=1) / used)
 
-    check(of_tokens(wiring))
-
-
-def test_a_loss_that_mixes_records_of_a_later_class_is_refused() -> None:
-    def losses(outputs: Tensor, labels: Tensor) -> Tensor:
-        return cross_entropy(outputs, labels) * (1 + (labels == 4).any())
-
-    with pytest.raises(RecordsNotIndependentError, match="the loss of the model made up"):
-        problem(Spec(lambda: nn.Linear(4, 5), (4,), losses=losses, classes=5)).engine()
-
-
-def test_a_model_that_counts_its_passes_is_refused() -> None:
-    def wiring(self: Wired, x: Tensor) -> Tensor:
-        self.passes = getattr(self, "passes", 0) + 1
-        return self.layer(x) if self.passes < 1000 else -self.layer(x)
-
-    with pytest.raises(
-        RecordsNotIndependentError, match="the attribute passes is changed by every forward pass"
-    ):
-        problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2)), (4,))).engine()
+    check(problem(of_tokens(wiring)))
 
 
 def test_a_table_that_the_first_pass_makes_is_no_memory() -> None:
@@ -350,21 +312,6 @@ def clipped_errors(self: Wired, x: Tensor) -> Tensor:
     return found
 
 
-def test_errors_that_mix_on_their_way_back_are_refused() -> None:
-    with pytest.raises(
-        RecordsNotIndependentError, match="the backward pass of the model made up mixes records"
-    ):
-        of_layer(clipped_errors).engine()
-
-
-def counting_in(kept: Any) -> Callable[[Wired, Tensor], Tensor]:
-    def wiring(self: Wired, x: Tensor) -> Tensor:
-        kept(self)
-        return self.layer(x)
-
-    return wiring
-
-
 def in_a_parameter(self: Wired) -> None:
     with torch.no_grad():
         self.steps += 1
@@ -380,21 +327,6 @@ def in_a_dictionary(self: Wired) -> None:
     self.counts["steps"] += 1
 
 
-@pytest.mark.parametrize("kept", [in_a_parameter, in_the_class, in_a_dictionary])
-def test_a_model_that_counts_is_refused_wherever_it_does(kept: Callable[[Wired], None]) -> None:
-    class Own(Wired):
-        pass
-
-    def make() -> nn.Module:
-        steps = nn.Parameter(torch.zeros(()), requires_grad=False)
-        return Own(
-            counting_in(kept), layer=nn.Linear(4, 2), **({"steps": steps} if kept is in_a_parameter else {})
-        )
-
-    with pytest.raises(RecordsNotIndependentError, match=r"is changed by (a|every) forward pass"):
-        problem(Spec(make, (4,))).engine()
-
-
 class CountingLoss:
     def __init__(self) -> None:
         self.calls = 0
@@ -404,22 +336,71 @@ class CountingLoss:
         return cross_entropy(outputs, labels)
 
 
-def test_a_loss_that_counts_is_refused() -> None:
-    with pytest.raises(
-        RecordsNotIndependentError, match=r"the attribute losses\.calls is changed by every forward pass"
-    ):
-        problem(Spec(lambda: nn.Linear(4, 3), (4,), losses=CountingLoss())).engine()
+def by_all(self: Wired, x: Tensor) -> Tensor:
+    """A branch that is no shorter way to the same."""
+    return self.layer(x) if bool((x[:, 0] > 0).all()) else -2.0 * self.layer(x)
 
 
-def test_tokens_are_of_the_largest_table_that_takes_them() -> None:
+def columns_used(self: Wired, x: Tensor) -> Tensor:
+    """Columns that are padding for all records."""
+    return self.layer(self.table(x).sum(dim=1) / (x != PADDING).any(dim=0).sum().clamp(min=1))
+
+
+def in_segments(self: Wired, x: Tensor) -> Tensor:
+    """Tokens of the largest table that takes them, beside one of two entries."""
+    used = (x != PADDING + 1).any(dim=0).sum().clamp(min=1)
+    return self.layer((self.table(x) + self.segments((x > PADDING).long())).sum(dim=1) / used)
+
+
+def of_later_class(outputs: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(outputs, labels) * (1 + (labels == 4).any())
+
+
+def counting(keep: Callable[[Wired], None]) -> Spec:
+    class Own(Wired):
+        pass
+
     def wiring(self: Wired, x: Tensor) -> Tensor:
-        used = (x != PADDING + 1).any(dim=0).sum().clamp(min=1)
-        segments = self.segments((x > PADDING).long())
-        return self.layer((self.table(x) + segments).sum(dim=1) / used)
+        keep(self)
+        return self.layer(x)
 
     def make() -> nn.Module:
-        table, segments = nn.Embedding(ENTRIES, 4), nn.Embedding(2, 4)
-        return Wired(wiring, table=table, segments=segments, layer=nn.Linear(4, 2))
+        own = {"steps": nn.Parameter(torch.zeros(()), requires_grad=False)} if keep is in_a_parameter else {}
+        return Own(wiring, layer=nn.Linear(4, 2), **own)
 
-    with pytest.raises(RecordsNotIndependentError, match="mixes records"):
-        problem(Spec(make, (LENGTH,), entries=ENTRIES)).engine()
+    return Spec(make, (4,))
+
+
+def in_an_attribute(self: Wired) -> None:
+    self.passes = getattr(self, "passes", 0) + 1
+
+
+MIXES, COUNTS = "mixes records", r"is changed by (a|every) forward pass"
+REFUSED: dict[str, tuple[Spec, str]] = {
+    "a question that changes the outcome": (Spec(lambda: Wired(by_all, layer=nn.Linear(4, 2)), (4,)), MIXES),
+    "columns that are used": (of_tokens(columns_used), MIXES),
+    "tokens of several tables": (of_tokens(in_segments, segments=nn.Embedding(2, 4)), MIXES),
+    "a loss by a later class": (
+        Spec(lambda: nn.Linear(4, 5), (4,), losses=of_later_class, classes=5),
+        "the loss of the model made up",
+    ),
+    "errors on their way back": (
+        Spec(lambda: Wired(clipped_errors, layer=nn.Linear(4, 3)), (4,)),
+        "the backward pass of the model made up mixes records",
+    ),
+    "passes": (counting(in_an_attribute), "the attribute passes is changed by every forward pass"),
+    "steps in a parameter": (counting(in_a_parameter), COUNTS),
+    "steps in the class": (counting(in_the_class), COUNTS),
+    "steps in a dictionary": (counting(in_a_dictionary), COUNTS),
+    "calls of a loss": (
+        Spec(lambda: nn.Linear(4, 3), (4,), losses=CountingLoss()),
+        r"the attribute losses\.calls is changed by every forward pass",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_mixes_or_counts_where_it_hardly_shows_is_refused(name: str) -> None:
+    spec, words = REFUSED[name]
+    with pytest.raises(RecordsNotIndependentError, match=words):
+        problem(spec).engine()

@@ -63,23 +63,6 @@ def test_a_value_that_cannot_be_is_refused_by_its_path(key: str, value: object) 
         settings_of(**{key: value})
 
 
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ({"settings": {"width": 2}}, "no setting 'width'"),
-        ({"freeze": ["fc9"]}, "model.freeze lists 'fc9'"),
-        ({"start": "nowhere.safetensors"}, "nowhere.safetensors"),
-        ({"augmentations": 99}, "model.augmentations is 99"),
-        ({"name": "bilstm"}, "takes texts as tokens"),
-    ],
-)
-def test_a_model_that_does_not_fit_is_refused_when_it_is_planned(
-    public: PublicDescription, model: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ModelRefusedError, match=message):
-        calibrate.calibrate(settings_of(**model), public)
-
-
 def test_a_plan_holds_the_file_s_digest_so_that_another_file_is_another_plan(
     public: PublicDescription, tmp_path: Path
 ) -> None:

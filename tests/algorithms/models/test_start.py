@@ -16,9 +16,11 @@ from algorithms.models.feature_transforms import front, in_front
 from algorithms.models.saved import load
 from tests.algorithms.gradients import naive
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
+from tests.support.refusals import refused
 
 SHAPE = FORMS["conv_fc"].shape
 CONVOLUTIONS = ["conv1", "conv2"]
+BEYOND_32_BITS = torch.full((3,), 1e300, dtype=torch.float64)
 
 
 def stored(path: Path, change: Callable[[dict[str, Tensor]], object] = lambda tensors: None) -> Path:
@@ -83,6 +85,7 @@ def test_an_embedding_that_is_not_trained_is_in_the_file_too(tmp_path: Path) -> 
     ("change", "message"),
     [
         (lambda tensors: tensors.pop("fc1.bias"), "lacks fc1.bias"),
+        (lambda tensors: tensors.update({"fc3.bias": BEYOND_32_BITS}), "fc3.bias .* not finite"),
         (lambda tensors: tensors.update(extra=torch.zeros(2)), "has, unlike the model, extra"),
         (lambda tensors: tensors.update({"fc3.bias": torch.zeros(4)}), r"fc3.bias is numbers of shape \[4\]"),
         (lambda tensors: tensors.update({"fc3.bias": torch.zeros(3, dtype=torch.int64)}), "whole numbers"),
@@ -94,9 +97,8 @@ def test_a_file_that_does_not_fit_is_refused(
     tmp_path: Path, change: Callable[[dict[str, Tensor]], object], message: str
 ) -> None:
     path = stored(tmp_path / "start.safetensors", change)
-    with pytest.raises(ModelRefusedError, match=message) as refusal:
+    with refused(message, ModelRefusedError):
         adapted(form_of("conv_fc"), input_shape=SHAPE, start=path)
-    assert "\n" not in str(refusal.value)
 
 
 def test_a_damaged_file_and_a_missing_one_are_refused(tmp_path: Path) -> None:
@@ -150,15 +152,6 @@ def test_what_is_published_makes_the_same_answers_in_a_model_of_another_seed(tmp
     inputs, _ = records(FORMS["conv_fc"])
     again: Model = form_of("conv_fc", seed=9)
     torch.testing.assert_close(again.outputs(published, inputs), model.outputs(model.named(point), inputs))
-
-
-def test_a_start_that_is_finite_in_64_bits_alone_is_refused(tmp_path: Path) -> None:
-    def too_large(tensors: dict[str, Tensor]) -> None:
-        tensors["fc3.bias"] = torch.full_like(tensors["fc3.bias"], 1e300, dtype=torch.float64)
-
-    path = stored(tmp_path / "start.safetensors", too_large)
-    with pytest.raises(ModelRefusedError, match="not finite"):
-        adapted(form_of("conv_fc"), input_shape=SHAPE, start=path)
 
 
 @pytest.mark.parametrize("lacks", ["model", "input_shape", "classes"])

@@ -78,15 +78,6 @@ def test_an_evaluation_sees_the_record_alone() -> None:
     assert for_evaluation(one) is one
 
 
-def test_views_go_with_a_start_and_frozen_layers() -> None:
-    form = FORMS["cifar_cnn"]
-    model = adapted(form_of("cifar_cnn"), input_shape=form.shape, freeze=["conv1"], augmentations=2)
-    assert "conv1.weight" not in model.shapes
-    published = model.published(model.initial_parameters())
-    assert published.keys() == form_of("cifar_cnn").shapes.keys()
-    assert len(model.notes) == 2
-
-
 @pytest.mark.parametrize(("name", "count"), [("mlp", 2), ("scatter_cnn", 2), ("bilstm", 2), ("softmax", 19)])
 def test_views_of_what_is_no_image_and_more_than_there_are_are_refused(name: str, count: int) -> None:
     with pytest.raises(ModelRefusedError, match=f"model.augmentations is {count}"):

@@ -1,9 +1,10 @@
-"""A finished run with its card; and places for a ledger: a SQLite file, and a PostgreSQL server, ended at the end."""
+"""A finished run with its card, other cards, and places for a ledger: a SQLite file, and a PostgreSQL server."""
 
+import json
 import os
 import pwd
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ def built(folders: Folders) -> PrivacyCard:
 def document(built: PrivacyCard) -> dict[str, Any]:
     """Its card as a document, to be changed."""
     return built.to_json()
+
+
+def card_of(document: Mapping[str, Any]) -> PrivacyCard:
+    """The card of these facts, and of this signature."""
+    return PrivacyCard.model_validate_json(json.dumps(document))
 
 
 @pytest.fixture(scope="session")

@@ -199,14 +199,7 @@ def noise_of_a_run(strategy: Strategy, steps: int, *, seed: int = 5, multiplier:
     model = wide_model()
     empty = barrier(no_records(), model, generator=seeded_generator(seed))
     answers = [
-        empty.gradient(
-            model.initial_parameters(),
-            sampling=FixedOrder(3),
-            clipping=L2(0.5),
-            noise=Correlated(multiplier, strategy, steps, step),
-            divisor=1.0,
-        )
-        for step in range(steps)
+        ask(empty, Correlated(multiplier, strategy, steps, step), model=model) for step in range(steps)
     ]
     return np.stack([answer.numpy() for answer in answers]).astype(np.float64) / (0.5 * multiplier)
 
@@ -254,10 +247,8 @@ def event(strategy: Strategy, sampling: Sampling, *, multiplier: float = 2.0, st
 
 def test_a_run_costs_one_gaussian_release_in_fixed_order() -> None:
     strategy = Toeplitz((0.8, 0.6))
-    found = unrolled([(event(strategy, FixedOrder(4)), 1)])
-    assert found == [
-        (dp.GaussianDpEvent(2.0 / math.sqrt(3 * 1.0)), 1)
-    ]  # three columns of norm 1 that do not overlap
+    overlap_free = dp.GaussianDpEvent(2.0 / math.sqrt(3 * 1.0))  # three columns of norm 1
+    assert unrolled([(event(strategy, FixedOrder(4)), 1)]) == [(overlap_free, 1)]
     assert unrolled([(event(Tree(4), FixedOrder(4)), 1)]) == [(dp.GaussianDpEvent(2.0 / 3.0), 1)]
 
 
@@ -271,9 +262,8 @@ def test_one_band_in_one_part_costs_what_independent_noise_does() -> None:
     plain = gradient_release(Poisson(0.1), L2(1.0), Gaussian(2.0), 1.0).event()
     correlated = event(Toeplitz((1.0,)), CyclicPoisson(1, 0.1))
     for accountant in ("pld", "rdp"):
-        assert epsilon([(correlated, 1)], DELTA, accountant=accountant) == epsilon(
-            [(plain, 12)], DELTA, accountant=accountant
-        )
+        costs = [epsilon([row], DELTA, accountant=accountant) for row in ((correlated, 1), (plain, 12))]
+        assert costs[0] == costs[1]
     assert (profile([(correlated, 1)]).delta == profile([(plain, 12)]).delta).all()
 
 
@@ -309,13 +299,14 @@ def test_a_strategy_that_is_not_normalised_costs_what_it_moves() -> None:
 def test_events_are_what_they_were_written_as_and_impossible_ones_refused() -> None:
     whole = event(Buffered((0.3, 0.1), (0.5, 0.9)), FixedOrder(4))
     assert event_from_json(json.loads(json.dumps(event_to_json(whole)))) == whole
-    for change in (
+    changes: Any = (
         {"parts": 0},
         {"rate": 1.5},
         {"noise_multiplier": -1.0},
         {"decays": [0.5, 1.5]},
         {"leaves": 4},
-    ):
+    )
+    for change in changes:
         with pytest.raises(RefusedError, match="no mechanism"):
             epsilon([(attrs.evolve(whole, **change), 1)], DELTA)
     with pytest.raises(RefusedError, match="replace-one"):
@@ -329,23 +320,17 @@ def test_later_steps_cost_nothing_after_the_event_that_paid_for_them_alone() -> 
         [(later, 1)],
         [(whole, 1), (later, 12)],
         [(later, 11), (whole, 1)],
-        [(whole, 1), (replace_noise(later, 3.0), 11)],
+        [(whole, 1), (attrs.evolve(later, noise_multiplier=3.0), 11)],
     ):
         with pytest.raises(RefusedError, match="paid for"):
             epsilon(wrong, DELTA)
 
 
-def replace_noise(later: CorrelatedStepDpEvent, multiplier: float) -> CorrelatedStepDpEvent:
-    return attrs.evolve(later, noise_multiplier=multiplier)
-
-
 def test_rho_and_groups_are_those_of_the_whole_release() -> None:
     ordered = event(Toeplitz((0.8, 0.6)), FixedOrder(4))
     sampled = event(Toeplitz((0.8, 0.6)), CyclicPoisson(4, 0.1))
-    assert rho_under(ADD_OR_REMOVE_ONE, ordered) == pytest.approx(3 / (2 * 2.0**2))
-    assert rho_under(ADD_OR_REMOVE_ONE, sampled) == pytest.approx(
-        3 / (2 * 2.0**2)
-    )  # nothing is gained by sampling
+    for one in (ordered, sampled):  # nothing is gained by sampling
+        assert rho_under(ADD_OR_REMOVE_ONE, one) == pytest.approx(3 / (2 * 2.0**2))
     assert epsilon([(group_privacy(ordered, 2), 1)], DELTA) == epsilon(
         [(dp.GaussianDpEvent(1.0 / math.sqrt(3)), 1)], DELTA
     )
@@ -392,26 +377,9 @@ def test_a_run_that_is_taken_up_goes_on_with_the_same_noise() -> None:
     resumed = barrier(records, trace=Trace(trace.rows[:4]))
     assert all(map(torch.equal, answers(resumed, 3, 6), expected[3:]))
     other = small_model("logistic", classes=2)
-    another = Barrier(
-        made_up(classes=2),
-        other,
-        spend=Anything(),
-        generator=seeded_generator(5),
-        delta=1e-5,
-        trace=Trace(trace.rows[:4]),
-    )
+    another = barrier(made_up(classes=2), other, trace=Trace(trace.rows[:4]))
     with pytest.raises(RefusedError, match="does not go on"):
         ask(another, Correlated(2.0, strategy, 6, 3), model=other)
-
-
-class Anything:
-    def affords(self, event: dp.DpEvent) -> bool:
-        return True
-
-    def charge(self, event: dp.DpEvent) -> None: ...
-
-    def spent(self, delta: float) -> float:
-        return 0.0
 
 
 def test_a_record_takes_part_in_the_steps_of_its_part_alone() -> None:
@@ -438,11 +406,8 @@ def test_parts_are_drawn_by_the_key_of_the_run_and_shared_by_no_release() -> Non
     one, other = (seeded_generator(seed).stream(0).parts(1000, 4) for seed in (1, 2))
     assert (one != other).any()
     assert (one == seeded_generator(1).stream(7).parts(1000, 4)).all()
-    words = seeded_generator(1).stream(0).words(1000)
-    assert (
-        stats.chisquare(np.bincount(one * 4 + (words % np.uint64(4)).astype(int), minlength=16)).pvalue
-        > FALSE_ALARM
-    )
+    words = (seeded_generator(1).stream(0).words(1000) % np.uint64(4)).astype(int)
+    assert stats.chisquare(np.bincount(one * 4 + words, minlength=16)).pvalue > FALSE_ALARM
 
 
 def test_orthogonal_canaries_find_no_more_than_the_run_is_charged_for() -> None:
@@ -461,15 +426,9 @@ def test_orthogonal_canaries_find_no_more_than_the_run_is_charged_for() -> None:
     means = columns @ np.stack([place == step % parts for step in range(steps)]).astype(float)
     scores = (released * means).sum(axis=0) / np.linalg.norm(means, axis=0)
     mu = (scores[is_in].mean() - scores[~is_in].mean()) / multiplier
-    (gaussian, _count) = releases_of(
-        strategy.event(multiplier, steps).__class__(
-            **{**attrs.asdict(strategy.event(multiplier, steps)), "parts": parts}
-        )
-    )
+    (gaussian, _count) = releases_of(attrs.evolve(strategy.event(multiplier, steps), parts=parts))
     claimed = 1.0 / gaussian.noise_multiplier
-    spread = math.sqrt(4.0 / canaries)
-    assert mu <= claimed + stats.norm.isf(FALSE_ALARM) * spread
-    assert (
-        mu >= 0.97 * claimed - stats.norm.isf(FALSE_ALARM) * spread
-    )  # the first part's canaries reach it all
+    chance = stats.norm.isf(FALSE_ALARM) * math.sqrt(4.0 / canaries)
+    assert mu <= claimed + chance
+    assert mu >= 0.97 * claimed - chance  # the first part's canaries reach it all
     assert model.parameter_count == canaries

@@ -18,7 +18,7 @@ from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Gumbel, Laplace
 from tests.algorithms.bench import MadeUp, OneLook
 from tests.algorithms.gradients.forms import cancelling
-from tests.algorithms.privacy.test_barrier import Free
+from tests.algorithms.privacy.test_barrier import barrier
 
 COUNT, WIDTH = 300, 7
 MODEL = build("logistic", input_shape=(WIDTH,), classes=2, seed=0)
@@ -32,15 +32,9 @@ def records() -> MadeUp:
 
 def asked(*, closed: bool, trace: Trace | None = None, seed: int = 3) -> Barrier:
     """A barrier that may hold the closed forms, or may not, since the number of records is private."""
-    return Barrier(
-        records(),
-        MODEL,
-        spend=Free(),
-        generator=seeded_generator(seed),
-        delta=1e-5,
-        trace=trace or Trace(),
-        performance=OneLook(number=COUNT if closed else None),
-    )
+    performance = OneLook(number=COUNT if closed else None)
+    generator = seeded_generator(seed)
+    return barrier(records(), MODEL, generator=generator, trace=trace or Trace(), performance=performance)
 
 
 def point(seed: int = 1) -> Tensor:
@@ -94,13 +88,13 @@ def test_sampled_losses_on_a_line_do_not_turn_when_a_record_is_taken_away() -> N
         assert float((more - fewer).abs().max()) <= 1.0 + 1e-9
 
 
-def iteration(barrier: Barrier, start: Tensor) -> Tensor:
+def iteration(asked: Barrier, start: Tensor) -> Tensor:
     """A gradient and a step chosen along it."""
-    gradient = barrier.gradient(
+    gradient = asked.gradient(
         start, sampling=FullBatch(), clipping=L2(1.0), noise=Gaussian(0.1), divisor=float(COUNT)
     )
     line = LineCandidates(start, gradient, STEPS)
-    return line.at(barrier.argmin(line, bound=3.0, noise=Gumbel(0.1)))
+    return line.at(asked.argmin(line, bound=3.0, noise=Gumbel(0.1)))
 
 
 def test_a_run_taken_up_between_steps_goes_on_bit_for_bit() -> None:
@@ -109,15 +103,9 @@ def test_a_run_taken_up_between_steps_goes_on_bit_for_bit() -> None:
     first = iteration(whole, point())
     trace.step = 1
     expected = iteration(whole, first)
-    taken_up = asked(closed=True, trace=trace_of(first_rows=2, of=trace))
-    assert torch.equal(iteration(taken_up, first), expected)
-
-
-def trace_of(*, first_rows: int, of: Trace) -> Trace:
-    trace = Trace()
-    trace.rows.extend(of.rows[:first_rows])
-    trace.step = 1
-    return trace
+    before = Trace(trace.rows[:2])
+    before.step = 1
+    assert torch.equal(iteration(asked(closed=True, trace=before), first), expected)
 
 
 def test_margins_are_carried_within_a_step_and_dropped_between_steps() -> None:

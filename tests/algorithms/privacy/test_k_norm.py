@@ -11,11 +11,7 @@ from scipy import stats
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Box, clip_and_sum
 from algorithms.models import build
-from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon
-from algorithms.privacy.accounting.filters import ScheduleFilter
-from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import Stream, seeded_generator
 from algorithms.privacy.mechanisms.release import (
     FullBatch,
@@ -28,6 +24,7 @@ from algorithms.privacy.mechanisms.release import (
     noise_std,
 )
 from tests.algorithms.bench import SHAPE, made_up
+from tests.algorithms.privacy.test_barrier import barrier
 
 DRAWS = 4000
 
@@ -93,14 +90,9 @@ def test_contributions_to_a_box_are_scaled_down_to_its_width() -> None:
 
 def test_the_noise_of_a_release_has_the_declared_scale() -> None:
     model = build("logistic", input_shape=SHAPE, classes=2, seed=0)
-    release = gradient_release(FullBatch(), Box(1.0), KNorm(7.0), 2.0)
-    spend = ScheduleFilter([(release.event(), 200)], Budget(200 / 7, 1e-5))
-    barrier = Barrier(
-        made_up(0, classes=2), model, spend=spend, generator=seeded_generator(1), delta=1e-5, trace=Trace()
-    )
-    point = model.initial_parameters()
+    asked, point = barrier(made_up(0, classes=2), model), model.initial_parameters()
     answers = [
-        barrier.gradient(point, sampling=FullBatch(), clipping=Box(1.0), noise=KNorm(7.0), divisor=2.0)
+        asked.gradient(point, sampling=FullBatch(), clipping=Box(1.0), noise=KNorm(7.0), divisor=2.0)
         for _ in range(200)
     ]
     lengths = width(torch.stack(answers).double().numpy()) * 2.0 / 7.0

@@ -8,13 +8,10 @@ import torch
 
 from algorithms.gradients import L2
 from algorithms.models import build
-from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.filters import ScheduleFilter
-from algorithms.privacy.barrier.barrier import Barrier, Performance
-from algorithms.privacy.barrier.trace import Trace
-from algorithms.privacy.mechanisms.noise import seeded_generator
-from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Poisson, gradient_release
+from algorithms.privacy.barrier.barrier import Performance
+from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Poisson
 from tests.algorithms.bench import MadeUp
+from tests.algorithms.privacy.test_barrier import barrier
 
 RECORDS, WIDTH = 40_000, 64
 MODEL = build("logistic", input_shape=(WIDTH,), classes=2, seed=0)
@@ -31,18 +28,9 @@ def mapped(tmp_path: Path) -> MadeUp:
 
 
 def answer(records: MadeUp, sampling: FullBatch | Poisson, performance: Performance) -> torch.Tensor:
-    release = gradient_release(sampling, L2(1.0), Gaussian(1.0), 1.0)
-    barrier = Barrier(
-        records,
-        MODEL,
-        spend=ScheduleFilter([(release.event(), 1)], Budget(1.0, 1e-5)),
-        generator=seeded_generator(2),
-        delta=1e-5,
-        trace=Trace(),
-        performance=performance,
-    )
     point = torch.full((MODEL.parameter_count,), 0.1)
-    return barrier.gradient(point, sampling=sampling, clipping=L2(1.0), noise=Gaussian(1.0), divisor=1.0)
+    asked = barrier(records, MODEL, performance=performance)
+    return asked.gradient(point, sampling=sampling, clipping=L2(1.0), noise=Gaussian(1.0), divisor=1.0)
 
 
 def resident(path: str) -> int:
@@ -62,18 +50,16 @@ def test_the_answers_are_those_of_records_in_memory(mapped: MadeUp, sampling: Fu
     torch.testing.assert_close(found, answer(copied, sampling, Performance()), rtol=1e-5, atol=1e-2)
 
 
-def test_the_pages_of_the_file_are_let_go(mapped: MadeUp) -> None:
-    assert float(np.asarray(mapped.features).sum()) > 0
+@pytest.mark.parametrize(("performance", "let_go"), [(SMALL, True), (Performance(), False)])
+def test_the_pages_of_a_file_that_does_not_fit_the_memory_are_let_go(
+    mapped: MadeUp, performance: Performance, let_go: bool
+) -> None:
     whole = RECORDS * WIDTH * 4 / 1024
-    assert resident("/features.npy") > 0.9 * whole
-    answer(mapped, Poisson(0.3), SMALL)
-    assert resident("/features.npy") < 0.2 * whole
-
-
-def test_the_pages_of_a_file_that_fits_the_memory_are_kept(mapped: MadeUp) -> None:
     assert float(np.asarray(mapped.features).sum()) > 0
-    answer(mapped, Poisson(0.3), Performance())
-    assert resident("/features.npy") > 0.9 * RECORDS * WIDTH * 4 / 1024
+    assert resident("/features.npy") > 0.9 * whole
+    answer(mapped, Poisson(0.3), performance)
+    share = resident("/features.npy") / whole
+    assert share < 0.2 if let_go else share > 0.9
 
 
 def test_what_was_changed_in_memory_of_a_mapped_file_stays_changed(tmp_path: Path) -> None:

@@ -35,19 +35,14 @@ from tests.algorithms.privacy.test_barrier import (
 
 WIDTH = 5
 MODEL = build("logistic", input_shape=(WIDTH,), classes=2, seed=0)
+SVM = build("svm", input_shape=(WIDTH,), classes=2, seed=0)
 NOISES = (Gaussian(1e-3), ObjectiveNoise(1e-3, 1e-3))
 
 
 def problem(**changes: Any) -> Minimum:
     """Records of norm up to 2, whose curvature is up to 1/4 2^2."""
-    settings = {
-        "clip_norm": 0.7,
-        "regularisation": 2.0,
-        "tolerance": 1e-6,
-        "input_norm": 2.0,
-        "curvature": 1.0,
-    }
-    return Minimum(**(settings | changes))
+    settings = {"clip_norm": 0.7, "regularisation": 2.0, "tolerance": 1e-6, "input_norm": 2.0}
+    return Minimum(**(settings | {"curvature": 1.0} | changes))
 
 
 def some(count: int, width: int = WIDTH) -> MadeUp:
@@ -235,13 +230,8 @@ def test_noise_in_the_objective_and_on_the_result_have_the_scales_that_are_charg
     [
         (small_model(), Gaussian(1.0), {}, "not a linear model with one output"),
         (conv_model(), Gaussian(1.0), {}, "not a linear model with one output"),
-        (
-            build("svm", input_shape=(WIDTH,), classes=2, seed=0),
-            Gaussian(1.0),
-            {"curvature": math.inf},
-            "smooth",
-        ),
-        (build("svm", input_shape=(WIDTH,), classes=2, seed=0), ObjectiveNoise(1, 1), {}, "smooth"),
+        (SVM, Gaussian(1.0), {"curvature": math.inf}, "smooth"),
+        (SVM, ObjectiveNoise(1, 1), {}, "smooth"),
         (MODEL, ObjectiveNoise(1.0, 1.0), {"curvature": 0.99}, "have up to 1"),
         (MODEL, ObjectiveNoise(1.0, 1.0), {"input_norm": 2.1}, "have up to 1.1"),
         (MODEL, Gaussian(1.0), {"curvature": math.inf}, "declare at least that"),

@@ -25,13 +25,12 @@ from algorithms.privacy.accounting.epsilon import REPLACE_ONE, Accountant, epsil
 from algorithms.privacy.accounting.event_rules import EventRule, Traced, register
 from algorithms.privacy.accounting.events import schedule_from_json, schedule_to_json
 from algorithms.privacy.accounting.filters import ZCDPFilter
-from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.card import build, verify
 from algorithms.privacy.mechanisms.mechanisms import FullBatch, Mechanism
-from algorithms.privacy.mechanisms.noise import Stream, seeded_generator
+from algorithms.privacy.mechanisms.noise import Stream
 from algorithms.privacy.mechanisms.release import Release, total_release
-from tests.algorithms.bench import MadeUp, OneLook, small_model
+from tests.algorithms.privacy.test_barrier import barrier, no_records
 from tests.support.synthetic_run import left_by
 
 DELTA, K = 1e-5, 20_000
@@ -99,22 +98,13 @@ def nothing(features: Tensor, label: Tensor) -> Tensor:
 
 def test_a_new_mechanism_is_charged_drawn_and_traced() -> None:
     trace = Trace()
-    records = MadeUp(np.zeros((0, 16), dtype=np.float32), np.zeros(0, dtype=np.int64))
-    barrier = Barrier(
-        records,
-        small_model(),
-        spend=ZCDPFilter(0.5 / 4.0**2),
-        generator=seeded_generator(5),
-        delta=DELTA,
-        trace=trace,
-        performance=OneLook(),
-    )
-    answer = barrier.total(nothing, bound=L1(2.0), noise=Twofold(4.0)).numpy()
+    asked = barrier(no_records(16), spend=ZCDPFilter(0.5 / 4.0**2), trace=trace)
+    answer = asked.total(nothing, bound=L1(2.0), noise=Twofold(4.0)).numpy()
     (row,) = trace.rows
     assert answer.std() == pytest.approx(row.noise_std, rel=0.05)
     assert (row.noise, row.noise_multiplier, trace.events()) == ("twofold", 4.0, [TwofoldDpEvent(4.0)])
     with pytest.raises(BudgetRefusedError, match="TwofoldDpEvent"):
-        barrier.total(nothing, bound=L1(2.0), noise=Twofold(4.0))
+        asked.total(nothing, bound=L1(2.0), noise=Twofold(4.0))
 
 
 def test_a_new_mechanism_is_planned_and_stands_on_a_card(tmp_path: Path) -> None:
@@ -126,18 +116,9 @@ def test_a_new_mechanism_is_planned_and_stands_on_a_card(tmp_path: Path) -> None
     plan = plan_fixed(releases, target=target, public=public, steps=1, sampling_rate=1.0, divisor=1.0)
     assert plan.noise_multiplier == pytest.approx(2.0, rel=1e-3)
     trace = Trace()
-    barrier = Barrier(
-        MadeUp(np.zeros((0, 16), dtype=np.float32), np.zeros(0, dtype=np.int64)),
-        small_model(),
-        spend=plan.open_filter(),
-        generator=seeded_generator(5),
-        delta=DELTA,
-        trace=trace,
-        performance=OneLook(),
-    )
-    barrier.total(nothing, bound=L1(2.0), noise=Twofold(plan.noise_multiplier))
-    run = left_by(tmp_path, plan, trace)
-    card = build(run)
+    asked = barrier(no_records(16), spend=plan.open_filter(), trace=trace)
+    asked.total(nothing, bound=L1(2.0), noise=Twofold(plan.noise_multiplier))
+    card = build(left_by(tmp_path, plan, trace))
     assert [query.noise for query in card.mechanism.queries] == ["twofold"]
     assert verify(card, tmp_path, unsigned=True).passed
 

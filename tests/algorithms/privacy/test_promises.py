@@ -20,7 +20,7 @@ from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon
 from algorithms.privacy.accounting.filters import RenyiFilter, rho_of_budget
 from algorithms.privacy.barrier.trace import Trace
-from algorithms.privacy.card import PrivacyCard, RunRecord, build, text, verify
+from algorithms.privacy.card import RunRecord, build, text, verify
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.mechanisms.release import (
     FullBatch,
@@ -30,11 +30,11 @@ from algorithms.privacy.mechanisms.release import (
     gradient_release,
     noise_std,
 )
+from tests.algorithms.privacy.conftest import card_of
+from tests.support.changed import changed
 from tests.support.synthetic_run import left_by
 
 DELTA = 1e-5
-
-
 PUBLIC = PublicInfo(
     records=400,
     parameters=15,
@@ -88,7 +88,7 @@ def pure() -> Plan:
 PLANS = {"schedule": replacing, "zcdp": zcdp, "renyi": renyi, "pure": pure}
 
 
-@pytest.mark.parametrize("kind", [*PLANS])
+@pytest.mark.parametrize("kind", PLANS)
 def test_a_plan_survives_json_and_holds(kind: str) -> None:
     plan = PLANS[kind]()
     again = Plan.from_json(json.loads(json.dumps(plan.to_json(), allow_nan=False)))
@@ -199,12 +199,11 @@ def test_a_card_says_what_the_run_promised_and_holds(
     assert card.accounting.composition.kind == (kind if kind in ("zcdp", "renyi") else "schedule")
 
 
-@pytest.mark.parametrize("kind", ["schedule", "pure", "zcdp", "renyi"])
+@pytest.mark.parametrize("kind", PLANS)
 def test_a_card_that_names_the_other_adjacency_does_not_hold(tmp_path: Path, kind: str) -> None:
-    document = build(run_of(tmp_path, kind)).to_json()
     other = {"ADD_OR_REMOVE_ONE": "REPLACE_ONE", "REPLACE_ONE": "ADD_OR_REMOVE_ONE"}
-    document["setting"]["adjacency"] = other[document["setting"]["adjacency"]]
-    card = PrivacyCard.model_validate_json(json.dumps(document))
+    document = build(run_of(tmp_path, kind)).to_json()
+    card = card_of(changed(document, "setting.adjacency", other.__getitem__))
     failures = {check.name for check in verify(card, tmp_path).failures}
     assert any(name.startswith("epsilon ") for name in failures)
     assert "terms of the plan" in failures

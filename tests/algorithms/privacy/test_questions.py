@@ -178,13 +178,9 @@ def test_noise_is_added_once_however_many_slices() -> None:
     one_by_one = Performance(physical_batch=1)
 
     def answer(records: MadeUp) -> torch.Tensor:
-        return barrier(records, wide_model(), performance=one_by_one).gradient(
-            wide_model().initial_parameters(),
-            sampling=FullBatch(),
-            clipping=L2(1.0),
-            noise=Gaussian(1.0),
-            divisor=1.0,
-        )
+        asked = barrier(records, wide_model(), performance=one_by_one)
+        point = wide_model().initial_parameters()
+        return asked.gradient(point, sampling=WHOLE, clipping=L2(1.0), noise=NOISE, divisor=1.0)
 
     assert torch.equal(answer(nothing), answer(no_records()))
 

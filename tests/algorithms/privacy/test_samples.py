@@ -34,7 +34,7 @@ from algorithms.privacy.mechanisms.release import (
     noisy_argmin,
 )
 from tests.algorithms.bench import MadeUp, made_up, small_model
-from tests.algorithms.privacy.test_barrier import FALSE_ALARM, Free, barrier, no_records
+from tests.algorithms.privacy.test_barrier import FALSE_ALARM, Free, barrier, no_records, wide_model
 
 COUNT, SIZE, RELEASES = 12, 5, 4000
 
@@ -75,14 +75,9 @@ def ones(count: int) -> MadeUp:
 
 
 def one_step(records: MadeUp, sampling: Any, noise: Any = None, **changes: Any) -> Tensor:
+    point, terms = small_model().initial_parameters(), {"clipping": L2(0.5), "divisor": float(SIZE)}
     asked = barrier(records, **changes)
-    return asked.gradient(
-        small_model().initial_parameters(),
-        sampling=sampling,
-        clipping=L2(0.5),
-        noise=noise or Gaussian(1e-5),
-        divisor=float(SIZE),
-    ).double()
+    return asked.gradient(point, sampling=sampling, noise=noise or Gaussian(1e-5), **terms).double()
 
 
 def test_a_sample_holds_exactly_its_size_of_records() -> None:
@@ -134,9 +129,8 @@ def test_each_record_takes_part_at_the_charged_rate_by_coins_of_its_own(
     """Each record as often as the rate in the event that was charged says, and alike in no two releases."""
     records = MadeUp(5 * np.eye(count, dtype=np.float32), np.zeros(count, dtype=np.int64))
     spend, releases = Free(), 400 if count > 1 else 2000
-    asked = barrier(
-        records, build("logistic_through_origin", input_shape=(count,), classes=2, seed=0), spend=spend
-    )
+    model = build("logistic_through_origin", input_shape=(count,), classes=2, seed=0)
+    asked = barrier(records, model, spend=spend)
     took_part = np.array([shown_by(kind, asked, sampling) for _ in range(releases)])
     rate = charged_rate(spend.events[0])
     assert set(spend.events) == {spend.events[0]} and set(np.unique(took_part)) <= {0, 1}
@@ -255,7 +249,7 @@ def test_a_selection_prefers_as_its_law_says(count: int, sampling: Poisson | Non
 
 
 def test_an_empty_sample_is_answered_with_noise() -> None:
-    asked = barrier(no_records(), build("softmax", input_shape=(10_000,), classes=3, seed=0))
+    asked = barrier(no_records(), wide_model())
     point = torch.zeros(30_003)
     answer = asked.gradient(point, sampling=Poisson(1e-9), clipping=L2(1.0), noise=Gaussian(2.0), divisor=4.0)
     assert FALSE_ALARM < stats.chi2.cdf(float((answer.double() * 2).square().sum()), 30_003) < 1 - FALSE_ALARM

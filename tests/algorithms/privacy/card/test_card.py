@@ -1,11 +1,12 @@
 """The privacy card: facts that survive a file, epsilon from its events alone, and sentences written from both."""
 
-import copy
 import json
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,7 +20,8 @@ from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, load, recompute, text, verify
 from algorithms.privacy.card.schema import Composition, Guarantee
 from data.prepare.description import Transform
-from tests.algorithms.privacy.conftest import KEY
+from tests.algorithms.privacy.conftest import KEY, card_of
+from tests.support.changed import changed
 from tests.support.synthetic_run import DELTA, Folders, Kind, read_json, record, write_run
 
 MAY_BE_EMPTY = {"settings", "files", "reinitialize", "frozen"}
@@ -32,12 +34,6 @@ def places(value: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]
         for key, item in value.items():
             yield (*above, key)
             yield from places(item, (*above, key))
-
-
-def holder(document: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    for key in path[:-1]:
-        document = document[key]
-    return document
 
 
 def without_privacy(run: RunRecord, *, diagnosed: bool, caveat: bool) -> RunRecord:
@@ -111,18 +107,16 @@ def test_no_field_may_be_missing_or_empty_and_no_other_is_allowed(tmp_path: Path
     paths = list(places(document))
     assert len(paths) > 90
     for path in paths:
-        without = copy.deepcopy(document)
-        del holder(without, path)[path[-1]]
-        refused(without, ".".join(path[:2]))
-        value = holder(document, path)[path[-1]]
-        if isinstance(value, str | dict | list) and path[-1] not in MAY_BE_EMPTY:
-            emptied = copy.deepcopy(document)
-            holder(emptied, path)[path[-1]] = "  " if isinstance(value, str) else type(value)()
-            refused(emptied, ".".join(path[:2]))
-    for section in (None, "setting", "accounting", "mechanism", "implementation", "evidence"):
-        more = copy.deepcopy(document)
-        (more if section is None else more[section])["surprise"] = 1
-        refused(more, "surprise")
+        *above, last = path
+        without = {key: value for key, value in reduce(getitem, above, document).items() if key != last}
+        refused(changed(document, above, without) if above else without, ".".join(path[:2]))
+        value = reduce(getitem, path, document)
+        if isinstance(value, str | dict | list) and last not in MAY_BE_EMPTY:
+            refused(
+                changed(document, path, "  " if isinstance(value, str) else type(value)()), ".".join(path[:2])
+            )
+    for section in ((), ("setting",), ("accounting",), ("mechanism",), ("implementation",), ("evidence",)):
+        refused(changed(document, (*section, "surprise"), 1), "surprise")
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{}", '{"setting": 1}'])
@@ -136,9 +130,9 @@ def test_what_is_no_card_is_refused_in_a_sentence(tmp_path: Path, content: str) 
 
 
 def test_an_unknown_event_is_refused(document: dict[str, Any]) -> None:
-    document["events"][0]["event"] = {"type": "MagicDpEvent", "noise_multiplier": 1.0}
+    magic = {"type": "MagicDpEvent", "noise_multiplier": 1.0}
     with pytest.raises(RefusedError, match="MagicDpEvent"):
-        verify(PrivacyCard.model_validate_json(json.dumps(document)))
+        verify(card_of(changed(document, "events.0.event", magic)))
 
 
 def test_a_run_that_recorded_too_little_gets_no_card(folders: Folders) -> None:
@@ -164,11 +158,8 @@ def test_the_model_and_the_features_are_told(folders: Folders) -> None:
     assert text.features(plain.features) == text.NOTHING_LEARNED
     start = f"Initialised by the architecture's own rule from seed {plain.model.seed}"
     assert text.model_parts(plain.model) == f"{start}. Every parameter is trained."
-    model = {
-        "files": {"start": "a" * 64, "words_file": "b" * 64},
-        "reinitialize": ["head"],
-        "freeze": ["body"],
-    }
+    files = {"start": "a" * 64, "words_file": "b" * 64}
+    model = {"files": files, "reinitialize": ["head"], "freeze": ["body"]}
     plan = {**run.plan, "features": {"name": "whitened", "noise_multiplier": 8.0}}
     plan["model"] = {**run.plan["model"], **model, "augmentations": 4}
     made = build(replace(run, plan=plan, public={**run.public, "transform": "scattering"})).mechanism
@@ -176,11 +167,8 @@ def test_the_model_and_the_features_are_told(folders: Folders) -> None:
     assert text.features(made.features).startswith("whitened (noise_multiplier: 8.0): learned from the")
     told = text.model_parts(made.model)
     assert f"file with SHA-256 {'a' * 64}, except head, from the seed." in told
-    assert (
-        "Not trained: body." in told
-        and "4 views" in told
-        and f"words_file: the file with SHA-256 {'b' * 64}" in told
-    )
+    assert "Not trained: body." in told and "4 views" in told
+    assert f"words_file: the file with SHA-256 {'b' * 64}" in told
 
 
 def test_every_choice_has_words() -> None:
@@ -241,35 +229,24 @@ def test_an_adaptive_spend_is_not_accounted_at_the_order_that_suits_it_best() ->
     assert limited == pytest.approx(9.0 + conversion(4.0, DELTA))
 
 
-@pytest.mark.parametrize(
-    ("most", "together"), [(None, None), (1, None), (3, "for all records of a person together")]
-)
-def test_a_card_says_of_whom_how_many_records_were_used(
-    tmp_path: Path, most: int | None, together: str | None
-) -> None:
+@pytest.mark.parametrize("most", [None, 1, 3])
+def test_a_card_says_of_whom_how_many_records_were_used(tmp_path: Path, most: int | None) -> None:
     run = record(write_run(tmp_path))
     card = build(replace(run, public=dict(run.public) | ({"per_person": most} if most else {})), key=None)
     said, page = text.statement(card), text.markdown(card)
-    assert ("per_person" in card.to_json()["setting"]) == (
-        most is not None
-    ) and card.setting.per_person == most
-    assert ("one person (" in said) == (most == 1) and ("at most 3 records of a person" in said) == (
-        most == 3
-    )
-    assert (
-        ("chosen by a keyed hash" in page)
-        == ("the person's column has one name" in page)
-        == (most is not None)
-    )
-    if together is not None:
-        cost = card.setting.epsilon or 0.0
-        delta = card.setting.delta * sum(math.exp(place * cost) for place in range(3))
-        assert (
-            f"{together} it is epsilon = {text.rounded_up(3 * cost)} and delta = {text.rounded_up(delta)}"
-            in said
-        )
-    else:
-        assert "together it is" not in said
+    assert card.setting.per_person == most
+    for words, where in (
+        ("per_person", card.to_json()["setting"]),
+        ("chosen by a keyed hash", page),
+        ("the person's column has one name", page),
+    ):
+        assert (words in where) == (most is not None)
+    assert ("one person (" in said) == (most == 1)
+    assert ("at most 3 records of a person" in said) == ("together it is" in said) == (most == 3)
+    cost = card.setting.epsilon or 0.0
+    delta = card.setting.delta * sum(math.exp(place * cost) for place in range(3))
+    both = f"epsilon = {text.rounded_up(3 * cost)} and delta = {text.rounded_up(delta)}"
+    assert (f"for all records of a person together it is {both}" in said) == (most == 3)
 
 
 @pytest.mark.parametrize("pooled", [None, 3])

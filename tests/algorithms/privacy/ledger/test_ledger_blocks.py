@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,47 +10,36 @@ import pytest
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Ledger
+from tests.algorithms.privacy.ledger import conftest
+from tests.algorithms.privacy.ledger.conftest import CAP, ONE, declared
+from tests.support.refusals import check_refusals
 
-CAP = Budget(3.0, 1e-4)
-ONE = Budget(1.0, 1e-5)
-NOTHING = Budget(0.0, 0.0)
 EVENTS = [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 1.1}, "count": 3}]
-
-
-def _ledger(folder: Path, *blocks: str, **terms: int) -> Ledger:
-    ledger = Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
-    ledger.declare("patients", CAP, public=False, **terms)  # type: ignore[arg-type]
-    for block in blocks:
-        ledger.declare_block("patients", block)
-    return ledger
-
-
-def _reserve(ledger: Ledger, run_id: str, *blocks: str, cost: Budget = ONE) -> None:
-    ledger.reserve(run_id, "patients", cost, events=EVENTS, about={}, blocks=blocks or ("all",))
+reserve = partial(conftest.reserve, events=EVENTS)
 
 
 def test_disjoint_blocks_compose_in_parallel_and_a_blocks_runs_in_sequence(tmp_path: Path) -> None:
-    ledger = _ledger(tmp_path, "january", "february")
+    ledger = declared(tmp_path, "january", "february")
     for run_id in ("a", "b", "c"):
-        _reserve(ledger, run_id, "january")
+        reserve(ledger, run_id, "january")
     assert ledger.balance("patients", "january").remaining == Budget(0.0, 7e-5)
     assert ledger.balance("patients", "february").remaining == CAP
     with pytest.raises(
         BudgetRefusedError, match="but block 'january' of population 'patients' has epsilon=0, delta=7e-05"
     ):
-        _reserve(ledger, "d", "january")
-    _reserve(ledger, "d", "february")
+        reserve(ledger, "d", "january")
+    reserve(ledger, "d", "february")
 
 
 def test_a_run_charges_all_of_its_blocks_or_none(tmp_path: Path) -> None:
-    ledger = _ledger(tmp_path, "january", "february")
-    _reserve(ledger, "a", "january", cost=Budget(2.5, 0.0))
+    ledger = declared(tmp_path, "january", "february")
+    reserve(ledger, "a", "january", cost=Budget(2.5, 0.0))
     rows = ledger.history()
     with pytest.raises(BudgetRefusedError, match="block 'january'"):
-        _reserve(ledger, "b", "february", "january")
+        reserve(ledger, "b", "february", "january")
     assert ledger.history() == rows
     ledger.set_cap("patients", Budget(4.0, 1e-4), block="january")
-    _reserve(ledger, "b", "february", "january")
+    reserve(ledger, "b", "february", "january")
     ledger.settle("b", Budget(0.5, 1e-6), events=EVENTS)
     assert [(row.kind, row.block, row.run_id) for row in ledger.history()[-4:]] == [
         ("reserve", "february", "b"),
@@ -67,22 +56,22 @@ def test_a_run_charges_all_of_its_blocks_or_none(tmp_path: Path) -> None:
 
 
 def test_the_same_run_twice_is_one_reservation_and_other_blocks_are_refused(tmp_path: Path) -> None:
-    ledger = _ledger(tmp_path, "january", "february")
+    ledger = declared(tmp_path, "january", "february")
     for _ in range(2):
-        _reserve(ledger, "a", "january", "february")
+        reserve(ledger, "a", "january", "february")
         ledger.declare_block("patients", "january", Budget(99.0, 1.0))
     assert len(ledger.history()) == 5
     with pytest.raises(
         RefusedError, match="has reserved the blocks 'january', 'february', not 'january'; resume it so"
     ):
-        _reserve(ledger, "a", "january")
+        reserve(ledger, "a", "january")
     for _ in range(2):
         ledger.settle("a", ONE, events=EVENTS)
     assert len(ledger.history()) == 7
 
 
 def test_each_block_may_have_events_of_its_own(tmp_path: Path) -> None:
-    ledger = _ledger(tmp_path, "january", "february")
+    ledger = declared(tmp_path, "january", "february")
     other = [{**EVENTS[0], "count": 1}]
     blocks = {"january": EVENTS, "february": other}
     ledger.reserve("a", "patients", ONE, events=[], about={}, blocks=blocks)
@@ -93,14 +82,14 @@ def test_each_block_may_have_events_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_retired_block_is_used_by_no_run_again_and_its_open_run_ends(tmp_path: Path) -> None:
-    ledger = _ledger(tmp_path, "january", "february")
-    _reserve(ledger, "a", "january")
+    ledger = declared(tmp_path, "january", "february")
+    reserve(ledger, "a", "january")
     for _ in range(2):
         ledger.retire_block("patients", "january")
     with pytest.raises(
         BudgetRefusedError, match=r"block 'january' of population 'patients', which is retired for ever; ch"
     ):
-        _reserve(ledger, "b", "january", "february")
+        reserve(ledger, "b", "january", "february")
     assert ledger.affordable("patients", ONE) == 3  # of the blocks that live
     assert ledger.affordable("patients", ONE, blocks=["january"]) == 0
     ledger.settle("a", ONE, events=[])
@@ -110,63 +99,63 @@ def test_a_retired_block_is_used_by_no_run_again_and_its_open_run_ends(tmp_path:
 
 
 def test_a_person_in_three_blocks_is_charged_three_times(tmp_path: Path) -> None:
-    ledger = _ledger(tmp_path, "january", "february", blocks_per_person=3)
-    _reserve(ledger, "a", "january", cost=Budget(0.9, 1e-5))
+    ledger = declared(tmp_path, "january", "february", blocks_per_person=3)
+    reserve(ledger, "a", "january", cost=Budget(0.9, 1e-5))
     balance = ledger.balance("patients", "january")
     assert (balance.blocks_per_person, balance.reserved) == (3, Budget(2.7, 3e-5))
     with pytest.raises(BudgetRefusedError) as refused:
-        _reserve(ledger, "b", "january")
+        reserve(ledger, "b", "january")
     assert "delta=1e-05, counted 3 times since a person may be in 3 blocks, but block 'january'" in str(
         refused.value
     )
     offer = re.search(r"at most epsilon=(\S+), delta=(\S+) would fit", str(refused.value))
     assert offer
-    _reserve(ledger, "b", "january", cost=Budget(float(offer[1]), float(offer[2])))
+    reserve(ledger, "b", "january", cost=Budget(float(offer[1]), float(offer[2])))
 
 
 def test_what_was_charged_before_there_were_blocks_counts_in_each(tmp_path: Path) -> None:
-    ledger = _ledger(tmp_path)
-    _reserve(ledger, "a")
+    ledger = declared(tmp_path)
+    reserve(ledger, "a")
     for block in ("january", "february"):
         ledger.declare_block("patients", block)
         assert ledger.balance("patients", block).reserved == ONE
     with pytest.raises(
         RefusedError, match=r"charged by blocks \('january', 'february'\); name those that the run reads"
     ):
-        _reserve(ledger, "b")
+        reserve(ledger, "b")
     ledger.settle("a", Budget(0.5, 0.0), events=[])
     assert ledger.balance("patients", "february").spent == Budget(0.5, 0.0)
 
 
 def test_what_blocks_cannot_be_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    ledger = _ledger(tmp_path, "january")
+    ledger = declared(tmp_path, "january")
     before = ledger.history()
-    refusals: dict[str, Callable[[], object]] = {
-        "has no block 'june' (it has 'january')": lambda: _reserve(ledger, "a", "january", "june"),
-        "no block 'may'": lambda: ledger.retire_block("patients", "may"),
-        "no block 'july'": lambda: ledger.set_cap("patients", ONE, block="july"),
-        "no block 'april'": lambda: ledger.balance("patients", "april"),
-        "'all' stands for a whole population": lambda: ledger.declare_block("patients", "all"),
-        "a block must be printable": lambda: ledger.declare_block("patients", "\n"),
-        "no population 'nobody'": lambda: ledger.declare_block("nobody", "june"),
-        "cap of a population must be finite": lambda: ledger.declare_block(
-            "patients", "x", Budget(math.inf, 0.1)
-        ),
-        "in at least 1 block, not in 0": lambda: ledger.declare("x", CAP, public=True, blocks_per_person=0),
-        "name those that the run": lambda: ledger.reserve(
-            "a", "patients", ONE, events=[], about={}, blocks=()
-        ),
-    }
-    for words, step in refusals.items():
-        with pytest.raises(RefusedError, match=re.escape(words)) as refused:
-            step()
-        assert re.fullmatch(r"[^\n]+\.", str(refused.value))
+    check_refusals(
+        {
+            "has no block 'june' (it has 'january')": lambda: reserve(ledger, "a", "january", "june"),
+            "no block 'may'": lambda: ledger.retire_block("patients", "may"),
+            "no block 'july'": lambda: ledger.set_cap("patients", ONE, block="july"),
+            "no block 'april'": lambda: ledger.balance("patients", "april"),
+            "'all' stands for a whole population": lambda: ledger.declare_block("patients", "all"),
+            "a block must be printable": lambda: ledger.declare_block("patients", "\n"),
+            "no population 'nobody'": lambda: ledger.declare_block("nobody", "june"),
+            "cap of a population must be finite": lambda: ledger.declare_block(
+                "patients", "x", Budget(math.inf, 0.1)
+            ),
+            "in at least 1 block, not in 0": lambda: ledger.declare(
+                "x", CAP, public=True, blocks_per_person=0
+            ),
+            "name those that the run": lambda: ledger.reserve(
+                "a", "patients", ONE, events=[], about={}, blocks=()
+            ),
+        }
+    )
     assert ledger.history() == before
 
 
 @pytest.mark.parametrize("name", ["January", "JANUARY", "\uff4aanuary"])
 def test_the_name_of_a_block_in_another_case_is_no_new_block(tmp_path: Path, name: str) -> None:
-    ledger = _ledger(tmp_path, "january", "february")
+    ledger = declared(tmp_path, "january", "february")
     with pytest.raises(RefusedError, match="has a block 'january'"):
         ledger.declare_block("patients", name)
     ledger.declare_block("patients", "january")
@@ -193,7 +182,7 @@ def test_a_block_that_holds_exactly_what_another_holds_or_held_is_refused(
     tmp_path: Path, held: dict[str, str], newer: str
 ) -> None:
     """The newer one is to be left out. Under its own name a block may hold again what it ever held."""
-    ledger = _ledger(tmp_path, "january", "february", "march", "june")
+    ledger = declared(tmp_path, "january", "february", "march", "june")
     _hold(ledger, "a", january="A")
     _hold(ledger, "b", january="B")
     rows = ledger.history()
@@ -209,7 +198,7 @@ def test_a_block_that_holds_exactly_what_another_holds_or_held_is_refused(
 
 
 def test_the_owner_lets_two_blocks_and_no_third_hold_the_same(tmp_path: Path) -> None:
-    ledger = _ledger(tmp_path, "january", "february", "march")
+    ledger = declared(tmp_path, "january", "february", "march")
     _hold(ledger, "a", january="A")
     for _ in range(2):
         ledger.overrule("patients", "february", "january", by="the owner")
@@ -219,18 +208,17 @@ def test_the_owner_lets_two_blocks_and_no_third_hold_the_same(tmp_path: Path) ->
     _hold(ledger, "b", february="A", january="A")
     with pytest.raises(BudgetRefusedError, match="and 'march' of population 'patients'"):
         _hold(ledger, "c", march="A")
-    refusals: dict[str, Callable[[], object]] = {
-        "no population 'nobody'": lambda: ledger.overrule("nobody", "x", "y", by="me"),
-        "name another block": lambda: ledger.overrule("patients", "x", "x", by="me"),
-        "a name of who overrules must": lambda: ledger.overrule("patients", "x", "y", by=" "),
-    }
-    for words, step in refusals.items():
-        with pytest.raises(RefusedError, match=re.escape(words)):
-            step()
+    check_refusals(
+        {
+            "no population 'nobody'": lambda: ledger.overrule("nobody", "x", "y", by="me"),
+            "name another block": lambda: ledger.overrule("patients", "x", "x", by="me"),
+            "a name of who overrules must": lambda: ledger.overrule("patients", "x", "y", by=" "),
+        }
+    )
 
 
 def test_records_that_recur_are_in_as_many_blocks_as_a_person_may_be(tmp_path: Path) -> None:
-    ledger = _ledger(tmp_path, "january", "february", "march", blocks_per_person=2)
+    ledger = declared(tmp_path, "january", "february", "march", blocks_per_person=2)
     _hold(ledger, "a", january="A")
     _hold(ledger, "b", february="A", january="A")
     with pytest.raises(BudgetRefusedError, match="a record is in 2 blocks at most"):

@@ -24,19 +24,13 @@ from algorithms.privacy.accounting.events import (
 )
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp, rho_under
 from algorithms.privacy.ledger import Composition, Ledger
+from tests.algorithms.privacy.ledger.conftest import declared
+from tests.support.refusals import check_refusals
 
 CAP, ONE = Budget(8.0, 1e-5), Budget(1.0, 1e-6)
 RENYI, ZCDP = Composition("renyi", 8.0), Composition("zcdp")
 GAUSSIAN = dp.GaussianDpEvent(4.0)
 SGD = dp.PoissonSampledDpEvent(0.01, dp.GaussianDpEvent(1.0))
-
-
-def _ledger(folder: Path, composition: Composition, *blocks: str, **terms: Any) -> Ledger:
-    ledger = Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
-    ledger.declare("patients", CAP, public=False, composition=composition, **terms)
-    for block in blocks:
-        ledger.declare_block("patients", block)
-    return ledger
 
 
 def _reserve(ledger: Ledger, run_id: str, event: dp.DpEvent, count: int = 1, **more: Any) -> None:
@@ -46,7 +40,7 @@ def _reserve(ledger: Ledger, run_id: str, event: dp.DpEvent, count: int = 1, **m
 
 
 def test_the_price_is_that_of_the_events_whatever_the_caller_says_it_costs(tmp_path: Path) -> None:
-    ledger = _ledger(tmp_path, RENYI)
+    ledger = declared(tmp_path, cap=CAP, composition=RENYI)
     _reserve(ledger, "a", SGD, 1000, cost=Budget(1e-9, 0.0))
     price = rdp([(SGD, 1000)], orders=(8.0,))[0]
     assert ledger.history()[-1].to_json()["about"]["price"] == price
@@ -56,7 +50,7 @@ def test_the_price_is_that_of_the_events_whatever_the_caller_says_it_costs(tmp_p
 
 
 def test_under_zcdp_many_small_runs_cost_less_than_their_sum(tmp_path: Path) -> None:
-    ledger = _ledger(tmp_path, ZCDP)
+    ledger = declared(tmp_path, cap=CAP, composition=ZCDP)
     events = schedule_to_json([(GAUSSIAN, 1)])
     count = ledger.affordable("patients", ONE, events=events)
     assert count is not None
@@ -108,7 +102,7 @@ def test_a_renyi_bound_holds_up_to_its_order_and_nowhere_else() -> None:
 
 
 def test_a_run_under_a_filter_of_its_own_charges_what_that_filter_lets_through(tmp_path: Path) -> None:
-    ledger = _ledger(tmp_path, RENYI)
+    ledger = declared(tmp_path, cap=CAP, composition=RENYI)
     _reserve(ledger, "a", RenyiDpEvent(12.0, 1.25))
     assert ledger.history()[-1].to_json()["about"]["price"] == 1.25
     ledger.settle("a", ONE, events=schedule_to_json([(SGD, 10)]))
@@ -120,7 +114,7 @@ def test_a_run_under_a_filter_of_its_own_charges_what_that_filter_lets_through(t
 def test_a_run_is_settled_at_the_price_of_what_happened_and_never_above_its_reservation(
     tmp_path: Path,
 ) -> None:
-    ledger = _ledger(tmp_path, ZCDP, "january", "february")
+    ledger = declared(tmp_path, "january", "february", cap=CAP, composition=ZCDP)
     _reserve(ledger, "a", GAUSSIAN, 4, blocks=("january", "february"))
     with pytest.raises(
         BudgetRefusedError, match=r"in block 'january' cost 0\.15625, more than the 0\.125 it reserved"
@@ -136,7 +130,7 @@ def test_a_run_is_settled_at_the_price_of_what_happened_and_never_above_its_rese
 
 def test_a_person_with_a_record_in_each_block_of_a_run_is_priced_for_all_of_them(tmp_path: Path) -> None:
     """Two of three records move a sum by twice the bound: four times the rho, which two blocks share."""
-    ledger = _ledger(tmp_path, ZCDP, *"xyz", blocks_per_person=3)
+    ledger = declared(tmp_path, *"xyz", blocks_per_person=3, cap=CAP, composition=ZCDP)
     _reserve(ledger, "a", GAUSSIAN, blocks=tuple("xy"))
     _reserve(ledger, "b", GAUSSIAN, blocks=tuple("z"))
     charged = [block.limit[0] - block.left[0] for block in ledger.blocks("patients")]
@@ -168,7 +162,7 @@ def test_a_sample_of_a_group_bounds_the_exact_mixture_of_its_members() -> None:
 
 
 def test_a_group_of_which_nothing_is_known_may_be_read_in_one_block_only(tmp_path: Path) -> None:
-    ledger = _ledger(tmp_path, RENYI, *"xy", blocks_per_person=2)
+    ledger = declared(tmp_path, *"xy", blocks_per_person=2, cap=CAP, composition=RENYI)
     _reserve(ledger, "a", RenyiDpEvent(8.0, 0.1), blocks=("x",))
     with pytest.raises(
         RefusedError, match="no bound for 2 records of one person; let the run read one block"
@@ -177,10 +171,7 @@ def test_a_group_of_which_nothing_is_known_may_be_read_in_one_block_only(tmp_pat
 
 
 def test_under_basic_sums_a_groups_delta_grows_faster_than_its_size(tmp_path: Path) -> None:
-    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite")
-    ledger.declare("patients", Budget(9.0, 1e-4), public=False, blocks_per_person=2)
-    ledger.declare_block("patients", "x")
-    ledger.declare_block("patients", "y")
+    ledger = declared(tmp_path, *"xy", cap=Budget(9.0, 1e-4), blocks_per_person=2)
     ledger.reserve("a", "patients", Budget(1.0, 1e-5), events=[], about={"together": "1"}, blocks=("x", "y"))
     reserved = ledger.balance("patients", "x").reserved
     assert (reserved.epsilon, reserved.delta) == (2.0, pytest.approx((1 + math.e) * 1e-5))
@@ -193,21 +184,19 @@ def test_under_basic_sums_a_groups_delta_grows_faster_than_its_size(tmp_path: Pa
 
 
 def test_what_has_no_price_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    ledger = _ledger(tmp_path, ZCDP)
+    ledger = declared(tmp_path, cap=CAP, composition=ZCDP)
     before = ledger.history()
-    refusals: dict[str, Callable[[], None]] = {
-        "this one names none": lambda: ledger.reserve("a", "patients", ONE, events=[], about={}),
-        "no proven zCDP bound": lambda: _reserve(ledger, "a", ObjectivePerturbationDpEvent(1.0, 0.1)),
-        "adds no noise": lambda: _reserve(ledger, "a", GAUSSIAN, cost=Budget(math.inf, 1.0)),
-        "at a delta above 0": lambda: ledger.set_cap("patients", Budget(1.0, 0.0)),
-        "leaves nothing to Rényi at order 2": lambda: ledger.declare(
-            "x", ONE, public=True, composition=Composition("renyi", 2)
-        ),
-    }
-    for words, step in refusals.items():
-        with pytest.raises(RefusedError, match=re.escape(words)) as refused:
-            step()
-        assert re.fullmatch(r"[^\n]+\.", str(refused.value))
+    check_refusals(
+        {
+            "this one names none": lambda: ledger.reserve("a", "patients", ONE, events=[], about={}),
+            "no proven zCDP bound": lambda: _reserve(ledger, "a", ObjectivePerturbationDpEvent(1.0, 0.1)),
+            "adds no noise": lambda: _reserve(ledger, "a", GAUSSIAN, cost=Budget(math.inf, 1.0)),
+            "at a delta above 0": lambda: ledger.set_cap("patients", Budget(1.0, 0.0)),
+            "leaves nothing to Rényi at order 2": lambda: ledger.declare(
+                "x", ONE, public=True, composition=Composition("renyi", 2)
+            ),
+        }
+    )
     assert ledger.history() == before
     for kind, order in (("renyi", None), ("renyi", 1.0), ("zcdp", 2.0), ("advanced", None)):
         with pytest.raises(RefusedError):
@@ -215,14 +204,14 @@ def test_what_has_no_price_is_refused_in_one_sentence(tmp_path: Path) -> None:
 
 
 def test_the_composition_of_a_population_never_changes(tmp_path: Path) -> None:
-    ledger = _ledger(tmp_path, RENYI, blocks_per_person=2)
+    ledger = declared(tmp_path, blocks_per_person=2, cap=CAP, composition=RENYI)
     ledger.declare("patients", CAP, public=False, composition=ZCDP)
     balance = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite").balance("patients")
     assert (balance.composition, balance.blocks_per_person) == (RENYI, 2)
 
 
 def test_a_price_below_that_of_its_events_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = _ledger(tmp_path, ZCDP)
+    ledger = declared(tmp_path, cap=CAP, composition=ZCDP)
     with monkeypatch.context() as patched:
         patched.setattr(Composition, "events_price", lambda *_: 0.001)
         _reserve(ledger, "a", GAUSSIAN)

