@@ -156,6 +156,15 @@ def check_module(module: nn.Module) -> None:
         raise ModelRefusedError(
             "the model has TorchScript in it; give the torch.nn.Module that it was made from."
         )
+    if any(getattr(layer, "max_norm", None) is not None for layer in module.modules()):
+        raise ModelRefusedError(
+            "the model has an embedding with max_norm, which changes its weights in the forward pass; leave it out."
+        )
+    for name, buffer in module.named_buffers():
+        if buffer.layout != torch.strided:
+            raise ModelRefusedError(
+                f"the buffer {name} of the model is sparse; give it as buffer.to_dense()."
+            )
     parameters = list(module.parameters())
     if any(isinstance(parameter, nn.parameter.UninitializedParameter) for parameter in parameters):
         raise ModelRefusedError(

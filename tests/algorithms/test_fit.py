@@ -238,6 +238,12 @@ def test_a_loss_of_ones_own_gets_targets_in_the_shape_they_were_given() -> None:
     assert float((low < high).float().mean()) > 0.9
 
 
+def _with_sparse_buffer() -> nn.Module:
+    module = nn.Linear(5, 2)
+    module.register_buffer("adjacency", torch.eye(5).to_sparse())
+    return module
+
+
 def _not_finite() -> nn.Module:
     layer = nn.Linear(5, 2)
     nn.init.constant_(layer.bias, math.inf)
@@ -586,6 +592,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a lazy layer": ({"model": nn.LazyLinear(2)}, "call it once on a made-up record"),
     "double parameters": ({"model": nn.Linear(5, 2).double()}, "not float32"),
     "a start that is not finite": ({"model": _not_finite()}, "not finite"),
+    "an embedding that rescales itself": ({"model": nn.Embedding(5, 2, max_norm=1.0)}, "with max_norm"),
+    "a sparse buffer": ({"model": _with_sparse_buffer()}, r"buffer adjacency .* give it as buffer\.to_dense"),
     "nothing to train": ({"model": nn.Linear(5, 2).requires_grad_(False)}, "no parameters to train"),
     "another shape": ({"model": nn.Linear(4, 2)}, "does not take records of shape"),
     "one output too few": ({"y": Y + 1}, "beyond the model's 2 outputs"),
