@@ -1,6 +1,8 @@
 """Output of the commands: sentences, tables and JSON; a refusal is one sentence and exit status 2."""
 
+import errno
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +15,7 @@ SETTINGS: dict[str, Any] = {
     "add_completion": False,
     "pretty_exceptions_enable": False,
 }
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def say(text: str, *, error: bool = False) -> None:
@@ -39,17 +42,20 @@ def run_by_itself(command: Callable[..., None]) -> None:
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """Turn a refusal in the block, or a denied permission, into one sentence on stderr and exit status 2."""
+    """Turn a refusal in the block, a denied permission or a full disk into one sentence on stderr and exit status 2."""
     try:
         yield
-    except PermissionError as error:
-        place = error.filename or "a file"
-        say(f"refused: {place}: permission denied; use another place, or change its permissions.", error=True)
-        raise typer.Exit(2) from None
-    except ValueError as error:
-        from tasks.runs.stages import StageRefusedError, refusals
+    except Exception as error:
+        from tasks.runs.stages import StageRefusedError, disk_full, refusals
 
-        if not isinstance(error, (*refusals(), StageRefusedError)):
+        if isinstance(error, (*refusals(), StageRefusedError)):
+            words: str | None = str(error)
+        elif isinstance(error, OSError) and error.errno in _DENIED:
+            why = os.strerror(error.errno).lower()
+            words = f"{error.filename or 'a file'}: {why}; use another place, or change its permissions."
+        else:
+            words = disk_full(error)
+        if words is None:
             raise
-        say(f"refused: {' '.join(str(error).split())}", error=True)
+        say(f"refused: {' '.join(words.split())}", error=True)
         raise typer.Exit(2) from None

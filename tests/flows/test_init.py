@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -245,16 +246,23 @@ def test_a_folder_is_not_copied_into_itself_or_as_a_table(
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1) and words in refused.stderr
 
 
-def test_a_place_that_may_not_be_written_is_refused_in_a_sentence(
-    schema: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.EACCES, "clinic/data/cards: permission denied; use another place"),
+        (errno.EROFS, "clinic/data/cards: read-only file system; use another place"),
+        (errno.ENOSPC, "the disk is full; make room"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused_in_a_sentence(
+    number: int, words: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forbidden(path: Path, *_: object, **__: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        raise OSError(number, os.strerror(number), str(path))
 
     monkeypatch.setattr(Path, "mkdir", forbidden)
     refused = call("init", "clinic", "--from", schema, "--at-most", "9")
-    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
-    assert "clinic/data/cards: permission denied; " in refused.stderr
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1) and words in refused.stderr
 
 
 def test_the_templates_are_those_of_this_checkout() -> None:
