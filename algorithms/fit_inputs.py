@@ -70,7 +70,8 @@ def records_of(model: object, X: Any, y: Any) -> GivenRecords:
     for name, part in (*parts.items(), ("y", labels)):
         if not np.isfinite(part).all():
             raise RefusedError(
-                f"{name} holds NaN or infinite values; leave these records out or fill them in."
+                f"{name} holds NaN or infinite values, or numbers beyond float32; leave these records out or fill"
+                " them in."
             )
     if isinstance(X, Mapping):
         packing = Packing.of(parts)
@@ -80,6 +81,8 @@ def records_of(model: object, X: Any, y: Any) -> GivenRecords:
         is_token = features.dtype.kind in "iu" and any(
             isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in model.modules()
         )
+        if is_token:
+            Packing.of(parts)  # refuses numbers beyond 32 bits
         features = np.ascontiguousarray(features, np.int32 if is_token else np.float32)
     is_real = labels.dtype.kind == "f"
     labels = np.ascontiguousarray(labels, np.float32 if is_real else np.int64)
@@ -162,7 +165,8 @@ def _array(values: Any, name: str) -> NDArray[Any]:
         ) from None
     if found.dtype.kind not in "fiub":
         raise RefusedError(f"{name} holds {found.dtype}; give numbers, classes as whole numbers from 0.")
-    return found
+    with np.errstate(over="ignore"):
+        return found.astype(np.float32, copy=False) if found.dtype.kind == "f" else found
 
 
 def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Model, int]:
@@ -283,12 +287,15 @@ def _losses(
     name, of_torch, reduction = _of_torch(loss)
     if of_torch is None and not callable(loss):
         raise RefusedError(
-            f"there is no loss {loss!r}; name one of torch.nn.functional, such as 'cross_entropy'."
+            f"there is no loss {loss if isinstance(loss, str) else type(loss)!r}; name one of torch.nn.functional, such"
+            " as 'cross_entropy'."
         )
     each: Any = loss if of_torch is None else of_torch
     by_index = of_torch is not None and name in _BY_INDEX
     is_real, is_own = records.labels.dtype.kind == "f", of_torch is None
     as_real = is_real or not (is_own or by_index)
+    if not is_own and as_real:
+        _check_shapes(name, of_torch, outputs, records.labels.shape[1:], is_real=is_real)
     keeps = is_own and is_real and _takes_column(each, outputs, records.labels.shape[1:])
     ignored: int | None = getattr(loss, "ignore_index", -100) if by_index else None
 
@@ -313,6 +320,25 @@ def _losses(
         return found.sum(-1) / targets.flatten(1).ne(ignored).sum(-1).clamp(min=1)
 
     return losses, _BOUNDS.get(name) if reduction == "" else None, ignored
+
+
+def _check_shapes(
+    name: str, loss: object, outputs: tuple[int, ...], targets: tuple[int, ...], *, is_real: bool
+) -> None:
+    """Raises RefusedError if a record's outputs and targets differ in shape and a loss of PyTorch compares them."""
+    ours = isinstance(loss, partial) or type(loss).__module__.startswith("torch.nn.")
+    if not ours or targets in (outputs, outputs[:-1] if outputs[-1] == 1 else outputs):
+        return
+    if name in _BY_INDEX and is_real:
+        raise RefusedError(
+            f"y holds real numbers, and the loss {name} takes classes; give them as whole numbers from 0, such as"
+            " y.astype(int)."
+        )
+    shapes = (", ".join(map(str, ("batch", *shape))) for shape in (outputs, targets))
+    raise RefusedError(
+        "the model gives outputs [{}] and y has targets [{}], which".format(*shapes)
+        + f" the loss {name} compares one by one; let the model give outputs of the targets' shape."
+    )
 
 
 def _takes_column(loss: Losses, outputs: tuple[int, ...], targets: tuple[int, ...]) -> bool:

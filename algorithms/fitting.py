@@ -12,10 +12,14 @@ import secrets
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
+from types import UnionType
 from typing import Any, Literal
 
 import pandas as pd
+import torch
+from pydantic import ValidationError
 from safetensors.torch import save
 from torch import nn
 
@@ -71,6 +75,8 @@ class Fitted:
             (Path(folder) / name).write_bytes(content)
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def fit(
     model: nn.Module,
     loss: Losses | nn.Module | str,
@@ -157,6 +163,7 @@ def fit(
         >>> len(result.trace), result.model.training
         (20, False)
     """
+    _check_kinds(locals())
     records = records_of(model, X, y)
     _check_noise(noise, public=public)
     trained, classes = model_of(model, loss, records)
@@ -234,6 +241,21 @@ def fit(
     return Fitted(result.eval(), frame, dict(plan.epsilon), float(delta), card, files)
 
 
+_KINDS: Mapping[str, tuple[type | UnionType, str]] = {
+    **dict.fromkeys(("epsilon", "delta", "count_noise"), (Real, "a number")),
+    **dict.fromkeys(("seed", "memory_mb"), (Integral, "a whole number")),
+    "per_person": (Integral | None, "a whole number"),
+    "dataset": (str, "a text"),
+    **dict.fromkeys(("unit", "population", "ledger"), (str | None, "a text")),
+}
+
+
+def _check_kinds(given: Mapping[str, object]) -> None:
+    for name, (kind, words) in _KINDS.items():
+        if not isinstance(given[name], kind):
+            raise RefusedError(f"{name} is of type {type(given[name]).__name__}; give {words}.")
+
+
 def _check_noise(noise: str, *, public: bool) -> None:
     if noise not in ("secure", "seeded"):
         raise RefusedError(f'noise is {noise!r}; choose "secure" or "seeded".')
@@ -253,9 +275,13 @@ def _described(method: Algorithm[Any]) -> tuple[str, dict[str, Any]]:
         )
     kind = type(method)
     names = {of: name for name, of in CATALOGUE.items()}
-    settings: dict[str, Any] = adapter(kind).dump_python(method, mode="json")
+    settings: dict[str, Any] = adapter(kind).dump_python(method, mode="json", warnings=False)
     # Settings built in Python were not validated yet; those of params.yaml are.
-    adapter(kind).validate_json(json.dumps(settings))
+    try:
+        adapter(kind).validate_json(json.dumps(settings))
+    except ValidationError as error:
+        key, what = ".".join(map(str, error.errors()[0]["loc"])), error.errors()[0]["msg"]
+        raise RefusedError(f"the setting {key} of {kind.__name__} does not fit: {what}; change it.") from None
     return names.get(kind, f"{kind.__module__}:{kind.__qualname__}"), settings
 
 
@@ -299,7 +325,7 @@ def _cap(cap: Any, population: str) -> Budget:
             " runs on these people may cost together."
         )
     try:
-        epsilon, delta = map(float, cap)
+        epsilon, delta = map(float, () if isinstance(cap, str | Mapping) else cap)
     except (TypeError, ValueError):
         raise RefusedError(f"cap is {cap!r}; give a pair (epsilon, delta), such as (10, 1e-4).") from None
     return Budget(epsilon, delta)

@@ -178,6 +178,10 @@ def check_module(module: nn.Module) -> None:
         )
     if any(parameter.dtype != torch.float32 for parameter in trained):
         raise ModelRefusedError("the model has trained parameters that are not float32; give model.float().")
+    if any(part.is_inference() for part in (*parameters, *module.buffers())):
+        raise ModelRefusedError(
+            "the model was made under torch.inference_mode, where nothing can be trained; make it outside of it."
+        )
     if not all(bool(parameter.isfinite().all()) for parameter in parameters):
         raise ModelRefusedError("the model has parameters that are not finite; give it another start.")
     if any(part._backward_hooks or part._post_accumulate_grad_hooks for part in trained):

@@ -190,6 +190,16 @@ def test_the_same_loss_in_other_words_gives_the_same_model(loss: Any) -> None:
     assert same(seeded(loss=loss), usual())
 
 
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_gradients_are_taken_where_they_are_switched_off(
+    mode: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    expected, model = usual(), linear()
+    with mode():
+        assert same(seeded(model=model), expected)
+    assert "record by record" not in "".join(capfd.readouterr())
+
+
 def test_a_regression_is_trained_on_each_records_own_target() -> None:
     """[batch, 1] outputs beside [batch] targets would be broadcast to all pairs of records."""
     X, _ = two_classes()
@@ -248,6 +258,11 @@ def _not_finite() -> nn.Module:
     layer = nn.Linear(5, 2)
     nn.init.constant_(layer.bias, math.inf)
     return layer
+
+
+def _inferring() -> nn.Module:
+    with torch.inference_mode():
+        return nn.Linear(5, 2)
 
 
 class _Sum(nn.Linear):
@@ -556,6 +571,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"the shapes are input \[59, 5\] and y \[60\]",
     ),
     "whole numbers of 64 bits": ({"X": {"input": np.full((60, 5), 2**40)}}, "beyond 32 bits"),
+    "whole numbers of 64 bits for a table": (
+        {"model": _Tokens(), "X": np.full((60, 4), 2**40), "y": np.ones((60, 4), int)},
+        "beyond 32 bits",
+    ),
+    "numbers beyond float32": ({"X": X * 1e300}, "beyond float32"),
     "an empty mapping": ({"X": {}}, "of the same number of records"),
     "entries that a table lacks": (
         {"model": _Tokens(), "X": np.full((60, 4), 30), "y": np.full((60, 4), 1)},
@@ -594,14 +614,26 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a start that is not finite": ({"model": _not_finite()}, "not finite"),
     "an embedding that rescales itself": ({"model": nn.Embedding(5, 2, max_norm=1.0)}, "with max_norm"),
     "a sparse buffer": ({"model": _with_sparse_buffer()}, r"buffer adjacency .* give it as buffer\.to_dense"),
+    "a model for inference": ({"model": _inferring()}, "outside of it"),
     "nothing to train": ({"model": nn.Linear(5, 2).requires_grad_(False)}, "no parameters to train"),
     "another shape": ({"model": nn.Linear(4, 2)}, "does not take records of shape"),
     "one output too few": ({"y": Y + 1}, "beyond the model's 2 outputs"),
     "classes below 0": ({"y": Y - 1}, "below 0"),
     "an unknown loss": ({"loss": "no_such_loss"}, "there is no loss 'no_such_loss'"),
-    "no loss at all": ({"loss": 3}, "there is no loss 3"),
+    "no loss at all": ({"loss": X}, "there is no loss <class 'numpy.ndarray'>; name"),
+    "classes as real numbers": ({"y": Y.astype(float)}, r"takes classes; .* y\.astype\(int\)"),
+    "two outputs for one number": (
+        {"loss": "mse_loss", "y": X[:, 0]},
+        r"outputs \[batch, 2\] and y has targets \[batch\]",
+    ),
     "a loss of all records": ({"loss": lambda o, t: functional.cross_entropy(o, t)}, "not \\["),
     "a loss that fails": ({"loss": lambda o, t: o @ t}, "the loss"),
+    "records as a name": ({"dataset": X}, "dataset is of type ndarray; give a text"),
+    "an epsilon in quotes": ({"epsilon": "3"}, "epsilon is of type str; give a number"),
+    "part of a person's record": (
+        {"people": Y, "per_person": 1.5},
+        "per_person is of type float; give a whole",
+    ),
     "delta": ({"delta": 0.1}, "set delta to at most 0.0167"),
     "delta of a private number": ({"n_is_public": False}, "number of records is private"),
     "BatchNorm": (
@@ -618,6 +650,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a cap without a population": ({"cap": (1.0, 1e-5), "population": None}, "without a population"),
     "an unknown population": ({"population": "others", "cap": None}, "does not know the population"),
     "a cap of one number": ({"cap": 100.0}, r"cap is 100\.0; give a pair"),
+    "a cap in quotes": ({"cap": "10"}, "cap is '10'; give a pair"),
     "a cap below the call": ({"cap": (1.0, 0.5)}, "is below this call's own"),
 }
 
@@ -639,7 +672,7 @@ def test_a_population_of_another_kind_is_refused() -> None:
 
 
 def test_settings_that_are_out_of_range_are_refused() -> None:
-    with pytest.raises(ValueError, match="steps"):
+    with pytest.raises(RefusedError, match="the setting steps of DPSGD does not fit"):
         call(method=DPSGD(steps=0, expected_batch_size=20))
 
 
