@@ -190,10 +190,6 @@ class _Correlated(EventRule):
         plain = self.amplified(event)
         return rule_of(plain).rho(plain)
 
-    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
-        plain = self.amplified(event)
-        return rule_of(plain).rdp(plain, orders, adjacency)
-
     def grouped(self, event: Any, count: int) -> dp.DpEvent:
         """For a fixed order: several records change the release by at most the sum of their changes."""
         if event.rate < 1:

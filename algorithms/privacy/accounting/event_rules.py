@@ -568,7 +568,6 @@ _RULES: dict[type[dp.DpEvent], EventRule] = {
     dp.dp_event.ZCDpEvent: _ZCDP(),
     dp.dp_event.RepeatAndSelectDpEvent: _Selection(),
     EitherDpEvent: _Either(),
-    dp.dp_event.TruncatedSubsampledGaussianDpEvent: EventRule(),
     PureDpEvent: _Pure(),
     ObjectivePerturbationDpEvent: _Objective(),
     RenyiDpEvent: _Renyi(),
