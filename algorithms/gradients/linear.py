@@ -147,8 +147,6 @@ class LinearRecords:
         errors = torch.where(torch.isfinite(errors).all(dim=1, keepdim=True), errors, 0.0)
         own = torch.linalg.vector_norm(errors, order, dim=1, dtype=torch.float64)
         scale = factors(own * self._norms[order], clipping, bound, errors.dtype)
-        # A subnormal factor could be rounded up by any amount.
-        scale = torch.where(scale < torch.finfo(errors.dtype).tiny, 0.0, scale)
         return errors * scale[:, None].to(errors.dtype)
 
 

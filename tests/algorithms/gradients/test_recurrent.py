@@ -230,22 +230,3 @@ def test_results_cannot_be_written_over(kind: str) -> None:
     unrolled = run(parts(case(kind)))
     with pytest.raises(RuntimeError, match="modified inplace"):
         functional.relu_(unrolled.outputs)
-
-
-@pytest.mark.parametrize(
-    ("kind", "part", "shape", "message"),
-    [
-        ("lstm", "gates", (2, 4, 1, 12), r"gates of shape \(2, 4, 1, 12\).*it must be \(2, 4, 3, 12\)"),
-        ("lstm", "weight", (1, 12, 3), "weight of shape"),
-        ("lstm", "cell", (2, 1, 3), "cell of shape"),
-        ("gru", "recurrent", (2, 1, 3, 9), "recurrent of shape"),
-        ("gru", "bias", (9,), "bias of shape"),
-    ],
-)
-def test_shapes_that_do_not_fit_are_refused(
-    kind: str, part: str, shape: tuple[int, ...], message: str
-) -> None:
-    fitting = parts(case(kind))
-    assert run(fitting).outputs.shape == (2, 4, 3, 3)
-    with pytest.raises(ValueError, match=message):
-        run({**fitting, part: torch.zeros(shape, dtype=torch.float64)})
