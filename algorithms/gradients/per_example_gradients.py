@@ -138,11 +138,9 @@ class PerExampleGradients:
         """Add finite contributions; those whose squares overflow in 32 bits are computed again in 64."""
         self.take(torch.nonzero(finite)[:, 0]).add_clipped(clipping, total, norms[finite])
         if self.dtype != torch.float64:
-            self.take(torch.nonzero(~finite)[:, 0])._in_64_bits().add_clipped(clipping, total)
-
-    def _in_64_bits(self) -> "PerExampleGradients":
-        gradients = {name: as_measured(each).double() for name, each in self.gradients.items()}
-        return replace(self, gradients=gradients, dtype=torch.float64)
+            others = self.take(torch.nonzero(~finite)[:, 0])
+            wider = {name: as_measured(each).double() for name, each in others.gradients.items()}
+            replace(others, gradients=wider, dtype=torch.float64).add_clipped(clipping, total)
 
     def _zeros(self) -> Tensor:
         count = len(self.losses) + self.padding

@@ -493,20 +493,16 @@ class Settlement:
 
 def settlement(ledger: Ledger, population: str, run_id: str) -> Settlement:
     """The settlement of a run on a population; raises RefusedError for an unknown population and a run not settled."""
-    found = ledger._store.read(lambda connection: _settlement(ledger._store, connection, population, run_id))
-    if found is None:
-        raise RefusedError(
-            f"the ledger has no settlement of run {run_id!r} on {population!r}; settle it first."
-        )
-    return Settlement(found, population, run_id)
 
+    def right_after(connection: Connection) -> Books:
+        balances.load(connection, Part(population, blocks=())).term(population)
+        place = settled_at(connection, population, run_id)
+        if place is None:
+            raise RefusedError(
+                f"the ledger has no settlement of run {run_id!r} on {population!r}; settle it first."
+            )
+        if place == last_of(connection, population):  # today's books: nothing followed
+            return balances.load(connection, Part(population, runs=(run_id,), scheduled=True))
+        return replay(takewhile(lambda row: row.seq <= place, ledger._store.rows_of(connection, population)))
 
-def _settlement(store: Store, connection: Connection, population: str, run_id: str) -> Books | None:
-    """The books right after a settlement: today's if nothing followed, otherwise a replay; None without one."""
-    balances.load(connection, Part(population, blocks=())).term(population)
-    place = settled_at(connection, population, run_id)
-    if place is None:
-        return None
-    if place == last_of(connection, population):
-        return balances.load(connection, Part(population, runs=(run_id,), scheduled=True))
-    return replay(takewhile(lambda row: row.seq <= place, store.rows_of(connection, population)))
+    return Settlement(ledger._store.read(right_after), population, run_id)
