@@ -86,7 +86,8 @@ class PerExampleGradients:
         else:
             weights = factors(norms, clipping, clipping.sensitivity, self.dtype)
             if isinstance(clipping, Affine):
-                total += self._transformed(self.weighted_sum(weights), weights, clipping)
+                moved = self.weighted_sum(weights) - weights.sum() * clipping.shift.double()
+                total += moved / clipping.scale.double()
             else:
                 self._add_alike(weights, total)
 
@@ -215,11 +216,6 @@ class PerExampleGradients:
         if self.padding:
             gradient = gradient.take(slice(0, len(self.losses)))
         gradient.add_weighted(weights.double(), total)
-
-    @staticmethod
-    def _transformed(total: Tensor, weights: Tensor, clipping: Affine) -> Tensor:
-        """Turn a weighted sum of gradients into that of the transformed gradients."""
-        return (total - weights.sum() * clipping.shift.double()) / clipping.scale.double()
 
 
 def all_finite(norms: Tensor) -> Tensor:
