@@ -204,9 +204,6 @@ class _Nothing(EventRule):
     def rho(self, event: Any) -> float:
         return 0.0
 
-    def grouped(self, event: Any, count: int) -> dp.DpEvent:
-        return event
-
 
 class _NotPrivate(EventRule):
     def is_not_private(self, event: Any) -> bool:
@@ -219,9 +216,6 @@ class _NotPrivate(EventRule):
         return math.inf
 
     def replacing(self, event: Any) -> dp.DpEvent:
-        return event
-
-    def grouped(self, event: Any, count: int) -> dp.DpEvent:
         return event
 
 
