@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import log_ndtr, ndtr, ndtri
+from scipy.special import ndtr, ndtri
 from scipy.stats import beta, binom
 
-from algorithms.privacy.accounting.risk import Profile
+from algorithms.privacy.accounting.risk import Profile, gaussian_delta
 
 Array = NDArray[np.float64]
 Inverse = Callable[[float], float]
@@ -75,7 +75,7 @@ def mu_of(found: Rates) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The epsilon at `delta` of a Gaussian mechanism with `mu` = sensitivity / std (Balle and Wang 2018).
+    """The epsilon at `delta` of a Gaussian mechanism; see `gaussian_delta`.
 
     Example:
         >>> round(gaussian_epsilon(1.0, 1e-5), 3)
@@ -83,8 +83,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """
 
     def excess(epsilon: float) -> float:
-        first, second = log_ndtr(mu / 2 - epsilon / mu), log_ndtr(-mu / 2 - epsilon / mu)
-        return math.exp(first) - math.exp(epsilon + second) - delta
+        return gaussian_delta(mu, epsilon) - delta
 
     if mu <= 0 or excess(0.0) <= 0:
         return 0.0

@@ -29,7 +29,6 @@ from algorithms.errors import RefusedError
 from algorithms.models import Model
 from algorithms.models.feature_transforms import Front, Shape, buffers, installed
 from algorithms.privacy.accounting.events import Schedule
-from algorithms.privacy.accounting.filters import Filter
 from algorithms.privacy.barrier.barrier import Barrier, Performance, Records
 from algorithms.privacy.barrier.importance import LastNorms
 from algorithms.privacy.barrier.trace import Diagnostics, Row, Trace
@@ -249,11 +248,13 @@ def train(
     resumed = load(folder, start, run_id=run_id, last_norms=last_norms)
     before = Trace() if learned_before is None else _counted_by(plan, learned_before[1])
     found, step, trace = resumed or (start, 0, before)
-    rows = plan.public.pooled
+    rows, spend = plan.public.pooled, plan.open_filter()
+    for event in trace.events():
+        spend.charge(event)
     barrier = (barrier_of or Barrier)(
         open_records(),
         of_people(model, rows),
-        spend=recharged(plan.open_filter(), trace),
+        spend=spend,
         generator=generator,
         delta=plan.target.budget.delta,
         trace=trace,
@@ -331,13 +332,6 @@ def _counted_by(plan: Plan, trace: Trace) -> Trace:
         spend.charge(event)
         rows.append(replace(row, epsilon=spend.spent(plan.target.budget.delta)))
     return Trace(rows)
-
-
-def recharged(spend: Filter, trace: Trace) -> Filter:
-    """Charge a new filter with the events of a trace."""
-    for event in trace.events():
-        spend.charge(event)
-    return spend
 
 
 def device_of(name: str) -> torch.device:

@@ -161,7 +161,10 @@ def _is_random(looked: Looked, sample: Sample, seeds: int) -> bool:
         before = torch.default_generator.get_state()
         losses = looked.passes.losses(looked.parameters, sample.inputs, sample.labels)
         is_drawn = sample.inputs.is_cuda or not torch.equal(before, torch.default_generator.get_state())
-    return is_drawn and any(not _equal(losses, looked.losses(sample, seed)) for seed in range(1, seeds + 1))
+    return is_drawn and any(
+        not torch.allclose(losses, looked.losses(sample, seed), rtol=0.0, atol=0.0, equal_nan=True)
+        for seed in range(1, seeds + 1)
+    )
 
 
 def _is_steady(looked: Looked, sample: Sample, seeds: int) -> bool:
@@ -171,11 +174,6 @@ def _is_steady(looked: Looked, sample: Sample, seeds: int) -> bool:
             return not _is_random(looked, sample, seeds)
         except Exception:  # the loss may reject outputs of evaluation mode
             return False
-
-
-def _equal(some: Tensor, others: Tensor) -> bool:
-    """Whether losses are equal, where NaN equals NaN."""
-    return torch.allclose(some, others, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _check_same(looked: Looked, losses: Tensor, sample: Sample, place: int, changed: Sample, at: int) -> None:

@@ -147,8 +147,6 @@ class LinearRecords:
         errors = torch.where(torch.isfinite(errors).all(dim=1, keepdim=True), errors, 0.0)
         own = torch.linalg.vector_norm(errors, order, dim=1, dtype=torch.float64)
         scale = factors(own * self._norms[order], clipping, bound, errors.dtype)
-        # A subnormal factor could be rounded up by any amount.
-        scale = torch.where(scale < torch.finfo(errors.dtype).tiny, 0.0, scale)
         return errors * scale[:, None].to(errors.dtype)
 
 
@@ -169,14 +167,11 @@ def linear_layer(module: nn.Module) -> nn.Linear | None:
     if type(module) is not nn.Sequential or not all(p.requires_grad for p in module.parameters()):
         return None
     match list(module):
-        case [nn.Flatten(start_dim=1, end_dim=-1), nn.Linear() as layer] if _is_as_written(layer):
-            return layer
+        case [nn.Flatten(start_dim=1, end_dim=-1), nn.Linear() as layer]:
+            # PyTorch's own, without another `forward`, hooks or parametrisations
+            is_plain = type(layer) is nn.Linear and not (layer._forward_hooks or layer._forward_pre_hooks)
+            return layer if is_plain else None
     return None
-
-
-def _is_as_written(layer: nn.Linear) -> bool:
-    """Whether a layer is PyTorch's own, without another `forward`, hooks or parametrisations."""
-    return type(layer) is nn.Linear and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
 def _by_feature(inputs: Tensor, layer: nn.Linear) -> Tensor:

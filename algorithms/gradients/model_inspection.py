@@ -153,16 +153,14 @@ def _place(error: Exception) -> str:
     frames = list(traceback.walk_tb(error.__traceback__))
     layers = [layer for frame, _ in frames if isinstance(layer := frame.f_locals.get("self"), nn.Module)]
     names = {id(part): name for name, part in layers[0].named_modules()} if layers else {}
-    own = [line for line in traceback.extract_tb(error.__traceback__) if not _is_house(line.filename)]
+    lines = traceback.extract_tb(
+        error.__traceback__
+    )  # of PyTorch, this folder, `algorithms.models`, and the model
+    own = [line for line in lines if not any(folder in Path(line.filename).parents for folder in _HOUSE)]
     name = names.get(id(layers[-1]), "") if layers else ""
     layer = re.sub(rf"^({_AROUND}|module$)+", "", name)
     found = f" in the layer {layer} ({type(layers[-1]).__name__})" if layer else ""
     return f"{found}, at '{own[-1].line}'," if own else found
-
-
-def _is_house(file: str) -> bool:
-    """Whether a file belongs to PyTorch, to this folder or to `algorithms.models`."""
-    return any(folder in Path(file).parents for folder in _HOUSE)
 
 
 @contextmanager

@@ -86,7 +86,8 @@ class PerExampleGradients:
         else:
             weights = factors(norms, clipping, clipping.sensitivity, self.dtype)
             if isinstance(clipping, Affine):
-                total += self._transformed(self.weighted_sum(weights), weights, clipping)
+                moved = self.weighted_sum(weights) - weights.sum() * clipping.shift.double()
+                total += moved / clipping.scale.double()
             else:
                 self._add_alike(weights, total)
 
@@ -138,11 +139,9 @@ class PerExampleGradients:
         """Add finite contributions; those whose squares overflow in 32 bits are computed again in 64."""
         self.take(torch.nonzero(finite)[:, 0]).add_clipped(clipping, total, norms[finite])
         if self.dtype != torch.float64:
-            self.take(torch.nonzero(~finite)[:, 0])._in_64_bits().add_clipped(clipping, total)
-
-    def _in_64_bits(self) -> "PerExampleGradients":
-        gradients = {name: as_measured(each).double() for name, each in self.gradients.items()}
-        return replace(self, gradients=gradients, dtype=torch.float64)
+            others = self.take(torch.nonzero(~finite)[:, 0])
+            wider = {name: as_measured(each).double() for name, each in others.gradients.items()}
+            replace(others, gradients=wider, dtype=torch.float64).add_clipped(clipping, total)
 
     def _zeros(self) -> Tensor:
         count = len(self.losses) + self.padding
@@ -217,11 +216,6 @@ class PerExampleGradients:
         if self.padding:
             gradient = gradient.take(slice(0, len(self.losses)))
         gradient.add_weighted(weights.double(), total)
-
-    @staticmethod
-    def _transformed(total: Tensor, weights: Tensor, clipping: Affine) -> Tensor:
-        """Turn a weighted sum of gradients into that of the transformed gradients."""
-        return (total - weights.sum() * clipping.shift.double()) / clipping.scale.double()
 
 
 def all_finite(norms: Tensor) -> Tensor:

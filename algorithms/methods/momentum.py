@@ -559,7 +559,10 @@ class Nesterov(Settings):
                 "Nesterov's momentum needs a strongly convex objective; set algorithm.regularisation above 0."
             )
         curve = self.curve(public)
-        stages = self._stages(curve)
+        size = self.step_size(curve)
+        stages = [Stage(self.steps, size)]
+        if self.variant.startswith("masg"):
+            stages = growing_stages(self.steps, size, curve.condition_number)
         importance = np.ones(self.steps)
         if self.variant.endswith("_opt"):
             gap = self.initial_gap
@@ -576,9 +579,3 @@ class Nesterov(Settings):
         ahead = state.parameters + kept
         gradient = self.gradient(ahead, plan, now.noise_multiplier, barrier)
         return state.moved(ahead - now.step_size * gradient)
-
-    def _stages(self, curve: Curve) -> Sequence[Stage]:
-        size = self.step_size(curve)
-        if self.variant in ("nag", "nag_opt"):
-            return [Stage(self.steps, size)]
-        return growing_stages(self.steps, size, curve.condition_number)

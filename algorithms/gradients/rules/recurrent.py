@@ -46,11 +46,9 @@ def unrolled_lstm(gates: Tensor, weight: Tensor, start: tuple[Tensor, Tensor]) -
     gates: [D, T, B, 4H], in the order input, forget, cell, output, both biases added; its gradient is that of the
     preactivations. weight: [D, 4H, H], from hidden state to gates; no gradient is computed for it. start: the hidden
     and the cell state before the first step, each [D, B, H]. All have the same floating type. Not differentiable
-    twice, and results must not be overwritten in place. Raises ValueError if shapes do not fit.
+    twice, and results must not be overwritten in place.
     """
-    hidden, cell = start
-    _check_shapes(4, hidden, gates.shape[1], gates=gates, weight=weight, cell=cell)
-    outputs, previous, *last = _Lstm.apply(gates, weight, hidden, cell)  # type: ignore[no-untyped-call]
+    outputs, previous, *last = _Lstm.apply(gates, weight, *start)  # type: ignore[no-untyped-call]
     return Unrolled(outputs, previous, tuple(last))
 
 
@@ -64,9 +62,8 @@ def unrolled_gru(
     part in `new`, so the preactivations of the two parts have different gradients: those of `gates` and of `recurrent`.
     weight: [D, 3H, H] and bias: [D, 3H]; no gradient is computed for them. start: the hidden state before the first
     step, [D, B, H]. All have the same floating type. Not differentiable twice, and results must not be overwritten in
-    place. Raises ValueError if shapes do not fit.
+    place.
     """
-    _check_shapes(3, start, gates.shape[1], gates=gates, recurrent=recurrent, weight=weight, bias=bias)
     outputs, previous, *last = _Gru.apply(gates, recurrent, weight, bias, start)  # type: ignore[no-untyped-call]
     return Unrolled(outputs, previous, tuple(last))
 
@@ -195,23 +192,6 @@ def _gru_step_back(
     delta_recurrent[:2] = delta[:2]
     torch.mul(to_n, r, out=delta_recurrent[2])
     to_hidden *= z
-
-
-def _check_shapes(gates_count: int, start: Tensor, steps: int, **tensors: Tensor | None) -> None:
-    """Raises ValueError for shapes that do not fit; broadcasting would accept some of them."""
-    directions, batch, width = start.shape
-    preactivations = (directions, steps, batch, gates_count * width)
-    expected = {
-        "gates": preactivations,
-        "recurrent": preactivations,
-        "weight": (directions, gates_count * width, width),
-        "bias": (directions, gates_count * width),
-        "cell": (directions, batch, width),
-    }
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.shape != expected[name]:
-            shapes = f"shape {tuple(tensor.shape)} does not fit a hidden state of shape {tuple(start.shape)}"
-            raise ValueError(f"{name} of {shapes} over {steps} steps; it must be {expected[name]}.")
 
 
 def _states(start: Tensor, steps: int) -> Tensor:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.event_rules import EventRule, Traced, register, rule_of
+from algorithms.privacy.accounting.event_rules import EventRule, Traced, register
 
 Array = NDArray[np.float64]
 
@@ -186,14 +186,6 @@ class _Correlated(EventRule):
 
     def unsampled(self, event: Any, adjacency: dp.NeighboringRelation) -> dp.DpEvent:
         return attrs.evolve(event, rate=1.0)
-
-    def rho(self, event: Any) -> float:
-        plain = self.amplified(event)
-        return rule_of(plain).rho(plain)
-
-    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
-        plain = self.amplified(event)
-        return rule_of(plain).rdp(plain, orders, adjacency)
 
     def grouped(self, event: Any, count: int) -> dp.DpEvent:
         """For a fixed order: several records change the release by at most the sum of their changes."""

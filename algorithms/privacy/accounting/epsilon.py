@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
-from itertools import groupby
 from typing import Literal, TypeAlias
 
 import dp_accounting as dp
@@ -121,9 +120,6 @@ def is_not_private(event: dp.DpEvent) -> bool:
     return rule_of(event).is_not_private(event)
 
 
-_GROUPS = 24
-
-
 def composed(schedule: Schedule, grid: float, adjacency: Adjacency) -> PrivacyLossDistribution:
     """The privacy loss distribution of a schedule, with losses rounded up to multiples of `grid`.
 
@@ -135,16 +131,13 @@ def composed(schedule: Schedule, grid: float, adjacency: Adjacency) -> PrivacyLo
 def in_few_kinds(schedule: Schedule) -> Schedule:
     """A schedule that costs at least as much but has fewer kinds of events, so that composing it is fast.
 
-    Equal events are counted together, and Gaussian events are combined exactly. More than 24 kinds of Laplace events,
-    as when noise changes in every step, become 24, each with the smallest noise of those it replaces. An event of
-    several releases is replaced by these.
+    Equal events are counted together, and Gaussian events are combined exactly. An event of several releases is
+    replaced by these.
     """
     schedule = _counted(unrolled(schedule))
     gaussian = [(event, count) for event, count in schedule if isinstance(event, dp.GaussianDpEvent)]
-    laplace = [(event, count) for event, count in schedule if isinstance(event, dp.LaplaceDpEvent)]
-    apart = (dp.GaussianDpEvent, dp.LaplaceDpEvent)
-    others = [(event, count) for event, count in schedule if not isinstance(event, apart)]
-    return [*_added_up(gaussian), *_grouped(laplace), *others]
+    others = [(event, count) for event, count in schedule if not isinstance(event, dp.GaussianDpEvent)]
+    return [*_added_up(gaussian), *others]
 
 
 def _counted(schedule: Schedule) -> Schedule:
@@ -160,23 +153,6 @@ def _added_up(schedule: Schedule) -> Schedule:
         return schedule
     precision = math.fsum(count / event.noise_multiplier**2 for event, count in schedule)
     return [(dp.GaussianDpEvent(1.0 / math.sqrt(precision)), 1)]
-
-
-def _grouped(schedule: Schedule) -> Schedule:
-    multipliers = {event.noise_multiplier for event, _ in schedule}
-    if len(multipliers) <= _GROUPS:
-        return schedule
-    low, high = math.log(min(multipliers)), math.log(max(multipliers))
-    edges = np.exp(np.linspace(low, high, _GROUPS, endpoint=False))
-
-    def place(row: tuple[dp.DpEvent, int]) -> int:
-        return int(np.searchsorted(edges, row[0].noise_multiplier, side="right"))
-
-    groups = [list(rows) for _, rows in groupby(sorted(schedule, key=place), key=place)]
-    return [
-        (dp.LaplaceDpEvent(min(event.noise_multiplier for event, _ in rows)), sum(count for _, count in rows))
-        for rows in groups
-    ]
 
 
 Accountant = Literal["pld", "rdp", "pure"]
@@ -220,14 +196,12 @@ def _epsilon(
     discretisation: float | None,
 ) -> float:
     """`epsilon` with a cache, since calibration, plan and card compute the same epsilon."""
-    if accountant == "pure":
-        if any(is_not_private(event) for event, _ in schedule):
-            return math.inf
-        return math.fsum(count * pure_epsilon(as_add_remove(adjacency, event)) for event, count in schedule)
-    if not 0 < delta < 1:
+    if accountant != "pure" and not 0 < delta < 1:
         raise RefusedError(f"delta must lie strictly between 0 and 1, not {delta}; 1/n or less is customary.")
     if any(is_not_private(event) for event, _ in schedule):
         return math.inf
+    if accountant == "pure":
+        return math.fsum(count * pure_epsilon(as_add_remove(adjacency, event)) for event, count in schedule)
     for event, _ in schedule:
         as_add_remove(adjacency, event)  # what is refused is refused before it is merged with others
     few = in_few_kinds(schedule)

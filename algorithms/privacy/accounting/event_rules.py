@@ -206,9 +206,6 @@ class _Nothing(EventRule):
     def rho(self, event: Any) -> float:
         return 0.0
 
-    def grouped(self, event: Any, count: int) -> dp.DpEvent:
-        return event
-
 
 class _NotPrivate(EventRule):
     def is_not_private(self, event: Any) -> bool:
@@ -221,9 +218,6 @@ class _NotPrivate(EventRule):
         return math.inf
 
     def replacing(self, event: Any) -> dp.DpEvent:
-        return event
-
-    def grouped(self, event: Any, count: int) -> dp.DpEvent:
         return event
 
 
@@ -570,7 +564,6 @@ _RULES: dict[type[dp.DpEvent], EventRule] = {
     dp.dp_event.ZCDpEvent: _ZCDP(),
     dp.dp_event.RepeatAndSelectDpEvent: _Selection(),
     EitherDpEvent: _Either(),
-    dp.dp_event.TruncatedSubsampledGaussianDpEvent: EventRule(),
     PureDpEvent: _Pure(),
     ObjectivePerturbationDpEvent: _Objective(),
     RenyiDpEvent: _Renyi(),

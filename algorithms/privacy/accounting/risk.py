@@ -175,7 +175,7 @@ def gaussian_mu(found: Profile) -> float:
     Its delta is no smaller at any epsilon of the profile at which the profile's is above 1e-10; beyond, nothing is
     compared. Infinite where none is.
 
-    Source: Balle and Wang 2018, Theorem 8; Dong, Roth and Su 2022 (Gaussian differential privacy).
+    Source: Dong, Roth and Su 2022 (Gaussian differential privacy).
 
     Example:
         >>> from dp_accounting import GaussianDpEvent
@@ -192,7 +192,7 @@ def _mu_at(epsilon: float, delta: float) -> float:
     """The mu whose delta at this epsilon is `delta`."""
 
     def above(mu: float) -> float:
-        return _gaussian_delta(mu, epsilon) - delta
+        return gaussian_delta(mu, epsilon) - delta
 
     high = 1.0
     while above(high) < 0:
@@ -202,7 +202,8 @@ def _mu_at(epsilon: float, delta: float) -> float:
     return float(brentq(above, 0.0, high, xtol=1e-9)) if above(0.0) < 0 else 0.0
 
 
-def _gaussian_delta(mu: float, epsilon: float) -> float:
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """The delta at epsilon of a Gaussian mechanism with `mu` = sensitivity / std (Balle and Wang 2018, Theorem 8)."""
     if mu == 0:
         return 0.0
     first, second = -epsilon / mu + mu / 2, -epsilon / mu - mu / 2

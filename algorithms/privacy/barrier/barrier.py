@@ -127,8 +127,11 @@ def check_points(model: Model, points: Tensor) -> None:
         raise RefusedError(f"points of type {points.dtype} do not fit the model; give them as torch.float32.")
 
 
-def check_layers(model: Model, clipping: Clipping) -> None:
-    """Raises RefusedError if the number of per-layer bounds, or the length of a shift, does not fit the model."""
+def check_gradient(model: Model, point: Tensor, sampling: Sampling, clipping: Clipping) -> None:
+    """Raises RefusedError if the model's gradient at a point [d] cannot be released with these terms, such as a number
+    of per-layer bounds, or the length of a shift, that does not fit the model.
+    """
+    check_points(model, point[None])
     layers = len(model.layers)
     if isinstance(clipping, PerLayer) and len(clipping.norms) != layers:
         raise RefusedError(
@@ -139,12 +142,6 @@ def check_layers(model: Model, clipping: Clipping) -> None:
         raise RefusedError(
             f"a shift of shape {list(clipping.shift.shape)} does not fit the model; give one of {parameters}."
         )
-
-
-def check_gradient(model: Model, point: Tensor, sampling: Sampling, clipping: Clipping) -> None:
-    """Raises RefusedError if the model's gradient at a point [d] cannot be released with these terms."""
-    check_points(model, point[None])
-    check_layers(model, clipping)
     if isinstance(sampling, Importance):
         check_norms(model, point)
 
@@ -163,15 +160,6 @@ def check_norms(model: Model, point: Tensor, bound: object = None) -> None:
     if bound is not None and not isinstance(bound, L2):
         raise RefusedError(
             f"a norm was asked for within {type(bound).__name__}; it is the L2 norm, so give L2."
-        )
-
-
-def check_number(sampling: Sampling, records: Records) -> None:
-    """Raises RefusedError if a fixed-size sample names another number of records; such samples need a public number."""
-    if isinstance(sampling, WithoutReplacement) and sampling.records != len(records.labels):
-        raise RefusedError(
-            f"a sample without replacement of {sampling.records} records was asked for, but there are others;"
-            " it needs their public number."
         )
 
 
@@ -385,7 +373,12 @@ class Barrier:
             raise RefusedError(
                 "a barrier was asked in another process than it was made in; make one for each run."
             )
-        check_number(release.sampling, self.__records)
+        sampling = release.sampling
+        if isinstance(sampling, WithoutReplacement) and sampling.records != len(self.__records.labels):
+            raise RefusedError(
+                f"a sample without replacement of {sampling.records} records was asked for, but there are others;"
+                " it needs their public number."
+            )
         event = release.event()
         self.__spend.charge(event)
         self.__trace.record(

@@ -21,25 +21,11 @@ from sqlalchemy.engine import Connection
 
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger.books import STATES, Account, Books, Run, replay
-from algorithms.privacy.ledger.chain import NOTHING, WHOLE_POPULATION, Entry, Head
+from algorithms.privacy.ledger.chain import WHOLE_POPULATION, Entry, Head
 from algorithms.privacy.ledger.composition import Amount, Terms
 from algorithms.privacy.ledger.exchange import Statement, exchange
 
 _NAMES_IN_A_MESSAGE, _MANY = 10, 50
-
-_METADATA = sa.MetaData()
-
-
-def _table(name: str, *columns: str) -> sa.Table:
-    """A table as the migrations created it, with types from the database."""
-    return sa.Table(f"epsilonflow_{name}", _METADATA, *(sa.Column(column) for column in columns))
-
-
-POPULATION = _table("population", "population", "place", "terms", "allowed", "adjacency")
-ACCOUNT = _table("account", "population", "block", "place", "epsilon", "delta", "retired", "charges", *STATES)
-RUN = _table("run", "run_id", "population", "status", "retraining", "run")
-HELD = _table("held", "population", "block", "digest")
-_TABLES = (POPULATION, ACCOUNT, RUN, HELD)
 
 
 def head_of(connection: Connection) -> Head:
@@ -49,8 +35,7 @@ def head_of(connection: Connection) -> Head:
 
 def names(connection: Connection) -> list[str]:
     """The populations, in the order of their declaration."""
-    found = sa.select(POPULATION.c.population).order_by(POPULATION.c.place)
-    return list(connection.execute(found).scalars())
+    return list(connection.execute(_POPULATIONS).scalars())
 
 
 class _AccountRow(NamedTuple):
@@ -212,13 +197,6 @@ def _written(connection: Connection, changes: Sequence[Statement]) -> None:
             exchange(connection, [(statement, row) for row in rows])
 
 
-def clear(connection: Connection) -> None:
-    """Delete all balances, to derive them again."""
-    for table in _TABLES:
-        connection.execute(table.delete())
-    connection.execute(_SET_HEAD, NOTHING._asdict())
-
-
 def differing(connection: Connection, books: Books) -> str | None:
     """The first difference between replayed books and the tables, in words; None if there is none. Ended runs are not
     compared here.
@@ -226,7 +204,8 @@ def differing(connection: Connection, books: Books) -> str | None:
     accounts: dict[str, set[Account]] = {}
     for account in books.caps:
         accounts.setdefault(account[0], set()).add(account)
-    for population, place in connection.execute(sa.select(POPULATION.c.population, POPULATION.c.place)):
+    populations = connection.execute(_POPULATIONS).all()
+    for population, place in populations:
         kept = load(connection, Part(population))
         if population not in books.terms or kept.terms[population] != books.terms[population]:
             return f"the terms of population {population!r} (row {place})"
@@ -239,12 +218,12 @@ def differing(connection: Connection, books: Books) -> str | None:
         for account in sorted(accounts[population]):
             if _account_row(books, account) != _account_row(kept, account):
                 return f"the balance of population {population!r}, block {account[1]!r}"
-    count = connection.execute(sa.select(sa.func.count()).select_from(POPULATION)).scalar_one()
-    if count != len(books.terms):
+    if len(populations) != len(books.terms):
         return "the populations"
     still_open = {name: run for name, run in books.runs.items() if run.status == "open"}
-    kept_open = connection.execute(sa.select(RUN.c.run_id).where(RUN.c.status == "open")).scalars()
-    if {*kept_open} != still_open.keys() or differing_run(connection, still_open):
+    if {*connection.execute(_OPEN_RUNS).scalars()} != still_open.keys() or differing_run(
+        connection, still_open
+    ):
         return "the open runs"
     return None
 
@@ -350,6 +329,8 @@ def canonical(value: object) -> str:
 
 HEAD_OF = sa.text("SELECT seq, hash FROM epsilonflow_head")
 _SET_HEAD = sa.text("UPDATE epsilonflow_head SET seq = :seq, hash = :hash")
+_POPULATIONS = sa.text("SELECT population, place FROM epsilonflow_population ORDER BY place")
+_OPEN_RUNS = sa.text("SELECT run_id FROM epsilonflow_run WHERE status = 'open'")
 _JOINED = (
     f"SELECT {', '.join(_AccountRow._fields).replace('population', 'a.population')}"
     " FROM epsilonflow_population p JOIN epsilonflow_account a ON a.population = p.population"

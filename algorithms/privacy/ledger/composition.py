@@ -125,9 +125,7 @@ class Composition:
         return Budget(max(0.0, float(amount[0]) + conversion(self.order, delta)), delta)
 
     def in_words(self, amount: Amount) -> str:
-        """An amount for messages, with 6 digits."""
-        if self.kind == "basic":
-            return f"epsilon={float(amount[0]):.6g}, delta={float(amount[1]):.6g}"
+        """A rho or a divergence for messages, with 6 digits."""
         name = "rho" if self.order is None else f"divergence of order {self.order:g}"
         return f"{name}={float(amount[0]):.6g}"
 

@@ -10,7 +10,7 @@ it is forfeited, it is charged for ever.
 A row that was changed, removed or inserted outside of the ledger breaks its hash chain. Nobody who has not verified
 that row before can open the ledger then; `verify` reads all rows. Balances have rows of their own, which `verify`
 derives again. Restoring an old copy, or deleting the file, leaves a valid chain: only a `head()` that is kept elsewhere
-reveals these, with `verify(containing=...)`. No decision depends on a clock: `written_at` is for people.
+reveals these, with `check_contains`. No decision depends on a clock: `written_at` is for people.
 
 The functions below the class use only the rows: copies that restore the same chain, whether a ledger is a copy of
 another, and the state of a population right after a run settled.
@@ -46,7 +46,6 @@ from algorithms.privacy.ledger.books import (
 from algorithms.privacy.ledger.chain import GENESIS, NOTHING, WHOLE_POPULATION, Draft, Entry, Head, follow
 from algorithms.privacy.ledger.composition import BASIC, Composition, Events, Terms
 from algorithms.privacy.ledger.policy import Block
-from algorithms.privacy.ledger.rules import Blocks
 from algorithms.privacy.ledger.store import Store, first_hash, last_of, open_store, place_of_hash, settled_at
 from algorithms.privacy.ledger.verification import Checkpoint, Verification, verified
 
@@ -180,16 +179,15 @@ class Ledger:
         *,
         events: Events,
         about: Mapping[str, str],
-        blocks: Blocks = (WHOLE_POPULATION,),
+        blocks: Sequence[str] = (WHOLE_POPULATION,),
         held: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """Charge a run before it reads a record; does nothing if the same run is open, as when it is resumed.
 
         cost: the most that the run can spend; infinite epsilon for a run without noise. events: the planned releases.
         about: notes for people; also "adjacency" if it is not add-or-remove-one, and "retraining" for a scheduled
-        retraining, which is charged only once. blocks: those that the run reads, of which all are charged or none; a
-        mapping gives each block its own events. held: keyed digests of each block's content; blocks with a common
-        digest hold the same records.
+        retraining, which is charged only once. blocks: those that the run reads, of which all are charged or none.
+        held: keyed digests of each block's content; blocks with a common digest hold the same records.
 
         Raises BudgetRefusedError if a cap does not allow the run, and if a block holds exactly what a block of another
         name holds or held, unless the owner overruled that. Raises RefusedError for unknown names, for events without a
@@ -232,24 +230,15 @@ class Ledger:
             self._reserved.pop(run_id, None)
             raise
 
-    def settle(
-        self,
-        run_id: str,
-        spent: Budget,
-        *,
-        events: Events,
-        blocks: Mapping[str, Events] | None = None,
-        model: str | None = None,
-    ) -> None:
+    def settle(self, run_id: str, spent: Budget, *, events: Events, model: str | None = None) -> None:
         """Settle a run at what it spent; does nothing if it is already settled like this.
 
-        events: the releases that happened. blocks: the events of each block, if they differ. model: its SHA-256. Raises
-        BudgetRefusedError if the run spent more than it reserved, and RefusedError for a run that is unknown or ended
-        otherwise.
+        events: the releases that happened. model: its SHA-256. Raises BudgetRefusedError if the run spent more than it
+        reserved, and RefusedError for a run that is unknown or ended otherwise.
         """
         known = self._reserved.pop(run_id, None)
         part, found = self._of_run(run_id) if known is None else known
-        drafts = rules.settlement(found, run_id, spent, events, blocks or {}, model)
+        drafts = rules.settlement(found, run_id, spent, events, model)
 
         def decide(books: Books) -> list[Draft]:
             run = rules.find(books, run_id)
@@ -367,20 +356,14 @@ class Ledger:
         self._store.read(lambda _: None)
         return self._store.verified
 
-    def verify(
-        self, *, containing: str | None = None, since: Checkpoint | None = None, prices: bool = False
-    ) -> Verification:
+    def verify(self, *, since: Checkpoint | None = None, prices: bool = False) -> Verification:
         """Recompute the chain and the balances, row by row; raises LedgerBrokenError if they do not hold.
 
-        containing: a head() that was kept elsewhere, see `check_contains`. since: an earlier verification to continue
-        from. prices: also recompute the price of each run with events, of which one that is below their cost raises
-        LedgerBrokenError. A run that was settled at its full cost keeps the price of its reservation, so its events may
-        cost less.
+        since: an earlier verification to continue from. prices: also recompute the price of each run with events, of
+        which one that is below their cost raises LedgerBrokenError. A run that was settled at its full cost keeps the
+        price of its reservation, so its events may cost less.
         """
-        found = self._store.read(lambda connection: verified(self._store, connection, since, prices=prices))
-        if containing is not None:
-            self.check_contains(containing)
-        return found
+        return self._store.read(lambda connection: verified(self._store, connection, since, prices=prices))
 
     def check_contains(self, head: str) -> None:
         """Raises LedgerBrokenError unless the chain contains a head() that was kept elsewhere.
@@ -510,20 +493,16 @@ class Settlement:
 
 def settlement(ledger: Ledger, population: str, run_id: str) -> Settlement:
     """The settlement of a run on a population; raises RefusedError for an unknown population and a run not settled."""
-    found = ledger._store.read(lambda connection: _settlement(ledger._store, connection, population, run_id))
-    if found is None:
-        raise RefusedError(
-            f"the ledger has no settlement of run {run_id!r} on {population!r}; settle it first."
-        )
-    return Settlement(found, population, run_id)
 
+    def right_after(connection: Connection) -> Books:
+        balances.load(connection, Part(population, blocks=())).term(population)
+        place = settled_at(connection, population, run_id)
+        if place is None:
+            raise RefusedError(
+                f"the ledger has no settlement of run {run_id!r} on {population!r}; settle it first."
+            )
+        if place == last_of(connection, population):  # today's books: nothing followed
+            return balances.load(connection, Part(population, runs=(run_id,), scheduled=True))
+        return replay(takewhile(lambda row: row.seq <= place, ledger._store.rows_of(connection, population)))
 
-def _settlement(store: Store, connection: Connection, population: str, run_id: str) -> Books | None:
-    """The books right after a settlement: today's if nothing followed, otherwise a replay; None without one."""
-    balances.load(connection, Part(population, blocks=())).term(population)
-    place = settled_at(connection, population, run_id)
-    if place is None:
-        return None
-    if place == last_of(connection, population):
-        return balances.load(connection, Part(population, runs=(run_id,), scheduled=True))
-    return replay(takewhile(lambda row: row.seq <= place, store.rows_of(connection, population)))
+    return Settlement(ledger._store.read(right_after), population, run_id)

@@ -201,7 +201,10 @@ def forecast(
             used, price = _next(choice, pricing, standing, smallest)
         except RefusedError as end:
             return Forecast(tuple(done), str(end))
-        standing = [_charged(block, price) if block.name in used else block for block in standing]
+        for place, block in enumerate(standing):
+            if block.name in used:
+                left = tuple(max(0.0, have - part) for have, part in zip(block.left, price, strict=True))
+                standing[place] = replace(block, left=left, runs=block.runs + 1)
         retired = exhausted(standing, smallest, pricing if isinstance(pricing, Spread) else None)
         standing = [replace(block, retired=block.retired or block.name in retired) for block in standing]
         done.append(Retraining(number, used, price, retired))
@@ -214,8 +217,3 @@ def _next(
     if isinstance(pricing, Spread):
         return next_retraining(choice, pricing, blocks, smallest=smallest)
     return choose_blocks(choice, blocks, pricing), pricing
-
-
-def _charged(block: Block, price: Price) -> Block:
-    left = tuple(max(0.0, have - part) for have, part in zip(block.left, price, strict=True))
-    return replace(block, left=left, runs=block.runs + 1)

@@ -5,7 +5,6 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import TypeAlias
 
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting.budget import Budget
@@ -192,10 +191,6 @@ def _check_adjacency(books: Books, draft: Draft) -> None:
         )
 
 
-Blocks: TypeAlias = Sequence[str] | Mapping[str, Events]
-"""Blocks that share a run's events, or each with its own."""
-
-
 def declaration(books: Books, population: str, cap: Budget, terms: Terms) -> list[Draft]:
     """The row that enters a population; for one that is there, the row that binds what is not yet bound, if any."""
     if population not in books.terms:
@@ -204,28 +199,26 @@ def declaration(books: Books, population: str, cap: Budget, terms: Terms) -> lis
     return [Draft("cap", population, books.cap(population), about={"bound": unbound})] if unbound else []
 
 
-def reservation(terms: Terms, run: Draft, blocks: Blocks, held: Mapping[str, Sequence[str]]) -> list[Draft]:
+def reservation(
+    terms: Terms, run: Draft, blocks: Sequence[str], held: Mapping[str, Sequence[str]]
+) -> list[Draft]:
     """The rows that reserve a run in its blocks; raises RefusedError where its events have no bound under the terms.
 
-    run: the row of a run on the whole population. held: digests of what the blocks hold. Each price is computed here
+    run: the row of a run on the whole population. held: digests of what the blocks hold. The price is computed here
     and never taken from `about`.
     """
-    drafts, by_block = [], _by_block(blocks, run.events)
-    together = terms.together(by_block)
-    for block, events in by_block.items():
-        price = terms.composition.price(run.budget, events, adjacency_of(run.about), together)
-        about = dict(run.about) | _notes(terms, price, together)
-        about |= {"held": sorted(held[block])} if block in held else {}
-        drafts.append(Draft("reserve", run.population, run.budget, run.run_id, events, about, block))
-    return drafts
+    if not blocks:
+        return []
+    together = terms.together(blocks)
+    price = terms.composition.price(run.budget, run.events, adjacency_of(run.about), together)
+    about = dict(run.about) | _notes(terms, price, together)
+    held_by = {block: {"held": sorted(held[block])} if block in held else {} for block in blocks}
+    return [replace(run, about=about | notes, block=block) for block, notes in held_by.items()]
 
 
-def settlement(
-    books: Books, run_id: str, spent: Budget, events: Events, blocks: Mapping[str, Events], model: str | None
-) -> list[Draft]:
-    """The rows that settle an open run, none for another; blocks: the events of those where they are not `events`.
-
-    model: the SHA-256 of what the run gave, by which a second one is known.
+def settlement(books: Books, run_id: str, spent: Budget, events: Events, model: str | None) -> list[Draft]:
+    """The rows that settle an open run, none for another; model: the SHA-256 of what the run gave, by which a second
+    one is known.
 
     A run settled at its full cost keeps its full price: when to end may have been chosen on the way, under a filter
     of its own. One settled at less is priced by what happened.
@@ -235,37 +228,23 @@ def settlement(
     if run.status != "open":
         return []
     check_settles(run_id, run, spent)
-    by_block = {block: blocks.get(block, events) for block in run.amounts}
-    notes = {} if model is None else {"model": model}
-    drafts = _settled(books.term(run.population), run_id, run, spent, by_block)
-    return [replace(draft, about={**draft.about, **notes}) for draft in drafts]
-
-
-def _settled(
-    terms: Terms, run_id: str, run: Run, spent: Budget, by_block: Mapping[str, Events]
-) -> list[Draft]:
-    drafts, together = [], terms.together(by_block)
-    for block, events in by_block.items():
-        reserved = float(run.amounts[block][0] / Fraction(terms.blocks_per_person))
-        in_full = spent == run.reserved
-        price = (
-            None
-            if in_full and not events
-            else terms.composition.price(spent, events, run.adjacency, together)
-        )
-        if price is not None:
-            check_price(run_id, block, reserved=reserved, happened=price)
-        is_priced = terms.composition.kind != "basic" and any(run.amounts[block])
-        about = _notes(terms, (reserved if in_full else price) if is_priced else None, together)
+    terms = books.term(run.population)
+    drafts, together, in_full = [], terms.together(run.amounts), spent == run.reserved
+    happened = (
+        None if in_full and not events else terms.composition.price(spent, events, run.adjacency, together)
+    )
+    for block, amount in run.amounts.items():
+        reserved = float(amount[0] / Fraction(terms.blocks_per_person))
+        if happened is not None:
+            check_price(run_id, block, reserved=reserved, happened=happened)
+        is_priced = terms.composition.kind != "basic" and any(amount)
+        about = _notes(terms, (reserved if in_full else happened) if is_priced else None, together)
+        about |= {} if model is None else {"model": model}
         drafts.append(Draft("settle", run.population, spent, run_id, events, about, block))
     return drafts
 
 
-def _by_block(blocks: Blocks, events: Events) -> dict[str, Events]:
-    return dict(blocks) if isinstance(blocks, Mapping) else dict.fromkeys(blocks, events)
-
-
-def _notes(terms: Terms, price: float | None, together: int) -> dict[str, float]:
+def _notes(terms: Terms, price: float | None, together: int) -> dict[str, object]:
     """What the ledger itself keeps in a row, whatever the caller's notes say."""
-    notes: dict[str, float] = {} if price is None else {"price": price}
+    notes: dict[str, object] = {} if price is None else {"price": price}
     return notes | ({"together": together} if terms.blocks_per_person > 1 else {})

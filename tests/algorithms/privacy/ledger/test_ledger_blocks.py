@@ -70,17 +70,6 @@ def test_the_same_run_twice_is_one_reservation_and_other_blocks_are_refused(tmp_
     assert len(ledger.history()) == 7
 
 
-def test_each_block_may_have_events_of_its_own(tmp_path: Path) -> None:
-    ledger = declared(tmp_path, "january", "february")
-    other = [{**EVENTS[0], "count": 1}]
-    blocks = {"january": EVENTS, "february": other}
-    ledger.reserve("a", "patients", ONE, events=[], about={}, blocks=blocks)
-    ledger.settle("a", ONE, events=EVENTS, blocks={"february": other})
-    events = {(row.kind, row.block): row.to_json()["events"] for row in ledger.history()[3:]}
-    assert events["reserve", "january"] == events["settle", "january"] == EVENTS
-    assert events["reserve", "february"] == events["settle", "february"] == other
-
-
 def test_a_retired_block_is_used_by_no_run_again_and_its_open_run_ends(tmp_path: Path) -> None:
     ledger = declared(tmp_path, "january", "february")
     reserve(ledger, "a", "january")

@@ -71,7 +71,8 @@ def test_a_population_without_any_takes_the_first_and_keeps_its_cap(tmp_path: Pa
     again = opened(tmp_path)
     assert again.terms("patients").bound == {"holdout": "first"}
     assert again.balance("patients") == before
-    again.verify(containing=head)
+    again.verify()
+    again.check_contains(head)
     ledger.set_cap("patients", Budget(1.75, 1e-4))
     assert opened(tmp_path).terms("patients").bound == {"holdout": "first"}
 
