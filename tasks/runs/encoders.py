@@ -104,9 +104,9 @@ def carried_in(preparation: Mapping[str, Any] | None) -> params.Encoder | None:
     carried = dict((preparation or {}).get("encoder") or {})
     if not carried:
         return None
-    expected = carried.pop("sha256", None)
+    expected = carried.pop("sha256")
     chosen = params.Encoder.model_validate(carried)
-    if expected not in (None, encoder_of(chosen).sha256):
+    if encoder_of(chosen).sha256 != expected:
         raise EncoderRefusedError(
             f"the encoder {chosen.name!r} here has other weights than the one that the model was trained behind, whose"
             f" checksum is {expected}; install that one."
