@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from data import public_description
 from data.readers.of_rows import RowReader
-from data.readers.records import whole
 from data.schema import registry
 from data.schema.card import DataCard
+from tests.support.parts import whole
 
 Document = dict[str, Any]
 NUMBERS = st.one_of(

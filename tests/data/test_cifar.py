@@ -20,11 +20,11 @@ from data.prepare.fetch import Places, fetch
 from data.prepare.reading import read
 from data.readers import cifar
 from data.readers import cifar as pickles
-from data.readers.records import Parts, whole
 from data.schema import registry
 from data.schema.card import DataCard
 from data.schema.formats import Cifar
 from tests.data.test_real_sets import MIRROR, needs_mirror
+from tests.support.parts import Parts, whole
 
 Document = dict[str, Any]
 Batch = tuple[NDArray[np.uint8], list[int], list[int]]

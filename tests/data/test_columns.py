@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from data import DataRefusedError
 from data.readers.of_rows import RowReader
-from data.readers.records import whole
 from data.schema.card import DataCard
+from tests.support.parts import whole
 
 Document = dict[str, Any]
 Encode = Callable[..., NDArray[np.float32]]

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from data import DataRefusedError
 from data.prepare import reading
-from data.readers.records import Parts, whole
 from data.schema.card import DataCard
+from tests.support.parts import Parts, whole
 
 Document = dict[str, Any]
 Pack = Callable[[NDArray[np.uint8]], bytes]

@@ -23,8 +23,8 @@ from data.prepare.reading import read, row_reader
 from data.prepare.secret_key import PUBLIC_KEY
 from data.prepare.unseen import preparation_of, records_in
 from data.readers import images
-from data.readers.records import Parts, whole
 from data.schema.card import DataCard
+from tests.support.parts import Parts, whole
 
 Document = dict[str, Any]
 CardOf = Callable[[Document], DataCard]

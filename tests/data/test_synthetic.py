@@ -8,10 +8,10 @@ import pytest
 
 from data import DataRefusedError
 from data.prepare.reading import read
-from data.readers.records import Parts, whole
 from data.schema import registry
 from data.schema.card import DataCard
 from data.schema.formats import Synthetic
+from tests.support.parts import Parts, whole
 
 Document = dict[str, Any]
 

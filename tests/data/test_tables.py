@@ -13,9 +13,10 @@ from pyarrow import parquet
 
 from data import DataRefusedError
 from data.readers.of_rows import RowReader
-from data.readers.records import Records, whole
+from data.readers.records import Records
 from data.schema.card import DataCard
 from data.schema.formats import Csv, Parquet
+from tests.support.parts import whole
 
 Document = dict[str, Any]
 CardOf = Callable[[Document], DataCard]

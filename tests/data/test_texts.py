@@ -17,8 +17,9 @@ from data.prepare.description import rule_of
 from data.prepare.reading import read, row_reader, word_list
 from data.prepare.secret_key import PUBLIC_KEY
 from data.prepare.unseen import preparation_of, records_in
-from data.readers.records import Records, whole
+from data.readers.records import Records
 from data.schema.card import DataCard
+from tests.support.parts import whole
 
 Document = dict[str, Any]
 ROWS = [
@@ -250,11 +251,11 @@ def test_wrong_declarations_are_refused(
         card(more, **changes)
 
 
-def test_texts_without_words_are_for_an_encoder(card: Callable[..., DataCard], tmp_path: Path) -> None:
+def test_texts_without_words_are_for_an_encoder(card: Callable[..., DataCard]) -> None:
     with pytest.raises(DataRefusedError, match="only an encoder can take"):
         public_description(card())
     with pytest.raises(DataRefusedError, match="only an encoder can take"):
-        read(card(), {"train": write(tmp_path, "csv")})
+        public_description(card({"shape": [3]}))
 
 
 def test_all_splits_at_once_are_refused(card: Callable[..., DataCard], tmp_path: Path) -> None:
