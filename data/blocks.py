@@ -119,20 +119,12 @@ def read(
 ) -> Iterator[Block]:
     """The records of the chosen blocks in their order, then those of the card's test file, checked against the card.
 
-    digests: receives the digests of each block. key, as_texts: as in `data.prepare.reading.read`. Raises
-    DataRefusedError, during iteration and without a record's value in the message, for a missing block, a block that is
-    not as the card declares, or a test file that equals a block.
+    chosen: some of `names`. digests: receives the digests of each block. key, as_texts: as in
+    `data.prepare.reading.read`. Raises DataRefusedError, during iteration and without a record's value in the message,
+    for a block that is not as the card declares, or a test file that equals a block.
     """
-    missing = [name for name in chosen if name not in names(card, root=root, url=url)]
-    if missing:
-        raise DataRefusedError(
-            f"{card.name!r} has no block {missing[0]!r}; choose among those that there are."
-        )
     rows = row_reader(card, files, key=key, as_texts=as_texts)
-    if rows is None:
-        raise DataRefusedError(
-            f"the card of {card.name!r} has blocks, but its reader is of no rows; correct it."
-        )
+    assert rows is not None  # blocks are of rows, as the card checks
     elsewhere = rows.held_out_people()
     trained_on = itertools.chain.from_iterable(
         _records(card, rows, name, elsewhere, digests, root=root, url=url) for name in chosen

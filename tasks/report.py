@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from algorithms.core.software import software
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.epsilon import COARSENING, FINE, adjacency_named, epsilon
 from algorithms.privacy.accounting.events import schedule_from_json
@@ -19,7 +18,6 @@ from algorithms.privacy.accounting.risk import Profile, risk_profile
 from algorithms.privacy.card import (
     PrivacyCard,
     RunRecord,
-    Verification,
     build,
     public_key_of,
     trace_schedule,
@@ -79,24 +77,16 @@ class Run:
 
 @dataclass(frozen=True)
 class Report:
-    """A finished report.
+    """A card and its page.
 
     curve: epsilon after selected steps; empty for a run without noise. history: earlier runs on the same blocks; empty
-    for a run on a whole population.
+    for a run on a whole population. pictures: the figures of the run itself, by name.
     """
 
     run: Run
     card: PrivacyCard
     curve: Curve
     history: History
-
-
-@dataclass(frozen=True)
-class Composed:
-    """A card and its page. pictures: the figures of the run itself, by name."""
-
-    card: PrivacyCard
-    curve: Curve
     pictures: Mapping[str, Picture]
     page: str
 
@@ -115,42 +105,48 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     run = _read(artifacts, prepared)
     check_described(run.receipt, run.public)
     check_evaluated(run.metrics, run.receipt)
-    ran = run.receipt.get("software") or software(root, recorded="report")
     past = nothing()
     if is_on_blocks(run.receipt):
         past = history(run.receipt, run.metrics, ledger=open_ledger(root), home=home(), root=root)
     audit = newest_audit(run.plan["algorithm"], root)
-    made = compose(run, ran, past, folder=artifacts, draw=picture, key=signing_key(home()), audit=audit)
+    made = compose(run, past, folder=artifacts, draw=picture, key=signing_key(home()), audit=audit)
     (artifacts / CARD).write_bytes(made.card.to_bytes())
     frame = pd.DataFrame({"step": made.curve.steps, "epsilon": made.curve.epsilon})
     frame.to_csv(artifacts / "plots" / "epsilon.csv", index=False)
     for name, drawn in made.pictures.items():
         (artifacts / "plots" / f"{name}.png").write_bytes(drawn.light)
     (artifacts / PAGE).write_text(made.page, encoding="utf-8")
-    return Report(run, made.card, made.curve, past)
+    return made
 
 
 def compose(
     run: Run,
-    ran: Mapping[str, Any],
     past: History,
     *,
     folder: Path | None,
     draw: Callable[[Drawing, str], Picture],
     key: Ed25519PrivateKey | None,
     audit: Mapping[str, Any] | None = None,
-) -> Composed:
+) -> Report:
     """Make the card and the page of a run, without writing them.
 
-    ran: the software. folder: the run's files, against which the card is checked; None skips that. key: the owner's
-    key, or None for a card that is not published. audit: the newest audit of the method.
-    Raises RefusedError if the card would be incomplete or does not verify.
+    folder: the run's files, against which the card is checked; None skips that. key: the owner's key, or None for a
+    card that is not published. audit: the newest audit of the method. Raises RefusedError if the card would be
+    incomplete or does not verify.
     """
-    card = build(RunRecord(run.plan, run.receipt, json.loads(run.public.to_json()), run.trace, ran), key)
+    public, ran = json.loads(run.public.to_json()), run.receipt["software"]
+    card = build(RunRecord(run.plan, run.receipt, public, run.trace, ran), key)
     verification = verify(card, folder, key=None if key is None else public_key_of(key), unsigned=key is None)
-    _check(verification)
+    for check in verification.failures:
+        raise RefusedError(
+            f"the files in artifacts are not those of one run ({check.name}: {check.detail});"
+            " `dvc checkout` brings back those that belong together."
+        )
     curve = epsilon_curve(run, grid=COARSENING * (card.accounting.discretisation.pld_interval or FINE))
-    promised = None if card.setting.epsilon is None else _promised(run)
+    promised = None
+    if card.setting.epsilon is not None:
+        held_by = holding_from_json(run.plan["filter"])
+        promised = risk_profile(held_by, schedule_from_json(run.receipt["events"]), run.plan["adjacency"])
     pictures = {name: draw(*drawing) for name, drawing in _drawings(run, curve, promised).items()}
     every = pictures | {name: draw(*drawing) for name, drawing in drawings(past).items()}
     result = score(run.metrics, run.classes)
@@ -165,7 +161,7 @@ def compose(
         attack=run.plan.get("attack"),
         audit=audit,
     )
-    return Composed(card, curve, pictures, text)
+    return Report(run, card, curve, past, pictures, text)
 
 
 def _noise(run: Run) -> Drawing:
@@ -183,6 +179,7 @@ def _read(artifacts: Path, prepared: Path) -> Run:
     for path in (*(artifacts / name for name in _NEEDED), prepared / "public.json"):
         if not path.is_file():
             raise RefusedError(f"the report needs {path}, which is not there; run the stages before it.")
+    classes = pd.read_csv(artifacts / "plots" / "per_class.csv", dtype=str, keep_default_na=False)
     return Run(
         plan=read_json(artifacts / "plan.json"),
         receipt=read_json(artifacts / "receipt.json"),
@@ -190,21 +187,10 @@ def _read(artifacts: Path, prepared: Path) -> Run:
         public=PublicDescription.read(prepared),
         trace=pd.read_parquet(artifacts / "trace.parquet"),
         pairs=pd.read_csv(artifacts / "plots" / "confusion.csv", dtype=str, keep_default_na=False),
-        classes=_classes(artifacts / "plots" / "per_class.csv"),
+        classes=classes.assign(
+            accuracy=pd.to_numeric(classes["accuracy"]), records=classes["records"].astype(int)
+        ),
     )
-
-
-def _classes(path: Path) -> pd.DataFrame:
-    table = pd.read_csv(path, dtype=str, keep_default_na=False)
-    return table.assign(accuracy=pd.to_numeric(table["accuracy"]), records=table["records"].astype(int))
-
-
-def _check(verification: Verification) -> None:
-    for check in verification.failures:
-        raise RefusedError(
-            f"the files in artifacts are not those of one run ({check.name}: {check.detail});"
-            " `dvc checkout` brings back those that belong together."
-        )
 
 
 def epsilon_curve(run: Run, *, grid: float) -> Curve:
@@ -221,27 +207,23 @@ def epsilon_curve(run: Run, *, grid: float) -> Curve:
     steps = [so_far.steps[index] for index in chosen]
     if not _is_fixed(run) or len(trace_schedule(run.trace)) > _MOST_EVENTS:
         return Curve(steps, [so_far.epsilon[index] for index in chosen])
-    costs = [_cost(run, step, grid=grid) for step in steps[:-1]]
-    return Curve(steps, [*costs, run.receipt["epsilon"][run.receipt["accountant"]]])
-
-
-def _promised(run: Run) -> Profile:
-    """The privacy profile of the run."""
-    held_by = holding_from_json(run.plan["filter"])
-    return risk_profile(held_by, schedule_from_json(run.receipt["events"]), run.plan["adjacency"])
+    accountant, adjacency = run.receipt["accountant"], adjacency_named(run.plan["adjacency"])
+    costs = [
+        epsilon(
+            trace_schedule(run.trace[run.trace["step"] < step]),
+            run.receipt["delta"],
+            accountant=accountant,
+            adjacency=adjacency,
+            discretisation=grid,
+        )
+        for step in steps[:-1]
+    ]
+    return Curve(steps, [*costs, run.receipt["epsilon"][accountant]])
 
 
 def _is_fixed(run: Run) -> bool:
     """Whether the releases were fixed in advance, rather than chosen adaptively under a filter."""
     return holding_from_json(run.plan["filter"]) == FIXED
-
-
-def _cost(run: Run, steps: int, *, grid: float) -> float:
-    schedule = trace_schedule(run.trace[run.trace["step"] < steps])
-    accountant, adjacency = run.receipt["accountant"], adjacency_named(run.plan["adjacency"])
-    return epsilon(
-        schedule, run.receipt["delta"], accountant=accountant, adjacency=adjacency, discretisation=grid
-    )
 
 
 def _kept_while_training(trace: pd.DataFrame) -> Curve:

@@ -266,7 +266,7 @@ def _shape(card: DataCard, transform: Transform, encoder: EncoderFacts | None) -
             " --encoder tokenizer/NAME."
         )
     if transform == "none":
-        if not card.input_shape:
+        if card.has_texts and card.tokens is None:
             raise DataRefusedError(
                 f"the records of {card.name!r} are texts that only an encoder can take; name one by --encoder, or"
                 " declare reader.tokens in its card."

@@ -16,7 +16,6 @@ from data.prepare.secret_key import PUBLIC_KEY, keyed
 from data.readers import builtin, cifar, idx, images, reviews
 from data.readers.records import PARTS, Block, Records, checked
 from data.schema.card import DataCard, Split
-from data.schema.errors import DataRefusedError
 from data.schema.formats import OF_ROWS, Cifar, Digits, Idx, Images, Reviews, Synthetic, Texts
 
 if TYPE_CHECKING:
@@ -97,15 +96,8 @@ def read(
         as_texts: Return texts for a text encoder: the features are then arrays of strings [n].
 
     Raises:
-        DataRefusedError: During iteration, without a record's value in the message; and for texts that only an encoder
-            can take, if there is none.
+        DataRefusedError: During iteration, without a record's value in the message.
     """
-    if as_texts != card.has_texts and (as_texts or card.tokens is None):
-        raise DataRefusedError(
-            f"the records of {card.name!r} are no texts; name another encoder."
-            if as_texts
-            else f"the records of {card.name!r} are texts that only an encoder can take; name one in data.encoder."
-        )
     blocks = _of_the_source(card, files, key=key, own=own, as_texts=as_texts)
     return checked(card, blocks if card.split is None else split(blocks, card.split))
 

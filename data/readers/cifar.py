@@ -10,63 +10,35 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, TypeAlias
 
 import numpy as np
+from numpy._core.multiarray import _reconstruct
 from numpy.typing import NDArray
 
 from data.readers.records import PARTS, Block, Records
 from data.schema.errors import DataRefusedError
 from data.schema.formats import Cifar
 
-
-@dataclass
-class Bytes:
-    """A placeholder for a NumPy array while its pickle is read: its parts, from which nothing is built yet."""
-
-    parts: tuple[Any, ...] = ()
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.parts = state
-
-    def array(self) -> NDArray[np.uint8]:
-        """Build the array; raises ValueError unless it is a row-major array of unsigned bytes."""
-        if len(self.parts) != 5 or not isinstance(self.parts[4], bytes):
-            raise ValueError("no array of bytes")
-        _, shape, kind, is_by_columns, content = self.parts
-        if not isinstance(kind, _Kind) or kind.code not in (b"u1", "u1") or is_by_columns:
-            raise ValueError("no array of unsigned bytes, row by row")
-        return np.frombuffer(content, np.uint8).reshape(shape)
-
-
-@dataclass
-class _Kind:
-    code: object
-
-    def __setstate__(self, state: object) -> None:
-        """Ignore byte order and alignment, which bytes do not have."""
-
-
-_STAND_INS: Mapping[tuple[str, str], Callable[..., object]] = {
-    ("numpy.core.multiarray", "_reconstruct"): lambda *_: Bytes(),
-    ("numpy", "ndarray"): lambda *_: Bytes(),
-    ("numpy", "dtype"): lambda code, *_: _Kind(code),
+_OF_ARRAYS: Mapping[tuple[str, str], Callable[..., object]] = {
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): lambda code, *_: np.dtype(code),  # NumPy warns of the other arguments of Python 2
 }
-"""The names in a pickled array of bytes, each with a harmless replacement."""
+"""The names in a pickled array."""
 
 
 class _Plain(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Callable[..., object]:
-        """The replacement for a name; the pickle can call nothing else."""
-        if (module, name) not in _STAND_INS:
-            raise pickle.UnpicklingError("the pickle names something that no array of bytes needs")
-        return _STAND_INS[module, name]
+        """What a name stands for; the pickle can call nothing else."""
+        if (module, name) not in _OF_ARRAYS:
+            raise pickle.UnpicklingError("the pickle names something that no array needs")
+        return _OF_ARRAYS[module, name]
 
 
 def load(file: IO[bytes]) -> object:
-    """The plain value in a pickle from Python 2, with text as bytes and arrays as `Bytes`.
+    """The plain value or array in a pickle from Python 2, with text as bytes.
 
     Raises pickle.UnpicklingError if the pickle names anything else, and whatever Python raises for a broken pickle.
     """
@@ -135,9 +107,9 @@ def _in_bytes(file: IO[bytes], *, fine: bool, size: int) -> Iterator[_Rows]:
 
 def _in_a_pickle(file: IO[bytes], *, fine: bool, size: int) -> Iterator[_Rows]:
     batch = load(file)
-    if not isinstance(batch, dict) or not isinstance(batch[b"data"], Bytes):
+    if not isinstance(batch, dict) or getattr(batch[b"data"], "dtype", None) != np.uint8:
         raise ValueError("no images")
-    pixels = batch[b"data"].array().reshape(-1, size)
+    pixels = batch[b"data"].reshape(-1, size)
     labels = np.array(batch[b"fine_labels" if fine else b"labels"], np.int64)
     if labels.shape != (len(pixels),):
         raise ValueError("not one label an image")

@@ -83,14 +83,6 @@ class Block:
             yield replace(self, records=self.records[start : start + most])
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The training records and the public test records."""
-
-    train: Records
-    test: Records
-
-
 def files_in(folder: Path) -> list[Path]:
     """All files at any depth in a folder, in the order of their names, except hidden ones, whose names begin with a
     dot.
@@ -100,20 +92,6 @@ def files_in(folder: Path) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(place, name) for name in names if not name.startswith(".")]
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
-
-
-def whole(blocks: Iterable[Block]) -> Parts:
-    """Concatenate all blocks of each part in memory; a part without blocks has no records and no shape."""
-    read: dict[Part, list[Records]] = {part: [] for part in PARTS}
-    for block in blocks:
-        read[block.part].append(block.records)
-    return Parts(*(_joined(read[part]) for part in PARTS))
-
-
-def _joined(records: list[Records]) -> Records:
-    if not records:
-        return Records(np.zeros((0,), np.float32), np.zeros((0,), np.int64))
-    return Records(np.concatenate([r.features for r in records]), np.concatenate([r.labels for r in records]))
 
 
 def checked(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:

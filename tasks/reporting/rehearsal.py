@@ -23,14 +23,7 @@ _SOFTWARE = {"recorded": "training", "python": "3", "packages": {"torch": "2"}, 
 
 
 def _composed(run: Run) -> None:
-    compose(
-        run,
-        run.receipt["software"],
-        nothing(),
-        folder=None,
-        draw=lambda _, words: Picture(b"", b"", words),
-        key=None,
-    )
+    compose(run, nothing(), folder=None, draw=lambda _, words: Picture(b"", b"", words), key=None)
 
 
 def rehearse(

@@ -76,9 +76,8 @@ def encoder_of(chosen: params.Encoder) -> "Encoder":
     try:
         settings = Frozen.model_validate(chosen.settings)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, ("data.encoder.settings", *first["loc"])))
-        raise EncoderRefusedError(f"params.yaml: {where}: {first['msg']}; correct it.") from None
+        problem = params.in_words(error.errors()[0], "data.encoder.settings")
+        raise EncoderRefusedError(f"params.yaml: {problem}; correct it.") from None
     return encoder(chosen.name, settings, checkpoint=chosen.checkpoint)
 
 
@@ -104,9 +103,9 @@ def carried_in(preparation: Mapping[str, Any] | None) -> params.Encoder | None:
     carried = dict((preparation or {}).get("encoder") or {})
     if not carried:
         return None
-    expected = carried.pop("sha256", None)
+    expected = carried.pop("sha256")
     chosen = params.Encoder.model_validate(carried)
-    if expected not in (None, encoder_of(chosen).sha256):
+    if encoder_of(chosen).sha256 != expected:
         raise EncoderRefusedError(
             f"the encoder {chosen.name!r} here has other weights than the one that the model was trained behind, whose"
             f" checksum is {expected}; install that one."

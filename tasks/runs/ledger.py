@@ -140,11 +140,11 @@ def _at_url(url: str, home: Path) -> Path:
 
 
 def _kept(file: Path) -> Head:
-    """The head in a file, or NOTHING. Files of version 0.2 lack the row number: no verification continues there."""
+    """The head in a file, or NOTHING."""
     try:
-        words = file.read_text(encoding="utf-8").split()
-        return Head(int(words[0]) if words[1:] else 0, words[-1])
-    except (OSError, ValueError, IndexError):
+        seq, hash_ = file.read_text(encoding="utf-8").split()
+        return Head(int(seq), hash_)
+    except (OSError, ValueError):
         return NOTHING
 
 

@@ -95,12 +95,11 @@ def made_up(kind: Kind) -> dict[str, float]:
 def _rows_of_classes(metrics: Metrics) -> Rows:
     further = (metrics.get(name) for name in ("test_auc", "test_f1", "calibration_error"))
     accuracy, majority = metrics["test_accuracy"], metrics["majority_accuracy"]
-    records = metrics.get("test_records")  # missing in runs of earlier versions
-    how = f": the model is {verdict(accuracy, majority, records)}" if records else ""
+    how = verdict(accuracy, majority, metrics["test_records"])
     return [
         ("test accuracy", f"{accuracy:.2%}"),
         ("AUC, F1, calibration error", ", ".join(map(_decimals, further))),
-        ("majority-class baseline", f"{majority:.2%}{how}"),
+        ("majority-class baseline", f"{majority:.2%}: the model is {how}"),
     ]
 
 

@@ -306,17 +306,10 @@ def check_described(receipt: Mapping[str, Any], public: PublicDescription) -> No
 
     A card would describe other data, and some records that the model was trained on may be held out now.
     """
-    trained_under = receipt.get("description_sha256")
-    if trained_under is None:
+    if receipt["description_sha256"] != public.digest:
         raise RefusedError(
-            "artifacts/receipt.json, of an older version, does not say how the data were described when the model was"
-            " trained; keep what the run has, or train again."
-        )
-    if trained_under != public.digest:
-        raise RefusedError(
-            "datasets/prepared/public.json describes the data otherwise than when the model was trained;"
-            " prepare them again"
-            " with the data card as it was, or train again."
+            "datasets/prepared/public.json describes the data otherwise than when the model was trained; prepare them"
+            " again with the data card as it was, or train again."
         )
 
 

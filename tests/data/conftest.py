@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from ruamel.yaml import YAML
 
 from data.readers.of_rows import RowReader
-from data.readers.records import Records, whole
+from data.readers.records import Records
 from data.schema.card import DataCard
 from tests.support.cards import card, category, csv_of, label, number
+from tests.support.parts import whole
 
 Document = dict[str, Any]
 CardOf = Callable[..., DataCard]

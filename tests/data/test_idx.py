@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from data import DataRefusedError
 from data.prepare import reading
-from data.readers.records import Parts, whole
 from data.schema.card import DataCard
 from tests.data.conftest import CardOf, Document
+from tests.support.parts import Parts, whole
 
 Pack = Callable[[NDArray[np.uint8]], bytes]
 

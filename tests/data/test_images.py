@@ -23,9 +23,9 @@ from data.prepare.reading import read, row_reader
 from data.prepare.secret_key import PUBLIC_KEY
 from data.prepare.unseen import preparation_of, records_in
 from data.readers import images
-from data.readers.records import Parts, whole
 from data.schema.card import DataCard
 from tests.data.conftest import CardOf, Document, named_files
+from tests.support.parts import Parts, whole
 
 GREY = 0.25
 """The stand-in."""

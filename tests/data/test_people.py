@@ -18,10 +18,10 @@ from data.prepare.prepared import Prepared, load
 from data.prepare.prepared import write as write_prepared
 from data.prepare.reading import read
 from data.prepare.unseen import preparation_of, records_in
-from data.readers.records import Parts, whole
 from data.schema.card import DataCard
 from data.schema.targets import IGNORED
 from tests.data.conftest import CardOf, Document, named_files
+from tests.support.parts import Parts, whole
 
 KEY = b"k" * 32
 

@@ -10,9 +10,10 @@ from data import DataRefusedError, public_description
 from data.prepare.fetch import Places, fetch
 from data.prepare.reading import read
 from data.readers import builtin
-from data.readers.records import Parts, Records, whole
+from data.readers.records import Records
 from data.schema import registry
 from data.schema.formats import Digits
+from tests.support.parts import Parts, whole
 
 MIRROR = os.environ.get("EPSILONFLOW_DATA_MIRROR")
 needs_mirror = pytest.mark.skipif(

@@ -14,11 +14,12 @@ from data.prepare.description import rule_of
 from data.prepare.fetch import Places, fetch
 from data.prepare.reading import read, word_list
 from data.readers import reviews
-from data.readers.records import Block, Parts, Records, whole
+from data.readers.records import Block, Records
 from data.schema import registry
 from data.schema.formats import Reviews
 from tests.data.conftest import CardOf, Document, tar
 from tests.data.test_real_sets import MIRROR, needs_mirror
+from tests.support.parts import Parts, whole
 
 LISTED = b"the\nand\nfilm\nthe\n!\nwell-made\ngood\nnaive\ncaf\xc3\xa9\n"
 WORDS = {"the": 2, "and": 3, "film": 4, "good": 5}

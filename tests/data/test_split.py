@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.prepare.reading import is_test, split
-from data.readers.records import Block, Records, whole
+from data.readers.records import Block, Records
 from data.schema.card import Split
+from tests.support.parts import whole
 
 RULE = Split(salt="a public salt", test_fraction=0.5)
 ROWS = st.lists(

@@ -5,10 +5,10 @@ import pytest
 
 from data import DataRefusedError
 from data.prepare.reading import read
-from data.readers.records import Parts, whole
 from data.schema import registry
 from data.schema.formats import Synthetic
 from tests.data.conftest import CardOf, Document
+from tests.support.parts import Parts, whole
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,10 @@ from data.prepare.description import rule_of
 from data.prepare.reading import read, row_reader, word_list
 from data.prepare.secret_key import PUBLIC_KEY
 from data.prepare.unseen import preparation_of, records_in
-from data.readers.records import Records, whole
+from data.readers.records import Records
 from data.schema.card import DataCard
 from tests.data.conftest import CardOf, Document, named_files
+from tests.support.parts import whole
 
 ROWS = [
     ("On time", "good", "pos"),
@@ -251,7 +252,7 @@ def test_texts_without_words_are_for_an_encoder(card: CardOf, tmp_path: Path) ->
     with pytest.raises(DataRefusedError, match="only an encoder can take"):
         public_description(card())
     with pytest.raises(DataRefusedError, match="only an encoder can take"):
-        read(card(), {"train": write(tmp_path, "csv")})
+        public_description(card({"shape": [3]}))
 
 
 def test_all_splits_at_once_are_refused(card: CardOf, tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ from algorithms.privacy.card import build
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.ledger import Checkpoint, Ledger, export, restore
 from data.readers.of_rows import RowReader
-from data.readers.records import whole
 from data.schema import registry
 from data.schema.formats import Csv, Parquet
 from data.schema.targets import Classes
@@ -40,6 +39,7 @@ from tasks.config import params
 from tasks.evaluate import load_model
 from tasks.retraining import settings as retraining
 from tasks.runs.stages import refusals
+from tests.support.parts import whole
 from tests.support.synthetic_run import record, write_run
 
 ROOT = Path(__file__).parents[2]

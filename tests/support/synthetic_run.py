@@ -174,6 +174,7 @@ def _receipt(
         "private_noise": kind != "seeded",
         "diagnostics": False,
         "device": "cpu",
+        "software": {"recorded": "training", "python": "3", "packages": {"torch": "2"}, "git": None},
         "ledger": {
             "head": "f" * 64,
             "cap": {"epsilon": 10.0, "delta": 1e-4},

@@ -237,13 +237,6 @@ def test_a_card_without_what_it_must_state_fails_the_stage(tmp_path: Path) -> No
     assert not (folders.artifacts / "privacy_card.json").exists()
 
 
-def trained_under(folders: Folders, digest: str | None) -> None:
-    """Lets the receipt say under which description of the data the model was trained, or say nothing of it."""
-    path = folders.artifacts / "receipt.json"
-    receipt = read_json(path) | ({} if digest is None else {"description_sha256": digest})
-    write_json(path, {key: value for key, value in receipt.items() if digest or key != "description_sha256"})
-
-
 @pytest.mark.parametrize("change", [{"unit": "one gallery"}, {"title": "Plants"}, {"records": None}])
 def test_data_that_are_described_otherwise_than_in_training_are_refused(
     tmp_path: Path, change: dict[str, str | None]
@@ -257,13 +250,6 @@ def test_data_that_are_described_otherwise_than_in_training_are_refused(
     assert not [name for name in WRITTEN if (folders.artifacts / name).exists()]
     path.write_bytes(before)
     assert make(folders).card.setting.unit == "one drawing"
-
-
-def test_a_receipt_that_does_not_say_how_the_data_were_described_is_refused(tmp_path: Path) -> None:
-    folders = write_run(tmp_path)
-    trained_under(folders, None)
-    with pytest.raises(RefusedError, match="of an older version, does not say how the data were described"):
-        make(folders)
 
 
 def test_what_training_recorded_about_the_software_is_kept(tmp_path: Path) -> None:

@@ -1,0 +1,30 @@
+"""Records of both parts in memory, as tests compare them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from data.readers.records import PARTS, Block, Part, Records
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The training records and the public test records."""
+
+    train: Records
+    test: Records
+
+
+def whole(blocks: Iterable[Block]) -> Parts:
+    """Concatenate all blocks of each part; a part without blocks has no records and no shape."""
+    read: dict[Part, list[Records]] = {part: [] for part in PARTS}
+    for block in blocks:
+        read[block.part].append(block.records)
+    return Parts(*(_joined(read[part]) for part in PARTS))
+
+
+def _joined(records: list[Records]) -> Records:
+    if not records:
+        return Records(np.zeros((0,), np.float32), np.zeros((0,), np.int64))
+    return Records(np.concatenate([r.features for r in records]), np.concatenate([r.labels for r in records]))
