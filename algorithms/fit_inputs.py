@@ -176,13 +176,17 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
     """
     check_module(module)
     own = _own_copy(module)
-    if records.packing is not None or not isinstance(_probed(own, records), Tensor):
+    is_flat = False
+    if records.packing is not None or not isinstance(found := _probed(own, records), Tensor):
         own = Called(own, records.packing)
+    elif found.dim() == 1:
+        own, is_flat = Called(own, None), True
     outputs, shape = _output_shape(own, records), records.labels.shape[1:]
     _check_entries(own, records)
     is_real = records.labels.dtype.kind == "f"
-    losses, bounds, ignored = _losses(loss, records, outputs)
-    classes = max(2, outputs[0] if outputs[1:] == shape else outputs[-1])  # PyTorch puts classes first
+    losses, bounds, ignored = _losses(loss, records, outputs, is_flat=is_flat)
+    classes = outputs[0] if outputs[1:] == shape else outputs[-1]  # PyTorch puts classes first
+    classes = max(classes, 2 if ignored is None else 1)
     counted = records.labels
     if shape and ignored is not None:
         counted = counted[counted != ignored]
@@ -278,11 +282,11 @@ def _output_shape(module: nn.Module, records: GivenRecords) -> tuple[int, ...]:
 
 
 def _losses(
-    loss: object, records: GivenRecords, outputs: tuple[int, ...]
+    loss: object, records: GivenRecords, outputs: tuple[int, ...], *, is_flat: bool
 ) -> tuple[Losses, LossBounds | None, int | None]:
     """The per-record loss [batch], its public bounds, and the class of ignored targets.
 
-    outputs: the shape of a record's outputs.
+    outputs: the shape of a record's outputs. is_flat: whether the module gives [batch], as one's own loss takes it.
     """
     name, of_torch, reduction = _of_torch(loss)
     if of_torch is None and not callable(loss):
@@ -296,12 +300,14 @@ def _losses(
     as_real = is_real or not (is_own or by_index)
     if not is_own and as_real:
         _check_shapes(name, of_torch, outputs, records.labels.shape[1:], is_real=is_real)
-    keeps = is_own and is_real and _takes_column(each, outputs, records.labels.shape[1:])
+    keeps = is_own and is_real and not is_flat and _takes_column(each, outputs, records.labels.shape[1:])
     ignored: int | None = getattr(loss, "ignore_index", -100) if by_index else None
 
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
         if records.is_column and is_own:
             targets = targets[:, None]
+        if is_flat and is_own:
+            outputs = outputs[:, 0]
         if as_real:
             targets = targets.to(outputs.dtype)
             # [batch, 1] and [batch] would broadcast to [batch, batch]

@@ -108,7 +108,7 @@ def fit(
     are below the number of outputs, and that the model accepts their whole numbers.
 
     Args:
-        model: Maps [batch, *shape] to [batch, outputs], or to outputs for each part of a record, such as
+        model: Maps [batch, *shape] to [batch, outputs], to [batch], or to outputs for each part of a record, such as
             [batch, length, classes] for texts. If it returns several tensors, as models of transformers do, the
             `logits` are used. Training starts from its weights; it is not changed.
         loss: (outputs, targets) -> [batch], the loss of each record; or a loss of torch.nn or torch.nn.functional, or

@@ -123,7 +123,8 @@ class Called(nn.Module):
     """Wraps a module for the engine: rows [batch, ...] to one tensor of outputs.
 
     packing: of the rows; None if the module takes them unchanged. The module is called with the parts by name, or with
-    a mapping if it takes one argument of another name. Of a library's model the logits are returned.
+    a mapping if it takes one argument of another name. Of a library's model the logits are returned. Outputs [batch]
+    become [batch, 1].
     """
 
     def __init__(self, module: nn.Module, packing: Packing | None) -> None:
@@ -140,7 +141,7 @@ class Called(nn.Module):
             parts = self.packing.mapping(rows, next(real, torch.float32))
             found = self.module(**parts) if self.takes_names else self.module(parts)
         logits: Tensor = found.get("logits", found) if isinstance(found, Mapping) else found
-        return logits
+        return logits[:, None] if isinstance(logits, Tensor) and logits.dim() == 1 else logits
 
 
 def _takes(module: nn.Module, names: Sequence[str]) -> bool:

@@ -230,6 +230,17 @@ def test_a_loss_of_ones_own_may_take_one_output_as_the_model_gives_it(loss: Any)
     assert same(found, expected)
 
 
+@pytest.mark.parametrize("loss", ["mse_loss", lambda outputs, targets: (outputs - targets).square()])
+def test_a_model_may_give_one_number_for_each_record(loss: Any) -> None:
+    X, _ = two_classes()
+    method = NonPrivate(steps=3, expected_batch_size=60)
+    one, flat = (
+        seeded(model=model, loss=loss, y=X @ np.arange(5.0), method=method)
+        for model in (linear(1), nn.Sequential(linear(1), nn.Flatten(0)))
+    )
+    assert same(one, flat)
+
+
 def test_a_loss_of_ones_own_gets_targets_in_the_shape_they_were_given() -> None:
     """Two outputs are compared with targets [batch, 1] each; beside [batch] they would be broadcast otherwise."""
     X, _ = two_classes()
@@ -618,6 +629,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "nothing to train": ({"model": nn.Linear(5, 2).requires_grad_(False)}, "no parameters to train"),
     "another shape": ({"model": nn.Linear(4, 2)}, "does not take records of shape"),
     "one output too few": ({"y": Y + 1}, "beyond the model's 2 outputs"),
+    "one output for classes": (
+        {"model": nn.Sequential(nn.Linear(5, 1), nn.Flatten(0))},
+        "beyond the model's 1 outputs",
+    ),
     "classes below 0": ({"y": Y - 1}, "below 0"),
     "an unknown loss": ({"loss": "no_such_loss"}, "there is no loss 'no_such_loss'"),
     "no loss at all": ({"loss": X}, "there is no loss <class 'numpy.ndarray'>; name"),
