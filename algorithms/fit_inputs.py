@@ -194,7 +194,8 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
         raise RefusedError("y holds classes below 0; count the classes from 0.")
     if not is_real and len(counted) and counted.max() >= classes:
         raise RefusedError(
-            f"y holds classes beyond the model's {classes} outputs; give it an output for each class."
+            f"y holds classes beyond the model's {classes} outputs; give it an output for each class, or y as real"
+            " numbers if they are no classes."
         )
     note = (
         "The start is the weights that the module was given with; what they were made of is not in this card."
@@ -359,6 +360,8 @@ def _takes_column(loss: Losses, outputs: tuple[int, ...], targets: tuple[int, ..
 
 def _of_torch(loss: object) -> tuple[str, Any, str]:
     """A PyTorch loss without reduction: its functional name, the function, and its reduction ("" for the default)."""
+    if isinstance(loss, torch.jit.ScriptModule):
+        raise RefusedError("the loss is TorchScript; give the torch.nn.Module that it was made from.")
     if isinstance(loss, nn.Module):
         if not hasattr(loss, "reduction"):
             return "", None, ""

@@ -635,6 +635,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "classes below 0": ({"y": Y - 1}, "below 0"),
     "an unknown loss": ({"loss": "no_such_loss"}, "there is no loss 'no_such_loss'"),
+    "a loss in TorchScript": ({"loss": torch.jit.script(nn.CrossEntropyLoss())}, "the loss is TorchScript"),
     "no loss at all": ({"loss": X}, "there is no loss <class 'numpy.ndarray'>; name"),
     "classes as real numbers": ({"y": Y.astype(float)}, r"takes classes; .* y\.astype\(int\)"),
     "two outputs for one number": (
