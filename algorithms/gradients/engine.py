@@ -165,7 +165,7 @@ class Engine:
         """A copy for another thread: its modules are its own, their tensors are shared."""
         model, same = self._passes.model, copy.copy(self)
         shared = {id(part): part for part in (*model.module.parameters(), *model.module.buffers())}
-        same._passes = Passes(replace(model, module=copy.deepcopy(model.module, shared)))
+        same._passes = replace(self._passes, model=replace(model, module=copy.deepcopy(model.module, shared)))
         return same
 
     @property

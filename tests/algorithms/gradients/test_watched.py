@@ -116,6 +116,31 @@ def test_experts_that_the_first_made_up_records_leave_out_are_computed(
     check(made, engine)
 
 
+class Rescaled(nn.Module):
+    """The same but for rounding, whether any record is large or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * 3.0 / 3.0 if (x > 3.0).any() else x)
+
+
+def test_copies_for_other_workers_answer_a_model_alike() -> None:
+    """One large record would change the last bits of all others in its pass."""
+    made = problem(Spec(Rescaled, (4,)), torch.float32, count=40)
+    engine = made.engine()
+    inputs = made.inputs.clamp(max=2.0)
+    other = torch.cat([torch.full_like(inputs[:1], 5.0), inputs[1:]])
+    for each in (engine, engine.copied()):
+        alone, beside = (
+            each.contributions(made.parameters, some, made.labels).take(torch.arange(1, 40))
+            for some in (inputs, other)
+        )
+        assert torch.equal(alone.norms(L2(1.0)), beside.norms(L2(1.0)))
+
+
 class Force(nn.Module):
     """The derivative of an energy, as of a molecule."""
 
