@@ -218,8 +218,6 @@ OPTIONAL = ("features", "performance", "tracking", "ledger")
 
 
 if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
-
     from algorithms.core.method import Algorithm
     from algorithms.core.training import Features
 
@@ -380,7 +378,7 @@ def _features(values: Mapping[Any, Any]) -> "Features | None":
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
-def in_words(problem: "ErrorDetails", *outer: str) -> str:
+def in_words(problem: Mapping[str, Any], *outer: str) -> str:
     """What pydantic found wrong, as a clause that names the key. outer: keys outside of what was validated."""
     key = ".".join(str(part) for part in (*outer, *problem["loc"]) if part != "[key]") or "the file"
     if problem["type"] in _UNKNOWN:
@@ -392,7 +390,7 @@ def in_words(problem: "ErrorDetails", *outer: str) -> str:
     return f"{key} is {problem['input']!r}, but {problem['msg'].replace('Input should', 'should', 1)}"
 
 
-def _known(group: str, problem: "ErrorDetails", values: Mapping[Any, Any]) -> str:
+def _known(group: str, problem: Mapping[str, Any], values: Mapping[Any, Any]) -> str:
     """For an unknown key: the closest valid key of the group, and all valid keys."""
     kind, place = _kind(group, values), problem["loc"]
     if kind is None or problem["type"] not in _UNKNOWN:
