@@ -340,6 +340,7 @@ def _limits(job: Job) -> Performance:
         threads=wanted.threads,
         group=job.group,
         shard_frozen=wanted.shard_frozen,
+        offload=wanted.offload,
     )
 
 

@@ -243,7 +243,7 @@ def train(
     Raises RefusedError if the checkpoint belongs to another run or the model cannot be trained privately, and whatever
     `reserve` raises.
     """
-    state = algorithm.init(model.initial_parameters().to(performance.device), plan)
+    state = algorithm.init(model.initial_parameters().to(performance.home), plan)
     start, last_norms = _Progress(state, buffers(model)), LastNorms()
     resumed = load(folder, start, run_id=run_id, last_norms=last_norms)
     before = Trace() if learned_before is None else _counted_by(plan, learned_before[1])
@@ -266,7 +266,7 @@ def train(
     if features is not None:
         if resumed is None:
             known = _learn(features, barrier, model, plan) if learned_before is None else learned_before[0]
-            begun = algorithm.init(known.start.to(performance.device), plan)
+            begun = algorithm.init(known.start.to(performance.home), plan)
             found = _Progress(begun, known.buffers)
         model = installed(model, found.buffers)
         barrier = barrier.about(of_people(model, rows))

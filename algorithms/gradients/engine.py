@@ -64,6 +64,8 @@ class Engine:
             the number of records. If a model computes with other numbers of rows, or its control flow depends on
             values, the physical batch is 1.
         physical_batch: the largest number of records in a pass.
+        offload: whether trained parameters, and sums over records, stay in main memory: the points of queries are then
+            on the CPU, and each use of a parameter copies it to the device. The model is inspected on the CPU.
         mesh: processes to shard the model's frozen parameters over. The whole model is then inspected on the CPU, and
             each process must take the same number of batches, of which some may be empty.
 
@@ -106,10 +108,11 @@ class Engine:
         device: torch.device | None = None,
         memory_mb: int = 1024,
         physical_batch: int | None = None,
+        offload: bool = False,
         mesh: "DeviceMesh | None" = None,
     ) -> None:
         device = device or torch.device("cpu")
-        inspected_on = device if mesh is None else torch.device("cpu")
+        inspected_on = torch.device("cpu") if offload or mesh is not None else device
         self._passes = Passes(_on(model, inspected_on))
         self._is_sharded = mesh is not None
         with refusing(model, input_shape, input_dtype):
@@ -127,6 +130,8 @@ class Engine:
         self._log()
         if mesh is not None:
             self._shard(mesh)
+        if offload:
+            self._offload(device)
 
     def _size(self, physical_batch: int | None, memory_mb: int, device: torch.device) -> int:
         """The physical batch."""
@@ -160,6 +165,23 @@ class Engine:
                 " sharded then; set performance.shard_frozen to false."
             )
         self._passes = replace(self._passes, model=shard_frozen(model, mesh))
+
+    def _offload(self, device: torch.device) -> None:
+        """Keep trained parameters in main memory from now on; tries it on a made-up record."""
+        name, module = self._passes.model.name, copy.deepcopy(self._passes.model.module)
+        words = f"the model {name} cannot be trained with its parameters in main memory"
+        if not self.is_batched:
+            raise ModelRefusedError(
+                f"{words}: it is differentiated record by record; set performance.offload to false."
+            )
+        for part in (*(p for p in module.parameters() if not p.requires_grad), *module.buffers()):
+            part.data = part.data.to(device)
+        self._passes = replace(self._passes, model=replace(self._passes.model, module=module), offload=device)
+        try:
+            self._pass_over_made_up(self._passes.model.initial_parameters(), device)
+        except (RuntimeError, UnrecordedError) as why:
+            reason = str(why).partition("\n")[0]
+            raise ModelRefusedError(f"{words} ({reason}); set performance.offload to false.") from why
 
     def copied(self) -> "Engine":
         """A copy for another thread: its modules are its own, their tensors are shared."""
@@ -252,7 +274,9 @@ class Engine:
         """Per-example gradients of one physical batch from a single pass; for the barrier alone."""
         if len(labels) == 0:
             if self._is_sharded:
-                self._gather_for_others(parameters)
+                self._pass_over_made_up(
+                    parameters, parameters.device
+                )  # so that the others can gather weights
             return self._passes.contributions(parameters, parameters.new_zeros(0), {})
         padded = self._filled(inputs), self._filled(labels)
         if self._examined.layouts is not None:
@@ -264,10 +288,9 @@ class Engine:
                     raise
         return self._passes.one_by_one(parameters, *padded).first(len(labels))
 
-    def _gather_for_others(self, parameters: Tensor) -> None:
-        """Run a pass over a made-up record, so that the other processes can gather weights for their own pass."""
+    def _pass_over_made_up(self, parameters: Tensor, device: torch.device) -> None:
         made_up = self._examined.form.draw(1, 0)
-        inputs, labels = (part.to(parameters.device) for part in (made_up.inputs, made_up.labels))
+        inputs, labels = (part.to(device) for part in (made_up.inputs, made_up.labels))
         layouts = self._examined.layouts
         if layouts is not None:
             self._passes.recorded(parameters, self._filled(inputs), self._filled(labels), layouts)
@@ -291,7 +314,8 @@ class Engine:
     def _losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each record; computed record by record if the gradients are."""
         if self._examined.layouts is not None:
-            return self._passes.losses(parameters, self._filled(inputs), self._filled(labels))[: len(labels)]
+            here = parameters.to(inputs.device)  # all at once, if they are in main memory
+            return self._passes.losses(here, self._filled(inputs), self._filled(labels))[: len(labels)]
         return self._passes.losses_one_by_one(parameters, inputs, labels)
 
     def _add_batch(

@@ -9,8 +9,9 @@ gradients cannot be separated by record, UnrecordedError is raised, so that none
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from torch.utils._pytree import tree_leaves
 
 from algorithms.gradients.grads import PerExample
 from algorithms.gradients.padding import Layout, UnrecordedError, layout_of
+
+if TYPE_CHECKING:
+    from algorithms.gradients.offload import Offload
 
 Errors = Tensor
 Gradients = dict[str, PerExample]
@@ -110,15 +114,34 @@ class RecordedTensor(Tensor):
 
     A tensor subclass, not a PyTorch mode: a mode would route all other calls through Python too, which takes longer
     than a small layer's arithmetic.
+
+    offload: brings a parameter that stays in main memory to the device. parameter: the name of one that was brought.
     """
+
+    offload: Optional["Offload"] = None
+    parameter: str | None = None
+
+    @classmethod
+    def of(
+        cls, tensor: Tensor, *, parameter: str | None = None, offload: Optional["Offload"] = None
+    ) -> "RecordedTensor":
+        """The same values, as a tensor whose uses are recorded."""
+        found: RecordedTensor = Tensor._make_subclass(cls, tensor.detach())
+        if parameter is not None:
+            found.parameter, found.offload = parameter, offload
+        return found
 
     @classmethod
     def __torch_function__(cls, func: Func, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
-        recorder = _HERE.recorder
+        recorder, given = _HERE.recorder, kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
+            use, offload = (_run_again, None) if recorder is None else (recorder.use, recorder.offload)
             if recorder is None:
-                return _run_again(func, args, kwargs or {})
-            return recorder.use(func, args, kwargs or {})
+                marked = (leaf for leaf in tensors_in((args, given)) if isinstance(leaf, RecordedTensor))
+                offload = next((leaf.offload for leaf in marked if leaf.offload is not None), None)
+            if offload is not None:
+                return offload.call(use, func, args, given)
+            return use(func, args, given)
 
 
 def _run_again(func: Func, args: Args, kwargs: Kwargs) -> Any:
@@ -132,7 +155,7 @@ def _run_again(func: Func, args: Args, kwargs: Kwargs) -> Any:
     if output.requires_grad:
         return output
     if all(isinstance(leaf, RecordedTensor) for leaf in tensors_in((args, kwargs))):
-        return _seen(output)
+        return RecordedTensor.of(output)
     return _anchored(output if output._base is None else output.clone(), torch.zeros((), requires_grad=True))
 
 
@@ -169,7 +192,8 @@ class GradSampleRecorder:
     parameters: by name; the model must run with the recorder's own `parameters`. rules: by torch function. general: the
     rule for other functions. shared: the rule for functions that neither take nor return a batch. batch: the number of
     records. layouts: of the uses. Without them the recorder notes the shapes in all calls, and learns the layouts by
-    comparing them with `other`: the shapes for another batch size, and that size.
+    comparing them with `other`: the shapes for another batch size, and that size. offload: if the parameters stay in
+    main memory.
     """
 
     def __init__(
@@ -182,6 +206,7 @@ class GradSampleRecorder:
         batch: int,
         layouts: Layouts | None,
         other: tuple[Sequence[Shapes], int] | None = None,
+        offload: Optional["Offload"] = None,
     ) -> None:
         self.batch = batch
         self.uses: list[Use] = []
@@ -190,7 +215,11 @@ class GradSampleRecorder:
         self.learned: list[Call] = []
         self.without_rule: set[str] = set()
         # Keeps the tensors alive, so that their ids stay unique.
-        self.parameters: dict[str, Tensor] = {name: _seen(part) for name, part in parameters.items()}
+        self.parameters: dict[str, Tensor] = {
+            name: RecordedTensor.of(part, parameter=name if offload else None, offload=offload)
+            for name, part in parameters.items()
+        }
+        self.offload = offload
         self._names = {id(tensor): name for name, tensor in self.parameters.items()}
         self._held: list[Tensor] = []
         self._rules = rules
@@ -214,6 +243,10 @@ class GradSampleRecorder:
         if self._noting is not None:
             self._noting.__exit__(*reason)  # type: ignore[no-untyped-call]
         _HERE.recorder, self._before = self._before, None
+
+    def saving(self) -> AbstractContextManager[Any]:
+        """A context for the forward pass, in which autograd saves no copies of parameters in main memory."""
+        return nullcontext() if self.offload is None else self.offload.saving()
 
     @property
     def shapes(self) -> list[Shapes]:
@@ -275,7 +308,8 @@ class GradSampleRecorder:
 
     def name(self, tensor: Any) -> str | None:
         """The name of a trained parameter or of a tensor computed from them alone; None for any other value."""
-        return self._names.get(id(tensor))
+        found = self._names.get(id(tensor))
+        return tensor.parameter if found is None and isinstance(tensor, RecordedTensor) else found
 
     def layout(self, tensor: Tensor) -> Layout:
         """The layout of a tensor of this call; raises UnrecordedError if it has no batch dimension."""
@@ -322,7 +356,7 @@ class GradSampleRecorder:
     ) -> list[Tensor]:
         """Record the outputs of an operation on parameters alone, and return the model's tensors. See `Made`."""
         names = tuple(f"#{len(self._held) + index}" for index in range(len(followed)))
-        outputs = [_seen(output) for output in followed]
+        outputs: list[Tensor] = [RecordedTensor.of(output) for output in followed]
         self._held += outputs
         self._names |= {id(output): name for output, name in zip(outputs, names, strict=True)}
         self.graph |= dict(zip(names, followed, strict=True))
@@ -336,12 +370,6 @@ class GradSampleRecorder:
 
 def _anchored(output: Tensor, anchor: Tensor) -> Tensor:
     found: Tensor = _Anchored.apply(output, anchor.to(output.device))  # type: ignore[no-untyped-call]
-    return found
-
-
-def _seen(tensor: Tensor) -> Tensor:
-    """The same values, as a tensor whose uses are recorded."""
-    found: Tensor = Tensor._make_subclass(RecordedTensor, tensor.detach())
     return found
 
 

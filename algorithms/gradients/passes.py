@@ -22,6 +22,7 @@ from algorithms.gradients.grad_sample_recorder import (
     Use,
 )
 from algorithms.gradients.grads import DenseGrad, PerExample
+from algorithms.gradients.offload import Offload
 from algorithms.gradients.padding import UnrecordedError
 from algorithms.gradients.per_example_gradients import PerExampleGradients, combined
 from algorithms.gradients.rules import RULES, general, pulled_back, shared
@@ -36,11 +37,13 @@ class Passes:
 
     answers: to the model's questions about tensor values, such as whether any record has padding, in order. Each is a
     public constant, since an answer that depends on one record would change the results of others; None for a question
-    that no record can influence. A pass over a single record uses the record's own answers.
+    that no record can influence. A pass over a single record uses the record's own answers. offload: where parameters
+    are brought to that stay in main memory; None if they are where the records are.
     """
 
     model: Model
     answers: Answers = ()
+    offload: torch.device | None = None
 
     @cached_property
     def _pools(self) -> bool:
@@ -85,7 +88,7 @@ class Passes:
         tape, inputs = self._tape(parameters, inputs, len(labels), layouts)
 
         def run() -> tuple[Tensor, list[Use], tuple[Tensor | None, ...]]:
-            with torch.enable_grad(), self._precision(inputs.device), self._answering():
+            with torch.enable_grad(), self._precision(inputs.device), self._answering(), tape.saving():
                 with tape:
                     outputs = self.model.module(inputs)
                 losses = self.model.losses(outputs, labels)
@@ -125,7 +128,10 @@ class Passes:
         if self._pools:
             named = {name: _channels_last(part) for name, part in named.items()}
             inputs = _channels_last(inputs)
-        tape = GradSampleRecorder(named, RULES, general, shared, batch=batch, layouts=layouts, other=other)
+        offload = None if self.offload is None else Offload(self.offload)
+        tape = GradSampleRecorder(
+            named, RULES, general, shared, batch=batch, layouts=layouts, other=other, offload=offload
+        )
         return tape, inputs
 
     def one_by_one(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:

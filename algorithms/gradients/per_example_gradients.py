@@ -183,7 +183,8 @@ class PerExampleGradients:
         gradient = self.gradients.get(name)
         if not isinstance(clipping, Affine):
             return self._zeros() if gradient is None else gradient.square_norms()
-        shift, scale = clipping.shift[self.places[name]], clipping.scale[self.places[name]]
+        device, place = self.losses.device, self.places[name]
+        shift, scale = clipping.shift[place].to(device), clipping.scale[place].to(device)
         if gradient is None:
             return self._zeros() + (shift.double() / scale.double()).square().sum()
         return gradient.square_distances(shift, scale, cancels=clipping.cancels)
@@ -202,7 +203,7 @@ class PerExampleGradients:
             for place, part in zip(
                 places, torch.split(added, [at.stop - at.start for at in places]), strict=True
             ):
-                total[place] += part
+                total[place] += part.to(total.device)
         self._add_weighted({name: weights for name in self.places if name not in together}, total)
 
     def _add_weighted(self, weights: dict[str, Tensor], total: Tensor) -> None:

@@ -392,7 +392,7 @@ class Barrier:
         """Give the gradient's sample, drawn again with the same coins, to the diagnostics if there are any."""
         if self.__diagnostics is None or isinstance(release.sampling, Importance):
             return
-        point = parameters.to(self.__exact.performance.device)
+        point = parameters.to(self.__exact.performance.home)
         sums = total.cpu().numpy(), noisy.cpu().numpy()
         place = len(self.__trace.rows) - 1, self.__trace.step
         batches = self.__exact.drawn(release, self.__generator.stream(place[0]))

@@ -229,9 +229,10 @@ class Performance:
 
     workers: parallel passes on a CPU; by default as many as cores and memory allow, with the same bits for any number.
     threads: per worker, see `Engine.threads`. group: the run's processes. shard_frozen: whether they divide the model's
-    frozen parameters between them. number: the number of records, if it is public. Some algorithms hold a value of
-    every record at once, and round differently. This number, not the true one, decides whether such an algorithm fits
-    into memory; without it they are not used.
+    frozen parameters between them. offload: whether trained parameters, sums and the method's state stay in main
+    memory, for a model that does not fit the device. number: the number of records, if it is public. Some algorithms
+    hold a value of every record at once, and round differently. This number, not the true one, decides whether such an
+    algorithm fits into memory; without it they are not used.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -242,6 +243,12 @@ class Performance:
     threads: int | None = None
     group: Group = ALONE
     shard_frozen: bool = False
+    offload: bool = False
+
+    @property
+    def home(self) -> torch.device:
+        """Where parameters, sums and the method's state lie."""
+        return torch.device("cpu") if self.offload else self.device
 
     @property
     def shards(self) -> bool:
@@ -329,6 +336,7 @@ class Performance:
                     device=self.device,
                     memory_mb=self.memory_mb,
                     physical_batch=self.physical_batch,
+                    offload=self.offload,
                     mesh=self._mesh() if self.shards else None,
                 )
         except RecordsNotIndependentError as reason:

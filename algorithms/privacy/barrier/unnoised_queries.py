@@ -104,7 +104,8 @@ def _mapped(
 
 def all_in_closed_form(model: Model, records: Records, performance: Performance) -> LinearRecords | None:
     """A copy of all records, for closed forms; None without these for the model, or without memory for the copy."""
-    if not (has_closed_forms(model) and performance.holds(2 * math.prod(records.features.shape[1:]))):
+    fits = performance.holds(2 * math.prod(records.features.shape[1:]))
+    if performance.offload or not (has_closed_forms(model) and fits):
         return None
     features, labels = (torch.from_numpy(np.array(part)) for part in (records.features, records.labels))
     return LinearRecords(model, features.to(performance.device), labels.to(performance.device))
@@ -326,8 +327,8 @@ class UnnoisedQueries:
         return self._batches(chosen(release, self._count, stream))
 
     def _copied(self, points: Tensor) -> Tensor:
-        """A copy of points on the device, so that a model that changes them changes only the copy."""
-        return points.detach().to(self.performance.device, copy=True)
+        """A copy of points where sums are, so that a model that changes them changes only the copy."""
+        return points.detach().to(self.performance.home, copy=True)
 
     @property
     def _count(self) -> int:

@@ -64,13 +64,15 @@ def adapted(*, is_checkpointed: bool = False) -> Model:
     return Model("adapted", Adapted(is_checkpointed=is_checkpointed), losses, scores=lambda outputs: outputs)
 
 
-def answers(group: Group) -> Tensor:
+def answers(group: Group, *, offload: bool = False) -> Tensor:
     """Of a full batch, of a sample that leaves some process without records, and of layers that run again."""
     generator = np.random.default_rng(1)
     records = MadeUp(
         generator.normal(size=(RECORDS, WIDTH)).astype(np.float32), generator.integers(0, 3, RECORDS)
     )
-    performance = Performance(PLACE, physical_batch=64, group=group, shard_frozen=True)
+    performance = Performance(
+        PLACE, physical_batch=64, group=group, shard_frozen=not offload, offload=offload
+    )
     found = []
     for is_checkpointed in (False, True):
         model = adapted(is_checkpointed=is_checkpointed)
@@ -109,6 +111,11 @@ def test_processes_that_share_frozen_parameters_answer_as_one_process_does(
     for name, shape in torch.load(tmp_path / "shapes-0.pt").items():
         whole = adapted().module.get_parameter(name)
         assert shape.numel() == (whole.numel() if whole.requires_grad else whole.numel() / 2), name
+
+
+def test_trained_parameters_in_main_memory_change_no_answer() -> None:
+    offloaded, usual = answers(ALONE, offload=True), answers(ALONE)
+    assert torch.allclose(offloaded, usual, rtol=0.0, atol=0.0 if PLACE.type == "cpu" else 1e-5)
 
 
 @pytest.fixture

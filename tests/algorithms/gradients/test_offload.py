@@ -1,0 +1,99 @@
+"""Trained parameters in main memory: the same sums, and few weights on the device at a time."""
+
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from algorithms.errors import ModelRefusedError
+from algorithms.gradients import L2, Engine, offload
+from algorithms.models import Model
+from tests.algorithms.gradients import naive
+from tests.algorithms.gradients.layers import ATTENTION
+from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, SHARING, WITHOUT_RULE
+from tests.algorithms.gradients.zoo import Problem, problem
+from tests.support.device import DEVICE
+
+SPECS = ATTENTION | SHARING | OF_PARAMETERS | WITHOUT_RULE | NETWORKS
+
+
+def engine_of(made: Problem, *, is_offloaded: bool) -> Engine:
+    shape, dtype = tuple(made.inputs.shape[1:]), made.inputs.dtype
+    return Engine(made.model, input_shape=shape, input_dtype=dtype, device=DEVICE, offload=is_offloaded)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_sums_are_those_of_parameters_on_the_device(name: str) -> None:
+    """Bit for bit on a CPU, by every clipping."""
+    made = problem(SPECS[name], torch.float32)
+    usual, offloaded = (engine_of(made, is_offloaded=each) for each in (False, True))
+    inputs, labels = made.inputs.to(DEVICE), made.labels.to(DEVICE)
+    for kind, clipping in naive.clippings(made.model, made.gradients).items():
+        found = offloaded.clipped_sum(made.parameters, inputs, labels, clipping)
+        assert found.device.type == "cpu"
+        if DEVICE.type == "cpu":
+            assert torch.equal(found, usual.clipped_sum(made.parameters, inputs, labels, clipping)), kind
+        else:
+            each = naive.contributions(made.model, made.gradients, clipping)
+            assert naive.relative(found, each.sum(dim=0)) < 1e-5, kind
+        norms = offloaded.norms(made.parameters, inputs, labels, clipping)
+        assert naive.relative(norms.cpu(), naive.norms(made.model, made.gradients, clipping)) < 1e-5
+
+
+def test_a_layer_or_two_are_on_the_device_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    width, copies, most = 32, weakref.WeakSet[Tensor](), []
+    brought = offload._brought
+
+    def counted(parameter: Tensor, device: torch.device) -> Tensor:
+        copy = brought(parameter, device)
+        copies.add(copy)
+        most.append(sum(each.numel() for each in copies))
+        return copy
+
+    monkeypatch.setattr(offload, "_brought", counted)
+    layers = [part for _ in range(12) for part in (nn.Linear(width, width), nn.Tanh())]
+    losses = nn.CrossEntropyLoss(reduction="none")
+    model = Model("deep", nn.Sequential(*layers), losses, scores=lambda outputs: outputs)
+    engine, point = Engine(model, input_shape=(width,), offload=True), model.initial_parameters()
+    most.clear()
+    found = engine.clipped_sum(point, torch.randn(40, width), torch.arange(40) % 3, L2(1.0))
+    assert len(most) == 12 * 2 + 11 and float(found.norm()) > 0  # 12 weights and biases, and 11 weights again
+    assert max(most) <= 2 * width * (width + 1) and not copies
+
+
+class Asking(nn.Module):
+    """Takes its parameters' place, type and shape, and uses one after the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        weight = self.layer.weight
+        steps = torch.arange(weight.shape[1], device=weight.device, dtype=weight.dtype)
+        outputs: Tensor = self.layer(inputs.to(weight) + steps / weight.size(0))
+        return outputs
+
+
+def test_a_model_sees_its_parameters_on_the_device() -> None:
+    module = Asking()
+
+    def losses(outputs: Tensor, labels: Tensor) -> Tensor:
+        return outputs[torch.arange(len(labels)), labels].square() + module.layer.bias.square().sum()
+
+    model = Model("asking", module, losses, scores=lambda outputs: outputs)
+    inputs, labels = torch.randn(9, 4, device=DEVICE), torch.arange(9, device=DEVICE) % 3
+    sums = [
+        Engine(model, input_shape=(4,), device=DEVICE, offload=each).clipped_sum(
+            model.initial_parameters().to("cpu" if each else DEVICE), inputs, labels, L2(0.5)
+        )
+        for each in (True, False)
+    ]
+    torch.testing.assert_close(sums[0], sums[1].cpu())
+
+
+def test_a_model_that_is_taken_record_by_record_is_refused() -> None:
+    made = problem(next(iter(AS_A_WHOLE.values())), torch.float32)
+    with pytest.raises(ModelRefusedError, match="record by record; set performance"):
+        engine_of(made, is_offloaded=True)
