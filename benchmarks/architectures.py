@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from algorithms.models.libraries import imported_library
 
@@ -432,6 +433,24 @@ def frames() -> nn.Module:
             *(nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
             nn.Linear(16, CLASSES),
         ),
+    )
+
+
+def packed_tagger() -> nn.Module:
+    """A recurrent network on packed texts; the last states of both directions."""
+
+    def wiring(self: Any, words: Tensor) -> Tensor:
+        lengths = (words != PADDING).sum(dim=1).clamp(min=1).cpu()
+        packed = pack_padded_sequence(self.table(words), lengths, batch_first=True, enforce_sorted=False)
+        ends = self.layers(packed)[1][0]
+        outputs: Tensor = self.last(torch.cat([ends[-2], ends[-1]], dim=1))
+        return outputs
+
+    return Wired(
+        wiring,
+        table=nn.Embedding(WORDS, WIDTH, padding_idx=PADDING),
+        layers=nn.LSTM(WIDTH, 8, bidirectional=True, batch_first=True),
+        last=nn.Linear(16, CLASSES),
     )
 
 
@@ -871,6 +890,7 @@ ZOO: Mapping[str, Architecture] = {
     "frames of a film": Architecture(frames, IMAGE, False),
     "RNN tagger": Architecture(tagger(nn.RNN), TOKENS, False),
     "LSTM, by its cell": Architecture(by_cell, TOKENS, False),
+    "LSTM, packed": Architecture(packed_tagger, TOKENS, False),
 }
 
 LARGE = (

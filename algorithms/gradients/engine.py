@@ -125,7 +125,8 @@ class Engine:
                 label_dtype=model.label_dtype,
             )
             self._examined = examine(self._passes, form, memory_mb)
-            self._passes = replace(self._passes, answers=self._examined.answers)
+            found = self._examined
+            self._passes = replace(self._passes, answers=found.answers, unpacks=found.unpacks)
             self.physical_batch = self._size(physical_batch, memory_mb, device)
         self._log()
         if mesh is not None:

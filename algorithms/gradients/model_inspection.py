@@ -93,6 +93,7 @@ class ModelInspection:
         form: the form of the made-up records.
         is_narrow: whether the model computes in 16 bits somewhere.
         answers: the answers to the model's questions about tensor values.
+        unpacks: whether packed sequences are processed as padded ones.
         layouts: the layouts of all uses of parameters; None if passes cannot be recorded, for the given `reason`.
         bytes_per_record: saved by autograd for each record.
         written_bytes: size of one record's materialised gradients.
@@ -105,6 +106,7 @@ class ModelInspection:
     form: Form
     is_narrow: bool
     answers: Answers
+    unpacks: bool
     layouts: Layouts | None
     reason: str
     bytes_per_record: int
@@ -274,6 +276,9 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
     def draw_exactly(count: int, seed: int) -> Sample:
         return form.draw(count, seed).in_64_bits() if is_exact else form.draw(count, seed)
 
+    unpacks = _may_unpack(passes, parameters, few, exact, draw_exactly)
+    passes = replace(passes, unpacks=unpacks)
+    exact = replace(exact, passes=replace(exact.passes, unpacks=unpacks))
     answers = _decided(passes, parameters, more, exact, draw_exactly)
     passes = replace(passes, answers=answers)
     exact = replace(exact, passes=replace(exact.passes, answers=answers))
@@ -311,6 +316,7 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
         form=form,
         is_narrow=watch.is_narrow,
         answers=answers,
+        unpacks=unpacks,
         layouts=layouts,
         reason=reason,
         bytes_per_record=each,
@@ -343,6 +349,9 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form, unused: nn
     with Operations() as operations:
         form = _form(passes, parameters, least, count=1)
     looked = Looked(Passes(replace(passes.model, precision=torch.float32)), parameters, tolerance=_IN_32_BITS)
+    unpacks = _may_unpack(passes, parameters, form.draw(2, 0), looked, form.draw)
+    passes = replace(passes, unpacks=unpacks)
+    looked = replace(looked, passes=replace(looked.passes, unpacks=unpacks))
     one, few = form.draw(1, 0), form.draw(2, 0)
     others = form.draw(_MORE if operations.count * MANY <= _QUICK else 2, 1)
     without_rule: set[str] = set()
@@ -402,6 +411,7 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form, unused: nn
         form=form,
         is_narrow=first.is_narrow,
         answers=passes.answers,
+        unpacks=unpacks,
         layouts=layouts,
         reason=reason,
         bytes_per_record=needed // 3,
@@ -577,6 +587,28 @@ def _decided(passes: Passes, parameters: Tensor, sample: Sample, exact: Looked, 
         if _is_right(exact, answers, samples):
             return answers
     return ()
+
+
+def _may_unpack(passes: Passes, parameters: Tensor, few: Sample, exact: Looked, draw: Draw) -> bool:
+    """Whether the model packs sequences, and records have the same losses if these are padded instead."""
+    module = passes.model.module
+    if not any(isinstance(layer, nn.RNNBase) for layer in module.modules()):
+        return False
+    if watched(passes, parameters, few).looked != "pack_padded_sequence":
+        return False
+    padded = replace(exact, passes=replace(exact.passes, unpacks=True))
+    some = draw(len(few.labels), 0)
+    try:
+        with still(module):
+            return all(
+                exact.close(
+                    padded.losses(sample),
+                    torch.cat([exact.losses(sample.alone(i)) for i in range(len(sample.labels))]),
+                )
+                for sample in (some, some.shortened(), some.with_holes(), draw(len(few.labels), 1).times(0.0))
+            )
+    except (UnrecordedError, RuntimeError, TypeError):  # used in a way that has no padded form
+        return False
 
 
 def _is_right(exact: Looked, answers: Answers, samples: list[Sample]) -> bool:

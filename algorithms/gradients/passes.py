@@ -1,7 +1,7 @@
 """Forward and backward passes over some records: recorded for all of them at once, or record by record."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,7 @@ from algorithms.gradients.grad_sample_recorder import (
 )
 from algorithms.gradients.grads import DenseGrad, PerExample
 from algorithms.gradients.offload import Offload
+from algorithms.gradients.packed_sequences import Unpacked
 from algorithms.gradients.padding import UnrecordedError
 from algorithms.gradients.per_example_gradients import PerExampleGradients, combined
 from algorithms.gradients.rules import RULES, general, pulled_back, shared
@@ -38,12 +39,14 @@ class Passes:
     answers: to the model's questions about tensor values, such as whether any record has padding, in order. Each is a
     public constant, since an answer that depends on one record would change the results of others; None for a question
     that no record can influence. A pass over a single record uses the record's own answers. offload: where parameters
-    are brought to that stay in main memory; None if they are where the records are.
+    are brought to that stay in main memory; None if they are where the records are. unpacks: whether recurrent layers
+    process packed sequences as padded ones.
     """
 
     model: Model
     answers: Answers = ()
     offload: torch.device | None = None
+    unpacks: bool = False
 
     @cached_property
     def _pools(self) -> bool:
@@ -65,7 +68,7 @@ class Passes:
         tape, inputs = self._tape(parameters, inputs, len(labels), layouts, before)
 
         def run() -> None:
-            with tape:  # includes the loss, which may read values or use parameters
+            with tape, self._unpacking():  # includes the loss, which may read values or use parameters
                 self.model.losses(self.model.module(inputs), labels)
 
         with torch.enable_grad(), self._precision(inputs.device), self._answering():
@@ -89,7 +92,7 @@ class Passes:
 
         def run() -> tuple[Tensor, list[Use], tuple[Tensor | None, ...]]:
             with torch.enable_grad(), self._precision(inputs.device), self._answering(), tape.saving():
-                with tape:
+                with tape, self._unpacking():
                     outputs = self.model.module(inputs)
                 losses = self.model.losses(outputs, labels)
             uses = tape.take_uses()
@@ -227,7 +230,12 @@ class Passes:
 
     def _answering(self, *, again: bool = False) -> AbstractContextManager[Any]:
         """A context that answers questions. again: for a backward pass, where checkpointed layers ask out of order."""
-        return Answering(self.answers, is_silent=again) if self.answers else nullcontext()
+        answering = Answering(self.answers, is_silent=again) if self.answers else nullcontext()
+        return _both(answering, Unpacked()) if self.unpacks else answering
+
+    def _unpacking(self) -> AbstractContextManager[Any]:
+        """A context for packed sequences within a recorder's, which then sees the calls that they are replaced by."""
+        return Unpacked() if self.unpacks else nullcontext()
 
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
         if self.model.precision == torch.bfloat16:
@@ -253,6 +261,12 @@ class Answering(TorchFunctionMode):
         self._asked += 1
         given = self._answers[self._asked - 1]
         return func(*args, **(kwargs or {})) if given is None else given
+
+
+@contextmanager
+def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any]) -> Iterator[None]:
+    with first, second:
+        yield
 
 
 _QUESTIONS = frozenset(

@@ -47,21 +47,6 @@ def test_every_way_from_a_tensor_to_a_number_is_a_look(name: str) -> None:
     check(made, engine)
 
 
-def test_packed_sequences_are_right_and_the_log_says_what_is_slow(caplog: pytest.LogCaptureFixture) -> None:
-    def wiring(self: Wired, x: Tensor) -> Tensor:
-        lengths = (x > 0).sum(dim=1).clamp(min=1).cpu()
-        packed = nn.utils.rnn.pack_padded_sequence(
-            x[:, :, None], lengths, batch_first=True, enforce_sorted=False
-        )
-        return self.layer(self.cells(packed)[1][0][-1])
-
-    made = problem(
-        Spec(lambda: Wired(wiring, cells=nn.LSTM(1, 3, batch_first=True), layer=nn.Linear(3, 2)), (4,))
-    )
-    check(made, made.engine())
-    assert "(pack_padded_sequence)" in caplog.text
-
-
 def masked(self: Wired, x: Tensor) -> Tensor:
     """As masks of padding are applied: not at all where no record has any."""
     there = (x.abs() > 0.5)[:, :, None].to(x)
