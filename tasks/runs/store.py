@@ -107,10 +107,13 @@ class Run:
         return self.folder / _RESULT
 
     def forget_secrets(self) -> None:
-        """Delete the key and the checkpoints; only for a run that has its result, or never will have one."""
+        """Delete the key, checkpoints and trials; only for a run that has its result, or never will have one."""
         for path in self.folder.iterdir():
             if path.name not in (_META, _LOCK, _RESULT, _TAKEN):
-                path.unlink()
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
 
     @contextmanager
     def abandoned_if_refused(self, *, unless: Callable[[], bool]) -> Iterator[None]:

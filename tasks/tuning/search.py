@@ -341,7 +341,6 @@ def _searched(search: Search, run: store.Run, ledger: Ledger, root: Path, run_al
         "sha256": sums,
     }
     (written / "receipt.json").write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
-    shutil.rmtree(run.folder / _TRIALS)
     return run.finish(written)
 
 

@@ -150,6 +150,25 @@ def test_a_killed_search_goes_on_with_the_same_trials_for_one_charge(place: Path
     assert rows == ["reserve", "settle"]
 
 
+def test_killed_while_its_trials_are_deleted_a_search_has_its_result(
+    place: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search, ledger = search_of(place), ledger_of(own_home)
+
+    def half(folder: Path) -> None:
+        for model in folder.glob("*/model.safetensors"):
+            model.unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", half)
+        tune(search, ledger=ledger, home=own_home, root=place)
+    receipt = tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
+    assert card.verify(card.load(place / "tuned" / "privacy_card.json"), place / "tuned").passed
+    left = (own_home / "runs" / receipt["run_id"]).iterdir()
+    assert sorted(path.name for path in left) == ["lock", "result", "run.json"]
+
+
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_search_that_drew_no_trial_ends_and_another_may_be_paid_for(
     place: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
