@@ -46,9 +46,9 @@ def sentences() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        from tasks.runs.stages import StageRefusedError, disk_full, refusals
+        from tasks.runs.stages import disk_full, refusals
 
-        if isinstance(error, (*refusals(), StageRefusedError)):
+        if isinstance(error, refusals()):
             words: str | None = str(error)
         elif isinstance(error, OSError) and error.errno in _DENIED:
             why = os.strerror(error.errno).lower()
