@@ -265,7 +265,8 @@ def test_a_place_that_may_not_be_written_is_refused_in_a_sentence(
 def test_a_table_or_folder_that_cannot_be_used_is_refused_before_columns_are_asked_for(
     schema: str, tmp_path: Path
 ) -> None:
-    assert "there is no missing.csv" in call("init", "clinic", "--file", "missing.csv").stderr
+    missing = call("init", "clinic", "--file", "missing.csv").stderr
+    assert "there is no missing.csv" in missing and "leave --file out" in missing
     for kind in ("--texts", "--images"):
         assert "there is no films.csv" in call("init", "clinic", kind, "films.csv", "--at-most", "9").stderr
     assert f"{tmp_path} is not empty" in call("init", str(tmp_path)).stderr
