@@ -237,6 +237,14 @@ def api() -> str:
     return "\n\n".join(text)
 
 
+def decisions() -> str:
+    """The decisions by their titles."""
+    pages = sorted((Path(__file__).parent / "decisions").glob("*.md"))
+    titles = [page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ") for page in pages]
+    rows = [f"- [{title}](../decisions/{page.name})" for page, title in zip(pages, titles, strict=True)]
+    return "\n".join(["# Decisions", "", *rows])
+
+
 def environment() -> str:
     """The environment variables, each with its meaning."""
     rows = [
@@ -265,6 +273,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "command-line": commands,
     "datasets": datasets,
     "environment": environment,
+    "decisions": decisions,
     "api": api,
 }
 

@@ -178,8 +178,8 @@ class Target:
     def __post_init__(self) -> None:
         if (self.accountant == "pure") != (self.budget.delta == 0):
             raise RefusedError(
-                f"delta = {self.budget.delta:g} was asked for with the accountant {self.accountant!r}; delta = 0 goes"
-                " with 'pure', and every delta above 0 with 'pld' or 'rdp'."
+                f"delta = {self.budget.delta:g} was asked for with the accountant {self.accountant!r}; choose 'pure',"
+                " which takes delta = 0 alone, or 'pld' or 'rdp' and a delta above 0."
             )
 
 

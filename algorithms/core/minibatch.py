@@ -83,8 +83,8 @@ def batches(public: PublicInfo, *, expected_batch_size: int | None, sampling_rat
         return Batches(Poisson(sampling_rate), None)
     if expected_batch_size is None:
         raise RefusedError(
-            "algorithm.expected_batch_size is empty, and the number of records is public; give the expected number of"
-            " records in a batch there, and leave algorithm.sampling_rate empty."
+            "the number of records is public, so a batch is given by its size; set algorithm.expected_batch_size, the"
+            " expected number of records in a batch, and leave algorithm.sampling_rate empty."
         )
     if expected_batch_size > public.records:
         raise RefusedError(

@@ -1,5 +1,6 @@
 """Commands for a trained model and its card: `predict`, `export`, `release`, `card verify` and `card show`."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -101,12 +102,17 @@ def verify(
     Exit status 1 if any check fails.
     """
     with sentences():
+        from algorithms.errors import RefusedError
         from algorithms.privacy import card
         from tasks.config.environment import home
         from tasks.runs.signing import public_key
 
         if key is not None and Path(key).is_file():
-            key = Path(key).read_text(encoding="utf-8").strip()
+            key = Path(key).read_text(encoding="utf-8", errors="replace").strip()
+        if key is not None and not re.fullmatch("[0-9a-f]{64}", key):
+            raise RefusedError(
+                "--key is no public key; give the 64 hexadecimal digits of an owner.pub, or its path."
+            )
         verification = card.verify(
             card.load(file), file.parent, key=key or public_key(home()), unsigned=unsigned
         )

@@ -235,9 +235,8 @@ def check(folder: Path, given: Sequence[Path], *, is_table: bool) -> None:
             "a project is of one kind of records; give one of --file, --images and --texts."
         )
     if given and not given[0].exists():
-        raise ParamsRefusedError(
-            f"there is no {given[0]}; name what is there, or for a table leave --file out."
-        )
+        otherwise = ", or leave --file out until there is a file" if is_table else ""
+        raise ParamsRefusedError(f"there is no {given[0]}; give the path of the records{otherwise}.")
     if given and is_table and given[0].is_dir():
         raise ParamsRefusedError(
             f"{given[0]} is a folder, and --file takes a table; name a CSV or Parquet file, or give a folder of"

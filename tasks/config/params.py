@@ -105,7 +105,7 @@ class Privacy(Group):
     @model_validator(mode="after")
     def _has_one_target(self) -> Self:
         if (self.epsilon is None) == (self.target is None):
-            raise ValueError("give privacy.epsilon or privacy.target, one of both, and null for the other")
+            raise ValueError("set either privacy.epsilon or privacy.target, and the other to null")
         return self
 
 

@@ -166,11 +166,18 @@ class Outlook:
         """Raise BudgetRefusedError if the population cannot pay for the run."""
         if self.fits != 0 or self.is_begun:
             return
-        cost, left = self.plan.cost, self.cap if self.balance is None else self.balance.remaining
+        cost, population = self.plan.cost, self.public.population
+        if self.balance is None:
+            left, raised = self.cap, "`cap` in the data card."
+        else:
+            left, raised = (
+                self.balance.remaining,
+                f"the cap: epsilonflow ledger cap {population} --epsilon E --delta D",
+            )
         raise BudgetRefusedError(
-            f"the run costs epsilon {cost.epsilon:g} at delta {cost.delta:g}, and population {self.public.population!r}"
+            f"the run costs epsilon {cost.epsilon:g} at delta {cost.delta:g}, and population {population!r}"
             f" has epsilon {left.epsilon:.4g} and delta {left.delta:.4g} left of its cap; ask for a smaller epsilon, or"
-            f" let the owner raise the cap: epsilonflow ledger cap {self.public.population} --epsilon E --delta D"
+            f" let the owner raise {raised}"
         )
 
 

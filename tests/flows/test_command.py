@@ -102,7 +102,7 @@ def test_what_cannot_be_is_refused_before_any_stage_starts_and_nothing_changes(
         ("--set privacy.epsilom=1", "unknown key privacy.epsilom"),
         ("--set privacy.epsilon", "key=value"),
         ("--delta 0.01", "at most"),
-        ("--delta 0", "goes with 'pure'"),
+        ("--delta 0", "choose 'pure'"),
         ("--set algorithm.expected_batch_size=100000", "algorithm.expected_batch_size"),
         ("--set model.name=logistic", "2 classes"),
         ("--set privacy.epsilon=1e9", "privacy.epsilon"),
@@ -177,6 +177,8 @@ def test_a_plan_looks_at_the_file(here: Checkout) -> None:
     assert "there is no file" in call(*asked).stderr
     shutil.copytree(PROJECT / "examples/own_data", here.root / "examples/own_data")
     assert call(*asked).exit_code == 0
+    too_much = call("plan", "--dataset", "visits", "--epsilon", "20", "--delta", "1e-5")
+    assert too_much.exit_code == 2 and "let the owner raise `cap` in the data card" in too_much.stderr
     with (here.root / "examples/own_data/visits.csv").open("a") as file:
         file.write("30,2,none,pain,no\n")
     assert_refused(call(*asked), "is truncated or altered")
@@ -328,6 +330,8 @@ def test_the_card_of_a_run_holds(here: Checkout) -> None:
         assert "holds: owner (the expected key)" in call("card", "verify", "--key", given).stdout
     another = call("card", "verify", "--key", "a" * 64)
     assert another.exit_code == 1 and "FAILS: owner" in another.stdout
+    assert_refused(call("card", "verify", "--key", "params.yaml"), "--key is no public key")
+    assert_refused(call("card", "verify", "params.yaml"), "params.yaml is no privacy card")
 
 
 def test_a_card_is_shown_in_sentences(here: Checkout) -> None:

@@ -22,7 +22,9 @@ class Budget:
 
     def __post_init__(self) -> None:
         if math.isnan(self.epsilon) or self.epsilon < 0:
-            raise RefusedError(f"epsilon must be at least 0, not {self.epsilon}; give a positive number.")
+            raise RefusedError(
+                f"epsilon must be at least 0, not {self.epsilon}; give 0 or a positive number."
+            )
         if not 0 <= self.delta <= 1:
             raise RefusedError(f"delta must lie between 0 and 1, not {self.delta}; give a probability.")
 

@@ -118,6 +118,10 @@ def _validated(content: str | bytes, where: str = "") -> PrivacyCard:
         return PrivacyCard.model_validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            raise RefusedError(
+                f"{where.strip()} is no privacy card; give the path of a privacy_card.json."
+            ) from None
         field = ".".join(map(str, first["loc"])) or "the whole"
         problem = "is missing" if first["type"] == "missing" else f"does not hold: {first['msg']}"
         raise RefusedError(
