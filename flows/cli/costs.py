@@ -17,7 +17,7 @@ from tasks.config import params
 from tasks.config.overrides import Request, reasons, recipe, revise
 from tasks.config.params import Params
 from tasks.runs.encoders import public_of
-from tasks.runs.preflight import Outlook, outlook
+from tasks.runs.preflight import Outlook, in_the_ledger, outlook
 
 if TYPE_CHECKING:
     from tasks.tuning import pricing
@@ -56,9 +56,13 @@ def advice_table(root: Path, dataset: str, epsilon: float, delta: float | None) 
     return table, cost_table(outlook(root, settings_asked), settings_asked)
 
 
-def search_table(root: Path, file: Path) -> Table:
-    """A table of what a search costs if only the winner is released, and if all trials are; spends nothing."""
+def search_table(root: Path, file: Path) -> tuple[Table, Outlook | None]:
+    """A table of what a search costs if only the winner is released, and if all trials are; spends nothing.
+
+    With the outlook of the way that the file asks for; None if that does not fit.
+    """
     from tasks.tuning import pricing  # here, since the plan of a single run does not need its imports
+    from tasks.tuning.search import Search
 
     asked = pricing.load(file)
     base = YAML(typ="safe", pure=True).load(root / "params.yaml")
@@ -79,7 +83,12 @@ def search_table(root: Path, file: Path) -> Table:
     }
     for name, (one, other) in rows.items():
         table.add_row(name, one, other)
-    return table
+    chosen = ways if asked.show_all == "cheaper" else [ways[asked.show_all]]
+    way = max(filter(None, chosen), key=lambda one: one.each, default=None)
+    if way is None:
+        return table, None
+    plan, _ = Search(asked, way, root / "datasets" / "prepared", public).plan(0)
+    return table, in_the_ledger(root, settings, public, plan)
 
 
 def _noises(way: "pricing.Priced") -> str:
@@ -148,7 +157,7 @@ def _noise(plan: Plan) -> str:
 def _ledger_rows(outlook: Outlook) -> list[tuple[str, str]]:
     population, balance, public = outlook.public.population, outlook.balance, outlook.public
     if balance is None:
-        return [(f"cap of population {population}, not charged so far", _pair(outlook.cap))]
+        return [("cap", _pair(outlook.cap)), (f"spent by population {population}", "nothing so far")]
     counts = _pair(balance.cap)
     if balance.cap != Budget(public.cap_epsilon, public.cap_delta):
         counts += "; the one in the data card is no longer used, `epsilonflow ledger cap` changes it"

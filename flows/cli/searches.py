@@ -56,7 +56,10 @@ def tune(
         if only_plan:
             from flows.cli.costs import search_table
 
-            show(search_table(root, root / file))
+            table, outlook = search_table(root, root / file)
+            show(table)
+            if outlook is not None:
+                outlook.check()
             return
 
         from tasks.tuning.pricing import load

@@ -175,7 +175,7 @@ class Outlook:
                 f"the cap: epsilonflow ledger cap {population} --epsilon E --delta D",
             )
         raise BudgetRefusedError(
-            f"the run costs epsilon {cost.epsilon:g} at delta {cost.delta:g}, and population {population!r}"
+            f"this costs epsilon {cost.epsilon:g} at delta {cost.delta:g}, and population {population!r}"
             f" has epsilon {left.epsilon:.4g} and delta {left.delta:.4g} left of its cap; ask for a smaller epsilon, or"
             f" let the owner raise {raised}"
         )
@@ -198,8 +198,16 @@ def outlook(root: Path, settings: Params) -> Outlook:
 
         chosen_blocks(card, settings.data.blocks, root=root)
     device_of(settings.performance.device)
+    found = doubts(settings, plan, records_of(public, cards))
+    return in_the_ledger(root, settings, public, plan, found)
+
+
+def in_the_ledger(
+    root: Path, settings: Params, public: PublicDescription, plan: Plan, doubts: Sequence[str] = ()
+) -> Outlook:
+    """The outlook of a planned run or search; raises RefusedError if the population is charged in another ledger."""
     ledger, population = open_ledger(root, settings), public.population
-    check_place(ledger, population, public=public.public, home=folder)
+    check_place(ledger, population, public=public.public, home=home())
     cap, balance, fits, begun = Budget(public.cap_epsilon, public.cap_delta), None, None, False
     if population in ledger.populations():
         balance = ledger.balance(population)
@@ -213,5 +221,4 @@ def outlook(root: Path, settings: Params) -> Outlook:
         cost, most = plan.cost, public.blocks_per_person
         too_much = cost.epsilon * most > cap.epsilon or cost.delta * most > cap.delta
         fits = 0 if too_much and not public.public else None
-    found = doubts(settings, plan, records_of(public, cards))
-    return Outlook(public, plan, tuple(found), cap, balance, fits, begun)
+    return Outlook(public, plan, tuple(doubts), cap, balance, fits, begun)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import Discriminator, Field, JsonValue, Tag, ValidationError, model_validator
 
 from algorithms.core.method import by_accountants
 from algorithms.errors import RefusedError
@@ -51,9 +51,19 @@ class Range(Group):
         return self
 
     def values(self) -> list[float]:
-        """The points, rounded to six digits."""
+        """The points, rounded to six digits; whole ones are ints, as settings such as steps need."""
         between = np.geomspace if self.scale == "log" else np.linspace
-        return [float(f"{value:.6g}") for value in between(self.low, self.high, self.points)]
+        points = [float(f"{value:.6g}") for value in between(self.low, self.high, self.points)]
+        return [int(point) if point.is_integer() else point for point in points]
+
+
+def _way(value: object) -> str:
+    return "range" if isinstance(value, Mapping | Range) else "values"
+
+
+Values = Annotated[
+    Annotated[Range, Tag("range")] | Annotated[list[JsonValue], Tag("values")], Discriminator(_way)
+]
 
 
 class Draw(Group):
@@ -92,7 +102,7 @@ class Tuning(Group):
     leaves more epsilon for a trial.
     """
 
-    space: dict[str, list[JsonValue] | Range] = Field(min_length=1)
+    space: dict[str, Values] = Field(min_length=1)
     epsilon: float = Field(gt=0)
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     trials: Draw = Field(default_factory=Draw)

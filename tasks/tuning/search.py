@@ -158,12 +158,14 @@ def deliver(asked: Tuning, root: Path, *, say: Callable[[str], object], run_all:
         work = Search(asked, priced, prepared, public, public.blocks or (WHOLE_POPULATION,))
         url = ledger_url(settings.ledger.url)
         ledger = open_newest(url, home=folder, root=root)
+        head = ledger.head()
         receipt = tune(work, ledger=ledger, home=folder, root=root, run_all=run_all)
+        is_done = ledger.head() == head
         remember(ledger, url, home=folder)
     log_winner(receipt, root / FOLDER, settings.tracking, root=root)
     return (
         f"the winner of search {receipt['run_id']} is in {FOLDER}; all of it cost epsilon {priced.cost:.4g},"
-        f" a trial by itself {priced.each:.4g}"
+        f" a trial by itself {priced.each:.4g}{'. It was done before: nothing was spent now.' if is_done else ''}"
     )
 
 

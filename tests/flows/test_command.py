@@ -166,7 +166,8 @@ def test_of_two_settings_for_one_thing_the_one_asked_for_counts_and_both_are_ref
 def test_a_plan_for_a_population_without_runs_says_its_cap(here: Checkout) -> None:
     result = call("plan", "--dataset", "adult", "--epsilon", "1")
     assert result.exit_code == 0, result.output
-    assert "cap of population adult, not charged so far" in result.stdout
+    cells = [line.split("│")[1:3] for line in result.stdout.splitlines() if "│" in line]
+    assert [cell.strip() for cell in cells[-1]] == ["spent by population adult", "nothing so far"]
     assert "adult" not in here.ledger.populations()
 
 
@@ -242,12 +243,16 @@ def test_audits_and_searches_are_refused_once_and_before_prefect(
     here: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "prefect", None)
+    (here.root / "odd.yaml").write_text(
+        "{epsilon: 4.0, space: {algorithm.clip_norm: {low: 2, high: 1, points: 3}}}"
+    )
     for arguments, words in (
         ("audit --method magic", "no algorithm 'magic'"),
         ("audit --method non_private", "claims no privacy"),
         ("audit --set nothing=1", "unknown key algorithm.nothing"),
         ("tune", "write one, such as {space: "),
         ("tune params.yaml", "params.yaml: space is missing; correct it"),
+        ("tune --plan odd.yaml", "odd.yaml: space.algorithm.clip_norm.range: a range needs low < high, and"),
     ):
         assert_refused(call(*arguments.split()), words)
 
@@ -268,6 +273,16 @@ def test_audits_and_searches_need_no_prefect(here: Checkout, monkeypatch: pytest
     assert re.match(r"the winner of search \w+-1 is in tuned; all of it cost epsilon 3\.9", found.stdout)
     assert found.stderr == "searching: at most epsilon 4 for all trials together ...\n"
     assert call("card", "verify", "tuned/privacy_card.json").exit_code == 0
+    assert "nothing was spent" not in found.stdout and "nothing was spent now." in call("tune").stdout
+
+
+def test_the_price_of_a_search_is_held_against_the_ledger(here: Checkout) -> None:
+    (here.root / "tune.yaml").write_text(
+        "{epsilon: 4.0, space: {algorithm.steps: {low: 2, high: 4, points: 3, scale: linear}}}"
+    )
+    assert call("tune", "--plan").exit_code == 0
+    here.ledger.set_cap("digits", Budget(3.5, 1e-3))
+    assert_refused(call("tune", "--plan"), "this costs epsilon 3.9")
 
 
 def test_the_version_is_said_and_a_shell_completes() -> None:
