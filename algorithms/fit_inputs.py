@@ -24,12 +24,13 @@ from algorithms.models.packing import Called, Packing
 
 Losses: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
-_BY_INDEX = {"cross_entropy", "nll_loss", "multi_margin_loss"}
+_BY_INDEX = {"cross_entropy", "nll_loss", "multi_margin_loss", "multilabel_margin_loss"}
 """Losses whose targets are classes, as whole numbers."""
 _FUNCTIONAL = {
     "CrossEntropyLoss": "cross_entropy",
     "NLLLoss": "nll_loss",
     "MultiMarginLoss": "multi_margin_loss",
+    "MultiLabelMarginLoss": "multilabel_margin_loss",
 }
 _BOUNDS = {"cross_entropy": CROSS_ENTROPY, "binary_cross_entropy_with_logits": LOGISTIC}
 
@@ -178,6 +179,7 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
     _check_entries(own, records)
     is_real = records.labels.dtype.kind == "f"
     losses, bounds, ignored = _losses(loss, records, outputs)
+    _check_loss(losses, outputs, records)
     classes = max(2, outputs[0] if outputs[1:] == shape else outputs[-1])  # PyTorch puts classes first
     counted = records.labels
     if shape and ignored is not None:
@@ -290,7 +292,8 @@ def _losses(
     is_real, is_own = records.labels.dtype.kind == "f", of_torch is None
     as_real = is_real or not (is_own or by_index)
     keeps = is_own and is_real and _takes_column(each, outputs, records.labels.shape[1:])
-    ignored: int | None = getattr(loss, "ignore_index", -100) if by_index else None
+    none = -1 if name == "multilabel_margin_loss" else -100  # marks the end of a record's classes
+    ignored: int | None = getattr(loss, "ignore_index", none) if by_index else None
 
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
         if records.is_column and is_own:
@@ -313,6 +316,22 @@ def _losses(
         return found.sum(-1) / targets.flatten(1).ne(ignored).sum(-1).clamp(min=1)
 
     return losses, _BOUNDS.get(name) if reduction == "" else None, ignored
+
+
+def _check_loss(losses: Losses, outputs: tuple[int, ...], records: GivenRecords) -> None:
+    """Raises RefusedError if the loss fails for outputs of one half and targets of zero."""
+    shape, dtype = records.labels.shape[1:], records.labels.dtype
+    count = 2 if outputs[-1] != 2 else 3  # otherwise targets [2] would broadcast to outputs [2, 2]
+    try:
+        losses(torch.full((count, *outputs), 0.5), torch.from_numpy(np.zeros((count, *shape), dtype)))
+    except Exception as error:
+        why = str(error).partition("\n")[0].rstrip(".")
+        given, wanted = (", ".join(["batch", *map(str, part)]) for part in (outputs, shape))
+        kind = "real" if dtype.kind == "f" else "whole"
+        raise RefusedError(
+            f"the loss does not take outputs [{given}] with targets [{wanted}] of {kind} numbers ({why}); give a loss,"
+            " outputs and y that fit."
+        ) from None
 
 
 def _takes_column(loss: Losses, outputs: tuple[int, ...], targets: tuple[int, ...]) -> bool:

@@ -367,6 +367,16 @@ def _structured(name: str) -> tuple[nn.Module, str, Any, Any]:
             numbers["numbers"],
             draw.normal(size=(_TEXTS, 3)),
         ),
+        "classes of each record": (
+            lambda: nn.Linear(5, 3),
+            "multilabel_margin_loss",
+            numbers["numbers"],
+            np.where(
+                np.arange(3) < draw.integers(1, 4, (_TEXTS, 1)),
+                draw.permuted([[0, 1, 2]] * _TEXTS, axis=1),
+                -1,
+            ),
+        ),
     }
     make, loss, records, targets = cases[name]
     return make(), loss, records, targets
@@ -382,7 +392,8 @@ def _own_loss(model: nn.Module, loss: str, X: Any, y: Any, place: int) -> Tensor
     found = model(**tensors) if isinstance(X, dict) else model(*tensors.values())
     outputs, target = getattr(found, "logits", found), torch.as_tensor(y[one])
     if loss != "cross_entropy":
-        return getattr(functional, loss)(outputs, target.float())  # type: ignore[no-any-return]
+        target = target if loss == "multilabel_margin_loss" else target.float()
+        return getattr(functional, loss)(outputs, target)  # type: ignore[no-any-return]
     if target.dim() == 2:
         outputs, target = outputs.flatten(0, 1), target.flatten()
     return functional.cross_entropy(outputs, target)
@@ -398,6 +409,7 @@ def _own_loss(model: nn.Module, loss: str, X: Any, y: Any, place: int) -> Tensor
         "pixels",
         "numbers and categories",
         "several numbers",
+        "classes of each record",
     ],
 )
 def test_records_and_targets_of_several_parts(name: str) -> None:
@@ -513,6 +525,12 @@ def test_weights_in_another_order_of_memory_are_trained_and_returned(own_home: P
     assert ledger_rows(own_home)[-1] == "settle"
 
 
+def _sparse() -> nn.Module:
+    layer = nn.Linear(5, 2)
+    layer.register_buffer("neighbours", torch.eye(5).to_sparse_csr())
+    return layer
+
+
 def _hooked() -> nn.Module:
     layer = nn.Linear(5, 2)
     layer.weight.register_hook(lambda gradient: 0.0 * gradient)
@@ -606,6 +624,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "hooks on a parameter": ({"model": _hooked()}, "hooks on its parameters"),
     "a tensor of an earlier pass": ({"model": _used()}, "cannot be copied"),
     "complex parameters": ({"model": _Complex()}, "view_as_complex"),
+    "a sparse buffer": ({"model": _sparse()}, r"by \.to_dense\(\)"),
+    "entries that a pass rewrites": ({"model": nn.Embedding(5, 2, max_norm=1.0)}, "max_norm.*mixes records"),
     "a lazy layer": ({"model": nn.LazyLinear(2)}, "call it once on a made-up record"),
     "double parameters": ({"model": nn.Linear(5, 2).double()}, "not float32"),
     "a start that is not finite": ({"model": _not_finite()}, "not finite"),
@@ -617,6 +637,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no loss at all": ({"loss": 3}, "there is no loss 3"),
     "a loss of all records": ({"loss": lambda o, t: functional.cross_entropy(o, t)}, "not \\["),
     "a loss that fails": ({"loss": lambda o, t: o @ t}, "the loss"),
+    "a loss of other targets": (
+        {"loss": "mse_loss"},
+        r"outputs \[batch, 2\] with targets \[batch\] of whole numbers",
+    ),
     "delta": ({"delta": 0.1}, "set delta to at most 0.0167"),
     "delta of a private number": ({"n_is_public": False}, "number of records is private"),
     "BatchNorm": (
