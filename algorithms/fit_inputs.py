@@ -24,12 +24,13 @@ from algorithms.models.packing import Called, Packing
 
 Losses: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
-_BY_INDEX = {"cross_entropy", "nll_loss", "multi_margin_loss"}
+_BY_INDEX = {"cross_entropy", "nll_loss", "multi_margin_loss", "multilabel_margin_loss"}
 """Losses whose targets are classes, as whole numbers."""
 _FUNCTIONAL = {
     "CrossEntropyLoss": "cross_entropy",
     "NLLLoss": "nll_loss",
     "MultiMarginLoss": "multi_margin_loss",
+    "MultiLabelMarginLoss": "multilabel_margin_loss",
 }
 _BOUNDS = {"cross_entropy": CROSS_ENTROPY, "binary_cross_entropy_with_logits": LOGISTIC}
 
@@ -302,7 +303,8 @@ def _losses(
     if not is_own and as_real:
         _check_shapes(name, of_torch, outputs, records.labels.shape[1:], is_real=is_real)
     keeps = is_own and is_real and not is_flat and _takes_column(each, outputs, records.labels.shape[1:])
-    ignored: int | None = getattr(loss, "ignore_index", -100) if by_index else None
+    none = -1 if name == "multilabel_margin_loss" else -100  # marks the end of a record's classes
+    ignored: int | None = getattr(loss, "ignore_index", none) if by_index else None
 
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
         if records.is_column and is_own:

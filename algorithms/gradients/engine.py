@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import Clipping
 from algorithms.gradients.model_inspection import ModelInspection, examine, refusing
-from algorithms.gradients.op_tracer import Form, fills
+from algorithms.gradients.op_tracer import Form, fills, fills_briefly
 from algorithms.gradients.padding import (
     FEWEST,
     WHOLE,
@@ -42,6 +42,9 @@ _PASSES = 3
 
 _CACHED_BYTES = 128e6
 """Memory of a pass with which a CPU is fastest, in bytes."""
+
+_INSPECTED = 3
+"""The most records in a pass of a brief inspection."""
 
 _MOST, _MOST_ON_DEVICE = 2**12, 2**16
 """The largest physical batch on a CPU and on a device; the inspection makes up this many records."""
@@ -139,7 +142,7 @@ class Engine:
         model = self._passes.model
         found = self._examined
         size = round_batch(physical_batch or _fitting(found, memory_mb, device))
-        if size > 1 and not found.is_brief and not fills(self._passes, found.form, _sizes(size)):
+        if size > 1 and not self._fills(size):
             size = 1
             _LOG.warning(
                 "the model %s processes one record at a time, since some of its tensors have other numbers of rows than"
@@ -157,6 +160,13 @@ class Engine:
                 math.ceil(FEWEST * found.needed_bytes / 1e6),
             )
         return size
+
+    def _fills(self, size: int) -> bool:
+        """Whether records keep to their rows in passes of up to this many records."""
+        found = self._examined
+        if not found.is_brief:
+            return fills(self._passes, found.form, _sizes(size))
+        return found.layouts is None or fills_briefly(self._passes, found.form, (_INSPECTED, size))
 
     def _shard(self, mesh: "DeviceMesh") -> None:
         model = self._passes.model

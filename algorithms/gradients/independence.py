@@ -87,7 +87,7 @@ def check_apart(looked: Looked, draw: Callable[[int, int], Sample], constants: S
         raise RecordsNotIndependentError(
             f"{looked.loss_name} has shape {list(losses.shape)} for {_FEW} records, not [{_FEW}]"
         )
-    is_random = _is_random(looked, draw(MANY, 0), seeds=_MANY_SEEDS)
+    is_random = _drawn(looked, draw(MANY, 0), seeds=_MANY_SEEDS)[1]
     for shown in (sample, sample.times(_LARGE), sample.with_holes()):
         others = draw(_FEW, 1)
         contexts = [others, others.times(_LARGE), others.times(0.0), others.times(math.nan)]
@@ -102,7 +102,7 @@ def check_apart(looked: Looked, draw: Callable[[int, int], Sample], constants: S
         large = sample.times(_LARGE)
         for shown, weight in product((sample, large, sample.among(large, 0)), (1.0, _LARGE)):
             _check_gradients_apart(looked, shown, weight)
-    elif _is_steady(looked, draw(MANY, 0), seeds=_MANY_SEEDS):
+    elif _steady_losses(looked, draw(MANY, 0), seeds=_MANY_SEEDS) is not None:
         with still(looked.passes.model.module):
             check_apart(looked, draw, constants)
     return is_random
@@ -111,12 +111,11 @@ def check_apart(looked: Looked, draw: Callable[[int, int], Sample], constants: S
 def check_apart_briefly(looked: Looked, draw: Callable[[int, int], Sample]) -> bool:
     """`check_apart` for a model with slow passes: two records, each in a batch of another kind."""
     sample, others = draw(2, 0), draw(2, 1)
-    losses = looked.losses(sample)
+    losses, is_random = _drawn(looked, sample, seeds=1)
     if losses.shape != sample.labels.shape[:1]:
         raise RecordsNotIndependentError(
             f"{looked.loss_name} has shape {list(losses.shape)} for 2 records, not [2]"
         )
-    is_random = _is_random(looked, sample, seeds=1)
     changes = [
         (sample.among(others.times(factor), place), place, place)
         for place, factor in enumerate((math.nan, _LARGE))
@@ -125,9 +124,10 @@ def check_apart_briefly(looked: Looked, draw: Callable[[int, int], Sample]) -> b
     changes += [] if is_random else [(sample.alone(1), 1, 0)]
     for changed, place, at in changes:
         _check_same(looked, losses, sample, place, changed, at)
-    if is_random and _is_steady(looked, sample, seeds=1):
+    steady = _steady_losses(looked, sample, seeds=1) if is_random else None
+    if steady is not None:
         with still(looked.passes.model.module):
-            _check_same(looked, looked.losses(sample), sample, 1, sample.alone(1), 0)
+            _check_same(looked, steady, sample, 1, sample.alone(1), 0)
     return is_random
 
 
@@ -152,8 +152,8 @@ def still(module: nn.Module) -> Iterator[None]:
             layer.training = True
 
 
-def _is_random(looked: Looked, sample: Sample, seeds: int) -> bool:
-    """Whether losses differ between seeds, as far as a pass draws random numbers at all.
+def _drawn(looked: Looked, sample: Sample, seeds: int) -> tuple[Tensor, bool]:
+    """The losses, and whether they differ between seeds, as far as a pass draws random numbers at all.
 
     Several seeds are tried, since a layer may rarely use what it draws. One of probability 0 never does.
     """
@@ -161,19 +161,20 @@ def _is_random(looked: Looked, sample: Sample, seeds: int) -> bool:
         before = torch.default_generator.get_state()
         losses = looked.passes.losses(looked.parameters, sample.inputs, sample.labels)
         is_drawn = sample.inputs.is_cuda or not torch.equal(before, torch.default_generator.get_state())
-    return is_drawn and any(
+    return losses, is_drawn and any(
         not torch.allclose(losses, looked.losses(sample, seed), rtol=0.0, atol=0.0, equal_nan=True)
         for seed in range(1, seeds + 1)
     )
 
 
-def _is_steady(looked: Looked, sample: Sample, seeds: int) -> bool:
-    """Whether the model draws no random numbers in evaluation mode, so that single records can be compared."""
+def _steady_losses(looked: Looked, sample: Sample, seeds: int) -> Tensor | None:
+    """The losses in evaluation mode, where single records can be compared; None if random numbers are drawn there."""
     with still(looked.passes.model.module):
         try:
-            return not _is_random(looked, sample, seeds)
+            losses, is_random = _drawn(looked, sample, seeds)
         except Exception:  # the loss may reject outputs of evaluation mode
-            return False
+            return None
+    return None if is_random else losses
 
 
 def _check_same(looked: Looked, losses: Tensor, sample: Sample, place: int, changed: Sample, at: int) -> None:

@@ -1,5 +1,6 @@
 """Made-up records, and a tracer of the operations that a model computes on them."""
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -354,10 +355,10 @@ class Memory(_Watch):
 
 def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
     for tensor in tensors_in(tree):
-        with suppress(
-            NotImplementedError, RuntimeError
-        ):  # sparse tensors, and those within torch.func, have none
-            yield tensor.untyped_storage()
+        # Sparse tensors, and those within torch.func, have none.
+        with suppress(NotImplementedError, RuntimeError):
+            if not tensor.is_meta:
+                yield tensor.untyped_storage()
 
 
 class Operations(_Watch):
@@ -420,6 +421,27 @@ def fills(passes: Passes, form: Form, sizes: Sequence[int]) -> bool:
             if not _fill_alike(first, other, (sizes[0], size)):
                 return False
     return True
+
+
+def fills_briefly(passes: Passes, form: Form, sizes: Sequence[int]) -> bool:
+    """`fills` for a large model: by forward passes on the meta device, which has shapes but computes no numbers.
+
+    True for a model that cannot run there, such as one that asks for a value.
+    """
+    module = passes.model.module
+    on_meta = {
+        id(part): torch.empty_like(part, device="meta").requires_grad_(part.requires_grad)
+        for part in (*module.parameters(), *module.buffers())
+    }
+    model = replace(passes.model, module=copy.deepcopy(module, on_meta), precision=torch.float32)
+    parameters = torch.empty(model.parameter_count, device="meta")
+    samples = [replace(form, device=parameters.device).draw(size, 0) for size in sizes]
+    try:
+        with torch.device("meta"):
+            few, many = (watched(replace(passes, model=model), parameters, some) for some in samples)
+    except Exception:
+        return True
+    return _fill_alike(few, many, (sizes[0], sizes[1]))
 
 
 Follow = Callable[[Passes, Tensor, Sample, OpTracer], object]

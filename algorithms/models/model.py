@@ -145,7 +145,7 @@ def cannot_be_made(name: str, error: Exception) -> ModelRefusedError:
 
 
 def check_module(module: nn.Module) -> None:
-    """Raises ModelRefusedError for a module that is wrapped or not initialised, or has parameters that do not fit."""
+    """Raises ModelRefusedError for a module that is wrapped or not initialised, or has tensors that do not fit."""
     is_spread = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
     if is_spread or hasattr(module, "_orig_mod"):
         inner = "module" if is_spread else "_orig_mod"
@@ -156,19 +156,17 @@ def check_module(module: nn.Module) -> None:
         raise ModelRefusedError(
             "the model has TorchScript in it; give the torch.nn.Module that it was made from."
         )
-    if any(getattr(layer, "max_norm", None) is not None for layer in module.modules()):
-        raise ModelRefusedError(
-            "the model has an embedding with max_norm, which changes its weights in the forward pass; leave it out."
-        )
-    for name, buffer in module.named_buffers():
-        if buffer.layout != torch.strided:
-            raise ModelRefusedError(
-                f"the buffer {name} of the model is sparse; give it as buffer.to_dense()."
-            )
     parameters = list(module.parameters())
     if any(isinstance(parameter, nn.parameter.UninitializedParameter) for parameter in parameters):
         raise ModelRefusedError(
             "the model has layers whose size is not known yet; call it once on a made-up record, as of zeros."
+        )
+    if any(part.layout != torch.strided for part in (*parameters, *module.buffers())):
+        raise ModelRefusedError("the model has sparse tensors; give them as dense ones, by .to_dense().")
+    if any(getattr(layer, "max_norm", None) is not None for layer in module.modules()):
+        raise ModelRefusedError(
+            "the model has an embedding with max_norm, which mixes records, since a forward pass rewrites the entries"
+            " that they share; set it to None, and bound the norms of what is looked up."
         )
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if any(parameter.is_complex() for parameter in trained):

@@ -259,12 +259,6 @@ def test_a_loss_of_ones_own_gets_targets_in_the_shape_they_were_given() -> None:
     assert float((low < high).float().mean()) > 0.9
 
 
-def _with_sparse_buffer() -> nn.Module:
-    module = nn.Linear(5, 2)
-    module.register_buffer("adjacency", torch.eye(5).to_sparse())
-    return module
-
-
 def _not_finite() -> nn.Module:
     layer = nn.Linear(5, 2)
     nn.init.constant_(layer.bias, math.inf)
@@ -352,7 +346,7 @@ def _texts() -> tuple[dict[str, Any], Any]:
 
 STRUCTURED = (
     *("tokens of texts", "several labels", "the next token", "tokens without a mapping"),
-    *("pixels", "numbers and categories", "several numbers"),
+    *("pixels", "numbers and categories", "several numbers", "classes of each record"),
 )
 
 
@@ -395,6 +389,16 @@ def _structured(name: str) -> tuple[nn.Module, str, Any, Any]:
             numbers["numbers"],
             draw.normal(size=(_TEXTS, 3)),
         ),
+        "classes of each record": (
+            lambda: nn.Linear(5, 3),
+            "multilabel_margin_loss",
+            numbers["numbers"],
+            np.where(
+                np.arange(3) < draw.integers(1, 4, (_TEXTS, 1)),
+                draw.permuted([[0, 1, 2]] * _TEXTS, axis=1),
+                -1,
+            ),
+        ),
     }
     make, loss, records, targets = cases[name]
     return make(), loss, records, targets
@@ -410,7 +414,8 @@ def _own_loss(model: nn.Module, loss: str, X: Any, y: Any, place: int) -> Tensor
     found = model(**tensors) if isinstance(X, dict) else model(*tensors.values())
     outputs, target = getattr(found, "logits", found), torch.as_tensor(y[one])
     if loss != "cross_entropy":
-        return getattr(functional, loss)(outputs, target.float())  # type: ignore[no-any-return]
+        target = target if loss == "multilabel_margin_loss" else target.float()
+        return getattr(functional, loss)(outputs, target)  # type: ignore[no-any-return]
     if target.dim() == 2:
         outputs, target = outputs.flatten(0, 1), target.flatten()
     return functional.cross_entropy(outputs, target)
@@ -522,6 +527,12 @@ def test_weights_in_another_order_of_memory_are_trained_and_returned(own_home: P
     assert ledger_rows(own_home)[-1] == "settle"
 
 
+def _sparse() -> nn.Module:
+    layer = nn.Linear(5, 2)
+    layer.register_buffer("neighbours", torch.eye(5).to_sparse_csr())
+    return layer
+
+
 def _hooked() -> nn.Module:
     layer = nn.Linear(5, 2)
     layer.weight.register_hook(lambda gradient: 0.0 * gradient)
@@ -620,11 +631,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "hooks on a parameter": ({"model": _hooked()}, "hooks on its parameters"),
     "a tensor of an earlier pass": ({"model": _used()}, "cannot be copied"),
     "complex parameters": ({"model": _Complex()}, "view_as_complex"),
+    "a sparse buffer": ({"model": _sparse()}, r"by \.to_dense\(\)"),
+    "entries that a pass rewrites": ({"model": nn.Embedding(5, 2, max_norm=1.0)}, "max_norm.*mixes records"),
     "a lazy layer": ({"model": nn.LazyLinear(2)}, "call it once on a made-up record"),
     "double parameters": ({"model": nn.Linear(5, 2).double()}, "not float32"),
     "a start that is not finite": ({"model": _not_finite()}, "not finite"),
-    "an embedding that rescales itself": ({"model": nn.Embedding(5, 2, max_norm=1.0)}, "with max_norm"),
-    "a sparse buffer": ({"model": _with_sparse_buffer()}, r"buffer adjacency .* give it as buffer\.to_dense"),
     "a model for inference": ({"model": _inferring()}, "outside of it"),
     "nothing to train": ({"model": nn.Linear(5, 2).requires_grad_(False)}, "no parameters to train"),
     "another shape": ({"model": nn.Linear(4, 2)}, "does not take records of shape"),

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.core.people import of_people
-from algorithms.gradients import L2, Engine, RecordsNotIndependentError, model_inspection
+from algorithms.gradients import L2, Engine, RecordsNotIndependentError, Unclipped, model_inspection
 from algorithms.gradients.independence import _attributes
 from algorithms.gradients.op_tracer import Memory
 from algorithms.models import Model
 from algorithms.models.linear import cross_entropy
+from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.zoo import Spec, Wired, check, frozen, problem, wavy, zero_start
 
 
@@ -233,6 +234,22 @@ def test_a_look_at_a_large_model_holds_few_copies_of_it() -> None:
     with Memory() as memory:
         assert made.engine()._examined.is_brief
     assert memory.most < 3 * 4 * made.model.parameter_count
+
+
+@pytest.mark.parametrize("mixing", [lambda x: x - x.mean(dim=0), lambda x: x.flip(0), lambda x: x.cumsum(0)])
+def test_a_large_model_that_mixes_in_larger_batches_than_are_compared_takes_one_record_at_a_time(
+    mixing: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_inspection, "_LIGHT", 0)
+    monkeypatch.setattr(model_inspection, "_QUICK", 0)
+    spec = Spec(
+        lambda: Wired(lambda self, x: self.layer(mixing(x) if len(x) > 3 else x), layer=nn.Linear(4, 2)), (4,)
+    )
+    made = problem(spec, torch.float32)
+    engine = made.engine()
+    assert engine.physical_batch == 1
+    total = engine.clipped_sum(*made.arguments, Unclipped())
+    assert naive.relative(total, made.gradients.sum(dim=0)) < 1e-5
 
 
 def _remembering(self: Wired, inputs: Tensor) -> Tensor:
