@@ -1,19 +1,16 @@
 """The YAML file of a comparison as strict models; a faulty file is refused in one sentence that names the key."""
 
 import json
-import math
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, StringConstraints, ValidationError, field_validator, model_validator
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from data.prepare.description import Transform
 from tasks.config.overrides import with_values
-from tasks.config.params import Encoder, Group, Memory, Model, ParamsRefusedError
+from tasks.config.params import Encoder, Group, Memory, Model, ParamsRefusedError, in_words, read_yaml
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 Word = Annotated[str, StringConstraints(pattern=r"\S")]
@@ -53,9 +50,7 @@ class Problem(Group):
         try:
             Model.model_validate({"name": self.model} | self.model_settings)
         except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(map(str, ("model_settings", *problem["loc"])))
-            raise ValueError(f"{where} is {problem['input']!r}, but {problem['msg']}") from None
+            raise ValueError(in_words(error.errors()[0], "model_settings")) from None
         return self
 
 
@@ -184,11 +179,17 @@ def load(path: Path) -> Comparison:
 
     Raises ParamsRefusedError for a file that is not YAML, unknown keys, wrong types and impossible values.
     """
-    document = _document(path)
+    document = read_yaml(
+        path, holds="keys with values, such as name and methods", missing="give the file of a comparison"
+    )
     try:
         comparison = Comparison.model_validate_json(json.dumps(document))
+    except TypeError:
+        raise ParamsRefusedError(
+            f"{path.name} must hold plain texts, numbers and lists; put dates in quotes."
+        ) from None
     except ValidationError as error:
-        raise ParamsRefusedError(f"{path.name}: {_problem(error)}; correct it.") from None
+        raise ParamsRefusedError(f"{path.name}: {in_words(error.errors()[0])}; correct it.") from None
     if comparison.name != path.stem:
         raise ParamsRefusedError(
             f"{path.name}: name must be {path.stem!r}, the name of the file; correct it."
@@ -227,36 +228,3 @@ def _check_epsilons(key: str, method: Method, comparison: Comparison, path: Path
             f"{path.name}: methods.{key}.by_epsilon has settings for epsilon {unknown[0]:g}, which is not compared;"
             " leave it out, or add it to the epsilons."
         )
-
-
-def _document(path: Path) -> dict[str, Any]:
-    try:
-        document = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-        json.dumps(document)
-    except OSError:
-        raise ParamsRefusedError(f"there is no file {path}; give the file of a comparison.") from None
-    except (YAMLError, UnicodeDecodeError, TypeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" near line {mark.line + 1}" if mark else ""
-        raise ParamsRefusedError(
-            f"{path.name} is not valid YAML of plain values{where}; correct it."
-        ) from None
-    if not isinstance(document, dict):
-        raise ParamsRefusedError(
-            f"{path.name} must hold keys with values, such as name and methods; correct it."
-        )
-    return document
-
-
-def _problem(error: ValidationError) -> str:
-    problem: dict[str, Any] = dict(error.errors()[0])
-    key = ".".join(str(part) for part in problem["loc"] if part != "[key]")
-    if problem["type"] == "extra_forbidden":
-        return f"unknown key {key}"
-    if problem["type"] == "missing":
-        return f"{key} is missing"
-    if problem["type"] == "value_error":
-        return f"{key}: {problem['msg'].partition(', ')[2]}"
-    value = problem["input"]
-    shown = "not a finite number" if isinstance(value, float) and not math.isfinite(value) else repr(value)
-    return f"{key} is {shown}, but {problem['msg'].replace('Input should', 'it should', 1)}"

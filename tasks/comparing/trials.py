@@ -20,7 +20,7 @@ from data import DataCard
 from data.prepare.description import Transform
 from tasks.calibrate import model_files
 from tasks.comparing.comparison import Comparison, Problem, Record, Variant, variants
-from tasks.config.params import Data, Model, ParamsRefusedError
+from tasks.config.params import Data, Model, ParamsRefusedError, in_words
 from tasks.runs.encoders import facts_of, public_of
 
 FORMAT = 1
@@ -254,18 +254,8 @@ def _complete(
     except RefusedError as refusal:
         raise ParamsRefusedError(f"{file}: {key}.name: {refusal}") from None
     except ValidationError as error:
-        raise ParamsRefusedError(f"{file}: {_problem(key, error)}; correct it.") from None
+        raise ParamsRefusedError(f"{file}: {in_words(error.errors()[0], key)}; correct it.") from None
     if is_own(given["name"]):
         return given
     filled: dict[str, Any] = adapter(type(made)).dump_python(made, mode="json")
     return {"name": given["name"]} | filled
-
-
-def _problem(key: str, error: ValidationError) -> str:
-    problem: dict[str, Any] = dict(error.errors()[0])
-    path = ".".join(map(str, (key, *problem["loc"])))
-    if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"unknown setting {path}"
-    if problem["type"] in ("missing", "missing_argument"):
-        return f"{path} is missing"
-    return f"{path} is {problem['input']!r}, but {problem['msg'].replace('Input should', 'it should', 1)}"

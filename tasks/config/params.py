@@ -5,7 +5,7 @@ compared with those that dvc.yaml lists for it.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -298,23 +298,36 @@ def load(path: Path, *, reads: tuple[str, ...]) -> Params:
     Raises ParamsRefusedError for a file that is not YAML, unknown keys, wrong types and impossible values, and
     algorithms.errors.RefusedError for an unknown algorithm.
     """
-    try:
-        document = YAML(typ="safe", pure=True).load(path)
-    except OSError:
-        raise ParamsRefusedError(
-            f"there is no file {path}; run this in the folder that holds params.yaml."
-        ) from None
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise ParamsRefusedError(f"{path.name} is not valid YAML{_line(error)}; correct it.") from None
+    document = read_yaml(
+        path,
+        holds=f"the groups {', '.join(GROUPS)}, each with its keys",
+        missing="run this in the folder that holds params.yaml",
+    )
     return parse(document, reads=reads, name=path.name)
 
 
-def parse(document: object, *, reads: tuple[str, ...] = GROUPS, name: str = "params.yaml") -> Params:
+def read_yaml(path: Path, *, holds: str, missing: str) -> dict[str, Any]:
+    """The mapping in a YAML file; raises ParamsRefusedError for any other file.
+
+    holds: what it must hold. missing: what to do if there is no file.
+    """
+    try:
+        document = YAML(typ="safe", pure=True).load(path)
+    except OSError:
+        raise ParamsRefusedError(f"there is no file {path}; {missing}.") from None
+    except (YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" near line {mark.line + 1}" if mark else ""
+        raise ParamsRefusedError(f"{path.name} is not valid YAML{where}; correct it.") from None
+    if not isinstance(document, dict):
+        raise ParamsRefusedError(f"{path.name} must hold {holds}; correct it.")
+    return document
+
+
+def parse(
+    document: Mapping[Any, Any], *, reads: tuple[str, ...] = GROUPS, name: str = "params.yaml"
+) -> Params:
     """Validate the named groups of a parsed document; see `load`."""
-    if not isinstance(document, Mapping):
-        raise ParamsRefusedError(
-            f"{name} must hold the groups {', '.join(GROUPS)}, each with its keys; correct it."
-        )
     unknown = [str(key) for key in document if key not in GROUPS]
     if unknown:
         raise ParamsRefusedError(f"{name}: unknown key {unknown[0]}; the groups are {', '.join(GROUPS)}.")
@@ -333,7 +346,8 @@ def _parsed(document: Mapping[Any, Any], group: str, name: str) -> object:
             return values, _features(values)
         return MODELS[group].model_validate(dict(values))
     except ValidationError as error:
-        raise ParamsRefusedError(f"{name}: {_sentence(group, error, values)}.") from None
+        problems = [in_words(problem, group) + _known(group, problem, values) for problem in error.errors()]
+        raise ParamsRefusedError(f"{name}: {'; '.join(problems)}.") from None
 
 
 def _kind(group: str, values: Mapping[Any, Any]) -> "type[Any] | None":
@@ -363,14 +377,14 @@ def _features(values: Mapping[Any, Any]) -> "Features | None":
     return from_settings(dict(values))
 
 
-def _sentence(group: str, error: ValidationError, values: Mapping[Any, Any]) -> str:
-    return "; ".join(_problem(group, problem, values) for problem in map(dict, error.errors()))
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
-def _problem(group: str, problem: dict[str, Any], values: Mapping[Any, Any]) -> str:
-    key = ".".join(map(str, (group, *problem["loc"])))
-    if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"unknown key {key}{_known(group, problem['loc'], values)}"
+def in_words(problem: Mapping[str, Any], *outer: str) -> str:
+    """What pydantic found wrong, as a clause that names the key. outer: keys outside of what was validated."""
+    key = ".".join(str(part) for part in (*outer, *problem["loc"]) if part != "[key]") or "the file"
+    if problem["type"] in _UNKNOWN:
+        return f"unknown key {key}"
     if problem["type"] in ("missing", "missing_argument"):
         return f"{key} is missing"
     if problem["type"] in ("value_error", "assertion_error"):
@@ -378,10 +392,10 @@ def _problem(group: str, problem: dict[str, Any], values: Mapping[Any, Any]) -> 
     return f"{key} is {problem['input']!r}, but {problem['msg'].replace('Input should', 'should', 1)}"
 
 
-def _known(group: str, place: Sequence[str | int], values: Mapping[Any, Any]) -> str:
-    """Suggest a key: the closest valid key of the group, and all valid keys."""
-    kind = _kind(group, values)
-    if kind is None:
+def _known(group: str, problem: Mapping[str, Any], values: Mapping[Any, Any]) -> str:
+    """For an unknown key: the closest valid key of the group, and all valid keys."""
+    kind, place = _kind(group, values), problem["loc"]
+    if kind is None or problem["type"] not in _UNKNOWN:
         return ""
     schema = TypeAdapter(kind).json_schema()
     found = [*_groups(schema, schema)]
@@ -403,8 +417,3 @@ def _groups(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> Iterator[Map
         yield from _groups(choice, whole)
     if "properties" in schema:
         yield schema
-
-
-def _line(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    return f" near line {mark.line + 1}" if mark else ""

@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from algorithms.privacy.ledger import Choice, Choosing, Spread, Spreading
-from tasks.config.params import Group, ParamsRefusedError
+from tasks.config.params import Group, ParamsRefusedError, in_words, read_yaml
 
 Every = Literal["hour", "day", "week", "month"]
 _PERIODS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}
@@ -78,16 +76,12 @@ EXAMPLE = (
 
 def load(path: Path) -> Retraining:
     """Load the settings; raises ParamsRefusedError, which names the key, and RefusedError if they are inconsistent."""
+    document = read_yaml(
+        path, holds="name, dataset, blocks and spread", missing=f"write one, such as {EXAMPLE}"
+    )
     try:
-        document = YAML(typ="safe", pure=True).load(path)
         settings = Retraining.model_validate(document)
-    except OSError:
-        raise ParamsRefusedError(f"there is no file {path}; write one, such as {EXAMPLE}.") from None
-    except (YAMLError, UnicodeDecodeError):
-        raise ParamsRefusedError(f"{path.name} is not valid YAML; correct it.") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "the file"
-        raise ParamsRefusedError(f"{path.name}: {key}: {first['msg']}; correct it.") from None
+        raise ParamsRefusedError(f"{path.name}: {in_words(error.errors()[0])}; correct it.") from None
     _ = settings.choice, settings.spreading
     return settings

@@ -76,9 +76,8 @@ def encoder_of(chosen: params.Encoder) -> "Encoder":
     try:
         settings = Frozen.model_validate(chosen.settings)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, ("data.encoder.settings", *first["loc"])))
-        raise EncoderRefusedError(f"params.yaml: {where}: {first['msg']}; correct it.") from None
+        problem = params.in_words(error.errors()[0], "data.encoder.settings")
+        raise EncoderRefusedError(f"params.yaml: {problem}; correct it.") from None
     return encoder(chosen.name, settings, checkpoint=chosen.checkpoint)
 
 

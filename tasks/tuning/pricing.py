@@ -11,8 +11,6 @@ from typing import Annotated, Any, Literal, cast
 import numpy as np
 import torch
 from pydantic import Field, JsonValue, ValidationError, model_validator
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from algorithms.core.method import by_accountants
 from algorithms.errors import RefusedError
@@ -29,7 +27,7 @@ from data.readers.records import Records
 from tasks.calibrate import calibrate, model_for
 from tasks.config import params
 from tasks.config.overrides import with_values
-from tasks.config.params import Group, Params, ParamsRefusedError
+from tasks.config.params import Group, Params, ParamsRefusedError, in_words, read_yaml
 from tasks.evaluate import record_scores
 
 Document = dict[str, Any]
@@ -104,24 +102,13 @@ class Tuning(Group):
 
 def load(path: Path) -> Tuning:
     """Load the settings; raises ParamsRefusedError if they are invalid."""
-    if not path.exists():
-        raise ParamsRefusedError(f"there is no file {path}; write one, such as {EXAMPLE}.")
+    document = read_yaml(
+        path, holds="space, epsilon and what else a search needs", missing=f"write one, such as {EXAMPLE}"
+    )
     try:
-        document = YAML(typ="safe", pure=True).load(path)
-    except (OSError, YAMLError, UnicodeDecodeError) as error:
-        raise ParamsRefusedError(
-            f"{path} cannot be read as YAML ({type(error).__name__}); correct it."
-        ) from None
-    if not isinstance(document, Mapping):
-        raise ParamsRefusedError(
-            f"{path.name} must hold space, epsilon and what else a search needs; correct it."
-        )
-    try:
-        return Tuning.model_validate(dict(document))
+        return Tuning.model_validate(document)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "the whole"
-        raise ParamsRefusedError(f"{path.name}: {key}: {first['msg']}; correct it.") from None
+        raise ParamsRefusedError(f"{path.name}: {in_words(error.errors()[0])}; correct it.") from None
 
 
 def candidates(tuning: Tuning, base: Document) -> list[Document]:

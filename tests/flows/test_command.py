@@ -244,7 +244,7 @@ def test_audits_and_searches_are_refused_once_and_before_prefect(
         ("audit --method non_private", "claims no privacy"),
         ("audit --set nothing=1", "unknown key algorithm.nothing"),
         ("tune", "write one, such as {space: "),
-        ("tune params.yaml", "params.yaml: space: Field required"),
+        ("tune params.yaml", "params.yaml: space is missing"),
     ):
         assert_refused(call(*arguments.split()), words)
 

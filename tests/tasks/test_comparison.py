@@ -54,7 +54,7 @@ def root(tmp_path: Path) -> Path:
         ),
         (
             {"methods": {"a": {"algorithm": {"name": "dp_sgd", "steps": 1, "tempo": 2}}}},
-            "unknown setting methods.a.algorithm.tempo",
+            "unknown key methods.a.algorithm.tempo",
         ),
         ({"methods": {"a": {"algorithm": {"name": "dp_sgd"}}}}, "methods.a.algorithm.steps is missing"),
         (
@@ -63,7 +63,7 @@ def root(tmp_path: Path) -> Path:
         ),
         (
             {"methods": {"a": {"algorithm": {"name": "dp_sgd", "steps": 1}, "vary": {"tempo": [1]}}}},
-            "unknown setting methods.a.algorithm.tempo",
+            "unknown key methods.a.algorithm.tempo",
         ),
         ({"delta": 0}, "needs a delta above 0"),
         ({"record": {"objective": {"regularisation": -1.0}}}, "record.objective.regularisation is -1.0"),
