@@ -19,16 +19,8 @@ from pydantic import Field
 
 from algorithms.privacy.card import load
 from algorithms.privacy.card.text import markdown
-from tasks.config.overrides import Request, revise
-from tasks.runs.stages import (
-    STAGES,
-    StageFailedError,
-    StageRefusedError,
-    checkout,
-    checkout_lock,
-    refusals,
-    reproduce,
-)
+from tasks.config.overrides import Request
+from tasks.runs.stages import StageFailedError, StageRefusedError, checkout, refusals, reproduce, run_all
 from tasks.runs.summary import RunSummary, run_summary
 
 REFUSED = "Refused"
@@ -73,9 +65,13 @@ def run_stage(stage: str, root: Path) -> State[Any]:
     return Completed(message="done" if ran else "nothing to do: the result is there already")
 
 
-def stage_task(stage: str, root: Path) -> State[Any]:
-    """Run a stage as a task of the current flow that has the stage's name."""
-    return run_stage.with_options(name=stage, task_run_name=stage)(stage, root, return_state=True)
+def stage_task(stage: str, root: Path) -> None:
+    """Run a stage as a task of the current flow that has its name; raises StageRefusedError or StageFailedError."""
+    state = run_stage.with_options(name=stage, task_run_name=stage)(stage, root, return_state=True)
+    if state.name == REFUSED:
+        raise StageRefusedError(str(state.message))
+    if not state.is_completed():
+        raise StageFailedError(str(state.message))
 
 
 @flow(name="pipeline", retries=0)
@@ -102,19 +98,12 @@ def pipeline(
     be_quiet_where_nothing_was_raised()
     root = checkout()
     request = Request(dataset, algorithm, epsilon, delta, seed, settings or {}, encoder)
-    with checkout_lock(root, say=get_run_logger().info):
-        try:
-            revision = revise(root, request)
-        except refusals() as refusal:
-            return Failed(name=REFUSED, message=str(refusal))
-        revision.write()
-        for stage in STAGES:
-            state = stage_task(stage, root)
-            if state.name == REFUSED:
-                revision.undo()
-            if not state.is_completed():
-                return Failed(name=state.name, message=state.message)
-        return publish(root)
+    try:
+        return run_all(root, request, run_stage=stage_task, finish=publish, say=get_run_logger().info)
+    except refusals() as refusal:
+        return Failed(name=REFUSED, message=str(refusal))
+    except StageFailedError as failure:
+        return Failed(message=str(failure))
 
 
 def be_quiet_where_nothing_was_raised() -> None:

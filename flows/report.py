@@ -6,11 +6,9 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Failed
 
-from flows.pipeline import be_quiet_where_nothing_was_raised, publish, stage_task
-from tasks.runs.stages import checkout, checkout_lock
+from flows.pipeline import REFUSED, be_quiet_where_nothing_was_raised, publish, stage_task
+from tasks.runs.stages import StageFailedError, checkout, checkout_lock, refusals
 from tasks.runs.summary import RunSummary
-
-_FREE = ("evaluate", "report")
 
 
 @flow(name="report", retries=0)
@@ -19,8 +17,11 @@ def report() -> RunSummary | State[Any]:
     be_quiet_where_nothing_was_raised()
     root = checkout()
     with checkout_lock(root, say=get_run_logger().info):
-        for stage in _FREE:
-            state = stage_task(stage, root)
-            if not state.is_completed():
-                return Failed(name=state.name, message=state.message)
+        try:
+            stage_task("evaluate", root)
+            stage_task("report", root)
+        except refusals() as refusal:
+            return Failed(name=REFUSED, message=str(refusal))
+        except StageFailedError as failure:
+            return Failed(message=str(failure))
         return publish(root)

@@ -4,7 +4,6 @@ Late, repeated and simultaneous deliveries cost nothing extra: a period is retra
 """
 
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger
@@ -16,7 +15,7 @@ from flows.verify import BROKEN
 from tasks.retraining import settings as retraining_settings
 from tasks.retraining.delivery import Work
 from tasks.retraining.delivery import retrain as deliver
-from tasks.runs.stages import StageFailedError, StageRefusedError, checkout, checkout_lock, refusals
+from tasks.runs.stages import checkout, checkout_lock, refusals
 
 FEW_LEFT = "FewRetrainingsLeft"
 
@@ -31,7 +30,7 @@ def retrain(file: str = "retrain.yaml") -> State[Any]:
     be_quiet_where_nothing_was_raised()
     root, say = checkout(), get_run_logger().info
     try:
-        work = Work(retraining_settings.load(root / file), root, _stage, say)
+        work = Work(retraining_settings.load(root / file), root, stage_task, say)
     except refusals() as refusal:
         return Failed(name=REFUSED, message=str(refusal))
     with checkout_lock(root, say=say):
@@ -43,12 +42,3 @@ def retrain(file: str = "retrain.yaml") -> State[Any]:
         words = f"The caps allow {outcome.left} more retrainings of {work.settings.name}."
         return Completed(name=FEW_LEFT, message=f"{outcome.message} {words}")
     return Completed(message=outcome.message)
-
-
-def _stage(stage: str, root: Path) -> None:
-    """Run a stage as a task of the flow; raises StageRefusedError or StageFailedError."""
-    state = stage_task(stage, root)
-    if state.name == REFUSED:
-        raise StageRefusedError(str(state.message))
-    if not state.is_completed():
-        raise StageFailedError(str(state.message))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, cast
 
 import typer
 
-from flows.cli.steps import Steps, has_prefect_api, quieten_prefect, run_here
+from flows.cli.steps import Steps, has_prefect_api, quieten_prefect, stage_here
 from flows.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -39,18 +39,27 @@ def deliver(request: "Request", root: Path, *, verbose: bool) -> "RunSummary":
 
             state = stoppable(lambda: pipeline(**asdict(request), return_state=True), root)
             return cast("RunSummary", completed(state).result())
-    return alone(lambda: run_here(request, root, steps), root)
+    from tasks.runs.stages import run_all
+    from tasks.runs.summary import run_summary
+
+    here = stage_here(steps)
+    return alone(
+        lambda: run_all(root, request, run_stage=here, finish=run_summary, say=steps.line), root, steps
+    )
 
 
-def alone(work: Callable[[], T], root: Path) -> T:
+def alone(work: Callable[[], T], root: Path, steps: Steps) -> T:
     """Call `work`, which runs stages here, and return its result; a failed stage ends the command."""
     from tasks.runs.stages import StageFailedError
 
     try:
         return stoppable(work, root)
     except StageFailedError as failure:
+        steps.end()
         say(str(failure), error=True)
         raise typer.Exit(1) from None
+    finally:
+        steps.end()
 
 
 @contextmanager

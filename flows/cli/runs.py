@@ -156,7 +156,7 @@ def retrain(
         if give_up:
             message = _given_up(root, file, yes=yes)
         elif not has_prefect_api():
-            message = alone(lambda: _retrain_here(root, file, steps), root)
+            message = alone(lambda: _retrain_here(root, file, steps), root, steps)
         else:
             with listening(steps):
                 from flows.retrain import retrain as flow
@@ -174,11 +174,8 @@ def _retrain_here(root: Path, file: Path, steps: Steps) -> str:
     from tasks.runs.stages import StageFailedError, StageRefusedError, checkout_lock
 
     work = delivery.Work(settings.load(root / file), root, stage_here(steps), steps.line)
-    try:
-        with checkout_lock(root, say=steps.line):
-            outcome = delivery.retrain(work, now=datetime.now(UTC))
-    finally:
-        steps.end()
+    with checkout_lock(root, say=steps.line):
+        outcome = delivery.retrain(work, now=datetime.now(UTC))
     if outcome.kind == "refused":
         raise StageRefusedError(outcome.message)
     if outcome.kind == "failed":

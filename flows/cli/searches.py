@@ -68,7 +68,9 @@ def tune(
             say(f"searching: at most epsilon {asked.epsilon:g} for all trials together ...", error=True)
             say(
                 alone(
-                    lambda: deliver(asked, root, say=steps.line, run_all=partial(in_threads, workers)), root
+                    lambda: deliver(asked, root, say=steps.line, run_all=partial(in_threads, workers)),
+                    root,
+                    steps,
                 )
             )
             return

@@ -18,9 +18,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from tasks.config.overrides import Request
-    from tasks.runs.summary import RunSummary
-
 WORDS = {
     "prepare": "preparing the data",
     "calibrate": "calibrating the noise",
@@ -52,14 +49,14 @@ class Steps:
 
     def begin(self, stage: str) -> None:
         """A stage begins."""
-        self._close()
+        self.end()
         self.console.print(f"{WORDS[stage]} ...", markup=False)
 
     def line(self, text: str) -> None:
         """Show a line that a stage or DVC wrote."""
         found = _STEP.fullmatch(text)
         if self.verbose or (found is None and not _NOISE.match(text) and not text.startswith("refused: ")):
-            self._close()
+            self.end()
             self.console.print(f"  {text}", markup=False)
         elif found and self.console.is_terminal:
             words = {"step": "steps", "encoded": "encoded records"}[found["what"]]
@@ -68,8 +65,10 @@ class Steps:
             self.console.print(f"  {text}", markup=False)
 
     def end(self) -> None:
-        """The last stage has ended."""
-        self._close()
+        """Remove the bar: something else is shown, or the last stage has ended."""
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = self._task = None
 
     def _advance(self, words: str, step: int, steps: int, rest: str) -> None:
         if self._bar is None:
@@ -84,11 +83,6 @@ class Steps:
             self._task = self._bar.add_task("", total=steps)
         if self._task is not None:
             self._bar.update(self._task, completed=step, description=rest)
-
-    def _close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-        self._bar = self._task = None
 
 
 def has_prefect_api() -> bool:
@@ -122,27 +116,3 @@ def stage_here(steps: Steps) -> Callable[[str, Path], None]:
         reproduce(name, root=root, say=steps.line)
 
     return stage
-
-
-def run_here(request: "Request", root: Path, steps: Steps) -> "RunSummary":
-    """Run the pipeline of `flows.pipeline` without Prefect; raises StageRefusedError and StageFailedError.
-
-    If a stage refuses the run, params.yaml is restored.
-    """
-    from tasks.config.overrides import revise
-    from tasks.runs.stages import STAGES, StageRefusedError, checkout_lock
-    from tasks.runs.summary import run_summary
-
-    stage = stage_here(steps)
-    with checkout_lock(root, say=steps.line):
-        revision = revise(root, request)
-        revision.write()
-        try:
-            for name in STAGES:
-                stage(name, root)
-        except StageRefusedError:
-            revision.undo()
-            raise
-        finally:
-            steps.end()
-        return run_summary(root)

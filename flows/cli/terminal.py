@@ -47,9 +47,9 @@ def sentences() -> Iterator[None]:
         say(f"refused: {place}: permission denied; use another place, or change its permissions.", error=True)
         raise typer.Exit(2) from None
     except ValueError as error:
-        from tasks.runs.stages import StageRefusedError, refusals
+        from tasks.runs.stages import refusals
 
-        if not isinstance(error, (*refusals(), StageRefusedError)):
+        if not isinstance(error, refusals()):
             raise
         say(f"refused: {' '.join(str(error).split())}", error=True)
         raise typer.Exit(2) from None

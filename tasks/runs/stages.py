@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from filelock import FileLock, Timeout
 
@@ -27,6 +27,9 @@ from tasks.config.params import ParamsRefusedError
 if TYPE_CHECKING:
     from dvc.repo import Repo
 
+    from tasks.config.overrides import Request
+
+T = TypeVar("T")
 Say = Callable[[str], object]
 STAGES = ("prepare", "calibrate", "train", "evaluate", "report")
 REFUSED = "refused: "
@@ -69,7 +72,14 @@ def refusals() -> tuple[type[ValueError], ...]:
     from algorithms.extension import NotUsableError
     from data.schema.errors import DataRefusedError
 
-    return (DataRefusedError, EncoderRefusedError, NotUsableError, RefusedError, ParamsRefusedError)
+    return (
+        DataRefusedError,
+        EncoderRefusedError,
+        NotUsableError,
+        ParamsRefusedError,
+        RefusedError,
+        StageRefusedError,
+    )
 
 
 def checkout() -> Path:
@@ -119,6 +129,33 @@ def reproduce(stage: str, *, root: Path, say: Say) -> bool:
                 raise StageRefusedError(line.removeprefix(REFUSED))
         raise StageFailedError(lines[-1] if lines else f"{stage} ended with exit status {status}.")
     return status != _NOTHING
+
+
+def run_all(
+    root: Path,
+    request: "Request",
+    *,
+    run_stage: Callable[[str, Path], object],
+    finish: Callable[[Path], T],
+    say: Say,
+) -> T:
+    """Change params.yaml as requested, run the five stages and return what `finish` makes of the results in `root`.
+
+    run_stage: runs a stage in the checkout; raises StageRefusedError or StageFailedError. If a stage refuses the run,
+    params.yaml is restored.
+    """
+    from tasks.config.overrides import revise  # here, since the process that runs a stage does not need it
+
+    with checkout_lock(root, say=say):
+        revision = revise(root, request)
+        revision.write()
+        try:
+            for stage in STAGES:
+                run_stage(stage, root)
+        except StageRefusedError:
+            revision.undo()
+            raise
+        return finish(root)
 
 
 def up_to_date(root: Path, *, say: Say) -> bool:
