@@ -48,7 +48,7 @@ from tasks.runs import preflight, store
 from tasks.runs.ledger import open_newest, remember
 from tasks.runs.population import bind, digests_of, register
 from tasks.runs.processes import joined
-from tasks.runs.progress import both, progress
+from tasks.runs.progress import progress
 from tasks.runs.signing import signer
 from tasks.runs.stages import main_of
 from tasks.runs.store import described
@@ -212,6 +212,11 @@ def _train_into(
             _Start(run.run_id, run.generator(), _asked(job), kept.read_bytes() if kept.exists() else None)
         )
     with progress(job.plan.steps) as shown:
+
+        def on_step(step: int, epsilon: float, noise_std: float) -> None:
+            shown(step, epsilon, noise_std)
+            live(step, epsilon, noise_std)
+
         state, trace, model = run_training(
             job.settings.algorithm,
             job.plan,
@@ -222,7 +227,7 @@ def _train_into(
             folder=run.folder,
             performance=_limits(job),
             checkpoint_seconds=performance.checkpoint_seconds,
-            on_step=both(shown, live),
+            on_step=on_step,
             features=job.settings.features,
             diagnostics=diagnostics if job.settings.privacy.diagnostics else None,
             reserve=reserve,
