@@ -49,9 +49,16 @@ def epsilon_for(
     delta. plan: makes the plan for an epsilon. Raises RefusedError if no run is that cheap.
     """
     together = min(balance.blocks_per_person, blocks)
-    if balance.composition.kind == "basic":
-        return _basic(price, balance, together, delta)
     each = price[0] / balance.blocks_per_person
+    if balance.composition.kind == "basic":
+        epsilon = _floor(each)
+        cost = balance.composition.cost(Budget(epsilon, delta), together, balance.blocks_per_person)
+        if epsilon <= 0 or cost[1] > Fraction(price[1]):
+            raise RefusedError(
+                f"a retraining may cost epsilon={price[0]:g}, delta={price[1]:g}, which a delta of {delta:g} exceeds;"
+                " set delta in retrain.yaml lower."
+            )
+        return epsilon, delta
 
     def share(epsilon: float) -> float:
         made = plan(epsilon)
@@ -60,18 +67,6 @@ def epsilon_for(
 
     highest = balance.composition.shown((Fraction(each),), delta).epsilon
     return _largest(share, highest), delta
-
-
-def _basic(price: Price, balance: Balance, together: int, delta: float) -> tuple[float, float]:
-    count = balance.blocks_per_person
-    epsilon = _floor(price[0] / count)
-    charged = balance.composition.cost(Budget(epsilon, delta), together, count)[1]
-    if epsilon <= 0 or charged > Fraction(price[1]):
-        raise RefusedError(
-            f"a retraining may cost epsilon={price[0]:g}, delta={price[1]:g}, which a delta of {delta:g} exceeds;"
-            " set delta in retrain.yaml lower."
-        )
-    return epsilon, delta
 
 
 def _largest(share: Callable[[float], float], highest: float) -> float:
