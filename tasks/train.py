@@ -48,7 +48,7 @@ from tasks.runs import preflight, store
 from tasks.runs.ledger import open_newest, remember
 from tasks.runs.population import bind, digests_of, register
 from tasks.runs.processes import joined
-from tasks.runs.progress import both, progress
+from tasks.runs.progress import progress
 from tasks.runs.signing import signer
 from tasks.runs.stages import main_of
 from tasks.runs.store import described
@@ -114,13 +114,13 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     with store.claimed(home, job.digest(home), ledger.status, checkout=root, fresh=fresh, anew=anew) as run:
         if run.result is not None:
             _LOG.info("run %s did just this: its result is handed out, and nothing is spent.", run.run_id)
-        with run.abandoned_if_refused(unless=lambda: ledger.status(run.run_id) is not None):
+        with run.abandoned_if_refused(ledger.status):
             if run.result is None and ledger.status(run.run_id) is None:
                 records = preflight.records_of(job.public, root / "data" / "cards")
                 found = preflight.doubts(job.settings, job.plan, records)
                 preflight.question(found, job.public, epsilon=job.plan.target.budget.epsilon)
             register(ledger, job.public, home=home, prepared=job.prepared)
-        result = run.result or _trained(job, model, run, ledger, root, home)
+            result = run.result or _trained(job, model, run, ledger, root, home)
         run.forget_secrets()
         store.hand_out(result, artifacts, _ARTIFACTS, said=described(job.public))
 
@@ -169,10 +169,7 @@ def _trained(job: Job, model: Model, run: store.Run, ledger: Ledger, root: Path,
             raise made_anew(job.prepared)
 
     written = run.emptied("written")
-    with (
-        run.abandoned_if_refused(unless=lambda: ledger.status(run.run_id) is not None),
-        live_curve(run.run_id, job.document, job.settings.tracking, root=root) as live,
-    ):
+    with live_curve(run.run_id, job.document, job.settings.tracking, root=root) as live:
         trace = _train_into(written, job, run, model, live, reserve)
         events = schedule_to_json(run_lengths(trace.events()))
         # Settled in full even if it ended early, since when to end was then an adaptive choice.
@@ -212,6 +209,11 @@ def _train_into(
             _Start(run.run_id, run.generator(), _asked(job), kept.read_bytes() if kept.exists() else None)
         )
     with progress(job.plan.steps) as shown:
+
+        def on_step(step: int, epsilon: float, noise_std: float) -> None:
+            shown(step, epsilon, noise_std)
+            live(step, epsilon, noise_std)
+
         state, trace, model = run_training(
             job.settings.algorithm,
             job.plan,
@@ -222,7 +224,7 @@ def _train_into(
             folder=run.folder,
             performance=_limits(job),
             checkpoint_seconds=performance.checkpoint_seconds,
-            on_step=both(shown, live),
+            on_step=on_step,
             features=job.settings.features,
             diagnostics=diagnostics if job.settings.privacy.diagnostics else None,
             reserve=reserve,

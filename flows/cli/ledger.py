@@ -14,7 +14,7 @@ from flows.cli.terminal import SETTINGS, say, sentences, show, show_json
 
 if TYPE_CHECKING:
     from algorithms.privacy.accounting.budget import Budget
-    from algorithms.privacy.ledger import Balance, Forecast, Ledger, Price, Spread
+    from algorithms.privacy.ledger import Balance, Forecast, Ledger, Price
 
 _SMALLEST_SHARE = 0.01
 _PLANNED = 52
@@ -69,16 +69,26 @@ def forecast(
 ) -> None:
     """Show how many more retrainings the caps allow and when blocks retire. Spends nothing."""
     with sentences():
-        from algorithms.privacy.ledger import Choice
+        from algorithms.privacy.accounting.budget import Budget
+        from algorithms.privacy.ledger import Choice, Spread
         from algorithms.privacy.ledger import forecast as play
 
         ledger = _ledger()
-        limit = _limit(ledger, population)
+        terms = ledger.balance(population, "all")
+        limit = tuple(map(float, terms.composition.amount_of(terms.cap)))  # of a new block, as a price
         if planned is None and fraction is None and epsilon is None and spread != "geometric":
             planned = _PLANNED
             if not as_json:
                 say(f"Each block's budget is spread over {planned} retrainings; see --planned and --epsilon.")
-        pricing = _pricing(ledger, population, (spread, planned, fraction), (epsilon, delta))
+        pricing: Spread | Price
+        if epsilon is None:
+            pricing = Spread(spread, planned, fraction)
+        else:  # the price of each retraining, for all blocks of a person
+            whole = ledger.balance(population)
+            cost = Budget(epsilon, whole.cap.delta if delta is None else delta)
+            pricing = tuple(
+                float(part) * whole.blocks_per_person for part in whole.composition.amount_of(cost)
+            )
         # The last of the planned payments is that small a part, too, where they fall.
         share = _SMALLEST_SHARE / (planned or 1) ** 2 if smallest is None else smallest
         least = pricing if isinstance(pricing, tuple) else tuple(share * part for part in limit)
@@ -94,31 +104,6 @@ def forecast(
         show_json(document)
         return
     _show(document)
-
-
-def _pricing(
-    ledger: "Ledger",
-    population: str,
-    spreading: tuple[Any, int | None, float | None],
-    each: tuple[float | None, float | None],
-) -> "Spread | Price":
-    """How budgets are spread, or the price of each (epsilon, delta), multiplied by the blocks of a person."""
-    from algorithms.privacy.accounting.budget import Budget
-    from algorithms.privacy.ledger import Spread
-
-    epsilon, delta = each
-    if epsilon is None:
-        return Spread(*spreading)
-    balance = ledger.balance(population)
-    cost = Budget(epsilon, balance.cap.delta if delta is None else delta)
-    count = balance.blocks_per_person
-    return tuple(float(part) * count for part in balance.composition.amount_of(cost))
-
-
-def _limit(ledger: "Ledger", population: str) -> "Price":
-    """The budget of a new block, as a price."""
-    balance = ledger.balance(population, "all")
-    return tuple(map(float, balance.composition.amount_of(balance.cap)))
 
 
 def _document(ledger: "Ledger", population: str, found: "Forecast", every: float) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from numpy.random import MT19937, RandomState, SeedSequence
+from numpy.typing import NDArray
 
 from data import PublicDescription
-from data.prepare import folds
 from data.prepare.prepared import Prepared, load
 from data.readers.records import Records
 from data.schema.errors import DataRefusedError
@@ -27,6 +28,42 @@ class Sides:
     public: PublicDescription
     train: Records
     test: Records
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The indices of the test records and of all others, for training: int64, ascending."""
+
+    train: NDArray[np.int64]
+    test: NDArray[np.int64]
+
+
+def cut(records: int, chosen: Fold) -> Cut:
+    """The records of a fold; depends only on these numbers.
+
+    The records are shuffled by (seed, repeat), with a NumPy generator whose numbers never change, and divided into
+    folds whose sizes differ by at most one. Raises DataRefusedError if there are more folds than records.
+    """
+    if chosen.k > records:
+        raise DataRefusedError(
+            f"{chosen.k} folds of {records} records cannot be made; choose from 2 to {records} folds."
+        )
+    generator = RandomState(MT19937(SeedSequence((chosen.seed, chosen.repeat))))
+    shuffled = generator.permutation(records).astype(np.int64)
+    start, stop = (records * place // chosen.k for place in (chosen.fold, chosen.fold + 1))
+    return Cut(
+        train=np.sort(np.concatenate([shuffled[:start], shuffled[stop:]])), test=np.sort(shuffled[start:stop])
+    )
+
+
+def check_classes(labels: NDArray[np.int64], chosen: Cut) -> None:
+    """Raise DataRefusedError if all training records, or all test records, have the same class.
+
+    labels: of all records, int64 [n]. Only for public records, since a refusal reveals something about them.
+    """
+    for name, part in (("training", chosen.train), ("test", chosen.test)):
+        if len(np.unique(labels[part])) < 2:
+            raise DataRefusedError(f"the {name} records of a fold are all of one class; choose fewer folds.")
 
 
 def prepared_folder(store: Path, cell: Trial) -> Path:
@@ -93,11 +130,8 @@ _kept = lru_cache(maxsize=_KEPT_FOLDS)(_folded)
 
 
 @lru_cache(maxsize=256)
-def _indices(folder: Path, chosen: Fold) -> folds.Fold:
-    """The indices of a fold's records in the union, training records first.
-
-    Raises DataRefusedError if all training records of a fold have the same class.
-    """
+def _indices(folder: Path, chosen: Fold) -> Cut:
+    """The indices of a fold's records in the union, training records first; raises DataRefusedError as above."""
     data = _loaded(folder)
     if data.public.pooled is not None:
         raise DataRefusedError(
@@ -105,9 +139,9 @@ def _indices(folder: Path, chosen: Fold) -> folds.Fold:
             " leave folds out, or keep one record a person."
         )
     labels = np.concatenate([data.train_labels, data.test_labels])
-    found = folds.fold(len(labels), folds=chosen.k, repeat=chosen.repeat, index=chosen.fold, seed=chosen.seed)
+    found = cut(len(labels), chosen)
     if data.public.known.kind == "class":
-        folds.check_classes(labels, found)
+        check_classes(labels, found)
     return found
 
 

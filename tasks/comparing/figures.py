@@ -20,7 +20,7 @@ _ONE_STEP = 2
 PROBLEM = ["dataset", "model"]
 
 
-def by_epsilon(totals: pd.DataFrame, metric: str, *, words: str, theme: Theme) -> Figure:
+def by_epsilon(totals: pd.DataFrame, metric: str, theme: Theme, *, words: str) -> Figure:
     """Draw a metric against a logarithmic epsilon, with bars of one standard error; methods without noise are dashed.
 
     totals: from `results.summary`. words: the name of the metric.
@@ -41,7 +41,7 @@ def by_epsilon(totals: pd.DataFrame, metric: str, *, words: str, theme: Theme) -
     return figure
 
 
-def over_steps(table: pd.DataFrame, *, x: str, y: str, words: str, theme: Theme) -> Figure:
+def over_steps(table: pd.DataFrame, theme: Theme, *, x: str, y: str, words: str) -> Figure:
     """Draw the mean of column y over column x; a row per problem, a column per epsilon, a line per label.
 
     table: columns dataset, model, label, epsilon, x and y. words: the name of y. A label with at most two points, such

@@ -4,23 +4,23 @@ Also update the number of runs on the cards of the cells, and log the comparison
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from algorithms.privacy.ledger import Ledger
 from data.prepare.files import write_text, write_whole
 from tasks.comparing import figures
 from tasks.comparing.files import Place, write_json
 from tasks.comparing.results import beside, read_published, results, summary, with_gap, write_tables
-from tasks.comparing.trial import counted, sweep
+from tasks.comparing.trial import counted
 from tasks.comparing.work import Work
 from tasks.config import params
-from tasks.reporting.figures import Picture, Theme, picture
+from tasks.reporting.figures import Picture, picture
 from tasks.reporting.page import environment
 from tasks.runs.quality import MEASURES
 from tasks.tracking.runs import Member, log_group
@@ -45,12 +45,9 @@ _WORDS = {
 
 def shown(totals: pd.DataFrame) -> list[str]:
     """The metrics that a page shows for a problem: that by which its models are compared, and a few more."""
-    there = [name for name in (*MEASURES, "objective") if _is_there(totals, name)]
+    known = totals.columns[totals.notna().any()]
+    there = [name for name in (*MEASURES, "objective") if f"{name}_mean" in known]
     return [name for place, name in enumerate(there) if place == 0 or name in ("perplexity", "objective")]
-
-
-def _is_there(totals: pd.DataFrame, metric: str) -> bool:
-    return f"{metric}_mean" in totals and bool(totals[f"{metric}_mean"].notna().any())
 
 
 def _titled(metric: str) -> str:
@@ -88,7 +85,7 @@ def _beside(row: Mapping[Hashable, Any]) -> tuple[str, ...]:
         row["figure"],
         f"{row['dataset']}, {row['model']}",
         f"{row['method']}{setting}",
-        _epsilon(row["epsilon"]),
+        "no noise" if math.isnan(row["epsilon"]) else f"{row['epsilon']:g}",
         metric,
         f"{row['value']:g}",
         _measured(row["ours"], row["stderr"], metric),
@@ -122,10 +119,6 @@ def _measured(mean: float, stderr: float, metric: str) -> str:
     return f"{mean:.{digits}f}" + ("" if math.isnan(stderr) else f" ± {stderr:.{digits}f}")
 
 
-def _epsilon(value: float) -> str:
-    return "no noise" if math.isnan(value) else f"{value:g}"
-
-
 @dataclass(frozen=True)
 class Report:
     """The finished tables, and the figures by name."""
@@ -149,7 +142,7 @@ def report(work: Work, *, refused: Sequence[str]) -> Report:
     _stamp(place, table, runs)
     pictures = _pictures(work, table, totals) if len(table) else {}
     for name, drawn in pictures.items():
-        _write(place.folder / f"{name}.png", drawn.light)
+        write_whole(place.folder / f"{name}.png", partial(Path.write_bytes, data=drawn.light))
     content = _content(work, table, totals, runs) | {"pictures": pictures, "refused": refused}
     html = environment(below=_HERE).get_template("comparison.html.j2")
     markdown = environment(below=_HERE, autoescape=False).get_template("comparison.md.j2")
@@ -179,7 +172,11 @@ def _content(work: Work, table: pd.DataFrame, totals: pd.DataFrame, runs: int) -
     found = None if published is None else beside(read_published(work.place.root / published), totals)
     return {
         "title": work.comparison.title,
-        "sweep": sweep(work.comparison.name, runs).replace("This is one of", "There were"),
+        "sweep": (
+            f"There were {runs:,} runs of the comparison {work.comparison.name!r} on public records. The comparison as"
+            " a whole is not charged to anybody: its ledger records each run by itself, and choosing a method or a"
+            " setting by these results is in no epsilon."
+        ),
         "facts": _facts(work, table),
         "tables": result_tables(totals),
         "published": None if found is None else published_table(found),
@@ -217,7 +214,8 @@ def _pictures(work: Work, table: pd.DataFrame, totals: pd.DataFrame) -> dict[str
     for metric, problems in by_metric.items():
         if totals["epsilon"].notna().any():
             words = f"{_titled(metric)} against epsilon; bars are one standard error, methods without noise are dashed."
-            pictures[metric] = picture(_against_epsilon(pd.concat(problems), metric), words)
+            draw = partial(figures.by_epsilon, pd.concat(problems), metric, words=_titled(metric))
+            pictures[metric] = picture(draw, words)
     curves = _gathered(work.place, table, "curve")
     if len(curves):
         gaps = with_gap(curves)
@@ -225,28 +223,16 @@ def _pictures(work: Work, table: pd.DataFrame, totals: pd.DataFrame) -> dict[str
             "How far the objective is above the least known on the same records, by step; mean over cells. A method"
             " that asks once is dashed."
         )
-        pictures["convergence"] = picture(
-            lambda theme: figures.over_steps(
-                gaps, x="step", y="gap", words="objective - least known", theme=theme
-            ),
-            words,
-        )
+        draw = partial(figures.over_steps, gaps, x="step", y="gap", words="objective - least known")
+        pictures["convergence"] = picture(draw, words)
     traces = _noise(_gathered(work.place, table, "trace"))
     if len(traces):
         words = (
             "Standard deviation of the noise on each release, before it is divided, in the first run of each."
         )
-        pictures["noise"] = picture(
-            lambda theme: figures.over_steps(
-                traces, x="release", y="noise_std", words="noise (std)", theme=theme
-            ),
-            words,
-        )
+        draw = partial(figures.over_steps, traces, x="release", y="noise_std", words="noise (std)")
+        pictures["noise"] = picture(draw, words)
     return pictures
-
-
-def _against_epsilon(totals: pd.DataFrame, metric: str) -> Callable[[Theme], Figure]:
-    return lambda theme: figures.by_epsilon(totals, metric, words=_titled(metric), theme=theme)
 
 
 def _gathered(place: Place, table: pd.DataFrame, kind: str) -> pd.DataFrame:
@@ -272,10 +258,6 @@ def _noise(traces: pd.DataFrame) -> pd.DataFrame:
     kinds = traces.groupby("label")["kind"].transform("nunique")
     named = traces["label"] + ", " + traces["kind"]
     return traces.assign(label=traces["label"].where(kinds == 1, named), release=traces["release"] + 1)
-
-
-def _write(path: Path, content: bytes) -> None:
-    write_whole(path, lambda fresh: fresh.write_bytes(content))
 
 
 def log_comparison(work: Work, report: Report) -> bool:

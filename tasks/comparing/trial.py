@@ -183,15 +183,6 @@ def counted(card: Mapping[str, Any], runs: int) -> dict[str, Any]:
     return _signed({**card, "runs": runs, "signature": None})
 
 
-def sweep(name: str, runs: int) -> str:
-    """The sentences about the comparison that a run belongs to."""
-    return (
-        f"This is one of {runs:,} runs of the comparison {name!r} on public records. The comparison as a whole is not"
-        " charged to anybody: its ledger records each run by itself, and choosing a method or a setting by these"
-        " results is in no epsilon."
-    )
-
-
 def _signed(document: Mapping[str, Any]) -> dict[str, Any]:
     return CellCard.model_validate_json(json.dumps(document)).signed(signing_key(home())).to_json()
 

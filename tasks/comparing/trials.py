@@ -19,7 +19,7 @@ from algorithms.models import CATALOGUE as MODELS
 from data import DataCard
 from data.prepare.description import Transform
 from tasks.calibrate import model_files
-from tasks.comparing.comparison import Comparison, Problem, Record, Variant, variants
+from tasks.comparing.comparison import Comparison, Problem, Variant, variants
 from tasks.config.params import Data, Model, ParamsRefusedError, in_words
 from tasks.runs.encoders import facts_of, public_of
 
@@ -125,12 +125,26 @@ def cells(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> l
     for problem in comparison.problems:
         _check_problem(problem, cards[problem.dataset], file)
     known = [
-        (variant, epsilon, _resolved(variant, epsilon, file))
+        (
+            variant,
+            epsilon,
+            _complete(variant.at(epsilon), from_settings, f"methods.{variant.method}.algorithm", file),
+        )
         for variant in variants(comparison)
         for epsilon in (variant.epsilons if variant.private else (None,))
     ]
+    recorded = comparison.record.model_dump()
+    if not comparison.record.diagnostics:
+        del recorded["diagnostics"]  # left out, so that cells from before this key existed stay valid
     digests = {name: digest_of(card.model_dump_json()) for name, card in cards.items()}
-    found = [(problem, _files(problem), _encoder(problem)) for problem in comparison.problems]
+    found = [
+        (
+            problem,
+            model_files(Model.model_validate({"name": problem.model} | problem.model_settings)),
+            _encoder(problem),
+        )
+        for problem in comparison.problems
+    ]
     return [
         Trial(
             dataset=problem.dataset,
@@ -145,7 +159,7 @@ def cells(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> l
             delta=variant.delta if variant.private else 0.0,
             seed=seed,
             fold=fold,
-            record=_recorded(comparison.record),
+            record=recorded,
             transform=problem.transform,
             model_settings=_model_settings(
                 problem, files, (problem.model, settings["name"], variant.features.get("name", "none"))
@@ -180,24 +194,12 @@ def code_digest() -> str:
     return digest_of([[str(file.relative_to(folder)), file.read_text(encoding="utf-8")] for file in files])
 
 
-def _recorded(record: Record) -> dict[str, Any]:
-    document: dict[str, Any] = record.model_dump()
-    if not record.diagnostics:
-        del document["diagnostics"]  # left out, so that cells from before this key existed stay valid
-    return document
-
-
 def _folds(comparison: Comparison) -> Sequence[Fold | None]:
     chosen = comparison.folds
     if chosen is None:
         return [None]
     places = product(range(chosen.repeats), range(chosen.k))
     return [Fold(chosen.k, chosen.seed, repeat, fold) for repeat, fold in places]
-
-
-def _files(problem: Problem) -> dict[str, str]:
-    """The SHA-256 of the files that a model's settings name."""
-    return model_files(Model.model_validate({"name": problem.model} | problem.model_settings))
 
 
 def _model_settings(problem: Problem, files: dict[str, str], named: Iterable[str]) -> dict[str, Any]:
@@ -227,11 +229,6 @@ def _check_problem(problem: Problem, card: DataCard, file: str) -> None:
         raise ParamsRefusedError(
             f"{file}: there is no model {problem.model!r}; choose one of {', '.join(MODELS)}."
         )
-
-
-def _resolved(variant: Variant, epsilon: float | None, file: str) -> dict[str, Any]:
-    """The settings of the algorithm, complete."""
-    return _complete(variant.at(epsilon), from_settings, f"methods.{variant.method}.algorithm", file)
 
 
 def _features(variant: Variant, file: str) -> dict[str, Any]:

@@ -244,17 +244,13 @@ def settings_of(assignments: Iterable[str]) -> dict[str, Any]:
             raise ParamsRefusedError(
                 f"--set takes key=value, such as privacy.delta=1e-6, not {assignment!r}."
             )
-        settings[key.strip()] = _value(key, value)
+        try:
+            settings[key.strip()] = _plain(value)
+        except YAMLError:
+            raise ParamsRefusedError(
+                f"the value of --set {key} is not valid YAML: {value!r}; put it in quotes."
+            ) from None
     return settings
-
-
-def _value(key: str, text: str) -> Any:
-    try:
-        return YAML(typ="safe", pure=True).load(text)
-    except YAMLError:
-        raise ParamsRefusedError(
-            f"the value of --set {key} is not valid YAML: {text!r}; put it in quotes."
-        ) from None
 
 
 def revise(root: Path, request: Request) -> Revision:
@@ -293,14 +289,10 @@ def _change(document: dict[str, Any], request: Request, *, cards: Path) -> None:
         _follow_recipe(document, request, epsilon, cards=cards)
     for key, value in request.settings.items():
         _set(document, key, value)
-    _drop_rivals(document, request.settings)
-
-
-def _drop_rivals(document: dict[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Remove the current one of two exclusive settings if the other one is requested."""
     for pair in _RIVALS:
         for name, other in (pair, pair[::-1]):
-            if wanted.get(f"algorithm.{name}") is not None and f"algorithm.{other}" not in wanted:
+            asked = request.settings.get(f"algorithm.{name}") is not None
+            if asked and f"algorithm.{other}" not in request.settings:
                 document["algorithm"].pop(other, None)
 
 
@@ -365,7 +357,8 @@ def _set(document: dict[str, Any], key: str, value: Any) -> None:
                 f"params.yaml: unknown key {key}; {parent} is a value, not a group of keys."
             )
         place = inner
-    if last not in place or not _same(place[last], value):
+    is_kept = last in place and place[last] == value
+    if not is_kept or isinstance(place[last], bool) != isinstance(value, bool):  # 1 is not true
         place[last] = _in_line(value)
 
 
@@ -376,10 +369,6 @@ def _in_line(value: Any) -> Any:
     line = CommentedSeq(value)
     line.fa.set_flow_style()
     return line
-
-
-def _same(one: object, other: object) -> bool:
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 class _Representer(RoundTripRepresenter):

@@ -3,7 +3,7 @@
 A block's payment is in the units of its composition, and is converted to an epsilon for the plan.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import ROUND_FLOOR, Context
 from fractions import Fraction
@@ -25,13 +25,13 @@ from algorithms.privacy.ledger import (
     forecast,
     next_retraining,
 )
-from data import PublicDescription, blocks, public_description
+from data import blocks, public_description
 from data.schema import registry as catalogue
 from data.schema.card import DataCard
 from tasks.calibrate import plan_for
 from tasks.config.environment import database_url
 from tasks.config.overrides import Request, Revision, revise
-from tasks.config.params import Params, ParamsRefusedError
+from tasks.config.params import ParamsRefusedError
 from tasks.retraining.registry import Registry
 from tasks.retraining.settings import Retraining
 from tasks.runs.encoders import public_of
@@ -49,9 +49,16 @@ def epsilon_for(
     delta. plan: makes the plan for an epsilon. Raises RefusedError if no run is that cheap.
     """
     together = min(balance.blocks_per_person, blocks)
-    if balance.composition.kind == "basic":
-        return _basic(price, balance, together, delta)
     each = price[0] / balance.blocks_per_person
+    if balance.composition.kind == "basic":
+        epsilon = _floor(each)
+        cost = balance.composition.cost(Budget(epsilon, delta), together, balance.blocks_per_person)
+        if epsilon <= 0 or cost[1] > Fraction(price[1]):
+            raise RefusedError(
+                f"a retraining may cost epsilon={price[0]:g}, delta={price[1]:g}, which a delta of {delta:g} exceeds;"
+                " set delta in retrain.yaml lower."
+            )
+        return epsilon, delta
 
     def share(epsilon: float) -> float:
         made = plan(epsilon)
@@ -60,18 +67,6 @@ def epsilon_for(
 
     highest = balance.composition.shown((Fraction(each),), delta).epsilon
     return _largest(share, highest), delta
-
-
-def _basic(price: Price, balance: Balance, together: int, delta: float) -> tuple[float, float]:
-    count = balance.blocks_per_person
-    epsilon = _floor(price[0] / count)
-    charged = balance.composition.cost(Budget(epsilon, delta), together, count)[1]
-    if epsilon <= 0 or charged > Fraction(price[1]):
-        raise RefusedError(
-            f"a retraining may cost epsilon={price[0]:g}, delta={price[1]:g}, which a delta of {delta:g} exceeds;"
-            " set delta in retrain.yaml lower."
-        )
-    return epsilon, delta
 
 
 def _largest(share: Callable[[float], float], highest: float) -> float:
@@ -173,61 +168,35 @@ def next_of(
     card, standing = declared_blocks(settings, ledger, root)
     retire(settings, ledger, card, standing)
     _, standing = declared_blocks(settings, ledger, root)
-    used, price = _choose(settings, standing)
-    if last is not None and set(used) <= set(last):
-        raise TooFewBlocksError("none of the blocks that can pay is new, so the model that serves stays.")
-    own = _own(settings, used, registry, root)
-    asked = _asked(settings, root, own)
-    public = replace(public_of(card, asked.data), blocks=used)
-    epsilon, delta = _affordable(asked, ledger, public, price)
-    return Next(used, epsilon, revise(root, Request(epsilon=epsilon, delta=delta, settings=own)))
-
-
-def _choose(settings: Retraining, standing: list[Block]) -> tuple[tuple[str, ...], Price]:
     if not standing:
         raise TooFewBlocksError("there is no block yet, so nothing is trained.")
     try:
-        return next_retraining(
+        used, price = next_retraining(
             settings.choice, settings.spreading, standing, smallest=_smallest(settings, standing)
         )
     except RefusedError as refusal:
         raise TooFewBlocksError(str(refusal)) from None
-
-
-def _smallest(settings: Retraining, standing: list[Block]) -> Price:
-    return tuple(settings.smallest * min(parts) for parts in zip(*(b.limit for b in standing), strict=True))
-
-
-def _own(settings: Retraining, used: tuple[str, ...], registry: Registry, root: Path) -> Mapping[str, Any]:
-    """The values in params.yaml that a retraining sets, besides epsilon and delta."""
+    if last is not None and set(used) <= set(last):
+        raise TooFewBlocksError("none of the blocks that can pay is new, so the model that serves stays.")
     own: dict[str, Any] = {"data.blocks": list(used)}
-    serving = registry.serving
-    if settings.warm_start and serving is not None:
-        own["model.start"] = str((serving / "model.safetensors").relative_to(root))
-    return own
-
-
-def _asked(settings: Retraining, root: Path, own: Mapping[str, Any]) -> Params:
-    """The changed params.yaml, before epsilon is set; raises ParamsRefusedError if it is for another data set."""
-    asked = revise(root, Request(delta=settings.delta, settings=own)).params
+    if settings.warm_start and registry.serving is not None:
+        own["model.start"] = str((registry.serving / "model.safetensors").relative_to(root))
+    asked = revise(root, Request(delta=settings.delta, settings=own)).params  # before epsilon is known
     if asked.data.dataset != settings.dataset:
         raise ParamsRefusedError(
             f"params.yaml is about {asked.data.dataset!r} and the retraining about {settings.dataset!r}; use a checkout"
             f" for each, or `epsilonflow run --dataset {settings.dataset}` first."
         )
-    return asked
+    public, privacy = replace(public_of(card, asked.data), blocks=used), asked.privacy
+
+    def plan(epsilon: float) -> Plan:
+        groups = {**asked.groups, "privacy": privacy.model_copy(update={"epsilon": epsilon})}
+        return plan_for(replace(asked, groups=groups), public)
+
+    balance = ledger.balance(public.population, "all")
+    epsilon, delta = epsilon_for(price, balance, len(used), privacy.delta, plan)
+    return Next(used, epsilon, revise(root, Request(epsilon=epsilon, delta=delta, settings=own)))
 
 
-def _affordable(
-    asked: Params, ledger: Ledger, public: PublicDescription, price: Price
-) -> tuple[float, float]:
-    privacy, rest = asked.privacy, dict(asked.groups)
-    return epsilon_for(
-        price,
-        ledger.balance(public.population, "all"),
-        len(public.blocks),
-        privacy.delta,
-        lambda epsilon: plan_for(
-            replace(asked, groups=rest | {"privacy": privacy.model_copy(update={"epsilon": epsilon})}), public
-        ),
-    )
+def _smallest(settings: Retraining, standing: list[Block]) -> Price:
+    return tuple(settings.smallest * min(parts) for parts in zip(*(b.limit for b in standing), strict=True))

@@ -69,10 +69,9 @@ class Work:
         """The ledger that the checkout charges."""
         return open_ledger(self.root)
 
-    @property
-    def population(self) -> str:
-        """The population that it charges."""
-        return catalogue.card(self.settings.dataset, self.root / "data" / "cards").population
+    def key(self, period: str) -> str:
+        """The name and period under which the ledger charges once."""
+        return f"{self.settings.name} {period}"
 
 
 def retrain(work: Work, *, now: datetime) -> Outcome:
@@ -153,9 +152,9 @@ def _run(work: Work, state: State) -> Outcome:
         before = (work.root / "params.yaml").read_text(encoding="utf-8")
         state = replace(state, root=here, before=before)
         work.states.write(state)
-    _write_params(work, state.params)
+    write_text(work.root / "params.yaml", state.params)
     try:
-        with retraining_for(_key(work, state.period)):
+        with retraining_for(work.key(state.period)):
             for stage in STAGES:
                 work.run_stage(stage, work.root)
     except StageRefusedError as refusal:
@@ -163,11 +162,6 @@ def _run(work: Work, state: State) -> Outcome:
     except StageFailedError as failure:
         return _stopped(work, state, "failed", str(failure))
     return _finished(work, state)
-
-
-def _key(work: Work, period: str) -> str:
-    """The name and period under which the ledger charges once."""
-    return f"{work.settings.name} {period}"
 
 
 def _stopped(work: Work, state: State, kind: Literal["refused", "failed"], reason: str) -> Outcome:
@@ -191,12 +185,7 @@ def _put_back(work: Work, state: State) -> None:
     """Restore params.yaml from before the retraining, unless somebody has changed it since."""
     path = work.root / "params.yaml"
     if path.read_text(encoding="utf-8") == state.params:
-        _write_params(work, state.before)
-
-
-def _write_params(work: Work, text: str) -> None:
-    """Write params.yaml whole or not at all, so that a full disk does not destroy a person's settings."""
-    write_text(work.root / "params.yaml", text)
+        write_text(path, state.before)
 
 
 def give_up(work: Work, state: State) -> str:
@@ -224,7 +213,8 @@ def give_up(work: Work, state: State) -> str:
 
 def charged_run(work: Work, period: str) -> str | None:
     """The run that was charged for a period; None if there is none."""
-    return work.ledger.run_of(work.population, _key(work, period))
+    population = catalogue.card(work.settings.dataset, work.root / "data" / "cards").population
+    return work.ledger.run_of(population, work.key(period))
 
 
 def _finished(work: Work, state: State) -> Outcome:

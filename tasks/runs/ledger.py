@@ -99,13 +99,8 @@ def check_usual(ledger: Ledger, population: str, *, home: Path) -> None:
 
 def check_place(ledger: Ledger, population: str, *, public: bool, home: Path) -> None:
     """Do `check_usual` for a private population, and for a public one that was charged as private before."""
-    if not public or has_usual(population, home=home):
+    if not public or _usual(population, home).exists():
         check_usual(ledger, population, home=home)
-
-
-def has_usual(population: str, *, home: Path) -> bool:
-    """Whether a population was charged as private before; then a ledger that declares it public is checked, too."""
-    return _usual(population, home).exists()
 
 
 def keep_usual(ledger: Ledger, population: str, *, home: Path) -> None:

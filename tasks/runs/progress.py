@@ -39,16 +39,6 @@ def progress(steps: int, *, console: Console | None = None) -> Iterator[OnStep]:
         yield on_step
 
 
-def both(first: OnStep, second: OnStep) -> OnStep:
-    """A callback that calls both."""
-
-    def on_step(step: int, epsilon: float, noise_std: float) -> None:
-        first(step, epsilon, noise_std)
-        second(step, epsilon, noise_std)
-
-    return on_step
-
-
 def _lines(steps: int) -> OnStep:
     began = last = time.monotonic()
     first: int | None = None

@@ -116,12 +116,12 @@ class Run:
                     path.unlink()
 
     @contextmanager
-    def abandoned_if_refused(self, *, unless: Callable[[], bool]) -> Iterator[None]:
-        """Delete the run's folder if the block refuses the run, except if it has a result or `unless` is true."""
+    def abandoned_if_refused(self, status: Status) -> Iterator[None]:
+        """Delete the run's folder if the block refuses the run, except if it has a result or the ledger knows it."""
         try:
             yield
         except RefusedError:
-            if self.result is None and not unless():
+            if self.result is None and status(self.run_id) is None:
                 _delete(self.folder)
             raise
 

@@ -131,7 +131,7 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
     ) as run:
         result = run.result
         if result is None:
-            with run.abandoned_if_refused(unless=lambda: ledger.status(run.run_id) is not None):
+            with run.abandoned_if_refused(ledger.status):
                 register(ledger, public, home=home, prepared=search.prepared)
                 _reserve(search, run, ledger, home)
             bind(ledger, public, home=home, prepared=search.prepared)

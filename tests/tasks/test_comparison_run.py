@@ -175,7 +175,7 @@ def test_a_fold_of_one_class_is_refused_before_anything_trains(
     root = small(tmp_path / "checkout")
     work = work_of(write(root, document() | {"folds": {"k": 2}}), root)
     prepare_data(work)
-    monkeypatch.setattr(comparison_data.folds, "check_classes", one_class)
+    monkeypatch.setattr(comparison_data, "check_classes", one_class)
     comparison_data._indices.cache_clear()
     with held(work.place):
         problems = plan_group(work.context, next(groups(work.cells)))
