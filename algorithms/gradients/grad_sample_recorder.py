@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,9 +21,6 @@ from torch.utils._pytree import tree_leaves
 
 from algorithms.gradients.grads import PerExample
 from algorithms.gradients.padding import Layout, UnrecordedError, layout_of
-
-if TYPE_CHECKING:
-    from algorithms.gradients.offload import Offload
 
 Errors = Tensor
 Gradients = dict[str, PerExample]
@@ -109,6 +106,13 @@ class Made:
     closed: Callable[[PerExample], PerExample | None] | None
 
 
+class Bringing(Protocol):
+    """Brings parameters that stay in main memory to the device; see `Offload`."""
+
+    def call(self, use: Func, func: Func, args: Args, kwargs: Kwargs) -> Any: ...
+    def saving(self) -> AbstractContextManager[Any]: ...
+
+
 class RecordedTensor(Tensor):
     """A parameter, or a tensor computed from parameters alone, whose uses are reported to this thread's recorder.
 
@@ -118,12 +122,12 @@ class RecordedTensor(Tensor):
     offload: brings a parameter that stays in main memory to the device. parameter: the name of one that was brought.
     """
 
-    offload: Optional["Offload"] = None
+    offload: Bringing | None = None
     parameter: str | None = None
 
     @classmethod
     def of(
-        cls, tensor: Tensor, *, parameter: str | None = None, offload: Optional["Offload"] = None
+        cls, tensor: Tensor, *, parameter: str | None = None, offload: Bringing | None = None
     ) -> "RecordedTensor":
         """The same values, as a tensor whose uses are recorded."""
         found: RecordedTensor = Tensor._make_subclass(cls, tensor.detach())
@@ -206,7 +210,7 @@ class GradSampleRecorder:
         batch: int,
         layouts: Layouts | None,
         other: tuple[Sequence[Shapes], int] | None = None,
-        offload: Optional["Offload"] = None,
+        offload: Bringing | None = None,
     ) -> None:
         self.batch = batch
         self.uses: list[Use] = []
