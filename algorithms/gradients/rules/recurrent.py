@@ -232,6 +232,7 @@ class Weights(NamedTuple):
     hidden: Tensor
     input_bias: Tensor | None = None
     hidden_bias: Tensor | None = None
+    projection: Tensor | None = None
 
 
 class Settings(NamedTuple):
@@ -252,9 +253,7 @@ class Settings(NamedTuple):
 def lstm(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """torch.lstm(input, (h, c), weights, ...) -> (output, h, c)."""
     input, start, weights, *rest = args
-    return _run(
-        tape, input, tuple(start), weights, Settings(*rest), partial(_layer_of_one_sum, unrolled_lstm)
-    )
+    return _run(tape, input, tuple(start), weights, Settings(*rest), _lstm_layer)
 
 
 def gru(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
@@ -337,13 +336,53 @@ def _run(
 
 def _grouped(weights: Sequence[Tensor], settings: Settings) -> list[Weights]:
     """Group torch's flat list of weights by layer and direction."""
-    each = 4 if settings.has_biases else 2
-    if (
-        not isinstance(settings.has_biases, bool)
-        or len(weights) != each * settings.layers * settings.directions
-    ):
-        raise UnrecordedError("a recurrent layer with packed sequences or projections")
-    return [Weights(*weights[i : i + each]) for i in range(0, len(weights), each)]
+    each, count = 4 if settings.has_biases else 2, settings.layers * settings.directions
+    is_projected = len(weights) == (each + 1) * count
+    if not isinstance(settings.has_biases, bool) or not (is_projected or len(weights) == each * count):
+        raise UnrecordedError("a recurrent layer with packed sequences")
+    parts = [weights[i : i + each + is_projected] for i in range(0, len(weights), each + is_projected)]
+    return [Weights(*own[:each])._replace(projection=own[each] if is_projected else None) for own in parts]
+
+
+def _lstm_layer(
+    tape: GradSampleRecorder,
+    layout: Layout,
+    sequences: Tensor,
+    weights: list[Weights],
+    start: tuple[Tensor, ...],
+) -> Unrolled:
+    is_plain = weights[0].projection is None
+    unroll = unrolled_lstm if is_plain else partial(_unrolled_projected, tape, layout, weights)
+    return _layer_of_one_sum(unroll, tape, layout, sequences, weights, start)
+
+
+def _unrolled_projected(
+    tape: GradSampleRecorder,
+    layout: Layout,
+    weights: list[Weights],
+    gates: Tensor,
+    weight: Tensor,
+    start: tuple[Tensor, Tensor],
+) -> Unrolled:
+    """`unrolled_lstm` with each hidden state projected, h_t = P (o_t tanh(c_t)) (Sak et al. 2014, arXiv:1402.1128)."""
+    hidden, cell = start
+    projections = [w.projection for w in weights if w.projection is not None]
+    before, projected = [hidden], list[Tensor]()
+
+    def gradients(errors: Tensor) -> Gradients:
+        pairs = [(projection, None) for projection in projections]
+        return _gradients(tape, layout, torch.stack(projected, dim=1).detach(), errors, pairs)
+
+    transposed = torch.stack(projections).to(gates.dtype).transpose(1, 2)
+    # Zeros are added to the projections and recorded as a separate output, as in `_gru_layer`.
+    added = tape.keep(gates.new_zeros(*gates.shape[:3], hidden.shape[2]), gradients)
+    for step, zeros in zip(gates.unbind(1), added.unbind(1), strict=True):
+        i, f, g, o = torch.baddbmm(step, before[-1], weight.transpose(1, 2)).chunk(4, dim=2)
+        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+        projected.append(o.sigmoid() * cell.tanh())
+        before.append(torch.baddbmm(zeros, projected[-1], transposed))
+    outputs, previous = (torch.stack(part, dim=1) for part in (before[1:], before[:-1]))
+    return Unrolled(outputs, previous.detach(), (before[-1], cell))
 
 
 def _layer_of_one_sum(
@@ -428,7 +467,7 @@ def _gradients(
     layout: Layout,
     inputs: Tensor,
     errors: Tensor,
-    pairs: list[tuple[Tensor, Tensor | None]],
+    pairs: Sequence[tuple[Tensor, Tensor | None]],
 ) -> Gradients:
     """The gradients of one weight and one bias of every direction."""
     found: Gradients = {}

@@ -201,6 +201,15 @@ RECURRENT |= {
     "lstm, the last state": Spec(
         lambda: Wired(lambda self, x: self.layer(x)[1][1][-1], layer=nn.LSTM(3, 4, batch_first=True)), (5, 3)
     ),
+    "lstm with projections": Spec(
+        lambda: Wired(
+            _sequence, layer=nn.LSTM(3, 5, num_layers=2, bidirectional=True, proj_size=2, batch_first=True)
+        ),
+        (4, 3),
+    ),
+    "lstm with projections, no biases": Spec(
+        lambda: Wired(_sequence, layer=nn.LSTM(3, 4, proj_size=3, bias=False)), (4, 3)
+    ),
     "gru, a start from the record": Spec(
         lambda: Wired(
             lambda self, x: self.layer(x[:, 1:], self.first(x[:, 0])[None])[0].flatten(1),
