@@ -10,6 +10,7 @@ sampling remembers, which are private; only the owner can read the file, and it 
 
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,6 +66,8 @@ def learned(
     return dict(features.learn(barrier, barrier.input_shape, number))
 
 
+_LOG = logging.getLogger(__name__)
+
 S = TypeVar("S")
 CHECKPOINT, _FACTS, _CHECKSUM = "state.safetensors", "checkpoint", "sha256"
 _LAST_NORMS = "private/last_norms"
@@ -84,8 +87,9 @@ def save(folder: Path, state: object, *, run_id: str, step: int, trace: Trace, l
 def load(folder: Path, start: S, *, run_id: str, last_norms: LastNorms) -> tuple[S, int, Trace] | None:
     """The run's checkpoint in `folder` as (state, steps taken, trace), or None if there is none.
 
-    start: the state before the first step, for structure and devices. last_norms: is restored. Raises RefusedError if
-    the checkpoint is damaged, belongs to another run, or has tensors of other shapes.
+    A checkpoint that is damaged or of another run counts as none: the run's generator repeats from its first step what
+    it drew before. start: the state before the first step, for structure and devices. last_norms: is restored. Raises
+    RefusedError if the checkpoint has tensors of other shapes.
     """
     if not (folder / CHECKPOINT).exists():
         return None
@@ -96,14 +100,16 @@ def load(folder: Path, start: S, *, run_id: str, last_norms: LastNorms) -> tuple
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except SafetensorError:
         metadata, tensors = {}, {}
-    if metadata.get(_CHECKSUM) != _checksum(metadata.get(_FACTS, ""), tensors):
-        raise RefusedError(f"the checkpoint in {folder} is damaged; forfeit that run and start a new one.")
-    facts = json.loads(metadata[_FACTS])
-    kept = tensors.pop(_LAST_NORMS, None)
-    if facts["run_id"] != run_id:
-        raise RefusedError(
-            f"the checkpoint in {folder} is of another run; forfeit that run and start a new one."
+    is_whole = metadata.get(_CHECKSUM) == _checksum(metadata.get(_FACTS, ""), tensors)
+    facts = json.loads(metadata[_FACTS]) if is_whole else {}
+    if facts.get("run_id") != run_id:
+        _LOG.warning(
+            "the checkpoint in %s is %s: training begins again with the same noise, at no further cost",
+            folder,
+            "of another run" if is_whole else "damaged",
         )
+        return None
+    kept = tensors.pop(_LAST_NORMS, None)
     _check_forms(folder, tensors, expected)
     if kept is not None:
         last_norms.restore(kept)
@@ -115,7 +121,7 @@ def _checksum(facts: str, tensors: Mapping[str, Tensor]) -> str:
     """Protects the number of steps, among others: a wrong bit there would repeat steps that are paid for once."""
     digest = hashlib.sha256(facts.encode())
     for name in sorted(tensors):
-        digest.update(name.encode())
+        digest.update(f"{name} {_form(tensors[name])}".encode())
         digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 

@@ -38,7 +38,7 @@ from algorithms.privacy.mechanisms.noise import Generator
 from data import PublicDescription
 from data.prepare.files import read_json, taken, write_text, write_whole
 from data.prepare.prepared import contents
-from data.prepare.secret_key import keyed, owner_key
+from data.prepare.secret_key import KEY_BYTES, keyed, owner_key
 
 RECEIPT, PLAN = "receipt.json", "plan.json"
 _META, _KEY, _LOCK, _RESULT, _TAKEN, _GONE = "run.json", "generator.key", "lock", "result", "taken", ".gone-"
@@ -86,8 +86,14 @@ class Run:
     result: Path | None
 
     def generator(self) -> Generator:
-        """The generator with which the run began."""
-        return Generator((self.folder / _KEY).read_bytes(), private=self.private_noise)
+        """The generator with which the run began; raises RefusedError if its key is damaged."""
+        key = (self.folder / _KEY).read_bytes()
+        if len(key) != KEY_BYTES:  # a shorter one can be a key, too, but draws other noise
+            raise RefusedError(
+                f"{self.folder / _KEY} is damaged, so run {self.run_id} cannot be resumed with the same noise; restore"
+                f" that file, or give the run up by `epsilonflow ledger forfeit {self.run_id}`."
+            )
+        return Generator(key, private=self.private_noise)
 
     def emptied(self, name: str) -> Path:
         """Make an empty folder of this name in the run's folder."""

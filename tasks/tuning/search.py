@@ -62,7 +62,7 @@ from tasks.tuning.pricing import (
     trial_schedule,
     zeros,
 )
-from tasks.tuning.trial import SCORE, Trial, derived, limits
+from tasks.tuning.trial import SCORE, Trial, derived, limits, load_shared
 
 FOLDER = Path("tuned")
 PAGE = "tune.html"
@@ -290,12 +290,13 @@ def _share_features(run: store.Run, trial: Trial) -> None:
     assert trial.shared is not None
     run_id, folder = trial.shared
     settings, plan = params.parse(trial.document, reads=READS), Plan.from_json(trial.plan)
-    if settings.features is None or (folder / training.CHECKPOINT).exists():
+    model = model_for(settings, trial.public)
+    if settings.features is None or load_shared(model, run_id, folder) is not None:
         return
     found, trace = training.learn(
         settings.features,
         plan,
-        model_for(settings, trial.public),
+        model,
         records=trial.records()[1],
         generator=derived(run.generator().key, _SHARED, private=run.private_noise),
         performance=limits(settings),

@@ -146,15 +146,21 @@ def derived(key: bytes, *purpose: object, private: bool) -> Generator:
     return Generator(hashlib.sha256(repr(("search", *purpose)).encode() + key).digest(), private=private)
 
 
-def _shared(model: Model, run_id: str, folder: Path) -> tuple[training.Learned, Trace]:
-    """Load what `_share_features` wrote; raises RefusedError if it is missing: a trial must not learn it again."""
+def load_shared(model: Model, run_id: str, folder: Path) -> tuple[training.Learned, Trace] | None:
+    """What all trials share, as `_share_features` wrote it into `folder`; None if it is not there."""
     form = training.Learned(buffers(model), model.initial_parameters())
     found = training.load(folder, form, run_id=run_id, last_norms=LastNorms())
+    return None if found is None else (found[0], found[2])
+
+
+def _shared(model: Model, run_id: str, folder: Path) -> tuple[training.Learned, Trace]:
+    """Raises RefusedError if nothing is shared there: a trial must not learn it again."""
+    found = load_shared(model, run_id, folder)
     if found is None:
         raise RefusedError(
             f"{folder} has nothing of what all trials share; run them where that folder can be read."
         )
-    return found[0], found[2]
+    return found
 
 
 def limits(settings: Params) -> Performance:

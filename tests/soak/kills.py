@@ -2,8 +2,8 @@
 
 Each week's retraining is delivered to a process of its own until it has ended: the ledger, the state, and the five
 stages. Most deliveries are killed: at any time, or while they write to the ledger, the run's folder, the state, the
-registry or the results. What must hold is checked after every one. Now and then a checkpoint is damaged by hand, so
-that the run must be forfeited.
+registry or the results. What must hold is checked after every one. Now and then the key of a run's noise is damaged by
+hand, so that the run must be forfeited.
 """
 
 import multiprocessing
@@ -153,8 +153,8 @@ class Trial:
         return row | {"new_rows": len(self.rows) - len(before), "said": said or "", "wrong": "; ".join(wrong)}
 
     def _damage(self) -> bool:
-        """Cuts a checkpoint short; whether there is one."""
-        found = list((self.place.home / "runs").glob("[!.]*/state.safetensors"))
+        """Cuts the key of a run's noise short; whether there is one."""
+        found = list((self.place.home / "runs").glob("[!.]*/generator.key"))
         for path in found:
             os.truncate(path, 10)
         return bool(found)

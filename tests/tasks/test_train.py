@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import logging
-import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -266,19 +266,39 @@ def test_a_ledger_that_fails_does_not_cost_a_run_its_key(
     assert len(workspace.ledger.history("digits")) == 3
 
 
-def test_a_checkpoint_of_another_run_and_a_damaged_one_are_refused(workspace: Workspace) -> None:
-    folders = []
-    for noise in ("secure", "seeded"):
-        workspace.set("privacy", noise=noise)
-        with killed_in(Ledger, "settle"):
-            workspace.train()
-        folders.append(next(f for f in workspace.run_folders if f not in folders))
-    shutil.copyfile(folders[0] / "state.safetensors", folders[1] / "state.safetensors")
-    with pytest.raises(RefusedError, match="of another run"):
+def settled_alone(workspace: Workspace) -> Path:
+    """A run that was killed at its settlement; its folder."""
+    before = workspace.run_folders
+    with killed_in(Ledger, "settle"):
         workspace.train()
-    (folders[1] / "state.safetensors").write_bytes(b"damaged")
-    with pytest.raises(RefusedError, match="is damaged"):
+    return next(folder for folder in workspace.run_folders if folder not in before)
+
+
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_without_its_checkpoint_a_run_begins_again_and_gives_the_same_model(
+    workspace: Workspace, is_swapped: bool
+) -> None:
+    other = settled_alone(workspace)
+    workspace.set("privacy", noise="seeded")
+    workspace.train()
+    expected = workspace.model()
+    workspace.take_up()
+    folder = settled_alone(workspace)
+    damaged = (other / "state.safetensors").read_bytes()[: None if is_swapped else 1000]
+    (folder / "state.safetensors").write_bytes(damaged)
+    assert workspace.train()["run_id"] == folder.name
+    assert workspace.model() == expected
+
+
+def test_a_damaged_key_draws_no_other_noise(workspace: Workspace) -> None:
+    """Sixteen bytes are a key of AES, too."""
+    key = settled_alone(workspace) / "generator.key"
+    whole = key.read_bytes()
+    key.write_bytes(whole[:16])
+    with pytest.raises(RefusedError, match=r"is damaged, so run .* cannot be resumed .*; restore that file"):
         workspace.train()
+    key.write_bytes(whole)
+    assert workspace.train()["run_id"] == key.parent.name
 
 
 def test_the_noise_of_a_run_is_not_used_on_records_made_anew_meanwhile(
