@@ -1,5 +1,7 @@
 """Specs of whole networks, and of parameters that are shared, frozen, or used outside of any layer."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -173,10 +175,29 @@ WITHOUT_RULE = {
     ),
 }
 
+
+class _Product(torch.autograd.Function):
+    """A product with a parameter, of which PyTorch tells nobody."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(inputs: Tensor, weight: Tensor) -> Tensor:
+        return inputs @ weight
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, error: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, weight = ctx.saved_tensors
+        return error @ weight.T, inputs.T @ error
+
+
 AS_A_WHOLE = {
-    "lstm with projections": Spec(
-        lambda: Wired(lambda self, x: self.layer(x)[0], layer=nn.LSTM(3, 4, proj_size=2, batch_first=True)),
-        (4, 3),
+    "function of one's own": Spec(
+        lambda: Wired(lambda self, x: _Product.apply(x, self.w).tanh(), w=_parameter(4, 3)), (4,)
     ),
 }
 
