@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _SMALLEST_SHARE = 0.01
 _PLANNED = 52
 """How many retrainings a budget should last for by default: a year of weeks."""
+_DAYS = {"hour": 1 / 24, "day": 1.0, "week": 7.0, "month": 30.0}
 _SHOWN = 6
 """Rows shown at each end of a long forecast."""
 
@@ -65,6 +66,9 @@ def forecast(
         bool, typer.Option("--new-blocks", help="Each retraining brings a new block.")
     ] = False,
     every: Annotated[float, typer.Option(help="Days between retrainings.")] = 7.0,
+    file: Annotated[
+        Path | None, typer.Option("--from", help="Take all of these from retrain.yaml, named here.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how many more retrainings the caps allow and when blocks retire. Spends nothing."""
@@ -73,6 +77,13 @@ def forecast(
         from algorithms.privacy.ledger import Choice, Spread
         from algorithms.privacy.ledger import forecast as play
 
+        if file is not None:
+            from tasks.retraining.settings import load
+
+            asked = load(file)
+            policy, window, at_least = asked.blocks.policy, asked.blocks.window, asked.blocks.at_least
+            spread, planned, fraction = asked.spread.policy, asked.spread.planned, asked.spread.fraction
+            smallest, every, epsilon = asked.smallest, _DAYS[asked.every], None
         ledger = _ledger()
         terms = ledger.balance(population, "all")
         limit = tuple(map(float, terms.composition.amount_of(terms.cap)))  # of a new block, as a price

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import ROUND_FLOOR, Context
 from fractions import Fraction
+from itertools import takewhile
 from math import exp, inf, log
 from pathlib import Path
 from typing import Any
@@ -118,23 +119,25 @@ class Next:
     revision: Revision
 
 
-def declared_blocks(settings: Retraining, ledger: Ledger, root: Path) -> tuple[DataCard, list[Block]]:
-    """The data card, and the ledger's state of the blocks that can be read now; new blocks are declared in the ledger.
+def blocks_here(settings: Retraining, ledger: Ledger, root: Path) -> tuple[DataCard, list[Block]]:
+    """The data card, and the ledger's state of the blocks that can be read now; a new population is declared.
 
-    Raises DataRefusedError if the source cannot be read, RefusedError if the population is of another kind.
+    A new block is declared by the first run that reads it, unless it holds what another does. Raises DataRefusedError
+    if the source cannot be read, RefusedError if the population is of another kind.
     """
     card = catalogue.card(settings.dataset, root / "data" / "cards")
     there_are = blocks.names(card, root=root, url=database_url(card.blocks))
-    declare(ledger, replace(public_description(card), blocks=there_are))
-    return card, [block for block in ledger.blocks(card.population) if block.name in there_are]
+    declare(ledger, public_description(card))
+    return card, [block for block in ledger.blocks(card.population, there_are) if block.name in there_are]
 
 
 def retire(settings: Retraining, ledger: Ledger, card: DataCard, standing: list[Block]) -> tuple[str, ...]:
-    """Retire the blocks whose next payment would be too small to be useful; returns their names.
+    """Retire the blocks that were used and whose next payment would be too small to be useful; returns their names.
 
     If the database allows only the owner to retire, nothing is retired; such a block pays for no retraining anyway.
     """
-    names = exhausted(standing, _smallest(settings, standing), settings.spreading) if standing else ()
+    used = [block for block in standing if block.runs]
+    names = exhausted(used, _smallest(settings, standing), settings.spreading) if used else ()
     try:
         for name in names:
             ledger.retire_block(card.population, name)
@@ -165,9 +168,9 @@ def next_of(
     last: the blocks of the last retraining. Raises TooFewBlocksError if nothing is due, and what `revise`, `declare`
     and `plan_for` raise.
     """
-    card, standing = declared_blocks(settings, ledger, root)
+    card, standing = blocks_here(settings, ledger, root)
     retire(settings, ledger, card, standing)
-    _, standing = declared_blocks(settings, ledger, root)
+    _, standing = blocks_here(settings, ledger, root)
     if not standing:
         raise TooFewBlocksError("there is no block yet, so nothing is trained.")
     try:
@@ -178,6 +181,8 @@ def next_of(
         raise TooFewBlocksError(str(refusal)) from None
     if last is not None and set(used) <= set(last):
         raise TooFewBlocksError("none of the blocks that can pay is new, so the model that serves stays.")
+    older = takewhile(lambda block: block.name not in used, standing)  # before those that the run declares
+    declare(ledger, replace(public_description(card), blocks=tuple(block.name for block in older)))
     own: dict[str, Any] = {"data.blocks": list(used)}
     if settings.warm_start and registry.serving is not None:
         own["model.start"] = str((registry.serving / "model.safetensors").relative_to(root))

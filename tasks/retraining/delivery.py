@@ -20,7 +20,7 @@ from data.schema import registry as catalogue
 from tasks.config import params
 from tasks.config.environment import home, retraining_for
 from tasks.evaluate import metrics_of
-from tasks.retraining.choice import TooFewBlocksError, declared_blocks, how_many_left, next_of, retire
+from tasks.retraining.choice import TooFewBlocksError, blocks_here, how_many_left, next_of, retire
 from tasks.retraining.registry import Registry, State, States
 from tasks.retraining.settings import Retraining
 from tasks.runs import store
@@ -225,7 +225,7 @@ def _finished(work: Work, state: State) -> Outcome:
         registry.promote(entry)
         settings = params.load(work.root / "params.yaml", reads=("tracking",))
         log_promotion(work.settings.name, entry, settings.tracking, root=work.root)
-    card, standing = declared_blocks(work.settings, work.ledger, work.root)
+    card, standing = blocks_here(work.settings, work.ledger, work.root)
     retired = retire(work.settings, work.ledger, card, standing)
     words += f" Retired: {', '.join(retired)}." if retired else ""
     kind: Literal["promoted", "kept"] = "promoted" if promotes else "kept"

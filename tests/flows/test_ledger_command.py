@@ -87,6 +87,23 @@ def test_a_forecast_says_how_many_more_fit_and_when_blocks_retire(ledger: Ledger
     assert ledger.head() == before
 
 
+def test_a_forecast_takes_what_a_retraining_plans(ledger: Ledger) -> None:
+    Path("retrain.yaml").write_text(
+        "{name: visits, dataset: visits, every: day, blocks: {policy: last, window: 1},"
+        " spread: {policy: geometric, fraction: 0.5}, smallest: 0.1}"
+    )
+    blocks, spread = ["--policy", "last", "--window", "1"], ["--spread", "geometric", "--fraction", "0.5"]
+    planned = call("forecast", "patients", "--json", "--from", "retrain.yaml").stdout
+    assert (
+        planned
+        == call(
+            "forecast", "patients", "--json", *blocks, *spread, "--smallest", "0.1", "--every", "1"
+        ).stdout
+    )
+    assert json.loads(planned)["fit"] == 6  # each block pays a half, a quarter and an eighth
+    assert call("forecast", "patients", "--from", "none.yaml").exit_code == 2
+
+
 def test_a_forecast_has_a_default_and_is_short(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(forecast.__kwdefaults__, "horizon", 100)
     shown = call("forecast", "patients")

@@ -137,7 +137,7 @@ def test_the_owner_overrules_a_repeat_and_the_ledger_keeps_who(
     for stage in ("prepare", "calibrate"):
         place.run_stage(stage, place.root)
     before = place.ledger.populations()
-    with refused("`epsilonflow ledger overrule tiny copy w1`", BudgetRefusedError):
+    with refused("`epsilonflow ledger overrule tiny w1 copy`", BudgetRefusedError):
         train.main()
     assert (before, [row.kind for row in place.ledger.history()]) == ([], ["population"])
     main.app(["ledger", "overrule", "tiny", "copy", "w1", "--by", "who owns it"], standalone_mode=False)

@@ -24,7 +24,7 @@ from tasks.config.params import ParamsRefusedError, load
 from tasks.retraining import settings as retraining_settings
 from tasks.retraining.delivery import Outcome, Work, retrain
 from tasks.retraining.registry import Registry
-from tasks.retraining.settings import Retraining
+from tasks.retraining.settings import BlockChoice, Retraining
 from tasks.runs.stages import StageFailedError, StageRefusedError, refusals
 from tests.support.cards import card, csv_of, label, number
 from tests.support.workspace import killed_in
@@ -237,6 +237,29 @@ def test_a_block_that_does_not_fit_its_card_spends_nothing_and_may_be_corrected(
     assert (place.rows("reserve"), (place.root / "params.yaml").read_text()) == ([], before)
     place.arrive("w2")
     assert place.deliver().kind == "promoted"
+
+
+def test_a_block_that_was_delivered_twice_is_none_of_the_ledgers_until_it_is_overruled(place: Place) -> None:
+    place.deliver()
+    shutil.copyfile(place.root / "weeks/w2.csv", place.root / "weeks/w3.csv")
+    for _ in range(2):
+        refused = place.deliver(1)
+        assert (refused.kind, "'w2' and 'w3'" in refused.message) == ("refused", True)
+        assert [block.name for block in place.ledger.blocks("tiny")] == ["w1", "w2"]
+    place.ledger.overrule("tiny", "w3", "w2", by="the owner")
+    assert place.deliver(1).kind == "promoted"
+    assert [block.runs for block in place.ledger.blocks("tiny")] == [2, 2, 1]
+
+
+def test_blocks_keep_their_order_where_a_retraining_uses_the_newest(place: Place) -> None:
+    place.arrive("w3")
+    place.settings = place.settings.model_copy(update={"blocks": BlockChoice(policy="last", window=2)})
+    place.deliver()
+    assert [(block.name, block.runs) for block in place.ledger.blocks("tiny")] == [
+        ("w1", 0),
+        ("w2", 1),
+        ("w3", 1),
+    ]
 
 
 def test_a_second_machine_is_refused_by_the_ledger(place: Place) -> None:

@@ -26,6 +26,7 @@ def elsewhere(place: Place, run_id: str = "elsewhere") -> None:
     """What another home does to the ledger that both use: it takes the period."""
     events: list[dict[str, Any]] = []
     cost, about = Budget(0.1, 1e-6), {"retraining": KEY}
+    place.ledger.declare_block("tiny", "w1")
     place.ledger.reserve(run_id, "tiny", cost, events=events, about=about, blocks=("w1",))
 
 

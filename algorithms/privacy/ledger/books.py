@@ -334,11 +334,15 @@ def most_charged(books: Books, population: str) -> str:
     return max(books.blocks(population) or [WHOLE_POPULATION], key=share)
 
 
-def standing(books: Books, population: str) -> list[Block]:
-    """The blocks for a policy, in the order of their declaration; the whole population where it has none."""
-    blocks = []
-    for name in books.blocks(population) or [WHOLE_POPULATION]:
-        limit, charged = books.limit(population, name), books.charged(population, name, *STATES)
+def standing(books: Books, population: str, also: Sequence[str] = ()) -> list[Block]:
+    """The blocks for a policy, in the order of their declaration; the whole population where it has none.
+
+    also: blocks that come last, as they would be declared now, unless they are already.
+    """
+    blocks, declared = [], books.blocks(population)
+    for name in [*declared, *(name for name in also if name not in declared)] or [WHOLE_POPULATION]:
+        account = name if name in declared else WHOLE_POPULATION
+        limit, charged = books.limit(population, account), books.charged(population, account, *STATES)
         left = _floats(_rest(limit, charged))
         is_retired = (population, name) in books.retired
         blocks.append(Block(name, _floats(limit), left, books.charges(population, name), is_retired))

@@ -291,9 +291,12 @@ class Ledger:
             for block in books.blocks(name) or [WHOLE_POPULATION]
         ]
 
-    def blocks(self, population: str) -> list[Block]:
-        """The blocks, in the policies' form; the whole population if it has none. RefusedError for an unknown one."""
-        return standing(self._books(population), population)
+    def blocks(self, population: str, also: Sequence[str] = ()) -> list[Block]:
+        """The blocks, in the policies' form; the whole population if it has none. RefusedError for an unknown one.
+
+        also: names of blocks that may not be declared yet, which come last, as they would be.
+        """
+        return standing(self._books(population), population, also)
 
     def affordable(
         self,

@@ -39,9 +39,8 @@ def check_repeats(books: Books, population: str, held: Mapping[str, Sequence[str
     count = books.term(population).blocks_per_person
     for block, others in books.repeats(population, held).items():
         if len(others) >= count:
-            other, order = others[0], books.blocks(population)
-            # The newer one is to be left out; of two that no run has read yet neither is.
-            if other in held and block in order and other not in order[: order.index(block)]:
+            other, order = others[0], [*books.blocks(population), *held]
+            if other in held and order.index(other) > order.index(block):  # the newer one is to be left out
                 block, other = other, block
             places = "one block alone" if count == 1 else f"{count} blocks at most"
             raise BudgetRefusedError(

@@ -184,6 +184,8 @@ def test_a_block_that_holds_exactly_what_another_holds_or_held_is_refused(
     assert ledger.held("patients") == {"january": {"A", "B"}}
     with pytest.raises(BudgetRefusedError, match="'january' and 'february'"):
         Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite").check_repeats("patients", {"february": ["A"]})
+    with pytest.raises(BudgetRefusedError, match="leave 'new-2' out"):  # neither is declared yet
+        ledger.check_repeats("patients", {"new-1": ["D"], "new-2": ["D"]})
 
 
 def test_the_owner_lets_two_blocks_and_no_third_hold_the_same(tmp_path: Path) -> None:
