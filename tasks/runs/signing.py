@@ -27,7 +27,7 @@ def signing_key(home: Path) -> Ed25519PrivateKey:
 def public_key(home: Path) -> str | None:
     """The public key of a home; None if no card was ever signed there."""
     path = home / PUBLIC
-    return path.read_text(encoding="utf-8").strip() if path.is_file() else None
+    return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else None
 
 
 def signer(home: Path) -> dict[str, str]:

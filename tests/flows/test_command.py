@@ -14,9 +14,10 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.card import PrivacyCard, load
+from algorithms.privacy.card import PrivacyCard, load, public_key_of
 from flows.cli.main import app
 from flows.cli.steps import Steps, has_prefect_api
+from tasks.runs.signing import signing_key
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.checkout import PROJECT, Checkout
 from tests.support.one_process import stay_in_this_process
@@ -338,6 +339,9 @@ def test_the_card_of_a_run_holds(here: Checkout) -> None:
     assert result.stdout.count("holds:") >= 8
     assert "FAILS" not in result.stdout and "not checked" not in result.stdout
     key = (here.home / "owner.pub").read_text().strip()
+    (here.home / "owner.pub").write_bytes(b"\xff damaged")
+    assert "FAILS: owner" in call("card", "verify").stdout
+    assert public_key_of(signing_key(here.home)) == key == (here.home / "owner.pub").read_text().strip()
     (here.home / "owner.pub").unlink()
     assert "not checked: owner" in call("card", "verify").stdout
     (here.root / "kept.pub").write_text(f"{key}\n")

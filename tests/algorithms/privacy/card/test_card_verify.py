@@ -129,6 +129,9 @@ def test_no_byte_of_the_file_can_be_changed(tmp_path: Path, built: PrivacyCard) 
     others = [text[:-1], text + "\n", text.replace("  ", " "), text.replace("{", "{ ", 1), " " + text]
     others += [text.replace(delta, '"delta": 0.00001'), text.replace(delta, f"{delta}, {delta}", 1)]
     others += [text.replace("one drawing", "one dr\\u0061wing"), text.replace("\n", "\r\n")]
+    steps = '"settings": {\n      "steps": '
+    assert steps in text
+    others += [text.replace(steps, f"{steps}1e9", 1)]  # 1e930, which no number is
     for other in others:
         path.write_bytes(other.encode())
         with pytest.raises(RefusedError, match="was edited"):
