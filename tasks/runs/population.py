@@ -8,7 +8,7 @@ from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Composition, Ledger
 from algorithms.privacy.ledger.composition import UNIT
-from data import PublicDescription, blocks, public_description
+from data import PublicDescription, public_description
 from data.prepare.prepared import block_digests, made_anew
 from data.schema import registry as catalogue
 from tasks.config import params
@@ -34,6 +34,8 @@ def register_card(ledger: Ledger, root: Path, dataset: str | None = None) -> str
     dataset: the name of the card; None for that of params.yaml. Raises RefusedError, DataRefusedError or
     ParamsRefusedError if the card, the blocks or the ledger cannot be read, and for a population of another kind.
     """
+    from data import blocks  # pyarrow, which `check_terms` does without
+
     settings = params.load(root / "params.yaml", reads=("data",))
     name = dataset or settings.data.dataset
     card = catalogue.card(name, root / "data" / "cards")
@@ -56,7 +58,7 @@ def bind(ledger: Ledger, public: PublicDescription, *, home: Path, prepared: Pat
     """
     if not public.public:
         keep_usual(ledger, public.population, home=home)
-    _check_bound(ledger, public)
+    check_terms(ledger, public)
     charged, here = ledger.held(public.population), digests_of(public, prepared)
     if any(charged.get(name, frozenset()).isdisjoint(found) for name, found in here.items()):
         raise made_anew(prepared)
@@ -82,11 +84,16 @@ def declare(
         blocks_per_person=public.blocks_per_person,
         bound=_bound(public),
     )
-    _check_kind(ledger, public)
-    _check_bound(ledger, public)
+    check_terms(ledger, public)
     ledger.check_repeats(public.population, held or {})
     for block in public.blocks:
         ledger.declare_block(public.population, block)
+
+
+def check_terms(ledger: Ledger, public: PublicDescription) -> None:
+    """Raise RefusedError if a population in the ledger has other terms than the card; none of them ever changes."""
+    _check_kind(ledger, public)
+    _check_bound(ledger, public)
 
 
 def _bound(public: PublicDescription) -> dict[str, str]:

@@ -32,6 +32,7 @@ from tasks.config.environment import TRAIN_ANYWAY, home, may_train_anyway, train
 from tasks.config.params import Params
 from tasks.runs.encoders import public_of
 from tasks.runs.ledger import check_place, open_ledger
+from tasks.runs.population import check_terms
 
 LEAST_SIGNAL = 1.0
 """The required ratio of the sum of all clipped gradients, if all are equal, to the total noise on it."""
@@ -185,7 +186,7 @@ def outlook(root: Path, settings: Params) -> Outlook:
     """The outlook of the run that `settings` describe in the checkout at `root`; spends nothing and uses no record.
 
     Raises what `plan_for` raises; DataRefusedError for an unknown data set, or a file that is missing or not the
-    declared one; and RefusedError if the population is charged in another ledger.
+    declared one; and RefusedError if the population is charged in another ledger or on other terms.
     """
     cards = root / "data" / "cards"
     card = registry.card(settings.data.dataset, cards)
@@ -210,6 +211,8 @@ def in_the_ledger(
     check_place(ledger, population, public=public.public, home=home())
     cap, balance, fits, begun = Budget(public.cap_epsilon, public.cap_delta), None, None, False
     if population in ledger.populations():
+        if ledger.is_charged(population):
+            check_terms(ledger, public)
         balance = ledger.balance(population)
         cap = balance.cap
         named = [block.name for block in ledger.blocks(population) if block.name in settings.data.blocks]
