@@ -98,8 +98,8 @@ def _compared(work: Work, *, renew: bool) -> State[Any]:
     if parts:
         log_comparison(work, finished)
     if failed:
-        return Failed(message=f"{len(failed)} of {len(wanted)} cells failed: {_listed(failed)}")
-    return Completed(message=f"{len(finished.table)} cells are in {work.place.folder / PAGE}")
+        return Failed(message=f"{len(failed)} of {len(wanted)} runs failed: {_listed(failed)}")
+    return Completed(message=f"The {len(finished.table)} runs are in {work.place.folder / PAGE}")
 
 
 def _each(action: Any, work: Work, parts: Sequence[Group]) -> list[Problem]:

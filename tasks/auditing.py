@@ -74,6 +74,8 @@ def audit_one(asked: Asked, root: Path, *, workers: int) -> tuple[bool, str]:
     """Audit one method and keep the result below `root`; see `One`."""
     found, page = run_audit(asked, root, workers=workers)
     verdict = "the claim is VIOLATED" if found["is_violated"] else "nothing speaks against the claim"
+    if found["found"] > found["claimed"] and not found["is_violated"]:
+        verdict = f"{verdict}, since chance explains the difference"
     numbers = f"claimed {found['claimed']:.4g}, found {found['found']:.4g}"
     return found["is_violated"], f"{asked.method}: {numbers}; {verdict} ({page})"
 

@@ -17,7 +17,7 @@ def compare(
     files: Annotated[
         list[Path], typer.Argument(help="Files such as comparisons/example.yaml, run one after the other.")
     ],
-    runner: Annotated[str, typer.Option(help="What runs the cells: threads, dask or ray.")] = "threads",
+    runner: Annotated[str, typer.Option(help="What distributes the runs: threads, dask or ray.")] = "threads",
     workers: Annotated[int, typer.Option(min=1, help="How many cells run at once.")] = 2,
     renew: Annotated[
         bool, typer.Option("--renew", help="Repeat cells that an earlier version of the code made.")

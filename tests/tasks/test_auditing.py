@@ -40,6 +40,18 @@ def test_an_audit_is_kept_as_json_and_as_a_page(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / "artifacts" / newest["page"]).resolve() == page.resolve()
 
 
+def test_more_than_claimed_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, is_violated, words in (
+        (0.5, False, "claimed 0.1, found 0.5; nothing speaks against the claim, since chance explains"),
+        (0.5, True, "found 0.5; the claim is VIOLATED (page)"),
+        (0.05, False, "found 0.05; nothing speaks against the claim (page)"),
+    ):
+        result = {"claimed": 0.1, "found": found, "is_violated": is_violated}
+        monkeypatch.setattr(auditing, "run_audit", lambda *_, result=result, **__: (result, Path("page")))
+        violated, said = auditing.audit_one(Asked("sgd_adv", {}), tmp_path, workers=1)
+        assert violated is is_violated and words in said
+
+
 def test_what_cannot_be_audited_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ParamsRefusedError, match=r"unknown key algorithm\.nothing"):
         run_audit(Asked("majority", {"nothing": 1}), tmp_path)
