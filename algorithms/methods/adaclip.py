@@ -5,9 +5,10 @@ the scale b_i = sqrt(s_i sum_j s_j) are functions of past releases only, so they
 
 Differences from the paper (`paper_update` brings back its update of s):
 - Noise once on the sum, and m once on the mean: noise or m for each sampled record would tell their number.
-- v = B ((g~ - m)^2 - (b z / B)^2): the noise that is really there is taken off, and times B it estimates the variance
+- v = B ((g~ - m)^2 - (b z / B)^2): the noise that is really there is subtracted, and times B it estimates the variance
   of a record's gradient, which clipping needs, not that of the mean. The paper subtracts (b sigma)^2 for one record.
-- v is taken with m of before the update: with the new one, which holds g~ itself, it would be beta1^2 times too small.
+- v is computed with m as it was before the update: with the new one, which holds g~ itself, it would be beta1^2 times
+  too small.
 - Of m no more is taken than 1000 scales together: further away rounding would be felt (see `Affine`).
 - Scale-free bounds: h2 = clip_norm^2 / d, so that b is at most clip_norm, and s starts there: the method begins as
   DP-SGD with that clip norm, and where noise hides the variances it stays near it. Absolute ones fit one model only.
@@ -73,7 +74,7 @@ class AdaCliP(Sampled):
         return AdaptiveState(usual.moving, usual.divisor, torch.zeros_like(parameters), deviation)
 
     def step(self, state: AdaptiveState, plan: Plan, barrier: Barrier) -> AdaptiveState:
-        """One noised sum of transformed gradients over a fresh Poisson sample, one update, the next m and s."""
+        """One noisy sum of transformed gradients over a fresh Poisson sample, one update, the next m and s."""
         s, b, z = state.deviation, state.scale, plan.noise_multiplier
         clipping = Affine.within_reach(1.0, state.mean, b)
         answer, m = noisy_gradient(state, plan, barrier, clipping=clipping), clipping.shift

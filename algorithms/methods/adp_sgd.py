@@ -1,12 +1,12 @@
 """ADP-SGD: noise that grows as the steps of SGD become shorter (Wu, Wang, Cristali, Gu and Willett 2021).
 
 "Adaptive differentially private empirical risk minimization", Algorithms 1 and 3. One release a step:
-PoissonSampled(B / n, Gaussian(z alpha_t)), with alpha_t^2 ~ b_t = 1 / eta_t: of all courses with the same sum of
-1 / alpha_t^2 it adds the least noise to the parameters. The course of alpha_t is public and fixed in advance; its mean
-of 1 / alpha_t^2 is 1.
+PoissonSampled(B / n, Gaussian(z alpha_t)), with alpha_t^2 ~ b_t = 1 / eta_t: of all noise schedules with the
+same sum of 1 / alpha_t^2 it adds the least noise to the parameters. The schedule is public and fixed in advance; its
+mean of 1 / alpha_t^2 is 1.
 
 Formal guarantee: the PLD cost of the events with the noise that each step really has; z is calibrated so that the
-whole course meets the target, with `allocation: constant`, which is DP-SGD with the same steps, as with `matched`.
+whole schedule meets the target, with `allocation: constant`, which is DP-SGD with the same steps, as with `matched`.
 
 Differences from the paper:
 - The standard deviation of the noise on the mean is alpha_t sigma, as in Algorithm 1; equations (3) and (11) multiply
@@ -119,7 +119,7 @@ class ADPSGD(Sampled):
     allocation: Literal["matched", "constant"] = "matched"
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
-        """The least noise with which the whole course fits the target; raises RefusedError for impossible step
+        """The least noise with which the whole schedule fits the target; raises RefusedError for impossible step
         sizes.
         """
         if self.update.schedule != "constant":

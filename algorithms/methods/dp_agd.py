@@ -58,7 +58,7 @@ class Iteration:
 
 @dataclass(frozen=True)
 class Measured:
-    """A noised sum of clipped gradients, [d]; its noise has the variance clip_norm^2 / (2 rho)."""
+    """A noisy sum of clipped gradients, [d]; its noise has the variance clip_norm^2 / (2 rho)."""
 
     total: Tensor
     rho: float

@@ -1,6 +1,6 @@
-"""DP-FTRL: gradients whose sums are noised by binary trees, without sampling (Kairouz et al. 2021, arXiv:2103.00039).
+"""DP-FTRL: sums of gradients with noise from binary trees, without sampling (Kairouz et al. 2021, arXiv:2103.00039).
 
-Every record takes part once in a pass over all records. A tree over `restart` passes has a noised sum for each of its
+Every record takes part once in a pass over all records. A tree over `restart` passes has a noisy sum for each of its
 nodes; a sum of the first t gradients is that of few nodes. One Gaussian event for the whole run, charged with its first
 step: see `accounting.correlated`.
 

@@ -1,4 +1,4 @@
-"""DP-GD: noised gradient descent on all records, with momentum: the method to beat on convex problems.
+"""DP-GD: noisy gradient descent on all records, with momentum: the method to beat on convex problems.
 
 One release a step: Gaussian(z) on the sum of all clipped gradients. No sampling, so the cost of all steps together
 is that of one Gaussian release, and known exactly (Dong, Roth and Su 2022, section 3).
@@ -45,7 +45,7 @@ class DPGD(Descent):
         return plan_gradient_steps(every, L2(self.clip_norm), steps=steps, target=target, public=public)
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
-        """One noised gradient over all records, one update."""
+        """One noisy gradient over all records, one update."""
         return sgd_step(
             state, plan, barrier, sampling=FullBatch(), clipping=L2(self.clip_norm), update=self.update
         )

@@ -38,7 +38,7 @@ class DPSGD(Sampled):
         return plan_gradient_steps(sampled, clipping, steps=self.steps, target=target, public=public)
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
-        """One noised gradient over a fresh Poisson sample, one update."""
+        """One noisy gradient over a fresh Poisson sample, one update."""
         return sgd_step(state, plan, barrier, clipping=self._clipping(plan.public.layers), update=self.update)
 
     def _clipping(self, layers: int) -> L2 | PerLayer | Normalised:

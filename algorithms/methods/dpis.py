@@ -252,7 +252,7 @@ class DPIS:
         return State(self.update.start(parameters), Epoch.of(*numbers))
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State | None:
-        """One noised gradient over an importance sample, one update; before an epoch's first, what the epoch needs.
+        """One noisy gradient over an importance sample, one update; before an epoch's first, what the epoch needs.
 
         None where nothing is left for the next epoch.
         """

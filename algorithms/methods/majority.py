@@ -44,7 +44,7 @@ class Majority(SingleRelease):
         )
 
     def step(self, state: Answered, plan: Plan, barrier: Barrier) -> Answered:
-        """The noised counts, and the bias that follows."""
+        """The noisy counts, and the bias that follows."""
         classes = torch.arange(plan.public.classes)
         counts = asked_of_rows(barrier, plan.public.pooled).total(
             lambda features, label: (classes == label).float(),

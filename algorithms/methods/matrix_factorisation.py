@@ -1,8 +1,8 @@
 """DP-MF: gradients with Gaussian noise that is correlated over steps (Choquette-Choo et al. 2023, arXiv:2306.08153).
 
-What one step adds the next take away in part, so that the iterates hold less noise than with independent noise of the
-same cost. One event for the whole run, charged with its first step: see `accounting.correlated`. A run that ends early
-costs the whole.
+Later steps cancel part of the noise that earlier ones added, so the iterates have less noise than with independent
+noise at the same cost. One event for the whole run, charged with its first step: see `accounting.correlated`. A run
+that ends early costs the whole.
 
 Differences from the papers: Toeplitz strategies alone, optimised by L-BFGS; records are divided into parts by a coin of
 their own, not by their place in a list, so that one record more or less moves no other; the workload has the schedule,

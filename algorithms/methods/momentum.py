@@ -1,14 +1,14 @@
-"""Descent with momentum on noised gradients: DP-SHB, DP-NAG and DP-MASG.
+"""Descent with momentum on noisy gradients: DP-SHB, DP-NAG and DP-MASG.
 
 Kuru, Birbil, Gürbüzbalaban and Yıldırım 2022 ("Differentially private accelerated optimization algorithms",
 arXiv:2008.01989). One release an iteration, of all records or of a fresh sample without replacement: Laplace noise on
 an L1 bound as in the paper, or Gaussian noise on an L2 bound. The objective is the mean loss + regularisation
-||theta||^2. Only the losses are private: the regulariser's gradient, step sizes, momentum and the course of the noise
+||theta||^2. Only the losses are private: the regulariser's gradient, step sizes, momentum and the noise schedule
 are functions of public numbers, and stand in the plan.
 
 Pure epsilon is divided over the iterations by Proposition 4.2, numerically where sampling leaves no closed form. For
-(epsilon, delta) the noise keeps a course that is fixed beforehand and is scaled until the whole schedule just meets the
-target: Laplace noise the course of pure epsilon, Gaussian noise b_t^2 ~ a_t^(-1/2), which is best where precisions add
+(epsilon, delta) the noise has a schedule that is fixed beforehand and scaled until the whole just meets the target:
+Laplace noise that of pure epsilon, Gaussian noise b_t^2 ~ a_t^(-1/2), which is best where precisions add
 up, as those of Gaussian noise on all records do.
 
 Differences from the paper:
@@ -298,7 +298,7 @@ class Settings:
         return mechanism.clipping(public.gradient_norm(mechanism.order))
 
     def release(self, public: PublicInfo, noise_multiplier: float) -> Release:
-        """One noised mean of bounded gradients."""
+        """One noisy mean of bounded gradients."""
         size = self.batch_size or public.known_records(WHAT)
         noise = MECHANISMS[self.noise].noise(noise_multiplier)
         return gradient_release(self.sampling(public), self.clipping(public), noise, float(size))
@@ -309,7 +309,7 @@ class Settings:
         return State(start, start.clone(), torch.tensor(0))
 
     def gradient(self, point: Tensor, plan: Plan, noise_multiplier: float, barrier: Barrier) -> Tensor:
-        """The noised gradient of the objective, shape [d]; the regulariser's part is exact."""
+        """The noisy gradient of the objective, shape [d]; the regulariser's part is exact."""
         asked = self.release(plan.public, noise_multiplier)
         answer = barrier.gradient(
             point,
@@ -471,7 +471,7 @@ def best_length(
 
 
 def _spread(settings: Settings, public: PublicInfo) -> float:
-    """Half the variance of a coordinate of pure noise of scale 1; see `noised` for that of K-norm noise in the box."""
+    """Half the variance of a coordinate of pure noise of scale 1; for K-norm noise see `KNorm.std`."""
     d = public.parameters
     return 1.0 if settings.noise == "laplace" else (d + 2) * (d + 3) / 12
 
@@ -522,7 +522,7 @@ class HeavyBall(Settings):
         return plan_path(self, target, public, curve=curve, stages=stages, importance=np.ones(self.steps))
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
-        """One noised gradient at the iterate; then theta - a g + beta (theta - theta before)."""
+        """One noisy gradient at the iterate; then theta - a g + beta (theta - theta before)."""
         now = iteration(plan, int(state.count))
         gradient = self.gradient(state.parameters, plan, now.noise_multiplier, barrier)
         kept = now.momentum * (state.parameters - state.previous)
@@ -573,7 +573,7 @@ class Nesterov(Settings):
         return plan_path(self, target, public, curve=curve, stages=stages, importance=importance)
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
-        """One noised gradient at the point ahead of the iterate, and a step from there."""
+        """One noisy gradient at the point ahead of the iterate, and a step from there."""
         now = iteration(plan, int(state.count))
         kept = 0.0 if now.restarts else now.momentum * (state.parameters - state.previous)
         ahead = state.parameters + kept

@@ -1,4 +1,4 @@
-"""Noised SGD without clipping: the bound on a record's gradient is public (Song, Chaudhuri and Sarwate 2013).
+"""Noisy SGD without clipping: the bound on a record's gradient is public (Song, Chaudhuri and Sarwate 2013).
 
 One release a step: PoissonSampled(B / n, Gaussian(z)). A record's gradient is at most the loss's slope times the
 norm that the data card allows a record's features, so no gradient is changed and nothing about the data is guessed.
@@ -16,7 +16,7 @@ from algorithms.privacy.barrier.barrier import Barrier
 
 @dataclass(frozen=True)
 class NormBoundSGD(Sampled):
-    """Settings of noised SGD without clipping.
+    """Settings of noisy SGD without clipping.
 
     expected_batch_size: where the number of records is public. sampling_rate: instead, where it is not.
     """
@@ -27,7 +27,7 @@ class NormBoundSGD(Sampled):
         return plan_gradient_steps(sampled, clipping, steps=self.steps, target=target, public=public)
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
-        """One noised gradient over a fresh Poisson sample, one update."""
+        """One noisy gradient over a fresh Poisson sample, one update."""
         return sgd_step(state, plan, barrier, clipping=_never_reached(plan.public), update=self.update)
 
 

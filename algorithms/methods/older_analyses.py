@@ -65,7 +65,7 @@ class SGDAdv(Descent):
         )
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
-        """One noised gradient over a fresh Poisson sample, one update."""
+        """One noisy gradient over a fresh Poisson sample, one update."""
         return sgd_step(state, plan, barrier, clipping=L2(self.clip_norm), update=self.update)
 
 
@@ -128,7 +128,7 @@ class SGDMA(Descent):
         )
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
-        """One noised gradient over a fresh Poisson sample, one update."""
+        """One noisy gradient over a fresh Poisson sample, one update."""
         return sgd_step(state, plan, barrier, clipping=L2(self.clip_norm), update=self.update)
 
 

@@ -185,7 +185,7 @@ class OutputPerturbation(SingleRelease):
         return plan_fixed(releases, target=target, public=public)
 
     def step(self, state: Answered, plan: Plan, barrier: Barrier) -> Answered:
-        """The noised minimum."""
+        """The noisy minimum."""
         problem = self._problem(plan.public, plan.noise_multiplier)
         found = barrier.minimum(problem, noise=Gaussian(plan.noise_multiplier))
         return replace(state, parameters=found.to(state.parameters))

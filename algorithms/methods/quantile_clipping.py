@@ -5,7 +5,7 @@ PoissonSampled(B / n, Gaussian(z)) of the clipped gradients and PoissonSampled(B
 stay within the clip norm; C <- C exp(-rate (fraction - quantile)) is a function of that.
 
 Differences from the paper: the count is of a fresh sample and is accounted as a release of its own, where the paper
-takes both from one sample and counts one Gaussian of joint noise; the noised fraction is held to [0, 1] and C to public
+takes both from one sample and counts one Gaussian of joint noise; the noisy fraction is held to [0, 1] and C to public
 limits; Poisson samples, PLD.
 """
 
@@ -85,7 +85,7 @@ class QuantileClipping(Sampled):
         return ClippedState(usual.moving, usual.divisor, torch.tensor(self.clip_norm, dtype=torch.float64))
 
     def step(self, state: ClippedState, plan: Plan, barrier: Barrier) -> ClippedState:
-        """One noised gradient, one noised count of the norms within C, one update of the parameters and of C."""
+        """One noisy gradient, one noisy count of the norms within C, one update of the parameters and of C."""
         bound = L2(float(state.clip_norm))
         answer = noisy_gradient(state, plan, barrier, clipping=bound)
         within = barrier.norm_count(
@@ -103,7 +103,7 @@ class QuantileClipping(Sampled):
         )
 
     def followed(self, clip_norm: float, fraction: float) -> float:
-        """The next C from a noised fraction of norms within this one."""
+        """The next C from a noisy fraction of norms within this one."""
         moved = clip_norm * math.exp(-self.rate * (min(1.0, max(0.0, fraction)) - self.quantile))
         return min(self.max_clip_norm, max(self.min_clip_norm, moved))
 
