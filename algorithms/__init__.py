@@ -1,7 +1,13 @@
-"""Algorithms that train under differential privacy, by name in `algorithms.methods.registry`.
+"""Algorithms that train under differential privacy.
 
-`from algorithms import fit, DPSGD` imports the one call for a notebook (see `algorithms.fitting`) and a method's
-settings. Names are imported on first use, since the ledger's commands need neither torch nor the algorithms.
+`fit` trains a PyTorch module in one call, `load` reads a model that the pipeline trained, and each method is a class of
+its settings. `dir(algorithms)` lists these names, which are imported on first use, since the ledger's commands need
+neither torch nor the algorithms.
+
+Example:
+    >>> from algorithms import DPSGD, OptimizerConfig
+    >>> DPSGD(steps=300, expected_batch_size=256, update=OptimizerConfig(learning_rate=2.0)).clip_norm
+    1.0
 
 A resumed run must end bit for bit the same. On some processors MKL chooses kernels by an array's memory address, unless
 the setting below is made before its first product.
@@ -26,9 +32,16 @@ def __getattr__(name: str) -> Any:
     """Import a name of `_ELSEWHERE`, or a registered method by the name of its class."""
     if name in _ELSEWHERE:
         return getattr(import_module(_ELSEWHERE[name]), name)
-    if name[:1].isupper():
-        methods = import_module("algorithms.methods.registry").CATALOGUE.values()
-        found = next((method for method in methods if method.__name__ == name), None)
-        if found is not None:
-            return found
+    if name[:1].isupper() and name in (methods := _methods()):
+        return methods[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, for `dir` and a notebook's completion."""
+    return sorted([*_ELSEWHERE, *_methods()])
+
+
+def _methods() -> dict[str, type[Any]]:
+    catalogue = import_module("algorithms.methods.registry").CATALOGUE
+    return {method.__name__: method for method in catalogue.values()}

@@ -51,7 +51,8 @@ class Fitted:
 
     Attributes:
         model: A trained copy of the module, in eval mode.
-        trace: One row per release: its event, its noise and the epsilon spent so far.
+        trace: One row per release: its step and event, its sampling rate and clip norm, the standard deviation
+            `noise_std` of its noise on the sum, which is then divided by `divisor`, and the epsilon spent so far.
         epsilon: By accountant, at `delta`; infinite for a run without noise.
         delta: The delta of the guarantee.
         card: The privacy card.
@@ -124,13 +125,13 @@ def fit(
             labels per record, or a class for each token or pixel; for a language model the next token. For [n, 1], a
             loss of your own gets [batch, 1], and one of PyTorch [batch].
         method: Settings of a method, such as `DPSGD(steps=300, expected_batch_size=256)`.
-        epsilon: The target.
+        epsilon: The target, above 0; the least noise is found at which the run costs no more.
         delta: At most 1/n, and at most 1e-5 where n is private.
         accountant: "pld", "rdp" or, for delta 0, "pure".
         noise: "secure", or "seeded" with `seed` for public records. Seeded noise is repeatable and protects nobody.
         public: Whether the records are public and need no protection.
-        n_is_public: Whether the number of records may be known, THE DEFAULT. If not, the method takes a
-            sampling_rate, and n is released with noise (`count_noise`, a noise multiplier) and charged.
+        n_is_public: Whether the number of records may be known. If not, the method takes a sampling_rate, and n is
+            released with noise (`count_noise`, a noise multiplier) and charged.
         people: The person of each record, [n], as numbers or names, if a person may have several records. Whole people
             are then protected, at the price of one record, and n is the number of people.
         per_person: The largest number of a person's records that are used, together as one; needed with `people`.
@@ -142,7 +143,7 @@ def fit(
         ledger: The ledger's URL; by default EPSILONFLOW_LEDGER_URL, or the ledger in the home.
         cap: (epsilon, delta) of the population; needed if it is new to the ledger, and ignored otherwise.
         device: "auto", "cpu" or "cuda".
-        memory_mb: Memory for per-record work.
+        memory_mb: Memory for per-record work, in MB.
 
     Returns:
         The trained module, the trace, the cost and the privacy card.
@@ -162,6 +163,9 @@ def fit(
         True
         >>> len(result.trace), result.model.training
         (20, False)
+        >>> from algorithms.privacy.card import verify
+        >>> verify(result.card, unsigned=True).passed
+        True
     """
     _check_kinds(locals())
     records = records_of(model, X, y)

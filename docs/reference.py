@@ -345,7 +345,7 @@ def _rows(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _doc(thing: Any) -> str:
-    return _clean(inspect.getdoc(thing) or "")
+    return _clean((inspect.getdoc(thing) or "").partition("\n\nExample:")[0])
 
 
 def _clean(text: str) -> str:

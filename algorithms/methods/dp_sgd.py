@@ -23,9 +23,17 @@ from algorithms.privacy.barrier.barrier import Barrier
 class DPSGD(Sampled):
     """Settings of DP-SGD.
 
-    expected_batch_size: where the number of records is public. sampling_rate: instead, where it is not.
-    clip_norm: the L2 bound C of a record's gradient. clipping: "l2"; "per_layer": layers share C equally;
-    "normalised": g becomes C g / (|g| + stability), so that C only scales the learning rate (Bu et al. 2023, AUTO-S).
+    steps: updates, each from a sample of its own. expected_batch_size: mean number of records in a sample, where the
+    number of all is public. sampling_rate: instead, where it is not: the probability of each record. update: the
+    optimizer, for the noisy mean gradient. clip_norm: the L2 bound C of a record's gradient. clipping: "l2";
+    "per_layer": layers share C equally; "normalised": g becomes C g / (|g| + stability), so that C only scales the
+    learning rate (Bu et al. 2023, AUTO-S).
+
+    Example:
+        >>> from algorithms import DPSGD, OptimizerConfig
+        >>> momentum = OptimizerConfig(learning_rate=2.0, momentum=0.9, schedule="linear")
+        >>> DPSGD(steps=300, expected_batch_size=256, clip_norm=0.5, update=momentum).clipping
+        'l2'
     """
 
     clip_norm: Bound = 1.0

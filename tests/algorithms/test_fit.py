@@ -710,6 +710,15 @@ def test_importing_the_package_loads_no_torch() -> None:
         _ = algorithms.Unheard
 
 
+def test_a_notebook_completes_every_public_name() -> None:
+    assert {"fit", "load", *(method.__name__ for method in CATALOGUE.values())} == set(dir(algorithms)) - {
+        "Fitted",
+        "OptimizerConfig",
+        "replace_batch_norm",
+    }
+    assert all(hasattr(algorithms, name) for name in dir(algorithms))
+
+
 def test_the_notebook_runs() -> None:
     """Its cells, in their order, in one namespace, with the outputs that it was saved with in place."""
     notebook = json.loads((PROJECT / "examples/fit.ipynb").read_text())
