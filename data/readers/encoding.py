@@ -220,7 +220,10 @@ def _cast(values: pa.ChunkedArray, kind: pa.DataType, where: str) -> pa.ChunkedA
 
 
 def _is_not(what: str, where: str) -> DataRefusedError:
-    return DataRefusedError(f"{where}: holds something that is not {what}; correct the file or its card.")
+    hint = ", or list it in reader.missing if it stands for a missing value" if what == "a number" else ""
+    return DataRefusedError(
+        f"{where}: holds something that is not {what}; correct the file or its card{hint}."
+    )
 
 
 def _is_text(kind: pa.DataType) -> bool:

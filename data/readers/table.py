@@ -83,7 +83,7 @@ def _what_is_wrong(path: Path, declared: Csv) -> str:
     archive = f"it must be a zip archive that holds {declared.member!r}, where " if declared.member else ""
     return (
         f"{path} cannot be read as declared: {archive}every line needs the same number of fields, separated by "
-        f"{declared.separator!r}, in UTF-8; correct the file or its card."
+        f"{declared.separator!r}, in UTF-8; correct the file, or reader.separator in its card."
     )
 
 

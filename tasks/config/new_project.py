@@ -167,10 +167,10 @@ def _bounds(name: str, limits: Mapping[str, Any], path: Path) -> list[float] | N
         bounds = [float(one) for one in given]
     except (ValueError, TypeError, OverflowError):
         bounds = [math.nan]
-    if not all(map(math.isfinite, bounds)) or any(isinstance(one, bool) for one in given):
+    if not 0 < bounds[1] - bounds[0] < math.inf or any(isinstance(one, bool) for one in given):
         raise ParamsRefusedError(
-            f"{path}: minimum and maximum of the field {name!r} must be finite numbers; write numbers, or for dates and"
-            ' texts leave the field out of the features by "ignore": true.'
+            f"{path}: minimum and maximum of the field {name!r} must be finite numbers, the minimum the smaller one;"
+            ' write such numbers, or for dates and texts leave the field out of the features by "ignore": true.'
         )
     return bounds
 

@@ -169,6 +169,10 @@ def test_the_schema_of_the_tutorial_is_taken(tmp_path: Path, monkeypatch: pytest
                     "of the field 'age' must be finite numbers",
                 ),
                 ({"minimum": "zero", "maximum": 9}, "of the field 'age' must be finite numbers"),
+                (
+                    {"minimum": 9, "maximum": 9},
+                    "of the field 'age' must be finite numbers, the minimum the smaller",
+                ),
                 ({"minimum": False, "maximum": True}, "of the field 'age' must be finite numbers"),
                 ({"minimum": [0], "maximum": 10**400}, "of the field 'age' must be finite numbers"),
                 ({"minimum": None, "maximum": 9}, "nothing bounds the field 'age'"),
