@@ -166,7 +166,7 @@ def _bounds(name: str, limits: Mapping[str, Any], path: Path) -> list[float] | N
     try:
         bounds = [float(one) for one in given]
     except (ValueError, TypeError, OverflowError):
-        bounds = [math.nan]
+        bounds = [math.nan, math.nan]
     if not 0 < bounds[1] - bounds[0] < math.inf or any(isinstance(one, bool) for one in given):
         raise ParamsRefusedError(
             f"{path}: minimum and maximum of the field {name!r} must be finite numbers, the minimum the smaller one;"
