@@ -120,22 +120,17 @@ class Comparison(Group):
     performance: Memory = Memory()
 
 
-class Variant(Group):
-    """A method with one combination of its varied settings.
+class Variant(Method):
+    """A method with one combination of its varied settings; what it leaves to the file is filled in.
 
-    setting: that combination in words, or empty. by_epsilon: settings by dotted key that differ at an epsilon.
+    method: its name in the file. setting: that combination in words, or empty.
     """
 
     method: str
-    label: str
     setting: str
-    algorithm: dict[str, Any]
-    by_epsilon: dict[float, dict[str, Any]]
-    features: dict[str, Any]
-    accountant: Literal["pld", "rdp", "pure"]
-    private: bool
-    epsilons: tuple[float, ...]
-    delta: float
+    label: str
+    epsilons: Epsilons
+    delta: Delta
 
     def at(self, epsilon: float | None) -> dict[str, Any]:
         """The algorithm's settings at an epsilon, None for a method without noise."""
@@ -149,18 +144,15 @@ def variants(comparison: Comparison) -> Iterator[Variant]:
             changes = dict(zip(method.vary, values, strict=True))
             setting = ", ".join(f"{name}={_text(value)}" for name, value in changes.items())
             label = method.label or key
-            yield Variant(
-                method=key,
-                label=f"{label} ({setting})" if setting else label,
-                setting=setting,
-                algorithm=with_values(method.algorithm, changes),
-                by_epsilon=method.by_epsilon,
-                features=method.features,
-                accountant=method.accountant,
-                private=method.private,
-                epsilons=method.epsilons or comparison.epsilons,
-                delta=delta_of(method, comparison),
-            )
+            own = {
+                "method": key,
+                "label": f"{label} ({setting})" if setting else label,
+                "setting": setting,
+                "algorithm": with_values(method.algorithm, changes),
+                "epsilons": method.epsilons or comparison.epsilons,
+                "delta": delta_of(method, comparison),
+            }
+            yield Variant(**dict(method) | own)
 
 
 def delta_of(method: Method, comparison: Comparison) -> float:

@@ -28,7 +28,7 @@ _SHARED = Path(__file__).parent
 
 
 def environment(*, below: Path = _SHARED, autoescape: bool = True) -> Environment:
-    """An environment with the templates of `below` and of this folder. Its filter `source` embeds a PNG as an image."""
+    """An environment with the templates of `below` and of this folder, and with their filters."""
     made = Environment(
         loader=FileSystemLoader([below, _SHARED]),
         autoescape=autoescape,
@@ -36,11 +36,22 @@ def environment(*, below: Path = _SHARED, autoescape: bool = True) -> Environmen
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["source"] = _source
+    made.filters |= {
+        "source": _source,
+        "up": _up,
+        "down": _down,
+        "percent": percent,
+        "at_most": _at_most,
+        "number": _number,
+        "plain": _plain,
+        "text": _text,
+        "named": _named,
+    }
     return made
 
 
 def _source(picture: bytes) -> str:
+    """A PNG as the address of an image."""
     return "data:image/png;base64," + base64.b64encode(picture).decode()
 
 
@@ -126,7 +137,7 @@ def page(
     """
     epsilon, delta = card.setting.epsilon, card.setting.delta
     return (
-        _environment()
+        environment()
         .get_template("report.html.j2")
         .render(
             card=card,
@@ -149,21 +160,6 @@ def page(
             more_events=max(0, len(card.events) - _MOST_EVENTS),
         )
     )
-
-
-def _environment() -> Environment:
-    made = environment()
-    made.filters |= {
-        "up": _up,
-        "down": _down,
-        "percent": percent,
-        "at_most": _at_most,
-        "number": _number,
-        "plain": _plain,
-        "text": _text,
-        "named": _named,
-    }
-    return made
 
 
 def _share(card: PrivacyCard) -> float:

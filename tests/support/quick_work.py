@@ -13,7 +13,7 @@ from tasks.reporting import figures, page
 from tests.support.costs import computed_once
 
 _PROFILES: dict[str, Profile] = {}
-_TEMPLATES = cache(page._environment)
+_TEMPLATES = cache(page.environment)
 _PRAGMAS = [pragma.replace("synchronous = FULL", "synchronous = OFF") for pragma in store._SQLITE_PRAGMAS]
 
 
@@ -34,6 +34,6 @@ def quick_work() -> Iterator[None]:
     with computed_once(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "png", lambda _figure: b"undrawn")
         patch.setattr(report, "risk_profile", _once)
-        patch.setattr(page, "_environment", _TEMPLATES)
+        patch.setattr(page, "environment", _TEMPLATES)
         patch.setattr(store, "_SQLITE_PRAGMAS", _PRAGMAS)
         yield
