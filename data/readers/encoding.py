@@ -136,8 +136,13 @@ def classes(values: pa.ChunkedArray, label: Label, known: tuple[str, ...], where
 
 
 def positions(values: pa.ChunkedArray, known: tuple[str, ...], where: str) -> NDArray[np.int64]:
-    """The index of each value in `known`, or len(known) if it is unknown or missing; int64 [n]."""
-    found = pc.index_in(_trimmed(values, where), value_set=pa.array(known, pa.string()))
+    """The index of each value in `known`, or len(known) if it is unknown or missing; int64 [n].
+
+    Where true and false are all that is known, TRUE and True are read as true.
+    """
+    text = _trimmed(values, where)
+    text = pc.utf8_lower(text) if {*known} <= {"true", "false"} else text
+    found = pc.index_in(text, value_set=pa.array(known, pa.string()))
     places: NDArray[np.int64] = found.cast(pa.int64()).fill_null(len(known)).to_numpy()
     return places
 

@@ -85,10 +85,13 @@ class Block:
 
 def files_in(folder: Path) -> list[Path]:
     """All files at any depth in a folder, in the order of their names, except hidden ones, whose names begin with a
-    dot.
+    dot. Raises DataRefusedError for a link to a folder that contains it, whose files would be found again and again.
     """
     found = []
     for place, folders, names in os.walk(folder, followlinks=True):
+        for link in (Path(place, name) for name in folders):
+            if link.is_symlink() and Path(place).resolve().is_relative_to(link.resolve()):
+                raise DataRefusedError(f"{link} is a link to a folder that contains it; remove the link.")
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(place, name) for name in names if not name.startswith(".")]
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())

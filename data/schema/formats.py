@@ -4,6 +4,7 @@ A column becomes features between 0 and 1 that add up to at most 1, which bounds
 Each reader has a small model for the format of its files. Blocks say where the data of a growing population are.
 """
 
+import math
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import (
@@ -45,8 +46,8 @@ class Numeric(_Column):
     @model_validator(mode="after")
     def _bounds_are_an_interval(self) -> "Numeric":
         low, high = self.bounds
-        if not low < high:
-            raise ValueError("bounds must be [low, high] with low below high")
+        if not 0 < high - low < math.inf:
+            raise ValueError("bounds must be [low, high] with low below high, and a finite distance")
         if self.missing != "refuse" and not low <= self.missing <= high:
             raise ValueError("the value that stands for a missing number must lie within the bounds")
         return self

@@ -3,6 +3,7 @@
 Readers, preparation, models, evaluation and predictions get the names, shape and type of labels from this one value.
 """
 
+import math
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -88,8 +89,8 @@ class Number(_Target):
 
     @model_validator(mode="after")
     def _bounds_are_an_interval(self) -> "Number":
-        if not self.bounds[0] < self.bounds[1]:
-            raise ValueError("bounds must be [low, high] with low below high")
+        if not 0 < 2 * (self.bounds[1] - self.bounds[0]) < math.inf:
+            raise ValueError("bounds must be [low, high] with low below high, and a finite distance")
         return self
 
     def scaled(self, numbers: NDArray[np.float64]) -> NDArray[np.float32]:

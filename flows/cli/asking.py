@@ -45,9 +45,9 @@ def _kind(name: str) -> str:
 def _bounds() -> tuple[float, float]:
     while True:
         low, high = (typer.prompt(f"  its {end} possible value", type=float) for end in ("lowest", "highest"))
-        if low < high:
+        if -math.inf < low < high < math.inf:
             return low, high
-        typer.echo("  The lowest value must be below the highest.")
+        typer.echo("  Both must be finite, and the lowest value below the highest.")
 
 
 def number_asked() -> int:

@@ -67,6 +67,14 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
+_OPTIONS = {
+    "a table": ("from", "label"),
+    "images": ("classes", "size", "encoder"),
+    "texts": ("label", "classes", "bounds", "tags", "next-token", "encoder"),
+}
+"""What `init` takes for each kind of records, beside what it takes for all."""
+
+
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder to create.")],
     schema: Annotated[
@@ -142,11 +150,30 @@ def init(
             predicted,
             table_of,
         )
+        from tasks.config.params import ParamsRefusedError
 
+        options = {
+            "from": schema,
+            "label": label,
+            "size": size,
+            "classes": classes,
+            "bounds": bounds,
+            "tags": tags,
+        }
+        options |= {"next-token": next_token, "encoder": encoder}
+        kind = "images" if images is not None else "texts" if texts is not None else "a table"
+        odd = [name for name, value in options.items() if value and name not in _OPTIONS[kind]]
+        if odd:
+            raise ParamsRefusedError(
+                f"--{odd[0]} is not for {kind}, which takes --{', --'.join(_OPTIONS[kind])}; leave it out."
+            )
         paths = [path for path in (file, images, texts) if path is not None]
         check(folder, paths, is_table=file is not None)  # before anybody is asked for columns
         name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-_") or "table"
-        own: dict[str, Any] = {"unit": unit or "one person", "cap": 10.0 if cap is None else cap}
+        own: dict[str, Any] = {
+            "unit": "one person" if unit is None else unit,
+            "cap": 10.0 if cap is None else cap,
+        }
         seen = None if encoder is None else absolute(encoder)
         if encoder is not None:
             from algorithms.encoders.registry import check_name

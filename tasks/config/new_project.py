@@ -18,8 +18,10 @@ from ruamel.yaml import YAML
 from data.prepare.fetch import checksum_for
 from data.prepare.files import read_json
 from data.prepare.secret_key import owner_key
+from data.readers.records import files_in
 from data.schema import registry
 from data.schema.card import File
+from data.schema.errors import DataRefusedError
 from data.schema.targets import Labels
 from tasks.config.environment import home
 from tasks.config.overrides import Request, revise
@@ -28,6 +30,8 @@ from tasks.config.params import ParamsRefusedError
 TEMPLATES = Path(__file__).with_name("project")
 _RAW = "datasets/raw"
 _ZEROS = "0" * 64
+_SHOWN = 10
+"""Columns of a table whose defaults are printed."""
 _IGNORED = (
     "/datasets/raw/",
     "/datasets/prepared/",
@@ -66,6 +70,7 @@ class Declared:
         """Sentences about the project's defaults, except those in `said`: `cap`, `unit` and `size`."""
         columns = self.reader.get("columns", []) if self.is_table else []
         middles = [f"{one['name']} {one['missing']:g}" for one in columns if "missing" in one]
+        middles[_SHOWN:] = [f"and {len(middles) - _SHOWN} more"] * (len(middles) > _SHOWN)
         cap = "" if "cap" in said else f"epsilon {self.cap:g} and "
         found = {
             "caps": f"all runs together may spend {cap}delta {self.delta_cap:g}",
@@ -253,7 +258,7 @@ def check(folder: Path, given: Sequence[Path], *, is_table: bool) -> None:
 def make(folder: Path, declared: Declared) -> None:
     """Create the project; if anything fails, remove all of it.
 
-    Raises ParamsRefusedError if `folder` is not empty, and DataRefusedError if the card is invalid.
+    Raises ParamsRefusedError if `folder` is not empty or what was declared does not fit together.
     """
     check(folder, [] if declared.file is None else [declared.file], is_table=declared.is_table)
     was_there = folder.exists()
@@ -278,14 +283,30 @@ def _fill(folder: Path, declared: Declared) -> None:
     path = f"{_RAW}/{declared.name}{declared.file.suffix if declared.file else '.csv'}"
     checksum = _ZEROS
     if declared.file is not None:
+        if declared.file.is_dir():
+            files_in(declared.file)  # refuses links that would be copied without end
         copy = shutil.copytree if declared.file.is_dir() else shutil.copyfile
-        copy(declared.file, folder / path)
+        try:
+            copy(declared.file, folder / path)
+        except shutil.Error as error:
+            raise ParamsRefusedError(
+                f"{error.args[0][0][0]} cannot be copied; remove it if it is a link to nothing, or change its"
+                " permissions."
+            ) from None
         file = File(path=path, keyed_sha256=_ZEROS)
         checksum = (checksum_for(folder / path, file, key=owner_key(home())) or "").partition(" ")[2]
     cards = folder / "data" / "cards"
     _write(cards / f"{declared.name}.yaml", _card(declared, path, checksum))
     shutil.copyfile(registry.CARDS / "digits.yaml", cards / "digits.yaml")
-    registry.card(declared.name, cards)  # raises an error if the card is inconsistent
+    try:
+        registry.card(declared.name, cards)
+    except DataRefusedError as error:
+        what = (
+            str(error).partition(f"{declared.name}.yaml")[2].removesuffix("; correct the card.").lstrip(",: ")
+        )
+        raise ParamsRefusedError(
+            f"no data card can be made of what was declared ({what}); change that."
+        ) from None
     asked = Request(declared.name, "dp_sgd", 1.0, declared.delta, encoder=declared.encoder)
     revise(folder, asked).write()
     for command in (["git", "init", "--quiet"], [sys.executable, "-m", "dvc", "init", "--quiet"]):

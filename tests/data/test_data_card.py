@@ -59,6 +59,7 @@ FAULTS: dict[str, tuple[str, Any, str]] = {
     "no budget": ("cap.epsilon", 0, "key cap.epsilon"),
     "infinite cap": ("cap.epsilon", math.inf, "key cap.epsilon"),
     "impossible delta": ("cap.delta", 1.5, "key cap.delta"),
+    "bounds beyond all numbers": ("reader.columns.0.bounds", [-1e308, 1e308], "a finite distance"),
     "bounds upside down": ("reader.columns.0.bounds", [5, 1], "low below high"),
     "one bound": ("reader.columns.0.bounds", [0], "key reader.columns.0.bounds"),
     "infinite bound": ("reader.columns.0.bounds", [0, math.inf], "key reader.columns.0.bounds.1"),

@@ -58,6 +58,11 @@ def test_unknown_and_missing_categories_go_to_other(encode: Encode) -> None:
     assert towns.tolist() == [[0, 0, 1]] * 4
 
 
+def test_true_and_false_are_read_as_pandas_and_r_write_them(encode: Encode, table: Document) -> None:
+    table["reader"]["columns"][1]["categories"] = ["false", "true"]
+    assert encode(rows("1,True,no", "1,FALSE,no", "1,true,no")).features[:, 2].tolist() == [1, 0, 1]
+
+
 def test_a_missing_number_is_refused_unless_the_card_gives_it_a_value(encode: Encode) -> None:
     content = rows("?,Oslo,no", ",Oslo,no", "50,Oslo,no")
     with pytest.raises(DataRefusedError, match="column 'age': a number is missing"):

@@ -118,14 +118,14 @@ def test_columns_are_asked_for_and_a_slip_is_asked_again(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("flows.cli.asking.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
-    age = ["age", "numbers", "numeric", "old", "100", "18", "18", "100"]
+    age = ["age", "numbers", "numeric", "old", "100", "18", "0", "inf", "18", "100"]
     other = ["insurance", "categorical", "public, private", "notes", "ignored", "", "returned", "no,yes"]
     typed = "\n".join([*age, *other, "-5", "20000", ""])
     made = CliRunner().invoke(app, ["init", "clinic"], input=typed, env={"COLUMNS": "200"})
     assert made.exit_code == 0, made.output
     card = registry.card("clinic", tmp_path / "clinic/data/cards")
     assert (card.input_shape, card.classes, card.records.at_most) == ((4,), ("no", "yes"), 20000)
-    assert "numbers is none of these" in made.output and "must be below the highest" in made.output
+    assert "numbers is none of these" in made.output and made.output.count("Both must be finite") == 2
 
 
 def test_numbers_that_nobody_said_are_told_and_those_that_were_said_are_not(schema: str) -> None:
@@ -138,6 +138,14 @@ def test_numbers_that_nobody_said_are_told_and_those_that_were_said_are_not(sche
     assert "may spend epsilon" not in told and "protected" not in told and "may spend delta 0.0001" in told
     card = " ".join(Path("other/data/cards/other.yaml").read_text().split())
     assert "cap: epsilon: 4.0 delta: 0.0001 " in card
+
+
+def test_of_a_wide_table_the_first_defaults_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    wide = [{"name": f"x{place}", "constraints": {"minimum": 0, "maximum": 1}} for place in range(500)]
+    Path("schema.json").write_text(json.dumps({"fields": [*wide, FIELDS[-1]]}))
+    told = call("init", "wide", "--from", "schema.json", "--at-most", "900").stdout
+    assert "x9 0.5, and 490 more" in told and "x10 " not in told
 
 
 def test_the_schema_of_the_tutorial_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,6 +275,35 @@ def test_a_place_that_cannot_be_written_is_refused_in_a_sentence(
     monkeypatch.setattr(Path, "mkdir", forbidden)
     refused = call("init", "clinic", "--from", schema, "--at-most", "9")
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1) and words in refused.stderr
+
+
+@pytest.mark.parametrize(("name", "target"), [("up", ".."), ("nothing", "missing")])
+def test_links_that_cannot_be_followed_are_refused(tmp_path: Path, name: str, target: str) -> None:
+    (tmp_path / "photos/cat").mkdir(parents=True)
+    (link := tmp_path / "photos/cat" / name).symlink_to(target)
+    folder = tmp_path / "pets"
+    refused = call(
+        "init", str(folder), "--images", f"{tmp_path}/photos", "--classes", "cat,dog", "--at-most", "9"
+    )
+    assert refused.exit_code == 2 and f"refused: {link} " in refused.stderr and "remove" in refused.stderr
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--unit", ""], "no data card can be made of what was declared (key unit: String should"),
+        (["--cap", "nan"], "declared (key cap.epsilon: Input should be a finite number); change that."),
+        (["--classes", "no,yes"], "--classes is not for a table, which takes --from, --label; leave it out."),
+        (["--images", "photos"], "--from is not for images"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_the_words_of_init(
+    schema: str, options: list[str], words: str
+) -> None:
+    refused = call("init", "clinic", "--from", schema, "--at-most", "9", *options)
+    assert refused.exit_code == 2 and words in refused.stderr, refused.stderr
+    assert not Path("clinic").exists()
 
 
 def test_the_templates_are_those_of_this_checkout() -> None:
