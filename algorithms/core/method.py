@@ -4,16 +4,18 @@ The training loop, checkpoints, the noise trace and progress use only this inter
 algorithm may use declared values only, and nothing computed from records.
 """
 
+import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 import dp_accounting as dp
-from pydantic import JsonValue, TypeAdapter
+from pydantic import JsonValue, PydanticUserError, TypeAdapter
 from torch import Tensor
 
 from algorithms.errors import RefusedError
+from algorithms.extension import imported, is_own
 from algorithms.models import LossBounds
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.epsilon import (
@@ -194,6 +196,42 @@ def adapter(kind: type[P]) -> TypeAdapter[P]:
     if kind not in _ADAPTERS:
         _ADAPTERS[kind] = TypeAdapter(kind)
     return _ADAPTERS[kind]
+
+
+def chosen(
+    settings: Mapping[str, Any], shipped: Mapping[str, type[P]], what: str, *, needs: Sequence[str]
+) -> P:
+    """What `settings` name under "name", with the other keys as its settings.
+
+    Args:
+        settings: A name `package.module:factory` is of the user's own: a dataclass of its settings, or a function of
+            them.
+        shipped: The others by name.
+        what: It is, such as "algorithm".
+        needs: The functions that the user's own must have.
+
+    Raises:
+        RefusedError: For an unknown name, and for the user's own without these functions.
+        ValidationError: Pydantic's, for unknown, missing or impossible settings.
+    """
+    name = str(settings.get("name"))
+    kind: Any = imported(name, f"the {what}") if is_own(name) else shipped.get(name)
+    if kind is None:
+        raise RefusedError(
+            f"there is no {what} {name!r}; choose one of {', '.join(shipped)}, or name your own package.module:factory."
+        )
+    try:
+        reader = adapter(kind)
+    except PydanticUserError as error:
+        why = str(error).partition("\n")[0]
+        raise RefusedError(f"the {what} {name!r} has settings that no file can give ({why}).") from None
+    # By way of JSON, where strict checking still takes a mapping for a nested dataclass.
+    own = {key: value for key, value in settings.items() if key != "name"}
+    made: P = reader.validate_json(json.dumps(own))
+    missing = [part for part in needs if not callable(getattr(made, part, None))]
+    if missing:
+        raise RefusedError(f"the {what} {name!r} has no {missing[0]}; give it {', '.join(needs)}.")
+    return made
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ Means and second moments are Gaussian releases; the moments follow "Analyze Gaus
 """
 
 import copy
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,11 +15,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.core.method import adapter
+from algorithms.core.method import chosen
 from algorithms.core.optimizers import STRICT
 from algorithms.core.training import Features
 from algorithms.errors import RefusedError
-from algorithms.extension import imported, is_own
 from algorithms.gradients import L2
 from algorithms.models import Model
 from algorithms.models.feature_transforms import (
@@ -289,19 +287,5 @@ FEATURES: dict[str, type[Features]] = {
 
 
 def from_settings(settings: Mapping[str, Any]) -> Features:
-    """The features named by `settings["name"]`, with the other keys as their settings.
-
-    Raises RefusedError for an unknown name and pydantic's ValidationError for unknown or impossible settings.
-    """
-    name = settings.get("name")
-    own = {key: value for key, value in settings.items() if key != "name"}
-    if isinstance(name, str) and is_own(name):
-        learned: Features = adapter(imported(name, "the features")).validate_json(json.dumps(own))
-        missing = [part for part in ("releases", "module") if not callable(getattr(learned, part, None))]
-        if missing:
-            raise RefusedError(f"the features {name!r} have no {missing[0]}; see `algorithms.core.training`.")
-        return learned
-    if not isinstance(name, str) or name not in FEATURES:
-        raise RefusedError(f"there are no features {name!r}; choose none or one of {', '.join(FEATURES)}.")
-    features: Features = adapter(FEATURES[name]).validate_json(json.dumps(own))
-    return features
+    """The features that `settings` name under "name", with the other keys as their settings; see `chosen`."""
+    return chosen(settings, FEATURES, "kind of features", needs=("releases", "learn", "module"))

@@ -1,12 +1,9 @@
 """The algorithms by name."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from algorithms.core.method import Algorithm, adapter
-from algorithms.errors import RefusedError
-from algorithms.extension import imported, is_own
+from algorithms.core.method import Algorithm, chosen
 from algorithms.methods.adaclip import AdaCliP
 from algorithms.methods.adp_sgd import ADPSGD
 from algorithms.methods.dp_agd import DPAGD
@@ -52,41 +49,5 @@ CATALOGUE: dict[str, type[Algorithm[Any]]] = {
 
 
 def from_settings(settings: Mapping[str, Any]) -> Algorithm[Any]:
-    """The algorithm that `settings` name under "name", with the other keys as its settings.
-
-    A name `package.module:factory` is of a method that is not shipped: a dataclass of its settings, or a function of
-    them. Raises RefusedError for an unknown name and pydantic's ValidationError for unknown, missing or impossible
-    settings.
-    """
-    name = settings.get("name")
-    own = {key: value for key, value in settings.items() if key != "name"}
-    if isinstance(name, str) and is_own(name):
-        return _not_shipped(name, own)
-    if not isinstance(name, str) or name not in CATALOGUE:
-        raise RefusedError(
-            f"there is no algorithm {name!r}; choose one of {', '.join(CATALOGUE)},"
-            " or name your own package.module:factory."
-        )
-    # By way of JSON, where strict checking still takes a mapping for a nested dataclass.
-    return adapter(CATALOGUE[name]).validate_json(json.dumps(own))
-
-
-def _not_shipped(name: str, own: Mapping[str, Any]) -> Algorithm[Any]:
-    factory = imported(name, "the algorithm")
-    if isinstance(factory, type):
-        method: Algorithm[Any] = adapter(factory).validate_json(json.dumps(own))
-    else:
-        try:
-            method = factory(**own)
-        except TypeError as error:
-            raise RefusedError(
-                f"the algorithm {name!r} does not take these settings ({error}); change them."
-            ) from None
-    missing = [
-        part for part in ("plan", "init", "step", "released") if not callable(getattr(method, part, None))
-    ]
-    if missing:
-        raise RefusedError(
-            f"the algorithm {name!r} has no {missing[0]}; give it plan, init, step and released."
-        )
-    return method
+    """The algorithm that `settings` name under "name", with the other keys as its settings; see `chosen`."""
+    return chosen(settings, CATALOGUE, "algorithm", needs=("plan", "init", "step", "released"))

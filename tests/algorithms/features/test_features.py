@@ -404,3 +404,8 @@ def test_mapped_records_go_with_the_barrier_that_held_them() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_what_no_file_can_give_settings_of_is_refused() -> None:
+    with pytest.raises(RefusedError, match=r"'torch.nn:Linear' has settings that no file can give"):
+        from_settings({"name": "torch.nn:Linear"})
