@@ -1,13 +1,15 @@
 """Audit registered methods on all cores, and keep the newest audit of each method as JSON and as a page."""
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -96,8 +98,20 @@ def run_audit(asked: Asked, root: Path, *, workers: int = 1) -> tuple[dict[str, 
 def _side_by_side(share: Callable[[Sequence[int]], Array], seeds: Sequence[int], *, workers: int) -> Array:
     size = max(1, len(seeds) // (4 * workers))
     shares = [seeds[start : start + size] for start in range(0, len(seeds), size)]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_with_parent) as pool:
         return np.concatenate(list(pool.map(share, shares)))
+
+
+def _end_with_parent() -> None:
+    """End this worker when its parent is killed; it would wait for more work for ever."""
+
+    def end() -> None:
+        parent = parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    Thread(target=end, daemon=True).start()
 
 
 def write(

@@ -2,10 +2,12 @@
 
 import json
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from algorithms.errors import RefusedError
@@ -13,11 +15,22 @@ from tasks import auditing
 from tasks.auditing import Asked, auditable, run_audit
 from tasks.config.params import ParamsRefusedError
 from tasks.reporting.page import newest_audit
+from tests.support.waiting import before_long
 
 
 def test_runs_side_by_side_are_in_the_order_of_their_seeds() -> None:
     seeds = list(range(20))
     np.testing.assert_array_equal(auditing._side_by_side(np.sqrt, seeds, workers=2), np.sqrt(seeds))
+
+
+def test_an_audit_that_is_killed_leaves_no_process() -> None:
+    work = "import signal; from tasks import auditing; auditing._side_by_side(signal.sigwait, [10, 12], workers=2)"
+    audit = psutil.Popen([sys.executable, "-c", work])
+    assert before_long(lambda: len(audit.children()) == 3)  # one keeps count of what processes share
+    left = audit.children()
+    audit.kill()
+    audit.wait()
+    assert psutil.wait_procs(left, timeout=60)[1] == []
 
 
 def test_an_audit_is_kept_as_json_and_as_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
