@@ -177,9 +177,10 @@ def not_protected(card: PrivacyCard) -> list[str]:
         several = "Several people together, such as a family: k of them only at"
         if card.accounting.blocks is not None:
             several = "One person in k blocks, or k people together, such as a family: only at"
+    if setting.private:
+        said.append(f"{several} an epsilon of up to k times as much and a far larger delta.")
     return [
         *said,
-        f"{several} an epsilon of up to k times as much and a far larger delta.",
         "What holds for people in general: it can be learned without any single record, and then applies to everybody.",
         "The held-out records.",
         number,

@@ -69,6 +69,7 @@ def test_every_guarantee_has_facts_that_hold_and_sentences(
     assert said in page and card.setting.unit in page and text.rounding(card.implementation.rounding) in page
     assert said.startswith("NOT PRIVATE: ") is (guarantee != "private")
     assert text.protected(card).startswith("Nobody.") is (guarantee != "private")
+    assert any("k times as much" in one for one in text.not_protected(card)) is (guarantee == "private")
     assert ("when one record (one drawing) is added or removed" in said) is (guarantee == "private")
     assert (text.DIAGNOSED in said) is diagnosed and (text.FROM_RECORDS in said) is caveat
     assert ("without noise and may give away" in said) is (guarantee == "none")
