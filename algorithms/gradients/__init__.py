@@ -1,4 +1,9 @@
-"""Per-example clipped sums."""
+"""Clipped sums of per-example gradients.
+
+`engine` computes a sum, pass by pass; a pass records each operation that uses a parameter, and `rules` has the gradient
+of each such operation. `grads` has their norms and weighted sums (ghost clipping), `clipping` the bounds. `linear` has
+closed forms for linear models. `model_inspection` and `independence` refuse a model whose records cannot be clipped.
+"""
 
 from algorithms.gradients.clipping import L1, L2, Affine, Box, Clipping, Normalised, PerLayer, Unclipped
 from algorithms.gradients.engine import Engine, clip_and_sum
