@@ -16,6 +16,7 @@ from weakref import ReferenceType
 import torch
 from torch import Tensor, nn
 
+from algorithms.gradients.grad_sample_recorder import tensors_in
 from algorithms.gradients.op_tracer import Sample
 from algorithms.gradients.passes import Passes
 from algorithms.models.randomness import same_randomness
@@ -54,6 +55,11 @@ class Looked:
     passes: Passes
     parameters: Tensor
     tolerance: float
+
+    @property
+    def pass_name(self) -> str:
+        """The name of the forward pass, for errors that no layer within it causes."""
+        return f"the forward pass of the model {self.passes.model.name}"
 
     @property
     def loss_name(self) -> str:
@@ -396,32 +402,42 @@ def _values(name: str, owner: object) -> dict[str, bytes]:
 
 
 def _first_that_differs(looked: Looked, sample: Sample, one: int, changed: Sample, other: int) -> str | None:
-    """The first layer whose output for a record differs between two batches and positions."""
-    first, second = (_outputs_by_module(looked, some) for some in (sample, changed))
-    for name in (name for name in first if name in second):
-        a, b = first[name], second[name]
+    """The first layer, or the model itself, whose output for a record differs between two batches and positions.
+
+    A layer whose input differs too is not meant: it follows the one that mixes, or its first dimension is time.
+    """
+
+    def differs(a: Tensor, b: Tensor) -> bool:
         is_by_record = a.dim() and len(a) > one and len(b) > other and a.shape[1:] == b.shape[1:]
-        if is_by_record and not looked.close(a[one], b[other]):
+        return bool(is_by_record) and not looked.close(a[one], b[other])
+
+    first, second = (_passed_by_module(looked, some) for some in (sample, changed))
+    for name in (name for name in first if name in second):
+        (*given, found), (*others, its) = first[name], second[name]
+        if differs(found, its) and not any(map(differs, given, others)):
             return name
     return None
 
 
-def _outputs_by_module(looked: Looked, sample: Sample) -> dict[str, Tensor]:
-    """The outputs of every layer in a forward pass, by name, in the order of the calls."""
-    outputs: dict[str, Tensor] = {}
+def _passed_by_module(looked: Looked, sample: Sample) -> dict[str, list[Tensor]]:
+    """The first input, if any, and output of every layer and of the model, by name, in the order in which they end."""
+    passed: dict[str, list[Tensor]] = {}
 
     def note(name: str, layer: nn.Module) -> Any:
-        def hook(_layer: nn.Module, _inputs: Any, output: Any) -> None:
-            if isinstance(output, Tensor):
-                outputs[f"the layer {name} ({type(layer).__name__})"] = output.detach().clone()
+        time_first = ", batch_first=False" if getattr(layer, "batch_first", True) is False else ""
+        own = f"the layer {name} ({type(layer).__name__}{time_first})" if name else looked.pass_name
+
+        def hook(_layer: nn.Module, inputs: Any, output: Any) -> None:
+            if found := tensors_in(output)[:1]:
+                passed[own] = [part.detach().clone() for part in (*tensors_in(inputs)[:1], *found)]
 
         return hook
 
-    layers = [(name, layer) for name, layer in looked.passes.model.module.named_modules() if name]
+    layers = looked.passes.model.module.named_modules()
     handles = [layer.register_forward_hook(note(name, layer)) for name, layer in layers]
     try:
         looked.losses(sample)
     finally:
         for handle in handles:
             handle.remove()
-    return outputs
+    return passed

@@ -48,7 +48,9 @@ def test_a_layer_that_depends_on_the_other_records_is_refused(name: str, start: 
 def test_a_recurrent_layer_over_the_batch_is_refused(kind: type[nn.Module]) -> None:
     """What is easily forgotten: batch_first."""
     spec = Spec(lambda: Wired(lambda self, x: self.layer(x)[0].flatten(1), layer=kind(3, 4)), (5, 3))
-    with pytest.raises(RecordsNotIndependentError, match="mixes records"):
+    with pytest.raises(
+        RecordsNotIndependentError, match=rf"layer \({kind.__name__}, batch_first=False\) mixes"
+    ):
         problem(spec).engine()
 
 
@@ -250,6 +252,28 @@ def test_a_large_model_that_mixes_in_larger_batches_than_are_compared_takes_one_
     assert engine.physical_batch == 1
     total = engine.clipped_sum(*made.arguments, Unclipped())
     assert naive.relative(total, made.gradients.sum(dim=0)) < 1e-5
+
+
+def _with_the_next(x: Tensor) -> Tensor:
+    return x + x.roll(1, 0)
+
+
+@pytest.mark.parametrize(
+    ("wiring", "losses", "named"),
+    [
+        (lambda self, x: self.last(_with_the_next(x)), wavy, "the forward pass of the model made up"),
+        (
+            lambda self, x: self.rnn(x.transpose(0, 1))[0].transpose(0, 1),
+            lambda outputs, labels: wavy(_with_the_next(outputs), labels),
+            "the loss of the model made up",
+        ),
+    ],
+)
+def test_who_mixes_is_named(wiring: Callable[..., Tensor], losses: Callable[..., Tensor], named: str) -> None:
+    """A layer before which records are mixed already, or whose first dimension is time, is not to blame."""
+    spec = Spec(lambda: Wired(wiring, rnn=nn.GRU(4, 4), last=nn.Linear(4, 2)), (3, 4), losses=losses)
+    with pytest.raises(RecordsNotIndependentError, match=f"^{named} mixes records"):
+        problem(spec).engine()
 
 
 def _remembering(self: Wired, inputs: Tensor) -> Tensor:
