@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 def cost_table(outlook: Outlook, settings: Params) -> Table:
     """A table of a run's plan and its population's balance."""
     table = Table(show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     questioned = [("these settings look wrong", doubt) for doubt in outlook.doubts]
     rows = [*_plan_rows(settings, outlook.plan), *_person_rows(outlook), *questioned, *_ledger_rows(outlook)]
     for name, text in rows:
@@ -157,13 +159,14 @@ def _noise(plan: Plan) -> str:
 def _ledger_rows(outlook: Outlook) -> list[tuple[str, str]]:
     population, balance, public = outlook.public.population, outlook.balance, outlook.public
     if balance is None:
-        return [("cap", _pair(outlook.cap)), (f"spent by population {population}", "nothing so far")]
+        return [("population", population), ("cap", _pair(outlook.cap)), ("spent", "nothing so far")]
     counts = _pair(balance.cap)
     if balance.cap != Budget(public.cap_epsilon, public.cap_delta):
         counts += "; the one in the data card is no longer used, `epsilonflow ledger cap` changes it"
     return [
+        ("population", population),
         ("cap", counts),
-        (f"spent by population {population}", _pair(balance.spent)),
+        ("spent", _pair(balance.spent)),
         ("reserved by open runs", _pair(balance.reserved)),
         ("remaining", _pair(balance.remaining)),
         ("runs like this that fit", "as many as you like" if outlook.fits is None else f"{outlook.fits:,}"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from flows.cli.terminal import SETTINGS, say, sentences, show, show_json
 
@@ -444,7 +444,7 @@ def _show_balances(balances: "list[Balance]", *, as_json: bool) -> None:
     if as_json:
         show_json([_entry_document(balance) for balance in balances])
         return
-    table = Table("population", "", "epsilon", "delta", caption=_units(balances))
+    table = Table(Column("population", overflow="fold"), "", "epsilon", "delta", caption=_units(balances))
     for balance in balances:
         for kind in ("cap", "spent", "reserved", "remaining"):
             budget: Budget = getattr(balance, kind)

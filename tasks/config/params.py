@@ -348,6 +348,10 @@ def _parsed(document: Mapping[Any, Any], group: str, name: str) -> object:
         return MODELS[group].model_validate(dict(values))
     except ValidationError as error:
         problems = [in_words(problem, group) + _known(group, problem, values) for problem in error.errors()]
+        for place, text in enumerate(problems):
+            what, _, keys = text.partition("; the keys of ")
+            if keys and any(other.endswith(keys) for other in problems[place + 1 :]):
+                problems[place] = what  # the keys are listed once
         raise ParamsRefusedError(f"{name}: {'; '.join(problems)}.") from None
 
 

@@ -40,8 +40,9 @@ class RunSummary:
             ("algorithm", self.algorithm),
             *self.measured,
             ("epsilon of this run", cost),
-            (f"epsilon spent on population {self.population}", _number(self.spent)),
-            (f"epsilon left for population {self.population}", _number(self.remaining)),
+            ("population", self.population),
+            ("epsilon spent on it", _number(self.spent)),
+            ("epsilon left for it", _number(self.remaining)),
             ("report", os.path.relpath(self.report)),
         ]
 

@@ -168,7 +168,7 @@ def test_a_plan_for_a_population_without_runs_says_its_cap(here: Checkout) -> No
     result = call("plan", "--dataset", "adult", "--epsilon", "1")
     assert result.exit_code == 0, result.output
     cells = [line.split("│")[1:3] for line in result.stdout.splitlines() if "│" in line]
-    assert [cell.strip() for cell in cells[-1]] == ["spent by population adult", "nothing so far"]
+    assert [cell.strip() for cell in cells[-1]] == ["spent", "nothing so far"]
     assert "adult" not in here.ledger.populations()
 
 

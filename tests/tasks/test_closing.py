@@ -1,11 +1,13 @@
 """The closing table: what a person reads after a run."""
 
+import io
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Ledger
@@ -49,10 +51,21 @@ def test_it_tells_the_result_and_what_the_population_has_left(root: Path, own_ho
         "AUC, F1, calibration error": "0.950, none, none",
         "majority-class baseline": "73.45%: the model is better than always naming the most frequent class",
         "epsilon of this run": "1.5 at delta 1e-05",
-        "epsilon spent on population people": "1.5",
-        "epsilon left for population people": "6.5",
+        "population": "people",
+        "epsilon spent on it": "1.5",
+        "epsilon left for it": "6.5",
         "report": os.path.relpath(root / "artifacts" / "report.html"),
     }
+
+
+def test_a_long_name_leaves_room_for_the_numbers(root: Path) -> None:
+    (root / "artifacts" / "receipt.json").write_text(
+        json.dumps({"population": "people " * 20, "dataset": "d" * 90, "algorithm": "dp_sgd"})
+    )
+    finished(root)
+    out = io.StringIO()
+    Console(file=out, width=80).print(run_summary(root).table())
+    assert "91.23%" in out.getvalue() and out.getvalue().count("d" * 9) > 2
 
 
 def test_a_run_without_noise_is_called_not_private(root: Path) -> None:
@@ -61,5 +74,5 @@ def test_a_run_without_noise_is_called_not_private(root: Path) -> None:
 
 def test_a_result_of_another_machine_has_a_population_that_this_ledger_does_not_know(root: Path) -> None:
     rows = finished(root)
-    assert rows["epsilon spent on population people"] == "unknown to this ledger"
-    assert rows["epsilon left for population people"] == "unknown to this ledger"
+    assert rows["epsilon spent on it"] == "unknown to this ledger"
+    assert rows["epsilon left for it"] == "unknown to this ledger"

@@ -101,6 +101,12 @@ def test_an_unknown_key_is_told_beside_those_that_there_are(key: str, said: str)
         parse(with_value(key, 1.0))
 
 
+def test_keys_that_there_are_are_listed_once() -> None:
+    with pytest.raises(ParamsRefusedError, match=r"unknown key privacy\.two") as refusal:
+        parse(document() | {"privacy": document()["privacy"] | {"one": 1, "two": 2}})
+    assert str(refusal.value).count("the keys of") == 1
+
+
 def test_an_unknown_group_is_refused_even_by_a_stage_that_reads_another() -> None:
     with pytest.raises(ParamsRefusedError, match="unknown key privcy"):
         parse(document() | {"privcy": {"epsilon": 1.0}}, reads=("data",))
