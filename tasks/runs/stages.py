@@ -265,7 +265,7 @@ def _locked(*stages: str) -> "Iterator[Repo]":
     """
     from dvc.lock import LockError
     from dvc.repo import Repo, lock_repo
-    from dvc.rwlock import rwlock
+    from dvc.rwlock import RWLOCK_FILE, RWLockFileCorruptedError, rwlock
 
     logging.getLogger("dvc").setLevel(logging.WARNING)  # otherwise it explains how to use git
     logging.getLogger("dvc.stage").setLevel(logging.INFO)
@@ -283,6 +283,9 @@ def _locked(*stages: str) -> "Iterator[Repo]":
                 if not told:
                     sys.stdout.write("waiting for another dvc command in this checkout\n")
                 told = True
+            except RWLockFileCorruptedError:  # a command was killed while it wrote the file
+                Path(str(repo.tmp_dir), RWLOCK_FILE).unlink(missing_ok=True)
+                continue
             else:
                 yield repo
                 return

@@ -101,6 +101,13 @@ def test_dvcs_own_locks_are_waited_for(
     assert told[:2] == ["waiting for another dvc command in this checkout", "Running stage 'train':"]
 
 
+def test_a_lock_file_that_a_killed_command_left_empty_is_no_obstacle(stage: Callable[[str], Path]) -> None:
+    root = stage("open('model', 'w').write('x')")
+    (root / ".dvc/tmp").mkdir(exist_ok=True)
+    (root / ".dvc/tmp/rwlock").touch()
+    assert reproduce("train", root=root, say=lambda _: None)
+
+
 def test_a_stage_ends_with_a_killed_process_that_asked_for_it(stage: Callable[[str], Path]) -> None:
     root = stage("import time; time.sleep(600)")
     code = "import sys; from pathlib import Path; from tasks.runs.stages import reproduce as r"
