@@ -18,20 +18,20 @@ def compare(
         list[Path], typer.Argument(help="Files such as comparisons/example.yaml, run one after the other.")
     ],
     runner: Annotated[str, typer.Option(help="What distributes the runs: threads, dask or ray.")] = "threads",
-    workers: Annotated[int, typer.Option(min=1, help="How many cells run at once.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="How many of them run at once.")] = 2,
     renew: Annotated[
-        bool, typer.Option("--renew", help="Repeat cells that an earlier version of the code made.")
+        bool, typer.Option("--renew", help="Repeat runs that an earlier version of the code made.")
     ] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Compare algorithms on public data sets, as YAML files describe. Finished cells are not repeated."""
+    """Compare algorithms on public data sets, as YAML files describe. Finished runs are not repeated."""
     with sentences():
         if not verbose:
             quieten_prefect()
         from flows.compare import compare as run_comparison
         from flows.compare import runner_named
 
-        said = "finished cells are kept; the same command continues with the rest."
+        said = "finished runs are kept; the same command continues with the rest."
         for file in files:
             run_one = partial(run_comparison, file, runner=runner_named(runner), workers=workers, renew=renew)
             say(str(completed(stoppable(run_one, Path.cwd(), lambda: said)).message))
