@@ -291,7 +291,7 @@ def test_a_stopped_comparison_keeps_what_is_finished_and_goes_on(
     finally:
         process.kill()
     assert process.returncode == 128 + number, complaints
-    assert complaints.splitlines()[-1].startswith("stopped: finished cells are kept")
+    assert complaints.splitlines()[-1].startswith("stopped: finished runs are kept")
     assert len(place.finished()) == 3
     content["seeds"] = 4
     assert call(str(write(place.root, content))).exit_code == 0
