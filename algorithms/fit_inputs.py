@@ -26,11 +26,14 @@ Losses: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 _BY_INDEX = {"cross_entropy", "nll_loss", "multi_margin_loss", "multilabel_margin_loss"}
 """Losses whose targets are classes, as whole numbers."""
+_BINARY = {"binary_cross_entropy", "binary_cross_entropy_with_logits"}
 _FUNCTIONAL = {
     "CrossEntropyLoss": "cross_entropy",
     "NLLLoss": "nll_loss",
     "MultiMarginLoss": "multi_margin_loss",
     "MultiLabelMarginLoss": "multilabel_margin_loss",
+    "BCELoss": "binary_cross_entropy",
+    "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
 }
 _BOUNDS = {"cross_entropy": CROSS_ENTROPY, "binary_cross_entropy_with_logits": LOGISTIC}
 
@@ -48,7 +51,7 @@ class GivenRecords:
     is_column: bool = False
 
 
-def records_of(model: object, X: Any, y: Any) -> GivenRecords:
+def records_of(model: object, X: Any, y: Any, loss: object) -> GivenRecords:
     if not isinstance(model, nn.Module):
         raise RefusedError(f"the model is a {type(model).__name__}; give a torch.nn.Module.")
     if y is None:
@@ -85,7 +88,7 @@ def records_of(model: object, X: Any, y: Any) -> GivenRecords:
         if is_token:
             Packing.of(parts)  # refuses numbers beyond 32 bits
         features = np.ascontiguousarray(features, np.int32 if is_token else np.float32)
-    is_real = labels.dtype.kind == "f"
+    is_real = labels.dtype.kind == "f" or not _counts_classes(loss)
     labels = np.ascontiguousarray(labels, np.float32 if is_real else np.int64)
     return GivenRecords(features, labels, packing, is_column)
 
@@ -348,6 +351,12 @@ def _check_shapes(
         "the model gives outputs [{}] and y has targets [{}], which".format(*shapes)
         + f" the loss {name} compares one by one; let the model give outputs of the targets' shape."
     )
+
+
+def _counts_classes(loss: object) -> bool:
+    """Whether whole numbers are classes for a loss; other losses of PyTorch take them as numbers."""
+    name, of_torch, _ = _of_torch(loss)
+    return of_torch is None or name in _BY_INDEX | _BINARY
 
 
 def _takes_column(loss: Losses, outputs: tuple[int, ...], targets: tuple[int, ...]) -> bool:

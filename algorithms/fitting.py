@@ -168,7 +168,7 @@ def fit(
         True
     """
     _check_kinds(locals())
-    records = records_of(model, X, y)
+    records = records_of(model, X, y, loss)
     _check_noise(noise, public=public)
     trained, classes = model_of(model, loss, records)
     rows = per_person if per_person != 1 else None

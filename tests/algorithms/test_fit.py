@@ -190,6 +190,12 @@ def test_the_same_loss_in_other_words_gives_the_same_model(loss: Any) -> None:
     assert same(seeded(loss=loss), usual())
 
 
+def test_whole_numbers_are_numbers_for_a_loss_of_numbers() -> None:
+    y = np.arange(60) - 10
+    found = [seeded(model=linear(1), loss="mse_loss", y=y.astype(kind)) for kind in (np.int64, np.float32)]
+    assert same(*found)
+
+
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 def test_gradients_are_taken_where_they_are_switched_off(
     mode: Any, capfd: pytest.CaptureFixture[str]
@@ -649,6 +655,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a loss in TorchScript": ({"loss": torch.jit.script(nn.CrossEntropyLoss())}, "the loss is TorchScript"),
     "no loss at all": ({"loss": X}, "there is no loss <class 'numpy.ndarray'>; name"),
     "classes as real numbers": ({"y": Y.astype(float)}, r"takes classes; .* y\.astype\(int\)"),
+    "a mark beyond 0 and 1": (
+        {"model": linear(1), "loss": "binary_cross_entropy_with_logits", "y": 2 * Y},
+        "beyond the model's 2 outputs",
+    ),
     "two outputs for one number": (
         {"loss": "mse_loss", "y": X[:, 0]},
         r"outputs \[batch, 2\] and y has targets \[batch\]",

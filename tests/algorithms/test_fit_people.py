@@ -28,7 +28,7 @@ def call(**changes: Any) -> fitting.Fitted:
 
 
 def of(people: Any, rows: np.ndarray, most: int = 2) -> GivenRecords:
-    return pooled(records_of(nn.Linear(5, 2), X[rows], Y[rows]), people[rows], most, KEY)
+    return pooled(records_of(nn.Linear(5, 2), X[rows], Y[rows], "cross_entropy"), people[rows], most, KEY)
 
 
 def test_a_person_is_one_record_of_at_most_so_many() -> None:
