@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.checkout import PROJECT
+from tests.support.waiting import before_long
 from tests.support.workspace import Workspace
 
 SECONDS = 300
@@ -71,6 +72,19 @@ def test_whichever_process_is_killed_the_run_goes_on_for_nothing_more(workspace:
     workspace.take_up()
     assert workspace.train()["run_id"] != first
     assert torch.allclose(found, released(workspace), rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_process_that_is_lost_before_they_are_connected_is_not_waited_for(
+    workspace: Workspace, number: int
+) -> None:
+    workspace.set("performance", processes=2)
+    first = psutil.Process(workspace.start().pid)
+    assert before_long(lambda: len(first.children()) == 1)
+    processes = [first, *first.children()]
+    processes[number].kill()
+    assert psutil.wait_procs(processes, timeout=SECONDS)[1] == []
+    assert workspace.ledger.populations() == []
 
 
 def test_torchrun_releases_what_one_process_does(workspace: Workspace) -> None:

@@ -112,6 +112,12 @@ def cores() -> int:
 class ProcessLostError(RuntimeError):
     """Another process of the run ended; the message says what to do."""
 
+    def __init__(self) -> None:
+        super().__init__(
+            "another process of this run has ended; start the run again: it goes on from its checkpoint, on any number"
+            " of processes, and spends nothing more."
+        )
+
 
 @dataclass(frozen=True)
 class Group:
@@ -178,10 +184,7 @@ def _connected() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, torch.distributed.DistError) as reason:
-        raise ProcessLostError(
-            "another process of this run has ended; start the run again: it goes on from its checkpoint, on any number"
-            " of processes, and spends nothing more."
-        ) from reason
+        raise ProcessLostError from reason
 
 
 _LOG = logging.getLogger(__name__)
