@@ -123,6 +123,7 @@ def audit(
         from tasks.auditing import Asked, audit_all, audit_one, auditable, check
 
         cores = workers or os.cpu_count() or 1
+        stays = "an audit that is stopped leaves nothing; the same command begins it again."
         names = [method] if method else auditable()
         every = [Asked(name, settings, epsilon, delta, runs, canaries, seed) for name in names]
         for asked in every:
@@ -132,12 +133,14 @@ def audit(
             from flows.audit import audit as auditing
 
             given = (method, epsilon, delta, settings, runs, canaries, seed, workers)
-            said = str(completed(stoppable(lambda: auditing(*given, return_state=True), root)).message)
+            said = str(
+                completed(stoppable(lambda: auditing(*given, return_state=True), root, lambda: stays)).message
+            )
         else:
             say(f"auditing {', '.join(names)} on {cores} cores ...", error=True)
             one = partial(audit_one, root=root, workers=cores)
             each: Callable[[str], object] = partial(say, error=True) if len(every) > 1 else str
-            is_violated, said = stoppable(lambda: audit_all(every, one, say=each), root)
+            is_violated, said = stoppable(lambda: audit_all(every, one, say=each), root, lambda: stays)
             if is_violated:
                 say(said, error=True)
                 raise typer.Exit(1)
