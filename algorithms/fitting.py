@@ -38,10 +38,10 @@ from algorithms.privacy.accounting.epsilon import Accountant
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.card import PrivacyCard, RunRecord, build
-from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.ledger import Ledger, heads
 from algorithms.privacy.ledger.books import in_words
 from algorithms.privacy.ledger.composition import UNIT
-from algorithms.privacy.ledger.place import ledger_url
+from algorithms.privacy.ledger.place import home, ledger_url
 from algorithms.privacy.mechanisms.noise import secure_generator, seeded_generator
 
 
@@ -339,8 +339,8 @@ def _cap(cap: Any, population: str) -> Budget:
 class _Account:
     """The population that pays for a run.
 
-    public, unit: its terms. cap: with which `reserve` declares it, if it is new to the ledger. is_kept: whether the
-    ledger is permanent; without a named population, a new ledger is made and deleted after the call.
+    public, unit: its terms. cap: with which `reserve` declares it, if it is new to the ledger. url: of the
+    ledger; None without a named population, where a new ledger is made and deleted after the call.
     """
 
     ledger: Ledger
@@ -348,7 +348,7 @@ class _Account:
     public: bool
     unit: str
     cap: Budget | None = None
-    is_kept: bool = True
+    url: str | None = None
 
     @classmethod
     def open(
@@ -369,8 +369,9 @@ class _Account:
                     "a ledger or a cap was given without a population; name the population to charge."
                 )
             own = Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
-            return cls(own, "none", public, unit, limit, is_kept=False)
-        ledger = Ledger.open(ledger_url(url))
+            return cls(own, "none", public, unit, limit)
+        url = ledger_url(url)
+        ledger = heads.open_newest(url, home=home())
         if population not in ledger.populations():
             most = _cap(cap, population)
             if most.epsilon < limit.epsilon or most.delta < limit.delta:
@@ -378,8 +379,8 @@ class _Account:
                     f"the cap {in_words(most)} of the new population {population!r} is below this call's own"
                     f" {in_words(limit)}; give a cap for all runs on these people together, which stays."
                 )
-            return cls(ledger, population, public, unit, most)
-        account = cls(ledger, population, public, unit)
+            return cls(ledger, population, public, unit, most, url)
+        account = cls(ledger, population, public, unit, url=url)
         account._check()
         return account
 
@@ -391,6 +392,8 @@ class _Account:
         about = {name: run.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
         events = reserved_events(run.plan)
         self.ledger.reserve(run.run_id, self.population, run.plan.cost, events=events, about=about)
+        if self.url is not None:
+            heads.remember(self.ledger, self.url, home=home())
 
     def _check(self) -> None:
         """Raises RefusedError if the population has other terms in the ledger."""
@@ -409,7 +412,7 @@ class _Account:
     def of(self, run_id: str) -> dict[str, Any]:
         """The receipt's entries on the account."""
         account = account_of(self.ledger, self.population, run_id)
-        return account if self.is_kept else {"ledger": account["ledger"] | {"head": None}}
+        return account if self.url is not None else {"ledger": account["ledger"] | {"head": None}}
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.barrier.performance import ALONE, Group, ProcessLostError
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
+from algorithms.privacy.ledger.heads import remember
 from algorithms.privacy.mechanisms.noise import Generator, secure_generator, seeded_generator
 from data import PublicDescription
 from data.prepare.prepared import load_as, made_anew, preparation_in
@@ -45,7 +46,7 @@ from tasks.config.environment import SPEND_AGAIN, home, ledger_url, may_spend_ag
 from tasks.config.params import Params
 from tasks.reporting.rehearsal import rehearse
 from tasks.runs import preflight, store
-from tasks.runs.ledger import open_newest, remember
+from tasks.runs.ledger import open_newest
 from tasks.runs.population import bind, digests_of, register
 from tasks.runs.processes import joined
 from tasks.runs.progress import progress

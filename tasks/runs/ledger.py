@@ -1,24 +1,20 @@
-"""What this home records about the ledger: its newest heads, how far it was verified, which populations it charges.
+"""The ledger that a checkout charges, and what this home records about it.
 
-An older copy of the ledger that was restored has a valid chain of its own. It is detected by heads that are kept
-outside of the ledger: the head in the receipt of the checkout's last run, and the heads that this home saw last at the
-same URL and of the same ledger at any URL, since an old copy at another URL is an older copy, too. The receipt of
-another ledger, as in a checkout from another machine, says nothing about this one; ledgers are distinguished by the
-hash of their first row. Once a run on a private population is reserved, the home also records in which ledger the
-population is charged.
+An older copy of the ledger that was restored is detected by the heads that this home saw last, see
+`algorithms.privacy.ledger.heads`, and by the head in the receipt of the checkout's last run. The receipt of another
+ledger, as in a checkout from another machine, says nothing about this one. Once a run on a private population is
+reserved, the home also records in which ledger the population is charged.
 """
 
 import hashlib
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from sqlalchemy.engine import make_url
-
-from algorithms.errors import LedgerBrokenError, RefusedError
-from algorithms.privacy.ledger import NOTHING, Checkpoint, Head, Ledger, identity
-from data.prepare.files import read_json, write_text, write_whole
+from algorithms.errors import RefusedError
+from algorithms.privacy.ledger import Checkpoint, Ledger, heads, identity
+from algorithms.privacy.ledger.heads import remember, write_line
+from data.prepare.files import read_json, write_text
 from tasks.config import params
 from tasks.config.environment import LEDGER, home, ledger_url, sqlite_url
 
@@ -38,34 +34,12 @@ def open_ledger(root: Path, settings: params.Params | None = None) -> Ledger:
 
 
 def open_newest(url: str, *, home: Path, root: Path) -> Ledger:
-    """Open the ledger at a URL and compare it with the known heads.
-
-    home: folder of the heads. root: the checkout. Raises LedgerBrokenError if the ledger lacks a row that it once had,
-    and RefusedError if it cannot be opened.
-    """
-    at_url = _at_url(url, home)
-    ledger = Ledger.open(url, verified=_kept(at_url))
+    """Do `heads.open_newest`, and compare the ledger with the receipt of the checkout at `root`, too."""
+    ledger = heads.open_newest(url, home=home)
     head = head_of(root / "artifacts" / "receipt.json", ledger)
     if head is not None:
         ledger.check_contains(head)
-    for seen in _files(ledger, url, home):
-        try:
-            ledger.check_contains(_kept(seen).hash)
-        except LedgerBrokenError as error:
-            raise LedgerBrokenError(
-                f"{str(error).rstrip('.')}, or remove {seen} where its owner began a new one."
-            ) from None
     return ledger
-
-
-def remember(ledger: Ledger, url: str, *, home: Path) -> None:
-    """Record the ledger's head in `home`; a slightly older head does no harm, so processes need no lock.
-
-    The next process that opens the ledger in this home verifies the rows after this head.
-    """
-    head = ledger.verified()
-    for file in _files(ledger, url, home):
-        _write(file, f"{head.seq} {head.hash}")
 
 
 def head_of(path: Path, ledger: Ledger) -> str | None:
@@ -110,7 +84,7 @@ def keep_usual(ledger: Ledger, population: str, *, home: Path) -> None:
     """
     kept = _usual(population, home)
     if not kept.exists():
-        _write(kept, identity(ledger) or "", put=_link)
+        write_line(kept, identity(ledger) or "", put=_link)
     check_usual(ledger, population, home=home)
 
 
@@ -121,31 +95,6 @@ def _charges(own: Ledger, population: str, *, other_than: Ledger) -> bool:
 
 def _usual(population: str, home: Path) -> Path:
     return home / "ledger_of" / hashlib.sha256(population.encode()).hexdigest()[:16]
-
-
-def _files(ledger: Ledger, url: str, home: Path) -> list[Path]:
-    """The files of the head at the URL and, once the ledger has a row, of the head of the ledger itself."""
-    first = identity(ledger)
-    return [_at_url(url, home), *([home / "ledger_heads" / first[:16]] if first else [])]
-
-
-def _at_url(url: str, home: Path) -> Path:
-    place = make_url(url).set(password=None).render_as_string()
-    return home / "ledger_heads" / hashlib.sha256(place.encode()).hexdigest()[:16]
-
-
-def _kept(file: Path) -> Head:
-    """The head in a file, or NOTHING."""
-    try:
-        seq, hash_ = file.read_text(encoding="utf-8").split()
-        return Head(int(seq), hash_)
-    except (OSError, ValueError):
-        return NOTHING
-
-
-def _write(file: Path, line: str, *, put: Callable[[Path, Path], object] = os.replace) -> None:
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_whole(file, lambda fresh: fresh.write_text(line + "\n", encoding="utf-8"), mode=0o600, put=put)
 
 
 def _link(fresh: Path, file: Path) -> None:

@@ -33,6 +33,7 @@ from algorithms.privacy.barrier.importance import LastNorms
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, verify
 from algorithms.privacy.card.trace import Columns
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
+from algorithms.privacy.ledger.heads import remember
 from algorithms.privacy.mechanisms.noise import secure_generator, seeded_generator
 from data import PublicDescription
 from data.prepare.files import read_json, write_whole
@@ -45,7 +46,7 @@ from tasks.report import Run
 from tasks.reporting.page import environment
 from tasks.reporting.rehearsal import rehearse
 from tasks.runs import preflight, store
-from tasks.runs.ledger import open_newest, remember
+from tasks.runs.ledger import open_newest
 from tasks.runs.population import bind, digests_of, register
 from tasks.runs.signing import signer, signing_key
 from tasks.runs.stages import checkout_lock

@@ -21,14 +21,14 @@ from torch.utils.data import DataLoader, TensorDataset
 import algorithms
 from algorithms import DPSGD, NonPrivate, OptimizerConfig, fit, fitting
 from algorithms.core.method import Algorithm
-from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedError
 from algorithms.methods.registry import CATALOGUE
 from algorithms.models import build
 from algorithms.models.libraries import imported_library
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.card import load, text, verify
-from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.ledger import Ledger, export, restore
 from data.prepare.prepared import load_as
 from tests.algorithms import bench
 from tests.support.checkout import PROJECT
@@ -162,6 +162,20 @@ def test_a_call_that_fails_after_the_reservation_stays_charged(
     with pytest.raises(MemoryError):
         call(population="visits", cap=(4.0, 1e-2))
     assert Ledger.open(f"sqlite:///{own_home}/ledger.sqlite").balance("visits").reserved.epsilon > 2.0
+
+
+def test_an_older_copy_of_the_ledger_that_was_put_back_is_refused(own_home: Path) -> None:
+    url, copy = f"sqlite:///{own_home}/ledger.sqlite", own_home / "yesterday"
+    call(population="visits", cap=(4.0, 1e-2))
+    export(Ledger.open(url), copy)
+    call(population="others", cap=(4.0, 1e-2))
+    (own_home / "ledger.sqlite").unlink()
+    restore(copy, url)
+    with pytest.raises(
+        LedgerBrokenError, match="an older copy was put back; restore the newest copy, or remove"
+    ):
+        call(population="others", cap=(4.0, 1e-2))
+    assert ledger_rows(own_home) == ["population", "reserve", "settle"]
 
 
 def test_a_private_number_of_records_is_released_with_noise_and_charged() -> None:
