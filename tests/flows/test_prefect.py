@@ -240,7 +240,7 @@ def test_a_failed_cell_fails_the_flow_and_leaves_the_others(
     monkeypatch.setattr(one_cell, "_trained", fails)
     result = call(str(write(place.root, quick())))
     assert result.exit_code == 1
-    assert "1 of 3 cells failed: dp_sgd on digits, softmax, epsilon 1: out of luck" in result.stderr
+    assert "1 of 3 runs failed: dp_sgd on digits, softmax, epsilon 1: out of luck" in result.stderr
     assert len(table(place)) == 2
     monkeypatch.undo()
     monkeypatch.chdir(place.root)

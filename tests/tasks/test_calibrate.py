@@ -93,10 +93,10 @@ def test_noise_for_an_attack_withstands_it_and_is_no_larger_than_that_takes(
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ({}, "give privacy.epsilon or privacy.target"),
+        ({}, "set either privacy.epsilon or privacy.target"),
         (
             {"epsilon": 1.0, "target": {"false_alarms": 0.01, "caught": 0.05}},
-            "give privacy.epsilon or privacy.target",
+            "set either privacy.epsilon or privacy.target",
         ),
         ({"target": {"false_alarms": 0.1, "caught": 0.05}}, "caught must be above false_alarms"),
     ],
