@@ -294,6 +294,11 @@ def _losses(
     outputs: the shape of a record's outputs. is_flat: whether the module gives [batch], as one's own loss takes it.
     """
     name, of_torch, reduction = _of_torch(loss)
+    if isinstance(loss, nn.Module) and any(part.requires_grad for part in loss.parameters()):
+        raise RefusedError(
+            "the loss has parameters of its own, and only those of the model are trained; move them into the model, or"
+            " freeze them by loss.requires_grad_(False)."
+        )
     if of_torch is None and not callable(loss):
         raise RefusedError(
             f"there is no loss {loss if isinstance(loss, str) else type(loss)!r}; name one of torch.nn.functional, such"

@@ -126,6 +126,7 @@ def check_apart_briefly(looked: Looked, draw: Callable[[int, int], Sample]) -> b
         (sample.among(others.times(factor), place), place, place)
         for place, factor in enumerate((math.nan, _LARGE))
     ]
+    changes += [(sample.repeated(1), 1, 1)]  # this fills experts of limited capacity
     # The second record, whose batch position changes when it is alone.
     changes += [] if is_random else [(sample.alone(1), 1, 0)]
     for changed, place, at in changes:

@@ -678,6 +678,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"outputs \[batch, 2\] and y has targets \[batch\]",
     ),
     "a loss of all records": ({"loss": lambda o, t: functional.cross_entropy(o, t)}, "not \\["),
+    "a loss with parameters": ({"loss": nn.Bilinear(2, 1, 1)}, "the loss has parameters of its own"),
     "a loss that fails": ({"loss": lambda o, t: o @ t}, "the loss"),
     "records as a name": ({"dataset": X}, "dataset is of type ndarray; give a text"),
     "an epsilon in quotes": ({"epsilon": "3"}, "epsilon is of type str; give a number"),

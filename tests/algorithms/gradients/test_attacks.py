@@ -136,12 +136,26 @@ def of_capacity(factor: float, least: int) -> Callable[[Wired, Tensor], Tensor]:
     return wiring
 
 
+def experts_of_capacity(factor: float, least: int) -> Spec:
+    wiring = of_capacity(factor, least)
+    return Spec(lambda: Wired(wiring, router=nn.Linear(6, 4), experts=nn.Linear(6, 8)), (6,))
+
+
 @pytest.mark.parametrize(("factor", "least"), [(1.25, 1), (2.0, 4), (3.0, 8)])
 def test_experts_that_are_full_are_refused(factor: float, least: int) -> None:
-    wiring = of_capacity(factor, least)
-    spec = Spec(lambda: Wired(wiring, router=nn.Linear(6, 4), experts=nn.Linear(6, 8)), (6,))
     with pytest.raises(RecordsNotIndependentError, match="mixes records"):
-        problem(spec, torch.float32).engine()
+        problem(experts_of_capacity(factor, least), torch.float32).engine()
+
+
+@pytest.mark.parametrize("seed", [2, 3, 5])
+def test_experts_that_are_full_are_refused_in_the_largest_models(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where two made-up records choose different ones."""
+    monkeypatch.setattr(model_inspection, "_LIGHT", 0)
+    monkeypatch.setattr(model_inspection, "_QUICK", 0)
+    with pytest.raises(RecordsNotIndependentError, match="mixes records"):
+        problem(experts_of_capacity(1.25, 1), torch.float32, seed=seed).engine()
 
 
 def sorted_by_length(self: Wired, x: Tensor) -> Tensor:
