@@ -246,7 +246,7 @@ def train(
     barrier_of: makes the barrier; audits use one that keeps its answers. learned_before: features that `learn` released
     for several runs together, instead of a release for this run.
 
-    Raises RefusedError if the checkpoint belongs to another run or the model cannot be trained privately, and whatever
+    Raises RefusedError if the checkpoint does not fit the model or the model cannot be trained privately, and whatever
     `reserve` raises.
     """
     state = algorithm.init(model.initial_parameters().to(performance.home), plan)

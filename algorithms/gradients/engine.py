@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.gradients.arithmetic import in_full_precision, wide
-from algorithms.gradients.clipping import Clipping
+from algorithms.gradients.clipping import L2, Clipping
 from algorithms.gradients.model_inspection import ModelInspection, examine, refusing
 from algorithms.gradients.op_tracer import Form, fills, fills_briefly
 from algorithms.gradients.padding import (
@@ -179,20 +179,22 @@ class Engine:
 
     def _offload(self, device: torch.device) -> None:
         """Keep trained parameters in main memory from now on; tries it on a made-up record."""
-        name, module = self._passes.model.name, copy.deepcopy(self._passes.model.module)
-        words = f"the model {name} cannot be trained with its parameters in main memory"
-        if not self.is_batched:
-            raise ModelRefusedError(
-                f"{words}: it is differentiated record by record; set performance.offload to false."
+        words = f"the model {self._passes.model.name} cannot be trained with its parameters in main memory"
+        if self._is_sharded or not self.is_batched:
+            why = (
+                "its frozen ones are sharded" if self._is_sharded else "it is differentiated record by record"
             )
+            raise ModelRefusedError(f"{words}, since {why}; set performance.offload to false.")
+        module = copy.deepcopy(self._passes.model.module)
         for part in (*(p for p in module.parameters() if not p.requires_grad), *module.buffers()):
             part.data = part.data.to(device)
         self._passes = replace(self._passes, model=replace(self._passes.model, module=module), offload=device)
         try:
-            self._pass_over_made_up(self._passes.model.initial_parameters(), device)
-        except (RuntimeError, UnrecordedError) as why:
-            reason = str(why).partition("\n")[0]
-            raise ModelRefusedError(f"{words} ({reason}); set performance.offload to false.") from why
+            made_up, point = self._examined.form.draw(1, 0), self._passes.model.initial_parameters()
+            self.clipped_sum(point, made_up.inputs.to(device), made_up.labels.to(device), L2(1.0))
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise ModelRefusedError(f"{words} ({reason}); set performance.offload to false.") from error
 
     def copied(self) -> "Engine":
         """A copy for another thread: its modules are its own, their tensors are shared."""
@@ -285,9 +287,7 @@ class Engine:
         """Per-example gradients of one physical batch from a single pass; for the barrier alone."""
         if len(labels) == 0:
             if self._is_sharded:
-                self._pass_over_made_up(
-                    parameters, parameters.device
-                )  # so that the others can gather weights
+                self._gather_for_others(parameters)
             return self._passes.contributions(parameters, parameters.new_zeros(0), {})
         padded = self._filled(inputs), self._filled(labels)
         if self._examined.layouts is not None:
@@ -297,11 +297,13 @@ class Engine:
             except UnrecordedError:  # for this batch alone: a record must not affect the next batch
                 if self._is_sharded:  # the other processes would wait for another kind of pass
                     raise
-        return self._passes.one_by_one(parameters, *padded).first(len(labels))
+        here = parameters.to(inputs.device)  # all at once, if they are in main memory
+        return self._passes.one_by_one(here, *padded).first(len(labels))
 
-    def _pass_over_made_up(self, parameters: Tensor, device: torch.device) -> None:
+    def _gather_for_others(self, parameters: Tensor) -> None:
+        """Run a pass over a made-up record, so that the other processes can gather weights for their own pass."""
         made_up = self._examined.form.draw(1, 0)
-        inputs, labels = (part.to(device) for part in (made_up.inputs, made_up.labels))
+        inputs, labels = (part.to(parameters.device) for part in (made_up.inputs, made_up.labels))
         layouts = self._examined.layouts
         if layouts is not None:
             self._passes.recorded(parameters, self._filled(inputs), self._filled(labels), layouts)
@@ -319,7 +321,8 @@ class Engine:
         total = torch.zeros((), dtype=torch.float64, device=parameters.device)
         for some, their in self._batches(inputs, labels) if len(labels) else []:
             losses = self._losses(parameters, some, their).double()
-            total += torch.nan_to_num(losses, nan=0.0, posinf=bound, neginf=0.0).clamp(0.0, bound).sum()
+            clipped = torch.nan_to_num(losses, nan=0.0, posinf=bound, neginf=0.0).clamp(0.0, bound)
+            total += clipped.sum().to(total.device)
         return total
 
     def _losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:

@@ -155,9 +155,8 @@ def _place(error: Exception) -> str:
     frames = list(traceback.walk_tb(error.__traceback__))
     layers = [layer for frame, _ in frames if isinstance(layer := frame.f_locals.get("self"), nn.Module)]
     names = {id(part): name for name, part in layers[0].named_modules()} if layers else {}
-    lines = traceback.extract_tb(
-        error.__traceback__
-    )  # of PyTorch, this folder, `algorithms.models`, and the model
+    lines = traceback.extract_tb(error.__traceback__)
+    # Without those of PyTorch, of this folder and of `algorithms.models`.
     own = [line for line in lines if not any(folder in Path(line.filename).parents for folder in _HOUSE)]
     name = names.get(id(layers[-1]), "") if layers else ""
     layer = re.sub(rf"^({_AROUND}|module$)+", "", name)
@@ -366,9 +365,10 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form, unused: nn
     orders = (False, None, True) if any(first.answers) else (None, True)
     for answer in () if is_decided or tape is None else orders:
         watch, other = (first, tape) if answer is None else _noted(passes, parameters, few, answer)
-        if not watch.looked and _is_right(looked, tuple(watch.answers), [few, others]):
-            passes = replace(passes, answers=tuple(watch.answers))
-            looked = replace(looked, passes=replace(looked.passes, answers=passes.answers))
+        answering = replace(looked.passes, answers=tuple(watch.answers))
+        if not watch.looked and _is_right(looked, answering, [few, others]):
+            passes = replace(passes, answers=answering.answers)
+            looked = replace(looked, passes=answering)
             first, tape, is_decided = watch, other, True
             break
     check_state(looked, one)
@@ -584,36 +584,25 @@ def _decided(passes: Passes, parameters: Tensor, sample: Sample, exact: Looked, 
         answers = tuple(watched(passes, parameters, sample, answer=answer).answers)
         if all(given is None for given in answers):
             return ()
-        if _is_right(exact, answers, samples):
+        if _is_right(exact, replace(exact.passes, answers=answers), samples):
             return answers
     return ()
 
 
 def _may_unpack(passes: Passes, parameters: Tensor, few: Sample, exact: Looked, draw: Draw) -> bool:
     """Whether the model packs sequences, and records have the same losses if these are padded instead."""
-    module = passes.model.module
-    if not any(isinstance(layer, nn.RNNBase) for layer in module.modules()):
+    if not any(isinstance(layer, nn.RNNBase) for layer in passes.model.module.modules()):
         return False
     if watched(passes, parameters, few).looked != "pack_padded_sequence":
         return False
-    padded = replace(exact, passes=replace(exact.passes, unpacks=True))
-    some = draw(len(few.labels), 0)
-    try:
-        with still(module):
-            return all(
-                exact.close(
-                    padded.losses(sample),
-                    torch.cat([exact.losses(sample.alone(i)) for i in range(len(sample.labels))]),
-                )
-                for sample in (some, some.shortened(), some.with_holes(), draw(len(few.labels), 1).times(0.0))
-            )
-    except (UnrecordedError, RuntimeError, TypeError):  # used in a way that has no padded form
-        return False
+    some, others = (draw(len(few.labels), seed) for seed in range(2))
+    samples = [some, some.shortened(), some.with_holes(), others.times(0.0)]
+    return _is_right(exact, replace(exact.passes, unpacks=True), samples)
 
 
-def _is_right(exact: Looked, answers: Answers, samples: list[Sample]) -> bool:
-    """Whether records in one pass with these answers have the same losses as each record alone."""
-    together = replace(exact, passes=replace(exact.passes, answers=answers))
+def _is_right(exact: Looked, passes: Passes, samples: list[Sample]) -> bool:
+    """Whether records in one of these passes have the same losses as each record alone."""
+    together = replace(exact, passes=passes)
 
     def agree(sample: Sample) -> bool:
         alone = torch.cat([exact.losses(sample.alone(i)) for i in range(len(sample.labels))])

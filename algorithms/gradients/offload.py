@@ -60,12 +60,12 @@ class Offload:
         if tensor.offload is None:  # computed from parameters, on the device already
             return tensor
         copy = _brought(tensor, self.device)
-        self._parameters[copy.untyped_storage().data_ptr()] = tensor.detach()
+        self._parameters[copy.untyped_storage()._cdata] = tensor.detach()
         return RecordedTensor.of(copy, parameter=tensor.parameter)
 
     def _noted(self, saved: Tensor) -> Tensor | _Source:
         if self._parameters:
-            parameter = self._parameters.get(saved.untyped_storage().data_ptr())
+            parameter = self._parameters.get(saved.untyped_storage()._cdata)
             if parameter is not None:
                 return _Source(parameter, saved.size(), saved.stride(), saved.storage_offset())
         return saved

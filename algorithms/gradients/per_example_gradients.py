@@ -86,7 +86,9 @@ class PerExampleGradients:
         else:
             weights = factors(norms, clipping, clipping.sensitivity, self.dtype)
             if isinstance(clipping, Affine):
-                moved = self.weighted_sum(weights) - weights.sum() * clipping.shift.double()
+                moved = torch.zeros_like(total)
+                self._add_alike(weights, moved)
+                moved -= weights.sum().to(total.device) * clipping.shift.double()
                 total += moved / clipping.scale.double()
             else:
                 self._add_alike(weights, total)
@@ -216,7 +218,12 @@ class PerExampleGradients:
         gradient = as_measured(self.gradients[name])
         if self.padding:
             gradient = gradient.take(slice(0, len(self.losses)))
-        gradient.add_weighted(weights.double(), total)
+        if total.device == self.losses.device:
+            gradient.add_weighted(weights.double(), total)
+            return
+        added = torch.zeros_like(total, device=self.losses.device)  # the sum stays in main memory
+        gradient.add_weighted(weights.double(), added)
+        total += added.to(total.device)
 
 
 def all_finite(norms: Tensor) -> Tensor:

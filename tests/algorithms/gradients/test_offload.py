@@ -1,10 +1,13 @@
 """Trained parameters in main memory: the same sums, and few weights on the device at a time."""
 
 import weakref
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from algorithms.errors import ModelRefusedError
 from algorithms.gradients import L2, Engine, offload
@@ -12,7 +15,7 @@ from algorithms.models import Model
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.layers import ATTENTION
 from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, SHARING, WITHOUT_RULE
-from tests.algorithms.gradients.zoo import Problem, problem
+from tests.algorithms.gradients.zoo import Problem, frozen, problem
 from tests.support.device import DEVICE
 
 SPECS = ATTENTION | SHARING | OF_PARAMETERS | WITHOUT_RULE | NETWORKS
@@ -60,6 +63,37 @@ def test_a_layer_or_two_are_on_the_device_at_a_time(monkeypatch: pytest.MonkeyPa
     found = engine.clipped_sum(point, torch.randn(40, width), torch.arange(40) % 3, L2(1.0))
     assert len(most) == 12 * 2 + 11 and float(found.norm()) > 0  # 12 weights and biases, and 11 weights again
     assert max(most) <= 2 * width * (width + 1) and not copies
+
+
+class _Back(TorchFunctionMode):
+    """What the meta device lacks as a stand-in for a GPU: values that come back, and answers."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.to and args[0].is_meta and torch.device("cpu") in args:
+            return torch.zeros(args[0].shape, dtype=args[0].dtype)
+        if func is Tensor.__bool__ and args[0].is_meta:
+            return True
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_is_computed_of_two_places() -> None:
+    """PyTorch refuses tensors of several devices in one operation; the meta device stands in for a GPU."""
+    network = nn.Sequential(
+        *(nn.Conv1d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten()),
+        *(nn.Linear(24, 16), nn.Tanh(), frozen(nn.Linear(16, 16)), nn.LayerNorm(16), nn.Linear(16, 3)),
+    )
+    model = Model("mixed", network, nn.CrossEntropyLoss(reduction="none"), scores=lambda outputs: outputs)
+    engine, point, meta = Engine(model, input_shape=(2, 8), offload=True), model.initial_parameters(), "meta"
+    passes = engine._passes
+    passes.model.module[5].to_empty(device=meta)  # type: ignore[operator,index]
+    engine._passes = replace(passes, offload=torch.device(meta))
+    inputs, labels = torch.empty(64, 2, 8, device=meta), torch.zeros(64, dtype=torch.int64, device=meta)
+    gradients = torch.rand(6, len(point))
+    with _Back():
+        for clipping in naive.clippings(model, gradients).values():
+            assert engine.clipped_sum(point, inputs, labels, clipping).device.type == "cpu"
+            assert engine.norms(point, inputs, labels, clipping).is_meta
+        assert engine.clipped_losses(point, inputs, labels, 1.0).device.type == "cpu"
 
 
 class Asking(nn.Module):

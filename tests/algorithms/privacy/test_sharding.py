@@ -147,3 +147,8 @@ def test_models_that_cannot_be_sharded_are_refused(
 ) -> None:
     with pytest.raises(ModelRefusedError, match=why):
         Engine(replace(adapted(), **changes), input_shape=(WIDTH,), mesh=mesh)
+
+
+def test_offloading_beside_sharding_is_refused(mesh: DeviceMesh) -> None:
+    with pytest.raises(ModelRefusedError, match="frozen ones are sharded; set performance"):
+        Engine(adapted(), input_shape=(WIDTH,), mesh=mesh, offload=True)
