@@ -4,7 +4,7 @@
 # make docs    the site of documentation into site/: strict, links checked, reference made from the code
 # make benchmarks    clipped gradients against other libraries; ARGS="--workloads W2,W3" chooses
 # make gpu     on a machine with a GPU: the tests of sums and methods there, then the same comparison, to docs/results/gpu.md
-# make server, make stop    a Prefect server and a worker in the background with what prefect.yaml deploys; their end
+# make server, make stop    a Prefect server in the background, what prefect.yaml deploys, and a worker; the server's end
 # It needs git and Python 3.11; everything else goes into .venv.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -67,11 +67,16 @@ gpu: $(VENV)/installed-dev
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt --config-settings editable_mode=compat -e '.[benchmarks,models]'
 	python -m benchmarks.gpu $(ARGS)
 
+server: export PREFECT_API_URL = http://127.0.0.1:$(PORT)/api
 server: $(VENV)/installed
-	@python -m flows.server start --port $(PORT)
+	@prefect server status > /dev/null 2>&1 || prefect server start --background --host 127.0.0.1 --port $(PORT)
+	@prefect server status --wait --timeout 120
+	@prefect work-pool create local-pool --type process --overwrite > /dev/null
+	@prefect --no-prompt deploy --all
+	@prefect worker start --pool local-pool
 
 stop: $(VENV)/installed
-	@python -m flows.server stop
+	@prefect server stop
 
 clean:
 	rm -rf $(VENV) .prefect .mypy_cache .pytest_cache .ruff_cache .import_linter_cache *.egg-info

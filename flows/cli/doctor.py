@@ -117,7 +117,7 @@ def _prefect(root: Path) -> tuple[bool | None, str]:
     from flows.cli.steps import has_prefect_api
 
     if not has_prefect_api():
-        start = "make server" if (root / "Makefile").exists() else "python -m flows.server start"
+        start = "prefect server start --background"
         return None, f"{version('prefect')}, without a server, which runs do not need; `{start}` starts one"
     return True, f"{version('prefect')}, with a server, which shows all runs"
 

@@ -1,19 +1,15 @@
 """What prefect.yaml deploys, and how a retraining's outcome becomes the state of its flow."""
 
 import logging
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from ruamel.yaml import YAML
 
 from flows import retrain as module
 from flows.pipeline import REFUSED
-from flows.server import Known, _end
 from flows.verify import BROKEN
 from tasks.retraining.delivery import Outcome
 from tests.support.checkout import PROJECT
@@ -76,15 +72,3 @@ def test_an_outcome_becomes_a_state(
     assert found.name == state
     few = " The caps allow 2 more retrainings of m." if left == 2 else ""
     assert found.message == f"how it went.{few}"
-
-
-def test_a_process_is_known_by_its_beginning_and_ended_by_its_id() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True
-    ) as process:
-        began = psutil.Process(process.pid).create_time()
-        assert Known(process.pid, began - 1).process() is None
-        found = Known(process.pid, began).process()
-        assert found is not None
-        _end(found)
-        assert Known(process.pid, began).process() is None
