@@ -72,7 +72,8 @@ server: $(VENV)/installed
 	@prefect server status > /dev/null 2>&1 || prefect server start --background --host 127.0.0.1 --port $(PORT)
 	@prefect server status --wait --timeout 120
 	@prefect work-pool create local-pool --type process --overwrite > /dev/null
-	@prefect --no-prompt deploy --all
+	@prefect --no-prompt deploy --all > $(PREFECT_HOME)/deploy.log || (cat $(PREFECT_HOME)/deploy.log; exit 1)
+	@echo "In another terminal: export PREFECT_API_URL=$(PREFECT_API_URL)"
 	@prefect worker start --pool local-pool
 
 stop: $(VENV)/installed
