@@ -65,7 +65,7 @@ def forecast(
     new_blocks: Annotated[
         bool, typer.Option("--new-blocks", help="Each retraining brings a new block.")
     ] = False,
-    every: Annotated[float, typer.Option(help="Days between retrainings.")] = 7.0,
+    every: Annotated[float, typer.Option(min=0.01, help="Days between retrainings.")] = 7.0,
     file: Annotated[
         Path | None, typer.Option("--from", help="Take all of these from retrain.yaml, named here.")
     ] = None,
@@ -261,7 +261,7 @@ def cap(
 
 @app.command()
 def history(
-    population: Annotated[str | None, typer.Option(help="Only this population.")] = None,
+    population: Annotated[str | None, typer.Argument(help="Only this population.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show every row of the ledger, in order."""

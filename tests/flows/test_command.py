@@ -311,7 +311,7 @@ def test_a_cap_is_changed_and_the_change_is_in_the_history(here: Checkout) -> No
     assert shown["cap"] == {"epsilon": 9.0, "delta": 0.01}
     kinds = [row["kind"] for row in json.loads(call("ledger", "history", "--json").stdout)]
     assert kinds == ["population", "reserve", "settle", "cap"]
-    assert "settle" in call("ledger", "history", "--population", "digits").stdout
+    assert "settle" in call("ledger", "history", "digits").stdout
 
 
 def test_a_run_is_forfeited(here: Checkout) -> None:

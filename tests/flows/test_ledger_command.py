@@ -84,6 +84,7 @@ def test_a_forecast_says_how_many_more_fit_and_when_blocks_retire(ledger: Ledger
     assert "0 of 2 blocks can pay for this retraining" in each["end"]
     before = ledger.head()
     assert call("forecast", "nobody", "--planned", "3").exit_code == 2
+    assert call("forecast", "patients", "--every", "0").exit_code == 2
     assert ledger.head() == before
 
 
