@@ -93,7 +93,7 @@ def _check_usable(variable: str, folder: Path) -> None:
 
 def _check_outside(what: str, path: Path) -> None:
     """Raises RefusedError for a path within a checkout, after resolving links and dots."""
-    place = path.resolve()
+    place = Path(os.path.realpath(path))  # which leaves a loop of links to what opens it
     for folder in (place, *place.parents):
         if (folder / ".dvc").is_dir():
             raise RefusedError(

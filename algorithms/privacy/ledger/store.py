@@ -67,6 +67,8 @@ class Place:
         """The message for an error of the database, without SQL, parameters or password."""
         if self._is_full(error):
             return full_disk(self.name)
+        if _is_busy(error):
+            return f"another program has kept the ledger {self.name} locked; start again when that has ended."
         reason = next(iter(str(error.orig).strip().splitlines()), type(error.orig).__name__)
         for secret in self.secrets:
             reason = reason.replace(secret, "***")
@@ -116,7 +118,7 @@ def _sqlite(url: URL, *, is_whole: bool) -> Place:
     database = url.database or ""
     if not database or database == ":memory:" or database.startswith("file:") or not is_whole:
         raise RefusedError("a ledger in SQLite must be a file that stays; write its URL as sqlite:///PATH.")
-    path = Path(database).resolve()
+    path = Path(os.path.realpath(database))  # unlike `resolve`, it leaves a loop of links to `open`
     try:
         _make_private(path)
     except OSError as error:
@@ -159,6 +161,7 @@ def _prepare_postgresql(connection: Any, record: Any) -> None:
 
 
 def _postgresql(url: URL) -> Place:
+    given = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_SECONDS}
     try:
         engine = sa.create_engine(
             url,
@@ -168,7 +171,10 @@ def _postgresql(url: URL) -> Place:
             max_overflow=32,
             pool_use_lifo=True,
             hide_parameters=True,
-            connect_args={} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_SECONDS},
+            connect_args={
+                **given,
+                "prepare_threshold": None,
+            },  # a pooler may give each transaction another session
         )
     except ImportError:
         raise RefusedError(
@@ -549,8 +555,12 @@ def _version(connection: Connection) -> str | None:
 
 
 def _lost_a_race(error: DBAPIError) -> bool:
-    busy = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-    return busy or getattr(error.orig, "sqlstate", None) in _LOST_A_RACE
+    return _is_busy(error) or getattr(error.orig, "sqlstate", None) in _LOST_A_RACE
+
+
+def _is_busy(error: DBAPIError) -> bool:
+    """Whether another connection has locked the SQLite file."""
+    return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _lost_connection(error: DBAPIError) -> bool:

@@ -19,6 +19,7 @@ import pytest
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.ledger.place import checked_url
 
 NOBODY = 65534
 
@@ -76,6 +77,11 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
         Ledger.open(_url(tmp_path / "file" / "ledger.sqlite"))
     with pytest.raises(RefusedError, match=r"^the ledger .* cannot be used \(unable to open .*\); .*\.$"):
         Ledger.open(_url(tmp_path))
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(
+        RefusedError, match=r"^the ledger .*loop cannot be created or opened \(Too many levels"
+    ):
+        Ledger.open(checked_url(_url(tmp_path / "loop")))
 
 
 def test_a_read_only_ledger_is_one_sentence() -> None:
@@ -143,7 +149,7 @@ def test_a_busy_ledger_is_waited_for_and_then_one_sentence(
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     assert Ledger.open(_url(path)).populations() == []  # a reader waits for nobody
-    with pytest.raises(RefusedError, match=r"cannot be used \(database is locked\)"):
+    with pytest.raises(RefusedError, match=r"another program has kept the ledger .* locked"):
         ledger.declare("patients", Budget(1.0, 0.0), public=False)
     holder.close()
     ledger.declare("patients", Budget(1.0, 0.0), public=False)

@@ -237,6 +237,17 @@ def test_a_turn_of_a_writer_is_two_messages_to_the_server(
     assert Ledger.open(ledger_url).status("c") == "settled"
 
 
+def test_no_session_has_what_a_later_transaction_needs(ledger_url: str) -> None:
+    """A pooler gives each transaction another session, where statements that were prepared in one are not."""
+    if ledger_url.startswith("sqlite"):
+        return
+    ledger = _lived(ledger_url)
+    for _ in range(10):
+        assert ledger.status("a") == "settled"
+    prepared = "SELECT statement FROM pg_prepared_statements"
+    assert ledger._store.read(lambda connection: connection.exec_driver_sql(prepared).all()) == []
+
+
 def test_what_reads_sees_one_moment(ledger_url: str) -> None:
     ledger, other = _lived(ledger_url), Ledger.open(ledger_url)
 
