@@ -406,6 +406,8 @@ def test_the_doctor_says_what_is_off(here: Checkout, monkeypatch: pytest.MonkeyP
     assert shown.exit_code == 1
     assert "WRONG  Weights & Biases: tracking.mode is online, but you are not logged in" in shown.stdout
     assert "WRONG  owner key" in shown.stdout and "chmod 600" in shown.stdout
+    (here.home / "owner.key").unlink()
+    assert "owner.key is gone; restore it" in call("doctor").stdout
     monkeypatch.chdir(tmp_path)
     assert "WRONG  checkout" in call("doctor").stdout
 
