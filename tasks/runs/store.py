@@ -138,7 +138,7 @@ def claimed(
 ) -> Iterator[Run]:
     """The attempt to make or to return, locked against other processes within the block.
 
-    checkout: the requesting checkout, for `begun_since`. fresh: the generator for a new attempt. anew: called for an
+    checkout: the requesting checkout, for `begun`. fresh: the generator for a new attempt. anew: called for an
     attempt that is charged and has ended or is lost; if it returns False, the attempt's result is returned, and for a
     lost attempt it returns True or raises. If another process runs the same run, this waits for it and then gets its
     result for free.
@@ -254,18 +254,14 @@ def is_here(home: Path, run_id: str) -> bool:
     return (home / "runs" / run_id).is_dir()
 
 
-def begun_since(home: Path, moment: float, checkout: Path) -> str | None:
-    """The last run that a checkout began, resumed or got, if that was after `moment` and its folder exists.
-
-    moment: in seconds since the epoch.
-    """
-    found: list[tuple[float, str]] = []
+def begun(home: Path, checkout: Path) -> dict[str, int]:
+    """The runs here that a checkout began, resumed or got, each with a mark that changes when it does so again."""
+    found: dict[str, int] = {}
     for meta in (home / "runs").glob(f"[!.]*/{_META}"):
         with suppress(FileNotFoundError):  # another process deletes it
-            began, of = meta.stat().st_mtime, read_json(meta)
-            if began >= moment and of["checkout"] == str(checkout.resolve()):
-                found.append((began, meta.parent.name))
-    return max(found)[1] if found else None
+            if read_json(meta)["checkout"] == str(checkout.resolve()):
+                found[meta.parent.name] = meta.stat().st_mtime_ns
+    return found
 
 
 @contextmanager
