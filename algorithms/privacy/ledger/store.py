@@ -161,7 +161,8 @@ def _prepare_postgresql(connection: Any, record: Any) -> None:
 
 
 def _postgresql(url: URL) -> Place:
-    given = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_SECONDS}
+    # A pooler may give each transaction another session; and a database without an encoding returns bytes.
+    own: dict[str, Any] = {"prepare_threshold": None, "client_encoding": "utf8"}
     try:
         engine = sa.create_engine(
             url,
@@ -171,10 +172,9 @@ def _postgresql(url: URL) -> Place:
             max_overflow=32,
             pool_use_lifo=True,
             hide_parameters=True,
-            connect_args={
-                **given,
-                "prepare_threshold": None,
-            },  # a pooler may give each transaction another session
+            connect_args=own
+            if "connect_timeout" in url.query
+            else own | {"connect_timeout": _CONNECT_SECONDS},
         )
     except ImportError:
         raise RefusedError(

@@ -278,6 +278,21 @@ def test_a_wrong_password_is_refused_without_showing_it(postgres_server: sa.URL)
     assert "wr0ng" not in repr(refused.value)
 
 
+def test_a_database_without_an_encoding_keeps_names(postgres_server: sa.URL) -> None:
+    """As in a cluster that was made in the locale C."""
+    database = f"bytes_{time.monotonic_ns()}"
+    with sa.create_engine(
+        postgres_server, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool
+    ).connect() as connection:
+        connection.exec_driver_sql(
+            f"CREATE DATABASE {database} ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0"
+        )
+    ledger = _lived(postgres_server.set(database=database).render_as_string(hide_password=False))
+    ledger.declare("mésange", Budget(1.0, 1e-6), public=False)
+    assert ledger.populations() == ["patients", "mésange"]
+    assert ledger.verify().read == 5
+
+
 def test_a_server_that_ended_its_sessions_is_connected_to_again(postgres_server: sa.URL) -> None:
     """As one that was restarted does, or that an idle session was too long for."""
     url = postgres_server.set(database="postgres").render_as_string(hide_password=False)
