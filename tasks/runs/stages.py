@@ -231,6 +231,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # even if the parent process blocks it
     from dvc.exceptions import DvcException  # here, since only this process uses DVC
     from dvc.lock import LockError
+    from dvc.scm import SCMError
 
     from tasks.runs.own_code import has_changed
 
@@ -247,6 +248,8 @@ def main() -> None:
             raise SystemExit(
                 f"{stages[0]} ran, but another dvc command kept DVC from recording it; run the pipeline again."
             ) from None
+        if isinstance(error, SCMError):
+            raise SystemExit(f"{error}, which DVC needs; run `git init` there.") from None
         raise SystemExit(f"{error}: {error.__cause__}" if error.__cause__ else str(error)) from None
     raise SystemExit(0 if found else _NOTHING)
 

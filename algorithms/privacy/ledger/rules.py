@@ -95,8 +95,9 @@ def check_same_model(run_id: str, run: Run, model: str | None) -> None:
     """Raises RefusedError for a second model of a run: two with the same noise tell more than one was charged for."""
     if None not in (run.model, model) and run.model != model:
         raise RefusedError(
-            f"run {run_id!r} was settled with another model, and training it again with other code gave a second one"
-            " with the same noise, which is not given out; keep the first, or change a setting and train anew."
+            f"run {run_id!r} was settled with another model, and training it again with other code, hardware or"
+            " `performance` gave a second one with the same noise, which is not given out; keep the first, go back to"
+            " what gave it, or change a setting and train anew."
         )
 
 
