@@ -282,9 +282,12 @@ def _locked(*stages: str) -> "Iterator[Repo]":
                     held.enter_context(
                         rwlock(repo.tmp_dir, repo.fs, " ".join(sys.argv), read, written, hardlink=False)
                     )
-            except LockError:
-                if not told:
-                    sys.stdout.write("waiting for another dvc command in this checkout\n")
+            except LockError as error:
+                if (
+                    not told
+                ):  # with what to do where that command was killed, and another program has its number
+                    why = " ".join(str(error).split())
+                    sys.stdout.write(f"waiting for another dvc command in this checkout: {why}\n")
                 told = True
             except RWLockFileCorruptedError:  # a command was killed while it wrote the file
                 Path(str(repo.tmp_dir), RWLOCK_FILE).unlink(missing_ok=True)

@@ -84,9 +84,12 @@ def _hold_output(root: Path) -> Callable[[], None]:
     return lock.unlink
 
 
-@pytest.mark.parametrize("hold", [_hold_whole, _hold_output])
+@pytest.mark.parametrize(
+    ("hold", "why"),
+    [(_hold_whole, "Unable to acquire lock"), (_hold_output, "): another dvc command If there are no")],
+)
 def test_dvcs_own_locks_are_waited_for(
-    stage: Callable[[str], Path], hold: Callable[[Path], Callable[[], None]]
+    stage: Callable[[str], Path], hold: Callable[[Path], Callable[[], None]], why: str
 ) -> None:
     """They are given back when the person was told, so that this does not depend on how long anything takes."""
     root, told = stage("open('model', 'w').write('x')"), list[str]()
@@ -98,7 +101,8 @@ def test_dvcs_own_locks_are_waited_for(
         told.append(line)
 
     assert reproduce("train", root=root, say=say)
-    assert told[:2] == ["waiting for another dvc command in this checkout", "Running stage 'train':"]
+    assert told[0].startswith("waiting for another dvc command in this checkout: ") and why in told[0]
+    assert told[1] == "Running stage 'train':"
 
 
 def test_a_lock_file_that_a_killed_command_left_empty_is_no_obstacle(stage: Callable[[str], Path]) -> None:
