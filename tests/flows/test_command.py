@@ -326,7 +326,7 @@ def test_what_the_ledger_does_not_have_is_refused(here: Checkout) -> None:
         "cap nobody --epsilon 1 --delta 0.1",
         "cap digits --epsilon -1 --delta 0.1",
         "cap digits --epsilon nan --delta 0.1",
-        "history --population nobody",
+        "history nobody",
         "forfeit no-run",
     ):
         assert_refused(call("ledger", *arguments.split()), "")
