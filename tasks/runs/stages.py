@@ -36,6 +36,8 @@ REFUSED = "refused: "
 """The prefix of a refusal in a stage's output."""
 _NOTHING = 3
 """The exit status of the process if DVC has nothing to do."""
+_KILLED = f"exited with -{signal.SIGKILL}"
+"""The end of DVC's last line if a stage was killed."""
 _POLL_SECONDS = 0.5
 _ENDINGS = ((signal.SIGINT, 5.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 1.0))
 """Signals that end a process, with seconds to wait: first an interrupt, on which DVC releases its locks."""
@@ -127,6 +129,11 @@ def reproduce(stage: str, *, root: Path, say: Say) -> bool:
         for line in lines:
             if line.startswith(REFUSED):
                 raise StageRefusedError(line.removeprefix(REFUSED))
+        if lines and lines[-1].endswith(_KILLED):
+            raise StageFailedError(
+                f"{stage} was killed, as by a system that ran out of memory; start it again: it goes on where it was,"
+                " at no extra cost."
+            )
         raise StageFailedError(lines[-1] if lines else f"{stage} ended with exit status {status}.")
     return status != _NOTHING
 

@@ -71,6 +71,14 @@ def test_a_stages_refusal_arrives_as_its_sentence(stage: Callable[[str], Path]) 
         reproduce("train", root=root, say=lambda _: None)
 
 
+def test_a_stage_that_is_killed_is_said_to_be(stage: Callable[[str], Path]) -> None:
+    root = stage("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(
+        StageFailedError, match=r"^train was killed, .*; start it again: it goes on where it was"
+    ):
+        reproduce("train", root=root, say=lambda _: None)
+
+
 def _hold_whole(root: Path) -> Callable[[], None]:
     (root / ".dvc/tmp").mkdir(exist_ok=True)
     close: Callable[[], None] = zc.lockfile.LockFile(str(root / ".dvc/tmp/lock")).close
