@@ -1,6 +1,5 @@
 """The command `epsilonflow ledger`: what each population may spend, has spent, by which runs, and how long it lasts."""
 
-import getpass
 import json
 import math
 import sys
@@ -351,7 +350,9 @@ def overrule(
     The ledger records who declared it.
     """
     with sentences():
-        who = by or getpass.getuser()
+        from algorithms.privacy.ledger.place import system_user
+
+        who = by or system_user()
         ledger = _ledger()
         ledger.overrule(population, name, other, by=who)
         declared = {balance.block for balance in ledger.balances(population)}

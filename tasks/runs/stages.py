@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from filelock import FileLock, Timeout
 
+from algorithms.privacy.ledger.place import system_user
 from tasks.config.params import ParamsRefusedError
 
 if TYPE_CHECKING:
@@ -199,10 +200,10 @@ def _dvc(*stage: str, root: Path, say: Say) -> tuple[int, list[str]]:
 
 
 def _environment() -> Mapping[str, str]:
-    """The environment of a stage: its `python` is this one, and its output is unbuffered."""
+    """The environment of a stage: its `python` is this one, its output unbuffered, and its user has a name, for DVC."""
     here = str(Path(sys.executable).parent)
     path = os.pathsep.join([here, os.environ.get("PATH", os.defpath)])
-    return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1"}
+    return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1", "LOGNAME": system_user()}
 
 
 def _end(process: subprocess.Popen[str]) -> None:

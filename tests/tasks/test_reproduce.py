@@ -71,6 +71,19 @@ def test_a_stages_refusal_arrives_as_its_sentence(stage: Callable[[str], Path]) 
         reproduce("train", root=root, say=lambda _: None)
 
 
+def test_a_stage_has_a_user_with_a_name(
+    stage: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DVC needs one, which a user without an entry in the system's list has not, as in a container."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    root = stage("open('model', 'w').write('x')")
+    (root / "site").mkdir()
+    (root / "site/sitecustomize.py").write_text("import pwd; pwd.getpwuid = {}.__getitem__")
+    monkeypatch.setenv("PYTHONPATH", f"{root}/site{os.pathsep}{PROJECT}")
+    assert reproduce("train", root=root, say=lambda _: None)
+
+
 def test_a_stage_that_is_killed_is_said_to_be(stage: Callable[[str], Path]) -> None:
     root = stage("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(

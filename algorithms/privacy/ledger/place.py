@@ -1,5 +1,6 @@
 """Where the ledger and the runs are stored: outside of every checkout, so that no copy has its own budget."""
 
+import getpass
 import os
 import re
 from pathlib import Path
@@ -76,6 +77,14 @@ def expanded(variable: str, path: str) -> Path:
         raise RefusedError(
             f"{variable} is {path}, of an unknown user; write the path from the root."
         ) from None
+
+
+def system_user() -> str:
+    """The name of the system's user, or the number of one without a name, as containers may have."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def _check_usable(variable: str, folder: Path) -> None:

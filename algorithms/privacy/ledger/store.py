@@ -10,7 +10,6 @@ they prevent accidents, while the hash chain reveals changes that bypass them. N
 """
 
 import errno
-import getpass
 import os
 import random
 import sqlite3
@@ -36,6 +35,7 @@ from algorithms.privacy.ledger import balances
 from algorithms.privacy.ledger.books import Books
 from algorithms.privacy.ledger.chain import NOTHING, Draft, Entry, Head, broken, follow, is_intact, seal
 from algorithms.privacy.ledger.exchange import Statement, exchange
+from algorithms.privacy.ledger.place import system_user
 
 PATIENCE_SECONDS = 30.0
 _CONNECT_SECONDS = 10
@@ -544,7 +544,7 @@ def _end(connection: Connection) -> Sequence[Statement]:
 
 def _user(connection: Connection) -> str:
     """The writer: the user logged in to the database, or for a file the system's user."""
-    return str(connection.info.get("user") or getpass.getuser())
+    return str(connection.info.get("user") or system_user())
 
 
 def _version(connection: Connection) -> str | None:

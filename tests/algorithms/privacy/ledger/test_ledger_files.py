@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import pwd
 import resource
 import sqlite3
 import stat
@@ -60,6 +61,20 @@ def test_what_is_written_survives_a_power_cut(tmp_path: Path) -> None:
     with ledger._store.place.engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2  # FULL
+
+
+def test_a_user_without_a_name_is_recorded_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs with any number."""
+
+    def unknown(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    ledger = Ledger.open(_url(tmp_path / "ledger.sqlite"))
+    ledger.declare("patients", Budget(1.0, 0.0), public=False)
+    assert ledger.history()[0].written_by == str(os.getuid())
 
 
 def test_a_relative_path_stays_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
