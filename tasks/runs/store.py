@@ -33,7 +33,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-from algorithms.errors import RefusedError
+from algorithms.errors import NoiseElsewhereError, RefusedError
+from algorithms.privacy.ledger.books import NOISE_KEY
 from algorithms.privacy.mechanisms.noise import Generator
 from data import PublicDescription
 from data.prepare.files import read_json, taken, write_text, write_whole
@@ -95,6 +96,11 @@ class Run:
             )
         return Generator(key, private=self.private_noise)
 
+    @property
+    def noise(self) -> dict[str, str]:
+        """The ledger's entry about its noise: another home may begin the same run at the same time with another key."""
+        return {NOISE_KEY: hashlib.sha256(b"key of a run's noise" + self.generator().key).hexdigest()}
+
     def emptied(self, name: str) -> Path:
         """Make an empty folder of this name in the run's folder."""
         path = self.folder / name
@@ -123,9 +129,15 @@ class Run:
 
     @contextmanager
     def abandoned_if_refused(self, status: Status) -> Iterator[None]:
-        """Delete the run's folder if the block refuses the run, except if it has a result or the ledger knows it."""
+        """Delete the run's folder if the block refuses the run, except if it has a result or the ledger knows it.
+
+        It is also deleted if another home has the run's noise, so that it is not resumed here.
+        """
         try:
             yield
+        except NoiseElsewhereError:
+            _delete(self.folder)
+            raise
         except RefusedError:
             if self.result is None and status(self.run_id) is None:
                 _delete(self.folder)
