@@ -9,6 +9,10 @@ class BudgetRefusedError(RefusedError):
     """The budget of a run or of a population does not cover the request."""
 
 
+class NoiseElsewhereError(RefusedError):
+    """A run that another home has reserved, which has the key of its noise."""
+
+
 class LedgerBrokenError(RefusedError):
     """The ledger's hash chain does not hold: a row was changed, removed or inserted outside the ledger."""
 

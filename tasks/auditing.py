@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -19,6 +20,7 @@ from algorithms.auditing.audit import Array, Audit, audit
 from algorithms.auditing.game import Game
 from algorithms.auditing.mechanisms import Tested, tested
 from algorithms.core.software import software
+from algorithms.errors import RefusedError
 from algorithms.methods.registry import CATALOGUE
 from data.prepare.files import write_text
 from tasks.config import params
@@ -99,7 +101,12 @@ def _side_by_side(share: Callable[[Sequence[int]], Array], seeds: Sequence[int],
     size = max(1, len(seeds) // (4 * workers))
     shares = [seeds[start : start + size] for start in range(0, len(seeds), size)]
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_with_parent) as pool:
-        return np.concatenate(list(pool.map(share, shares)))
+        try:
+            return np.concatenate(list(pool.map(share, shares)))
+        except BrokenProcessPool:
+            raise RefusedError(
+                "a process of the audit was killed, as where memory runs out; start it again with fewer --workers."
+            ) from None
 
 
 def _end_with_parent() -> None:

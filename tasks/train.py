@@ -161,7 +161,10 @@ def _trained(job: Job, model: Model, run: store.Run, ledger: Ledger, root: Path,
                 job.public.population,
                 plan.cost,
                 events=reserved_events(plan),
-                about=about | signer(home) | ({"retraining": job.retraining} if job.retraining else {}),
+                about=about
+                | signer(home)
+                | run.noise
+                | ({"retraining": job.retraining} if job.retraining else {}),
                 blocks=job.blocks,
                 held=digests_of(job.public, job.prepared),
             )

@@ -109,8 +109,8 @@ def _local(path: Path, file: File, *, key: bytes) -> Path:
     found = keyed(key, [_checksum(path, "sha256")]).hex()
     if found != file.keyed_sha256:
         raise DataRefusedError(
-            f"{path} is not the file that keyed_sha256 in its data card declares; restore it, or write "
-            f"{found} there if the file is right."
+            f"{path} is not the file that keyed_sha256 in its data card declares, by the owner key of this home;"
+            f" restore what has changed, or write {found} there if the file is right."
         )
     return path
 

@@ -98,10 +98,12 @@ def _ledger(root: Path) -> tuple[bool | None, str]:
 
 
 def _owner_key(_root: Path) -> tuple[bool | None, str]:
-    from data.prepare.secret_key import OWNER_KEY
+    from data.prepare.secret_key import OWNER_KEY, OWNER_PUB
     from tasks.config.environment import home
 
     path = home() / OWNER_KEY
+    if not path.exists() and (home() / OWNER_PUB).exists():
+        return False, f"{path} is gone; restore it from a copy"
     if not path.exists():
         return None, "none yet; the first private run creates it. Then keep a copy in a safe place"
     others = path.stat().st_mode & 0o077

@@ -1,6 +1,5 @@
 """The command `epsilonflow ledger`: what each population may spend, has spent, by which runs, and how long it lasts."""
 
-import getpass
 import json
 import math
 import sys
@@ -65,7 +64,7 @@ def forecast(
     new_blocks: Annotated[
         bool, typer.Option("--new-blocks", help="Each retraining brings a new block.")
     ] = False,
-    every: Annotated[float, typer.Option(help="Days between retrainings.")] = 7.0,
+    every: Annotated[float, typer.Option(min=0.01, help="Days between retrainings.")] = 7.0,
     file: Annotated[
         Path | None, typer.Option("--from", help="Take all of these from retrain.yaml, named here.")
     ] = None,
@@ -261,7 +260,7 @@ def cap(
 
 @app.command()
 def history(
-    population: Annotated[str | None, typer.Option(help="Only this population.")] = None,
+    population: Annotated[str | None, typer.Argument(help="Only this population.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show every row of the ledger, in order."""
@@ -351,7 +350,9 @@ def overrule(
     The ledger records who declared it.
     """
     with sentences():
-        who = by or getpass.getuser()
+        from algorithms.privacy.ledger.place import system_user
+
+        who = by or system_user()
         ledger = _ledger()
         ledger.overrule(population, name, other, by=who)
         declared = {balance.block for balance in ledger.balances(population)}

@@ -2,8 +2,7 @@
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
@@ -103,7 +102,11 @@ def stoppable(work: Callable[[], T], root: Path, stays: Callable[[], str] | None
 
     stays: describes what remains after a stop, if that is not a run of the checkout.
     """
-    began, signals = time.time(), (signal.SIGINT, signal.SIGTERM)
+    from tasks.config.environment import home
+    from tasks.runs.store import begun
+
+    before = {} if stays else begun(home(), root)
+    signals = (signal.SIGINT, signal.SIGTERM)
 
     def blocked() -> T:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
@@ -114,14 +117,14 @@ def stoppable(work: Callable[[], T], root: Path, stays: Callable[[], str] | None
             signal.signal(each, signal.SIG_IGN)
         raise _Stopped(number)
 
-    before = {each: signal.signal(each, stop) for each in signals}
+    handlers = {each: signal.signal(each, stop) for each in signals}
     with ThreadPoolExecutor(1) as thread:
         try:
             return thread.submit(copy_context().run, blocked).result()
         except _Stopped as stopped:
-            _end(stopped.args[0], stays or (lambda: _what_stays(root, began)))
+            _end(stopped.args[0], stays or (lambda: _what_stays(root, before)))
         finally:
-            for each, handler in before.items():
+            for each, handler in handlers.items():
                 signal.signal(each, handler)
 
 
@@ -145,13 +148,14 @@ def _end(number: int, stays: Callable[[], str]) -> NoReturn:
     os._exit(128 + number)
 
 
-def _what_stays(root: Path, began: float) -> str:
-    """Describe what remains of the run of a command that began at time `began`."""
+def _what_stays(root: Path, before: Mapping[str, int]) -> str:
+    """Describe what remains of the run that the command began. before: the runs when it started, see `store.begun`."""
     from tasks.config.environment import home
     from tasks.runs.ledger import open_ledger
-    from tasks.runs.store import begun_since
+    from tasks.runs.store import begun
 
-    run_id = begun_since(home(), began, root)
+    # By no clock, which may be set meanwhile, or be that of the machine that has the disk.
+    run_id = next((run for run, mark in begun(home(), root).items() if before.get(run) != mark), None)
     status = None if run_id is None else open_ledger(root).status(run_id)
     if status == "open":
         return f"run {run_id} stays reserved; the same command resumes it at no extra cost."

@@ -25,12 +25,14 @@ def say(text: str, *, error: bool = False) -> None:
 
 def show(content: RenderableType) -> None:
     """Print a table to stdout."""
-    Console().print(content)
+    with sentences():
+        Console().print(content)
 
 
 def show_json(document: object) -> None:
     """Print a document to stdout as JSON."""
-    typer.echo(json.dumps(document, indent=2))
+    with sentences():
+        typer.echo(json.dumps(document, indent=2))
 
 
 def run_by_itself(command: Callable[..., None]) -> None:

@@ -4,6 +4,7 @@ The card contains what the owner of the data declares; no row of the data is rea
 """
 
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from algorithms.privacy.ledger.place import system_user
 from data.prepare.fetch import checksum_for
 from data.prepare.files import read_json
 from data.prepare.secret_key import owner_key
@@ -309,8 +311,9 @@ def _fill(folder: Path, declared: Declared) -> None:
         ) from None
     asked = Request(declared.name, "dp_sgd", 1.0, declared.delta, encoder=declared.encoder)
     revise(folder, asked).write()
+    env = os.environ | {"LOGNAME": system_user()}  # DVC needs a name
     for command in (["git", "init", "--quiet"], [sys.executable, "-m", "dvc", "init", "--quiet"]):
-        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        subprocess.run(command, cwd=folder, env=env, check=True, capture_output=True)
 
 
 def _card(declared: Declared, path: str, checksum: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from algorithms.core.receipt import reserved_events
 from algorithms.core.training import device_of
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.ledger import Balance
+from algorithms.privacy.ledger import WHOLE_POPULATION, Balance
 from data import PublicDescription
 from data.prepare.fetch import check_local
 from data.prepare.secret_key import OWNER_KEY, owner_key
@@ -206,16 +206,27 @@ def outlook(root: Path, settings: Params) -> Outlook:
 def in_the_ledger(
     root: Path, settings: Params, public: PublicDescription, plan: Plan, doubts: Sequence[str] = ()
 ) -> Outlook:
-    """The outlook of a planned run or search; raises RefusedError if the population is charged in another ledger."""
+    """The outlook of a planned run or search.
+
+    Raises RefusedError if the population is charged in another ledger, on other terms, or by blocks that the card
+    lacks.
+    """
     ledger, population = open_ledger(root, settings), public.population
     check_place(ledger, population, public=public.public, home=home())
     cap, balance, fits, begun = Budget(public.cap_epsilon, public.cap_delta), None, None, False
     if population in ledger.populations():
         if ledger.is_charged(population):
             check_terms(ledger, public)
+        blocks = [block.name for block in ledger.blocks(population)]
+        if public.blocks_by is None and blocks != [WHOLE_POPULATION]:
+            raise RefusedError(
+                f"the population {population!r} is charged by blocks ({', '.join(blocks[:3])}), but the card of"
+                f" {public.dataset!r} charges it as a whole; declare `blocks` in the card or, for other people only,"
+                " give it a population of its own."
+            )
         balance = ledger.balance(population)
         cap = balance.cap
-        named = [block.name for block in ledger.blocks(population) if block.name in settings.data.blocks]
+        named = [block for block in blocks if block in settings.data.blocks]
         events = reserved_events(plan)
         fits = ledger.affordable(population, plan.cost, events=events, adjacency=plan.adjacency, blocks=named)
         rows = ledger.history(population)

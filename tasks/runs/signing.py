@@ -10,9 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from algorithms.privacy.card import SIGNER, public_key_of
 from data.prepare.files import write_text
-from data.prepare.secret_key import keyed, owner_key
+from data.prepare.secret_key import OWNER_PUB, keyed, owner_key
 
-PUBLIC = "owner.pub"
 _WORDS = ["key that signs privacy cards"]
 
 
@@ -20,13 +19,13 @@ def signing_key(home: Path) -> Ed25519PrivateKey:
     """The signing key of a home, created at first use with owner.pub; raises DataRefusedError if it is damaged."""
     key = Ed25519PrivateKey.from_private_bytes(keyed(owner_key(home), _WORDS))
     if public_key(home) != public_key_of(key):
-        write_text(home / PUBLIC, f"{public_key_of(key)}\n")
+        write_text(home / OWNER_PUB, f"{public_key_of(key)}\n")
     return key
 
 
 def public_key(home: Path) -> str | None:
     """The public key of a home; None if no card was ever signed there."""
-    path = home / PUBLIC
+    path = home / OWNER_PUB
     return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else None
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from filelock import FileLock, Timeout
 
+from algorithms.privacy.ledger.place import system_user
 from tasks.config.params import ParamsRefusedError
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ REFUSED = "refused: "
 """The prefix of a refusal in a stage's output."""
 _NOTHING = 3
 """The exit status of the process if DVC has nothing to do."""
+_KILLED = f"exited with -{signal.SIGKILL}"
+"""The end of DVC's last line if a stage was killed."""
 _POLL_SECONDS = 0.5
 _ENDINGS = ((signal.SIGINT, 5.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 1.0))
 """Signals that end a process, with seconds to wait: first an interrupt, on which DVC releases its locks."""
@@ -127,6 +130,11 @@ def reproduce(stage: str, *, root: Path, say: Say) -> bool:
         for line in lines:
             if line.startswith(REFUSED):
                 raise StageRefusedError(line.removeprefix(REFUSED))
+        if lines and lines[-1].endswith(_KILLED):
+            raise StageFailedError(
+                f"{stage} was killed, as by a system that ran out of memory; start it again: it goes on where it was,"
+                " at no extra cost."
+            )
         raise StageFailedError(lines[-1] if lines else f"{stage} ended with exit status {status}.")
     return status != _NOTHING
 
@@ -192,10 +200,10 @@ def _dvc(*stage: str, root: Path, say: Say) -> tuple[int, list[str]]:
 
 
 def _environment() -> Mapping[str, str]:
-    """The environment of a stage: its `python` is this one, and its output is unbuffered."""
+    """The environment of a stage: its `python` is this one, its output unbuffered, and its user has a name, for DVC."""
     here = str(Path(sys.executable).parent)
     path = os.pathsep.join([here, os.environ.get("PATH", os.defpath)])
-    return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1"}
+    return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1", "LOGNAME": system_user()}
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -231,6 +239,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # even if the parent process blocks it
     from dvc.exceptions import DvcException  # here, since only this process uses DVC
     from dvc.lock import LockError
+    from dvc.scm import SCMError
 
     from tasks.runs.own_code import has_changed
 
@@ -247,6 +256,8 @@ def main() -> None:
             raise SystemExit(
                 f"{stages[0]} ran, but another dvc command kept DVC from recording it; run the pipeline again."
             ) from None
+        if isinstance(error, SCMError):
+            raise SystemExit(f"{error}, which DVC needs; run `git init` there.") from None
         raise SystemExit(f"{error}: {error.__cause__}" if error.__cause__ else str(error)) from None
     raise SystemExit(0 if found else _NOTHING)
 
@@ -279,9 +290,12 @@ def _locked(*stages: str) -> "Iterator[Repo]":
                     held.enter_context(
                         rwlock(repo.tmp_dir, repo.fs, " ".join(sys.argv), read, written, hardlink=False)
                     )
-            except LockError:
-                if not told:
-                    sys.stdout.write("waiting for another dvc command in this checkout\n")
+            except LockError as error:
+                if (
+                    not told
+                ):  # with what to do where that command was killed, and another program has its number
+                    why = " ".join(str(error).split())
+                    sys.stdout.write(f"waiting for another dvc command in this checkout: {why}\n")
                 told = True
             except RWLockFileCorruptedError:  # a command was killed while it wrote the file
                 Path(str(repo.tmp_dir), RWLOCK_FILE).unlink(missing_ok=True)

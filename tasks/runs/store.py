@@ -33,7 +33,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-from algorithms.errors import RefusedError
+from algorithms.errors import NoiseElsewhereError, RefusedError
+from algorithms.privacy.ledger.books import NOISE_KEY
 from algorithms.privacy.mechanisms.noise import Generator
 from data import PublicDescription
 from data.prepare.files import read_json, taken, write_text, write_whole
@@ -95,6 +96,11 @@ class Run:
             )
         return Generator(key, private=self.private_noise)
 
+    @property
+    def noise(self) -> dict[str, str]:
+        """The ledger's entry about its noise: another home may begin the same run at the same time with another key."""
+        return {NOISE_KEY: hashlib.sha256(b"key of a run's noise" + self.generator().key).hexdigest()}
+
     def emptied(self, name: str) -> Path:
         """Make an empty folder of this name in the run's folder."""
         path = self.folder / name
@@ -123,9 +129,15 @@ class Run:
 
     @contextmanager
     def abandoned_if_refused(self, status: Status) -> Iterator[None]:
-        """Delete the run's folder if the block refuses the run, except if it has a result or the ledger knows it."""
+        """Delete the run's folder if the block refuses the run, except if it has a result or the ledger knows it.
+
+        It is also deleted if another home has the run's noise, so that it is not resumed here.
+        """
         try:
             yield
+        except NoiseElsewhereError:
+            _delete(self.folder)
+            raise
         except RefusedError:
             if self.result is None and status(self.run_id) is None:
                 _delete(self.folder)
@@ -138,7 +150,7 @@ def claimed(
 ) -> Iterator[Run]:
     """The attempt to make or to return, locked against other processes within the block.
 
-    checkout: the requesting checkout, for `begun_since`. fresh: the generator for a new attempt. anew: called for an
+    checkout: the requesting checkout, for `begun`. fresh: the generator for a new attempt. anew: called for an
     attempt that is charged and has ended or is lost; if it returns False, the attempt's result is returned, and for a
     lost attempt it returns True or raises. If another process runs the same run, this waits for it and then gets its
     result for free.
@@ -254,18 +266,14 @@ def is_here(home: Path, run_id: str) -> bool:
     return (home / "runs" / run_id).is_dir()
 
 
-def begun_since(home: Path, moment: float, checkout: Path) -> str | None:
-    """The last run that a checkout began, resumed or got, if that was after `moment` and its folder exists.
-
-    moment: in seconds since the epoch.
-    """
-    found: list[tuple[float, str]] = []
+def begun(home: Path, checkout: Path) -> dict[str, int]:
+    """The runs here that a checkout began, resumed or got, each with a mark that changes when it does so again."""
+    found: dict[str, int] = {}
     for meta in (home / "runs").glob(f"[!.]*/{_META}"):
         with suppress(FileNotFoundError):  # another process deletes it
-            began, of = meta.stat().st_mtime, read_json(meta)
-            if began >= moment and of["checkout"] == str(checkout.resolve()):
-                found.append((began, meta.parent.name))
-    return max(found)[1] if found else None
+            if read_json(meta)["checkout"] == str(checkout.resolve()):
+                found[meta.parent.name] = meta.stat().st_mtime_ns
+    return found
 
 
 @contextmanager

@@ -202,7 +202,7 @@ def _reserve(search: Search, run: store.Run, ledger: Ledger, home: Path) -> None
     if ledger.status(run.run_id) is None:
         _check_models(search)
         _rehearse(search, run)  # a charged search must end with a card, whichever trial wins
-    about = {name: document[name] for name in ("dataset", "adjacency", "noise")} | signer(home)
+    about = {name: document[name] for name in ("dataset", "adjacency", "noise")} | signer(home) | run.noise
     about["algorithm"] = ", ".join(sorted({plan["algorithm"] for plan in search.priced.plans}))
     held = digests_of(search.public, search.prepared)
     ledger.reserve(

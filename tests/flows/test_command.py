@@ -311,7 +311,7 @@ def test_a_cap_is_changed_and_the_change_is_in_the_history(here: Checkout) -> No
     assert shown["cap"] == {"epsilon": 9.0, "delta": 0.01}
     kinds = [row["kind"] for row in json.loads(call("ledger", "history", "--json").stdout)]
     assert kinds == ["population", "reserve", "settle", "cap"]
-    assert "settle" in call("ledger", "history", "--population", "digits").stdout
+    assert "settle" in call("ledger", "history", "digits").stdout
 
 
 def test_a_run_is_forfeited(here: Checkout) -> None:
@@ -326,7 +326,7 @@ def test_what_the_ledger_does_not_have_is_refused(here: Checkout) -> None:
         "cap nobody --epsilon 1 --delta 0.1",
         "cap digits --epsilon -1 --delta 0.1",
         "cap digits --epsilon nan --delta 0.1",
-        "history --population nobody",
+        "history nobody",
         "forfeit no-run",
     ):
         assert_refused(call("ledger", *arguments.split()), "")
@@ -406,6 +406,8 @@ def test_the_doctor_says_what_is_off(here: Checkout, monkeypatch: pytest.MonkeyP
     assert shown.exit_code == 1
     assert "WRONG  Weights & Biases: tracking.mode is online, but you are not logged in" in shown.stdout
     assert "WRONG  owner key" in shown.stdout and "chmod 600" in shown.stdout
+    (here.home / "owner.key").unlink()
+    assert "owner.key is gone; restore it" in call("doctor").stdout
     monkeypatch.chdir(tmp_path)
     assert "WRONG  checkout" in call("doctor").stdout
 

@@ -3,9 +3,13 @@
 import json
 import re
 import shutil
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -13,6 +17,7 @@ from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.card import build
 from algorithms.privacy.ledger import Composition, Ledger, forecast, identity
 from flows.cli.main import app
+from flows.cli.terminal import show, show_json
 from flows.verify import BROKEN, verify
 from tests.algorithms.privacy.card.test_card_ledger import charged
 from tests.algorithms.privacy.conftest import KEY
@@ -84,6 +89,7 @@ def test_a_forecast_says_how_many_more_fit_and_when_blocks_retire(ledger: Ledger
     assert "0 of 2 blocks can pay for this retraining" in each["end"]
     before = ledger.head()
     assert call("forecast", "nobody", "--planned", "3").exit_code == 2
+    assert call("forecast", "patients", "--every", "0").exit_code == 2
     assert ledger.head() == before
 
 
@@ -151,6 +157,17 @@ def test_the_history_keeps_run_ids_whole_in_80_columns(ledger: Ledger) -> None:
     assert len(re.findall(r"^\d+ +\d{4}-\d\d-\d\d \d\d:\d\d ", shown.stdout, flags=re.MULTILINE)) == len(
         ledger.history()
     )
+
+
+@pytest.mark.parametrize("output", [show, show_json])
+def test_a_disk_that_has_no_room_for_the_output_is_one_sentence(
+    output: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with suppress(OSError), Path("/dev/full").open("w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(typer.Exit):
+            output("a table")
+    assert capsys.readouterr().err.startswith("refused: the disk is full")
 
 
 def test_overruling_a_block_that_nobody_declared_is_said(ledger: Ledger) -> None:

@@ -77,14 +77,14 @@ class Workspace:
     def ledger(self) -> Ledger:
         return Ledger.open(f"sqlite:///{self.home}/ledger.sqlite")
 
-    def train(self, **changes: Any) -> dict[str, Any]:
-        """Run the stage in this process; returns the receipt."""
+    def train(self, home: Path | None = None, **changes: Any) -> dict[str, Any]:
+        """Run the stage in this process, with the runs of another home where one is given; returns the receipt."""
         settings = params.load(self.root / "params.yaml", reads=train.READS)
         artifacts, prepared = self.root / "artifacts", self.root / "datasets/prepared"
         job = train.Job(
             settings, (artifacts / "plan.json").read_bytes(), prepared, changes.get("public", self.public)
         )
-        train.train(job, ledger=self.ledger, home=self.home, root=self.root, artifacts=artifacts)
+        train.train(job, ledger=self.ledger, home=home or self.home, root=self.root, artifacts=artifacts)
         return self.receipt
 
     def take_up(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,15 @@ def test_an_audit_that_is_killed_leaves_no_process() -> None:
     audit.kill()
     audit.wait()
     assert psutil.wait_procs(left, timeout=60)[1] == []
+
+
+def _killed(_seeds: list[int]) -> Any:
+    signal.raise_signal(signal.SIGKILL)
+
+
+def test_a_worker_that_is_killed_ends_the_audit_in_a_sentence() -> None:
+    with pytest.raises(RefusedError, match="a process of the audit was killed"):
+        auditing._side_by_side(_killed, [0], workers=1)
 
 
 def test_an_audit_is_kept_as_json_and_as_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

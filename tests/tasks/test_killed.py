@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from data.prepare import files
+from flows.cli.running import _what_stays
 from tasks import train
 from tasks.retraining.delivery import Work, give_up
 from tasks.runs import store
@@ -65,6 +66,21 @@ def test_killed_while_its_key_is_written_a_run_begins_with_another_and_leaves_no
     assert (folder / "half").exists() and not (folder / "generator.key").exists()
     assert workspace.train()["run_id"] == folder.name
     assert sorted(path.name for path in folder.iterdir()) == ["lock", "result", "run.json"]
+
+
+def test_what_stays_of_a_stopped_run_is_found_by_no_clock(workspace: Workspace) -> None:
+    """It may be set meanwhile, or be that of the machine that has the disk."""
+    before = store.begun(workspace.home, workspace.root)
+    with killed_in(train, "run_training"):
+        workspace.train()
+    (folder,) = workspace.run_folders
+    os.utime(folder / "run.json", (0, 0))
+    assert _what_stays(workspace.root, before).startswith(f"run {folder.name} stays reserved")
+    begun = store.begun(workspace.home, workspace.root)
+    assert _what_stays(workspace.root, begun).startswith("nothing was reserved")
+    with killed_in(train, "run_training"):
+        workspace.train()
+    assert _what_stays(workspace.root, begun).startswith(f"run {folder.name} stays reserved")
 
 
 def test_killed_between_the_forfeit_and_its_note_it_is_forfeited_all_the_same(

@@ -55,6 +55,21 @@ def test_private_people_are_charged_in_one_ledger_alone(
     register(Ledger.open(moved), public, home=workspace.home, prepared=tmp_path)
 
 
+def test_a_plan_refuses_blocks_that_the_card_lacks_as_the_run_would(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(PROJECT / "data/cards", workspace.root / "data/cards")
+    settings = params.load(workspace.root / "params.yaml", reads=params.GROUPS)
+    monkeypatch.setattr(preflight, "open_ledger", lambda *_: workspace.ledger)
+    declare(workspace.ledger, workspace.public)
+    assert preflight.outlook(workspace.root, settings).fits != 0
+    workspace.ledger.declare_block("digits", "january")
+    with pytest.raises(RefusedError, match="charged by blocks"):
+        workspace.train()
+    with pytest.raises(RefusedError, match=r"charged by blocks \(january\), but the card of 'digits'"):
+        preflight.outlook(workspace.root, settings)
+
+
 def test_a_home_from_before_has_its_own_ledger_where_people_are_charged(
     workspace: Workspace, tmp_path: Path
 ) -> None:

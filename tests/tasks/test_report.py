@@ -15,6 +15,7 @@ from algorithms.privacy.accounting.events import schedule_from_json
 from algorithms.privacy.card import load, trace_schedule, verify
 from algorithms.privacy.card.text import NOTHING_LEARNED, STARTED, TRANSFORMS, rounded_up
 from data import PublicDescription
+from data.schema.errors import DataRefusedError
 from tasks.config.environment import home
 from tasks.report import Report, epsilon_curve, report
 from tasks.runs.signing import public_key
@@ -76,6 +77,11 @@ def test_the_card_is_signed_with_the_key_of_the_home(tmp_path: Path) -> None:
     first, second = make(folders).card, make(folders).card
     assert first == second and verify(first, folders.artifacts, key=public_key(home())).passed
     (home() / "owner.key").unlink()
+    with pytest.raises(
+        DataRefusedError, match=r"owner\.key is gone, with which runs were charged here; restore it"
+    ):
+        make(folders)
+    (home() / "owner.pub").unlink()
     other = make(folders).card
     assert other != first and other.signed(None) == first.signed(None)
     assert verify(other, folders.artifacts, key=public_key(home())).passed

@@ -71,6 +71,27 @@ def test_a_stages_refusal_arrives_as_its_sentence(stage: Callable[[str], Path]) 
         reproduce("train", root=root, say=lambda _: None)
 
 
+def test_a_stage_has_a_user_with_a_name(
+    stage: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DVC needs one, which a user without an entry in the system's list has not, as in a container."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    root = stage("open('model', 'w').write('x')")
+    (root / "site").mkdir()
+    (root / "site/sitecustomize.py").write_text("import pwd; pwd.getpwuid = {}.__getitem__")
+    monkeypatch.setenv("PYTHONPATH", f"{root}/site{os.pathsep}{PROJECT}")
+    assert reproduce("train", root=root, say=lambda _: None)
+
+
+def test_a_stage_that_is_killed_is_said_to_be(stage: Callable[[str], Path]) -> None:
+    root = stage("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(
+        StageFailedError, match=r"^train was killed, .*; start it again: it goes on where it was"
+    ):
+        reproduce("train", root=root, say=lambda _: None)
+
+
 def _hold_whole(root: Path) -> Callable[[], None]:
     (root / ".dvc/tmp").mkdir(exist_ok=True)
     close: Callable[[], None] = zc.lockfile.LockFile(str(root / ".dvc/tmp/lock")).close
@@ -84,9 +105,12 @@ def _hold_output(root: Path) -> Callable[[], None]:
     return lock.unlink
 
 
-@pytest.mark.parametrize("hold", [_hold_whole, _hold_output])
+@pytest.mark.parametrize(
+    ("hold", "why"),
+    [(_hold_whole, "Unable to acquire lock"), (_hold_output, "): another dvc command If there are no")],
+)
 def test_dvcs_own_locks_are_waited_for(
-    stage: Callable[[str], Path], hold: Callable[[Path], Callable[[], None]]
+    stage: Callable[[str], Path], hold: Callable[[Path], Callable[[], None]], why: str
 ) -> None:
     """They are given back when the person was told, so that this does not depend on how long anything takes."""
     root, told = stage("open('model', 'w').write('x')"), list[str]()
@@ -98,7 +122,8 @@ def test_dvcs_own_locks_are_waited_for(
         told.append(line)
 
     assert reproduce("train", root=root, say=say)
-    assert told[:2] == ["waiting for another dvc command in this checkout", "Running stage 'train':"]
+    assert told[0].startswith("waiting for another dvc command in this checkout: ") and why in told[0]
+    assert told[1] == "Running stage 'train':"
 
 
 def test_a_lock_file_that_a_killed_command_left_empty_is_no_obstacle(stage: Callable[[str], Path]) -> None:

@@ -8,7 +8,7 @@ from algorithms.errors import BudgetRefusedError, LedgerBrokenError
 from algorithms.models import ModelRefusedError
 from data import DataRefusedError
 from tasks.config.params import ParamsRefusedError
-from tasks.runs.stages import checkout, main_of
+from tasks.runs.stages import StageFailedError, checkout, main_of, reproduce
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,10 @@ def test_a_full_disk_is_a_sentence_whichever_library_met_it(
     with pytest.raises(SystemExit):
         main_of(fill)
     assert capsys.readouterr().err.startswith("refused: the disk is full; make room where")
+
+
+def test_a_checkout_without_git_is_told_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / "params.yaml").write_text("")
+    with pytest.raises(StageFailedError, match="not a git repository, which DVC needs; run `git init`"):
+        reproduce("prepare", root=tmp_path, say=lambda _: None)

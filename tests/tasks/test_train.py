@@ -17,6 +17,7 @@ from algorithms.models import Model
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.ledger import Ledger
+from data.prepare.secret_key import owner_key
 from data.schema.errors import DataRefusedError
 from tasks import evaluate, report, train
 from tasks.runs import store
@@ -410,3 +411,24 @@ def test_nothing_and_another_model_are_not_evaluated_and_the_result_is_kept(
             evaluate.main()
         (workspace.root / "away").rename(file)
     assert [folder.name for folder in workspace.run_folders] == [run_id]
+
+
+def test_of_two_homes_that_begin_a_run_at_once_one_trains_it(
+    workspace: Workspace, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share the owner key and the ledger; each has made a key of the run's noise when it is reserved."""
+    other, rehearse = tmp_path_factory.mktemp("other"), train.rehearse
+    (other / "owner.key").write_bytes(owner_key(workspace.home))
+
+    def meanwhile(*given: Any) -> None:
+        monkeypatch.setattr(train, "rehearse", rehearse)
+        with killed_in(train, "run_training"):
+            workspace.train()
+        rehearse(*given)
+
+    monkeypatch.setattr(train, "rehearse", meanwhile)
+    with pytest.raises(RefusedError, match="reserved by another home with the same owner key"):
+        workspace.train(home=other)
+    assert list((other / "runs").iterdir()) == []
+    workspace.train()
+    assert [row.kind for row in workspace.ledger.history()] == ["population", "reserve", "settle"]

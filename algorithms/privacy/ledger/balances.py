@@ -296,7 +296,7 @@ def _run_text(run: Run) -> str:
         "retraining": run.retraining,
         "population": run.population,
     }
-    return json.dumps(document)
+    return json.dumps(document | ({} if run.noise_key is None else {"noise_key": run.noise_key}))
 
 
 def _run_of(text: str) -> Run:

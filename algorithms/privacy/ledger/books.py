@@ -27,6 +27,8 @@ Account = tuple[str, str]
 """A population and one of its blocks."""
 
 ADJACENCY = "ADD_OR_REMOVE_ONE"
+NOISE_KEY = "noise_key"
+"""The note of a reservation with a digest of the key of its noise, of which a run has one."""
 """The adjacency of a run whose notes name none."""
 ROUNDING = Fraction(1, 10**12)
 _MANY_MOVES = 64
@@ -36,7 +38,8 @@ class Run(NamedTuple):
     """A reservation and its present state.
 
     charged: the cost that counts now. amounts: the amount that counts in each of its blocks. adjacency: of its events.
-    retraining: the scheduled retraining that it belongs to. model: the SHA-256 of its model.
+    retraining: the scheduled retraining that it belongs to. model: the SHA-256 of its model. noise_key: a digest of the
+    key of its noise.
     """
 
     population: str
@@ -47,6 +50,7 @@ class Run(NamedTuple):
     adjacency: str
     retraining: str | None = None
     model: str | None = None
+    noise_key: str | None = None
 
 
 @dataclass
@@ -211,7 +215,14 @@ class Books:
         self.adjacencies.setdefault(entry.population, adjacency)
         amount = self.terms[entry.population].charge(entry.budget, about)
         run = self.runs.get(run_id) or Run(
-            entry.population, entry.budget, entry.budget, "open", {}, adjacency, about.get("retraining")
+            entry.population,
+            entry.budget,
+            entry.budget,
+            "open",
+            {},
+            adjacency,
+            about.get("retraining"),
+            noise_key=about.get(NOISE_KEY),
         )
         self.runs[run_id] = run._replace(amounts={**run.amounts, entry.block: amount})
         if "held" in about:

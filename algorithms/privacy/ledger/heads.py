@@ -23,6 +23,23 @@ def open_newest(url: str, *, home: Path) -> Ledger:
     Raises LedgerBrokenError if the ledger lacks a row that it once had, and RefusedError if it cannot be opened.
     """
     ledger = Ledger.open(url, verified=_kept(_at_url(url, home)))
+    _check_newest(ledger, url, home)
+    return ledger
+
+
+def remember(ledger: Ledger, url: str, *, home: Path) -> None:
+    """Record the ledger's head in a home; a slightly older head does no harm, so processes need no lock.
+
+    The next process that opens the ledger in this home verifies the rows after this head. Raises LedgerBrokenError and
+    records nothing if an older copy was restored since the ledger was opened.
+    """
+    head = ledger.verified()
+    _check_newest(ledger, url, home)
+    for file in _files(ledger, url, home):
+        write_line(file, f"{head.seq} {head.hash}")
+
+
+def _check_newest(ledger: Ledger, url: str, home: Path) -> None:
     for seen in _files(ledger, url, home):
         try:
             ledger.check_contains(_kept(seen).hash)
@@ -30,17 +47,6 @@ def open_newest(url: str, *, home: Path) -> Ledger:
             raise LedgerBrokenError(
                 f"{str(error).rstrip('.')}, or remove {seen} where its owner began a new one."
             ) from None
-    return ledger
-
-
-def remember(ledger: Ledger, url: str, *, home: Path) -> None:
-    """Record the ledger's head in a home; a slightly older head does no harm, so processes need no lock.
-
-    The next process that opens the ledger in this home verifies the rows after this head.
-    """
-    head = ledger.verified()
-    for file in _files(ledger, url, home):
-        write_line(file, f"{head.seq} {head.hash}")
 
 
 def write_line(file: Path, line: str, *, put: Callable[[Path, Path], object] = os.replace) -> None:

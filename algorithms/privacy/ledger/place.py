@@ -1,5 +1,6 @@
 """Where the ledger and the runs are stored: outside of every checkout, so that no copy has its own budget."""
 
+import getpass
 import os
 import re
 from pathlib import Path
@@ -78,6 +79,14 @@ def expanded(variable: str, path: str) -> Path:
         ) from None
 
 
+def system_user() -> str:
+    """The name of the system's user, or the number of one without a name, as containers may have."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
 def _check_usable(variable: str, folder: Path) -> None:
     """Raises RefusedError unless a folder exists, or can be created in its first existing parent."""
     try:
@@ -93,7 +102,7 @@ def _check_usable(variable: str, folder: Path) -> None:
 
 def _check_outside(what: str, path: Path) -> None:
     """Raises RefusedError for a path within a checkout, after resolving links and dots."""
-    place = path.resolve()
+    place = Path(os.path.realpath(path))  # which leaves a loop of links to what opens it
     for folder in (place, *place.parents):
         if (folder / ".dvc").is_dir():
             raise RefusedError(

@@ -6,9 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.errors import BudgetRefusedError, NoiseElsewhereError, RefusedError
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.ledger.books import Books, Run, adjacency_of, blocks_in_words, in_words, refusal
+from algorithms.privacy.ledger.books import (
+    NOISE_KEY,
+    Books,
+    Run,
+    adjacency_of,
+    blocks_in_words,
+    in_words,
+    refusal,
+)
 from algorithms.privacy.ledger.chain import WHOLE_POPULATION, Draft
 from algorithms.privacy.ledger.composition import Composition, Events, Terms
 
@@ -78,6 +86,12 @@ def check_resumes(run: Run, drafts: Sequence[Draft]) -> None:
         )
     if run.status != "open":
         raise RefusedError(f"run {again.run_id!r} is {run.status} already; to train again, use a new run_id.")
+    noise_keys = again.about.get(NOISE_KEY), run.noise_key
+    if None not in noise_keys and len({*noise_keys}) > 1:
+        raise NoiseElsewhereError(
+            f"run {again.run_id!r} is reserved by another home with the same owner key, which has its noise; wait for"
+            f" its end there, or give it up by `epsilonflow ledger forfeit {again.run_id}` where that home is gone."
+        )
 
 
 def check_once(books: Books, population: str, about: Mapping[str, object]) -> None:
@@ -95,8 +109,9 @@ def check_same_model(run_id: str, run: Run, model: str | None) -> None:
     """Raises RefusedError for a second model of a run: two with the same noise tell more than one was charged for."""
     if None not in (run.model, model) and run.model != model:
         raise RefusedError(
-            f"run {run_id!r} was settled with another model, and training it again with other code gave a second one"
-            " with the same noise, which is not given out; keep the first, or change a setting and train anew."
+            f"run {run_id!r} was settled with another model, and training it again with other code, hardware or"
+            " `performance` gave a second one with the same noise, which is not given out; keep the first, go back to"
+            " what gave it, or change a setting and train anew."
         )
 
 

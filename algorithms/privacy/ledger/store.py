@@ -10,7 +10,6 @@ they prevent accidents, while the hash chain reveals changes that bypass them. N
 """
 
 import errno
-import getpass
 import os
 import random
 import sqlite3
@@ -36,6 +35,7 @@ from algorithms.privacy.ledger import balances
 from algorithms.privacy.ledger.books import Books
 from algorithms.privacy.ledger.chain import NOTHING, Draft, Entry, Head, broken, follow, is_intact, seal
 from algorithms.privacy.ledger.exchange import Statement, exchange
+from algorithms.privacy.ledger.place import system_user
 
 PATIENCE_SECONDS = 30.0
 _CONNECT_SECONDS = 10
@@ -67,6 +67,8 @@ class Place:
         """The message for an error of the database, without SQL, parameters or password."""
         if self._is_full(error):
             return full_disk(self.name)
+        if _is_busy(error):
+            return f"another program has kept the ledger {self.name} locked; start again when that has ended."
         reason = next(iter(str(error.orig).strip().splitlines()), type(error.orig).__name__)
         for secret in self.secrets:
             reason = reason.replace(secret, "***")
@@ -116,7 +118,7 @@ def _sqlite(url: URL, *, is_whole: bool) -> Place:
     database = url.database or ""
     if not database or database == ":memory:" or database.startswith("file:") or not is_whole:
         raise RefusedError("a ledger in SQLite must be a file that stays; write its URL as sqlite:///PATH.")
-    path = Path(database).resolve()
+    path = Path(os.path.realpath(database))  # unlike `resolve`, it leaves a loop of links to `open`
     try:
         _make_private(path)
     except OSError as error:
@@ -159,6 +161,8 @@ def _prepare_postgresql(connection: Any, record: Any) -> None:
 
 
 def _postgresql(url: URL) -> Place:
+    # A pooler may give each transaction another session; and a database without an encoding returns bytes.
+    own: dict[str, Any] = {"prepare_threshold": None, "client_encoding": "utf8"}
     try:
         engine = sa.create_engine(
             url,
@@ -168,7 +172,9 @@ def _postgresql(url: URL) -> Place:
             max_overflow=32,
             pool_use_lifo=True,
             hide_parameters=True,
-            connect_args={} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_SECONDS},
+            connect_args=own
+            if "connect_timeout" in url.query
+            else own | {"connect_timeout": _CONNECT_SECONDS},
         )
     except ImportError:
         raise RefusedError(
@@ -538,7 +544,7 @@ def _end(connection: Connection) -> Sequence[Statement]:
 
 def _user(connection: Connection) -> str:
     """The writer: the user logged in to the database, or for a file the system's user."""
-    return str(connection.info.get("user") or getpass.getuser())
+    return str(connection.info.get("user") or system_user())
 
 
 def _version(connection: Connection) -> str | None:
@@ -549,8 +555,12 @@ def _version(connection: Connection) -> str | None:
 
 
 def _lost_a_race(error: DBAPIError) -> bool:
-    busy = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-    return busy or getattr(error.orig, "sqlstate", None) in _LOST_A_RACE
+    return _is_busy(error) or getattr(error.orig, "sqlstate", None) in _LOST_A_RACE
+
+
+def _is_busy(error: DBAPIError) -> bool:
+    """Whether another connection has locked the SQLite file."""
+    return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _lost_connection(error: DBAPIError) -> bool:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.ledger import Ledger, export, identity, restore
+from algorithms.privacy.ledger import Ledger, export, heads, identity, restore
 
 ONE = Budget(0.1, 1e-6)
 
@@ -133,3 +133,18 @@ def test_a_write_reads_the_rows_after_the_last_one_that_was_verified(tmp_path: P
         opened.reserve(f"new {id(opened)}", "patients", ONE, events=[], about={}, blocks=("january",))
     assert opened.balance("patients", "january").reserved.epsilon == pytest.approx(0.1 * 19)
     assert min(began) == head.seq
+
+
+def test_a_copy_that_was_restored_while_a_run_trained_is_not_recorded_as_the_newest(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.sqlite"
+    _lived(url)
+    ledger, older = heads.open_newest(url, home=tmp_path), (tmp_path / "ledger.sqlite").read_bytes()
+    other = heads.open_newest(url, home=tmp_path)
+    other.reserve("other", "patients", ONE, events=[], about={}, blocks=("january",))
+    heads.remember(other, url, home=tmp_path)
+    (tmp_path / "ledger.sqlite").write_bytes(older)
+    ledger.settle("run-1", ONE, events=[])
+    with pytest.raises(LedgerBrokenError, match="an older copy was put back"):
+        heads.remember(ledger, url, home=tmp_path)
+    with pytest.raises(LedgerBrokenError, match="an older copy was put back"):
+        heads.open_newest(url, home=tmp_path)

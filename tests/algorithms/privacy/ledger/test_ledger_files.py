@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import pwd
 import resource
 import sqlite3
 import stat
@@ -19,6 +20,7 @@ import pytest
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.ledger.place import checked_url
 
 NOBODY = 65534
 
@@ -61,6 +63,20 @@ def test_what_is_written_survives_a_power_cut(tmp_path: Path) -> None:
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2  # FULL
 
 
+def test_a_user_without_a_name_is_recorded_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs with any number."""
+
+    def unknown(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    ledger = Ledger.open(_url(tmp_path / "ledger.sqlite"))
+    ledger.declare("patients", Budget(1.0, 0.0), public=False)
+    assert ledger.history()[0].written_by == str(os.getuid())
+
+
 def test_a_relative_path_stays_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ledger = Ledger.open("sqlite:///ledger.sqlite")
@@ -76,6 +92,11 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
         Ledger.open(_url(tmp_path / "file" / "ledger.sqlite"))
     with pytest.raises(RefusedError, match=r"^the ledger .* cannot be used \(unable to open .*\); .*\.$"):
         Ledger.open(_url(tmp_path))
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(
+        RefusedError, match=r"^the ledger .*loop cannot be created or opened \(Too many levels"
+    ):
+        Ledger.open(checked_url(_url(tmp_path / "loop")))
 
 
 def test_a_read_only_ledger_is_one_sentence() -> None:
@@ -143,7 +164,7 @@ def test_a_busy_ledger_is_waited_for_and_then_one_sentence(
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     assert Ledger.open(_url(path)).populations() == []  # a reader waits for nobody
-    with pytest.raises(RefusedError, match=r"cannot be used \(database is locked\)"):
+    with pytest.raises(RefusedError, match=r"another program has kept the ledger .* locked"):
         ledger.declare("patients", Budget(1.0, 0.0), public=False)
     holder.close()
     ledger.declare("patients", Budget(1.0, 0.0), public=False)

@@ -237,6 +237,17 @@ def test_a_turn_of_a_writer_is_two_messages_to_the_server(
     assert Ledger.open(ledger_url).status("c") == "settled"
 
 
+def test_no_session_has_what_a_later_transaction_needs(ledger_url: str) -> None:
+    """A pooler gives each transaction another session, where statements that were prepared in one are not."""
+    if ledger_url.startswith("sqlite"):
+        return
+    ledger = _lived(ledger_url)
+    for _ in range(10):
+        assert ledger.status("a") == "settled"
+    prepared = "SELECT statement FROM pg_prepared_statements"
+    assert ledger._store.read(lambda connection: connection.exec_driver_sql(prepared).all()) == []
+
+
 def test_what_reads_sees_one_moment(ledger_url: str) -> None:
     ledger, other = _lived(ledger_url), Ledger.open(ledger_url)
 
@@ -265,6 +276,21 @@ def test_a_wrong_password_is_refused_without_showing_it(postgres_server: sa.URL)
     with pytest.raises(RefusedError, match="password authentication failed") as refused:
         Ledger.open(wrong)
     assert "wr0ng" not in repr(refused.value)
+
+
+def test_a_database_without_an_encoding_keeps_names(postgres_server: sa.URL) -> None:
+    """As in a cluster that was made in the locale C."""
+    database = f"bytes_{time.monotonic_ns()}"
+    with sa.create_engine(
+        postgres_server, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool
+    ).connect() as connection:
+        connection.exec_driver_sql(
+            f"CREATE DATABASE {database} ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0"
+        )
+    ledger = _lived(postgres_server.set(database=database).render_as_string(hide_password=False))
+    ledger.declare("mésange", Budget(1.0, 1e-6), public=False)
+    assert ledger.populations() == ["patients", "mésange"]
+    assert ledger.verify().read == 5
 
 
 def test_a_server_that_ended_its_sessions_is_connected_to_again(postgres_server: sa.URL) -> None:
