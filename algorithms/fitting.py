@@ -1,31 +1,36 @@
 """`fit`: the one call that trains a PyTorch module under differential privacy, for a notebook or a script.
 
 It takes the same steps as the pipeline: a plan from public values, a reservation in a ledger, the barrier around the
-records, the training loop, the settlement and the card. Nothing is checkpointed, so an interrupted call is not resumed.
+records, the training loop, the settlement and the card. Nothing is checkpointed, so an interrupted call is not resumed:
+it stays charged, and its exception says so.
 """
 
 import copy
 import hashlib
+import io
 import json
 import math
 import secrets
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 import torch
-from pydantic import ValidationError
+from pydantic import PydanticUserError, ValidationError
 from safetensors.torch import save
 from torch import nn
 
 from algorithms.core.calibration import check_delta
 from algorithms.core.method import Algorithm, Plan, PublicInfo, Target, adapter
 from algorithms.core.receipt import account_of, cost_of, reserved_events
+from algorithms.core.rehearsal import made_up, rehearsal
 from algorithms.core.software import software
 from algorithms.core.training import by_name, device_of, train
 from algorithms.errors import RefusedError
@@ -38,6 +43,7 @@ from algorithms.privacy.accounting.epsilon import Accountant
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.card import PrivacyCard, RunRecord, build
+from algorithms.privacy.card.trace import Columns
 from algorithms.privacy.ledger import Ledger, heads
 from algorithms.privacy.ledger.books import in_words
 from algorithms.privacy.ledger.composition import UNIT
@@ -100,7 +106,7 @@ def fit(
     population: str | None = None,
     ledger: str | None = None,
     cap: tuple[float, float] | None = None,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     memory_mb: int = 1024,
 ) -> Fitted:
     """Train a copy of a module under differential privacy.
@@ -138,7 +144,7 @@ def fit(
         dataset: The name of the records on the card.
         unit: What is protected; by default "one record", or "one person" with `people`.
         population: The name of the population whose budget in a ledger is charged. The cost is reserved before training
-            and settled after it; a call that fails in between stays charged. With None no budget is charged, the card
+        XX no budget is charged, the card
             says that no ledger recorded the run, and adding up several calls is up to you.
         ledger: The ledger's URL; by default EPSILONFLOW_LEDGER_URL, or the ledger in the home.
         cap: (epsilon, delta) of the population; needed if it is new to the ledger, and ignored otherwise.
@@ -150,6 +156,8 @@ def fit(
 
     Raises:
         RefusedError: If something does not fit, in one sentence; BudgetRefusedError if the population cannot pay.
+        Exception: Of any kind, if training fails or is interrupted. A note of the exception then says what was charged,
+            which stays charged.
 
     Example:
         >>> import numpy as np, torch
@@ -168,6 +176,14 @@ def fit(
         True
     """
     _check_kinds(locals())
+    epsilon, delta, count_noise, seed = (
+        float(epsilon),
+        float(delta),
+        float(count_noise),
+        int(seed),
+    )  # not NumPy's
+    per_person = None if per_person is None else int(per_person)
+    method, name, settings = _described(method)
     records = records_of(model, X, y, loss)
     _check_noise(noise, public=public)
     trained, classes = model_of(model, loss, records)
@@ -181,9 +197,10 @@ def fit(
     unit = unit or ("one record" if people is None else "one person")
     known = len(records.labels) if n_is_public else None
     check_delta(delta, known)
-    performance = Performance(device_of(device), memory_mb, None, number=known)
-    name, settings = _described(method)
-    target = Target(Budget(float(epsilon), float(delta)), accountant, count_noise)
+    if memory_mb < 1:
+        raise RefusedError(f"memory_mb is {memory_mb}; give at least 1.")
+    performance = Performance(device_of(str(device)), memory_mb, None, number=known)
+    target = Target(Budget(epsilon, delta), accountant, count_noise)
     plan = method.plan(
         target,
         PublicInfo(
@@ -208,46 +225,50 @@ def fit(
         facts=_facts(dataset, unit, known, public=public) | {"per_person": per_person, "pooled": rows},
         device=performance.device.type,
     )
+    run.rehearse()
     with tempfile.TemporaryDirectory(prefix="epsilonflow-") as place:
         folder = Path(place)
         account = _Account.open(
             population, ledger, cap, folder=folder, limit=Budget(epsilon, delta), public=public, unit=unit
         )
-        state, trace, _ = train(
-            method,
-            plan,
-            trained,
-            open_records=lambda: records,
-            generator=generator,
-            run_id=run.run_id,
-            folder=folder,
-            performance=performance,
-            checkpoint_seconds=math.inf,
-            on_step=lambda *_: None,
-            reserve=lambda: account.reserve(run),
-        )
-        published = by_name(trained.published(method.released(state)))
-        if isinstance(trained.module, Called):
-            published = {name.removeprefix("module."): value for name, value in published.items()}
-        trace.write(folder / "trace.parquet")
-        files = {
-            "model.safetensors": save(published),
-            "plan.json": (json.dumps(run.document, indent=2) + "\n").encode(),
-            "trace.parquet": (folder / "trace.parquet").read_bytes(),
-        }
-        frame = pd.read_parquet(folder / "trace.parquet")
-        card = run.settled(account, files, frame, schedule_to_json(run_lengths(trace.events())))
-    files["privacy_card.json"] = card.to_bytes()
-    result = copy.deepcopy(model)
-    for part in (*result.parameters(), *result.buffers()):
-        part.data = part.data.contiguous()  # an expanded tensor cannot be written to
-    result.load_state_dict(published, strict=False)
-    return Fitted(result.eval(), frame, dict(plan.epsilon), float(delta), card, files)
+        with account.closing(run):
+            state, trace, _ = train(
+                method,
+                plan,
+                trained,
+                open_records=lambda: records,
+                generator=generator,
+                run_id=run.run_id,
+                folder=folder,
+                performance=performance,
+                checkpoint_seconds=math.inf,
+                on_step=lambda *_: None,
+                reserve=lambda: account.reserve(run),
+            )
+            published = by_name(trained.published(method.released(state)))
+            if isinstance(trained.module, Called):
+                published = {name.removeprefix("module."): value for name, value in published.items()}
+            table = io.BytesIO()
+            trace.write(table)
+            files = {
+                "model.safetensors": save(published),
+                "plan.json": (json.dumps(run.document, indent=2) + "\n").encode(),
+                "trace.parquet": table.getvalue(),
+            }
+            frame = pd.read_parquet(table)
+            card = run.settled(account, files, frame, schedule_to_json(run_lengths(trace.events())))
+            files["privacy_card.json"] = card.to_bytes()
+            result = copy.deepcopy(model)
+            for part in (*result.parameters(), *result.buffers()):
+                part.data = part.data.contiguous()  # an expanded tensor cannot be written to
+            result.load_state_dict(published, strict=False)
+            return Fitted(result.eval(), frame, dict(plan.epsilon), delta, card, files)
 
 
 _KINDS: Mapping[str, tuple[type | UnionType, str]] = {
     **dict.fromkeys(("epsilon", "delta", "count_noise"), (Real, "a number")),
     **dict.fromkeys(("seed", "memory_mb"), (Integral, "a whole number")),
+    **dict.fromkeys(("public", "n_is_public"), (bool, "True or False")),
     "per_person": (Integral | None, "a whole number"),
     "dataset": (str, "a text"),
     **dict.fromkeys(("unit", "population", "ledger"), (str | None, "a text")),
@@ -258,6 +279,8 @@ def _check_kinds(given: Mapping[str, object]) -> None:
     for name, (kind, words) in _KINDS.items():
         if not isinstance(given[name], kind):
             raise RefusedError(f"{name} is of type {type(given[name]).__name__}; give {words}.")
+        if isinstance(text := given[name], str) and not text.strip():
+            raise RefusedError(f"{name} is an empty text; name something, or leave it out.")
 
 
 def _check_noise(noise: str, *, public: bool) -> None:
@@ -269,8 +292,8 @@ def _check_noise(noise: str, *, public: bool) -> None:
         )
 
 
-def _described(method: Algorithm[Any]) -> tuple[str, dict[str, Any]]:
-    """A method's name and its settings as JSON values."""
+def _described(method: Algorithm[Any]) -> tuple[Algorithm[Any], str, dict[str, Any]]:
+    """A method with numbers of Python, its name, and its settings as JSON values."""
     if isinstance(method, type) or not all(
         hasattr(method, name) for name in ("plan", "init", "step", "released")
     ):
@@ -279,14 +302,24 @@ def _described(method: Algorithm[Any]) -> tuple[str, dict[str, Any]]:
         )
     kind = type(method)
     names = {of: name for name, of in CATALOGUE.items()}
-    settings: dict[str, Any] = adapter(kind).dump_python(method, mode="json", warnings=False)
     # Settings built in Python were not validated yet; those of params.yaml are.
     try:
-        adapter(kind).validate_json(json.dumps(settings))
+        reader = adapter(kind)
+        settings = reader.dump_python(method, mode="json", warnings=False, fallback=_plain)
+        method = reader.validate_json(json.dumps(settings))
+    except PydanticUserError:
+        raise RefusedError(
+            f"the settings of {kind.__name__} cannot be stated on a card; make it a dataclass of numbers and texts."
+        ) from None
     except ValidationError as error:
         key, what = ".".join(map(str, error.errors()[0]["loc"])), error.errors()[0]["msg"]
         raise RefusedError(f"the setting {key} of {kind.__name__} does not fit: {what}; change it.") from None
-    return names.get(kind, f"{kind.__module__}:{kind.__qualname__}"), settings
+    return method, names.get(kind, f"{kind.__module__}:{kind.__qualname__}"), settings
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy as one of Python, and anything else in words."""
+    return value.item() if isinstance(value, np.generic) else str(value)
 
 
 def _document(
@@ -395,6 +428,33 @@ class _Account:
         if self.url is not None:
             heads.remember(self.ledger, self.url, home=home())
 
+    @contextmanager
+    def closing(self, run: "_Run") -> Iterator[None]:
+        """Give up a run that fails after its charge, and add what it cost to the exception, whatever it is."""
+        try:
+            yield
+        except BaseException as error:
+            if self._is_charged(run.run_id):
+                of = (
+                    ""
+                    if self.url is None
+                    else f" of the population {self.population!r}, for run {run.run_id}"
+                )
+                error.add_note(
+                    f"{in_words(run.plan.cost)}{of} were charged before this happened and count as spent; the same"
+                    " call is not resumed, and is charged again."
+                )
+            raise
+
+    def _is_charged(self, run_id: str) -> bool:
+        """Whether a run was charged, as is assumed if the ledger does not answer; it is given up if it is open."""
+        with suppress(Exception):
+            status = self.ledger.status(run_id)
+            if status == "open":
+                self.ledger.forfeit(run_id)
+            return status is not None
+        return True
+
     def _check(self) -> None:
         """Raises RefusedError if the population has other terms in the ledger."""
         if self.ledger.balance(self.population).public != self.public:
@@ -425,21 +485,29 @@ class _Run:
     device: str
     run_id: str = field(default_factory=lambda: f"fit-{secrets.token_hex(8)}")
 
+    def rehearse(self) -> None:
+        """Raises RefusedError if no card could be made of this run."""
+        with rehearsal():
+            budget = self.plan.target.budget
+            entries, trace = made_up(self.plan, cap=asdict(budget))
+            self._card({"population": "none", **entries, "ledger": entries["ledger"] | {"head": None}}, trace)
+
     def settled(
         self, account: _Account, files: Mapping[str, bytes], trace: pd.DataFrame, events: list[dict[str, Any]]
     ) -> PrivacyCard:
         """Settle the run's cost and build its card. files: the released files, by name."""
         sums = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
         account.ledger.settle(self.run_id, self.plan.cost, events=events, model=sums["model.safetensors"])
+        entries = {"population": account.population, "sha256": sums, **account.of(self.run_id)}
+        return self._card(entries | cost_of(self.plan, events), trace)
+
+    def _card(self, entries: Mapping[str, Any], trace: Columns) -> PrivacyCard:
         receipt = {
             "run_id": self.run_id,
-            "population": account.population,
             "private_noise": self.document["noise"] == "secure",
             "diagnostics": False,
             "device": self.device,
-            "sha256": sums,
-            **cost_of(self.plan, events),
-            **account.of(self.run_id),
+            **entries,
         }
         ran = software(Path(__file__).parent, recorded="training")
         return build(RunRecord(self.document, receipt, self.facts, trace, ran))

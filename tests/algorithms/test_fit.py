@@ -27,6 +27,7 @@ from algorithms.models import build
 from algorithms.models.libraries import imported_library
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.card import load, text, verify
 from algorithms.privacy.ledger import Ledger, export, restore
 from data.prepare.prepared import load_as
@@ -151,17 +152,65 @@ def test_a_population_is_charged_once_and_refuses_what_it_cannot_pay(own_home: P
     assert ledger_rows(own_home) == ["population", "reserve", "settle"]
 
 
-def test_a_call_that_fails_after_the_reservation_stays_charged(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        (Barrier, "gradient", MemoryError),
+        (Barrier, "gradient", KeyboardInterrupt),
+        (Trace, "write", OSError),
+        (Ledger, "settle", RefusedError),
+    ],
+)
+def test_a_call_that_fails_after_its_charge_is_given_up_and_says_what_it_cost(
+    owner: type, name: str, error: type[BaseException], own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> None:
         assert ledger_rows(own_home) == ["population", "reserve"]
-        raise MemoryError
+        raise error
 
-    monkeypatch.setattr(Barrier, "gradient", broken)
-    with pytest.raises(MemoryError):
-        call(population="visits", cap=(4.0, 1e-2))
-    assert Ledger.open(f"sqlite:///{own_home}/ledger.sqlite").balance("visits").reserved.epsilon > 2.0
+    with monkeypatch.context() as patch, pytest.raises(error) as failed:
+        patch.setattr(owner, name, broken)
+        call(population="visits", cap=(7.0, 1e-2))
+    ledger = Ledger.open(f"sqlite:///{own_home}/ledger.sqlite")
+    assert ledger_rows(own_home) == ["population", "reserve", "forfeit"]
+    balance = ledger.balance("visits")
+    assert balance.reserved.epsilon == 0 and balance.spent.epsilon > 2.0
+    assert failed.value.__notes__ == [
+        f"epsilon={balance.spent.epsilon:.12g}, delta=0.001 of the population 'visits', for run"
+        f" {ledger.history()[1].run_id} were charged before this happened and count as spent; the same call is not"
+        " resumed, and is charged again."
+    ]
+    assert call(population="visits").card.setting.private
+
+
+def test_a_call_without_a_ledger_says_what_it_cost_only_once_it_has_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(RefusedError) as refused:
+        call(epsilon=-1)
+    assert not hasattr(refused.value, "__notes__")
+    monkeypatch.setattr(Barrier, "gradient", lambda *_, **__: 1 // 0)
+    with pytest.raises(ZeroDivisionError) as failed:
+        call()
+    assert "delta=0.001 were charged before this happened and count as spent" in failed.value.__notes__[0]
+
+
+def test_what_a_card_cannot_state_is_refused_before_the_charge(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "_facts", lambda *_, **__: {"dataset": None})
+    with pytest.raises(RefusedError, match="could not be reported, so it is not charged"):
+        call(population="visits", cap=(9.0, 1e-2))
+    assert ledger_rows(own_home) == []
+
+
+def test_numbers_of_numpy_and_settings_by_name_are_taken_as_those_of_python() -> None:
+    update = {"learning_rate": np.float32(0.5)}
+    method: Any = DPSGD(steps=np.int64(4), expected_batch_size=np.int32(20), update=update)
+    numbers = {"epsilon": np.float32(3), "delta": np.float64(DELTA), "seed": np.int64(0)}
+    found = seeded(method=method, memory_mb=np.int64(500), device=torch.device("cpu"), **numbers)
+    plain = DPSGD(steps=4, expected_batch_size=20, update=OptimizerConfig(learning_rate=0.5))
+    assert same(found, seeded(method=plain))
 
 
 def test_an_older_copy_of_the_ledger_that_was_put_back_is_refused(own_home: Path) -> None:
@@ -598,6 +647,9 @@ def _is_not_private(method: Algorithm[Any]) -> bool:
         return False
 
 
+_ODD = type("Odd", (), dict.fromkeys(("plan", "init", "step", "released")))()
+
+
 X, Y = two_classes()
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "lengths": ({"y": Y[:-1]}, "of the same number of records"),
@@ -696,6 +748,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "seeded noise": ({"noise": "seeded"}, "protects nobody"),
     "unknown noise": ({"noise": "none"}, "choose"),
     "no noise": ({"method": NonPrivate(steps=2, expected_batch_size=20)}, "without noise|infinite|no noise"),
+    "whether public in words": ({"public": "no"}, "public is of type str; give True or False"),
+    "a blank name": ({"dataset": " "}, "dataset is an empty text"),
+    "no memory": ({"memory_mb": 0}, "memory_mb is 0; give at least 1"),
+    "a method with settings of its own kind": ({"method": _ODD}, "settings of Odd cannot be stated"),
+    "a method as a setting": (
+        {"method": DPSGD(steps=FEW, expected_batch_size=20)},  # type: ignore[arg-type]
+        "the setting steps of DPSGD does not fit",
+    ),
     "no method": ({"method": DPSGD}, "give the settings of one"),
     "an unknown device": ({"device": "tpu"}, "which is no device"),
     "a batch beyond the data": ({"method": DPSGD(steps=2, expected_batch_size=1000)}, "batch"),
