@@ -48,6 +48,7 @@ from algorithms.privacy.ledger import Ledger, heads
 from algorithms.privacy.ledger.books import in_words
 from algorithms.privacy.ledger.composition import UNIT
 from algorithms.privacy.ledger.place import home, ledger_url
+from algorithms.privacy.ledger.usual import check_place, keep_usual
 from algorithms.privacy.mechanisms.noise import secure_generator, seeded_generator
 
 
@@ -395,7 +396,9 @@ class _Account:
         public: bool,
         unit: str,
     ) -> "_Account":
-        """Raises RefusedError if the population has other terms, or is new without a cap that covers `limit`."""
+        """Raises RefusedError if the population has other terms, is charged in another ledger, or is new without a cap
+        that covers `limit`.
+        """
         if population is None:
             if url is not None or cap is not None:
                 raise RefusedError(
@@ -405,6 +408,7 @@ class _Account:
             return cls(own, "none", public, unit, limit)
         url = ledger_url(url)
         ledger = heads.open_newest(url, home=home())
+        check_place(ledger, population, public=public, home=home())
         if population not in ledger.populations():
             most = _cap(cap, population)
             if most.epsilon < limit.epsilon or most.delta < limit.delta:
@@ -427,6 +431,8 @@ class _Account:
         self.ledger.reserve(run.run_id, self.population, run.plan.cost, events=events, about=about)
         if self.url is not None:
             heads.remember(self.ledger, self.url, home=home())
+            if not self.public:
+                keep_usual(self.ledger, self.population, home=home())
 
     @contextmanager
     def closing(self, run: "_Run") -> Iterator[None]:

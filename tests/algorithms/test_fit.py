@@ -227,6 +227,15 @@ def test_an_older_copy_of_the_ledger_that_was_put_back_is_refused(own_home: Path
     assert ledger_rows(own_home) == ["population", "reserve", "settle"]
 
 
+def test_a_population_that_is_charged_in_another_ledger_is_refused(own_home: Path) -> None:
+    other = {"ledger": f"sqlite:///{own_home}/other.sqlite", "population": "visits", "cap": (9.0, 1e-2)}
+    call(**other)
+    with pytest.raises(RefusedError, match="'visits' is charged in another ledger"):
+        call(population="visits", cap=(9.0, 1e-2))
+    assert ledger_rows(own_home) == []
+    call(**other)
+
+
 def test_a_private_number_of_records_is_released_with_noise_and_charged() -> None:
     method = DPSGD(steps=4, sampling_rate=0.2)
     result = call(method=method, delta=1e-5, n_is_public=False)
