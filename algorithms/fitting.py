@@ -34,7 +34,7 @@ from algorithms.core.rehearsal import made_up, rehearsal
 from algorithms.core.software import software
 from algorithms.core.training import by_name, device_of, train
 from algorithms.errors import RefusedError
-from algorithms.fit_inputs import Losses, model_of, pooled, records_of
+from algorithms.fit_inputs import Losses, check_index, model_of, pooled, records_of
 from algorithms.methods.registry import CATALOGUE
 from algorithms.models.model import Model
 from algorithms.models.packing import Called
@@ -76,11 +76,17 @@ class Fitted:
     def save(self, folder: str | Path) -> None:
         """Write the model, plan, trace and card, for `epsilonflow card verify FOLDER/privacy_card.json --unsigned`.
 
-        The card is not signed; cards of the pipeline are, by the owner's key.
+        The card is not signed; cards of the pipeline are, by the owner's key. Raises RefusedError if the folder cannot
+        be written; the result is still there to be saved elsewhere.
         """
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        for name, content in self.files.items():
-            (Path(folder) / name).write_bytes(content)
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            for name, content in self.files.items():
+                (Path(folder) / name).write_bytes(content)
+        except OSError as error:
+            raise RefusedError(
+                f"the result cannot be written to {folder} ({error.strerror}); give a folder that can be."
+            ) from None
 
 
 @torch.inference_mode(False)
@@ -124,7 +130,7 @@ def fit(
             their mean loss, or the sum if the loss's reduction is "sum", without targets of `ignore_index` (-100). If
             the model gives [batch, 1] for real targets [n], a loss of your own gets that if it gives [batch] for it,
             and [batch] otherwise.
-        X: Records [n, *shape], as an array or a tensor. Whole numbers are kept for a model with an embedding, and
+        X: Records [n, *shape], as an array, a tensor or a DataFrame. Whole numbers are kept for a model with an embedding, and
             become float32 otherwise. Or a mapping of arrays by name, which the model takes as keyword arguments, or
             as a mapping if it has only one argument; whole numbers are kept, and a mask is 1 where a value is used.
             Or, without y, a map-style Dataset of pairs, or of mappings with the target under "labels".
@@ -191,6 +197,7 @@ def fit(
     rows = per_person if per_person != 1 else None
     generator = secure_generator() if noise == "secure" else seeded_generator(seed)
     if people is not None and per_person is not None:
+        check_index(X, people, "people")
         key = hashlib.sha256(b"records of a person" + generator.key).digest()
         records = pooled(records, people, per_person, key)
     elif people is not None or per_person is not None:

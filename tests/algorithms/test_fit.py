@@ -5,18 +5,20 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.sparse
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import algorithms
 from algorithms import DPSGD, NonPrivate, OptimizerConfig, fit, fitting
@@ -542,6 +544,69 @@ class Rows:
         return self._rows[place]
 
 
+def test_a_table_of_pandas_may_have_columns_of_several_types() -> None:
+    X, y = two_classes()
+    table, labels = pd.DataFrame(X, columns=list("abcde")), pd.Series(y)
+    assert same(seeded(X=table.astype("Float64"), y=labels.astype("Int64")), usual())
+    marked = table.assign(a=table["a"] > 0)  # as pd.get_dummies has it
+    assert same(seeded(X=marked, y=labels), seeded(X=marked.astype("float32")))
+
+
+def test_tensors_may_be_in_16_bits_and_need_gradients() -> None:
+    X = torch.from_numpy(two_classes()[0]).bfloat16()
+    assert same(seeded(X=X), seeded(X=X.float().requires_grad_()))
+
+
+class _Focal(nn.Module):
+    """A loss of classes as many projects have it."""
+
+    def __init__(self, weight: Tensor, reduction: str = "mean") -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.reduction = reduction
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        found = functional.cross_entropy(outputs, targets, weight=self.weight, reduction="none")
+        return found.mean() if self.reduction == "mean" else found
+
+
+class _Weighted(nn.CrossEntropyLoss):
+    """PyTorch's own in other words."""
+
+
+@pytest.mark.parametrize("kind", [_Focal, _Weighted])
+def test_a_loss_of_ones_own_with_a_reduction_takes_classes(kind: Callable[..., nn.Module]) -> None:
+    weight = torch.tensor([1.0, 3.0])
+    assert same(seeded(loss=kind(weight)), seeded(loss=nn.CrossEntropyLoss(weight)))
+
+
+def test_a_model_may_end_in_a_sigmoid() -> None:
+    """BCELoss raises an error for NaN, which a record must not be able to cause."""
+    method = NonPrivate(steps=3, expected_batch_size=60)
+    found = seeded(model=nn.Sequential(linear(1), nn.Sigmoid()), loss=nn.BCELoss(), method=method)
+    expected = seeded(model=linear(1), loss=nn.BCEWithLogitsLoss(), method=method)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_errors_of_a_data_set_are_its_own() -> None:
+    class Broken(Rows):
+        def __getitem__(self, place: int) -> dict[str, Any]:
+            raise KeyError("no such column")
+
+    with pytest.raises(KeyError, match="no such column"):
+        call(X=Broken([{}]), y=None)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_and_the_result_stays(tmp_path: Path) -> None:
+    result = call()
+    (tmp_path / "file").touch()
+    with pytest.raises(RefusedError, match=r"file \(File exists\); give a folder"):
+        result.save(tmp_path / "file")
+    result.save(tmp_path / "folder")
+    assert {path.name for path in (tmp_path / "folder").iterdir()} == {*result.files}
+
+
 def test_a_model_may_take_and_give_a_mapping() -> None:
     _, y = two_classes()
     result = call(model=_Cities(), X={"city": y, "kind": y})
@@ -656,6 +721,19 @@ def _is_not_private(method: Algorithm[Any]) -> bool:
         return False
 
 
+class _Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return zip(X, Y, strict=True)
+
+    def __len__(self) -> int:
+        return 60
+
+
+class _OfNumpy(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.from_numpy(super().forward(inputs).detach().numpy())
+
+
 _ODD = type("Odd", (), dict.fromkeys(("plan", "init", "step", "released")))()
 
 
@@ -678,6 +756,54 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"model": _Tokens(), "X": np.full((60, 4), 2**40), "y": np.ones((60, 4), int)},
         "beyond 32 bits",
     ),
+    "masked records": ({"X": np.ma.masked_greater(X, 2)}, "X has masked values"),
+    "masked targets": ({"y": np.ma.masked_equal(Y, 1)}, "y has masked values"),
+    "a sparse matrix": (
+        {"X": scipy.sparse.csr_array(X)},
+        r"X \(csr_array, object\) is no dense .* \.toarray\(\)",
+    ),
+    "a column of dates": ({"X": pd.DataFrame(X).assign(at=pd.Timestamp(0))}, "is no dense array of numbers"),
+    "missing numbers of pandas": (
+        {"X": pd.DataFrame(X).astype("Float64").mask(X > 2)},
+        "X holds NaN or infinite",
+    ),
+    "rows in another order": (
+        {"X": pd.DataFrame(X), "y": pd.Series(Y)[::-1]},
+        r"X and y have different indexes.*y\.loc",
+    ),
+    "people in another order": (
+        {"X": pd.DataFrame(X), "people": pd.Series(range(60))[::-1], "per_person": 2},
+        "X and people have different indexes",
+    ),
+    "ragged people": (
+        {"people": [[1], [1, 2]] * 30, "per_person": 2},
+        "people is no list of numbers or names",
+    ),
+    "people that are no names": (
+        {"people": [{}] * 60, "per_person": 2},
+        "people is no list of numbers or names",
+    ),
+    "too few people": ({"people": [1] * 59, "per_person": 2}, "one for each of the 60 records"),
+    "a stream": ({"X": _Stream(), "y": None}, "y is missing; give .* map-style"),
+    "one number of each record": (
+        {"X": X[:, 0]},
+        r"X \[60\] and y \[60\]; give X as \[n, features\]",
+    ),
+    "one number of each class": (
+        {"y": np.eye(2, dtype=int)[Y]},
+        r"in the shape of the model's outputs; give classes, such as y.argmax\(1\)",
+    ),
+    "real marks beyond 0 and 1": (
+        {"model": linear(1), "loss": "binary_cross_entropy_with_logits", "y": 2.0 * Y - 1.0},
+        "below 0 or above 1",
+    ),
+    "a loss as its class": ({"loss": nn.CrossEntropyLoss}, r"give an instance, such as CrossEntropyLoss\(\)"),
+    "a loss without a gradient": (
+        {"loss": lambda o, t: functional.cross_entropy(o, t, reduction="none").detach()},
+        "have no gradient",
+    ),
+    "a model of NumPy": ({"model": _OfNumpy(5, 2)}, "have no gradient"),
+    "a model without values": ({"model": nn.Linear(5, 2, device="meta")}, "tensors without values"),
     "numbers beyond float32": ({"X": X * 1e300}, "beyond float32"),
     "an empty mapping": ({"X": {}}, "of the same number of records"),
     "entries that a table lacks": (
@@ -738,7 +864,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"loss": "mse_loss", "y": X[:, 0]},
         r"outputs \[batch, 2\] and y has targets \[batch\]",
     ),
-    "a loss of all records": ({"loss": lambda o, t: functional.cross_entropy(o, t)}, "not \\["),
+    "a loss of all records": ({"loss": lambda o, t: functional.cross_entropy(o, t)}, "reduction='none'"),
     "a loss with parameters": ({"loss": nn.Bilinear(2, 1, 1)}, "the loss has parameters of its own"),
     "a loss that fails": ({"loss": lambda o, t: o @ t}, "the loss"),
     "records as a name": ({"dataset": X}, "dataset is of type ndarray; give a text"),
