@@ -124,7 +124,7 @@ def pooled(records: GivenRecords, people: Any, most: int, key: bytes) -> GivenRe
         fits = False
     if not fits:
         raise RefusedError(
-            f"people is no list of numbers or names; give one for each of the {len(labels)} records."
+            f"people is no list of numbers or names; give a number or a name for each of the {len(labels)} records."
         )
     if (codes < 0).any():
         raise RefusedError("people names nobody for some records; leave these out.")

@@ -130,9 +130,10 @@ def fit(
             their mean loss, or the sum if the loss's reduction is "sum", without targets of `ignore_index` (-100). If
             the model gives [batch, 1] for real targets [n], a loss of your own gets that if it gives [batch] for it,
             and [batch] otherwise.
-        X: Records [n, *shape], as an array, a tensor or a DataFrame. Whole numbers are kept for a model with an embedding, and
-            become float32 otherwise. Or a mapping of arrays by name, which the model takes as keyword arguments, or
-            as a mapping if it has only one argument; whole numbers are kept, and a mask is 1 where a value is used.
+        X: Records [n, *shape], as an array, a tensor or a DataFrame. Whole numbers are kept for a model with an
+            embedding, and become float32 otherwise. Or a mapping of arrays by name, which the model takes as keyword
+            arguments, or as a mapping if it has only one argument; whole numbers are kept, and a mask is 1 where a
+            value is used.
             Or, without y, a map-style Dataset of pairs, or of mappings with the target under "labels".
         y: Targets [n]: classes as whole numbers, or real numbers for regression. Or [n, ...]: several numbers or
             labels per record, or a class for each token or pixel; for a language model the next token. For [n, 1], a
@@ -267,9 +268,9 @@ def fit(
             card = run.settled(account, files, frame, schedule_to_json(run_lengths(trace.events())))
             files["privacy_card.json"] = card.to_bytes()
             result = copy.deepcopy(model)
-            for part in (*result.parameters(), *result.buffers()):
-                part.data = part.data.contiguous()  # an expanded tensor cannot be written to
-            result.load_state_dict(published, strict=False)
+            for name, part in result.named_parameters():
+                if part.requires_grad:  # not by load_state_dict, whose names a module may change
+                    part.data = published[name].to(part.device)
             return Fitted(result.eval(), frame, dict(plan.epsilon), delta, card, files)
 
 

@@ -659,6 +659,19 @@ def test_an_embedding_may_ask_for_sparse_gradients() -> None:
     assert trained[0].sparse and not torch.equal(trained[0].weight, layers[0].weight)
 
 
+def test_a_module_may_rename_its_weights_where_they_are_loaded() -> None:
+    """As modules do that read checkpoints of an earlier version; the weights came back untrained."""
+
+    class Renamed(nn.Linear):
+        def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+            state.pop(f"{prefix}weight")
+            super()._load_from_state_dict(state, prefix, *rest)  # type: ignore[no-untyped-call]
+
+    model = Renamed(5, 2)
+    model.weight, model.bias = linear().parameters()
+    assert same(seeded(model=model), usual())
+
+
 def test_weights_in_another_order_of_memory_are_trained_and_returned(own_home: Path) -> None:
     """safetensors writes contiguous tensors only, and an expanded one cannot be overwritten."""
     frozen = nn.Linear(5, 4).requires_grad_(False)
@@ -783,7 +796,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"people": [{}] * 60, "per_person": 2},
         "people is no list of numbers or names",
     ),
-    "too few people": ({"people": [1] * 59, "per_person": 2}, "one for each of the 60 records"),
+    "too few people": ({"people": [1] * 59, "per_person": 2}, "a name for each of the 60 records"),
     "a stream": ({"X": _Stream(), "y": None}, "y is missing; give .* map-style"),
     "one number of each record": (
         {"X": X[:, 0]},
