@@ -12,6 +12,7 @@ import json
 import math
 import secrets
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -89,6 +90,27 @@ class Fitted:
             ) from None
 
 
+_BEFORE: list[tuple[int, int]] = []
+"""PyTorch's settings before each of the calls that are running, in several threads maybe; the first call's first."""
+_LOCK = threading.Lock()
+
+
+@contextmanager
+def _settings_restored() -> Iterator[None]:
+    """Restore the settings of PyTorch that training changes for the whole process, once no call needs them."""
+    with _LOCK:
+        _BEFORE.append((torch.get_num_threads(), torch.get_deterministic_debug_mode()))
+    try:
+        yield
+    finally:
+        with _LOCK:
+            threads, mode = _BEFORE.pop()
+            if not _BEFORE:
+                torch.set_num_threads(threads)
+                torch.set_deterministic_debug_mode(mode)
+
+
+@_settings_restored()
 @torch.inference_mode(False)
 @torch.enable_grad()
 def fit(
@@ -184,6 +206,13 @@ def fit(
         True
     """
     _check_kinds(locals())
+    if memory_mb < 1:
+        raise RefusedError(f"memory_mb is {memory_mb}; give at least 1.")
+    if torch.get_default_device().type != "cpu":
+        raise RefusedError(
+            f"PyTorch's default device is {torch.get_default_device()}; set it to cpu by torch.set_default_device, and"
+            " choose where to train by device."
+        )
     epsilon, delta, count_noise, seed = (
         float(epsilon),
         float(delta),
@@ -206,8 +235,6 @@ def fit(
     unit = unit or ("one record" if people is None else "one person")
     known = len(records.labels) if n_is_public else None
     check_delta(delta, known)
-    if memory_mb < 1:
-        raise RefusedError(f"memory_mb is {memory_mb}; give at least 1.")
     performance = Performance(device_of(str(device)), memory_mb, None, number=known)
     target = Target(Budget(epsilon, delta), accountant, count_noise)
     plan = method.plan(

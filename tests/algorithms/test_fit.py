@@ -280,6 +280,30 @@ def test_gradients_are_taken_where_they_are_switched_off(
     assert "record by record" not in "".join(capfd.readouterr())
 
 
+def test_settings_of_pytorch_are_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training on a GPU makes PyTorch deterministic, and on a CPU it takes few threads."""
+
+    def changing(name: str) -> torch.device:
+        torch.use_deterministic_algorithms(True)
+        torch.set_num_threads(1)
+        return torch.device(name)
+
+    monkeypatch.setattr(fitting, "device_of", changing)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        call(device="cpu")
+        assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == (3, False)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_default_device_other_than_the_cpu_is_refused() -> None:
+    model = linear()
+    with torch.device("meta"), pytest.raises(RefusedError, match=r"default device is meta; set it to cpu"):
+        call(model=model)
+
+
 def test_a_regression_is_trained_on_each_records_own_target() -> None:
     """[batch, 1] outputs beside [batch] targets would be broadcast to all pairs of records."""
     X, _ = two_classes()
