@@ -227,16 +227,12 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
             f"y holds classes beyond the model's {classes} outputs; give it an output for each class, or y as real"
             " numbers if they are no classes."
         )
-    note = (
-        "The start is the weights that the module was given with; what they were made of is not in this card."
-    )
     model = Model(
         type(module).__name__,
         own,
         losses,
         as_they_are,
         bounds=bounds if not shape and len(outputs) == 1 else None,
-        notes=(note,),
         packing=records.packing,
         label_shape=shape,
         label_dtype=torch.from_numpy(np.empty(0, records.labels.dtype)).dtype,

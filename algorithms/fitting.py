@@ -26,7 +26,7 @@ import pandas as pd
 import torch
 from pydantic import PydanticUserError, ValidationError
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
 from algorithms.core.calibration import check_delta
 from algorithms.core.method import Algorithm, Plan, PublicInfo, Target, adapter
@@ -256,7 +256,7 @@ def fit(
     run = _Run(
         plan=plan,
         document=_document(
-            plan, trained, name=name, settings=settings, dataset=dataset, seed=seed, noise=noise
+            plan, model, trained, name=name, settings=settings, dataset=dataset, seed=seed, noise=noise
         ),
         facts=_facts(dataset, unit, known, public=public) | {"per_person": per_person, "pooled": rows},
         device=performance.device.type,
@@ -281,9 +281,7 @@ def fit(
                 on_step=lambda *_: None,
                 reserve=lambda: account.reserve(run),
             )
-            published = by_name(trained.published(method.released(state)))
-            if isinstance(trained.module, Called):
-                published = {name.removeprefix("module."): value for name, value in published.items()}
+            published = _published(trained, method.released(state))
             table = io.BytesIO()
             trace.write(table)
             files = {
@@ -358,11 +356,34 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
+def _published(model: Model, parameters: Tensor) -> dict[str, Tensor]:
+    """All tensors of the user's module by their names there, with the trained parameters from [d]."""
+    named = by_name(model.published(parameters))
+    is_wrapped = isinstance(model.module, Called)
+    return {name.removeprefix("module.") if is_wrapped else name: part for name, part in named.items()}
+
+
 def _document(
-    plan: Plan, model: Model, *, name: str, settings: Mapping[str, Any], dataset: str, seed: int, noise: str
+    plan: Plan,
+    module: nn.Module,
+    model: Model,
+    *,
+    name: str,
+    settings: Mapping[str, Any],
+    dataset: str,
+    seed: int,
+    noise: str,
 ) -> dict[str, Any]:
     """The plan's document, as the pipeline writes it."""
-    described = {"name": model.name, "seed": seed, "parameters": model.parameter_count, "notes": model.notes}
+    start = _published(model, model.initial_parameters())
+    described = {
+        "name": model.name,
+        "seed": seed,
+        "parameters": model.parameter_count,
+        # What it was trained on is not known here, and the card says so.
+        "files": {"start": hashlib.sha256(save(start)).hexdigest()},
+        "freeze": [name for name, part in module.named_parameters() if not part.requires_grad],
+    }
     return {
         "algorithm": name,
         "settings": settings,

@@ -135,6 +135,16 @@ def test_the_card_holds_against_the_files_and_says_that_no_ledger_kept_it(
     assert not any(own_home.iterdir())
 
 
+def test_the_card_says_what_the_model_started_from_and_what_was_not_trained() -> None:
+    layers = nn.Linear(5, 4).requires_grad_(False), nn.Linear(4, 2)
+    first = call(model=nn.Sequential(*layers))
+    again = call(model=first.model)
+    stated = again.card.mechanism.model
+    assert stated.start == first.card.evidence.files["model.safetensors"]
+    assert stated.frozen == ("0.weight", "0.bias")
+    assert "whoever was in both trainings loses both together" in text.statement(again.card)
+
+
 def test_a_public_run_without_noise_has_a_card_that_promises_nothing(tmp_path: Path) -> None:
     result = call(method=NonPrivate(steps=2, expected_batch_size=20), public=True, noise="seeded")
     result.save(tmp_path)
