@@ -376,6 +376,12 @@ def _check_targets(
             "y holds whole numbers in the shape of the model's outputs; give classes, such as y.argmax(1), or real"
             " numbers as the probability of each class, such as y.astype(float)."
         )
+    if name in _BY_INDEX and not is_real and shape and shape == outputs[1:] == outputs[:-1]:
+        raise RefusedError(
+            f"the model gives outputs {[*outputs]} for targets {[*shape]} of a record, where the first or the last"
+            " dimension could be that of the classes; give a loss of your own, such as lambda outputs, targets:"
+            f" {name}(outputs.movedim(-1, 1), targets, reduction='none').mean(1) for the last one."
+        )
     if not as_real or shape in (outputs, outputs[:-1] if outputs[-1] == 1 else outputs):
         return
     if name in _BY_INDEX and is_real:

@@ -840,6 +840,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"y": np.eye(2, dtype=int)[Y]},
         r"in the shape of the model's outputs; give classes, such as y.argmax\(1\)",
     ),
+    "classes in the first dimension or in the last one": (
+        {"model": _Tokens(), "X": np.ones((60, 3), int), "y": np.ones((60, 3), int)},
+        r"outputs \[3, 3\] for targets \[3\] of a record, .*cross_entropy\(outputs\.movedim",
+    ),
     "real marks beyond 0 and 1": (
         {"model": linear(1), "loss": "binary_cross_entropy_with_logits", "y": 2.0 * Y - 1.0},
         "below 0 or above 1",
