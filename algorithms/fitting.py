@@ -48,7 +48,7 @@ from algorithms.privacy.card.trace import Columns
 from algorithms.privacy.ledger import Ledger, heads
 from algorithms.privacy.ledger.books import in_words
 from algorithms.privacy.ledger.composition import UNIT
-from algorithms.privacy.ledger.place import home, ledger_url
+from algorithms.privacy.ledger.place import checked_url, home, ledger_url
 from algorithms.privacy.ledger.usual import check_place, keep_usual
 from algorithms.privacy.mechanisms.noise import secure_generator, seeded_generator
 
@@ -313,8 +313,8 @@ def _check_kinds(given: Mapping[str, object]) -> None:
     for name, (kind, words) in _KINDS.items():
         if not isinstance(given[name], kind):
             raise RefusedError(f"{name} is of type {type(given[name]).__name__}; give {words}.")
-        if isinstance(text := given[name], str) and not text.strip():
-            raise RefusedError(f"{name} is an empty text; name something, or leave it out.")
+        if isinstance(text := given[name], str) and (not text or text != text.strip()):
+            raise RefusedError(f"{name} is {text!r}; give a text without spaces around it, or leave it out.")
 
 
 def _check_noise(noise: str, *, public: bool) -> None:
@@ -462,7 +462,7 @@ class _Account:
                 )
             own = Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
             return cls(own, "none", public, unit, limit)
-        url = ledger_url(url)
+        url = ledger_url(None) if url is None else checked_url(url)
         ledger = heads.open_newest(url, home=home())
         check_place(ledger, population, public=public, home=home())
         if population not in ledger.populations():
@@ -496,7 +496,7 @@ class _Account:
         try:
             yield
         except BaseException as error:
-            if self._is_charged(run.run_id):
+            if self._is_charged(run.run_id) and not self.public:
                 of = (
                     ""
                     if self.url is None

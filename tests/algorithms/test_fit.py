@@ -239,9 +239,13 @@ def test_an_older_copy_of_the_ledger_that_was_put_back_is_refused(own_home: Path
     assert ledger_rows(own_home) == ["population", "reserve", "settle"]
 
 
-def test_a_population_that_is_charged_in_another_ledger_is_refused(own_home: Path) -> None:
+def test_a_population_that_is_charged_in_another_ledger_is_refused(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = {"ledger": f"sqlite:///{own_home}/other.sqlite", "population": "visits", "cap": (9.0, 1e-2)}
-    call(**other)
+    with monkeypatch.context() as patch:  # which is for calls that name no ledger
+        patch.setenv("EPSILONFLOW_LEDGER_URL", f"sqlite:///{own_home}/ledger.sqlite")
+        call(**other)
     with pytest.raises(RefusedError, match="'visits' is charged in another ledger"):
         call(population="visits", cap=(9.0, 1e-2))
     assert ledger_rows(own_home) == []
@@ -935,7 +939,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown noise": ({"noise": "none"}, "choose"),
     "no noise": ({"method": NonPrivate(steps=2, expected_batch_size=20)}, "without noise|infinite|no noise"),
     "whether public in words": ({"public": "no"}, "public is of type str; give True or False"),
-    "a blank name": ({"dataset": " "}, "dataset is an empty text"),
+    "a blank name": ({"dataset": " "}, "dataset is ' '; give a text without spaces"),
+    "a population with a space, which would be another": (
+        {"population": "visits "},
+        "population is 'visits '; give",
+    ),
     "no memory": ({"memory_mb": 0}, "memory_mb is 0; give at least 1"),
     "a method with settings of its own kind": ({"method": _ODD}, "settings of Odd cannot be stated"),
     "a method as a setting": (
