@@ -174,8 +174,8 @@ def fit(
         dataset: The name of the records on the card.
         unit: What is protected; by default "one record", or "one person" with `people`.
         population: The name of the population whose budget in a ledger is charged. The cost is reserved before training
-        XX no budget is charged, the card
-            says that no ledger recorded the run, and adding up several calls is up to you.
+            and settled after it. With None no budget is charged, the card says that no ledger recorded the run, and
+            adding up several calls is up to you.
         ledger: The ledger's URL; by default EPSILONFLOW_LEDGER_URL, or the ledger in the home.
         cap: (epsilon, delta) of the population; needed if it is new to the ledger, and ignored otherwise.
         device: "auto", "cpu" or "cuda".
