@@ -205,21 +205,9 @@ def fit(
         >>> verify(result.card, unsigned=True).passed
         True
     """
-    _check_kinds(locals())
-    if memory_mb < 1:
-        raise RefusedError(f"memory_mb is {memory_mb}; give at least 1.")
-    if torch.get_default_device().type != "cpu":
-        raise RefusedError(
-            f"PyTorch's default device is {torch.get_default_device()}; set it to cpu by torch.set_default_device, and"
-            " choose where to train by device."
-        )
-    epsilon, delta, count_noise, seed = (
-        float(epsilon),
-        float(delta),
-        float(count_noise),
-        int(seed),
-    )  # not NumPy's
-    per_person = None if per_person is None else int(per_person)
+    _check_given(locals())
+    epsilon, delta, count_noise = float(epsilon), float(delta), float(count_noise)  # not NumPy's
+    seed, per_person = int(seed), None if per_person is None else int(per_person)
     method, name, settings = _described(method)
     records = records_of(model, X, y, loss)
     _check_noise(noise, public=public)
@@ -309,12 +297,19 @@ _KINDS: Mapping[str, tuple[type | UnionType, str]] = {
 }
 
 
-def _check_kinds(given: Mapping[str, object]) -> None:
+def _check_given(given: Mapping[str, Any]) -> None:
     for name, (kind, words) in _KINDS.items():
         if not isinstance(given[name], kind):
             raise RefusedError(f"{name} is of type {type(given[name]).__name__}; give {words}.")
         if isinstance(text := given[name], str) and (not text or text != text.strip()):
             raise RefusedError(f"{name} is {text!r}; give a text without spaces around it, or leave it out.")
+    if given["memory_mb"] < 1:
+        raise RefusedError(f"memory_mb is {given['memory_mb']}; give at least 1.")
+    if torch.get_default_device().type != "cpu":
+        raise RefusedError(
+            f"PyTorch's default device is {torch.get_default_device()}; set it to cpu by torch.set_default_device, and"
+            " choose where to train by device."
+        )
 
 
 def _check_noise(noise: str, *, public: bool) -> None:
