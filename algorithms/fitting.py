@@ -5,7 +5,6 @@ records, the training loop, the settlement and the card. Nothing is checkpointed
 it stays charged, and its exception says so.
 """
 
-import copy
 import hashlib
 import io
 import json
@@ -280,11 +279,8 @@ def fit(
             frame = pd.read_parquet(table)
             card = run.settled(account, files, frame, schedule_to_json(run_lengths(trace.events())))
             files["privacy_card.json"] = card.to_bytes()
-            result = copy.deepcopy(model)
-            for name, part in result.named_parameters():
-                if part.requires_grad:  # not by load_state_dict, whose names a module may change
-                    part.data = published[name].to(part.device)
-            return Fitted(result.eval(), frame, dict(plan.epsilon), delta, card, files)
+            result = _filled(trained.module, published, like=model)
+            return Fitted(result, frame, dict(plan.epsilon), delta, card, files)
 
 
 _KINDS: Mapping[str, tuple[type | UnionType, str]] = {
@@ -356,6 +352,26 @@ def _published(model: Model, parameters: Tensor) -> dict[str, Tensor]:
     named = by_name(model.published(parameters))
     is_wrapped = isinstance(model.module, Called)
     return {name.removeprefix("module.") if is_wrapped else name: part for name, part in named.items()}
+
+
+def _filled(own: nn.Module, published: Mapping[str, Tensor], *, like: nn.Module) -> nn.Module:
+    """The copy of the user's module, of before the charge, with the released parameters and the user's settings.
+
+    Not a new copy, since a module that keeps tensors of its passes cannot be copied after them, and not by
+    load_state_dict, whose names a module may change.
+    """
+    own = own.module if isinstance(own, Called) else own
+    for name, parameter in own.named_parameters():
+        if parameter.requires_grad:
+            parameter.data = published[name]
+    for part, given in zip(
+        (*own.parameters(), *own.buffers()), (*like.parameters(), *like.buffers()), strict=True
+    ):
+        part.data = part.data.to(given.device)
+    for layer, same in zip(own.modules(), like.modules(), strict=True):
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            layer.sparse = same.sparse  # type: ignore[assignment]
+    return own.eval()
 
 
 def _document(

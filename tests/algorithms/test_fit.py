@@ -710,6 +710,16 @@ def test_a_module_may_rename_its_weights_where_they_are_loaded() -> None:
     assert same(seeded(model=model), usual())
 
 
+def test_a_hook_may_keep_what_the_model_computes(own_home: Path) -> None:
+    """The module can then not be copied again, and the result was lost after the charge."""
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2))
+    model[0].register_forward_hook(lambda *given: setattr(model, "features", given[-1]))
+    assert not torch.equal(
+        call(model=model, population="visits", cap=(9.0, 0.5)).model[1].weight, model[1].weight
+    )
+    assert ledger_rows(own_home)[-1] == "settle"
+
+
 def test_weights_in_another_order_of_memory_are_trained_and_returned(own_home: Path) -> None:
     """safetensors writes contiguous tensors only, and an expanded one cannot be overwritten."""
     frozen = nn.Linear(5, 4).requires_grad_(False)
