@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from algorithms.errors import RefusedError
 from algorithms.models.linear import CROSS_ENTROPY, LOGISTIC, as_they_are
@@ -35,6 +35,8 @@ _FUNCTIONAL = {
     "BCELoss": "binary_cross_entropy",
     "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
 }
+_NUMBERS = "fiub"
+"""Kinds of NumPy's types."""
 _BOUNDS = {"cross_entropy": CROSS_ENTROPY, "binary_cross_entropy_with_logits": LOGISTIC}
 
 
@@ -56,6 +58,7 @@ def records_of(model: object, X: Any, y: Any, loss: object) -> GivenRecords:
         raise RefusedError(f"the model is a {type(model).__name__}; give a torch.nn.Module.")
     if y is None:
         X, y = _stacked(X)
+    check_index(X, y, "y")
     labels = _array(y, "y")
     is_column = labels.ndim == 2 and labels.shape[1] == 1
     labels = labels[:, 0] if is_column else labels
@@ -68,8 +71,8 @@ def records_of(model: object, X: Any, y: Any, loss: object) -> GivenRecords:
     ):
         shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in parts.items())
         raise RefusedError(
-            f"the shapes are {shapes} and y {list(labels.shape)}; give X as [n, ...] and y as [n] or [n, ...], of the"
-            " same number of records, one at least."
+            f"the shapes are {shapes} and y {list(labels.shape)}; give X as [n, features] or [n, ...] and y as [n]"
+            " or [n, ...], of the same number of records, one at least."
         )
     for name, part in (*parts.items(), ("y", labels)):
         if not np.isfinite(part).all():
@@ -93,6 +96,16 @@ def records_of(model: object, X: Any, y: Any, loss: object) -> GivenRecords:
     return GivenRecords(features, labels, packing, is_column)
 
 
+def check_index(X: Any, other: Any, name: str) -> None:
+    """Raises RefusedError if both have indexes of pandas that differ, since rows are taken by their position."""
+    both = [part.index for part in (X, other) if isinstance(part, pd.DataFrame | pd.Series)]
+    if len(both) == 2 and not both[0].equals(both[1]):
+        raise RefusedError(
+            f"X and {name} have different indexes, and rows are matched by their position; give {name}.loc[X.index], or"
+            f" {name}.to_numpy() if the order is the same."
+        )
+
+
 def pooled(records: GivenRecords, people: Any, most: int, key: bytes) -> GivenRecords:
     """Group records by person, [people, most, ...]; of more than `most`, those with the smallest keyed hash are kept.
 
@@ -103,12 +116,16 @@ def pooled(records: GivenRecords, people: Any, most: int, key: bytes) -> GivenRe
         raise RefusedError(
             f"per_person is {most}; give the most records of a person that are used, at least 1."
         )
-    features, labels, shape = records.features, records.labels, np.shape(people)
-    if shape != (len(labels),):
+    features, labels = records.features, records.labels
+    try:
+        fits = np.shape(people) == (len(labels),)
+        codes, names = pd.factorize(pd.Series(people.cpu().numpy() if isinstance(people, Tensor) else people))
+    except (TypeError, ValueError):  # rows of several lengths, or what is neither a number nor a name
+        fits = False
+    if not fits:
         raise RefusedError(
-            f"people has shape {list(shape)}; give a number or a name for each of the {len(labels)} records."
+            f"people is no list of numbers or names; give a number or a name for each of the {len(labels)} records."
         )
-    codes, names = pd.factorize(pd.Series(people.cpu().numpy() if isinstance(people, Tensor) else people))
     if (codes < 0).any():
         raise RefusedError("people names nobody for some records; leave these out.")
     hashes = [
@@ -133,14 +150,14 @@ def _stacked(dataset: Any) -> tuple[Any, Any]:
     if isinstance(dataset, DataLoader):
         raise RefusedError("X is a DataLoader, and batches are drawn here; give its dataset.")
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or isinstance(
-        dataset, np.ndarray | Tensor | Mapping | list | tuple | pd.DataFrame
+        dataset, np.ndarray | Tensor | Mapping | list | tuple | pd.DataFrame | IterableDataset
     ):
         raise RefusedError(
             "y is missing; give X and y, or in their place a map-style torch Dataset of pairs."
         )
+    items = [dataset[place] for place in range(len(dataset))]  # its own errors are not caught
     try:
-        pairs = [_pair(dataset[place]) for place in range(len(dataset))]
-        records, targets = zip(*pairs, strict=True)
+        records, targets = zip(*map(_pair, items), strict=True)
         y = np.stack([np.asarray(target) for target in targets])
         if not isinstance(records[0], Mapping):
             return np.stack([np.asarray(record) for record in records]), y
@@ -161,14 +178,23 @@ def _pair(item: Any) -> tuple[Any, Any]:
 
 
 def _array(values: Any, name: str) -> NDArray[Any]:
+    if np.ma.is_masked(values):
+        raise RefusedError(f"{name} has masked values; leave these records out or fill them in.")
     try:
-        found = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+        if isinstance(values, Tensor):  # NumPy has no bfloat16
+            found = (values.float() if values.is_floating_point() else values).detach().cpu().numpy()
+        else:
+            found = np.asarray(values)
+        if isinstance(values, pd.DataFrame) and {of.kind for of in values.dtypes} <= {*_NUMBERS}:
+            # Of several types, or with a mark for missing ones, they are objects until here.
+            found = values.to_numpy(np.float64, na_value=np.nan) if found.dtype == object else found
     except (TypeError, ValueError, RuntimeError):
+        found = np.empty(0, object)
+    if found.dtype.kind not in _NUMBERS:
         raise RefusedError(
-            f"{name} is not an array of numbers; give a numpy array or a torch tensor."
-        ) from None
-    if found.dtype.kind not in "fiub":
-        raise RefusedError(f"{name} holds {found.dtype}; give numbers, classes as whole numbers from 0.")
+            f"{name} ({type(values).__name__}, {found.dtype}) is no dense array of numbers; give numbers, as by"
+            ' .toarray(), .to_dense() or .astype("float32"), and classes as whole numbers from 0.'
+        )
     with np.errstate(over="ignore"):
         return found.astype(np.float32, copy=False) if found.dtype.kind == "f" else found
 
@@ -201,16 +227,12 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
             f"y holds classes beyond the model's {classes} outputs; give it an output for each class, or y as real"
             " numbers if they are no classes."
         )
-    note = (
-        "The start is the weights that the module was given with; what they were made of is not in this card."
-    )
     model = Model(
         type(module).__name__,
         own,
         losses,
         as_they_are,
         bounds=bounds if not shape and len(outputs) == 1 else None,
-        notes=(note,),
         packing=records.packing,
         label_shape=shape,
         label_dtype=torch.from_numpy(np.empty(0, records.labels.dtype)).dtype,
@@ -293,24 +315,23 @@ def _losses(
 
     outputs: the shape of a record's outputs. is_flat: whether the module gives [batch], as one's own loss takes it.
     """
-    name, of_torch, reduction = _of_torch(loss)
+    name, loss_of_each, reduction = _without_reduction(loss)
     if isinstance(loss, nn.Module) and any(part.requires_grad for part in loss.parameters()):
         raise RefusedError(
             "the loss has parameters of its own, and only those of the model are trained; move them into the model, or"
             " freeze them by loss.requires_grad_(False)."
         )
-    if of_torch is None and not callable(loss):
+    if not callable(loss_of_each):
         raise RefusedError(
             f"there is no loss {loss if isinstance(loss, str) else type(loss)!r}; name one of torch.nn.functional, such"
             " as 'cross_entropy'."
         )
-    each: Any = loss if of_torch is None else of_torch
-    by_index = of_torch is not None and name in _BY_INDEX
-    is_real, is_own = records.labels.dtype.kind == "f", of_torch is None
+    by_index, is_own = name in _BY_INDEX, name == ""
+    is_real, shape = records.labels.dtype.kind == "f", records.labels.shape[1:]
     as_real = is_real or not (is_own or by_index)
-    if not is_own and as_real:
-        _check_shapes(name, of_torch, outputs, records.labels.shape[1:], is_real=is_real)
-    keeps = is_own and is_real and not is_flat and _takes_column(each, outputs, records.labels.shape[1:])
+    if not is_own:
+        _check_targets(name, records.labels, outputs, is_real=is_real, as_real=as_real)
+    keeps = is_own and is_real and not is_flat and _takes_column(loss_of_each, outputs, shape)
     none = -1 if name == "multilabel_margin_loss" else -100  # marks the end of a record's classes
     ignored: int | None = getattr(loss, "ignore_index", none) if by_index else None
 
@@ -326,8 +347,10 @@ def _losses(
             outputs = outputs[..., 0] if is_one and not keeps else outputs
         elif by_index and targets.dim() > 1 and outputs.shape[2:] != targets.shape[1:]:
             outputs = outputs.movedim(-1, 1)  # where PyTorch's losses expect the classes
-        found: Tensor = each(outputs, targets)
-        if is_own or found.dim() <= 1:
+        if name == "binary_cross_entropy":  # it raises an error for NaN, where a record has to count as zero
+            outputs = outputs.nan_to_num(0.5)
+        found: Tensor = loss_of_each(outputs, targets)
+        if reduction is None or found.dim() <= 1:
             return found
         found = found.flatten(1)
         if reduction == "sum":
@@ -339,19 +362,34 @@ def _losses(
     return losses, _BOUNDS.get(name) if reduction == "" else None, ignored
 
 
-def _check_shapes(
-    name: str, loss: object, outputs: tuple[int, ...], targets: tuple[int, ...], *, is_real: bool
+def _check_targets(
+    name: str, labels: NDArray[Any], outputs: tuple[int, ...], *, is_real: bool, as_real: bool
 ) -> None:
-    """Raises RefusedError if a record's outputs and targets differ in shape and a loss of PyTorch compares them."""
-    ours = isinstance(loss, partial) or type(loss).__module__.startswith("torch.nn.")
-    if not ours or targets in (outputs, outputs[:-1] if outputs[-1] == 1 else outputs):
+    """Raises RefusedError if a loss of PyTorch does not take such targets beside a record's outputs."""
+    if name in _BINARY and is_real and (labels.min() < 0 or labels.max() > 1):
+        raise RefusedError(
+            f"y holds numbers below 0 or above 1, and the loss {name} takes 0 to 1; scale them."
+        )
+    shape = labels.shape[1:]
+    if name == "cross_entropy" and not is_real and shape == outputs:
+        raise RefusedError(
+            "y holds whole numbers in the shape of the model's outputs; give classes, such as y.argmax(1), or real"
+            " numbers as the probability of each class, such as y.astype(float)."
+        )
+    if name in _BY_INDEX and not is_real and shape and shape == outputs[1:] == outputs[:-1]:
+        raise RefusedError(
+            f"the model gives outputs {[*outputs]} for targets {[*shape]} of a record, where the first or the last"
+            " dimension could be that of the classes; give a loss of your own, such as lambda outputs, targets:"
+            f" {name}(outputs.movedim(-1, 1), targets, reduction='none').mean(1) for the last one."
+        )
+    if not as_real or shape in (outputs, outputs[:-1] if outputs[-1] == 1 else outputs):
         return
     if name in _BY_INDEX and is_real:
         raise RefusedError(
             f"y holds real numbers, and the loss {name} takes classes; give them as whole numbers from 0, such as"
             " y.astype(int)."
         )
-    shapes = (", ".join(map(str, ("batch", *shape))) for shape in (outputs, targets))
+    shapes = (", ".join(map(str, ("batch", *part))) for part in (outputs, shape))
     raise RefusedError(
         "the model gives outputs [{}] and y has targets [{}], which".format(*shapes)
         + f" the loss {name} compares one by one; let the model give outputs of the targets' shape."
@@ -360,8 +398,7 @@ def _check_shapes(
 
 def _counts_classes(loss: object) -> bool:
     """Whether whole numbers are classes for a loss; other losses of PyTorch take them as numbers."""
-    name, of_torch, _ = _of_torch(loss)
-    return of_torch is None or name in _BY_INDEX | _BINARY
+    return _without_reduction(loss)[0] in {"", *_BY_INDEX, *_BINARY}
 
 
 def _takes_column(loss: Losses, outputs: tuple[int, ...], targets: tuple[int, ...]) -> bool:
@@ -374,23 +411,31 @@ def _takes_column(loss: Losses, outputs: tuple[int, ...], targets: tuple[int, ..
         return False
 
 
-def _of_torch(loss: object) -> tuple[str, Any, str]:
-    """A PyTorch loss without reduction: its functional name, the function, and its reduction ("" for the default)."""
+def _without_reduction(loss: object) -> tuple[str, Any, str | None]:
+    """A loss as (its functional name, the loss of each record, its reduction).
+
+    The name is "" if the loss is not PyTorch's, and the reduction None if it has none and "" if it is the default.
+    """
+    if isinstance(loss, type):
+        raise RefusedError(
+            f"the loss is the class {loss.__name__}; give an instance, such as {loss.__name__}()."
+        )
     if isinstance(loss, torch.jit.ScriptModule):
         raise RefusedError("the loss is TorchScript; give the torch.nn.Module that it was made from.")
     if isinstance(loss, nn.Module):
         if not hasattr(loss, "reduction"):
-            return "", None, ""
+            return "", loss, None
         own = copy.deepcopy(loss)
         own.reduction = "none"  # type: ignore[assignment]
-        kind = type(loss).__name__
+        bases = [of.__name__ for of in type(loss).__mro__ if of.__module__ == "torch.nn.modules.loss"]
+        kind = next((base for base in bases if not base.startswith("_")), "")
         return _FUNCTIONAL.get(kind, kind), own, str(loss.reduction)
     name = loss if isinstance(loss, str) else getattr(loss, "__name__", "")
     found = getattr(functional, name, None) if name else None
     if found is None or not (isinstance(loss, str) or found is loss):
-        return "", None, ""
+        return "", loss, None
     try:
         has_reduction = "reduction" in inspect.signature(found).parameters
     except (TypeError, ValueError):
         has_reduction = False
-    return (name, partial(found, reduction="none"), "") if has_reduction else ("", None, "")
+    return (name, partial(found, reduction="none"), "") if has_reduction else ("", loss, None)

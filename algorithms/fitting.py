@@ -1,35 +1,40 @@
 """`fit`: the one call that trains a PyTorch module under differential privacy, for a notebook or a script.
 
 It takes the same steps as the pipeline: a plan from public values, a reservation in a ledger, the barrier around the
-records, the training loop, the settlement and the card. Nothing is checkpointed, so an interrupted call is not resumed.
+records, the training loop, the settlement and the card. Nothing is checkpointed, so an interrupted call is not resumed:
+it stays charged, and its exception says so.
 """
 
-import copy
 import hashlib
+import io
 import json
 import math
 import secrets
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 import torch
-from pydantic import ValidationError
+from pydantic import PydanticUserError, ValidationError
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
 from algorithms.core.calibration import check_delta
 from algorithms.core.method import Algorithm, Plan, PublicInfo, Target, adapter
 from algorithms.core.receipt import account_of, cost_of, reserved_events
+from algorithms.core.rehearsal import made_up, rehearsal
 from algorithms.core.software import software
 from algorithms.core.training import by_name, device_of, train
 from algorithms.errors import RefusedError
-from algorithms.fit_inputs import Losses, model_of, pooled, records_of
+from algorithms.fit_inputs import Losses, check_index, model_of, pooled, records_of
 from algorithms.methods.registry import CATALOGUE
 from algorithms.models.model import Model
 from algorithms.models.packing import Called
@@ -38,10 +43,12 @@ from algorithms.privacy.accounting.epsilon import Accountant
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.card import PrivacyCard, RunRecord, build
+from algorithms.privacy.card.trace import Columns
 from algorithms.privacy.ledger import Ledger, heads
 from algorithms.privacy.ledger.books import in_words
 from algorithms.privacy.ledger.composition import UNIT
-from algorithms.privacy.ledger.place import home, ledger_url
+from algorithms.privacy.ledger.place import checked_url, home, ledger_url
+from algorithms.privacy.ledger.usual import check_place, keep_usual
 from algorithms.privacy.mechanisms.noise import secure_generator, seeded_generator
 
 
@@ -69,13 +76,40 @@ class Fitted:
     def save(self, folder: str | Path) -> None:
         """Write the model, plan, trace and card, for `epsilonflow card verify FOLDER/privacy_card.json --unsigned`.
 
-        The card is not signed; cards of the pipeline are, by the owner's key.
+        The card is not signed; cards of the pipeline are, by the owner's key. Raises RefusedError if the folder cannot
+        be written; the result is still there to be saved elsewhere.
         """
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        for name, content in self.files.items():
-            (Path(folder) / name).write_bytes(content)
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            for name, content in self.files.items():
+                (Path(folder) / name).write_bytes(content)
+        except OSError as error:
+            raise RefusedError(
+                f"the result cannot be written to {folder} ({error.strerror}); give a folder that can be."
+            ) from None
 
 
+_BEFORE: list[tuple[int, int]] = []
+"""PyTorch's settings before each of the calls that are running, in several threads maybe; the first call's first."""
+_LOCK = threading.Lock()
+
+
+@contextmanager
+def _settings_restored() -> Iterator[None]:
+    """Restore the settings of PyTorch that training changes for the whole process, once no call needs them."""
+    with _LOCK:
+        _BEFORE.append((torch.get_num_threads(), torch.get_deterministic_debug_mode()))
+    try:
+        yield
+    finally:
+        with _LOCK:
+            threads, mode = _BEFORE.pop()
+            if not _BEFORE:
+                torch.set_num_threads(threads)
+                torch.set_deterministic_debug_mode(mode)
+
+
+@_settings_restored()
 @torch.inference_mode(False)
 @torch.enable_grad()
 def fit(
@@ -100,7 +134,7 @@ def fit(
     population: str | None = None,
     ledger: str | None = None,
     cap: tuple[float, float] | None = None,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     memory_mb: int = 1024,
 ) -> Fitted:
     """Train a copy of a module under differential privacy.
@@ -117,9 +151,10 @@ def fit(
             their mean loss, or the sum if the loss's reduction is "sum", without targets of `ignore_index` (-100). If
             the model gives [batch, 1] for real targets [n], a loss of your own gets that if it gives [batch] for it,
             and [batch] otherwise.
-        X: Records [n, *shape], as an array or a tensor. Whole numbers are kept for a model with an embedding, and
-            become float32 otherwise. Or a mapping of arrays by name, which the model takes as keyword arguments, or
-            as a mapping if it has only one argument; whole numbers are kept, and a mask is 1 where a value is used.
+        X: Records [n, *shape], as an array, a tensor or a DataFrame. Whole numbers are kept for a model with an
+            embedding, and become float32 otherwise. Or a mapping of arrays by name, which the model takes as keyword
+            arguments, or as a mapping if it has only one argument; whole numbers are kept, and a mask is 1 where a
+            value is used.
             Or, without y, a map-style Dataset of pairs, or of mappings with the target under "labels".
         y: Targets [n]: classes as whole numbers, or real numbers for regression. Or [n, ...]: several numbers or
             labels per record, or a class for each token or pixel; for a language model the next token. For [n, 1], a
@@ -138,8 +173,8 @@ def fit(
         dataset: The name of the records on the card.
         unit: What is protected; by default "one record", or "one person" with `people`.
         population: The name of the population whose budget in a ledger is charged. The cost is reserved before training
-            and settled after it; a call that fails in between stays charged. With None no budget is charged, the card
-            says that no ledger recorded the run, and adding up several calls is up to you.
+            and settled after it. With None no budget is charged, the card says that no ledger recorded the run, and
+            adding up several calls is up to you.
         ledger: The ledger's URL; by default EPSILONFLOW_LEDGER_URL, or the ledger in the home.
         cap: (epsilon, delta) of the population; needed if it is new to the ledger, and ignored otherwise.
         device: "auto", "cpu" or "cuda".
@@ -150,6 +185,8 @@ def fit(
 
     Raises:
         RefusedError: If something does not fit, in one sentence; BudgetRefusedError if the population cannot pay.
+        Exception: Of any kind, if training fails or is interrupted. A note of the exception then says what was charged,
+            which stays charged.
 
     Example:
         >>> import numpy as np, torch
@@ -167,13 +204,17 @@ def fit(
         >>> verify(result.card, unsigned=True).passed
         True
     """
-    _check_kinds(locals())
+    _check_given(locals())
+    epsilon, delta, count_noise = float(epsilon), float(delta), float(count_noise)  # not NumPy's
+    seed, per_person = int(seed), None if per_person is None else int(per_person)
+    method, name, settings = _described(method)
     records = records_of(model, X, y, loss)
     _check_noise(noise, public=public)
     trained, classes = model_of(model, loss, records)
     rows = per_person if per_person != 1 else None
     generator = secure_generator() if noise == "secure" else seeded_generator(seed)
     if people is not None and per_person is not None:
+        check_index(X, people, "people")
         key = hashlib.sha256(b"records of a person" + generator.key).digest()
         records = pooled(records, people, per_person, key)
     elif people is not None or per_person is not None:
@@ -181,9 +222,8 @@ def fit(
     unit = unit or ("one record" if people is None else "one person")
     known = len(records.labels) if n_is_public else None
     check_delta(delta, known)
-    performance = Performance(device_of(device), memory_mb, None, number=known)
-    name, settings = _described(method)
-    target = Target(Budget(float(epsilon), float(delta)), accountant, count_noise)
+    performance = Performance(device_of(str(device)), memory_mb, None, number=known)
+    target = Target(Budget(epsilon, delta), accountant, count_noise)
     plan = method.plan(
         target,
         PublicInfo(
@@ -203,61 +243,69 @@ def fit(
     run = _Run(
         plan=plan,
         document=_document(
-            plan, trained, name=name, settings=settings, dataset=dataset, seed=seed, noise=noise
+            plan, model, trained, name=name, settings=settings, dataset=dataset, seed=seed, noise=noise
         ),
         facts=_facts(dataset, unit, known, public=public) | {"per_person": per_person, "pooled": rows},
         device=performance.device.type,
     )
+    run.rehearse()
     with tempfile.TemporaryDirectory(prefix="epsilonflow-") as place:
         folder = Path(place)
         account = _Account.open(
             population, ledger, cap, folder=folder, limit=Budget(epsilon, delta), public=public, unit=unit
         )
-        state, trace, _ = train(
-            method,
-            plan,
-            trained,
-            open_records=lambda: records,
-            generator=generator,
-            run_id=run.run_id,
-            folder=folder,
-            performance=performance,
-            checkpoint_seconds=math.inf,
-            on_step=lambda *_: None,
-            reserve=lambda: account.reserve(run),
-        )
-        published = by_name(trained.published(method.released(state)))
-        if isinstance(trained.module, Called):
-            published = {name.removeprefix("module."): value for name, value in published.items()}
-        trace.write(folder / "trace.parquet")
-        files = {
-            "model.safetensors": save(published),
-            "plan.json": (json.dumps(run.document, indent=2) + "\n").encode(),
-            "trace.parquet": (folder / "trace.parquet").read_bytes(),
-        }
-        frame = pd.read_parquet(folder / "trace.parquet")
-        card = run.settled(account, files, frame, schedule_to_json(run_lengths(trace.events())))
-    files["privacy_card.json"] = card.to_bytes()
-    result = copy.deepcopy(model)
-    for part in (*result.parameters(), *result.buffers()):
-        part.data = part.data.contiguous()  # an expanded tensor cannot be written to
-    result.load_state_dict(published, strict=False)
-    return Fitted(result.eval(), frame, dict(plan.epsilon), float(delta), card, files)
+        with account.closing(run):
+            state, trace, _ = train(
+                method,
+                plan,
+                trained,
+                open_records=lambda: records,
+                generator=generator,
+                run_id=run.run_id,
+                folder=folder,
+                performance=performance,
+                checkpoint_seconds=math.inf,
+                on_step=lambda *_: None,
+                reserve=lambda: account.reserve(run),
+            )
+            published = _published(trained, method.released(state))
+            table = io.BytesIO()
+            trace.write(table)
+            files = {
+                "model.safetensors": save(published),
+                "plan.json": (json.dumps(run.document, indent=2) + "\n").encode(),
+                "trace.parquet": table.getvalue(),
+            }
+            frame = pd.read_parquet(table)
+            card = run.settled(account, files, frame, schedule_to_json(run_lengths(trace.events())))
+            files["privacy_card.json"] = card.to_bytes()
+            result = _filled(trained.module, published, like=model)
+            return Fitted(result, frame, dict(plan.epsilon), delta, card, files)
 
 
 _KINDS: Mapping[str, tuple[type | UnionType, str]] = {
     **dict.fromkeys(("epsilon", "delta", "count_noise"), (Real, "a number")),
     **dict.fromkeys(("seed", "memory_mb"), (Integral, "a whole number")),
+    **dict.fromkeys(("public", "n_is_public"), (bool, "True or False")),
     "per_person": (Integral | None, "a whole number"),
     "dataset": (str, "a text"),
     **dict.fromkeys(("unit", "population", "ledger"), (str | None, "a text")),
 }
 
 
-def _check_kinds(given: Mapping[str, object]) -> None:
+def _check_given(given: Mapping[str, Any]) -> None:
     for name, (kind, words) in _KINDS.items():
         if not isinstance(given[name], kind):
             raise RefusedError(f"{name} is of type {type(given[name]).__name__}; give {words}.")
+        if isinstance(text := given[name], str) and (not text or text != text.strip()):
+            raise RefusedError(f"{name} is {text!r}; give a text without spaces around it, or leave it out.")
+    if given["memory_mb"] < 1:
+        raise RefusedError(f"memory_mb is {given['memory_mb']}; give at least 1.")
+    if torch.get_default_device().type != "cpu":
+        raise RefusedError(
+            f"PyTorch's default device is {torch.get_default_device()}; set it to cpu by torch.set_default_device, and"
+            " choose where to train by device."
+        )
 
 
 def _check_noise(noise: str, *, public: bool) -> None:
@@ -269,8 +317,8 @@ def _check_noise(noise: str, *, public: bool) -> None:
         )
 
 
-def _described(method: Algorithm[Any]) -> tuple[str, dict[str, Any]]:
-    """A method's name and its settings as JSON values."""
+def _described(method: Algorithm[Any]) -> tuple[Algorithm[Any], str, dict[str, Any]]:
+    """A method with numbers of Python, its name, and its settings as JSON values."""
     if isinstance(method, type) or not all(
         hasattr(method, name) for name in ("plan", "init", "step", "released")
     ):
@@ -279,21 +327,74 @@ def _described(method: Algorithm[Any]) -> tuple[str, dict[str, Any]]:
         )
     kind = type(method)
     names = {of: name for name, of in CATALOGUE.items()}
-    settings: dict[str, Any] = adapter(kind).dump_python(method, mode="json", warnings=False)
     # Settings built in Python were not validated yet; those of params.yaml are.
     try:
-        adapter(kind).validate_json(json.dumps(settings))
+        reader = adapter(kind)
+        settings = reader.dump_python(method, mode="json", warnings=False, fallback=_plain)
+        method = reader.validate_json(json.dumps(settings))
+    except PydanticUserError:
+        raise RefusedError(
+            f"the settings of {kind.__name__} cannot be stated on a card; make it a dataclass of numbers and texts."
+        ) from None
     except ValidationError as error:
         key, what = ".".join(map(str, error.errors()[0]["loc"])), error.errors()[0]["msg"]
         raise RefusedError(f"the setting {key} of {kind.__name__} does not fit: {what}; change it.") from None
-    return names.get(kind, f"{kind.__module__}:{kind.__qualname__}"), settings
+    return method, names.get(kind, f"{kind.__module__}:{kind.__qualname__}"), settings
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy as one of Python, and anything else in words."""
+    return value.item() if isinstance(value, np.generic) else str(value)
+
+
+def _published(model: Model, parameters: Tensor) -> dict[str, Tensor]:
+    """All tensors of the user's module by their names there, with the trained parameters from [d]."""
+    named = by_name(model.published(parameters))
+    is_wrapped = isinstance(model.module, Called)
+    return {name.removeprefix("module.") if is_wrapped else name: part for name, part in named.items()}
+
+
+def _filled(own: nn.Module, published: Mapping[str, Tensor], *, like: nn.Module) -> nn.Module:
+    """The copy of the user's module, of before the charge, with the released parameters and the user's settings.
+
+    Not a new copy, since a module that keeps tensors of its passes cannot be copied after them, and not by
+    load_state_dict, whose names a module may change.
+    """
+    own = own.module if isinstance(own, Called) else own
+    for name, parameter in own.named_parameters():
+        if parameter.requires_grad:
+            parameter.data = published[name]
+    for part, given in zip(
+        (*own.parameters(), *own.buffers()), (*like.parameters(), *like.buffers()), strict=True
+    ):
+        part.data = part.data.to(given.device)
+    for layer, same in zip(own.modules(), like.modules(), strict=True):
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            layer.sparse = same.sparse  # type: ignore[assignment]
+    return own.eval()
 
 
 def _document(
-    plan: Plan, model: Model, *, name: str, settings: Mapping[str, Any], dataset: str, seed: int, noise: str
+    plan: Plan,
+    module: nn.Module,
+    model: Model,
+    *,
+    name: str,
+    settings: Mapping[str, Any],
+    dataset: str,
+    seed: int,
+    noise: str,
 ) -> dict[str, Any]:
     """The plan's document, as the pipeline writes it."""
-    described = {"name": model.name, "seed": seed, "parameters": model.parameter_count, "notes": model.notes}
+    start = _published(model, model.initial_parameters())
+    described = {
+        "name": model.name,
+        "seed": seed,
+        "parameters": model.parameter_count,
+        # What it was trained on is not known here, and the card says so.
+        "files": {"start": hashlib.sha256(save(start)).hexdigest()},
+        "freeze": [name for name, part in module.named_parameters() if not part.requires_grad],
+    }
     return {
         "algorithm": name,
         "settings": settings,
@@ -362,7 +463,9 @@ class _Account:
         public: bool,
         unit: str,
     ) -> "_Account":
-        """Raises RefusedError if the population has other terms, or is new without a cap that covers `limit`."""
+        """Raises RefusedError if the population has other terms, is charged in another ledger, or is new without a cap
+        that covers `limit`.
+        """
         if population is None:
             if url is not None or cap is not None:
                 raise RefusedError(
@@ -370,8 +473,9 @@ class _Account:
                 )
             own = Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
             return cls(own, "none", public, unit, limit)
-        url = ledger_url(url)
+        url = ledger_url(None) if url is None else checked_url(url)
         ledger = heads.open_newest(url, home=home())
+        check_place(ledger, population, public=public, home=home())
         if population not in ledger.populations():
             most = _cap(cap, population)
             if most.epsilon < limit.epsilon or most.delta < limit.delta:
@@ -394,6 +498,35 @@ class _Account:
         self.ledger.reserve(run.run_id, self.population, run.plan.cost, events=events, about=about)
         if self.url is not None:
             heads.remember(self.ledger, self.url, home=home())
+            if not self.public:
+                keep_usual(self.ledger, self.population, home=home())
+
+    @contextmanager
+    def closing(self, run: "_Run") -> Iterator[None]:
+        """Give up a run that fails after its charge, and add what it cost to the exception, whatever it is."""
+        try:
+            yield
+        except BaseException as error:
+            if self._is_charged(run.run_id) and not self.public:
+                of = (
+                    ""
+                    if self.url is None
+                    else f" of the population {self.population!r}, for run {run.run_id}"
+                )
+                error.add_note(
+                    f"{in_words(run.plan.cost)}{of} were charged before this happened and count as spent; the same"
+                    " call is not resumed, and is charged again."
+                )
+            raise
+
+    def _is_charged(self, run_id: str) -> bool:
+        """Whether a run was charged, as is assumed if the ledger does not answer; it is given up if it is open."""
+        with suppress(Exception):
+            status = self.ledger.status(run_id)
+            if status == "open":
+                self.ledger.forfeit(run_id)
+            return status is not None
+        return True
 
     def _check(self) -> None:
         """Raises RefusedError if the population has other terms in the ledger."""
@@ -425,21 +558,29 @@ class _Run:
     device: str
     run_id: str = field(default_factory=lambda: f"fit-{secrets.token_hex(8)}")
 
+    def rehearse(self) -> None:
+        """Raises RefusedError if no card could be made of this run."""
+        with rehearsal():
+            budget = self.plan.target.budget
+            entries, trace = made_up(self.plan, cap=asdict(budget))
+            self._card({"population": "none", **entries, "ledger": entries["ledger"] | {"head": None}}, trace)
+
     def settled(
         self, account: _Account, files: Mapping[str, bytes], trace: pd.DataFrame, events: list[dict[str, Any]]
     ) -> PrivacyCard:
         """Settle the run's cost and build its card. files: the released files, by name."""
         sums = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
         account.ledger.settle(self.run_id, self.plan.cost, events=events, model=sums["model.safetensors"])
+        entries = {"population": account.population, "sha256": sums, **account.of(self.run_id)}
+        return self._card(entries | cost_of(self.plan, events), trace)
+
+    def _card(self, entries: Mapping[str, Any], trace: Columns) -> PrivacyCard:
         receipt = {
             "run_id": self.run_id,
-            "population": account.population,
             "private_noise": self.document["noise"] == "secure",
             "diagnostics": False,
             "device": self.device,
-            "sha256": sums,
-            **cost_of(self.plan, events),
-            **account.of(self.run_id),
+            **entries,
         }
         ran = software(Path(__file__).parent, recorded="training")
         return build(RunRecord(self.document, receipt, self.facts, trace, ran))

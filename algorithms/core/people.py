@@ -14,18 +14,24 @@ from torch import Tensor, nn
 
 from algorithms.models import Model
 from algorithms.models.objectives import IGNORED
+from algorithms.models.packing import Packing
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.statistics import Statistic
 
 
 class OfRows(nn.Module):
-    """Applies a module of rows to people: [batch, k, ...] -> [batch, k, ...]."""
+    """Applies a module of rows to people: [batch, k, ...] -> [batch, k, ...].
 
-    def __init__(self, module: nn.Module) -> None:
+    packed: k if a row's parts are packed; made-up people are then [batch, k * width].
+    """
+
+    def __init__(self, module: nn.Module, packed: int | None = None) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.packed = module, packed
 
     def forward(self, people: Tensor) -> Tensor:
+        if self.packed is not None:
+            people = people.reshape(len(people), self.packed, -1)
         found: Tensor = self.module(people.flatten(0, 1))
         return found.view(*people.shape[:2], *found.shape[1:])
 
@@ -46,9 +52,11 @@ def of_people(model: Model, rows: int | None) -> Model:
     """
     if rows is None:
         return model
+    packing = None if model.packing is None else Packing(model.packing.parts * rows)
     return replace(
         model,
-        module=OfRows(model.module),
+        module=OfRows(model.module, None if packing is None else rows),
+        packing=packing,
         losses=_mean_of_rows(model.losses),
         label_shape=(rows, *model.label_shape),
     )

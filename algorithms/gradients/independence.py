@@ -91,7 +91,8 @@ def check_apart(looked: Looked, draw: Callable[[int, int], Sample], constants: S
     losses = looked.losses(sample)
     if losses.shape != sample.labels.shape[:1]:
         raise RecordsNotIndependentError(
-            f"{looked.loss_name} has shape {list(losses.shape)} for {_FEW} records, not [{_FEW}]"
+            f"{looked.loss_name} has shape {list(losses.shape)} for {_FEW} records, not [{_FEW}] as with"
+            " reduction='none'"
         )
     is_random = _drawn(looked, draw(MANY, 0), seeds=_MANY_SEEDS)[1]
     for shown in (sample, sample.times(_LARGE), sample.with_holes()):
@@ -120,7 +121,7 @@ def check_apart_briefly(looked: Looked, draw: Callable[[int, int], Sample]) -> b
     losses, is_random = _drawn(looked, sample, seeds=1)
     if losses.shape != sample.labels.shape[:1]:
         raise RecordsNotIndependentError(
-            f"{looked.loss_name} has shape {list(losses.shape)} for 2 records, not [2]"
+            f"{looked.loss_name} has shape {list(losses.shape)} for 2 records, not [2] as with reduction='none'"
         )
     changes = [
         (sample.among(others.times(factor), place), place, place)

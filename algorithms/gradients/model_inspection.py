@@ -525,7 +525,16 @@ def _look_of(watch: OpTracer) -> str:
 
 
 def _take_alone(passes: Passes, parameters: Tensor, sample: Sample) -> None:
-    """Differentiate record by record; raises RecordsNotIndependentError if that fails too."""
+    """Differentiate record by record; raises RecordsNotIndependentError if that fails, too.
+
+    Raises ModelRefusedError if the losses depend on no parameter.
+    """
+    start = parameters.clone().requires_grad_()
+    if not passes.followed(start, sample.inputs, sample.labels).requires_grad:
+        raise ModelRefusedError(
+            f"the losses of the model {passes.model.name} have no gradient, as after .detach(), torch.no_grad() or a"
+            " detour through NumPy; compute them from the outputs, and those from the parameters, in PyTorch alone."
+        )
     try:
         passes.one_by_one(parameters, sample.inputs, sample.labels)
     except RuntimeError as reason:

@@ -161,6 +161,10 @@ def check_module(module: nn.Module) -> None:
         raise ModelRefusedError(
             "the model has layers whose size is not known yet; call it once on a made-up record, as of zeros."
         )
+    if any(part.is_meta for part in (*parameters, *module.buffers())):
+        raise ModelRefusedError(
+            "the model has tensors without values, on the device meta; load its weights first."
+        )
     if any(part.layout != torch.strided for part in (*parameters, *module.buffers())):
         raise ModelRefusedError("the model has sparse tensors; give them as dense ones, by .to_dense().")
     if any(getattr(layer, "max_norm", None) is not None for layer in module.modules()):

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from algorithms.privacy.ledger.place import LEDGER, checked_url, expanded, home, ledger_url, sqlite_url
+from algorithms.privacy.ledger.place import checked_url, expanded, home, ledger_url, sqlite_url
 from data.schema.formats import Query, Source
 
 # Of `place`; what is defined here is public, too.
-__all__ = ["LEDGER", "checked_url", "home", "ledger_url", "sqlite_url"]
+__all__ = ["checked_url", "home", "ledger_url", "sqlite_url"]
 
 RETRAINING = "EPSILONFLOW_RETRAINING"
 SPEND_AGAIN = "EPSILONFLOW_SPEND_AGAIN"

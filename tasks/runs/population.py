@@ -8,12 +8,12 @@ from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Composition, Ledger
 from algorithms.privacy.ledger.composition import UNIT
+from algorithms.privacy.ledger.usual import check_place, keep_usual
 from data import PublicDescription, public_description
 from data.prepare.prepared import block_digests, made_anew
 from data.schema import registry as catalogue
 from tasks.config import params
 from tasks.config.environment import database_url
-from tasks.runs.ledger import check_place, keep_usual
 
 _HOLDOUT, _BLOCKS = "holdout", "blocks"
 

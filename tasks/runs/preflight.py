@@ -23,6 +23,7 @@ from algorithms.core.training import device_of
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import WHOLE_POPULATION, Balance
+from algorithms.privacy.ledger.usual import check_place
 from data import PublicDescription
 from data.prepare.fetch import check_local
 from data.prepare.secret_key import OWNER_KEY, owner_key
@@ -31,7 +32,7 @@ from tasks.calibrate import plan_for
 from tasks.config.environment import TRAIN_ANYWAY, home, may_train_anyway, train_anyway
 from tasks.config.params import Params
 from tasks.runs.encoders import public_of
-from tasks.runs.ledger import check_place, open_ledger
+from tasks.runs.ledger import open_ledger
 from tasks.runs.population import check_terms
 
 LEAST_SIGNAL = 1.0

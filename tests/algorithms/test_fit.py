@@ -5,18 +5,20 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.sparse
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import algorithms
 from algorithms import DPSGD, NonPrivate, OptimizerConfig, fit, fitting
@@ -27,6 +29,7 @@ from algorithms.models import build
 from algorithms.models.libraries import imported_library
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.card import load, text, verify
 from algorithms.privacy.ledger import Ledger, export, restore
 from data.prepare.prepared import load_as
@@ -132,6 +135,16 @@ def test_the_card_holds_against_the_files_and_says_that_no_ledger_kept_it(
     assert not any(own_home.iterdir())
 
 
+def test_the_card_says_what_the_model_started_from_and_what_was_not_trained() -> None:
+    layers = nn.Linear(5, 4).requires_grad_(False), nn.Linear(4, 2)
+    first = call(model=nn.Sequential(*layers))
+    again = call(model=first.model)
+    stated = again.card.mechanism.model
+    assert stated.start == first.card.evidence.files["model.safetensors"]
+    assert stated.frozen == ("0.weight", "0.bias")
+    assert "whoever was in both trainings loses both together" in text.statement(again.card)
+
+
 def test_a_public_run_without_noise_has_a_card_that_promises_nothing(tmp_path: Path) -> None:
     result = call(method=NonPrivate(steps=2, expected_batch_size=20), public=True, noise="seeded")
     result.save(tmp_path)
@@ -151,17 +164,65 @@ def test_a_population_is_charged_once_and_refuses_what_it_cannot_pay(own_home: P
     assert ledger_rows(own_home) == ["population", "reserve", "settle"]
 
 
-def test_a_call_that_fails_after_the_reservation_stays_charged(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        (Barrier, "gradient", MemoryError),
+        (Barrier, "gradient", KeyboardInterrupt),
+        (Trace, "write", OSError),
+        (Ledger, "settle", RefusedError),
+    ],
+)
+def test_a_call_that_fails_after_its_charge_is_given_up_and_says_what_it_cost(
+    owner: type, name: str, error: type[BaseException], own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> None:
         assert ledger_rows(own_home) == ["population", "reserve"]
-        raise MemoryError
+        raise error
 
-    monkeypatch.setattr(Barrier, "gradient", broken)
-    with pytest.raises(MemoryError):
-        call(population="visits", cap=(4.0, 1e-2))
-    assert Ledger.open(f"sqlite:///{own_home}/ledger.sqlite").balance("visits").reserved.epsilon > 2.0
+    with monkeypatch.context() as patch, pytest.raises(error) as failed:
+        patch.setattr(owner, name, broken)
+        call(population="visits", cap=(7.0, 1e-2))
+    ledger = Ledger.open(f"sqlite:///{own_home}/ledger.sqlite")
+    assert ledger_rows(own_home) == ["population", "reserve", "forfeit"]
+    balance = ledger.balance("visits")
+    assert balance.reserved.epsilon == 0 and balance.spent.epsilon > 2.0
+    assert failed.value.__notes__ == [
+        f"epsilon={balance.spent.epsilon:.12g}, delta=0.001 of the population 'visits', for run"
+        f" {ledger.history()[1].run_id} were charged before this happened and count as spent; the same call is not"
+        " resumed, and is charged again."
+    ]
+    assert call(population="visits").card.setting.private
+
+
+def test_a_call_without_a_ledger_says_what_it_cost_only_once_it_has_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(RefusedError) as refused:
+        call(epsilon=-1)
+    assert not hasattr(refused.value, "__notes__")
+    monkeypatch.setattr(Barrier, "gradient", lambda *_, **__: 1 // 0)
+    with pytest.raises(ZeroDivisionError) as failed:
+        call()
+    assert "delta=0.001 were charged before this happened and count as spent" in failed.value.__notes__[0]
+
+
+def test_what_a_card_cannot_state_is_refused_before_the_charge(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "_facts", lambda *_, **__: {"dataset": None})
+    with pytest.raises(RefusedError, match="could not be reported, so it is not charged"):
+        call(population="visits", cap=(9.0, 1e-2))
+    assert ledger_rows(own_home) == []
+
+
+def test_numbers_of_numpy_and_settings_by_name_are_taken_as_those_of_python() -> None:
+    update = {"learning_rate": np.float32(0.5)}
+    method: Any = DPSGD(steps=np.int64(4), expected_batch_size=np.int32(20), update=update)
+    numbers = {"epsilon": np.float32(3), "delta": np.float64(DELTA), "seed": np.int64(0)}
+    found = seeded(method=method, memory_mb=np.int64(500), device=torch.device("cpu"), **numbers)
+    plain = DPSGD(steps=4, expected_batch_size=20, update=OptimizerConfig(learning_rate=0.5))
+    assert same(found, seeded(method=plain))
 
 
 def test_an_older_copy_of_the_ledger_that_was_put_back_is_refused(own_home: Path) -> None:
@@ -176,6 +237,19 @@ def test_an_older_copy_of_the_ledger_that_was_put_back_is_refused(own_home: Path
     ):
         call(population="others", cap=(4.0, 1e-2))
     assert ledger_rows(own_home) == ["population", "reserve", "settle"]
+
+
+def test_a_population_that_is_charged_in_another_ledger_is_refused(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = {"ledger": f"sqlite:///{own_home}/other.sqlite", "population": "visits", "cap": (9.0, 1e-2)}
+    with monkeypatch.context() as patch:  # which is for calls that name no ledger
+        patch.setenv("EPSILONFLOW_LEDGER_URL", f"sqlite:///{own_home}/ledger.sqlite")
+        call(**other)
+    with pytest.raises(RefusedError, match="'visits' is charged in another ledger"):
+        call(population="visits", cap=(9.0, 1e-2))
+    assert ledger_rows(own_home) == []
+    call(**other)
 
 
 def test_a_private_number_of_records_is_released_with_noise_and_charged() -> None:
@@ -218,6 +292,30 @@ def test_gradients_are_taken_where_they_are_switched_off(
     with mode():
         assert same(seeded(model=model), expected)
     assert "record by record" not in "".join(capfd.readouterr())
+
+
+def test_settings_of_pytorch_are_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training on a GPU makes PyTorch deterministic, and on a CPU it takes few threads."""
+
+    def changing(name: str) -> torch.device:
+        torch.use_deterministic_algorithms(True)
+        torch.set_num_threads(1)
+        return torch.device(name)
+
+    monkeypatch.setattr(fitting, "device_of", changing)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        call(device="cpu")
+        assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == (3, False)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_default_device_other_than_the_cpu_is_refused() -> None:
+    model = linear()
+    with torch.device("meta"), pytest.raises(RefusedError, match=r"default device is meta; set it to cpu"):
+        call(model=model)
 
 
 def test_a_regression_is_trained_on_each_records_own_target() -> None:
@@ -484,6 +582,69 @@ class Rows:
         return self._rows[place]
 
 
+def test_a_table_of_pandas_may_have_columns_of_several_types() -> None:
+    X, y = two_classes()
+    table, labels = pd.DataFrame(X, columns=list("abcde")), pd.Series(y)
+    assert same(seeded(X=table.astype("Float64"), y=labels.astype("Int64")), usual())
+    marked = table.assign(a=table["a"] > 0)  # as pd.get_dummies has it
+    assert same(seeded(X=marked, y=labels), seeded(X=marked.astype("float32")))
+
+
+def test_tensors_may_be_in_16_bits_and_need_gradients() -> None:
+    X = torch.from_numpy(two_classes()[0]).bfloat16()
+    assert same(seeded(X=X), seeded(X=X.float().requires_grad_()))
+
+
+class _Focal(nn.Module):
+    """A loss of classes as many projects have it."""
+
+    def __init__(self, weight: Tensor, reduction: str = "mean") -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.reduction = reduction
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        found = functional.cross_entropy(outputs, targets, weight=self.weight, reduction="none")
+        return found.mean() if self.reduction == "mean" else found
+
+
+class _Weighted(nn.CrossEntropyLoss):
+    """PyTorch's own in other words."""
+
+
+@pytest.mark.parametrize("kind", [_Focal, _Weighted])
+def test_a_loss_of_ones_own_with_a_reduction_takes_classes(kind: Callable[..., nn.Module]) -> None:
+    weight = torch.tensor([1.0, 3.0])
+    assert same(seeded(loss=kind(weight)), seeded(loss=nn.CrossEntropyLoss(weight)))
+
+
+def test_a_model_may_end_in_a_sigmoid() -> None:
+    """BCELoss raises an error for NaN, which a record must not be able to cause."""
+    method = NonPrivate(steps=3, expected_batch_size=60)
+    found = seeded(model=nn.Sequential(linear(1), nn.Sigmoid()), loss=nn.BCELoss(), method=method)
+    expected = seeded(model=linear(1), loss=nn.BCEWithLogitsLoss(), method=method)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_errors_of_a_data_set_are_its_own() -> None:
+    class Broken(Rows):
+        def __getitem__(self, place: int) -> dict[str, Any]:
+            raise KeyError("no such column")
+
+    with pytest.raises(KeyError, match="no such column"):
+        call(X=Broken([{}]), y=None)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_and_the_result_stays(tmp_path: Path) -> None:
+    result = call()
+    (tmp_path / "file").touch()
+    with pytest.raises(RefusedError, match=r"file \(File exists\); give a folder"):
+        result.save(tmp_path / "file")
+    result.save(tmp_path / "folder")
+    assert {path.name for path in (tmp_path / "folder").iterdir()} == {*result.files}
+
+
 def test_a_model_may_take_and_give_a_mapping() -> None:
     _, y = two_classes()
     result = call(model=_Cities(), X={"city": y, "kind": y})
@@ -534,6 +695,29 @@ def test_an_embedding_may_ask_for_sparse_gradients() -> None:
     layers = nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(20, 2)
     trained = call(model=nn.Sequential(*layers), X=np.ones((60, 5), int)).model
     assert trained[0].sparse and not torch.equal(trained[0].weight, layers[0].weight)
+
+
+def test_a_module_may_rename_its_weights_where_they_are_loaded() -> None:
+    """As modules do that read checkpoints of an earlier version; the weights came back untrained."""
+
+    class Renamed(nn.Linear):
+        def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+            state.pop(f"{prefix}weight")
+            super()._load_from_state_dict(state, prefix, *rest)  # type: ignore[no-untyped-call]
+
+    model = Renamed(5, 2)
+    model.weight, model.bias = linear().parameters()
+    assert same(seeded(model=model), usual())
+
+
+def test_a_hook_may_keep_what_the_model_computes(own_home: Path) -> None:
+    """The module can then not be copied again, and the result was lost after the charge."""
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2))
+    model[0].register_forward_hook(lambda *given: setattr(model, "features", given[-1]))
+    assert not torch.equal(
+        call(model=model, population="visits", cap=(9.0, 0.5)).model[1].weight, model[1].weight
+    )
+    assert ledger_rows(own_home)[-1] == "settle"
 
 
 def test_weights_in_another_order_of_memory_are_trained_and_returned(own_home: Path) -> None:
@@ -598,6 +782,22 @@ def _is_not_private(method: Algorithm[Any]) -> bool:
         return False
 
 
+class _Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return zip(X, Y, strict=True)
+
+    def __len__(self) -> int:
+        return 60
+
+
+class _OfNumpy(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.from_numpy(super().forward(inputs).detach().numpy())
+
+
+_ODD = type("Odd", (), dict.fromkeys(("plan", "init", "step", "released")))()
+
+
 X, Y = two_classes()
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "lengths": ({"y": Y[:-1]}, "of the same number of records"),
@@ -617,6 +817,58 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"model": _Tokens(), "X": np.full((60, 4), 2**40), "y": np.ones((60, 4), int)},
         "beyond 32 bits",
     ),
+    "masked records": ({"X": np.ma.masked_greater(X, 2)}, "X has masked values"),
+    "masked targets": ({"y": np.ma.masked_equal(Y, 1)}, "y has masked values"),
+    "a sparse matrix": (
+        {"X": scipy.sparse.csr_array(X)},
+        r"X \(csr_array, object\) is no dense .* \.toarray\(\)",
+    ),
+    "a column of dates": ({"X": pd.DataFrame(X).assign(at=pd.Timestamp(0))}, "is no dense array of numbers"),
+    "missing numbers of pandas": (
+        {"X": pd.DataFrame(X).astype("Float64").mask(X > 2)},
+        "X holds NaN or infinite",
+    ),
+    "rows in another order": (
+        {"X": pd.DataFrame(X), "y": pd.Series(Y)[::-1]},
+        r"X and y have different indexes.*y\.loc",
+    ),
+    "people in another order": (
+        {"X": pd.DataFrame(X), "people": pd.Series(range(60))[::-1], "per_person": 2},
+        "X and people have different indexes",
+    ),
+    "ragged people": (
+        {"people": [[1], [1, 2]] * 30, "per_person": 2},
+        "people is no list of numbers or names",
+    ),
+    "people that are no names": (
+        {"people": [{}] * 60, "per_person": 2},
+        "people is no list of numbers or names",
+    ),
+    "too few people": ({"people": [1] * 59, "per_person": 2}, "a name for each of the 60 records"),
+    "a stream": ({"X": _Stream(), "y": None}, "y is missing; give .* map-style"),
+    "one number of each record": (
+        {"X": X[:, 0]},
+        r"X \[60\] and y \[60\]; give X as \[n, features\]",
+    ),
+    "one number of each class": (
+        {"y": np.eye(2, dtype=int)[Y]},
+        r"in the shape of the model's outputs; give classes, such as y.argmax\(1\)",
+    ),
+    "classes in the first dimension or in the last one": (
+        {"model": _Tokens(), "X": np.ones((60, 3), int), "y": np.ones((60, 3), int)},
+        r"outputs \[3, 3\] for targets \[3\] of a record, .*cross_entropy\(outputs\.movedim",
+    ),
+    "real marks beyond 0 and 1": (
+        {"model": linear(1), "loss": "binary_cross_entropy_with_logits", "y": 2.0 * Y - 1.0},
+        "below 0 or above 1",
+    ),
+    "a loss as its class": ({"loss": nn.CrossEntropyLoss}, r"give an instance, such as CrossEntropyLoss\(\)"),
+    "a loss without a gradient": (
+        {"loss": lambda o, t: functional.cross_entropy(o, t, reduction="none").detach()},
+        "have no gradient",
+    ),
+    "a model of NumPy": ({"model": _OfNumpy(5, 2)}, "have no gradient"),
+    "a model without values": ({"model": nn.Linear(5, 2, device="meta")}, "tensors without values"),
     "numbers beyond float32": ({"X": X * 1e300}, "beyond float32"),
     "an empty mapping": ({"X": {}}, "of the same number of records"),
     "entries that a table lacks": (
@@ -677,7 +929,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"loss": "mse_loss", "y": X[:, 0]},
         r"outputs \[batch, 2\] and y has targets \[batch\]",
     ),
-    "a loss of all records": ({"loss": lambda o, t: functional.cross_entropy(o, t)}, "not \\["),
+    "a loss of all records": ({"loss": lambda o, t: functional.cross_entropy(o, t)}, "reduction='none'"),
     "a loss with parameters": ({"loss": nn.Bilinear(2, 1, 1)}, "the loss has parameters of its own"),
     "a loss that fails": ({"loss": lambda o, t: o @ t}, "the loss"),
     "records as a name": ({"dataset": X}, "dataset is of type ndarray; give a text"),
@@ -696,6 +948,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "seeded noise": ({"noise": "seeded"}, "protects nobody"),
     "unknown noise": ({"noise": "none"}, "choose"),
     "no noise": ({"method": NonPrivate(steps=2, expected_batch_size=20)}, "without noise|infinite|no noise"),
+    "whether public in words": ({"public": "no"}, "public is of type str; give True or False"),
+    "a blank name": ({"dataset": " "}, "dataset is ' '; give a text without spaces"),
+    "a population with a space, which would be another": (
+        {"population": "visits "},
+        "population is 'visits '; give",
+    ),
+    "no memory": ({"memory_mb": 0}, "memory_mb is 0; give at least 1"),
+    "a method with settings of its own kind": ({"method": _ODD}, "settings of Odd cannot be stated"),
+    "a method as a setting": (
+        {"method": DPSGD(steps=FEW, expected_batch_size=20)},  # type: ignore[arg-type]
+        "the setting steps of DPSGD does not fit",
+    ),
     "no method": ({"method": DPSGD}, "give the settings of one"),
     "an unknown device": ({"device": "tpu"}, "which is no device"),
     "a batch beyond the data": ({"method": DPSGD(steps=2, expected_batch_size=1000)}, "batch"),

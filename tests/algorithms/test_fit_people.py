@@ -99,6 +99,23 @@ def test_one_record_of_a_person_is_a_record_as_any_other() -> None:
     assert found.card.setting.records == 4
 
 
+class _Named(nn.Linear):
+    def forward(self, first: torch.Tensor, kind: torch.Tensor) -> torch.Tensor:
+        return super().forward(torch.cat([first, kind.to(first.dtype)], dim=1))
+
+
+def test_a_persons_records_may_have_several_parts() -> None:
+    kinds = np.arange(8)[:, None] % 3
+    public = {"public": True, "noise": "seeded", "per_person": 4}
+    torch.manual_seed(1)
+    of_parts = call(model=_Named(6, 2), X={"first": X, "kind": kinds}, **public)
+    torch.manual_seed(1)
+    together = call(model=nn.Linear(6, 2), X=np.concatenate([X, kinds], axis=1), **public)
+    assert of_parts.card.setting.pooled == 4
+    for one, other in zip(of_parts.model.parameters(), together.model.parameters(), strict=True):
+        assert torch.allclose(one, other)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

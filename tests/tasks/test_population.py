@@ -16,10 +16,10 @@ from algorithms.privacy.accounting.epsilon import group_privacy, rdp
 from algorithms.privacy.accounting.events import RenyiDpEvent, schedule_from_json
 from algorithms.privacy.accounting.filters import RenyiFilter
 from algorithms.privacy.ledger import WHOLE_POPULATION, Composition, Ledger, export, restore
+from algorithms.privacy.ledger.usual import check_usual
 from tasks import calibrate, evaluate, prepare, train
 from tasks.config import params
 from tasks.runs import preflight
-from tasks.runs.ledger import check_usual
 from tasks.runs.population import bind, declare, register
 from tests.support.checkout import PROJECT
 from tests.support.refusals import refused

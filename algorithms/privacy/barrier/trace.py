@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,12 +80,12 @@ class Trace:
         """The recorded events, in order."""
         return [event_from_json(json.loads(row.event)) for row in self.rows]
 
-    def write(self, path: Path) -> None:
+    def write(self, to: Path | BytesIO) -> None:
         """Write the rows as Parquet."""
         import pandas as pd  # here and below, since a plan has no use for it
 
         frame = pd.DataFrame([asdict(row) for row in self.rows], columns=list(Row.__dataclass_fields__))
-        frame.to_parquet(path, index=False)
+        frame.to_parquet(to, index=False)
 
 
 _SAMPLING = {
