@@ -2,14 +2,15 @@
 
 import os
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
+from pydantic import Field
 
-from flows.pipeline import REFUSED
+from flows.pipeline import REFUSED, Delta, Epsilon, Seed
 from tasks.auditing import Asked, audit_all, audit_one, auditable, check
 from tasks.runs.stages import checkout, refusals
 
@@ -23,13 +24,13 @@ def audit_task(asked: Asked, workers: int) -> tuple[bool, str]:
 @flow(name="audit", retries=0, persist_result=False)
 def audit(
     method: str | None = None,
-    epsilon: float = 4.0,
-    delta: float = 1e-5,
+    epsilon: Epsilon = 4.0,
+    delta: Delta = 1e-5,
     settings: dict[str, Any] | None = None,
-    runs: int = 1000,
-    canaries: int = 400,
-    seed: int = 0,
-    workers: int | None = None,
+    runs: Annotated[int, Field(ge=1)] = 1000,
+    canaries: Annotated[int, Field(ge=8)] = 400,
+    seed: Seed = 0,
+    workers: Annotated[int, Field(ge=1)] | None = None,
 ) -> State[Any]:
     """Attack the installed code to look for more leakage than a method claims; spends nothing.
 

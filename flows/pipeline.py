@@ -17,6 +17,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 from pydantic import Field
 
+from algorithms.privacy.accounting.budget import MOST_EPSILON
 from algorithms.privacy.card import load
 from algorithms.privacy.card.text import markdown
 from tasks.config.overrides import Request
@@ -24,6 +25,9 @@ from tasks.runs.stages import StageFailedError, StageRefusedError, checkout, ref
 from tasks.runs.summary import RunSummary, run_summary
 
 REFUSED = "Refused"
+Epsilon = Annotated[float, Field(gt=0, le=MOST_EPSILON)]
+Delta = Annotated[float, Field(ge=0, lt=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 LISTENERS: list[Callable[[str, str | None], object]] = []
 """Callbacks of the command line: called with a stage's name and None when it begins, and with each line it writes."""
 
@@ -78,9 +82,9 @@ def stage_task(stage: str, root: Path) -> None:
 def pipeline(
     dataset: str | None = None,
     algorithm: str | None = None,
-    epsilon: Annotated[float, Field(gt=0)] | None = None,
-    delta: Annotated[float, Field(ge=0, lt=1)] | None = None,
-    seed: Annotated[int, Field(ge=0)] | None = None,
+    epsilon: Epsilon | None = None,
+    delta: Delta | None = None,
+    seed: Seed | None = None,
     settings: dict[str, Any] | None = None,
     encoder: str | None = None,
 ) -> RunSummary | State[Any]:

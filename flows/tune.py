@@ -6,12 +6,13 @@ Prefect retries no trial. A search that was stopped is resumed by the same comma
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
+from pydantic import Field
 
 from flows.compare import Runner, one_server, task_runner
 from flows.pipeline import REFUSED, be_quiet_where_nothing_was_raised
@@ -45,7 +46,7 @@ def search(file: Path, *, runner: Runner = "threads", workers: int = 2) -> State
 
 
 @flow(name="tune", retries=0, persist_result=False)
-def tune(file: str = "tune.yaml", workers: int = 2) -> State[Any]:
+def tune(file: str = "tune.yaml", workers: Annotated[int, Field(ge=1)] = 2) -> State[Any]:
     """Search for settings privately: only the winner is released, for one price that its card states.
 
     Args:

@@ -122,7 +122,7 @@ def _stand_ins(block: Block, reader: Format) -> Iterator[tuple[str, int]]:
 
 
 def _problems(part: str, file: Path, card: DataCard, reader: Table) -> Iterator[tuple[str, int]]:
-    for rows in table.tables("test" if part == "test" else "train", file, reader):
+    for rows in table.tables("test" if part == "test" else "train", file, reader, names_rows=card.public):
         check_columns(rows, reader.in_the_file, file)
         yield f"{part}: records", rows.num_rows
         for column in reader.columns:

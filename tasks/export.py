@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -306,7 +307,8 @@ def release(artifacts: Path, to: Path, *, key: str | None) -> list[str]:
 def _how_to_use(key: str | None) -> str:
     owner = f" The owner's public key is said to be `{key}`; have that confirmed by the owner." if key else ""
     return (
-        "## Use\n\n    pip install epsilonflow\n    epsilonflow card verify privacy_card.json --key KEY\n"
+        f"## Use\n\nWith epsilonflow {version('epsilonflow')} installed:\n\n"
+        "    epsilonflow card verify privacy_card.json --key KEY\n"
         f"    epsilonflow predict RECORDS --model .\n\n`PRIVACY.md` is the card in sentences.{owner}\n"
     )
 

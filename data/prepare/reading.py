@@ -123,7 +123,9 @@ def row_reader(
     from data.readers.of_rows import RowReader  # pyarrow takes half a second to import, and only rows need it
 
     secret = keyed(key, ["records of a person", card.population])
-    return RowReader(card.reader, card.known, card.input_shape, files, card.person, secret, as_texts)
+    return RowReader(
+        card.reader, card.known, card.input_shape, files, card.person, secret, as_texts, card.public
+    )
 
 
 def _of_the_source(

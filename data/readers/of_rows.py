@@ -31,7 +31,7 @@ class RowReader:
 
     declared: the card's reader. known: the target. shape: shape of an image. files: files by role, including those
     besides the rows. person: of the card. key: a secret that decides which of a person's rows are used. as_texts:
-    return texts unchanged, even if they could be tokens.
+    return texts unchanged, even if they could be tokens. public: whether a refusal may name the row that is wrong.
     """
 
     declared: OfRows
@@ -41,6 +41,7 @@ class RowReader:
     person: Person | None = None
     key: bytes = b""
     as_texts: bool = False
+    public: bool = False
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -65,7 +66,7 @@ class RowReader:
     def tables(self, part: Part, path: Path) -> _Tables:
         """The rows of a file, in portions; raises DataRefusedError if the file is not as declared."""
         if isinstance(self.declared, Table):
-            return table.tables(part, path, self.declared)
+            return table.tables(part, path, self.declared, names_rows=self.public)
         more = () if self.person is None else (self.person.column,)
         return rows.tables(path, self.declared, self.known, more=more)
 

@@ -5,7 +5,7 @@ Each record is encoded independently, by the bounds, categories and classes that
 
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,17 +28,23 @@ _ROWS = 65536
 _BROKEN = (pa.ArrowException, OSError, zipfile.BadZipFile, zlib.error, KeyError, UnicodeDecodeError)
 
 
-def read_text(path: Path, declared: Csv, *, skip_lines: int) -> Iterator[pa.Table]:
+def read_text(path: Path, declared: Csv, *, skip_lines: int, names_rows: bool = False) -> Iterator[pa.Table]:
     """The file's columns as text, some megabytes at a time; gzip is recognised by the file's suffix.
 
-    Raises DataRefusedError if a line has too many or too few fields, or is not UTF-8. An empty file has no rows.
+    Raises DataRefusedError if a line has too many or too few fields, or is not UTF-8. names_rows: with the number of
+    that line, for public records. An empty file has no rows.
     """
-    names = list(declared.in_the_file)
+    names, wrong = list(declared.in_the_file), list[int]()
+
+    def note(row: csv.InvalidRow) -> str:
+        wrong.append(row.number)
+        return "error"
+
     try:
         if declared.header:
-            with _opened(path, declared, skip_lines, {}) as first:
+            with _opened(path, declared, skip_lines, {}, note) as first:
                 names = first.schema.names
-        with _opened(path, declared, skip_lines, dict.fromkeys(names, pa.string())) as batches:
+        with _opened(path, declared, skip_lines, dict.fromkeys(names, pa.string()), note) as batches:
             for batch in batches:
                 table = pa.Table.from_batches([batch])
                 if declared.quotes and any(_holds_a_line_break(column) for column in table.columns):
@@ -49,12 +55,18 @@ def read_text(path: Path, declared: Csv, *, skip_lines: int) -> Iterator[pa.Tabl
                 yield table
     except _BROKEN as error:
         if "Empty CSV file" not in str(error):
-            raise DataRefusedError(_what_is_wrong(path, declared)) from None  # the cause quotes the line
+            said = _what_is_wrong(path, declared)
+            said += f" See row {wrong[0]}, not counting empty lines." if names_rows and wrong else ""
+            raise DataRefusedError(said) from None  # the cause quotes the line
 
 
 @contextmanager
 def _opened(
-    path: Path, declared: Csv, skip_lines: int, types: dict[str, pa.DataType]
+    path: Path,
+    declared: Csv,
+    skip_lines: int,
+    types: dict[str, pa.DataType],
+    note: Callable[[csv.InvalidRow], str],
 ) -> Iterator[csv.CSVStreamingReader]:
     with ExitStack() as stack:
         if declared.member is None:
@@ -73,6 +85,7 @@ def _opened(
                 delimiter=declared.separator,
                 quote_char='"' if declared.quotes else False,
                 newlines_in_values=declared.quotes,
+                invalid_row_handler=note,
             ),
             convert_options=csv.ConvertOptions(column_types=types),
         )
@@ -106,7 +119,7 @@ def read_parquet(path: Path, declared: Parquet) -> Iterator[pa.Table]:
         raise DataRefusedError(f"{path} is not a whole Parquet file; correct it or its card.") from None
 
 
-def tables(part: Part, path: Path, declared: Table) -> Iterator[pa.Table]:
+def tables(part: Part, path: Path, declared: Table, *, names_rows: bool = False) -> Iterator[pa.Table]:
     """The rows of a file, in portions; raises DataRefusedError if the file does not have the declared format."""
     if isinstance(declared, Parquet):
         return read_parquet(path, declared)
@@ -114,7 +127,7 @@ def tables(part: Part, path: Path, declared: Table) -> Iterator[pa.Table]:
         return (pa.Table.from_batches([some]) for some in arrow(path))
     assert isinstance(declared, Csv)
     skip_lines = declared.skip_lines.test if part == "test" else declared.skip_lines.train
-    return read_text(path, declared, skip_lines=skip_lines)
+    return read_text(path, declared, skip_lines=skip_lines, names_rows=names_rows)
 
 
 def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:

@@ -52,7 +52,11 @@ def forecast(
         float | None, typer.Option(help="Epsilon of each retraining, instead of a spread.")
     ] = None,
     delta: Annotated[
-        float | None, typer.Option(help="Delta of each retraining; basic composition adds it up.")
+        float | None,
+        typer.Option(
+            help="Delta of each retraining; basic composition adds it up.",
+            show_default="as much of the cap's as epsilon is",
+        ),
     ] = None,
     smallest: Annotated[
         float | None,
@@ -95,7 +99,12 @@ def forecast(
             pricing = Spread(spread, planned, fraction)
         else:  # the price of each retraining, for all blocks of a person
             whole = ledger.balance(population)
-            cost = Budget(epsilon, whole.cap.delta if delta is None else delta)
+            if (
+                delta is None
+            ):  # basic sums use up both parts at once; rounded down, since the last payment has to fit
+                share = min(1.0, epsilon / whole.cap.epsilon) if whole.composition.kind == "basic" else 1.0
+                delta = whole.cap.delta if share == 1.0 else math.nextafter(share * whole.cap.delta, 0.0)
+            cost = Budget(epsilon, delta)
             pricing = tuple(
                 float(part) * whole.blocks_per_person for part in whole.composition.amount_of(cost)
             )

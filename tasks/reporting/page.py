@@ -178,10 +178,16 @@ def _at_most(share: float) -> str:
 
 
 def _down(number: float | None) -> str:
-    """The remaining budget, rounded down."""
+    """The remaining budget, rounded down to four decimals and at most seven digits, which fit a narrow tile.
+
+    Example:
+        >>> _down(999_994.00076), _down(8.00034)
+        ('999,994', '8.0003')
+    """
     if number is None:
         return "infinite"
-    return f"{Decimal(repr(number)).quantize(Decimal('0.0001'), ROUND_FLOOR).normalize():,f}"
+    short = Context(prec=7, rounding=ROUND_FLOOR).create_decimal(repr(number))
+    return f"{short.quantize(Decimal('0.0001'), ROUND_FLOOR).normalize():,f}"
 
 
 def _plain(number: float) -> str:

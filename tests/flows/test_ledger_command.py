@@ -117,6 +117,9 @@ def test_a_forecast_has_a_default_and_is_short(ledger: Ledger, monkeypatch: pyte
     assert "spread over 52 retrainings; see --planned and --epsilon" in shown.stdout
     long = call("forecast", "patients", "--epsilon", "0.001", "--new-blocks")
     assert "88 more; --json has all" in long.stdout and len(long.stdout.splitlines()) < 25
+    ledger.declare("clients", Budget(10.0, 1e-4), public=False)
+    ledger.reserve("one", "clients", Budget(1.0, 1e-6), events=EVENTS, about={})
+    assert "allow 9 more retrainings" in call("forecast", "clients", "--epsilon", "1").stdout
 
 
 def test_a_forecast_of_nothing_is_a_sentence(ledger: Ledger) -> None:

@@ -20,10 +20,15 @@ from prefect.utilities.callables import parameter_schema
 from typer.testing import CliRunner, Result
 
 from algorithms.privacy.accounting.budget import Budget
+from flows.audit import audit
 from flows.cli import runs
 from flows.cli.main import app
 from flows.compare import comparison, plan, run, task_runner
 from flows.pipeline import pipeline, run_stage
+from flows.report import report
+from flows.retrain import retrain
+from flows.tune import tune
+from flows.verify import verify
 from tasks.comparing import trial as one_cell
 from tasks.comparing.files import Place
 from tasks.runs.stages import STAGES
@@ -44,19 +49,29 @@ def test_no_task_is_tried_again_and_none_is_cached_by_prefect() -> None:
         {"epsilon": "much"},
         {"epsilon": -1.0},
         {"epsilon": 0.0},
+        {"epsilon": 1e5},
         {"delta": 1.0},
         {"delta": -1e-5},
         {"seed": -1},
+        {"seed": 2**63},
     ],
 )
-def test_prefect_knows_the_ranges_of_the_parameters(parameters: dict[str, Any]) -> None:
+def test_prefect_refuses_parameters_out_of_range(parameters: dict[str, Any]) -> None:
     """So that a page or a command of Prefect refuses them before a run is made."""
     with pytest.raises(ParameterTypeError):
         pipeline.validate_parameters(parameters)
     assert pipeline.validate_parameters({"epsilon": 1.5, "delta": 0.0})["epsilon"] == 1.5
-    (name,) = parameters
-    limits = json.dumps(parameter_schema(pipeline.fn).properties[name])
-    assert "inimum" in limits
+
+
+@pytest.mark.parametrize("flow", [pipeline, comparison, retrain, tune, audit, report, verify])
+def test_prefects_schema_has_the_ranges_of_the_numbers(flow: Any) -> None:
+    for name, part in parameter_schema(flow.fn).properties.items():
+        (kind, *_) = part.get("anyOf", [part])
+        if kind["type"] in ("number", "integer"):
+            assert kind.keys() & {"minimum", "exclusiveMinimum"}, name
+            assert name in ("runs", "canaries", "workers") or kind.keys() & {"maximum", "exclusiveMaximum"}, (
+                name
+            )
 
 
 @pytest.fixture

@@ -28,7 +28,8 @@ for (const one of document.querySelectorAll('body *')) {
   found.texts += 1;
   if ((high + .05) / (low + .05) < needed) found.faint.push(one.textContent.trim().slice(0, 40));
 }
-document.body.setAttribute('data-found', JSON.stringify(found));
+found.window = innerWidth;
+parent.document.body.setAttribute('data-found', JSON.stringify(found));
 </script>
 """
 
@@ -56,7 +57,11 @@ def seen(page: str, folder: Path, *, width: int, dark: bool = False) -> Seen:
     open_page = re.sub(
         r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page
     )  # it allows no script, also ours
-    file.write_text(open_page.replace("</body>", f"{_LOOK}</body>"), encoding="utf-8")
+    inner = html.escape(open_page.replace("</body>", f"{_LOOK}</body>"))
+    frame = f'<iframe srcdoc="{inner}" style="width: {width}px; height: 900px; border: 0"></iframe>'
+    file.write_text(
+        f"<!doctype html><body>{frame}</body>", encoding="utf-8"
+    )  # a window is never below 500 pixels
     command = [
         browser,
         "--headless=new",
@@ -64,11 +69,12 @@ def seen(page: str, folder: Path, *, width: int, dark: bool = False) -> Seen:
         "--disable-gpu",
         f"--user-data-dir={folder}/profile",
     ]
-    command += ["--hide-scrollbars", "--enable-logging=stderr", f"--window-size={width},900", "--dump-dom"]
+    command += ["--hide-scrollbars", "--enable-logging=stderr", "--window-size=1300,1000", "--dump-dom"]
     command += ["--blink-settings=preferredColorScheme=0"] if dark else []
     done = subprocess.run([*command, file.as_uri()], capture_output=True, text=True, timeout=120, check=True)
     found = re.search(r'data-found="([^"]*)"', done.stdout)
     assert found is not None, done.stderr[-2000:]
     looked = json.loads(html.unescape(found[1]))
+    assert looked["window"] == width
     complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     return Seen(looked["wide"], looked["faint"], looked["texts"], complaints)

@@ -11,6 +11,8 @@ import pytest
 from pyarrow import parquet
 from ruamel.yaml import YAML
 
+from data.prepare.reading import read
+from data.schema.errors import DataRefusedError
 from tasks.check_data import Look, look
 from tests.support.cards import card, category, label, number
 
@@ -151,3 +153,15 @@ def test_a_column_that_occurs_twice_is_refused(check: Check, twice: str, as_text
     table = pa.table([[1], ["no"], [1]], names=["x", "y", twice])
     found = check(f"x,y,{twice}\n1,no,1\n" if as_text else table, NUMBER, label("y"))
     assert f"must have one column '{twice}'" in (found.refused or "")
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_the_row_that_is_wrong_is_named_where_it_is_public(
+    check: Check, tmp_path: Path, public: bool
+) -> None:
+    found = check("x,y\n1,no\n\n2,yes\n31337\n", NUMBER, label("y"), public=public)
+    with pytest.raises(DataRefusedError) as refusal:
+        list(read(found.card, {part: tmp_path / part for part in ("train", "test")}))
+    for said in (str(refusal.value), found.refused or ""):
+        assert "every line needs the same number" in said and "31337" not in said
+        assert ("See row 4, not counting empty lines." in said) == public

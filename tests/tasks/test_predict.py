@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,8 @@ def test_a_release_holds_what_a_stranger_needs_and_nothing_else(artifacts: Path,
         "privacy_card.json",
         "trace.parquet",
     ]
+    needed = version("epsilonflow")
+    assert f"With epsilonflow {needed} installed" in (folder / "README.md").read_text()
     verified = call("card", "verify", str(folder / "privacy_card.json"), "--key", key)
     assert verified.exit_code == 0 and "not checked" not in verified.stdout
     assert algorithms.load(folder).classes == tuple(map(str, range(10)))
