@@ -23,6 +23,7 @@ from data.readers.reviews import split, token_rows
 from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
 from data.schema.formats import (
+    Csv,
     Datasets,
     Digits,
     Format,
@@ -77,10 +78,16 @@ def preparation_of(
 
 
 def _reader_of(card: DataCard) -> dict[str, Any]:
-    """The reader without the person's column, which a model does not need and which should not be published."""
+    """The reader without the person's column, which a model does not need and which should not be published.
+
+    In files without a header the column keeps its place, under another name, since places tell the columns apart.
+    """
     reader: dict[str, Any] = json.loads(card.reader.model_dump_json())
     if card.person is not None and isinstance(card.reader, Table):
-        reader["columns"] = [one for one in reader["columns"] if one["name"] != card.person.column]
+        has_places = isinstance(card.reader, Csv) and not card.reader.header
+        kept = [{"name": "(person)", "kind": "ignored"}] if has_places else []
+        place = [one["name"] for one in reader["columns"]].index(card.person.column)
+        reader["columns"][place : place + 1] = kept
     return reader
 
 
