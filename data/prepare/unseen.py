@@ -18,8 +18,8 @@ from data.prepare.description import Transform
 from data.prepare.reading import Own as OwnFunction
 from data.prepare.scattering import scattered
 from data.readers import images
-from data.readers.records import Block, Features, Records
-from data.readers.reviews import split, token_rows
+from data.readers.records import Block, Features, Records, files_in
+from data.readers.reviews import token_rows, without_breaks
 from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
 from data.schema.formats import (
@@ -275,28 +275,31 @@ def _texts(each: Iterator[tuple[str, str]], reader: Format, listed: list[str] | 
     tokens_of = reader.tokens if isinstance(reader, Texts) else reader
     for names, texts in _batches(each):
         if listed is None or not isinstance(tokens_of, Reviews | Tokens):
-            yield Unseen(names, np.array(texts, dtype=object))
+            made = map(without_breaks, texts) if isinstance(reader, Reviews) else texts
+            yield Unseen(names, np.array([*made], dtype=object))
         else:
             yield Unseen(names, token_rows(texts, words, length=tokens_of.length))
 
 
 def _each_text(path: Path) -> Iterator[tuple[str, str]]:
+    """The texts of a folder's files, byte by byte as in training, or the lines of a file that are not blank."""
     try:
         if path.is_dir():
-            for file in sorted(path.rglob("*.txt")):
-                yield file.relative_to(path).as_posix(), file.read_text(encoding="utf-8")
+            for file in files_in(path):
+                if file.suffix.lower() == ".txt":
+                    yield file.relative_to(path).as_posix(), file.read_bytes().decode()
             return
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
-                if split(line):
-                    yield str(number), line
+                if line.strip():
+                    yield str(number), line.removesuffix("\n")
     except UnicodeDecodeError:
         raise DataRefusedError(f"{path} holds a text that is not UTF-8; correct it.") from None
 
 
 def _images(path: Path, card: DataCard) -> Iterator[Unseen]:
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in _IMAGES)
+        files = [file for file in files_in(path) if file.suffix.lower() in _IMAGES]
         named = {file.relative_to(path).as_posix(): file for file in files}
     else:
         named = {path.name: path}

@@ -98,7 +98,7 @@ def pixels(
         content = source if isinstance(source, bytes) else _content(source, declared.most_pixels)
         image = _decoded(content, declared, shape)
         if image is None and strict:
-            raise DataRefusedError(f"{source!s} is not an image; take it out of the folder.")
+            raise DataRefusedError(f"{source!s} is not an image in PNG or JPEG; convert it, or take it out.")
         stand_in = np.full(shape, declared.stand_in, np.float32)
         return stand_in if image is None else image, sha256(content).digest()
 

@@ -183,7 +183,7 @@ def test_a_table_of_bytes_as_hugging_face_writes_it(card: CardOf, tmp_path: Path
 
 
 def test_images_to_predict_on_become_what_those_of_training_did(card: CardOf, tmp_path: Path) -> None:
-    place = folder(tmp_path / "photos", {"x.png": PICTURES["light/a.png"]})
+    place = folder(tmp_path / "photos", {"x.png": PICTURES["light/a.png"], "._x.png": b"of a Mac"})
     carried = preparation_of(card(fit="crop"), "none", None)
     (found,) = records_in(place, carried, (3, 3, 2))
     np.testing.assert_allclose(found.features[0, :, 0, 0], [1, 0, 0.2])
