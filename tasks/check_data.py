@@ -181,7 +181,7 @@ def _changes(
         found = encoding.positions(values, column.categories, _REFUSED)
         return {into: found == len(column.categories)}
     if isinstance(column, Label) and isinstance(card.target, Labels):
-        known = (*card.target.yes, "0", "0.0", "false", "False")
+        known = (*card.target.yes, "0", "0.0", "false", "False", "FALSE")
         return {"neither yes nor 0, without the label": ~encoding.holds(values, known, _REFUSED)}
     if isinstance(column, Label):
         encoding.classes(values, column, card.classes, _REFUSED)

@@ -31,13 +31,16 @@ _BROKEN = (pa.ArrowException, OSError, zipfile.BadZipFile, zlib.error, KeyError,
 def read_text(path: Path, declared: Csv, *, skip_lines: int) -> Iterator[pa.Table]:
     """The file's columns as text, some megabytes at a time; gzip is recognised by the file's suffix.
 
-    Raises DataRefusedError if a line has too many or too few fields, or is not UTF-8. An empty file has no rows.
+    Names of columns are trimmed, as values are. Raises DataRefusedError if a line has too many or too few fields, or is
+    not UTF-8. An empty file has no rows.
     """
     names = list(declared.in_the_file)
     try:
         if declared.header:
             with _opened(path, declared, skip_lines, {}) as first:
                 names = first.schema.names
+            if len(names) == 1 < len(declared.content):  # another separator
+                raise DataRefusedError(_what_is_wrong(path, declared))
         with _opened(path, declared, skip_lines, dict.fromkeys(names, pa.string())) as batches:
             for batch in batches:
                 table = pa.Table.from_batches([batch])
@@ -46,7 +49,7 @@ def read_text(path: Path, declared: Csv, *, skip_lines: int) -> Iterator[pa.Tabl
                         f"{path} has a field with a line break in quotes, which may be several records read as one; "
                         "remove the line break or the stray quote."
                     )
-                yield table
+                yield table.rename_columns([name.strip() for name in names])
     except _BROKEN as error:
         if "Empty CSV file" not in str(error):
             raise DataRefusedError(_what_is_wrong(path, declared)) from None  # the cause quotes the line
@@ -108,10 +111,14 @@ def read_parquet(path: Path, declared: Parquet) -> Iterator[pa.Table]:
 
 def tables(part: Part, path: Path, declared: Table) -> Iterator[pa.Table]:
     """The rows of a file, in portions; raises DataRefusedError if the file does not have the declared format."""
-    if isinstance(declared, Parquet):
-        return read_parquet(path, declared)
     if isinstance(declared, Datasets):
         return (pa.Table.from_batches([some]) for some in arrow(path))
+    if path.is_dir():
+        raise DataRefusedError(
+            f"{path} is a folder, and a table is one file; join its files, or let each be a block of the population."
+        )
+    if isinstance(declared, Parquet):
+        return read_parquet(path, declared)
     assert isinstance(declared, Csv)
     skip_lines = declared.skip_lines.test if part == "test" else declared.skip_lines.train
     return read_text(path, declared, skip_lines=skip_lines)

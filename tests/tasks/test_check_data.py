@@ -124,6 +124,7 @@ LABELLED: dict[str, tuple[dict[str, Any], list[Any], dict[str, int], str | None]
         None,
     ),
     "a label of several, true or false": (LABELS, [True, False], {}, None),
+    "a label of several, as R writes it": (LABELS, ["TRUE", "FALSE"], {}, None),
     "a label of several, structs": (
         LABELS,
         [{"a": 1}, {"a": 1}],
