@@ -31,7 +31,16 @@ _Source: TypeAlias = Path | bytes | None
 
 
 def read(folder: Path, declared: Images, classes: Sequence[str], shape: tuple[int, ...]) -> Iterator[Records]:
-    """Read some hundred images at a time, in the order of class and name: float32 in [0, 1] (pixel / 255) of `shape`.
+    """Read some hundred images at a time, in the order of `listed`: float32 in [0, 1] (pixel / 255) of `shape`."""
+    each = listed(folder, classes)
+    for start in range(0, len(each), _AT_ONCE):
+        some = each[start : start + _AT_ONCE]
+        features, keys = pixels([path for _, path in some], declared, shape)
+        yield Records(features, np.array([label for label, _ in some], np.int64), keys)
+
+
+def listed(folder: Path, classes: Sequence[str]) -> list[tuple[int, Path]]:
+    """The images of a folder with the index of their class, in the order of class and name; other files are left out.
 
     Raises DataRefusedError if a folder is named after no class, as for a label in a table.
     """
@@ -42,16 +51,12 @@ def read(folder: Path, declared: Images, classes: Sequence[str], shape: tuple[in
         raise DataRefusedError(
             f"{folder} has a folder of none of the declared classes; correct it or the card."
         )
-    each = [
+    return [
         (label, path)
         for label, name in enumerate(classes)
         for path in files_in(folder / name)
         if path.suffix.lower() in _ENDINGS
     ]
-    for start in range(0, len(each), _AT_ONCE):
-        some = each[start : start + _AT_ONCE]
-        features, keys = pixels([path for _, path in some], declared, shape)
-        yield Records(features, np.array([label for label, _ in some], np.int64), keys)
 
 
 def not_a_folder(path: Path) -> DataRefusedError:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from PIL import Image
 from pyarrow import parquet
 from ruamel.yaml import YAML
 
+from data.prepare.fetch import _checksum as checksum
 from tasks.check_data import Look, look
 from tests.support.cards import card, category, label, number
 
@@ -152,3 +154,21 @@ def test_a_column_that_occurs_twice_is_refused(check: Check, twice: str, as_text
     table = pa.table([[1], ["no"], [1]], names=["x", "y", twice])
     found = check(f"x,y,{twice}\n1,no,1\n" if as_text else table, NUMBER, label("y"))
     assert f"must have one column '{twice}'" in (found.refused or "")
+
+
+def test_files_that_are_no_records_and_images_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
+    for name in ("no/a.png", "no/b.PNG", "yes/c.gif", "yes/d.jpg", "yes/.hidden.png", "e.png"):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (2, 2)).save(tmp_path / "photos" / name)
+    (tmp_path / "photos/yes/d.jpg").write_bytes(b"")
+    files = {"train": {"path": "photos", "sha256": checksum(tmp_path / "photos", "sha256")}}
+    reader = {"kind": "images", "mode": "L"}
+    document = CARD | CLASSES | {"files": files, "reader": reader, "shape": [1, 2, 2]}
+    document |= {"split": {"salt": "b", "test_fraction": 0.5}}
+    YAML(typ="safe", pure=True).dump(document, tmp_path / "mine.yaml")
+    assert look(str(tmp_path / "mine.yaml"), tmp_path, counted=True).counts == {
+        "train: files that are not PNG or JPEG in a class's folder, ignored": 2,
+        "train: records": 2,
+        "test: records": 1,
+        "test: not read as images, the stand-in": 1,
+    }
