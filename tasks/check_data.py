@@ -90,7 +90,7 @@ def look(name: str, root: Path, *, counted: bool) -> Look:
         first = next(iter(right))
         return Look(card, right, None, f"{first} has another checksum than its card declares")
     counts: dict[str, int] = {}
-    shows_counts, refused = counted or card.public, None
+    shows_counts, refused, used = counted or card.public, None, 0
     try:
         files = fetch(card, Places(root=root, mirror=data_mirror(), cache=root / RAW), key=key)
         if isinstance(card.reader, Table) and shows_counts:
@@ -106,6 +106,10 @@ def look(name: str, root: Path, *, counted: bool) -> Look:
         for block in read(card, files, key=key, own=reader_of(card.reader), as_texts=as_texts):
             for problem, count in _stand_ins(block, card.reader):
                 counts[problem] = counts.get(problem, 0) + count
+            used += len(block.records)
+        rows = sum(count for problem, count in counts.items() if problem.endswith(": records"))
+        if isinstance(card.reader, Table) and card.person is not None and rows > used:
+            counts["rows left out: of nobody, of people in the test file, or beyond per_person"] = rows - used
     except DataRefusedError as refusal:
         refused = str(refusal)
     return Look(card, {}, counts if shows_counts else None, refused)

@@ -39,7 +39,7 @@ def read_text(path: Path, declared: Csv, *, skip_lines: int) -> Iterator[pa.Tabl
         if declared.header:
             with _opened(path, declared, skip_lines, {}) as first:
                 names = first.schema.names
-            if len(names) == 1 < len(declared.content):  # another separator
+            if len(names) == 1 < len(declared.content) and names[0].strip() not in declared.in_the_file:
                 raise DataRefusedError(_what_is_wrong(path, declared))
         with _opened(path, declared, skip_lines, dict.fromkeys(names, pa.string())) as batches:
             for batch in batches:

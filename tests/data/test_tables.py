@@ -136,6 +136,8 @@ def test_names_of_columns_are_trimmed_as_values_are(encode: Encode) -> None:
 def test_another_separator_and_a_folder_are_named_as_such(encode: Encode, tmp_path: Path) -> None:
     with pytest.raises(DataRefusedError, match=r"separated by ',', .* or reader\.separator in its card"):
         encode("age;town;answer\n1;Oslo;no\n")
+    with pytest.raises(DataRefusedError, match="must have one column 'town'"):
+        encode("age\n1\n")
     with pytest.raises(DataRefusedError, match="is a folder, and a table is one file"):
         read_tables("train", tmp_path, Parquet.model_construct(kind="parquet"))
 

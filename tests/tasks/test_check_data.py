@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 
 from data.prepare.fetch import _checksum as checksum
 from tasks.check_data import Look, look
-from tests.support.cards import card, category, label, number
+from tests.support.cards import card, category, csv_of, label, number
 
 Check = Callable[..., Look]
 CARD = card("mine", records={"at_most": 400})
@@ -146,6 +146,22 @@ def test_labels_are_counted_as_they_are_read(check: Check, tmp_path: Path, case:
     assert (in_train(found), quiet.counts) == (counts, None)
     for one in (found, quiet):
         assert (one.refused is None) == (refused is None) and (refused or "") in (one.refused or "")
+
+
+def test_rows_that_a_person_leaves_out_are_counted(tmp_path: Path) -> None:
+    """Twenty people have two rows each, of which one is used, and three rows name nobody."""
+    lines = [f"{who},1,no" for who in (*range(20), *range(20), "", "", "")]
+    (tmp_path / "t").write_text("\n".join(["who,x,y", *lines]))
+    files = {"train": {"path": "t", "sha256": sha256((tmp_path / "t").read_bytes()).hexdigest()}}
+    reader = csv_of({"name": "who", "kind": "ignored"}, NUMBER, label("y"))
+    document = CARD | CLASSES | {"files": files, "reader": reader, "person": {"column": "who"}}
+    YAML(typ="safe", pure=True).dump(
+        document | {"split": {"salt": "m", "test_fraction": 0.5}}, tmp_path / "mine.yaml"
+    )
+    assert look(str(tmp_path / "mine.yaml"), tmp_path, counted=True).counts == {
+        "train: records": 43,
+        "rows left out: of nobody, of people in the test file, or beyond per_person": 23,
+    }
 
 
 @pytest.mark.parametrize("twice", ["x", "y"])
