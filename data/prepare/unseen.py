@@ -324,7 +324,7 @@ def _pixels(file: Path, shape: tuple[int, ...], reader: Format) -> Features:
     channels, height, width = shape
     try:
         with Image.open(file) as opened:
-            image = opened.convert("L" if channels == 1 else "RGB")
+            image = images.in_mode(opened, "L" if channels == 1 else "RGB")
     except (UnidentifiedImageError, OSError):
         raise DataRefusedError(f"{file} is not an image; take it out of the folder.") from None
     if image.size != (width, height) or channels not in (1, 3):

@@ -22,6 +22,7 @@ from data.schema.formats import Images, ImageTable, Pixels
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from PIL import Image
 
 _ENDINGS = (".png", ".jpg", ".jpeg")
 _AT_ONCE = 256
@@ -127,6 +128,15 @@ def _content(path: Path | None, most_pixels: int) -> bytes:
     return content if len(content) <= most_pixels * _BYTES_A_PIXEL + _BYTES_BESIDE else b""
 
 
+def in_mode(image: "Image.Image", mode: str) -> "Image.Image":
+    """The image in a mode of 8 bits; of 16 bits the upper 8, since Pillow would clip all but the darkest pixels."""
+    if image.mode.startswith("I"):
+        from PIL import Image
+
+        image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
+    return image.convert(mode)
+
+
 def _decoded(content: bytes, declared: Pixels, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
     """One image, float32 of `shape`; None if it is not an image or too large."""
     from PIL import Image, ImageOps
@@ -136,12 +146,7 @@ def _decoded(content: bytes, declared: Pixels, shape: tuple[int, ...]) -> NDArra
         with Image.open(BytesIO(content), formats=("PNG", "JPEG")) as opened:
             if opened.width * opened.height > declared.most_pixels:
                 return None
-            image: Image.Image = opened
-            if image.mode.startswith(
-                "I"
-            ):  # 16 bits: the upper 8, since Pillow would clip all but the darkest pixels
-                image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
-            image = image.convert(declared.mode)
+            image = in_mode(opened, declared.mode)
             if image.size != size and declared.fit == "crop":
                 image = ImageOps.fit(image, size, bilinear)
             elif image.size != size:

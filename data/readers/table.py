@@ -60,6 +60,11 @@ def _opened(
     path: Path, declared: Csv, skip_lines: int, types: dict[str, pa.DataType]
 ) -> Iterator[csv.CSVStreamingReader]:
     with ExitStack() as stack:
+        if declared.member is None and zipfile.is_zipfile(path):
+            raise DataRefusedError(
+                f"{path} is a zip archive; name the CSV file in it as reader.member of the card, or save a spreadsheet"
+                " as CSV."
+            )
         if declared.member is None:
             content: Any = stack.enter_context(pa.input_stream(str(path), compression="detect"))
         else:

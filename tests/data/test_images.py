@@ -199,6 +199,17 @@ def test_images_to_predict_on_become_what_those_of_training_did(card: CardOf, tm
         list(records_in(place, carried, (3, 3, 2)))
 
 
+@pytest.mark.parametrize(
+    ("bits", "content"), [(8, [[0, 51], [102, 255]]), (16, [[0, 13107], [26214, 65535]])]
+)
+def test_pixels_of_16_bits_are_those_of_8_where_training_had_bytes(
+    images: Document, card_of: CardOf, tmp_path: Path, bits: int, content: list[list[int]]
+) -> None:
+    Image.fromarray(np.array(content, f"uint{bits}")).save(tmp_path / "new.png")
+    (found,) = records_in(tmp_path / "new.png", preparation_of(card_of(images), "none", None), (1, 2, 2))
+    np.testing.assert_allclose(found.features[0, 0], [[0, 0.2], [0.4, 1]])
+
+
 def test_a_mutated_image_never_stops_and_never_tells(card: CardOf, tmp_path: Path, capfd: Any) -> None:
     """Of 199 files with one to eight bytes changed each, every one is a record."""
     generator, content = np.random.default_rng(0), {}

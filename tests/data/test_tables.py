@@ -1,5 +1,7 @@
 """CSV and Parquet by a card: each record by itself, nothing learned from the rows, no value in a message."""
 
+import io
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,11 +135,18 @@ def test_names_of_columns_are_trimmed_as_values_are(encode: Encode) -> None:
     assert encode("age, town ,answer\n25, Oslo, no\n").features.tolist() == [[0.25, 0, 1, 0]]
 
 
-def test_another_separator_and_a_folder_are_named_as_such(encode: Encode, tmp_path: Path) -> None:
+def test_another_separator_an_archive_and_a_folder_are_named_as_such(encode: Encode, tmp_path: Path) -> None:
     with pytest.raises(DataRefusedError, match=r"separated by ',', .* or reader\.separator in its card"):
         encode("age;town;answer\n1;Oslo;no\n")
     with pytest.raises(DataRefusedError, match="must have one column 'town'"):
         encode("age\n1\n")
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("tiny.csv", rows("1,Oslo,no"))
+    with pytest.raises(
+        DataRefusedError, match=r"is a zip archive; name the CSV file in it as reader\.member"
+    ):
+        encode(packed.getvalue())
     with pytest.raises(DataRefusedError, match="is a folder, and a table is one file"):
         read_tables("train", tmp_path, Parquet.model_construct(kind="parquet"))
 
