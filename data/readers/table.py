@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyarrow import csv, parquet
+from pyarrow import csv
 
 from data.readers import encoding
 from data.readers.records import Part, Records
-from data.readers.rows import arrow, check_columns
+from data.readers.rows import arrow, check_columns, parquet_tables
 from data.schema.errors import DataRefusedError
 from data.schema.formats import Csv, Datasets, Label, Parquet, SkipLines, Table
 from data.schema.targets import Known
@@ -105,11 +105,7 @@ def read_parquet(path: Path, declared: Parquet) -> Iterator[pa.Table]:
     Raises DataRefusedError if it is not a complete Parquet file.
     """
     try:
-        file = parquet.ParquetFile(path)
-        # So that missing columns are noticed in a file without rows.
-        yield pa.Table.from_batches([], file.schema_arrow)
-        for batch in file.iter_batches(_ROWS, columns=list(declared.in_the_file)):
-            yield pa.Table.from_batches([batch])
+        yield from parquet_tables(path, declared.in_the_file, _ROWS)
     except (pa.ArrowException, OSError, UnicodeDecodeError):
         raise DataRefusedError(f"{path} is not a whole Parquet file; correct it or its card.") from None
 

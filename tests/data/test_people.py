@@ -146,6 +146,18 @@ def test_a_whole_number_names_one_person_however_a_file_spells_it(card: CardOf, 
     assert people(train | test) == dict.fromkeys(range(20), 1)
 
 
+def test_people_in_parquet_of_polars_are_named_by_views(
+    table: Document, card: CardOf, tmp_path: Path
+) -> None:
+    table["reader"] |= {"kind": "parquet"}
+    texts = {"who": ["a", "a", "b"], "town": ["Rome"] * 3, "answer": ["no"] * 3}
+    columns = {name: pa.array(held, pa.string_view()) for name, held in texts.items()} | {"age": [1, 2, 3]}
+    parquet.write_table(pa.table(columns), tmp_path / "t")
+    own = card(split={"salt": "t", "test_fraction": 0.5})
+    parts = whole(read(own, {"train": tmp_path / "t"}))
+    assert len(parts.train) + len(parts.test) == 2
+
+
 def test_a_long_number_names_one_person_in_both_files(table: Document, card: CardOf, tmp_path: Path) -> None:
     """Real numbers of more than ten digits become texts with an exponent."""
     table["reader"] |= {"kind": "parquet"}
