@@ -144,7 +144,8 @@ def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
         if isinstance(declared, Csv)
         else Csv(kind="csv", columns=declared.columns, missing=declared.missing)
     )
-    plain = text.model_copy(update={"member": None, "skip_lines": SkipLines()})
+    member = text.member if zipfile.is_zipfile(path) else None
+    plain = text.model_copy(update={"member": member, "skip_lines": SkipLines()})
     try:
         yield from read_text(path, plain, skip_lines=0)
     except DataRefusedError:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from data import DataRefusedError
+from data.prepare.unseen import preparation_of, records_in
 from data.readers.records import Records
 from data.readers.table import tables as read_tables
 from data.schema.formats import Parquet
@@ -149,6 +150,18 @@ def test_another_separator_an_archive_and_a_folder_are_named_as_such(encode: Enc
         encode(packed.getvalue())
     with pytest.raises(DataRefusedError, match="is a folder, and a table is one file"):
         read_tables("train", tmp_path, Parquet.model_construct(kind="parquet"))
+
+
+def test_the_archive_of_training_is_predicted_on_as_its_text_is(
+    table: Document, card_of: CardOf, tmp_path: Path
+) -> None:
+    table["reader"]["member"] = "tiny.csv"
+    (tmp_path / "new.csv").write_text(rows("25,Oslo,no"))
+    with zipfile.ZipFile(tmp_path / "new.zip", "w") as archive:
+        archive.write(tmp_path / "new.csv", "tiny.csv")
+    for name in ("new.csv", "new.zip"):
+        (found,) = records_in(tmp_path / name, preparation_of(card_of(table), "none", None), (4,))
+        assert found.features.tolist() == [[0.25, 0, 1, 0]]
 
 
 def test_a_comma_in_quotes_as_pandas_writes_it_is_read(encode: Encode, table: Document) -> None:
