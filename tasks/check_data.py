@@ -17,8 +17,8 @@ from algorithms.extension import source_digest
 from data.prepare.fetch import RAW, Places, checksum_for, fetch
 from data.prepare.reading import read
 from data.prepare.secret_key import PUBLIC_KEY, owner_key
-from data.readers import encoding, table
-from data.readers.records import Block
+from data.readers import encoding, images, table
+from data.readers.records import Block, files_in, stand_ins
 from data.readers.rows import check_columns
 from data.schema import registry
 from data.schema.card import DataCard
@@ -30,6 +30,7 @@ from data.schema.formats import (
     Date,
     Format,
     Ignored,
+    Images,
     Label,
     Numeric,
     Own,
@@ -89,17 +90,26 @@ def look(name: str, root: Path, *, counted: bool) -> Look:
         first = next(iter(right))
         return Look(card, right, None, f"{first} has another checksum than its card declares")
     counts: dict[str, int] = {}
-    shows_counts, refused = counted or card.public, None
+    shows_counts, refused, used = counted or card.public, None, 0
     try:
         files = fetch(card, Places(root=root, mirror=data_mirror(), cache=root / RAW), key=key)
         if isinstance(card.reader, Table) and shows_counts:
             for part, file in files.items():
                 for problem, count in _problems(part, file, card, card.reader):
                     counts[problem] = counts.get(problem, 0) + count
+        if isinstance(card.reader, Images):
+            for part, folder in files.items():
+                others = len(files_in(folder)) - len(images.listed(folder, card.classes))
+                if others:
+                    counts[f"{part}: files that are not PNG or JPEG in a class's folder, ignored"] = others
         as_texts = card.has_texts and not isinstance(card.reader, Reviews)
         for block in read(card, files, key=key, own=reader_of(card.reader), as_texts=as_texts):
             for problem, count in _stand_ins(block, card.reader):
                 counts[problem] = counts.get(problem, 0) + count
+            used += len(block.records)
+        rows = sum(count for problem, count in counts.items() if problem.endswith(": records"))
+        if isinstance(card.reader, Table) and card.person is not None and rows > used:
+            counts["rows left out: of nobody, of people in the test file, or beyond per_person"] = rows - used
     except DataRefusedError as refusal:
         refused = str(refusal)
     return Look(card, {}, counts if shows_counts else None, refused)
@@ -107,17 +117,11 @@ def look(name: str, root: Path, *, counted: bool) -> Look:
 
 def _stand_ins(block: Block, reader: Format) -> Iterator[tuple[str, int]]:
     """Count the records of images and texts that were replaced by the stand-in because they cannot be read."""
-    features = block.records.features
-    if isinstance(reader, Pixels):
-        is_one = (features == np.float32(reader.stand_in)).reshape(len(features), -1).all(axis=1)
-        words = "not read as images, the stand-in"
-    elif isinstance(reader, Texts):
-        empty = reader.join * (len(reader.columns) - 1)
-        is_one, words = np.array([text == empty for text in features], bool), "no text, the empty one"
-    else:
+    if not isinstance(reader, Pixels | Texts):
         return
-    yield f"{block.part}: records", len(features)
-    if count := int(is_one.sum()):
+    yield f"{block.part}: records", len(block.records)
+    if count := int(stand_ins(block.records.features, reader).sum()):
+        words = "no text, the empty one" if isinstance(reader, Texts) else "not read as images, the stand-in"
         yield f"{block.part}: {words}", count
 
 
@@ -181,7 +185,7 @@ def _changes(
         found = encoding.positions(values, column.categories, _REFUSED)
         return {into: found == len(column.categories)}
     if isinstance(column, Label) and isinstance(card.target, Labels):
-        known = (*card.target.yes, "0", "0.0", "false", "False")
+        known = (*card.target.yes, "0", "0.0", "false", "False", "FALSE")
         return {"neither yes nor 0, without the label": ~encoding.holds(values, known, _REFUSED)}
     if isinstance(column, Label):
         encoding.classes(values, column, card.classes, _REFUSED)

@@ -18,11 +18,12 @@ from data.prepare.description import Transform
 from data.prepare.reading import Own as OwnFunction
 from data.prepare.scattering import scattered
 from data.readers import images
-from data.readers.records import Block, Features, Records
-from data.readers.reviews import split, token_rows
+from data.readers.records import Block, Features, Records, files_in
+from data.readers.reviews import token_rows, without_breaks
 from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
 from data.schema.formats import (
+    Csv,
     Datasets,
     Digits,
     Format,
@@ -77,10 +78,16 @@ def preparation_of(
 
 
 def _reader_of(card: DataCard) -> dict[str, Any]:
-    """The reader without the person's column, which a model does not need and which should not be published."""
+    """The reader without the person's column, which a model does not need and which should not be published.
+
+    In files without a header the column keeps its place, under another name, since places tell the columns apart.
+    """
     reader: dict[str, Any] = json.loads(card.reader.model_dump_json())
     if card.person is not None and isinstance(card.reader, Table):
-        reader["columns"] = [one for one in reader["columns"] if one["name"] != card.person.column]
+        has_places = isinstance(card.reader, Csv) and not card.reader.header
+        kept = [{"name": "(person)", "kind": "ignored"}] if has_places else []
+        place = [one["name"] for one in reader["columns"]].index(card.person.column)
+        reader["columns"][place : place + 1] = kept
     return reader
 
 
@@ -268,28 +275,31 @@ def _texts(each: Iterator[tuple[str, str]], reader: Format, listed: list[str] | 
     tokens_of = reader.tokens if isinstance(reader, Texts) else reader
     for names, texts in _batches(each):
         if listed is None or not isinstance(tokens_of, Reviews | Tokens):
-            yield Unseen(names, np.array(texts, dtype=object))
+            made = map(without_breaks, texts) if isinstance(reader, Reviews) else texts
+            yield Unseen(names, np.array([*made], dtype=object))
         else:
             yield Unseen(names, token_rows(texts, words, length=tokens_of.length))
 
 
 def _each_text(path: Path) -> Iterator[tuple[str, str]]:
+    """The texts of a folder's files, byte by byte as in training, or the lines of a file that are not blank."""
     try:
         if path.is_dir():
-            for file in sorted(path.rglob("*.txt")):
-                yield file.relative_to(path).as_posix(), file.read_text(encoding="utf-8")
+            for file in files_in(path):
+                if file.suffix.lower() == ".txt":
+                    yield file.relative_to(path).as_posix(), file.read_bytes().decode()
             return
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
-                if split(line):
-                    yield str(number), line
+                if line.strip():
+                    yield str(number), line.removesuffix("\n")
     except UnicodeDecodeError:
         raise DataRefusedError(f"{path} holds a text that is not UTF-8; correct it.") from None
 
 
 def _images(path: Path, card: DataCard) -> Iterator[Unseen]:
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in _IMAGES)
+        files = [file for file in files_in(path) if file.suffix.lower() in _IMAGES]
         named = {file.relative_to(path).as_posix(): file for file in files}
     else:
         named = {path.name: path}
@@ -314,7 +324,7 @@ def _pixels(file: Path, shape: tuple[int, ...], reader: Format) -> Features:
     channels, height, width = shape
     try:
         with Image.open(file) as opened:
-            image = opened.convert("L" if channels == 1 else "RGB")
+            image = images.in_mode(opened, "L" if channels == 1 else "RGB")
     except (UnidentifiedImageError, OSError):
         raise DataRefusedError(f"{file} is not an image; take it out of the folder.") from None
     if image.size != (width, height) or channels not in (1, 3):

@@ -5,6 +5,7 @@ a value.
 """
 
 import json
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -18,6 +19,7 @@ from data.schema.formats import Binned, Categorical, Column, Date, Label, Numeri
 from data.schema.targets import IGNORED, Known, Labels, NextToken, Number, Tags
 
 _FIRST_DAY, _LAST_DAY = 31 + 1, 31 * 12 + 31
+_WHOLE = re.compile("[+-]?[0-9]+")
 
 
 def fill(
@@ -138,10 +140,14 @@ def classes(values: pa.ChunkedArray, label: Label, known: tuple[str, ...], where
 def positions(values: pa.ChunkedArray, known: tuple[str, ...], where: str) -> NDArray[np.int64]:
     """The index of each value in `known`, or len(known) if it is unknown or missing; int64 [n].
 
-    Where true and false are all that is known, TRUE and True are read as true.
+    Where true and false are all that is known, their case does not count; where whole numbers are, 17.0 is 17, as
+    pandas writes it in a column with missing values.
     """
     text = _trimmed(values, where)
-    text = pc.utf8_lower(text) if {*known} <= {"true", "false"} else text
+    if {name.lower() for name in known} <= {"true", "false"}:
+        text, known = pc.utf8_lower(text), tuple(name.lower() for name in known)
+    elif all(_WHOLE.fullmatch(name) for name in known):
+        text = pc.replace_substring_regex(text, r"^([+-]?[0-9]+)\.0+$", r"\1")
     found = pc.index_in(text, value_set=pa.array(known, pa.string()))
     places: NDArray[np.int64] = found.cast(pa.int64()).fill_null(len(known)).to_numpy()
     return places

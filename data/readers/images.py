@@ -22,6 +22,7 @@ from data.schema.formats import Images, ImageTable, Pixels
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from PIL import Image
 
 _ENDINGS = (".png", ".jpg", ".jpeg")
 _AT_ONCE = 256
@@ -31,7 +32,16 @@ _Source: TypeAlias = Path | bytes | None
 
 
 def read(folder: Path, declared: Images, classes: Sequence[str], shape: tuple[int, ...]) -> Iterator[Records]:
-    """Read some hundred images at a time, in the order of class and name: float32 in [0, 1] (pixel / 255) of `shape`.
+    """Read some hundred images at a time, in the order of `listed`: float32 in [0, 1] (pixel / 255) of `shape`."""
+    each = listed(folder, classes)
+    for start in range(0, len(each), _AT_ONCE):
+        some = each[start : start + _AT_ONCE]
+        features, keys = pixels([path for _, path in some], declared, shape)
+        yield Records(features, np.array([label for label, _ in some], np.int64), keys)
+
+
+def listed(folder: Path, classes: Sequence[str]) -> list[tuple[int, Path]]:
+    """The images of a folder with the index of their class, in the order of class and name; other files are left out.
 
     Raises DataRefusedError if a folder is named after no class, as for a label in a table.
     """
@@ -42,16 +52,12 @@ def read(folder: Path, declared: Images, classes: Sequence[str], shape: tuple[in
         raise DataRefusedError(
             f"{folder} has a folder of none of the declared classes; correct it or the card."
         )
-    each = [
+    return [
         (label, path)
         for label, name in enumerate(classes)
         for path in files_in(folder / name)
         if path.suffix.lower() in _ENDINGS
     ]
-    for start in range(0, len(each), _AT_ONCE):
-        some = each[start : start + _AT_ONCE]
-        features, keys = pixels([path for _, path in some], declared, shape)
-        yield Records(features, np.array([label for label, _ in some], np.int64), keys)
 
 
 def not_a_folder(path: Path) -> DataRefusedError:
@@ -98,7 +104,7 @@ def pixels(
         content = source if isinstance(source, bytes) else _content(source, declared.most_pixels)
         image = _decoded(content, declared, shape)
         if image is None and strict:
-            raise DataRefusedError(f"{source!s} is not an image; take it out of the folder.")
+            raise DataRefusedError(f"{source!s} is not an image in PNG or JPEG; convert it, or take it out.")
         stand_in = np.full(shape, declared.stand_in, np.float32)
         return stand_in if image is None else image, sha256(content).digest()
 
@@ -122,6 +128,15 @@ def _content(path: Path | None, most_pixels: int) -> bytes:
     return content if len(content) <= most_pixels * _BYTES_A_PIXEL + _BYTES_BESIDE else b""
 
 
+def in_mode(image: "Image.Image", mode: str) -> "Image.Image":
+    """The image in a mode of 8 bits; of 16 bits the upper 8, since Pillow would clip all but the darkest pixels."""
+    if image.mode.startswith("I"):
+        from PIL import Image
+
+        image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
+    return image.convert(mode)
+
+
 def _decoded(content: bytes, declared: Pixels, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
     """One image, float32 of `shape`; None if it is not an image or too large."""
     from PIL import Image, ImageOps
@@ -131,12 +146,7 @@ def _decoded(content: bytes, declared: Pixels, shape: tuple[int, ...]) -> NDArra
         with Image.open(BytesIO(content), formats=("PNG", "JPEG")) as opened:
             if opened.width * opened.height > declared.most_pixels:
                 return None
-            image: Image.Image = opened
-            if image.mode.startswith(
-                "I"
-            ):  # 16 bits: the upper 8, since Pillow would clip all but the darkest pixels
-                image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
-            image = image.convert(declared.mode)
+            image = in_mode(opened, declared.mode)
             if image.size != size and declared.fit == "crop":
                 image = ImageOps.fit(image, size, bilinear)
             elif image.size != size:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property, partial
 from hashlib import blake2b, sha256
 from pathlib import Path
@@ -23,6 +24,8 @@ _NOBODY = frozenset((b"", b"nan", b"NaN"))
 """Names that name nobody: empty, or the spelling of a missing number."""
 _WHOLE = re.compile(rb"([+-]?\d+)\.0+")
 """A whole number as a column of real numbers spells it, which it is where some row names nobody."""
+_SCIENTIFIC = re.compile(rb"[+-]?\d+(\.\d+)?[eE][+-]?\d{1,3}")
+"""How such a column spells a number of more than ten digits."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +142,10 @@ class RowReader:
 
 
 def _named(who: bytes) -> bytes:
-    """A name in one spelling: 17.0 becomes 17."""
+    """A name in one spelling: 17.0 becomes 17, and 1.2345678901e+10 becomes 12345678901."""
     name = who.strip()
+    if _SCIENTIFIC.fullmatch(name):
+        name = format(Decimal(name.decode()), "f").encode()
     is_whole = _WHOLE.fullmatch(name)
     return is_whole[1] if is_whole else name
 

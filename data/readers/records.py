@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
+from data.schema.formats import Format, Pixels, Texts
 
 Part: TypeAlias = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
@@ -101,13 +102,14 @@ def checked(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
     """Pass on the blocks that have records, and check them; at the end, check the number of records.
 
     If a person's training records are pooled, people are counted. Raises DataRefusedError if the records are not as the
-    card declares: shape, values, classes, number.
+    card declares: shape, values, classes, number; or if all of them are the stand-in.
     """
-    found, people = dict.fromkeys(PARTS, 0), set[bytes]()
+    found, people, has_content = dict.fromkeys(PARTS, 0), set[bytes](), False
     are_pooled = card.person is not None and card.person.pooled is not None
     for block in blocks:
         if len(block.records):
             _check_values(card, _WORDS[block.part], block.records)
+            has_content = has_content or not stand_ins(block.records.features, card.reader).all()
             if are_pooled and block.part == "train":
                 people.update(block.owners)
                 found["train"] = len(people)
@@ -115,7 +117,23 @@ def checked(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
                 found[block.part] += len(block.records)
             _check_bound(card, found)
             yield block
+    if any(found.values()) and not has_content:
+        raise DataRefusedError(
+            f"no record of {card.name!r} has {'a text' if card.has_texts else 'an image'} that can be read; correct the"
+            " column, the paths or the format in its card, or the file."
+        )
     _check_number(card, found)
+
+
+def stand_ins(features: Features, reader: Format) -> NDArray[np.bool_]:
+    """Which records are the stand-in for an image or a text that cannot be read; bool [n]."""
+    if isinstance(reader, Pixels):
+        grey: NDArray[np.bool_] = np.all(features == np.float32(reader.stand_in), axis=(1, 2, 3))
+        return grey
+    if isinstance(reader, Texts) and features.dtype == object:
+        empty = reader.join * (len(reader.columns) - 1)
+        return np.array([text == empty for text in features], bool)
+    return np.zeros(len(features), bool)
 
 
 def _check_values(card: DataCard, part: str, records: Records) -> None:

@@ -47,7 +47,7 @@ def read_texts(files: Mapping[str, Path], *, classes: tuple[str, ...]) -> Iterat
 
     The order is that of `read`. Raises DataRefusedError as `read` does.
     """
-    for part, labels, texts in _in_order(files["archive"], classes, partial(_LINE_BREAK.sub, " ")):
+    for part, labels, texts in _in_order(files["archive"], classes, without_breaks):
         yield Block(part, Records(np.array(texts, dtype=object), labels))
 
 
@@ -105,9 +105,14 @@ def decoded(content: bytes | None) -> str:
         return ""
 
 
+def without_breaks(text: str) -> str:
+    """A text with a space for each HTML line break, as a text encoder takes it."""
+    return _LINE_BREAK.sub(" ", text)
+
+
 def split(text: str) -> list[str]:
     """The words of a text in lower case, without HTML line breaks and punctuation."""
-    return _LINE_BREAK.sub(" ", text.lower()).translate(_PUNCTUATION).split()
+    return without_breaks(text.lower()).translate(_PUNCTUATION).split()
 
 
 def words_of(files: Mapping[str, Path], declared: Reviews) -> dict[str, int]:

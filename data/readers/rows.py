@@ -162,10 +162,21 @@ def _tables(rows: Iterator[_Row], names: Sequence[str]) -> Iterator[pa.Table]:
 
 
 def _parquet(path: Path, wanted: Sequence[str], _: Rows, __: Known) -> Iterator[pa.Table]:
+    return parquet_tables(path, wanted, _ROWS)
+
+
+def parquet_tables(path: Path, wanted: Sequence[str], most: int) -> Iterator[pa.Table]:
+    """The wanted columns that a Parquet file has, in tables of at most `most` rows.
+
+    The first has no rows, so that missing columns are noticed in a file without rows. Views, as Polars writes texts and
+    bytes, become what they view, since Arrow cannot filter them.
+    """
+    plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
     with parquet.ParquetFile(path) as file:
         yield file.schema_arrow.empty_table()
-        for batch in file.iter_batches(_ROWS, columns=list(wanted)):
-            yield pa.Table.from_batches([batch])
+        for batch in file.iter_batches(most, columns=list(wanted)):
+            fields = [field.with_type(plain.get(field.type, field.type)) for field in batch.schema]
+            yield pa.Table.from_batches([batch]).cast(pa.schema(fields))
 
 
 def _datasets(path: Path, wanted: Sequence[str], _: Rows, __: Known) -> Iterator[pa.Table]:

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyarrow import csv, parquet
+from pyarrow import csv
 
 from data.readers import encoding
 from data.readers.records import Part, Records
-from data.readers.rows import arrow, check_columns
+from data.readers.rows import arrow, check_columns, parquet_tables
 from data.schema.errors import DataRefusedError
 from data.schema.formats import Csv, Datasets, Label, Parquet, SkipLines, Table
 from data.schema.targets import Known
@@ -31,8 +31,8 @@ _BROKEN = (pa.ArrowException, OSError, zipfile.BadZipFile, zlib.error, KeyError,
 def read_text(path: Path, declared: Csv, *, skip_lines: int, names_rows: bool = False) -> Iterator[pa.Table]:
     """The file's columns as text, some megabytes at a time; gzip is recognised by the file's suffix.
 
-    Raises DataRefusedError if a line has too many or too few fields, or is not UTF-8. names_rows: with the number of
-    that line, for public records. An empty file has no rows.
+    Names of columns are trimmed, as values are. Raises DataRefusedError if a line has too many or too few fields, or is
+    not UTF-8. names_rows: with the number of that line, for public records. An empty file has no rows.
     """
     names, wrong = list(declared.in_the_file), list[int]()
 
@@ -44,6 +44,8 @@ def read_text(path: Path, declared: Csv, *, skip_lines: int, names_rows: bool = 
         if declared.header:
             with _opened(path, declared, skip_lines, {}, note) as first:
                 names = first.schema.names
+            if len(names) == 1 < len(declared.content) and names[0].strip() not in declared.in_the_file:
+                raise DataRefusedError(_what_is_wrong(path, declared))
         with _opened(path, declared, skip_lines, dict.fromkeys(names, pa.string()), note) as batches:
             for batch in batches:
                 table = pa.Table.from_batches([batch])
@@ -52,7 +54,7 @@ def read_text(path: Path, declared: Csv, *, skip_lines: int, names_rows: bool = 
                         f"{path} has a field with a line break in quotes, which may be several records read as one; "
                         "remove the line break or the stray quote."
                     )
-                yield table
+                yield table.rename_columns([name.strip() for name in names])
     except _BROKEN as error:
         if "Empty CSV file" not in str(error):
             said = _what_is_wrong(path, declared)
@@ -69,6 +71,11 @@ def _opened(
     note: Callable[[csv.InvalidRow], str],
 ) -> Iterator[csv.CSVStreamingReader]:
     with ExitStack() as stack:
+        if declared.member is None and zipfile.is_zipfile(path):
+            raise DataRefusedError(
+                f"{path} is a zip archive; name the CSV file in it as reader.member of the card, or save a spreadsheet"
+                " as CSV."
+            )
         if declared.member is None:
             content: Any = stack.enter_context(pa.input_stream(str(path), compression="detect"))
         else:
@@ -110,21 +117,21 @@ def read_parquet(path: Path, declared: Parquet) -> Iterator[pa.Table]:
     Raises DataRefusedError if it is not a complete Parquet file.
     """
     try:
-        file = parquet.ParquetFile(path)
-        # So that missing columns are noticed in a file without rows.
-        yield pa.Table.from_batches([], file.schema_arrow)
-        for batch in file.iter_batches(_ROWS, columns=list(declared.in_the_file)):
-            yield pa.Table.from_batches([batch])
+        yield from parquet_tables(path, declared.in_the_file, _ROWS)
     except (pa.ArrowException, OSError, UnicodeDecodeError):
         raise DataRefusedError(f"{path} is not a whole Parquet file; correct it or its card.") from None
 
 
 def tables(part: Part, path: Path, declared: Table, *, names_rows: bool = False) -> Iterator[pa.Table]:
     """The rows of a file, in portions; raises DataRefusedError if the file does not have the declared format."""
-    if isinstance(declared, Parquet):
-        return read_parquet(path, declared)
     if isinstance(declared, Datasets):
         return (pa.Table.from_batches([some]) for some in arrow(path))
+    if path.is_dir():
+        raise DataRefusedError(
+            f"{path} is a folder, and a table is one file; join its files, or let each be a block of the population."
+        )
+    if isinstance(declared, Parquet):
+        return read_parquet(path, declared)
     assert isinstance(declared, Csv)
     skip_lines = declared.skip_lines.test if part == "test" else declared.skip_lines.train
     return read_text(path, declared, skip_lines=skip_lines, names_rows=names_rows)
@@ -149,7 +156,8 @@ def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
         if isinstance(declared, Csv)
         else Csv(kind="csv", columns=declared.columns, missing=declared.missing)
     )
-    plain = text.model_copy(update={"member": None, "skip_lines": SkipLines()})
+    member = text.member if zipfile.is_zipfile(path) else None
+    plain = text.model_copy(update={"member": member, "skip_lines": SkipLines()})
     try:
         yield from read_text(path, plain, skip_lines=0)
     except DataRefusedError:

@@ -68,19 +68,18 @@ def _sentence(path: Path, document: object, error: ValidationError) -> str:
     if meant:
         return f"data card {path}, key {meant[0]}: unknown key; {first['loc'][-1]} is its name, correct the card."
     message = {"extra_forbidden": "unknown key", "missing": "is missing"}.get(first["type"], first["msg"])
-    key = _key(document, first["loc"])
+    key = _key(document, first["loc"], is_missing=first["type"] == "missing")
     where = f", key {key}" if key else ""
     return f"data card {path}{where}: {message.removeprefix('Value error, ')}; correct the card."
 
 
-def _key(document: Any, location: tuple[int | str, ...]) -> str:
+def _key(document: Any, location: tuple[int | str, ...], *, is_missing: bool) -> str:
     """The path of a key as in the document, without pydantic's tags of unions."""
     parts: list[str] = []
     for position, part in enumerate(location):
         keys = range(len(document)) if isinstance(document, list) else document
         inside = isinstance(document, dict | list) and part in keys
-        missing = isinstance(document, dict) and position == len(location) - 1
-        if inside or missing:
+        if inside or (is_missing and position == len(location) - 1):
             parts.append(str(part))
         if inside:
             document = document[part]

@@ -119,7 +119,7 @@ class Labels(_Target):
     kind: ClassVar[Kind] = "labels"
     label_dtype: ClassVar[DTypeLike] = np.float32
     labels: tuple[Word, ...]
-    yes: tuple[Word, ...] = ("1", "1.0", "true", "True")
+    yes: tuple[Word, ...] = ("1", "1.0", "true", "True", "TRUE")
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -81,6 +81,9 @@ class Declared:
             "middles": f"a missing value is replaced by the middle of its bounds: {', '.join(middles)}"
             if middles
             else "",
+            "lines": "each line of the file is a record; keep texts with line breaks in JSON lines or Parquet"
+            if self.reader.get("format") == "csv"
+            else "",
             "size": f"images are cropped and resized to {self.shape[-1]} by {self.shape[-1]}"
             if self.shape
             else "",

@@ -268,7 +268,8 @@ def revise(root: Path, request: Request) -> Revision:
     after = before
     if text != unchanged:  # blank lines within a multi-line value stay
         after = spaced if _plain(spaced := _spaced(text)) == _plain(text) else text
-    parsed = params.parse(_plain(after))
+    name = "params.yaml" if after == before else "params.yaml with what was asked"
+    parsed = params.parse(_plain(after), name=name)
     registry.card(parsed.data.dataset, root / "data" / "cards")
     return Revision(path, before, after, parsed)
 

@@ -69,7 +69,7 @@ FAULTS: dict[str, tuple[str, Any, str]] = {
     "number as category": ("reader.columns.1.categories", [1, 2], "reader.columns.1.categories.0"),
     "two labels": ("reader.columns.1", {"name": "b", "kind": "label"}, "exactly one column"),
     "no features": ("reader.columns", [{"name": "b", "kind": "label"}], "at least one column"),
-    "column twice": ("reader.columns.1.name", "age", "listed twice"),
+    "column twice": ("reader.columns.1.name", "age", "key reader: a column is listed twice"),
     "spells no class": ("reader.columns.2.spellings", {"perhaps": ["?"]}, "classes does not list"),
     "spells two alike": ("reader.columns.2.spellings", {"no": ["yes"]}, "share a spelling"),
     "one class": ("classes", ["yes"], "two classes or more"),

@@ -109,7 +109,8 @@ def test_a_folder_by_class_is_read_and_what_is_broken_is_the_stand_in(
 
 def test_a_side_is_decided_by_the_file_and_not_by_what_is_made_of_it(card: CardOf, tmp_path: Path) -> None:
     """Another size, or a stand-in in place of another, moves no record to the other side."""
-    content = {f"dark/{place}.png": bytes([place]) * 40 for place in range(40)}
+    content = {f"dark/{place}.png": bytes([place]) * 40 for place in range(39)}
+    content["dark/39.png"] = PICTURES["light/a.png"]
     place = folder(tmp_path / "photos", content)
     parts = whole(read(card(), {"train": place}))
     assert 5 < len(parts.test) < 30  # though all stand-ins are equal
@@ -182,8 +183,14 @@ def test_a_table_of_bytes_as_hugging_face_writes_it(card: CardOf, tmp_path: Path
     assert found.names == ("1", "2", "3") and (found.features[1:] == np.float32(GREY)).all()
 
 
+def test_a_folder_in_which_nothing_can_be_read_is_refused(card: CardOf, tmp_path: Path) -> None:
+    place = folder(tmp_path / "photos", {f"dark/{place}.png": b"%d" % place for place in range(20)})
+    with pytest.raises(DataRefusedError, match="no record of 'dots' has an image that can be read"):
+        whole(read(card(), {"train": place}))
+
+
 def test_images_to_predict_on_become_what_those_of_training_did(card: CardOf, tmp_path: Path) -> None:
-    place = folder(tmp_path / "photos", {"x.png": PICTURES["light/a.png"]})
+    place = folder(tmp_path / "photos", {"x.png": PICTURES["light/a.png"], "._x.png": b"of a Mac"})
     carried = preparation_of(card(fit="crop"), "none", None)
     (found,) = records_in(place, carried, (3, 3, 2))
     np.testing.assert_allclose(found.features[0, :, 0, 0], [1, 0, 0.2])
@@ -192,8 +199,19 @@ def test_images_to_predict_on_become_what_those_of_training_did(card: CardOf, tm
         list(records_in(place, carried, (3, 3, 2)))
 
 
+@pytest.mark.parametrize(
+    ("bits", "content"), [(8, [[0, 51], [102, 255]]), (16, [[0, 13107], [26214, 65535]])]
+)
+def test_pixels_of_16_bits_are_those_of_8_where_training_had_bytes(
+    images: Document, card_of: CardOf, tmp_path: Path, bits: int, content: list[list[int]]
+) -> None:
+    Image.fromarray(np.array(content, f"uint{bits}")).save(tmp_path / "new.png")
+    (found,) = records_in(tmp_path / "new.png", preparation_of(card_of(images), "none", None), (1, 2, 2))
+    np.testing.assert_allclose(found.features[0, 0], [[0, 0.2], [0.4, 1]])
+
+
 def test_a_mutated_image_never_stops_and_never_tells(card: CardOf, tmp_path: Path, capfd: Any) -> None:
-    """Of 200 files with one to eight bytes changed each, every one is a record."""
+    """Of 199 files with one to eight bytes changed each, every one is a record."""
     generator, content = np.random.default_rng(0), {}
     originals = [PICTURES["light/a.png"], PICTURES["light/deep/b.JPG"], image((40, 40), (3, 2, 1), "PNG")]
     for number in range(200):
@@ -201,6 +219,7 @@ def test_a_mutated_image_never_stops_and_never_tells(card: CardOf, tmp_path: Pat
         for _ in range(generator.integers(1, 9)):
             broken[generator.integers(len(broken))] = generator.integers(256)
         content[f"dark/{number}.png"] = bytes(broken[: generator.integers(1, len(broken) + 1)])
+    content["dark/0.png"] = originals[0]
     place = folder(tmp_path / "photos", content)
     features, _ = both(whole(read(card({"records": {"at_most": 200}}), {"train": place})))
     assert features.shape == (200, 3, 3, 2) and np.isfinite(features).all()

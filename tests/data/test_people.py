@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -145,6 +146,30 @@ def test_a_whole_number_names_one_person_however_a_file_spells_it(card: CardOf, 
     assert people(train | test) == dict.fromkeys(range(20), 1)
 
 
+def test_people_in_parquet_of_polars_are_named_by_views(
+    table: Document, card: CardOf, tmp_path: Path
+) -> None:
+    table["reader"] |= {"kind": "parquet"}
+    texts = {"who": ["a", "a", "b"], "town": ["Rome"] * 3, "answer": ["no"] * 3}
+    columns = {name: pa.array(held, pa.string_view()) for name, held in texts.items()} | {"age": [1, 2, 3]}
+    parquet.write_table(pa.table(columns), tmp_path / "t")
+    own = card(split={"salt": "t", "test_fraction": 0.5})
+    parts = whole(read(own, {"train": tmp_path / "t"}))
+    assert len(parts.train) + len(parts.test) == 2
+
+
+def test_a_long_number_names_one_person_in_both_files(table: Document, card: CardOf, tmp_path: Path) -> None:
+    """Real numbers of more than ten digits become texts with an exponent."""
+    table["reader"] |= {"kind": "parquet"}
+    whose = {"train": [12345678901.0, 1e15, 2e17, None], "test": [12345678901, 10**15, 2 * 10**17]}
+    paths = {part: tmp_path / f"{part}.parquet" for part in whose}
+    for part, who in whose.items():
+        rows = {"who": who, "age": range(len(who)), "town": ["Rome"] * len(who), "answer": ["no"] * len(who)}
+        pd.DataFrame(rows).to_parquet(paths[part])
+    with pytest.raises(DataRefusedError, match="no training records"):  # all of them are in the test file
+        whole(read(card(files=named_files("train", "test"), split=None), paths))
+
+
 @pytest.mark.parametrize(("declared", "spelled"), [("-1", "-1.0"), ("-1.0", "-1")])
 def test_a_number_for_nobody_is_nobody_however_it_is_spelled(
     card: CardOf, table: Document, tmp_path: Path, declared: str, spelled: str
@@ -195,6 +220,18 @@ def test_the_person_is_never_a_feature_and_never_leaves(card: CardOf, tmp_path: 
     assert found.features[0].tolist() == [0.5, 1, 0, 0]
     many = card(person={"column": "who", "per_person": 3, "group_privacy": True})
     assert public_description(many).blocks_per_person == 3
+
+
+def test_the_person_keeps_its_place_in_a_file_without_header(
+    card: CardOf, table: Document, tmp_path: Path
+) -> None:
+    """Without it, the number that names the person would be read as an age."""
+    table["reader"]["header"] = False
+    carried = preparation_of(card(), "none", None)
+    for line in ("17,50,Rome", "17,50,Rome,no"):
+        (tmp_path / "new.csv").write_text(f"{line}\n")
+        (found,) = records_in(tmp_path / "new.csv", carried, (4,))
+        assert found.features[0].tolist() == [0.5, 1, 0, 0] and "who" not in str(carried)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """CSV and Parquet by a card: each record by itself, nothing learned from the rows, no value in a message."""
 
+import io
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,10 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from data import DataRefusedError
+from data.prepare.unseen import preparation_of, records_in
 from data.readers.records import Records
+from data.readers.table import tables as read_tables
+from data.schema.formats import Parquet
 from tests.data.conftest import CardOf, Document, train_records
 
 Encode = Callable[..., Records]
@@ -61,6 +66,19 @@ def test_unknown_and_missing_categories_go_to_other(encode: Encode) -> None:
 def test_true_and_false_are_read_as_pandas_and_r_write_them(encode: Encode, table: Document) -> None:
     table["reader"]["columns"][1]["categories"] = ["false", "true"]
     assert encode(rows("1,True,no", "1,FALSE,no", "1,true,no")).features[:, 2].tolist() == [1, 0, 1]
+    table["reader"]["columns"][1]["categories"] = ["False", "True"]
+    parquet = pa.table({"age": [1, 1], "town": [True, False], "answer": ["no", "no"]})
+    assert encode(parquet).features[:, 2].tolist() == [1, 0]
+
+
+def test_whole_numbers_are_read_as_pandas_writes_them_beside_missing_ones(
+    encode: Encode, table: Document
+) -> None:
+    table["reader"]["columns"][1]["categories"] = ["1", "-2"]
+    table["reader"]["columns"][2]["spellings"] = {"no": ["0"], "yes": ["1"]}
+    found = encode(rows("1,1.0,0.0", "1,-2.00,1.0", "1,1.5,1", "1,,0"))
+    assert found.features[:, 1:].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 1]]
+    assert found.labels.tolist() == [0, 1, 1, 0]
 
 
 def test_a_missing_number_is_refused_unless_the_card_gives_it_a_value(encode: Encode) -> None:
@@ -112,6 +130,38 @@ def test_quotes_separators_and_undeclared_columns(encode: Encode, table: Documen
     content = 'name;answer;town;age\n"A ""B""";"yes";"Rome; Italy";10\n'
     records = encode(content, separator=";", quotes=True)
     assert records.features.tolist() == [[pytest.approx(0.1), 1, 0]] and records.labels.tolist() == [1]
+
+
+def test_names_of_columns_are_trimmed_as_values_are(encode: Encode) -> None:
+    assert encode("age, town ,answer\n25, Oslo, no\n").features.tolist() == [[0.25, 0, 1, 0]]
+
+
+def test_another_separator_an_archive_and_a_folder_are_named_as_such(encode: Encode, tmp_path: Path) -> None:
+    with pytest.raises(DataRefusedError, match=r"separated by ',', .* or reader\.separator in its card"):
+        encode("age;town;answer\n1;Oslo;no\n")
+    with pytest.raises(DataRefusedError, match="must have one column 'town'"):
+        encode("age\n1\n")
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("tiny.csv", rows("1,Oslo,no"))
+    with pytest.raises(
+        DataRefusedError, match=r"is a zip archive; name the CSV file in it as reader\.member"
+    ):
+        encode(packed.getvalue())
+    with pytest.raises(DataRefusedError, match="is a folder, and a table is one file"):
+        read_tables("train", tmp_path, Parquet.model_construct(kind="parquet"))
+
+
+def test_the_archive_of_training_is_predicted_on_as_its_text_is(
+    table: Document, card_of: CardOf, tmp_path: Path
+) -> None:
+    table["reader"]["member"] = "tiny.csv"
+    (tmp_path / "new.csv").write_text(rows("25,Oslo,no"))
+    with zipfile.ZipFile(tmp_path / "new.zip", "w") as archive:
+        archive.write(tmp_path / "new.csv", "tiny.csv")
+    for name in ("new.csv", "new.zip"):
+        (found,) = records_in(tmp_path / name, preparation_of(card_of(table), "none", None), (4,))
+        assert found.features.tolist() == [[0.25, 0, 1, 0]]
 
 
 def test_a_comma_in_quotes_as_pandas_writes_it_is_read(encode: Encode, table: Document) -> None:

@@ -308,6 +308,12 @@ def test_labels_that_are_structs_are_refused(card: CardOf, tmp_path: Path, targe
         records(own, tmp_path / "t", as_texts=True)
 
 
+def test_texts_under_another_key_are_refused(card: CardOf, tmp_path: Path) -> None:
+    (tmp_path / "t").write_text('{"review": "good", "mood": "pos"}\n' * 3)
+    with pytest.raises(DataRefusedError, match="has a text that can be read; correct the column"):
+        whole(read(card(format="jsonl"), {"train": tmp_path / "t"}, as_texts=True))
+
+
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_true_and_false_have_one_spelling(card: CardOf, tmp_path: Path, form: str) -> None:
     rows = [{"title": True, "body": "b", "mood": True}, {"title": False, "body": "b", "mood": False}]

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from PIL import Image
 from prefect.flows import load_flow_from_entrypoint
 from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
@@ -346,6 +347,7 @@ def test_a_project_of_images_or_texts_is_made_for_an_encoder(
         (tmp_path / "photos" / name).mkdir(parents=True)
         for place in range(20):
             (tmp_path / "photos" / name / f"{place}.png").write_bytes(name.encode() * place)
+        Image.new("L", (9, 9)).save(tmp_path / "photos" / name / "0.png")
     rows = "".join(f"{place},text,{'good' if place % 2 else 'bad'}\n" for place in range(40))
     (tmp_path / "t.csv").write_text(f"title,body,mood\n{rows}")
     made = call("init", "mine", *options, "--classes", "bad,good", "--at-most", "1000")

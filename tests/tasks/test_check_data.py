@@ -8,13 +8,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from PIL import Image
 from pyarrow import parquet
 from ruamel.yaml import YAML
 
+from data.prepare.fetch import _checksum as checksum
 from data.prepare.reading import read
 from data.schema.errors import DataRefusedError
 from tasks.check_data import Look, look
-from tests.support.cards import card, category, label, number
+from tests.support.cards import card, category, csv_of, label, number
 
 Check = Callable[..., Look]
 CARD = card("mine", records={"at_most": 400})
@@ -126,6 +128,7 @@ LABELLED: dict[str, tuple[dict[str, Any], list[Any], dict[str, int], str | None]
         None,
     ),
     "a label of several, true or false": (LABELS, [True, False], {}, None),
+    "a label of several, as R writes it": (LABELS, ["TRUE", "FALSE"], {}, None),
     "a label of several, structs": (
         LABELS,
         [{"a": 1}, {"a": 1}],
@@ -147,6 +150,22 @@ def test_labels_are_counted_as_they_are_read(check: Check, tmp_path: Path, case:
         assert (one.refused is None) == (refused is None) and (refused or "") in (one.refused or "")
 
 
+def test_rows_that_a_person_leaves_out_are_counted(tmp_path: Path) -> None:
+    """Twenty people have two rows each, of which one is used, and three rows name nobody."""
+    lines = [f"{who},1,no" for who in (*range(20), *range(20), "", "", "")]
+    (tmp_path / "t").write_text("\n".join(["who,x,y", *lines]))
+    files = {"train": {"path": "t", "sha256": sha256((tmp_path / "t").read_bytes()).hexdigest()}}
+    reader = csv_of({"name": "who", "kind": "ignored"}, NUMBER, label("y"))
+    document = CARD | CLASSES | {"files": files, "reader": reader, "person": {"column": "who"}}
+    YAML(typ="safe", pure=True).dump(
+        document | {"split": {"salt": "m", "test_fraction": 0.5}}, tmp_path / "mine.yaml"
+    )
+    assert look(str(tmp_path / "mine.yaml"), tmp_path, counted=True).counts == {
+        "train: records": 43,
+        "rows left out: of nobody, of people in the test file, or beyond per_person": 23,
+    }
+
+
 @pytest.mark.parametrize("twice", ["x", "y"])
 @pytest.mark.parametrize("as_text", [False, True])
 def test_a_column_that_occurs_twice_is_refused(check: Check, twice: str, as_text: bool) -> None:
@@ -165,3 +184,21 @@ def test_the_row_that_is_wrong_is_named_where_it_is_public(
     for said in (str(refusal.value), found.refused or ""):
         assert "every line needs the same number" in said and "31337" not in said
         assert ("See row 4, not counting empty lines." in said) == public
+
+
+def test_files_that_are_no_records_and_images_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
+    for name in ("no/a.png", "no/b.PNG", "yes/c.gif", "yes/d.jpg", "yes/.hidden.png", "e.png"):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (2, 2)).save(tmp_path / "photos" / name)
+    (tmp_path / "photos/yes/d.jpg").write_bytes(b"")
+    files = {"train": {"path": "photos", "sha256": checksum(tmp_path / "photos", "sha256")}}
+    reader = {"kind": "images", "mode": "L"}
+    document = CARD | CLASSES | {"files": files, "reader": reader, "shape": [1, 2, 2]}
+    document |= {"split": {"salt": "b", "test_fraction": 0.5}}
+    YAML(typ="safe", pure=True).dump(document, tmp_path / "mine.yaml")
+    assert look(str(tmp_path / "mine.yaml"), tmp_path, counted=True).counts == {
+        "train: files that are not PNG or JPEG in a class's folder, ignored": 2,
+        "train: records": 2,
+        "test: records": 1,
+        "test: not read as images, the stand-in": 1,
+    }

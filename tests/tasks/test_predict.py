@@ -23,6 +23,7 @@ from algorithms.privacy.card.text import statement
 from data import public_description
 from data.prepare.prepared import load_held_out
 from data.prepare.unseen import preparation_of, records_in
+from data.readers.reviews import read_texts
 from data.schema import registry
 from data.schema.errors import DataRefusedError
 from flows.cli.main import app
@@ -30,6 +31,7 @@ from tasks.export import export, release
 from tasks.predict import predict
 from tests.algorithms.models.forms import FORMS, form_of, moved
 from tests.algorithms.models.test_public_models import LORA
+from tests.data.conftest import tar
 from tests.support.checkout import PROJECT, Checkout
 
 
@@ -163,6 +165,25 @@ def test_texts_become_the_tokens_of_training(tmp_path: Path) -> None:
     (found,) = records_in(tmp_path / "texts.txt", carried, (80,))
     assert found.names == ("1", "3")
     assert found.features[:, -3:].tolist() == [[0, 2, 3], [0, 1, 2]]
+
+
+def test_texts_become_the_texts_of_training_for_an_encoder(tmp_path: Path) -> None:
+    """Also what is no word, and what a Mac or an editor puts beside or before it."""
+    text = b"Good<br />film?\r\nYes.\n"
+    archive = tar(tmp_path / "reviews.tar", {f"x/{part}/pos/1_9.txt": text for part in ("train", "test")})
+    (trained, _) = read_texts({"archive": archive}, classes=("neg", "pos"))
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "a.TXT").write_bytes(text)
+    (tmp_path / "new" / "._a.TXT").write_bytes(b"\xff")
+    (tmp_path / "lines.txt").write_bytes(b"\xef\xbb\xbfGood film\r\n\n:-)\n")
+    carried = preparation_of(registry.card("imdb"), "encoder", None, encoder={"name": "wordllama"})
+
+    def predicted_on(path: Path) -> tuple[tuple[str, ...], list[str]]:
+        (found,) = records_in(path, carried, (2,), encode=lambda texts: texts)
+        return found.names, found.features.tolist()
+
+    assert predicted_on(tmp_path / "new") == (("a.TXT",), trained.records.features.tolist())
+    assert predicted_on(tmp_path / "lines.txt") == (("1", "3"), ["Good film", ":-)"])
 
 
 @pytest.mark.parametrize("form", ["onnx", "torchscript", "huggingface"])

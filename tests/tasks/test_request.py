@@ -252,7 +252,7 @@ def own_card(shape: tuple[int, ...], classes: tuple[str, ...], records: Records)
     [
         (Request(dataset="nist"), "no data set 'nist'"),
         (Request(algorithm="sgd"), "no algorithm 'sgd'"),
-        (Request(epsilon=0.0), "privacy.epsilon"),
+        (Request(epsilon=0.0), "params.yaml with what was asked: privacy.epsilon is 0.0"),
         (Request(settings={"privacy.epsilon.x": 1}), "privacy.epsilon.x"),
         (Request(settings={"privcy.epsilon": 1}), "privcy"),
         (Request(settings={"privacy": 3}), "privacy"),
