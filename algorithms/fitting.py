@@ -4,7 +4,6 @@ It takes the same steps as the pipeline: a plan from public values, a reservatio
 records, the training loop, the settlement and the card. Nothing is checkpointed, so an interrupted call is not resumed.
 """
 
-import copy
 import hashlib
 import json
 import math
@@ -31,7 +30,7 @@ from algorithms.core.training import by_name, device_of, train
 from algorithms.errors import RefusedError
 from algorithms.fit_inputs import Losses, model_of, pooled, records_of
 from algorithms.methods.registry import CATALOGUE
-from algorithms.models.model import Model
+from algorithms.models.model import Model, copied
 from algorithms.models.packing import Called
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.epsilon import Accountant
@@ -238,7 +237,7 @@ def fit(
         frame = pd.read_parquet(folder / "trace.parquet")
         card = run.settled(account, files, frame, schedule_to_json(run_lengths(trace.events())))
     files["privacy_card.json"] = card.to_bytes()
-    result = copy.deepcopy(model)
+    result = copied(model)
     for part in (*result.parameters(), *result.buffers()):
         part.data = part.data.contiguous()  # an expanded tensor cannot be written to
     result.load_state_dict(published, strict=False)

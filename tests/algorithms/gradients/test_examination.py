@@ -282,9 +282,10 @@ def _remembering(self: Wired, inputs: Tensor) -> Tensor:
     return self.layer(inputs - before)
 
 
-def test_what_is_remembered_outside_of_buffers_is_refused() -> None:
-    with pytest.raises(RecordsNotIndependentError, match="the attribute mean keeps"):
-        problem(Spec(lambda: Wired(_remembering, layer=nn.Linear(4, 2)), (4,))).engine()
+def test_what_is_remembered_outside_of_buffers_is_forgotten_after_a_pass() -> None:
+    made = problem(Spec(lambda: Wired(_remembering, layer=nn.Linear(4, 2)), (4,)))
+    check(problem(Spec(lambda: nn.Sequential(nn.Linear(4, 2)), (4,))), made.engine())
+    assert not hasattr(made.model.module, "mean")
 
 
 def test_the_state_is_as_it_was_after_an_examination() -> None:
