@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import L2, Clipping
@@ -31,6 +31,7 @@ from algorithms.gradients.passes import Passes
 from algorithms.gradients.per_example_gradients import PerExampleGradients, all_finite
 from algorithms.gradients.sharding import shard_frozen
 from algorithms.models import Model, ModelRefusedError
+from algorithms.models.model import copied
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -116,9 +117,9 @@ class Engine:
     ) -> None:
         device = device or torch.device("cpu")
         inspected_on = torch.device("cpu") if offload or mesh is not None else device
-        self._passes = Passes(_on(model, inspected_on))
         self._is_sharded = mesh is not None
         with refusing(model, input_shape, input_dtype):
+            self._passes = Passes(_on(model, inspected_on))
             form = Form(
                 input_shape,
                 input_dtype,
@@ -199,8 +200,8 @@ class Engine:
     def copied(self) -> "Engine":
         """A copy for another thread: its modules are its own, their tensors are shared."""
         model, same = self._passes.model, copy.copy(self)
-        shared = {id(part): part for part in (*model.module.parameters(), *model.module.buffers())}
-        same._passes = replace(self._passes, model=replace(model, module=copy.deepcopy(model.module, shared)))
+        module = copied(model.module, (*model.module.parameters(), *model.module.buffers()))
+        same._passes = replace(self._passes, model=replace(model, module=module))
         return same
 
     @property
@@ -398,8 +399,6 @@ def _sizes(physical_batch: int) -> list[int]:
 
 
 def _on(model: Model, device: torch.device) -> Model:
-    """The model with its buffers and untrained parameters on a device."""
-    if device.type == "cpu":
-        return model
-    module: nn.Module = copy.deepcopy(model.module).to(device)
-    return replace(model, module=module)
+    """A copy of the model on a device; it shares the parameters on the CPU."""
+    shared = model.module.parameters() if device.type == "cpu" else ()
+    return replace(model, module=copied(model.module, shared).to(device))

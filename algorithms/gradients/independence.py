@@ -1,6 +1,5 @@
 """Checks on made-up records that a model processes each record independently, which clipping requires."""
 
-import copy
 import io
 import math
 import pickle
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from algorithms.gradients.grad_sample_recorder import tensors_in
 from algorithms.gradients.op_tracer import Sample
 from algorithms.gradients.passes import Passes
+from algorithms.models.model import copied
 from algorithms.models.randomness import same_randomness
 
 _FEW, MANY = 3, 64
@@ -251,7 +251,8 @@ def check_state(looked: Looked, sample: Sample) -> None:
     A table that the first pass builds is allowed if it is the same for all records and later passes.
     """
     named = looked.passes.model.named(looked.parameters)
-    module = _copied(looked.passes.model.module)
+    module = looked.passes.model.module
+    module = copied(module, module.parameters())
     frozen = {name: part for name, part in module.named_parameters() if name not in named}
 
     def parameters() -> dict[str, int]:
@@ -281,12 +282,6 @@ def _changed(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> list[st
     return [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
 
 
-def _copied(module: nn.Module) -> nn.Module:
-    """A copy of a module with its own buffers and shared parameters."""
-    large = {id(part): part for part in module.parameters()}  # these are not copied
-    return copy.deepcopy(module, large)
-
-
 def _pass_through(looked: Looked, module: nn.Module, sample: Sample) -> None:
     named = looked.passes.model.named(looked.parameters)
     with torch.no_grad(), same_randomness():
@@ -307,7 +302,7 @@ def _different(before: Mapping[str, Tensor], module: nn.Module) -> list[str]:
 def _are_tables(looked: Looked, sample: Sample) -> bool:
     """Whether the first pass builds the same buffers for any records and batch size, and later passes keep them."""
     other, module = sample.times(0.0).alone(0), looked.passes.model.module
-    first, second = _copied(module), _copied(module)
+    first, second = (copied(module, module.parameters()) for _ in range(2))
     _pass_through(looked, first, sample)
     _pass_through(looked, second, other)
     made = {name: value.clone() for name, value in first.named_buffers()}

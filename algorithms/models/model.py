@@ -1,6 +1,6 @@
 """A model (a module, per-record losses, and parameters as one flat vector), the facts it is built for, its settings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -161,8 +161,8 @@ def _holders(layer: nn.Module) -> list[dict[str, Any] | list[Any]]:
     ]
 
 
-def copied(module: nn.Module) -> nn.Module:
-    """A copy that can be trained: what layers keep of a pass is constant in it, or dropped.
+def copied(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
+    """A copy that can be trained, with some shared tensors: what layers keep of a pass is constant in it, or dropped.
 
     `torch.nn.utils.weight_norm` keeps a tensor with a graph, which cannot be copied. Some layers keep what they
     computed from their parameters for evaluation, and drop it when they are put into training mode.
@@ -176,7 +176,7 @@ def copied(module: nn.Module) -> nn.Module:
     constants = {
         id(value): value.detach() for value in kept if isinstance(value, Tensor) and not value.is_leaf
     }
-    own = deepcopy(module, constants)
+    own = deepcopy(module, constants | {id(part): part for part in shared})
     modes = [(layer, layer.training) for layer in own.modules()]
     own.train()
     for layer, mode in modes:

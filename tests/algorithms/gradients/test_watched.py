@@ -281,6 +281,11 @@ def test_what_a_layer_keeps_of_its_parameters_is_computed_again_in_every_pass() 
     check(plain, problem(Spec(lambda: make(kept), (4,))).engine(physical_batch=64))
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_a_tensor_with_a_graph_that_a_layer_keeps_is_no_hindrance() -> None:
+    check(problem(Spec(lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 2))), (4,))))
+
+
 def of_layer(wiring: Callable[[Wired, Tensor], Tensor]) -> Problem:
     return problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 3)), (4,)))
 
