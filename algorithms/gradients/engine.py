@@ -158,7 +158,7 @@ class Engine:
                 size,
                 found.needed_bytes / 1e6,
                 FEWEST,
-                math.ceil(FEWEST * found.needed_bytes / 1e6),
+                math.ceil((found.fixed_bytes + FEWEST * found.needed_bytes) / 1e6),
             )
         return size
 
@@ -207,7 +207,7 @@ class Engine:
     @property
     def pass_bytes(self) -> int:
         """Memory of a pass with the physical batch, in bytes."""
-        return self.physical_batch * max(1, self._examined.needed_bytes)
+        return self._examined.fixed_bytes + self.physical_batch * max(1, self._examined.needed_bytes)
 
     @property
     def is_batched(self) -> bool:
@@ -389,7 +389,8 @@ def _fitting(examined: ModelInspection, memory_mb: int, device: torch.device) ->
     kept = _PASSES * (examined.bytes_per_record + examined.written_bytes)
     most = max(1, examined.needed_bytes)  # frozen layers save nothing, but running them needs memory
     best = max(WHOLE, _CACHED_BYTES / kept) if is_cpu else math.inf
-    return max(1, int(min(memory_mb * 1e6 / most, best, _MOST if is_cpu else _MOST_ON_DEVICE)))
+    free = memory_mb * 1e6 - examined.fixed_bytes
+    return max(1, int(min(free / most, best, _MOST if is_cpu else _MOST_ON_DEVICE)))
 
 
 def _sizes(physical_batch: int) -> list[int]:

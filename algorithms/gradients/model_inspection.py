@@ -95,7 +95,7 @@ class ModelInspection:
         layouts: the layouts of all uses of parameters; None if passes cannot be recorded, for the given `reason`.
         bytes_per_record: saved by autograd for each record.
         written_bytes: size of one record's materialised gradients.
-        needed_bytes: peak memory of a pass for each record.
+        needed_bytes: peak memory of a pass for each record. fixed_bytes: and besides, as for copies of weights.
         is_random: whether the model draws random numbers.
         without_rule: operations that are differentiated record by record.
         is_brief: whether this was a brief inspection, for a large model.
@@ -110,6 +110,7 @@ class ModelInspection:
     bytes_per_record: int
     written_bytes: int
     needed_bytes: int
+    fixed_bytes: int
     is_random: bool
     without_rule: tuple[str, ...]
     is_brief: bool = False
@@ -302,11 +303,11 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
             found.norms(L2(1.0))
             written = found.written_bytes // len(some.labels)
 
-        needed = _needed(form, measure)[1]
+        fixed, needed = _needed(form, measure)
         layouts = learned
     except UnrecordedError as why:
         reason, written, without_rule = str(why), 4 * len(parameters), ()
-        needed = _needed(form, lambda some: _take_alone(passes, parameters, some))[1]
+        fixed, needed = _needed(form, lambda some: _take_alone(passes, parameters, some))
     return ModelInspection(
         form=form,
         is_narrow=watch.is_narrow,
@@ -317,6 +318,7 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
         bytes_per_record=each,
         written_bytes=written,
         needed_bytes=needed,
+        fixed_bytes=fixed,
         is_random=is_random,
         without_rule=without_rule,
     )
@@ -368,7 +370,7 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
     is_random = check_apart_briefly(looked, form.draw)
     if operations.count * MANY <= _QUICK and not is_random:
         check_apart_in_full_pass(looked, form.draw)
-    layouts, needed, written = None, 0, 0
+    layouts, needed, fixed, written = None, 0, 0, 0
     try:
         if tape is None or not is_decided:
             raise UnrecordedError(reason or _look_of(first))
@@ -378,13 +380,16 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
                 raise UnrecordedError("it computes a value from all records")
 
             def check(layouts: Layouts) -> None:
-                nonlocal needed, written
+                nonlocal needed, fixed, written
                 without_rule.clear()
                 compared = few.shortened()
                 with Memory() as memory:
                     found = _recorded(looked, compared, layouts, without_rule)
                     is_finite = bool(found.finite(L2(1.0)).all())
-                needed, written = memory.most // 2, found.written_bytes // 2
+                with Memory() as alone:
+                    _recorded(looked, compared.alone(0), layouts).finite(L2(1.0))
+                needed, written = max(0, memory.most - alone.most), found.written_bytes // 2
+                fixed = max(0, alone.most - needed)
                 if not is_finite:
                     compared, found = few, _recorded(looked, few, layouts)
                 try:
@@ -398,7 +403,7 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
             layouts = _in_order(more.layouts(), check)
     except UnrecordedError as why:
         reason, written, without_rule = str(why), 4 * len(parameters), set()
-        needed = _needed(form, lambda some: _take_alone(passes, parameters, some), few=2)[1]
+        fixed, needed = _needed(form, lambda some: _take_alone(passes, parameters, some), few=2)
     return ModelInspection(
         form=form,
         is_narrow=first.is_narrow,
@@ -409,6 +414,7 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
         bytes_per_record=needed // 3,
         written_bytes=written,
         needed_bytes=needed,
+        fixed_bytes=fixed,
         is_random=is_random,
         without_rule=tuple(sorted(without_rule)),
         is_brief=True,
