@@ -367,9 +367,20 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
             first, tape, is_decided = watch, other, True
             break
     check_state(looked, one)
-    is_random = check_apart_briefly(looked, form.draw)
-    if operations.count * MANY <= _QUICK and not is_random:
-        check_apart_in_full_pass(looked, form.draw)
+
+    def check_records(some: Looked, draw: Draw) -> bool:
+        is_random = check_apart_briefly(some, draw)
+        if operations.count * MANY <= _QUICK and not is_random:
+            check_apart_in_full_pass(some, draw)
+        return is_random
+
+    try:
+        is_random = check_records(looked, form.draw)
+    except RecordsNotIndependentError:  # rounding in 32 bits can exceed the tolerance in a deep network
+        exact = _exact(passes, parameters, few)
+        if exact.parameters.dtype != torch.float64:
+            raise
+        is_random = check_records(exact, lambda count, seed: form.draw(count, seed).in_64_bits())
     layouts, needed, fixed, written = None, 0, 0, 0
     try:
         if tape is None or not is_decided:
@@ -502,9 +513,9 @@ def _exact(passes: Passes, parameters: Tensor, sample: Sample) -> Looked:
     Some models require their own types, and a mask with the largest 64-bit number is infinite in a 32-bit softmax.
     """
     model = replace(passes.model, precision=torch.float32)
-    plain = Looked(Passes(model), parameters, tolerance=_IN_32_BITS)
+    plain = Looked(replace(passes, model=model), parameters, tolerance=_IN_32_BITS)
     model = replace(model, module=copy.deepcopy(model.module).double())
-    wider = replace(plain, passes=Passes(model), parameters=parameters.double())
+    wider = replace(plain, passes=replace(passes, model=model), parameters=parameters.double())
     try:
         watch = watched(wider.passes, wider.parameters, sample.in_64_bits())
         lost = ~wider.losses(sample.in_64_bits()).isfinite()
