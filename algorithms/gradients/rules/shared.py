@@ -78,7 +78,7 @@ def shared(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> 
     if name in WITHOUT_GRADIENT or not torch.is_grad_enabled():
         return func(*args, **kwargs)
     is_written = writes(name, kwargs)
-    if func is Tensor.__setitem__ and type(args[0]) is Tensor and args[0]._base is None:
+    if is_written and type(args[0]) is Tensor and args[0]._base is None and has_gradient(args[0]):
         tape.follow(args[0])
     if is_written and (tape.name(args[0]) is None or name.endswith("__set__") or "out" in kwargs):
         raise UnrecordedError(f"the operation '{name}' on a parameter")

@@ -107,7 +107,9 @@ def _built_of_entries(self: Wired, inputs: Tensor) -> Tensor:
     matrix = torch.eye(4, dtype=inputs.dtype)
     matrix[0] = self.first
     matrix[1:3, 1] = self.pair.sin()
-    return self.last(inputs @ matrix)
+    more = torch.zeros_like(matrix)
+    more += torch.outer(self.first, self.first)
+    return self.last(inputs @ (matrix + more))
 
 
 def _put_into_records(self: Wired, inputs: Tensor) -> Tensor:
