@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from algorithms.errors import RefusedError
 from algorithms.models.linear import CROSS_ENTROPY, LOGISTIC, as_they_are
-from algorithms.models.model import LossBounds, Model, ModelRefusedError, check_module
+from algorithms.models.model import LossBounds, Model, ModelRefusedError, check_module, copied
 from algorithms.models.objectives import IGNORED
 from algorithms.models.packing import Called, Packing
 
@@ -242,12 +242,11 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
 
 def _own_copy(module: nn.Module) -> nn.Module:
     try:
-        own = copy.deepcopy(module).cpu()
+        own = copied(module).cpu()
     except Exception as error:
         why = str(error).partition("\n")[0][:200]
         raise ModelRefusedError(
-            f"the model cannot be copied ({why}); let it keep no tensors of its passes, and use"
-            " torch.nn.utils.parametrizations in place of torch.nn.utils.weight_norm, spectral_norm and prune."
+            f"the model cannot be copied ({why}); let it keep no tensors of its passes."
         ) from None
     for layer in own.modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):

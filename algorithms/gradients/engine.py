@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import L2, Clipping
@@ -31,6 +31,7 @@ from algorithms.gradients.passes import Passes
 from algorithms.gradients.per_example_gradients import PerExampleGradients, all_finite
 from algorithms.gradients.sharding import shard_frozen
 from algorithms.models import Model, ModelRefusedError
+from algorithms.models.model import copied
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -116,9 +117,9 @@ class Engine:
     ) -> None:
         device = device or torch.device("cpu")
         inspected_on = torch.device("cpu") if offload or mesh is not None else device
-        self._passes = Passes(_on(model, inspected_on))
         self._is_sharded = mesh is not None
         with refusing(model, input_shape, input_dtype):
+            self._passes = Passes(_on(model, inspected_on))
             form = Form(
                 input_shape,
                 input_dtype,
@@ -157,7 +158,7 @@ class Engine:
                 size,
                 found.needed_bytes / 1e6,
                 FEWEST,
-                math.ceil(FEWEST * found.needed_bytes / 1e6),
+                math.ceil((found.fixed_bytes + FEWEST * found.needed_bytes) / 1e6),
             )
         return size
 
@@ -199,14 +200,14 @@ class Engine:
     def copied(self) -> "Engine":
         """A copy for another thread: its modules are its own, their tensors are shared."""
         model, same = self._passes.model, copy.copy(self)
-        shared = {id(part): part for part in (*model.module.parameters(), *model.module.buffers())}
-        same._passes = replace(self._passes, model=replace(model, module=copy.deepcopy(model.module, shared)))
+        module = copied(model.module, (*model.module.parameters(), *model.module.buffers()))
+        same._passes = replace(self._passes, model=replace(model, module=module))
         return same
 
     @property
     def pass_bytes(self) -> int:
         """Memory of a pass with the physical batch, in bytes."""
-        return self.physical_batch * max(1, self._examined.needed_bytes)
+        return self._examined.fixed_bytes + self.physical_batch * max(1, self._examined.needed_bytes)
 
     @property
     def is_batched(self) -> bool:
@@ -388,7 +389,8 @@ def _fitting(examined: ModelInspection, memory_mb: int, device: torch.device) ->
     kept = _PASSES * (examined.bytes_per_record + examined.written_bytes)
     most = max(1, examined.needed_bytes)  # frozen layers save nothing, but running them needs memory
     best = max(WHOLE, _CACHED_BYTES / kept) if is_cpu else math.inf
-    return max(1, int(min(memory_mb * 1e6 / most, best, _MOST if is_cpu else _MOST_ON_DEVICE)))
+    free = memory_mb * 1e6 - examined.fixed_bytes
+    return max(1, int(min(free / most, best, _MOST if is_cpu else _MOST_ON_DEVICE)))
 
 
 def _sizes(physical_batch: int) -> list[int]:
@@ -398,8 +400,6 @@ def _sizes(physical_batch: int) -> list[int]:
 
 
 def _on(model: Model, device: torch.device) -> Model:
-    """The model with its buffers and untrained parameters on a device."""
-    if device.type == "cpu":
-        return model
-    module: nn.Module = copy.deepcopy(model.module).to(device)
-    return replace(model, module=module)
+    """A copy of the model on a device; it shares the parameters on the CPU."""
+    shared = model.module.parameters() if device.type == "cpu" else ()
+    return replace(model, module=copied(model.module, shared).to(device))

@@ -175,7 +175,7 @@ class _Noting(TorchFunctionMode):
     ) -> Any:
         taken = tuple(leaf.shape for leaf in tensors_in((args, kwargs or {})))
         output = func(*args, **(kwargs or {}))
-        given = tensors_in(output)
+        given = _given(func, args, output)
         if given:
             self.shapes.append(Shapes(name_of(func), taken, tuple(leaf.shape for leaf in given)))
         return output
@@ -215,6 +215,7 @@ class GradSampleRecorder:
         self.batch = batch
         self.uses: list[Use] = []
         self.made: list[Made] = []
+        self.stale: set[str] = set()
         self.graph: dict[str, Tensor] = {}
         self.learned: list[Call] = []
         self.without_rule: set[str] = set()
@@ -273,7 +274,7 @@ class GradSampleRecorder:
         call = known[self._calls] if self._calls < len(known) else None
         if call is None or call.name != name_of(func) or len(call.taken) != len(leaves):
             output = func(*args, **kwargs)
-            if tensors_in(output):  # a call that returns no tensor, such as a shape, is no use
+            if _given(func, args, output):  # a call that returns no tensor, such as a shape, is no use
                 raise UnrecordedError("the model uses its parameters differently than before")
             return output
         self._calls += 1
@@ -291,7 +292,7 @@ class GradSampleRecorder:
         here = len(self.shapes)
         taken = tuple(leaf.shape for leaf in leaves)
         output = func(*args, **kwargs)
-        given = tensors_in(output)
+        given = _given(func, args, output)
         if not given:
             return output
         if self._other is not None:
@@ -367,6 +368,28 @@ class GradSampleRecorder:
         self.made.append(Made(names, followed, source, closed))
         return outputs
 
+    def follow(self, target: Tensor) -> None:
+        """Record the uses of a constant from here on, since values of parameters are about to be written into it."""
+        name = f"#{len(self._held)}"
+        self._held.append(target)
+        self._names[id(target)], self.graph[name] = name, target.detach()
+        target.__class__ = RecordedTensor
+
+    def overwritten(self, target: Tensor) -> None:
+        """Give a new name to each of the model's tensors that shares memory with one that an operation wrote into.
+
+        Gradients of what was there before have no place any more: a use of the old name raises UnrecordedError.
+        """
+        place = target.untyped_storage().data_ptr()
+        for tensor in self._held[:]:
+            if tensor.untyped_storage().data_ptr() == place:
+                old = self._names[id(tensor)]
+                name = f"#{len(self._held)}"
+                self._held.append(tensor)
+                self.stale.add(old)
+                self._names[id(tensor)], self.graph[name] = name, self.graph[old]
+                self.made.append(Made((name,), [self.graph[old]], old, None))
+
     def anchored(self, output: Tensor) -> Tensor:
         """Put the output into a graph."""
         return _anchored(output, self._anchor)
@@ -417,6 +440,11 @@ def name_of(func: Func) -> str:
     name = getattr(func, "__name__", str(func))
     owner = getattr(func, "__self__", None)
     return f"{getattr(owner, '__name__', '')}.{name}" if name in ("__get__", "__set__") else name
+
+
+def _given(func: Func, args: Args, output: Any) -> list[Tensor]:
+    """The tensors that a call returns, or that an assignment to some entries of a tensor changes."""
+    return [args[0]] if func is Tensor.__setitem__ else tensors_in(output)
 
 
 class _Anchored(torch.autograd.Function):

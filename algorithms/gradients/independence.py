@@ -1,13 +1,12 @@
 """Checks on made-up records that a model processes each record independently, which clipping requires."""
 
-import copy
 import io
 import math
 import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from types import FunctionType
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from algorithms.gradients.grad_sample_recorder import tensors_in
 from algorithms.gradients.op_tracer import Sample
 from algorithms.gradients.passes import Passes
+from algorithms.models.model import copied
 from algorithms.models.randomness import same_randomness
 
 _FEW, MANY = 3, 64
@@ -252,7 +252,8 @@ def check_state(looked: Looked, sample: Sample) -> None:
     A table that the first pass builds is allowed if it is the same for all records and later passes.
     """
     named = looked.passes.model.named(looked.parameters)
-    module = copied(looked.passes.model.module)
+    module = looked.passes.model.module
+    module = copied(module, module.parameters())
     frozen = {name: part for name, part in module.named_parameters() if name not in named}
 
     def parameters() -> dict[str, int]:
@@ -278,37 +279,8 @@ def check_state(looked: Looked, sample: Sample) -> None:
         )
 
 
-def check_first_records(unused: nn.Module, looked: Looked, draw: Callable[[int, int], Sample]) -> None:
-    """Raises RecordsNotIndependentError if later losses depend on the records of the first pass.
-
-    unused: a copy of the module from before its first pass, in 32 bits. A module that keeps something of a pass, such
-    as its attention, without using it later, is accepted.
-    """
-    model = looked.passes.model
-    changed = _changed(_attributes(unused), _attributes(model.module))
-    if not changed:
-        return
-
-    def later(*samples: Sample) -> Tensor:
-        fresh = replace(model, module=copied(unused))
-        one_by_one = replace(looked, passes=replace(looked.passes, model=fresh))
-        return [one_by_one.losses(sample) for sample in samples][-1]
-
-    first, other = draw(2, 0), draw(2, 1)
-    if not looked.close(later(other), later(first, other)):
-        raise RecordsNotIndependentError(
-            f"the attribute {changed[0]} keeps what was computed from the first records, and mixes them with later ones"
-        )
-
-
 def _changed(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> list[str]:
     return [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
-
-
-def copied(module: nn.Module) -> nn.Module:
-    """A copy of a module with its own buffers and shared parameters."""
-    large = {id(part): part for part in module.parameters()}  # these are not copied
-    return copy.deepcopy(module, large)
 
 
 def _pass_through(looked: Looked, module: nn.Module, sample: Sample) -> None:
@@ -331,7 +303,7 @@ def _different(before: Mapping[str, Tensor], module: nn.Module) -> list[str]:
 def _are_tables(looked: Looked, sample: Sample) -> bool:
     """Whether the first pass builds the same buffers for any records and batch size, and later passes keep them."""
     other, module = sample.times(0.0).alone(0), looked.passes.model.module
-    first, second = copied(module), copied(module)
+    first, second = (copied(module, module.parameters()) for _ in range(2))
     _pass_through(looked, first, sample)
     _pass_through(looked, second, other)
     made = {name: value.clone() for name, value in first.named_buffers()}

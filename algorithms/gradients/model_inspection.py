@@ -27,9 +27,7 @@ from algorithms.gradients.independence import (
     check_apart,
     check_apart_briefly,
     check_apart_in_full_pass,
-    check_first_records,
     check_state,
-    copied,
     mixing_layer,
     still,
 )
@@ -97,7 +95,7 @@ class ModelInspection:
         layouts: the layouts of all uses of parameters; None if passes cannot be recorded, for the given `reason`.
         bytes_per_record: saved by autograd for each record.
         written_bytes: size of one record's materialised gradients.
-        needed_bytes: peak memory of a pass for each record.
+        needed_bytes: peak memory of a pass for each record. fixed_bytes: and besides, as for copies of weights.
         is_random: whether the model draws random numbers.
         without_rule: operations that are differentiated record by record.
         is_brief: whether this was a brief inspection, for a large model.
@@ -112,6 +110,7 @@ class ModelInspection:
     bytes_per_record: int
     written_bytes: int
     needed_bytes: int
+    fixed_bytes: int
     is_random: bool
     without_rule: tuple[str, ...]
     is_brief: bool = False
@@ -261,10 +260,9 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
     if not passes.model.shapes:
         raise RecordsNotIndependentError(f"the model {passes.model.name} has no parameters to train")
 
-    unused = copied(passes.model.module)
     parameters = near_start(passes.model).to(least.device)
     if _operations(passes, parameters, least) > _LIGHT:
-        return _examine_briefly(passes, parameters, least, unused)
+        return _examine_briefly(passes, parameters, least)
     parameters = away_from_start(passes.model).to(least.device)
     _check_memory(passes, parameters, least, memory_mb)
     form = _form(passes, parameters, least)
@@ -282,7 +280,6 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
     passes = replace(passes, answers=answers)
     exact = replace(exact, passes=replace(exact.passes, answers=answers))
     check_state(exact, draw_exactly(_FEW, 0))
-    check_first_records(unused, Looked(passes, parameters, tolerance=_IN_32_BITS), form.draw)
     is_random = check_apart(exact, draw_exactly, () if form.dtype.is_floating_point else form.constants)
     watch = watched(passes, parameters, few)
     each = max(1, _kept_each(passes, parameters, form, _FEW, _MORE))
@@ -306,11 +303,11 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
             found.norms(L2(1.0))
             written = found.written_bytes // len(some.labels)
 
-        needed = _needed(form, measure)[1]
+        fixed, needed = _needed(form, measure)
         layouts = learned
     except UnrecordedError as why:
         reason, written, without_rule = str(why), 4 * len(parameters), ()
-        needed = _needed(form, lambda some: _take_alone(passes, parameters, some))[1]
+        fixed, needed = _needed(form, lambda some: _take_alone(passes, parameters, some))
     return ModelInspection(
         form=form,
         is_narrow=watch.is_narrow,
@@ -321,6 +318,7 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
         bytes_per_record=each,
         written_bytes=written,
         needed_bytes=needed,
+        fixed_bytes=fixed,
         is_random=is_random,
         without_rule=without_rule,
     )
@@ -340,11 +338,8 @@ def _operations(passes: Passes, parameters: Tensor, form: Form) -> int:
     return int(operations.count) + of_vectors
 
 
-def _examine_briefly(passes: Passes, parameters: Tensor, least: Form, unused: nn.Module) -> ModelInspection:
-    """`examine` for models with slow passes: in 32 bits, at the cost of about forty forward passes of one record.
-
-    unused: a copy of the module from before its first pass.
-    """
+def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelInspection:
+    """`examine` for models with slow passes: in 32 bits, at the cost of about forty forward passes of one record."""
     with Operations() as operations:
         form = _form(passes, parameters, least, count=1)
     looked = Looked(Passes(replace(passes.model, precision=torch.float32)), parameters, tolerance=_IN_32_BITS)
@@ -372,11 +367,21 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form, unused: nn
             first, tape, is_decided = watch, other, True
             break
     check_state(looked, one)
-    check_first_records(unused, looked, form.draw)
-    is_random = check_apart_briefly(looked, form.draw)
-    if operations.count * MANY <= _QUICK and not is_random:
-        check_apart_in_full_pass(looked, form.draw)
-    layouts, needed, written = None, 0, 0
+
+    def check_records(some: Looked, draw: Draw) -> bool:
+        is_random = check_apart_briefly(some, draw)
+        if operations.count * MANY <= _QUICK and not is_random:
+            check_apart_in_full_pass(some, draw)
+        return is_random
+
+    try:
+        is_random = check_records(looked, form.draw)
+    except RecordsNotIndependentError:  # rounding in 32 bits can exceed the tolerance in a deep network
+        exact = _exact(passes, parameters, few)
+        if exact.parameters.dtype != torch.float64:
+            raise
+        is_random = check_records(exact, lambda count, seed: form.draw(count, seed).in_64_bits())
+    layouts, needed, fixed, written = None, 0, 0, 0
     try:
         if tape is None or not is_decided:
             raise UnrecordedError(reason or _look_of(first))
@@ -386,13 +391,16 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form, unused: nn
                 raise UnrecordedError("it computes a value from all records")
 
             def check(layouts: Layouts) -> None:
-                nonlocal needed, written
+                nonlocal needed, fixed, written
                 without_rule.clear()
                 compared = few.shortened()
                 with Memory() as memory:
                     found = _recorded(looked, compared, layouts, without_rule)
                     is_finite = bool(found.finite(L2(1.0)).all())
-                needed, written = memory.most // 2, found.written_bytes // 2
+                with Memory() as alone:
+                    _recorded(looked, compared.alone(0), layouts).finite(L2(1.0))
+                needed, written = max(0, memory.most - alone.most), found.written_bytes // 2
+                fixed = max(0, alone.most - needed)
                 if not is_finite:
                     compared, found = few, _recorded(looked, few, layouts)
                 try:
@@ -406,7 +414,7 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form, unused: nn
             layouts = _in_order(more.layouts(), check)
     except UnrecordedError as why:
         reason, written, without_rule = str(why), 4 * len(parameters), set()
-        needed = _needed(form, lambda some: _take_alone(passes, parameters, some), few=2)[1]
+        fixed, needed = _needed(form, lambda some: _take_alone(passes, parameters, some), few=2)
     return ModelInspection(
         form=form,
         is_narrow=first.is_narrow,
@@ -417,6 +425,7 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form, unused: nn
         bytes_per_record=needed // 3,
         written_bytes=written,
         needed_bytes=needed,
+        fixed_bytes=fixed,
         is_random=is_random,
         without_rule=tuple(sorted(without_rule)),
         is_brief=True,
@@ -504,9 +513,9 @@ def _exact(passes: Passes, parameters: Tensor, sample: Sample) -> Looked:
     Some models require their own types, and a mask with the largest 64-bit number is infinite in a 32-bit softmax.
     """
     model = replace(passes.model, precision=torch.float32)
-    plain = Looked(Passes(model), parameters, tolerance=_IN_32_BITS)
+    plain = Looked(replace(passes, model=model), parameters, tolerance=_IN_32_BITS)
     model = replace(model, module=copy.deepcopy(model.module).double())
-    wider = replace(plain, passes=Passes(model), parameters=parameters.double())
+    wider = replace(plain, passes=replace(passes, model=model), parameters=parameters.double())
     try:
         watch = watched(wider.passes, wider.parameters, sample.in_64_bits())
         lost = ~wider.losses(sample.in_64_bits()).isfinite()

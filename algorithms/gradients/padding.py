@@ -57,10 +57,10 @@ class Layout(NamedTuple):
             raise UnrecordedError("a tensor that does not have its part of each record")
         if self.folded == 1:
             return values.movedim(self.dimension, 0)
-        if self.alternates:
-            apart = torch.unflatten(values, self.dimension, (self.folded, batch))
-            return apart.movedim(self.dimension + 1, 0)
-        return torch.unflatten(values, self.dimension, (batch, self.folded)).movedim(self.dimension, 0)
+        sizes = (self.folded, batch) if self.alternates else (batch, self.folded)
+        here = self.dimension
+        apart = torch.unflatten(values, here, sizes)
+        return apart.movedim((here + self.alternates, here + 1 - self.alternates), (0, 1))
 
     def with_channels(self, values: Tensor, batch: int) -> Tensor:
         """The same, with channels after the batch: [batch, channels, folded (if above 1), all others]."""
@@ -69,7 +69,7 @@ class Layout(NamedTuple):
 
     def alone(self, value: Tensor) -> Tensor:
         """One record's part of `by_record`, in the shape that the tensor would have for this record alone."""
-        return value.unsqueeze(self.dimension) if self.folded == 1 else value
+        return value.unsqueeze(self.dimension) if self.folded == 1 else value.movedim(0, self.dimension)
 
 
 def layout_of(shape: tuple[int, ...], other: tuple[int, ...], batch: int, other_batch: int) -> Layout | None:

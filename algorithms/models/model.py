@@ -1,6 +1,7 @@
 """A model (a module, per-record losses, and parameters as one flat vector), the facts it is built for, its settings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -112,12 +113,14 @@ class Model:
     def inside(self, parameters: Mapping[str, Tensor], run: Callable[[], T]) -> T:
         """Call `run` while the module has the given parameters instead of its own, and copies of its buffers.
 
-        Backward passes must run inside too: they run checkpointed layers again, which would otherwise use the module's
-        own parameters.
+        What layers keep of a pass in other attributes is discarded, too: some keep what they computed from their
+        parameters, as biases of attention, for later passes. Backward passes must run inside too: they run checkpointed
+        layers again, which would otherwise use the module's own parameters.
         """
+        layers = dict(self.module.named_modules())
         slots = [
             (own, key, f"{name}.{key}" if name else key, tensor, own is layer._buffers)
-            for name, layer in self.module.named_modules()
+            for name, layer in layers.items()
             for own in (layer._parameters, layer._buffers)
             for key, tensor in own.items()
             if tensor is not None
@@ -129,6 +132,7 @@ class Model:
                 held[id(tensor)] = tensor.clone()
         # No other parameters: FSDP replaces its shards by gathered weights while a model runs.
         replaced = [(own, key, tensor) for own, key, _, tensor, _ in slots if id(tensor) in held]
+        kept = [(holder, holder.copy()) for layer in layers.values() for holder in _holders(layer)]
         try:
             for own, key, tensor in replaced:
                 own[key] = held[id(tensor)]
@@ -136,6 +140,48 @@ class Model:
         finally:
             for own, key, tensor in replaced:
                 own[key] = tensor
+            for holder, before in kept:
+                holder.clear()
+                if isinstance(holder, dict):
+                    holder |= before
+                else:
+                    holder += before
+
+
+_OF_MODULES = vars(nn.Module()).keys()
+"""The attributes that every module has."""
+
+
+def _holders(layer: nn.Module) -> list[dict[str, Any] | list[Any]]:
+    """A layer's attributes, and those among them that are lists and dictionaries."""
+    own = vars(layer)
+    return [
+        own,
+        *(value for key, value in own.items() if type(value) in (dict, list) and key not in _OF_MODULES),
+    ]
+
+
+def copied(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
+    """A copy that can be trained, with some shared tensors: what layers keep of a pass is constant in it, or dropped.
+
+    `torch.nn.utils.weight_norm` keeps a tensor with a graph, which cannot be copied. Some layers keep what they
+    computed from their parameters for evaluation, and drop it when they are put into training mode.
+    """
+    kept = (
+        value
+        for layer in module.modules()
+        for holder in _holders(layer)
+        for value in (holder.values() if isinstance(holder, dict) else holder)
+    )
+    constants = {
+        id(value): value.detach() for value in kept if isinstance(value, Tensor) and not value.is_leaf
+    }
+    own = deepcopy(module, constants | {id(part): part for part in shared})
+    modes = [(layer, layer.training) for layer in own.modules()]
+    own.train()
+    for layer, mode in modes:
+        layer.training = mode
+    return own
 
 
 def cannot_be_made(name: str, error: Exception) -> ModelRefusedError:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -720,6 +721,36 @@ def test_a_hook_may_keep_what_the_model_computes(own_home: Path) -> None:
     assert ledger_rows(own_home)[-1] == "settle"
 
 
+class _Keeping(nn.Linear):
+    """Keeps the weight of its first pass in evaluation mode, and its last outputs."""
+
+    scaled: Tensor | None = None
+
+    def train(self, mode: bool = True) -> "_Keeping":
+        self.scaled = None if mode else self.scaled
+        return super().train(mode)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.scaled is None or self.training:
+            self.scaled = 2 * self.weight
+        self.last = functional.linear(input, self.scaled, self.bias)
+        return self.last
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize("keeping", [lambda: _Keeping(5, 2), lambda: nn.utils.weight_norm(nn.Linear(5, 2))])
+def test_what_a_model_keeps_of_an_earlier_pass_is_not_used(keeping: Callable[[], nn.Module]) -> None:
+    model, records = keeping().eval(), torch.ones(1, 5)
+    model(records)
+    trained = call(model=model).model
+    assert not any(
+        torch.equal(part, start) for part, start in zip(trained.parameters(), model.parameters(), strict=True)
+    )
+    fresh = keeping().eval()
+    fresh.load_state_dict(trained.state_dict())
+    assert torch.equal(trained(records), fresh(records))
+
+
 def test_weights_in_another_order_of_memory_are_trained_and_returned(own_home: Path) -> None:
     """safetensors writes contiguous tensors only, and an expanded one cannot be overwritten."""
     frozen = nn.Linear(5, 4).requires_grad_(False)
@@ -743,14 +774,9 @@ def _hooked() -> nn.Module:
     return layer
 
 
-def _used() -> nn.Module:
-    class Keeps(nn.Linear):
-        def forward(self, input: Tensor) -> Tensor:
-            self.last = super().forward(input)
-            return self.last
-
-    layer = Keeps(5, 2)
-    layer(torch.zeros(1, 5))
+def _locked() -> nn.Module:
+    layer = nn.Linear(5, 2)
+    layer.lock = Lock()  # type: ignore[assignment]
     return layer
 
 
@@ -901,7 +927,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "that it was made from",
     ),
     "hooks on a parameter": ({"model": _hooked()}, "hooks on its parameters"),
-    "a tensor of an earlier pass": ({"model": _used()}, "cannot be copied"),
+    "a lock": ({"model": _locked()}, "cannot be copied"),
     "complex parameters": ({"model": _Complex()}, "view_as_complex"),
     "a sparse buffer": ({"model": _sparse()}, r"by \.to_dense\(\)"),
     "entries that a pass rewrites": ({"model": nn.Embedding(5, 2, max_norm=1.0)}, "max_norm.*mixes records"),

@@ -143,7 +143,7 @@ def test_the_template_of_ipums_is_refused_until_its_file_is_there_and_declared(t
     own.parent.mkdir(parents=True)
     own.write_text(IPUMS_ROWS)
     with pytest.raises(
-        DataRefusedError, match=r"keyed_sha256 in its data card declares; .* write [0-9a-f]{64}"
+        DataRefusedError, match=r"keyed_sha256 in its data card declares, .* write [0-9a-f]{64}"
     ) as refusal:
         attempt()
     proper = str(refusal.value).split("write ")[1].split()[0]

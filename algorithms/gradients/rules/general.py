@@ -31,9 +31,12 @@ def general(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) ->
         return func(*args, **kwargs)  # only the parameter's shape or type is read
     if name in ELEMENTWISE:
         return elementwise(tape, func, args, kwargs)
-    output = func(*args, **kwargs)
-    if writes(name, kwargs):
+    is_assigned = func is Tensor.__setitem__ and tape.name(args[0]) is None and args[0]._base is None
+    if writes(name, kwargs) and not is_assigned:
         raise UnrecordedError(f"the operation '{name}' on a parameter")
+    output = func(*args, **kwargs)
+    if is_assigned:
+        func, output = _assigned, args[0]
     outputs = tensors_in(output)
     if name in WITHOUT_GRADIENT or not any(map(has_gradient, outputs)):
         return output
@@ -59,8 +62,15 @@ def general(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) ->
                 found = _one_by_one(lambda *some: [run(*some)], taken, names, [out], [errors], batch)
             return found
 
-        return tape.keep(output, gradients, *values)
+        return tape.keep(output, gradients, *(values[1:] if is_assigned else values))
     return _several(tape, run, taken, names, output, values)
+
+
+def _assigned(target: Tensor, places: Any, value: Any) -> Tensor:
+    """A tensor of which some entries are replaced, as far as the gradients of the new ones are concerned."""
+    found = target.clone()
+    found[places] = value
+    return found
 
 
 def _several(

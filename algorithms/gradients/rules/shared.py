@@ -77,7 +77,10 @@ def shared(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> 
     leaves, structure = tree_flatten((args, kwargs))
     if name in WITHOUT_GRADIENT or not torch.is_grad_enabled():
         return func(*args, **kwargs)
-    if writes(name, kwargs):
+    is_written = writes(name, kwargs)
+    if is_written and type(args[0]) is Tensor and args[0]._base is None and has_gradient(args[0]):
+        tape.follow(args[0])
+    if is_written and (tape.name(args[0]) is None or name.endswith("__set__") or "out" in kwargs):
         raise UnrecordedError(f"the operation '{name}' on a parameter")
     places = [i for i, leaf in enumerate(leaves) if tape.name(leaf) is not None]
     if name in _LIKE_ANOTHER:
@@ -87,6 +90,8 @@ def shared(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> 
     with torch.enable_grad(), saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
         some, named = tree_unflatten([free.get(i, leaf) for i, leaf in enumerate(leaves)], structure)
         followed = func(*some, **named)
+    if is_written:
+        tape.overwritten(args[0])
     back = {id(copy): leaves[i] for i, copy in free.items()}
     moving = [leaf for leaf in tensors_in(followed) if leaf.requires_grad and id(leaf) not in back]
     if moving:
@@ -106,6 +111,8 @@ def pulled_back(tape: GradSampleRecorder, found: dict[str, list[PerExample]]) ->
     ends: list[tuple[Tensor, Tensor]] = []
     for made in reversed(tape.made):
         for name, end in zip(made.names, made.outputs, strict=True):
+            if name in found and name in tape.stale:
+                raise UnrecordedError("a value computed from parameters is overwritten after its use")
             if name in found:
                 part = combined(found.pop(name))
                 given = None if made.closed is None else made.closed(part)

@@ -91,7 +91,9 @@ def test_what_a_model_keeps_of_its_first_records_must_not_count_later(
 
     monkeypatch.setattr(model_inspection, "_LIGHT", light)
     check(problem(Spec(lambda: Wired(shown, layer=nn.Linear(4, 2)), (4,))))
-    with pytest.raises(RecordsNotIndependentError, match="the attribute mean keeps"):
+    with pytest.raises(
+        RecordsNotIndependentError, match="the forward pass of the model made up mixes records"
+    ):
         problem(Spec(lambda: Wired(centred, layer=nn.Linear(4, 2)), (4,)), torch.float32).engine()
 
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.gradients import L2, Engine, Normalised, PerLayer, clip_and_sum
+from algorithms.gradients import L2, Engine, Normalised, PerLayer, clip_and_sum, model_inspection
 from algorithms.models import Model, build
 from algorithms.models.linear import cross_entropy
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.layers import LAYERS
 from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, SHARING, WITHOUT_RULE
-from tests.algorithms.gradients.zoo import Problem, once, problem
+from tests.algorithms.gradients.zoo import Problem, Spec, once, problem
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
 
 WAYS = [
@@ -77,6 +77,14 @@ def test_the_physical_batch_follows_the_memory(caplog: pytest.LogCaptureFixture)
     assert "performance.memory_mb: 14" in caplog.text
     given = {asked: made.engine(physical_batch=asked).physical_batch for asked in (1, 7, 63, 64, 200)}
     assert given == {1: 1, 7: 7, 63: 32, 64: 64, 200: 192}
+
+
+def test_copies_of_weights_are_not_counted_for_each_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_inspection, "_LIGHT", 0)
+    layers = nn.MaxPool2d(2), nn.Conv2d(64, 64, 3), nn.Flatten()  # kernels are copied for max pooling
+    engine = problem(Spec(lambda: nn.Sequential(*layers), (64, 6, 6)), torch.float32).engine(memory_mb=2)
+    assert engine._examined.is_brief
+    assert engine.physical_batch == 64 and engine.pass_bytes <= 2e6
 
 
 @pytest.mark.parametrize("name", WAYS)

@@ -204,6 +204,27 @@ def test_gradients_that_rounding_in_32_bits_moves_far_are_compared_in_64(
     assert made.engine().is_batched
 
 
+@pytest.mark.parametrize("mixing", [0.0, 1e-6])
+def test_losses_that_rounding_in_32_bits_moves_far_are_compared_in_64(
+    mixing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_inspection, "_LIGHT", 0)
+
+    def amplified(self: Wired, x: Tensor) -> Tensor:
+        moved = self.first(x + mixing * x.mean(dim=0) if mixing else x)
+        return self.last(torch.sin(1e6 * moved))
+
+    spec = Spec(lambda: Wired(amplified, first=nn.Linear(300, 300), last=nn.Linear(300, 2)), (300,))
+    made = problem(spec, torch.float32)
+    if mixing:
+        with pytest.raises(
+            RecordsNotIndependentError, match="the forward pass of the model made up mixes records"
+        ):
+            made.engine()
+    else:
+        assert made.engine().physical_batch >= 64
+
+
 def test_a_layer_that_renews_its_buffers_is_taken_in_evaluation_mode() -> None:
     def spectral(mode: bool) -> nn.Module:
         layer = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))
@@ -282,9 +303,10 @@ def _remembering(self: Wired, inputs: Tensor) -> Tensor:
     return self.layer(inputs - before)
 
 
-def test_what_is_remembered_outside_of_buffers_is_refused() -> None:
-    with pytest.raises(RecordsNotIndependentError, match="the attribute mean keeps"):
-        problem(Spec(lambda: Wired(_remembering, layer=nn.Linear(4, 2)), (4,))).engine()
+def test_what_is_remembered_outside_of_buffers_is_forgotten_after_a_pass() -> None:
+    made = problem(Spec(lambda: Wired(_remembering, layer=nn.Linear(4, 2)), (4,)))
+    check(problem(Spec(lambda: nn.Sequential(nn.Linear(4, 2)), (4,))), made.engine())
+    assert not hasattr(made.model.module, "mean")
 
 
 def test_the_state_is_as_it_was_after_an_examination() -> None:

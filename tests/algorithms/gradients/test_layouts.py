@@ -29,6 +29,13 @@ def _folded_by_time(self: Wired, inputs: Tensor) -> Tensor:
     return self.last(hidden).view(length, batch, -1).sum(dim=0)
 
 
+def _folded_behind(self: Wired, inputs: Tensor) -> Tensor:
+    """Records, then time, in the second dimension; a matrix for each index of the first."""
+    both = torch.stack([inputs, -inputs]).flatten(1, 2)
+    mixed = torch.tanh(torch.bmm(both, self.table.weight[:8].view(2, 4, 4)) + self.first)
+    return self.last(self.norm(self.layer(mixed))).view(2, *inputs.shape[:2], -1).sum(dim=(0, 2))
+
+
 def _last(self: Wired, inputs: Tensor) -> Tensor:
     """Records last."""
     hidden = torch.tanh(self.norm(self.layer(inputs.movedim(0, -2))))
@@ -84,6 +91,7 @@ WIRINGS = {
     "time first": _time_first,
     "folded": _folded,
     "folded by time": _folded_by_time,
+    "folded behind": _folded_behind,
     "records last": _last,
     "all twice": _twice,
     "by time": _time_steps,
@@ -116,6 +124,7 @@ def test_records_are_found_wherever_they_are(name: str, length: int) -> None:
     """Also where there are as many places as records, which no shape tells apart."""
     made = problem(_spec(WIRINGS[name], length))
     engine = made.engine(physical_batch=SMALL)
+    assert engine.is_batched == (name != "by record")
     for count in (1, 3, 5, 6):
         check(made.some(slice(0, count)), engine)
 
@@ -185,7 +194,7 @@ def test_a_layout_follows_from_two_shapes(
 
 @pytest.mark.parametrize("layout", [Layout(0), Layout(1), Layout(2), Layout(0, 2), Layout(1, 2)])
 def test_a_layout_takes_records_apart_and_puts_one_back(layout: Layout) -> None:
-    ones = [torch.randn(6, 2, 2, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    ones = [torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(i)) for i in range(4)]
     parts = [
         one.movedim(0, layout.dimension)[(slice(None),) * layout.dimension + (slice(layout.folded),)]
         for one in ones
@@ -194,4 +203,5 @@ def test_a_layout_takes_records_apart_and_puts_one_back(layout: Layout) -> None:
     found = layout.by_record(whole, 4)
     assert len(found) == 4
     for one, record in zip(parts, found, strict=True):
-        assert torch.equal(layout.alone(record).reshape(one.shape), one)
+        assert torch.equal(layout.alone(record), one)
+        assert len(record) == layout.folded or layout.folded == 1

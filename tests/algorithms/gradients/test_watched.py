@@ -266,6 +266,26 @@ def test_a_table_that_the_first_pass_makes_is_no_memory() -> None:
     check(problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2)), (4,))))
 
 
+def test_what_a_layer_keeps_of_its_parameters_is_computed_again_in_every_pass() -> None:
+    def kept(self: Wired, x: Tensor) -> Tensor:
+        if "bias" not in self.kept:
+            self.kept["bias"] = self.bias[torch.tensor([1, 0])]
+        return self.layer(x) + self.kept["bias"]
+
+    def make(wiring: Callable[[Wired, Tensor], Tensor]) -> nn.Module:
+        made = Wired(wiring, layer=nn.Linear(4, 2), bias=nn.Parameter(torch.zeros(2)))
+        made.kept = {}  # type: ignore[assignment]
+        return made
+
+    plain = problem(Spec(lambda: make(lambda self, x: self.layer(x) + self.bias.flip(0)), (4,)))
+    check(plain, problem(Spec(lambda: make(kept), (4,))).engine(physical_batch=64))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_a_tensor_with_a_graph_that_a_layer_keeps_is_no_hindrance() -> None:
+    check(problem(Spec(lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 2))), (4,))))
+
+
 def of_layer(wiring: Callable[[Wired, Tensor], Tensor]) -> Problem:
     return problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 3)), (4,)))
 

@@ -92,6 +92,57 @@ def test_what_is_overwritten_in_place_is_seen(
     assert is_seen == ([True] if wiring is _overwritten_where_frozen else [])
 
 
+def _without_bias_of_keys(self: Wired, inputs: Tensor) -> Tensor:
+    """Part of a copy of a parameter is overwritten, through a view, and by another parameter."""
+    bias = self.first.clone()
+    seen = bias.view(2, 2)
+    bias[:1].zero_()
+    bias[2:] = self.pair
+    bias.mul_(2.0)
+    return self.last(inputs + bias) + seen[0]
+
+
+def _built_of_entries(self: Wired, inputs: Tensor) -> Tensor:
+    """A matrix is filled with parameters, as that of a rotation is."""
+    matrix = torch.eye(4, dtype=inputs.dtype)
+    matrix[0] = self.first
+    matrix[1:3, 1] = self.pair.sin()
+    more = torch.zeros_like(matrix)
+    more += torch.outer(self.first, self.first)
+    return self.last(inputs @ (matrix + more))
+
+
+def _put_into_records(self: Wired, inputs: Tensor) -> Tensor:
+    """Parameters are put into what is computed from the records, and into a tensor for them."""
+    parts = inputs.new_zeros(len(inputs), 3, 2)
+    parts[:, 0] = self.pair
+    parts[:, 1:] = self.layer(inputs).view(-1, 2, 2)
+    hidden = self.layer(parts.flatten(start_dim=1)[:, :4])
+    hidden[:, 1:3] = self.pair
+    return self.last(hidden)
+
+
+def _overwritten_after_use(self: Wired, inputs: Tensor) -> Tensor:
+    bias = self.first.clone()
+    hidden = inputs + bias
+    bias[2:] = self.pair
+    return self.last(hidden * bias)
+
+
+@pytest.mark.parametrize(
+    "wiring", [_without_bias_of_keys, _built_of_entries, _put_into_records, _overwritten_after_use]
+)
+def test_parameters_may_be_written_into_other_tensors(wiring: Callable[..., Tensor]) -> None:
+    def make() -> nn.Module:
+        parts = {"first": nn.Parameter(torch.randn(4)), "pair": nn.Parameter(torch.randn(2))}
+        return Wired(wiring, layer=nn.Linear(4, 4), last=nn.Linear(4, 2), **parts)
+
+    made = problem(Spec(make, (4,)))
+    engine = made.engine()
+    assert engine.is_batched == (wiring is not _overwritten_after_use)
+    check(made, engine)
+
+
 def _another_way(self: Wired, inputs: Tensor) -> Tensor:
     """The same numbers by another way, for odd inputs that no examination has met."""
     if bool((inputs > 100.0).any()):
