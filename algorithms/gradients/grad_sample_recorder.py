@@ -352,6 +352,10 @@ class GradSampleRecorder:
         if not output.requires_grad:
             # `_Anchored` marks its input as overwritten: for a view, all parameters' versions would change.
             output = self.anchored(output if output._base is None else output.clone())
+        elif output._base is not None:
+            # As of a layer of sequences: what overwrites a view is put behind its base in the graph, and the view's own
+            # edge is cut off.
+            output = torch.ops.aten._unsafe_view(output, output.shape)
         kept = tuple((tensor, tensor._version) for tensor in inputs)
         self.uses.append(Use(get_gradient_edge(output), gradients, kept))
         return output

@@ -80,6 +80,21 @@ def _overwritten_output(self: Wired, inputs: Tensor) -> Tensor:
     return self.last(hidden)
 
 
+def test_an_output_of_sequences_may_be_overwritten() -> None:
+    """It is a view, and what overwrites a view takes its place in the graph."""
+
+    def wiring(self: Wired, inputs: Tensor) -> Tensor:
+        hidden = self.layer(self.first(inputs))
+        hidden[inputs > 0.5] = 0.0
+        return self.last(hidden).sum(dim=1)
+
+    layers = {"first": nn.Linear(4, 4), "layer": nn.Linear(4, 4), "last": nn.Linear(4, 2)}
+    made = problem(Spec(lambda: Wired(wiring, **layers), (3, 4)))
+    engine = made.engine()
+    assert engine.is_batched
+    check(made, engine)
+
+
 @pytest.mark.parametrize("wiring", [_overwritten, _overwritten_where_frozen, _overwritten_output])
 def test_what_is_overwritten_in_place_is_seen(
     wiring: Callable[..., Tensor], caplog: pytest.LogCaptureFixture
