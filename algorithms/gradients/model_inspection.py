@@ -359,11 +359,14 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
     # If no true answer is yes, False would repeat it.
     orders = (False, None, True) if any(first.answers) else (None, True)
     for answer in () if is_decided or tape is None else orders:
-        watch, other = (first, tape) if answer is None else _noted(passes, parameters, few, answer)
-        answering = replace(looked.passes, answers=tuple(watch.answers))
-        if not watch.looked and _is_right(looked, answering, [few, others]):
-            passes = replace(passes, answers=answering.answers)
-            looked = replace(looked, passes=answering)
+        try:
+            watch, other = (first, tape) if answer is None else _noted(passes, parameters, few, answer)
+        except Exception:  # the model may not go on after a wrong answer
+            continue
+        answers = tuple(watch.answers)
+        if not watch.looked and _are_right(looked, answers, [few, others]):
+            passes = replace(passes, answers=answers)
+            looked = replace(looked, passes=replace(looked.passes, answers=answers))
             first, tape, is_decided = watch, other, True
             break
     check_state(looked, one)
@@ -523,8 +526,17 @@ def _exact(passes: Passes, parameters: Tensor, sample: Sample) -> Looked:
         return plain
     if bool(lost.any()) and bool(plain.losses(sample)[lost].isfinite().any()):
         return plain
+    if not _has_finite_gradient(wider, sample.in_64_bits()) and _has_finite_gradient(plain, sample):
+        return plain
     # Some layers always compute in 32 bits, such as the RMS norms of language models.
     return wider if watch.is_short else replace(wider, tolerance=_IN_64_BITS)
+
+
+def _has_finite_gradient(looked: Looked, sample: Sample) -> bool:
+    weights = torch.ones(len(sample.labels), dtype=torch.float64, device=sample.labels.device)
+    with same_randomness():
+        found = looked.passes.gradients(looked.parameters, sample.inputs, sample.labels, weights)
+    return all(bool(part.isfinite().all()) for part in found.values())
 
 
 def _look_of(watch: OpTracer) -> str:
@@ -593,16 +605,20 @@ def _decided(passes: Passes, parameters: Tensor, sample: Sample, exact: Looked, 
     """Public answers to the model's questions about tensor values that do not change the results of single records.
 
     A model may ask, for example, whether any record has padding, which changes how a mask is applied but not the
-    result. The answers for many different records are tried first, since they usually choose the general code path.
-    Returns () if no answers are right.
+    result, or how long the longest record is. The answers for many different records are tried first, since they
+    usually choose the general code path. Returns () if no answers are right.
     """
     few = draw(_FEW, 0)
     samples = [few, draw(_MORE, 1), few.times(10.0), few.times(_LARGE), few.times(0.0), few.with_holes()]
     for answer in (None, False, True):
-        answers = tuple(watched(passes, parameters, sample, answer=answer).answers)
-        if all(given is None for given in answers):
+        try:
+            watch = watched(passes, parameters, sample, answer=answer)
+        except Exception:  # the model may not go on after a wrong answer
+            continue
+        answers = tuple(watch.answers)
+        if watch.looked or all(given is None for given in answers):
             return ()
-        if _is_right(exact, replace(exact.passes, answers=answers), samples):
+        if _are_right(exact, answers, samples):
             return answers
     return ()
 
@@ -618,6 +634,34 @@ def _may_unpack(passes: Passes, parameters: Tensor, few: Sample, exact: Looked, 
     return _is_right(exact, replace(exact.passes, unpacks=True), samples)
 
 
+def _are_right(looked: Looked, answers: Answers, samples: list[Sample]) -> bool:
+    """Whether records in passes with these answers have the same losses as each record alone.
+
+    Real records may have larger numbers than made-up ones, as of the longest record's length. So an answer that is a
+    number must either not matter, or be the largest one that the model takes.
+    """
+
+    def shifted(place: int, by: int) -> Passes:
+        return replace(
+            looked.passes,
+            answers=tuple(a + by if i == place and a is not None else a for i, a in enumerate(answers)),
+        )
+
+    def is_largest(place: int) -> bool:
+        try:
+            given, more = (
+                watched(shifted(place, by), looked.parameters, samples[0]).operations for by in (0, 1)
+            )
+        except Exception:
+            return True
+        return given == more
+
+    numbers = [i for i, answer in enumerate(answers) if not isinstance(answer, bool | None)]
+    return _is_right(looked, shifted(-1, 0), samples) and all(
+        _is_right(looked, shifted(place, -1), samples) or is_largest(place) for place in numbers
+    )
+
+
 def _is_right(exact: Looked, passes: Passes, samples: list[Sample]) -> bool:
     """Whether records in one of these passes have the same losses as each record alone."""
     together = replace(exact, passes=passes)
@@ -629,7 +673,7 @@ def _is_right(exact: Looked, passes: Passes, samples: list[Sample]) -> bool:
     try:
         with still(exact.passes.model.module):
             return all(agree(sample) for sample in samples)
-    except (UnrecordedError, RuntimeError):
+    except Exception:  # the model may not go on after a wrong answer
         return False
 
 

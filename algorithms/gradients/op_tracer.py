@@ -17,7 +17,7 @@ from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from algorithms.gradients.grad_sample_recorder import Args, Func, Kwargs, RecordedTensor, tensors_in
-from algorithms.gradients.passes import Passes, asks
+from algorithms.gradients.passes import Answer, Passes, asked_for, asks
 from algorithms.models import Model
 from algorithms.models.packing import Packing, Part
 from algorithms.models.randomness import same_randomness
@@ -72,6 +72,7 @@ class Form:
             constants = tuple(c for c in self.constants if c < part.entries)
         length = values.shape[1]
         begins = torch.randint(int(part.is_mask), length + 1, (count, 1), generator=source)
+        begins[1:][-1:] = length  # one has no padding, so that no other one is longer
         rests = torch.tensor(constants)[(seed + torch.arange(count)) % len(constants)]
         values = torch.where(torch.arange(length) >= begins, rests[:, None], values)
         return values.view(count, *part.shape).to(self.dtype)
@@ -246,8 +247,9 @@ class OpTracer(_Watch):
     records: the records' tensors. known: other tensors that exist beforehand. answer: the answer if the model asks for
     a bool that depends on the records; None for the true answer.
 
-    After a run: looked: the first function that turned the records' values into a Python number other than a bool, or
-    into a number of values; "" for none. answers: the answer to each question, None if no record can influence it.
+    After a run: looked: the first function that turned the records' values into Python numbers, except one bool or one
+    whole number, or into a number of values; "" for none. answers: to each question about a bool or a whole number,
+    None if no record can influence it.
     is_narrow: whether there were 16-bit numbers. is_short: whether values of records had 32 bits or fewer.
     """
 
@@ -258,7 +260,7 @@ class OpTracer(_Watch):
         self.is_narrow = self.is_short = False
         self.looked = ""
         self.answer = answer
-        self.answers: list[bool | None] = []
+        self.answers: list[Answer] = []
         self.operations: list[Operation] = []
         self.turned: int | None = None
         # Weak references by identity: otherwise all that a pass computes would stay in memory.
@@ -281,8 +283,10 @@ class OpTracer(_Watch):
     def answered(self, ask: Callable[[], Any], tree: Any) -> Any:
         """Answer a question about tensor values."""
         depends = self.may_depend(tree)
-        given = self.unlooked(ask) if self.answer is None or not depends else self.answer
-        self.answers.append(bool(given) if depends else None)
+        given = self.unlooked(ask)
+        if depends and self.answer is not None and isinstance(given, bool):
+            given = self.answer
+        self.answers.append(given if depends else None)
         return given
 
     def unlooked(self, run: Callable[[], Any]) -> Any:
@@ -385,7 +389,7 @@ class _LookingFunctions(TorchFunctionMode):
     def __torch_function__(
         self, func: Func, types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = asked_for(self, func, args), kwargs or {}
         if asks(func, args):
             return self._watch.answered(lambda: func(*args, **kwargs), (args, kwargs))
         if getattr(func, "__name__", "") == "one_hot" and not _looks(func, args, kwargs):

@@ -29,18 +29,19 @@ from algorithms.gradients.per_example_gradients import PerExampleGradients, comb
 from algorithms.gradients.rules import RULES, general, pulled_back, shared
 from algorithms.models import Model, ModelRefusedError
 
-Answers = tuple[bool | None, ...]
+Answer = bool | int | None
+Answers = tuple[Answer, ...]
 
 
 @dataclass(frozen=True)
 class Passes:
     """The passes of one model, in its precision.
 
-    answers: to the model's questions about tensor values, such as whether any record has padding, in order. Each is a
-    public constant, since an answer that depends on one record would change the results of others; None for a question
-    that no record can influence. A pass over a single record uses the record's own answers. offload: where parameters
-    are brought to that stay in main memory; None if they are where the records are. unpacks: whether recurrent layers
-    process packed sequences as padded ones.
+    answers: to the model's questions about tensor values, in order, such as whether any record has padding or how long
+    the longest one is. Each is a public constant, since an answer that depends on one record would change the results
+    of others; None for a question that no record can influence. A pass over a single record uses the record's own
+    answers. offload: where parameters are brought to that stay in main memory; None if they are where the records are.
+    unpacks: whether recurrent layers process packed sequences as padded ones.
     """
 
     model: Model
@@ -251,10 +252,16 @@ class Answering(TorchFunctionMode):
         self._answers, self._asked = answers, 0
         self._is_silent = is_silent
 
+    def __exit__(self, *reason: Any) -> None:
+        super().__exit__(*reason)  # type: ignore[no-untyped-call]
+        if reason[0] is None and not self._is_silent and self._asked < len(self._answers):
+            raise UnrecordedError("its control flow depends on values where it did not before")
+
     def __torch_function__(
         self, func: Func, types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         if not asks(func, args):
+            args = asked_for(self, func, args)
             return func(*args, **kwargs) if kwargs else func(*args)
         if self._is_silent or self._asked >= len(self._answers):
             raise UnrecordedError("its control flow depends on values where it did not before")
@@ -263,23 +270,43 @@ class Answering(TorchFunctionMode):
         return func(*args, **(kwargs or {})) if given is None else given
 
 
+def asked_for(mode: TorchFunctionMode, func: Func, args: Args) -> Args:
+    """The arguments, where `mode` was asked for the numbers that a range or a slice would read from tensors."""
+
+    def number(value: Any) -> Any:
+        if isinstance(value, slice):
+            return slice(number(value.start), number(value.stop), value.step)
+        if not isinstance(value, Tensor):
+            return value
+        return mode.__torch_function__(Tensor.item, (), (value,))  # type: ignore[no-untyped-call]
+
+    if func is torch.arange:
+        return tuple(map(number, args))
+    if func is Tensor.__getitem__:
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        if any(isinstance(part, slice) for part in index):
+            return args[0], tuple(number(part) if isinstance(part, slice) else part for part in index)
+    return args
+
+
 @contextmanager
 def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any]) -> Iterator[None]:
     with first, second:
         yield
 
 
+_NUMBERS = frozenset((Tensor.item, Tensor.__int__, Tensor.__index__))
 _QUESTIONS = frozenset(
     (
-        *(Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero, Tensor.item),
+        *(Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero),
         *(Tensor.equal, torch.equal, Tensor.allclose, torch.allclose),
     )
 )
 
 
 def asks(func: Func, args: Args) -> bool:
-    """Whether a function of tensors returns a Python bool."""
-    return func in _QUESTIONS and (func is not Tensor.item or args[0].dtype == torch.bool)
+    """Whether a function of tensors returns a Python bool or whole number."""
+    return func in _QUESTIONS or (func in _NUMBERS and not args[0].is_floating_point())
 
 
 def _pools(module: nn.Module) -> bool:

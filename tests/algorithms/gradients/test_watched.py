@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from torch.nn import functional
 
 from algorithms.gradients import L2, RecordsNotIndependentError, model_inspection
 from algorithms.models.linear import cross_entropy
-from tests.algorithms.gradients.zoo import Problem, Spec, Wired, check, problem, unlike_alone
+from tests.algorithms.gradients import naive
+from tests.algorithms.gradients.zoo import Problem, Spec, Wired, check, problem, rows, unlike_alone
 
 PADDING, ENTRIES, LENGTH = 2, 50, 12
 
@@ -257,6 +259,38 @@ def test_padding_of_each_record_by_itself_mixes_nothing() -> None:
     check(problem(of_tokens(wiring)))
 
 
+def test_what_is_cut_to_the_longest_record_is_cut_for_none() -> None:
+    """The length is a public constant, which no number of made-up records could be if real ones may be longer."""
+
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        assert x.amax().item() < ENTRIES  # asks for a number that does not matter
+        longest = ((x != PADDING) * torch.arange(1, x.shape[1] + 1)).amax()
+        places = torch.arange(longest)
+        shown = x[:, : int(longest)] != PADDING
+        return self.layer((self.table(x[:, :longest]) * (shown * (1 + places))[..., None]).sum(dim=1))
+
+    made = problem(of_tokens(wiring))
+    engine = made.engine()
+    assert engine.is_batched and engine.physical_batch > 32
+    check(made, engine)
+    check(replace(made, inputs=torch.where(torch.arange(LENGTH) < 5, made.inputs, PADDING)), engine)
+
+
+def test_a_softmax_in_32_bits_of_masks_in_64_bits_is_examined_in_32() -> None:
+    """Where all is masked, and left out later, as in Longformer, only the gradients would not be finite in 64 bits."""
+
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        hidden, masked = self.table(x), torch.arange(LENGTH)[:, None] == 0
+        scores = self.layer(hidden) + masked.to(hidden) * torch.finfo(hidden.dtype).min
+        shares = scores.softmax(dim=-1, dtype=torch.float32).masked_fill(masked, 0.0)
+        return self.layer((shares.to(hidden) * hidden[..., :2]).repeat(1, 1, 2)).sum(dim=1)
+
+    made = problem(of_tokens(wiring), torch.float32)
+    engine = made.engine()
+    assert engine.is_batched
+    assert naive.relative(rows(made, engine), made.gradients) < 1e-5
+
+
 def test_a_table_that_the_first_pass_makes_is_no_memory() -> None:
     def wiring(self: Wired, x: Tensor) -> Tensor:
         if not hasattr(self, "waves"):
@@ -371,6 +405,15 @@ def by_all(self: Wired, x: Tensor) -> Tensor:
     return self.layer(x) if bool((x[:, 0] > 0).all()) else -2.0 * self.layer(x)
 
 
+def by_all_or_fails(self: Wired, x: Tensor) -> Tensor:
+    """The same, in a model that fails if its second question has the answer of the first."""
+    if bool((x[:, 0] > 0).all()):
+        return self.layer(x)
+    if not bool((~(x[:, 0] > 0)).any()):
+        raise ValueError("no record is left")
+    return -2.0 * self.layer(x)
+
+
 def columns_used(self: Wired, x: Tensor) -> Tensor:
     """Columns that are padding for all records."""
     return self.layer(self.table(x).sum(dim=1) / (x != PADDING).any(dim=0).sum().clamp(min=1))
@@ -408,6 +451,7 @@ def in_an_attribute(self: Wired) -> None:
 MIXES, COUNTS = "mixes records", r"is changed by (a|every) forward pass"
 REFUSED: dict[str, tuple[Spec, str]] = {
     "a question that changes the outcome": (Spec(lambda: Wired(by_all, layer=nn.Linear(4, 2)), (4,)), MIXES),
+    "answers that fail": (Spec(lambda: Wired(by_all_or_fails, layer=nn.Linear(4, 2)), (4,)), MIXES),
     "columns that are used": (of_tokens(columns_used), MIXES),
     "tokens of several tables": (of_tokens(in_segments, segments=nn.Embedding(2, 4)), MIXES),
     "a loss by a later class": (
