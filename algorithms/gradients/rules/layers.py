@@ -129,36 +129,33 @@ def _lookups(
 
 
 def embedding_bag(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
-    """The sum or the mean of each record's entries of a table, for input [batch, length]."""
+    """The sum or mean of each bag's entries of a table, for input [bags, length], or [entries] with offsets [bags]."""
     call = _bound(func, args, kwargs)
     input, weight, mode = call["input"], call["weight"], call.get("mode", "mean")
-    plain = {
-        "input",
-        "weight",
-        "mode",
-        "padding_idx",
-        "offsets",
-        "include_last_offset",
-        "sparse",
-        "norm_type",
-    }
-    others = [
-        key for key, value in call.items() if key not in plain and value is not None and value is not False
-    ]
-    is_plain = not others and call.get("offsets") is None and mode in ("sum", "mean") and input.dim() == 2
-    if not is_plain or tape.layout_if_any(input) != Layout(0):
+    shares = call.get("per_sample_weights")
+    layout = tape.layout_if_any(input)
+    is_other = call.get("max_norm") is not None or call.get("scale_grad_by_freq") or mode == "max"
+    is_by_record = layout is not None and layout.dimension == 0 and not layout.alternates
+    if is_other or not is_by_record or tape.name(shares) is not None:
         return general(tape, func, args, kwargs)
     name, batch, padding = str(tape.name(weight)), tape.batch, call.get("padding_idx")
-    counted = torch.ones_like(input) if padding is None else (input != padding % len(weight)).to(input)
+    output = func(*args, **kwargs)
 
     def gradients(errors: Tensor) -> Gradients:
-        share = counted.to(errors.dtype)
+        places, order = input.flatten(), torch.arange(input.numel(), device=input.device)
+        if input.dim() == 2:
+            bag = order // input.shape[1]
+        else:
+            bag = torch.searchsorted(call["offsets"], order, right=True) - 1
+        share = errors.new_ones(len(places)) if shares is None else shares.detach().flatten()
+        if padding is not None:
+            share = share * (places != padding % len(weight))
         if mode == "mean":
-            share = share / share.sum(dim=1, keepdim=True).clamp(min=1.0)
-        back = errors.detach()[:, None, :] * share[:, :, None]
-        return {name: _lookups(Layout(0), batch, input, back, None, len(weight))}
+            share = share / share.new_zeros(len(errors)).index_add_(0, bag, share).clamp(min=1.0)[bag]
+        back = (errors.detach()[bag] * share[:, None]).view(batch, -1, errors.shape[1])
+        return {name: EmbeddingGrad(places.view(batch, -1).long(), back, len(weight))}
 
-    return tape.keep(func(*args, **kwargs), gradients, input)
+    return tape.keep(output, gradients, input, *(() if shares is None else (shares,)))
 
 
 def entries(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:

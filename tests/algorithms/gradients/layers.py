@@ -99,7 +99,28 @@ def _looked_up(table: nn.Embedding) -> nn.Module:
     return Wired(lambda self, words: self.table(words), table=table)
 
 
+def _bags(self: Wired, words: Tensor) -> Tensor:
+    """Two bags of unequal lengths for each record, one after the other, as by offsets."""
+    length = words.shape[1]
+    starts = torch.arange(0, words.numel(), length)
+    offsets = torch.stack([starts, starts + 2], dim=1).flatten()
+    return self.bag(words.flatten(), offsets).view(len(words), -1)
+
+
+def _weighted(self: Wired, words: Tensor) -> Tensor:
+    return self.bag(words, per_sample_weights=torch.sin(self.weights(words)[..., 0]))
+
+
 EMBEDDING = {
+    "bags by offsets": Spec(
+        lambda: Wired(_bags, bag=nn.EmbeddingBag(5, 3, mode="mean", padding_idx=1)), (7,), entries=5
+    ),
+    "bags in records": Spec(lambda: _folded(nn.EmbeddingBag(5, 3, mode="sum")), (2, 4), entries=5),
+    "weighted bags": Spec(
+        lambda: Wired(_weighted, bag=nn.EmbeddingBag(5, 3, mode="sum"), weights=nn.Embedding(5, 1)),
+        (4,),
+        entries=5,
+    ),
     "embedding, one word": Spec(lambda: nn.Embedding(5, 3), (), entries=5),
     "embedding": Spec(lambda: nn.Embedding(5, 3), (8,), entries=5),
     "embedding, sentences": Spec(lambda: nn.Embedding(5, 3), (2, 4), entries=5),
