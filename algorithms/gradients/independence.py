@@ -94,6 +94,7 @@ def check_apart(looked: Looked, draw: Callable[[int, int], Sample], constants: S
             f"{looked.loss_name} has shape {list(losses.shape)} for {_FEW} records, not [{_FEW}] as with"
             " reduction='none'"
         )
+    _check_repeats(looked, sample, losses)
     is_random = _drawn(looked, draw(MANY, 0), seeds=_MANY_SEEDS)[1]
     for shown in (sample, sample.times(_LARGE), sample.with_holes()):
         others = draw(_FEW, 1)
@@ -123,6 +124,7 @@ def check_apart_briefly(looked: Looked, draw: Callable[[int, int], Sample]) -> b
         raise RecordsNotIndependentError(
             f"{looked.loss_name} has shape {list(losses.shape)} for 2 records, not [2] as with reduction='none'"
         )
+    _check_repeats(looked, sample, losses)
     changes = [
         (sample.among(others.times(factor), place), place, place)
         for place, factor in enumerate((math.nan, _LARGE))
@@ -173,6 +175,15 @@ def _drawn(looked: Looked, sample: Sample, seeds: int) -> tuple[Tensor, bool]:
         not torch.allclose(losses, looked.losses(sample, seed), rtol=0.0, atol=0.0, equal_nan=True)
         for seed in range(1, seeds + 1)
     )
+
+
+def _check_repeats(looked: Looked, sample: Sample, losses: Tensor) -> None:
+    """Raises RecordsNotIndependentError if another pass with the same seed has other losses, as by NumPy's numbers."""
+    if not looked.close(losses, looked.losses(sample)):
+        raise RecordsNotIndependentError(
+            f"{looked.pass_name} draws random numbers that no seed of PyTorch repeats, as SpecAugment of wav2vec 2.0"
+            " does by NumPy; draw them by torch, or switch them off"
+        )
 
 
 def _steady_losses(looked: Looked, sample: Sample, seeds: int) -> Tensor | None:

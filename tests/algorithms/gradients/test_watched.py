@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -452,6 +453,10 @@ MIXES, COUNTS = "mixes records", r"is changed by (a|every) forward pass"
 REFUSED: dict[str, tuple[Spec, str]] = {
     "a question that changes the outcome": (Spec(lambda: Wired(by_all, layer=nn.Linear(4, 2)), (4,)), MIXES),
     "answers that fail": (Spec(lambda: Wired(by_all_or_fails, layer=nn.Linear(4, 2)), (4,)), MIXES),
+    "random numbers of NumPy": (
+        Spec(lambda: Wired(lambda self, x: self.layer(x * np.random.rand()), layer=nn.Linear(4, 2)), (4,)),
+        "no seed of PyTorch repeats",
+    ),
     "columns that are used": (of_tokens(columns_used), MIXES),
     "tokens of several tables": (of_tokens(in_segments, segments=nn.Embedding(2, 4)), MIXES),
     "a loss by a later class": (
