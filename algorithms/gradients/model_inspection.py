@@ -135,6 +135,12 @@ def refusing(model: Model, shape: tuple[int, ...], dtype: torch.dtype) -> Iterat
                 f"the model {model.name} uses gradient checkpointing with use_reentrant=True, which gives no gradients"
                 " to ask for; set use_reentrant=False."
             ) from error
+        if "to satisfy the constraint" in why:
+            raise ModelRefusedError(
+                f"the model {model.name} checks the arguments of a distribution{_place(error)} and stops where a record"
+                " is missing; give it validate_args=False, or call"
+                " torch.distributions.Distribution.set_default_validate_args(False) before."
+            ) from error
         is_float = dtype.is_floating_point
         numbers = (
             "normal numbers, also large, 0 and missing"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ import algorithms
 from algorithms import DPSGD, NonPrivate, OptimizerConfig, fit, fitting
 from algorithms.core.method import Algorithm
 from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedError
+from algorithms.fit_inputs import model_of, records_of
 from algorithms.methods.registry import CATALOGUE
 from algorithms.models import build
 from algorithms.models.libraries import imported_library
@@ -772,6 +774,25 @@ def _hooked() -> nn.Module:
     layer = nn.Linear(5, 2)
     layer.weight.register_hook(lambda gradient: 0.0 * gradient)
     return layer
+
+
+class _Experts(nn.Linear):
+    """An expert of transformers, whose configuration says how tokens get to theirs."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 2)
+        self.config = SimpleNamespace(_experts_implementation="grouped_mm")
+
+
+@pytest.mark.parametrize(("is_trained", "expected"), [(True, "batched_mm"), (False, "grouped_mm")])
+def test_the_tokens_of_all_records_are_not_sorted_by_trained_experts(is_trained: bool, expected: str) -> None:
+    experts = _Experts().requires_grad_(is_trained)
+    module = nn.Sequential(experts, nn.Linear(2, 2))
+    records = records_of(module, np.zeros((4, 5), np.float32), np.array([0, 1, 0, 1]), "cross_entropy")
+    model, _ = model_of(module, "cross_entropy", records)
+    own = next(layer for layer in model.module.modules() if isinstance(layer, _Experts))
+    assert own.config._experts_implementation == expected
+    assert experts.config._experts_implementation == "grouped_mm"
 
 
 def _locked() -> nn.Module:

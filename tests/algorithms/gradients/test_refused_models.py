@@ -82,6 +82,15 @@ def test_a_model_that_fails_is_refused_in_one_sentence(name: str) -> None:
         problem(spec).engine()
 
 
+def test_checks_of_a_distribution_are_said_to_be_switched_off() -> None:
+    def losses(outputs: Tensor, labels: Tensor) -> Tensor:
+        normal = torch.distributions.Normal(outputs[:, 0], 1.0, validate_args=True)
+        return -normal.log_prob(labels.to(outputs))
+
+    with pytest.raises(ModelRefusedError, match=r"set_default_validate_args\(False\)"):
+        problem(Spec(lambda: nn.Linear(4, 2), (4,), losses=losses)).engine()
+
+
 def test_a_loss_that_fails_is_refused_in_one_sentence() -> None:
     def losses(outputs: Tensor, labels: Tensor) -> Tensor:
         return cross_entropy(outputs, torch.tensor([{0: 0, 1: 1}[label] for label in labels.tolist()]) + 7)
