@@ -21,7 +21,7 @@ from algorithms.gradients.grad_sample_recorder import (
 from algorithms.gradients.grads import DenseGrad
 from algorithms.gradients.padding import Layout, UnrecordedError
 from algorithms.gradients.rules.elementwise import ELEMENTWISE, elementwise
-from algorithms.gradients.rules.shared import WITHOUT_GRADIENT, writes
+from algorithms.gradients.rules.shared import WITHOUT_GRADIENT, shared, writes
 
 
 def general(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
@@ -29,6 +29,8 @@ def general(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) ->
     name = name_of(func)
     if name in ("to", "type_as", "view_as", "reshape_as") and tape.name(args[0]) is None:
         return func(*args, **kwargs)  # only the parameter's shape or type is read
+    if name in ("to", "type_as") and not any(tape.given):
+        return shared(tape, func, args, kwargs)  # only the type of a batch is read
     if name in ELEMENTWISE:
         return elementwise(tape, func, args, kwargs)
     is_assigned = func is Tensor.__setitem__ and tape.name(args[0]) is None and args[0]._base is None

@@ -95,6 +95,17 @@ def test_an_output_of_sequences_may_be_overwritten() -> None:
     check(made, engine)
 
 
+def test_a_parameter_may_take_the_type_of_a_batch() -> None:
+    def wiring(self: Wired, inputs: Tensor) -> Tensor:
+        return self.last(inputs * (2.0 * self.first).to(inputs) * self.first.type_as(inputs)).sum(dim=1)
+
+    layers = {"last": nn.Linear(4, 2), "first": nn.Parameter(torch.randn(4))}
+    made = problem(Spec(lambda: Wired(wiring, **layers), (3, 4)))
+    engine = made.engine()
+    assert engine.is_batched and not engine.materialised
+    check(made, engine)
+
+
 @pytest.mark.parametrize("wiring", [_overwritten, _overwritten_where_frozen, _overwritten_output])
 def test_what_is_overwritten_in_place_is_seen(
     wiring: Callable[..., Tensor], caplog: pytest.LogCaptureFixture
