@@ -1,8 +1,7 @@
 """The comparison as a Prefect flow: plan every cell, run those without a result on a task runner, write the results.
 
 A cell is one trial. Each task runs a group of cells, since a task costs about a tenth of a second; none is retried. A
-cell that fails stops no other. `python -m flows.compare comparisons/NAME.yaml` runs the flow with the options of
-`epsilonflow compare`.
+cell that fails stops no other.
 """
 
 import logging
@@ -162,10 +161,3 @@ def one_server(runner: Runner) -> Iterator[None]:
     server.start()
     with temporary_settings({PREFECT_API_URL: server.api_url}):
         yield
-
-
-if __name__ == "__main__":
-    from flows.cli import searches
-    from flows.cli.terminal import run_by_itself
-
-    run_by_itself(searches.compare)

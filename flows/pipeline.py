@@ -1,8 +1,7 @@
 """The pipeline as a Prefect flow: prepare, calibrate, train, evaluate, report; each step runs its DVC stage.
 
 DVC is the only cache, and no task is retried: reusing what DVC has is free, while running a stage again may spend.
-Prefect shows the privacy card as a page and the metrics as a table. `python -m flows.pipeline` runs the flow with the
-options of `epsilonflow run`.
+Prefect shows the privacy card as a page and the metrics as a table.
 """
 
 import logging
@@ -119,10 +118,3 @@ def be_quiet_where_nothing_was_raised() -> None:
         return True
 
     logging.getLogger("prefect.task_runs").addFilter(without_empty_traceback)
-
-
-if __name__ == "__main__":
-    from flows.cli.runs import run
-    from flows.cli.terminal import run_by_itself
-
-    run_by_itself(run)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.core.method import chosen
-from algorithms.core.optimizers import STRICT
+from algorithms.core.optimizers import STRICT, Positive
 from algorithms.core.training import Features
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
@@ -30,8 +30,6 @@ from algorithms.models.feature_transforms import (
 )
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
-
-Positive = Annotated[float, Field(gt=0, lt=math.inf)]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,13 +33,6 @@ def show_json(document: object) -> None:
     """Print a document to stdout as JSON."""
     with sentences():
         typer.echo(json.dumps(document, indent=2))
-
-
-def run_by_itself(command: Callable[..., None]) -> None:
-    """Run a command as a program of its own, such as `python -m flows.pipeline`."""
-    alone = typer.Typer(**SETTINGS)
-    alone.command()(command)
-    alone()
 
 
 @contextmanager

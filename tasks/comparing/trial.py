@@ -45,7 +45,7 @@ from data.readers.records import Records
 from tasks.calibrate import READS, model_files, model_for, plan_for
 from tasks.comparing.data import Sides, public_of, sides
 from tasks.comparing.files import Place, write_json, write_parquet
-from tasks.comparing.trials import FILE_FORMAT, Trial, digest_of
+from tasks.comparing.trials import Trial, digest_of
 from tasks.config import params
 from tasks.config.environment import home
 from tasks.config.params import Params
@@ -290,12 +290,10 @@ def run_cell(context: Context, cell: Trial, ledger: Ledger) -> None:
     write_json(
         place.cells / f"{cell.digest}.json",
         {
-            "format": FILE_FORMAT,
             "digest": cell.digest,
             "cell": asdict(cell),
             "code": context.code,
             "results": results,
-            "releases": _releases(trained.trace),
             "card": card_of(cell, prepared.plan, data.public, described, name=place.name, runs=context.runs),
         },
     )
@@ -398,22 +396,6 @@ def _results(cell: Trial, prepared: Planned, trained: _Trained, data: Sides) -> 
 def _regularisation(cell: Trial) -> float:
     objective = cell.record["objective"]
     return objective["regularisation"] if objective else 0.0
-
-
-def _releases(trace: Trace) -> list[dict[str, Any]]:
-    """A summary of the releases, one row per kind."""
-    if not trace.rows:
-        return []
-    rows = pd.DataFrame([asdict(row) for row in trace.rows])
-    summary = []
-    for (kind, noise, sampling), of_kind in rows.groupby(["kind", "noise", "sampling"]):
-        spread = {
-            f"{end}_{name}": _finite(getattr(of_kind[name], function)())
-            for name in ("noise_multiplier", "noise_std")
-            for end, function in (("least", "min"), ("most", "max"))
-        }
-        summary.append({"kind": kind, "noise": noise, "sampling": sampling, "count": len(of_kind)} | spread)
-    return summary
 
 
 def _finite(number: float | None) -> float | None:

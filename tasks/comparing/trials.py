@@ -25,8 +25,6 @@ from tasks.runs.encoders import facts_of, public_of
 
 FORMAT = 1
 """Version of a cell's result. Raise it if the computation changes; every cell then runs again."""
-FILE_FORMAT = 3
-"""Version of the result's file. Raise it if the content besides the result changes. 3: the card is signed facts."""
 _MOST_IN_A_GROUP = 20
 _DIGITS = 24
 

@@ -6,10 +6,9 @@ compared with those that dvc.yaml lists for it.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -229,68 +228,39 @@ class ParamsRefusedError(ValueError):
     """Parameters that cannot be used; the message names the key, what is wrong and what is allowed."""
 
 
-@dataclass(frozen=True)
 class Params:
-    """The groups that a stage reads; any other group raises LookupError."""
+    """The groups that a stage reads; any other group raises LookupError.
 
-    groups: Mapping[str, Any]
+    algorithm, features: what their groups make, features None for none; `_settings`: the groups as in params.yaml.
+    """
 
-    @property
-    def data(self) -> Data:
-        """Which data set."""
-        return cast(Data, self._read("data"))
+    data: Data
+    privacy: Privacy
+    algorithm: "Algorithm[Any]"
+    algorithm_settings: Mapping[str, Any]
+    features: "Features | None"
+    features_settings: Mapping[str, Any]
+    model: Model
+    performance: Performance
+    tracking: Tracking
+    ledger: LedgerPlace
 
-    @property
-    def privacy(self) -> Privacy:
-        """The target, the accountant and the source of noise."""
-        return cast(Privacy, self._read("privacy"))
+    def __init__(self, groups: Mapping[str, Any]) -> None:
+        self.__dict__.update(groups)
 
-    @property
-    def algorithm(self) -> "Algorithm[Any]":
-        """The algorithm with its settings, as `algorithms.methods.registry.from_settings` made it."""
-        return cast("Algorithm[Any]", self._read("algorithm")[1])
+    def with_epsilon(self, epsilon: float) -> "Params":
+        """The same groups, with another target."""
+        return Params(vars(self) | {"privacy": self.privacy.model_copy(update={"epsilon": epsilon})})
 
-    @property
-    def algorithm_settings(self) -> Mapping[str, Any]:
-        """The algorithm's group as in params.yaml, including `name`."""
-        return cast(Mapping[str, Any], self._read("algorithm")[0])
+    if not TYPE_CHECKING:  # which would take any name for an attribute
 
-    @property
-    def features(self) -> "Features | None":
-        """The features to learn before training; None if there are none."""
-        return cast("Features | None", self._read("features")[1])
-
-    @property
-    def features_settings(self) -> Mapping[str, Any]:
-        """The group of the features as in params.yaml."""
-        return cast(Mapping[str, Any], self._read("features")[0])
-
-    @property
-    def model(self) -> Model:
-        """Which model, and the seed of its initialisation."""
-        return cast(Model, self._read("model"))
-
-    @property
-    def performance(self) -> Performance:
-        """Settings that never change the result."""
-        return cast(Performance, self._read("performance"))
-
-    @property
-    def tracking(self) -> Tracking:
-        """Where Weights & Biases stores the runs."""
-        return cast(Tracking, self._read("tracking"))
-
-    @property
-    def ledger(self) -> LedgerPlace:
-        """Where the ledger is and whose budget is charged."""
-        return cast(LedgerPlace, self._read("ledger"))
-
-    def _read(self, name: str) -> Any:
-        if name not in self.groups:
-            raise LookupError(
-                f"this stage reads the group {name!r}: add it to its READS and to its params in dvc.yaml"
-            )
-        return self.groups[name]
+        def __getattr__(self, name: str) -> Any:
+            if name in Params.__annotations__:
+                group = name.removesuffix("_settings")
+                raise LookupError(
+                    f"this stage reads the group {group!r}: add it to its READS and to its params in dvc.yaml"
+                )
+            raise AttributeError(name)
 
 
 def load(path: Path, *, reads: tuple[str, ...]) -> Params:
@@ -332,7 +302,11 @@ def parse(
     unknown = [str(key) for key in document if key not in GROUPS]
     if unknown:
         raise ParamsRefusedError(f"{name}: unknown key {unknown[0]}; the groups are {', '.join(GROUPS)}.")
-    return Params({group: _parsed(document, group, name) for group in reads})
+    made = {group: _parsed(document, group, name) for group in reads}
+    given = {
+        f"{group}_settings": document.get(group, {}) for group in ("algorithm", "features") if group in made
+    }
+    return Params(made | given)
 
 
 def _parsed(document: Mapping[Any, Any], group: str, name: str) -> object:
@@ -342,9 +316,9 @@ def _parsed(document: Mapping[Any, Any], group: str, name: str) -> object:
         raise ParamsRefusedError(f"{name}: the group {group} {problem}; correct it.")
     try:
         if group == "algorithm":
-            return values, _algorithm(values)
+            return _algorithm(values)
         if group == "features":
-            return values, _features(values)
+            return _features(values)
         return MODELS[group].model_validate(dict(values))
     except ValidationError as error:
         problems = [in_words(problem, group) + _known(group, problem, values) for problem in error.errors()]

@@ -5,7 +5,6 @@ A block's payment is in the units of its composition, and is converted to an eps
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from decimal import ROUND_FLOOR, Context
 from fractions import Fraction
 from itertools import takewhile
 from math import exp, inf, log
@@ -26,6 +25,7 @@ from algorithms.privacy.ledger import (
     forecast,
     next_retraining,
 )
+from algorithms.privacy.ledger.books import floored
 from data import blocks, public_description
 from data.schema import registry as catalogue
 from data.schema.card import DataCard
@@ -52,7 +52,7 @@ def epsilon_for(
     together = min(balance.blocks_per_person, blocks)
     each = price[0] / balance.blocks_per_person
     if balance.composition.kind == "basic":
-        epsilon = _floor(each)
+        epsilon = floored(each)
         cost = balance.composition.cost(Budget(epsilon, delta), together, balance.blocks_per_person)
         if epsilon <= 0 or cost[1] > Fraction(price[1]):
             raise RefusedError(
@@ -76,7 +76,7 @@ def _largest(share: Callable[[float], float], highest: float) -> float:
     Found by interpolation between the logarithms of an epsilon that fits and one that does not.
     """
     fits, exceeds = (0.0, 0.0), (0.0, 0.0)
-    epsilon = _floor(highest)
+    epsilon = floored(highest)
     for _ in range(_MOST_PLANS):
         found = share(epsilon)
         if 1 - _CLOSE <= found <= 1:
@@ -85,7 +85,7 @@ def _largest(share: Callable[[float], float], highest: float) -> float:
             exceeds = epsilon, found
         else:
             fits = epsilon, found
-        epsilon = _floor(_between(fits, exceeds))
+        epsilon = floored(_between(fits, exceeds))
     if fits[0] <= 0:
         raise RefusedError("no run is as cheap as the blocks can pay; raise smallest in retrain.yaml.")
     return fits[0]
@@ -99,11 +99,6 @@ def _between(fits: tuple[float, float], exceeds: tuple[float, float]) -> float:
         return fits[0] * max(1.05, 1 / max(fits[1], 0.1))
     slope = (log(exceeds[0]) - log(fits[0])) / (log(exceeds[1]) - log(fits[1]))
     return fits[0] * exp(slope * (log(1 - _CLOSE / 2) - log(fits[1])))
-
-
-def _floor(number: float) -> float:
-    """The number rounded down to 6 significant digits."""
-    return float(Context(prec=6, rounding=ROUND_FLOOR).create_decimal(repr(number)))
 
 
 class TooFewBlocksError(RefusedError):
@@ -137,7 +132,7 @@ def retire(settings: Retraining, ledger: Ledger, card: DataCard, standing: list[
     If the database allows only the owner to retire, nothing is retired; such a block pays for no retraining anyway.
     """
     used = [block for block in standing if block.runs]
-    names = exhausted(used, _smallest(settings, standing), settings.spreading) if used else ()
+    names = exhausted(used, _smallest(settings, standing), settings.spread) if used else ()
     try:
         for name in names:
             ledger.retire_block(card.population, name)
@@ -152,8 +147,8 @@ def how_many_left(settings: Retraining, standing: list[Block]) -> int:
         return 0
     play = forecast(
         standing,
-        settings.choice,
-        settings.spreading,
+        settings.blocks,
+        settings.spread,
         smallest=_smallest(settings, standing),
         horizon=settings.warn_below,
     )
@@ -175,7 +170,7 @@ def next_of(
         raise TooFewBlocksError("there is no block yet, so nothing is trained.")
     try:
         used, price = next_retraining(
-            settings.choice, settings.spreading, standing, smallest=_smallest(settings, standing)
+            settings.blocks, settings.spread, standing, smallest=_smallest(settings, standing)
         )
     except RefusedError as refusal:
         raise TooFewBlocksError(str(refusal)) from None
@@ -195,8 +190,7 @@ def next_of(
     public, privacy = replace(public_of(card, asked.data), blocks=used), asked.privacy
 
     def plan(epsilon: float) -> Plan:
-        groups = {**asked.groups, "privacy": privacy.model_copy(update={"epsilon": epsilon})}
-        return plan_for(replace(asked, groups=groups), public)
+        return plan_for(asked.with_epsilon(epsilon), public)
 
     balance = ledger.balance(public.population, "all")
     epsilon, delta = epsilon_for(price, balance, len(used), privacy.delta, plan)

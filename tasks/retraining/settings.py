@@ -1,33 +1,18 @@
 """retrain.yaml: how often a model is retrained, on which blocks, at what price, and when the new one is promoted."""
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from algorithms.privacy.ledger import Choice, Choosing, Spread, Spreading
+from algorithms.privacy.ledger import Choice, Spread
 from tasks.config.params import Group, ParamsRefusedError, in_words, read_yaml
 
 Every = Literal["hour", "day", "week", "month"]
 _PERIODS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}
 _NAME = r"^[a-z0-9][a-z0-9_-]*$"
-
-
-class BlockChoice(Group):
-    """See `algorithms.privacy.ledger.Choice`."""
-
-    policy: Choosing
-    window: int | None = None
-    at_least: int = Field(default=1, ge=1)
-
-
-class BudgetSpread(Group):
-    """See `algorithms.privacy.ledger.Spread`."""
-
-    policy: Spreading
-    planned: int | None = None
-    fraction: float | None = None
 
 
 class Retraining(Group):
@@ -45,23 +30,13 @@ class Retraining(Group):
     name: Annotated[str, Field(pattern=_NAME)]
     dataset: str = Field(min_length=1)
     every: Every = "week"
-    blocks: BlockChoice
-    spread: BudgetSpread
+    blocks: Choice
+    spread: Spread
     delta: float | None = Field(default=None, gt=0, lt=1)
     smallest: float = Field(default=0.01, gt=0, le=1)
     warm_start: bool = False
     minimal_gain: float = Field(default=0.0, ge=-1, le=1)
     warn_below: int = Field(default=0, ge=0, le=100)
-
-    @property
-    def choice(self) -> Choice:
-        """Which blocks to use; raises RefusedError if the numbers are inconsistent."""
-        return Choice(self.blocks.policy, self.blocks.window, self.blocks.at_least)
-
-    @property
-    def spreading(self) -> Spread:
-        """How budgets are spread; raises RefusedError if the numbers are inconsistent."""
-        return Spread(self.spread.policy, self.spread.planned, self.spread.fraction)
 
     def period(self, now: datetime) -> str:
         """The period of a time: that of the run, not of its schedule, so that late runs all fall into one period."""
@@ -75,13 +50,13 @@ EXAMPLE = (
 
 
 def load(path: Path) -> Retraining:
-    """Load the settings; raises ParamsRefusedError, which names the key, and RefusedError if they are inconsistent."""
+    """Load the settings; raises ParamsRefusedError, which names the key."""
     document = read_yaml(
         path, holds="name, dataset, blocks and spread", missing=f"write one, such as {EXAMPLE}"
     )
     try:
-        settings = Retraining.model_validate(document)
+        return Retraining.model_validate_json(json.dumps(document, default=str))
     except ValidationError as error:
-        raise ParamsRefusedError(f"{path.name}: {in_words(error.errors()[0])}; correct it.") from None
-    _ = settings.choice, settings.spreading
-    return settings
+        raise ParamsRefusedError(
+            f"{path.name}: {in_words(error.errors()[0]).rstrip('.')}; correct it."
+        ) from None

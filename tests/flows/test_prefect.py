@@ -135,7 +135,7 @@ def test_two_flows_at_once_in_one_checkout_both_succeed(server: str, checkout: C
     before = checkout.balance.spent.epsilon
     runs = [
         subprocess.Popen(
-            checkout.command("flows.pipeline", "--epsilon", epsilon),
+            checkout.command("flows.cli.main", "run", "--epsilon", epsilon),
             **checkout.where(PREFECT_API_URL=server),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -277,7 +277,7 @@ def test_other_runners_are_those_of_their_extras(runner: Any, name: str) -> None
 
 def started(place: Place, content: dict[str, Any]) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "flows.compare", str(write(place.root, content))],
+        [sys.executable, "-m", "flows.cli.main", "compare", str(write(place.root, content))],
         cwd=place.root,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,5 +1,6 @@
 """The checkout whose retrainings are killed: invented records in blocks, one a period, and a model of milliseconds."""
 
+import json
 import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -55,7 +56,7 @@ class Place:
     @property
     def settings(self) -> Retraining:
         """Of its retraining."""
-        return Retraining.model_validate(RETRAINING)
+        return Retraining.model_validate_json(json.dumps(RETRAINING))
 
     @property
     def registry(self) -> Path:

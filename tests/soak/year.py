@@ -119,7 +119,7 @@ def _inside(root: Path) -> Iterator[None]:
 
 def play(root: Path, weeks: list[list[str]], ledger: Ledger) -> Iterator[dict[str, Any]]:
     """A row for each week, as it ends."""
-    work = Work(Retraining.model_validate(RETRAINING), root, run_here, lambda _: None)
+    work = Work(Retraining.model_validate_json(json.dumps(RETRAINING)), root, run_here, lambda _: None)
     for number, lines in enumerate(weeks, start=1):
         began = time.monotonic()
         (root / f"datasets/raw/weeks/w{number:02}.csv").write_text("\n".join(lines) + "\n")

@@ -17,14 +17,14 @@ from typer.testing import CliRunner
 
 from algorithms.errors import BudgetRefusedError
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.ledger import Choice, Ledger
 from flows.cli.main import app
 from tasks import prepare, train
 from tasks.config.params import ParamsRefusedError, load
 from tasks.retraining import settings as retraining_settings
 from tasks.retraining.delivery import Outcome, Work, retrain
 from tasks.retraining.registry import Registry
-from tasks.retraining.settings import BlockChoice, Retraining
+from tasks.retraining.settings import Retraining
 from tasks.runs.stages import StageFailedError, StageRefusedError, refusals
 from tests.support.cards import card, csv_of, label, number
 from tests.support.workspace import killed_in
@@ -63,7 +63,7 @@ class Place:
 
     def __init__(self, root: Path, **changes: Any) -> None:
         self.root, self.stages = root, list[str]()
-        self.settings = Retraining.model_validate(SETTINGS | changes)
+        self.settings = Retraining.model_validate_json(json.dumps(SETTINGS | changes))
 
     def run_stage(self, stage: str, root: Path) -> None:
         self.stages.append(stage)
@@ -253,7 +253,7 @@ def test_a_block_that_was_delivered_twice_is_none_of_the_ledgers_until_it_is_ove
 
 def test_blocks_keep_their_order_where_a_retraining_uses_the_newest(place: Place) -> None:
     place.arrive("w3")
-    place.settings = place.settings.model_copy(update={"blocks": BlockChoice(policy="last", window=2)})
+    place.settings = place.settings.model_copy(update={"blocks": Choice(policy="last", window=2)})
     place.deliver()
     assert [(block.name, block.runs) for block in place.ledger.blocks("tiny")] == [
         ("w1", 0),
@@ -284,7 +284,9 @@ def test_a_second_worker_leaves_it_to_the_first(place: Place) -> None:
 
 
 def test_a_worse_model_is_kept_beside_the_one_that_serves(place: Place) -> None:
-    place.settings = Retraining.model_validate(SETTINGS | {"minimal_gain": 1.0, "warm_start": True})
+    place.settings = Retraining.model_validate_json(
+        json.dumps(SETTINGS | {"minimal_gain": 1.0, "warm_start": True})
+    )
     place.deliver()
     first = os.readlink(place.root / "models/visits/serving")
     place.arrive("w3")
@@ -365,4 +367,4 @@ def test_settings_that_cannot_be_used_are_refused(tmp_path: Path, text: str, sai
     [("hour", "2026-01-05T03"), ("day", "2026-01-05"), ("week", "2026-W02"), ("month", "2026-01")],
 )
 def test_a_period_is_that_of_the_moment(every: str, period: str) -> None:
-    assert Retraining.model_validate(SETTINGS | {"every": every}).period(MONDAY) == period
+    assert Retraining.model_validate_json(json.dumps(SETTINGS | {"every": every})).period(MONDAY) == period

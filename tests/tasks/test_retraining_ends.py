@@ -1,6 +1,7 @@
 """How a scheduled retraining ends where another home, a database or the checkout fails it."""
 
 import errno
+import json
 import os
 import shutil
 from pathlib import Path
@@ -83,11 +84,11 @@ def test_what_a_checkout_that_is_gone_began_goes_on_in_another(
 
 def test_the_last_retraining_is_the_last_that_began(place: Place) -> None:
     own = SETTINGS | {"delta": 1e-6}
-    place.settings = Retraining.model_validate(own)
+    place.settings = Retraining.model_validate_json(json.dumps(own))
     assert place.deliver().kind == "promoted"
     place.arrive("w3")
-    place.settings = Retraining.model_validate(
-        own | {"every": "day"}
+    place.settings = Retraining.model_validate_json(
+        json.dumps(own | {"every": "day"})
     )  # whose names sort before those of weeks
     assert place.deliver(1).kind == "promoted"
     assert "none of the blocks" in place.deliver(2).message

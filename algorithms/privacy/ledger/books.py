@@ -400,8 +400,8 @@ def refusal(books: Books, account: tuple[str, str], draft: Draft, charge: Amount
 def _basic(books: Books, account: tuple[str, str], run: str, where: str, draft: Draft, charge: Amount) -> str:
     balance, terms, cost = balance_of(books, *account), books.term(account[0]), draft.budget
     count = terms.blocks_per_person
-    left = Budget(_floor(balance.remaining.epsilon), _floor(balance.remaining.delta))
-    each = Budget(_floor(left.epsilon / count), _floor(left.delta / count)) if count > 1 else left
+    left = Budget(floored(balance.remaining.epsilon), floored(balance.remaining.delta))
+    each = Budget(floored(left.epsilon / count), floored(left.delta / count)) if count > 1 else left
     fitting = Budget(min(cost.epsilon, each.epsilon), _share(min(cost.delta, each.delta), draft))
     fits = left.epsilon > 0 and books.how_many(*account, terms.charge(fitting, draft.about)) != 0
     return (
@@ -433,7 +433,7 @@ def _share(delta: float, draft: Draft) -> float:
     if not isinstance(together, int) or together == 1:
         return delta
     grows = math.fsum(math.exp(min(700.0, i * draft.budget.epsilon)) for i in range(together)) / together
-    return _floor(delta / grows)
+    return floored(delta / grows)
 
 
 def in_words(budget: Budget) -> str:
@@ -462,6 +462,6 @@ def _floats(amount: Amount) -> tuple[float, ...]:
     return tuple(map(float, amount))
 
 
-def _floor(number: float) -> float:
+def floored(number: float) -> float:
     """The number to 6 digits, never above it."""
     return float(Context(prec=6, rounding=ROUND_FLOOR).create_decimal(repr(number)))
