@@ -74,7 +74,8 @@ def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> E
             predicted.append((scores > 0).long() if known.kind == "labels" else scores.argmax(dim=-1))
             found.append(_said(known, scores))
             losses.append(model.losses(outputs, labels).double())
-            counts = _counted(known, labels).sum(-1) if known.has_tokens else torch.ones(len(labels))
+            predictable = labels[:, 1:] if known.kind == "next token" else labels
+            counts = predictable.ne(IGNORED).sum(-1) if known.has_tokens else torch.ones(len(labels))
             weights.append(counts.double())
     weight = torch.cat(weights)
     loss = float((torch.cat(losses) * weight).sum() / weight.sum().clamp(min=1.0))
@@ -87,11 +88,6 @@ def _said(known: Known, scores: Tensor) -> Tensor:
     if known.kind == "class":
         return scores.double().softmax(dim=-1)
     return scores.double().sigmoid() if known.kind == "labels" else scores.double()
-
-
-def _counted(known: Known, labels: Tensor) -> Tensor:
-    """Which of the predicted labels count; the first token of a text is not predicted."""
-    return (labels[:, 1:] if known.kind == "next token" else labels) != IGNORED
 
 
 def record_scores(known: Known, scores: Tensor, labels: Tensor) -> Tensor:

@@ -336,9 +336,11 @@ def _of_a_library(model: TrainedModel, folder: Path) -> str:
     tokenizer = _write_tokenizer(model, folder)
     if "adapter" not in settings:
         return f"\nBy transformers alone: `{name}.from_pretrained(FOLDER)`, on prepared records.\n{tokenizer}"
+    outputs = model.facts.get("outputs") or len(model.classes)
+    with_outputs = "" if model.predicts == "next token" else f" with `num_labels={outputs}`"
     return (
         f"\nBy PEFT alone: `PeftModel.from_pretrained(model, FOLDER)`, where `model` is the {name} of the public model"
-        f" {base or 'that it was trained from'}{_outputs_of(model)}.\n{tokenizer}"
+        f" {base or 'that it was trained from'}{with_outputs}.\n{tokenizer}"
     )
 
 
@@ -380,9 +382,3 @@ def _write_tokenizer(model: TrainedModel, folder: Path) -> str:
                 " form."
             )
     return f"\nTexts become tokens by `AutoTokenizer.from_pretrained(FOLDER)(texts, {how})`.\n"
-
-
-def _outputs_of(model: TrainedModel) -> str:
-    if model.predicts == "next token":
-        return ""
-    return f" with `num_labels={model.facts.get('outputs') or len(model.classes)}`"

@@ -88,7 +88,13 @@ class Game:
         single = nn.Sequential(nn.Flatten(), _one_layer(self.width))
         module = single if self.algorithm in _ONE_LAYER else _Layers(self.width)
         bounds = LossBounds(slope=1.0, curvature=0.25, least=0.0)
-        return Model("made-up", module, _linear_loss, _scores, bounds=bounds)
+        return Model(
+            "made-up",
+            module,
+            losses=lambda outputs, _labels: outputs[:, 0],
+            scores=lambda outputs: torch.cat([-outputs, outputs], dim=1),
+            bounds=bounds,
+        )
 
     @property
     def width(self) -> int:
@@ -152,14 +158,6 @@ def _one_layer(width: int) -> nn.Linear:
     layer = nn.Linear(width, 1, bias=False)
     nn.init.zeros_(layer.weight)
     return layer
-
-
-def _linear_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    return outputs[:, 0]
-
-
-def _scores(outputs: Tensor) -> Tensor:
-    return torch.cat([-outputs, outputs], dim=1)
 
 
 @dataclass(frozen=True)

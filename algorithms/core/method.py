@@ -7,6 +7,7 @@ algorithm may use declared values only, and nothing computed from records.
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol, Self, TypeVar
 
@@ -432,16 +433,14 @@ class _Costs(Mapping[str, float]):
     def __getitem__(self, name: str) -> float:
         for accountant in ACCOUNTANTS if self.delta > 0 else ("pure",):
             if accountant == name and name not in self.known:
-                self.known[name] = self._counted(accountant)
+                self.known[name] = None
+                with suppress(RefusedError):
+                    self.known[name] = epsilon(
+                        self.schedule, self.delta, accountant=accountant, adjacency=self.adjacency
+                    )
         if (cost := self.known.get(name)) is None:
             raise KeyError(name)
         return cost
-
-    def _counted(self, accountant: Accountant) -> float | None:
-        try:
-            return epsilon(self.schedule, self.delta, accountant=accountant, adjacency=self.adjacency)
-        except RefusedError:
-            return None
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in ACCOUNTANTS if name in self)

@@ -16,18 +16,15 @@ def software(root: Path, *, recorded: Literal["training", "report"]) -> dict[str
     git is None outside a checkout. dirty: files differ from the commit, except for dvc.lock, which DVC writes during a
     run, and params.yaml, whose content is in the plan.
     """
+    commit = _output(root, "rev-parse", "--verify", "HEAD")
+    changes = _output(root, "status", "--porcelain", "--", ".", *_STATED_ELSEWHERE)
+    git = None if not commit or changes is None else {"commit": commit, "dirty": bool(changes)}
     return {
         "recorded": recorded,
         "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
-        "git": _git(root),
+        "git": git,
     }
-
-
-def _git(root: Path) -> dict[str, Any] | None:
-    commit = _output(root, "rev-parse", "--verify", "HEAD")
-    changes = _output(root, "status", "--porcelain", "--", ".", *_STATED_ELSEWHERE)
-    return None if not commit or changes is None else {"commit": commit, "dirty": bool(changes)}
 
 
 def _output(root: Path, *arguments: str) -> str | None:

@@ -76,7 +76,9 @@ class PrivGene:
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One round: the best of all moves of one coordinate, by noisy selection."""
-        moves = self._move(int(state.count)) * torch.eye(len(state.parameters)).to(state.parameters)
+        count = int(state.count)
+        move = self.first_move if count == 0 else self.move * self.decay ** (count - 1)
+        moves = move * torch.eye(len(state.parameters)).to(state.parameters)
         candidates = torch.cat([state.parameters + moves, state.parameters - moves])
         noise = Gumbel(plan.params(Selection).selection_multiplier)
         chosen = barrier.argmin(candidates, bound=self.loss_bound, noise=noise)
@@ -85,9 +87,6 @@ class PrivGene:
     def released(self, state: State) -> Tensor:
         """The last round's candidate, shape [d]."""
         return state.parameters
-
-    def _move(self, count: int) -> float:
-        return self.first_move if count == 0 else self.move * self.decay ** (count - 1)
 
     def _rounds(self, epsilon: float, public: PublicInfo) -> int:
         if self.rounds is not None:

@@ -144,7 +144,10 @@ def records_in(
     elif preparation["transform"] == "none":
         yield from found
     else:
-        yield from _scattered(card, found)
+        for some in found:
+            whole = Block("test", Records(some.features, np.zeros(len(some.names), np.int64)))
+            made = [block.records.features for block in scattered(card, [whole])]
+            yield Unseen(some.names, np.concatenate(made))
 
 
 def reader_in(preparation: Mapping[str, Any] | None) -> Format | None:
@@ -176,13 +179,6 @@ def _card(preparation: Mapping[str, Any]) -> DataCard:
         reader=reader_in(preparation),
         files={},
     )
-
-
-def _scattered(card: DataCard, found: Iterator[Unseen]) -> Iterator[Unseen]:
-    for some in found:
-        labels = np.zeros(len(some.names), np.int64)
-        made = list(scattered(card, [Block("test", Records(some.features, labels))]))
-        yield Unseen(some.names, np.concatenate([block.records.features for block in made]))
 
 
 def _numbered(portions: Iterable[Features]) -> Iterator[Unseen]:

@@ -458,7 +458,8 @@ def _show_balances(balances: "list[Balance]", *, as_json: bool) -> None:
     for balance in balances:
         for kind in ("cap", "spent", "reserved", "remaining"):
             budget: Budget = getattr(balance, kind)
-            name = _name(balance) if kind == "cap" else ""
+            name = f"{_place(balance.population, balance.block)}{' (retired)' if balance.retired else ''}"
+            name = name if kind == "cap" else ""
             table.add_row(name, kind, _text(budget.epsilon), _text(budget.delta))
         table.add_section()
     show(table)
@@ -469,10 +470,6 @@ def _entry_document(balance: "Balance") -> dict[str, Any]:
     terms = {"composition": balance.composition.to_json(), "blocks_per_person": balance.blocks_per_person}
     block = {"block": balance.block, "retired": balance.retired}
     return {"population": balance.population, "public": balance.public, **block, **terms, **budgets}
-
-
-def _name(balance: "Balance") -> str:
-    return f"{_place(balance.population, balance.block)}{' (retired)' if balance.retired else ''}"
 
 
 def _place(population: str, block: str) -> str:

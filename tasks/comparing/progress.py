@@ -28,7 +28,12 @@ def progress(place: Place, groups: Sequence[Group], *, console: Console | None =
         with _bar(len(wanted), console) as tell, _watched(place, wanted, tell, every=_SECONDS):
             yield
     else:
-        with _watched(place, wanted, _lines(len(wanted)), every=_SECONDS_BETWEEN_LINES):
+
+        def tell(done: int, latest: Trial | None) -> None:
+            last = f", last {_words(latest)}" if latest else ""
+            _log.info("%d of %d cells done%s", done, len(wanted), last)
+
+        with _watched(place, wanted, tell, every=_SECONDS_BETWEEN_LINES):
             yield
 
 
@@ -76,13 +81,6 @@ def _bar(count: int, console: Console) -> Iterator[Tell]:
             bar.update(task, completed=done, current=_words(latest))
 
         yield tell
-
-
-def _lines(count: int) -> Tell:
-    def tell(done: int, latest: Trial | None) -> None:
-        _log.info("%d of %d cells done%s", done, count, f", last {_words(latest)}" if latest else "")
-
-    return tell
 
 
 def _words(cell: Trial | None) -> str:

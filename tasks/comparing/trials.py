@@ -139,7 +139,9 @@ def cells(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> l
         (
             problem,
             model_files(Model.model_validate({"name": problem.model} | problem.model_settings)),
-            _encoder(problem),
+            {}
+            if problem.encoder is None
+            else problem.encoder.model_dump() | {"sha256": facts_of(problem.encoder).sha256},
         )
         for problem in comparison.problems
     ]
@@ -207,13 +209,6 @@ def _model_settings(problem: Problem, files: dict[str, str], named: Iterable[str
     """
     files = files | {name: source_digest(name) for name in named if is_own(name)}
     return problem.model_settings | ({"files": files} if files else {})
-
-
-def _encoder(problem: Problem) -> dict[str, Any]:
-    """The encoder with the SHA-256 of its weights."""
-    if problem.encoder is None:
-        return {}
-    return problem.encoder.model_dump() | {"sha256": facts_of(problem.encoder).sha256}
 
 
 def _check_problem(problem: Problem, card: DataCard, file: str) -> None:

@@ -74,7 +74,8 @@ def _caps(axes: "Axes", places: NDArray[Any], cap: NDArray[Any], spent: float, t
     highest = float(cap.max())
     look: dict[str, Any] = {"color": theme.second, "linestyle": "--"}
     if 0 < spent * _OUT_OF_SIGHT < highest:
-        axes.plot([], [], label=f"cap {_number(highest)}, far above", **look)
+        number = f"{highest:,.0f}" if highest >= 1000 else f"{highest:g}"
+        axes.plot([], [], label=f"cap {number}, far above", **look)
         return 1.1 * spent
     edges = np.append(places - 0.5, places[-1] + 0.5)
     axes.plot(np.repeat(edges, 2)[1:-1], np.repeat(cap, 2), label="cap", **look)
@@ -155,19 +156,15 @@ def _name(axes: "Axes", names: Sequence[str]) -> None:
     """Label evenly spaced positions 0, 1, ... of the horizontal axis with names, including the last."""
     step = -(-len(names) // _MOST_NAMES)
     shown = range((len(names) - 1) % step, len(names), step)
-    axes.set_xticks(list(shown), labels=[_short(names[place]) for place in shown])
+    short = [
+        name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+        for name in (names[place] for place in shown)
+    ]
+    axes.set_xticks(list(shown), labels=short)
     if len(shown) > _FEWEST_PLACES // 2 or max(map(len, names)) > _FEWEST_PLACES:
         axes.tick_params(axis="x", labelrotation=45)
     margin = 0.6 + max(0.0, (_FEWEST_PLACES - len(names)) / 2)
     axes.set_xlim(-margin, len(names) - 1 + margin)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
-
-
-def _number(number: float) -> str:
-    return f"{number:,.0f}" if number >= 1000 else f"{number:g}"
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,10 @@ from tasks.runs.quality import Said, percent, said
 _SHARED = Path(__file__).parent
 
 
+_PEOPLE = ("gaussian", "gumbel", "laplace", "poisson")
+"""Kinds of noise and sampling that are named after a person."""
+
+
 def environment(*, below: Path = _SHARED, autoescape: bool = True) -> Environment:
     """An environment with the templates of `below` and of this folder, and with their filters."""
     made = Environment(
@@ -37,22 +41,17 @@ def environment(*, below: Path = _SHARED, autoescape: bool = True) -> Environmen
         lstrip_blocks=True,
     )
     made.filters |= {
-        "source": _source,
+        "source": lambda png: "data:image/png;base64," + base64.b64encode(png).decode(),
         "up": _up,
         "down": _down,
         "percent": percent,
-        "at_most": _at_most,
+        "at_most": lambda share: f"{math.ceil(1000 * share - 1e-9) / 10:.1f} %",
         "number": _number,
-        "plain": _plain,
+        "plain": lambda number: f"{Decimal(repr(number)):f}",  # without an exponent
         "text": _text,
-        "named": _named,
+        "named": lambda kind: kind.capitalize() if kind in _PEOPLE else kind,
     }
     return made
-
-
-def _source(picture: bytes) -> str:
-    """A PNG as the address of an image."""
-    return "data:image/png;base64," + base64.b64encode(picture).decode()
 
 
 FALSE_ALARMS = (0.001, 0.01, 0.05)
@@ -136,6 +135,7 @@ def page(
     audit: the newest audit of the method, if any.
     """
     epsilon, delta = card.setting.epsilon, card.setting.delta
+    cap, spent = card.accounting.population.cap.epsilon, card.accounting.population.spent.epsilon
     return (
         environment()
         .get_template("report.html.j2")
@@ -151,7 +151,7 @@ def page(
             factor=None if epsilon is None else rounded_up(math.exp(min(epsilon, 700.0)), 3),
             strength=None if epsilon is None else strength(epsilon),
             one_in=f"{1 / delta:,.0f}" if delta else None,
-            spent_share=_share(card),
+            spent_share=100.0 if not cap or spent is None else min(100.0, 100 * spent / cap),
             said=text,
             accountants=BY,
             start=None if card.mechanism.model.start is None else text.STARTED,
@@ -162,19 +162,8 @@ def page(
     )
 
 
-def _share(card: PrivacyCard) -> float:
-    """The spent share of the population's cap, from 0 to 100."""
-    cap, spent = card.accounting.population.cap.epsilon, card.accounting.population.spent.epsilon
-    return 100.0 if not cap or spent is None else min(100.0, 100 * spent / cap)
-
-
 def _up(number: float | None, digits: int = 4) -> str:
     return "infinite" if number is None else rounded_up(number, digits)
-
-
-def _at_most(share: float) -> str:
-    """A share in percent, rounded up to a tenth."""
-    return f"{math.ceil(1000 * share - 1e-9) / 10:.1f} %"
 
 
 def _down(number: float | None) -> str:
@@ -190,19 +179,9 @@ def _down(number: float | None) -> str:
     return f"{short.quantize(Decimal('0.0001'), ROUND_FLOOR).normalize():,f}"
 
 
-def _plain(number: float) -> str:
-    """A small number without an exponent."""
-    return f"{Decimal(repr(number)):f}"
-
-
 def _number(number: float | None) -> str:
     """A number in six significant digits, without an exponent."""
     return "none" if number is None else f"{Context(prec=6).create_decimal(repr(number)).normalize():,f}"
-
-
-def _named(kind: str) -> str:
-    """A kind of noise or sampling, capitalised if it is named after a person."""
-    return kind.capitalize() if kind in ("gaussian", "gumbel", "laplace", "poisson") else kind
 
 
 def _text(value: object) -> str:

@@ -7,7 +7,7 @@ once, whenever it is resumed. The settings, number and scores of the other trial
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -200,7 +200,9 @@ def _reserve(search: Search, run: store.Run, ledger: Ledger, home: Path) -> None
         return
     plan, document = search.plan(0)
     if ledger.status(run.run_id) is None:
-        _check_models(search)
+        for settings in distinct_models(search.priced.documents):  # a model that cannot be trained is refused
+            model = of_people(model_for(settings, search.public), search.public.pooled)
+            limits(settings).engine(model, zeros(search.public))
         _rehearse(search, run)  # a charged search must end with a card, whichever trial wins
     about = {name: document[name] for name in ("dataset", "adjacency", "noise")} | signer(home) | run.noise
     about["algorithm"] = ", ".join(sorted({plan["algorithm"] for plan in search.priced.plans}))
@@ -214,13 +216,6 @@ def _reserve(search: Search, run: store.Run, ledger: Ledger, home: Path) -> None
         blocks=search.blocks,
         held=held,
     )
-
-
-def _check_models(search: Search) -> None:
-    """Raises RefusedError if a candidate's model cannot be trained privately."""
-    for settings in distinct_models(search.priced.documents):
-        model = of_people(model_for(settings, search.public), search.public.pooled)
-        limits(settings).engine(model, zeros(search.public))
 
 
 def _rehearse(search: Search, run: store.Run) -> None:
@@ -331,7 +326,12 @@ def _searched(search: Search, run: store.Run, ledger: Ledger, root: Path, run_al
     )
     YAML().dump(winner.document, written / "winner.yaml")
     if search.priced.shows_all:
-        _write_table(search, scores, written / "trials.csv")
+        # Every trial is paid for.
+        points = [
+            {key: value_at(document, key) for key in search.tuning.space}
+            for document in search.priced.documents
+        ]
+        pd.DataFrame(points).assign(score=scores).to_csv(written / "trials.csv", index=False)
     sums = {
         name: store.sha256_of(written / name) for name in ("model.safetensors", "trace.parquet", "plan.json")
     }
@@ -346,14 +346,6 @@ def _searched(search: Search, run: store.Run, ledger: Ledger, root: Path, run_al
     }
     (written / "receipt.json").write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
     return run.finish(written)
-
-
-def _write_table(search: Search, scores: Iterable[float], path: Path) -> None:
-    """Write the settings and score of every trial; only if all of them are paid for."""
-    rows = []
-    for document, score in zip(search.priced.documents, scores, strict=True):
-        rows.append({key: value_at(document, key) for key in search.tuning.space} | {"score": score})
-    pd.DataFrame(rows).to_csv(path, index=False)
 
 
 def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Document:

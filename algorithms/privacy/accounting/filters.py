@@ -117,8 +117,10 @@ class ScheduleFilter:
 
     def charge(self, event: dp.DpEvent) -> None:
         if not self.affords(event):
+            is_done = self._position == len(self._schedule)
+            following = "no further release" if is_done else f"{self._schedule[self._position][0]} next"
             raise BudgetRefusedError(
-                f"{event} was asked for, but the plan allows {self._next()}; follow the plan."
+                f"{event} was asked for, but the plan allows {following}; follow the plan."
             )
         self._rdp = self._rdp + self._cost(event)
         self._done += 1
@@ -135,11 +137,6 @@ class ScheduleFilter:
             return rdp([(event, 1)], adjacency=self._adjacency)
         except RefusedError:
             return np.full(len(ORDERS), math.inf)
-
-    def _next(self) -> str:
-        if self._position == len(self._schedule):
-            return "no further release"
-        return f"{self._schedule[self._position][0]} next"
 
 
 class RenyiFilter:

@@ -119,7 +119,9 @@ class Norms:
             found = self._engine.contributions(point, inputs, labels)
             measured = found.norms(clipping)
             norms = measured.cpu().numpy()
-            accepted = is_below(words[rows, 1], _clipped(norms, bounds[rows], clip_norm) / bounds[rows])
+            clipped = np.minimum(np.minimum(norms, bounds[rows]), clip_norm)
+            chances = np.where(np.isfinite(norms), clipped, 0.0) / bounds[rows]
+            accepted = is_below(words[rows, 1], chances)
             self.last.see(rows, norms)
             places = torch.from_numpy(np.flatnonzero(accepted)).to(inputs.device)
             total += found.take(places).clipped_sum(clipping, measured[places]).cpu()
@@ -130,10 +132,3 @@ class Norms:
         each = list(self._each(lambda engine, records: engine.norms(point, *records(), bound), rows))
         found: NDArray[np.float64] = torch.cat(each).cpu().numpy() if each else np.zeros(0)
         return found
-
-
-def _clipped(
-    norms: NDArray[np.float64], bounds: NDArray[np.float64], clip_norm: float
-) -> NDArray[np.float64]:
-    """Norms clipped to their bounds and to the clip norm, [n]; zero if not finite."""
-    return np.where(np.isfinite(norms), np.minimum(np.minimum(norms, bounds), clip_norm), 0.0)

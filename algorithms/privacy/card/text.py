@@ -298,10 +298,12 @@ def _correlated(event: CorrelatedDpEvent) -> str:
     if event.leaves:
         how = f"the nodes of binary trees over {event.leaves} steps each are noised, and sums made of them"
     else:
+        pairs = zip(event.weights, event.decays, strict=True)
+        sums = " + ".join(f"{weight:.6g} * {decay:.6g}^(i-1)" for weight, decay in pairs)
         form = (
             f"is ({', '.join(f'{c:.6g}' for c in event.coefficients)})"
             if event.coefficients
-            else f"is 1, then the sum of {_terms(event)} at distance i from the diagonal"
+            else f"is 1, then the sum of {sums} at distance i from the diagonal"
         )
         how = (
             "it is C^-1 W for independent normal rows of W, where C is lower triangular with equal entries along its"
@@ -318,11 +320,6 @@ def _correlated(event: CorrelatedDpEvent) -> str:
         f" run, whose steps come in turn, and {turn}. The whole run was charged with its first step and costs like"
         f" {count} times {inner}."
     )
-
-
-def _terms(event: CorrelatedDpEvent) -> str:
-    pairs = zip(event.weights, event.decays, strict=True)
-    return " + ".join(f"{weight:.6g} * {decay:.6g}^(i-1)" for weight, decay in pairs)
 
 
 def rounding(stated: Rounding | None) -> str:

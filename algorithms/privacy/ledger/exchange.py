@@ -22,7 +22,8 @@ def exchange(connection: Connection, statements: Sequence[Statement]) -> list[Se
     the others do nothing. Raises DBAPIError.
     """
     if connection.dialect.name != "postgresql":
-        return [_asked(connection, statement, given) for statement, given in statements]
+        found = (connection.execute(statement, given) for statement, given in statements)
+        return [rows.all() if rows.returns_rows else () for rows in found]
     driver: Any = connection.dialect.loaded_dbapi
     try:
         # A cursor that fills in parameters itself: the server takes several statements only without any.
@@ -34,11 +35,6 @@ def exchange(connection: Connection, statements: Sequence[Statement]) -> list[Se
         return [cursor.fetchall() if cursor.description else () for _ in cursor.results()]
     except driver.Error as error:
         raise _failure(connection, error) from None
-
-
-def _asked(connection: Connection, statement: sa.TextClause, given: Mapping[str, Any]) -> Sequence[Any]:
-    found = connection.execute(statement, given)
-    return found.all() if found.returns_rows else ()
 
 
 @lru_cache(maxsize=256)

@@ -90,13 +90,10 @@ class Spread:
 
         left: what is not spent. done: the number of past retrainings.
         """
-        share = self.fraction or self._share((self.planned or 0) - done)
+        coming = (self.planned or 0) - done
+        by_number = 0.0 if coming < 1 else 1 / coming if self.policy == "equal" else 2 / (coming + 1)
+        share = self.fraction or by_number
         return tuple(share * part for part in left)
-
-    def _share(self, coming: int) -> float:
-        if coming < 1:
-            return 0.0
-        return 1 / coming if self.policy == "equal" else 2 / (coming + 1)
 
 
 def choose_blocks(choice: Choice, blocks: Sequence[Block], price: Price) -> tuple[str, ...]:
@@ -198,7 +195,10 @@ def forecast(
         if arriving is not None and number > 1:
             standing.append(Block(f"new {number - 1}", arriving, arriving))
         try:
-            used, price = _next(choice, pricing, standing, smallest)
+            if isinstance(pricing, Spread):
+                used, price = next_retraining(choice, pricing, standing, smallest=smallest)
+            else:
+                used, price = choose_blocks(choice, standing, pricing), pricing
         except RefusedError as end:
             return Forecast(tuple(done), str(end))
         for place, block in enumerate(standing):
@@ -209,11 +209,3 @@ def forecast(
         standing = [replace(block, retired=block.retired or block.name in retired) for block in standing]
         done.append(Retraining(number, used, price, retired))
     return Forecast(tuple(done), None)
-
-
-def _next(
-    choice: Choice, pricing: Spread | Price, blocks: Sequence[Block], smallest: Price
-) -> tuple[tuple[str, ...], Price]:
-    if isinstance(pricing, Spread):
-        return next_retraining(choice, pricing, blocks, smallest=smallest)
-    return choose_blocks(choice, blocks, pricing), pricing

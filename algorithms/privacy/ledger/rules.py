@@ -136,15 +136,6 @@ def check_settles(run_id: str, run: Run, spent: Budget) -> None:
         raise RefusedError(f"run {run_id!r} was reserved without noise; settle it at an infinite epsilon.")
 
 
-def check_price(run_id: str, block: str, *, reserved: float, happened: float) -> None:
-    """Raises BudgetRefusedError where the events that happened cost more than those that were reserved."""
-    if happened > reserved * (1 + 1e-9):
-        raise BudgetRefusedError(
-            f"run {run_id!r} cannot settle: its events in block {block!r} cost {happened:g}, more than the"
-            f" {reserved:g} it reserved; find out why it did more than it planned."
-        )
-
-
 def check_cap(composition: Composition, cap: Budget) -> None:
     """Raises RefusedError for an infinite cap, and for one without a delta where the composition needs one."""
     if math.isinf(cap.epsilon):
@@ -249,8 +240,11 @@ def settlement(books: Books, run_id: str, spent: Budget, events: Events, model: 
     )
     for block, amount in run.amounts.items():
         reserved = float(amount[0] / Fraction(terms.blocks_per_person))
-        if happened is not None:
-            check_price(run_id, block, reserved=reserved, happened=happened)
+        if happened is not None and happened > reserved * (1 + 1e-9):
+            raise BudgetRefusedError(
+                f"run {run_id!r} cannot settle: its events in block {block!r} cost {happened:g}, more than the"
+                f" {reserved:g} it reserved; find out why it did more than it planned."
+            )
         is_priced = terms.composition.kind != "basic" and any(amount)
         about = _notes(terms, (reserved if in_full else happened) if is_priced else None, together)
         about |= {} if model is None else {"model": model}

@@ -279,8 +279,10 @@ class Store:
             head, answers = self._current(connection, writes=True, questions=part.questions() if part else ())
             books = part.books(connection, answers) if part else Books()
             entries, now = list[Entry](), datetime.now(UTC).isoformat(timespec="microseconds")
+            # the database's, or for a file the system's
+            user = str(connection.info.get("user") or system_user())
             for draft in decide(connection, books):
-                entries.append(seal(draft, after=head, written_at=now, written_by=_user(connection)))
+                entries.append(seal(draft, after=head, written_at=now, written_by=user))
                 head = entries[-1].head
             changes = balances.enter(books, entries) if entries else []
             exchange(connection, [*((INSERT, row._asdict()) for row in entries), *changes, *_end(connection)])
@@ -540,11 +542,6 @@ def _end(connection: Connection) -> Sequence[Statement]:
     the disk.
     """
     return _ENDS if connection.dialect.name == "postgresql" else ()
-
-
-def _user(connection: Connection) -> str:
-    """The writer: the user logged in to the database, or for a file the system's user."""
-    return str(connection.info.get("user") or system_user())
 
 
 def _version(connection: Connection) -> str | None:

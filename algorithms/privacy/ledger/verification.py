@@ -37,7 +37,8 @@ class Checkpoint:
 
     def signed(self, key: Ed25519PrivateKey) -> str:
         """The checkpoint as JSON text, with a signature."""
-        document = self._document()
+        document: dict[str, Any] = {"first": self.first, "head": list(self.head), "priced": self.priced}
+        document["books"] = balances.to_document(self.books)
         signature = key.sign(balances.canonical(document).encode()).hex()
         return json.dumps(document | {"signature": signature}, indent=1) + "\n"
 
@@ -54,10 +55,6 @@ class Checkpoint:
                 "the checkpoint is not one that the owner's key of this home signed; verify the ledger from its first"
                 " row."
             ) from None
-
-    def _document(self) -> dict[str, Any]:
-        books = balances.to_document(self.books)
-        return {"first": self.first, "head": list(self.head), "books": books, "priced": self.priced}
 
 
 @dataclass(frozen=True)
