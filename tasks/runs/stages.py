@@ -37,8 +37,8 @@ REFUSED = "refused: "
 """The prefix of a refusal in a stage's output."""
 _NOTHING = 3
 """The exit status of the process if DVC has nothing to do."""
-_KILLED = f"exited with -{signal.SIGKILL}"
-"""The end of DVC's last line if a stage was killed."""
+_KILLED = (f"exited with -{signal.SIGKILL}", f"exited with {128 + signal.SIGKILL}")
+"""How DVC's last line ends if a stage was killed; the second if a shell ran it."""
 _POLL_SECONDS = 0.5
 _ENDINGS = ((signal.SIGINT, 5.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 1.0))
 """Signals that end a process, with seconds to wait: first an interrupt, on which DVC releases its locks."""
