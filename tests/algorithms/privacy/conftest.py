@@ -3,8 +3,8 @@
 import json
 import os
 import pwd
-import time
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +54,24 @@ def postgres_server() -> Iterator[sa.URL]:
         yield sa.make_url(url or pytest.skip("PostgreSQL is not installed"))
 
 
+@pytest.fixture
+def new_database(postgres_server: sa.URL) -> Callable[..., sa.URL]:
+    """Makes a database on the server, with options of CREATE DATABASE; returns the superuser's URL of it."""
+
+    def made(options: str = "") -> sa.URL:
+        name = f"ledger_{secrets.token_hex(8)}"
+        engine = sa.create_engine(postgres_server, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"CREATE DATABASE {name} {options}")
+        return postgres_server.set(database=name)
+
+    return made
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of a ledger that does not exist yet."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/home/ledger.sqlite"
-    admin: sa.URL = request.getfixturevalue("postgres_server")
-    name = f"ledger_{time.monotonic_ns()}"
-    with sa.create_engine(admin, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool).connect() as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {name}")
-    return admin.set(database=name).render_as_string(hide_password=False)
+    database: sa.URL = request.getfixturevalue("new_database")()
+    return database.render_as_string(hide_password=False)

@@ -1,6 +1,5 @@
 """What the database itself lets an owner, a runner and an auditor do, on a PostgreSQL server started here."""
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -18,16 +17,14 @@ Open = Callable[[str], Ledger]
 
 
 @pytest.fixture
-def url_of(postgres_server: sa.URL) -> Callable[[str], str]:
+def url_of(new_database: Callable[..., sa.URL]) -> Callable[[str], str]:
     """The URL of a new ledger with its roles, by the name of a user."""
-    name = f"roles_{time.monotonic_ns()}"
-    with sa.create_engine(postgres_server, isolation_level="AUTOCOMMIT").connect() as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    admin = new_database()
+    with sa.create_engine(admin, isolation_level="AUTOCOMMIT").connect() as connection:
         for user in USERS:
             known = connection.exec_driver_sql(f"SELECT 1 FROM pg_roles WHERE rolname = '{user}'").scalar()
             if not known:
                 connection.exec_driver_sql(f"CREATE ROLE {user} LOGIN PASSWORD 'of {user}'")
-    admin = postgres_server.set(database=name)
 
     def url(user: str) -> str:
         of_user = admin if user == "admin" else admin.set(username=user, password=f"of {user}")
@@ -37,7 +34,7 @@ def url_of(postgres_server: sa.URL) -> Callable[[str], str]:
     for user, role in USERS.items():
         members.setdefault(role or "", []).append(user)
     members.pop("")
-    expected = tuple(f"{name}_{role}" for role in ("owner", "runner", "auditor"))
+    expected = tuple(f"{admin.database}_{role}" for role in ("owner", "runner", "auditor"))
     assert init(url("admin"), members) == init(url("admin")) == expected  # type: ignore[arg-type]
     return url
 

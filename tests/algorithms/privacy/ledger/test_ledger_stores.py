@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -278,30 +278,25 @@ def test_a_wrong_password_is_refused_without_showing_it(postgres_server: sa.URL)
     assert "wr0ng" not in repr(refused.value)
 
 
-def test_a_database_without_an_encoding_keeps_names(postgres_server: sa.URL) -> None:
+def test_a_database_without_an_encoding_keeps_names(new_database: Callable[..., sa.URL]) -> None:
     """As in a cluster that was made in the locale C."""
-    database = f"bytes_{time.monotonic_ns()}"
-    with sa.create_engine(
-        postgres_server, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool
-    ).connect() as connection:
-        connection.exec_driver_sql(
-            f"CREATE DATABASE {database} ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0"
-        )
-    ledger = _lived(postgres_server.set(database=database).render_as_string(hide_password=False))
+    database = new_database("ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
+    ledger = _lived(database.render_as_string(hide_password=False))
     ledger.declare("mésange", Budget(1.0, 1e-6), public=False)
     assert ledger.populations() == ["patients", "mésange"]
     assert ledger.verify().read == 5
 
 
-def test_a_server_that_ended_its_sessions_is_connected_to_again(postgres_server: sa.URL) -> None:
+def test_a_server_that_ended_its_sessions_is_connected_to_again(
+    postgres_server: sa.URL, new_database: Callable[..., sa.URL]
+) -> None:
     """As one that was restarted does, or that an idle session was too long for."""
-    url = postgres_server.set(database="postgres").render_as_string(hide_password=False)
-    database = f"restarted_{time.monotonic_ns()}"
-    with sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool).connect() as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {database}")
-        own = postgres_server.set(database=database).render_as_string(hide_password=False)
-        ledger = _lived(own)
-        ended = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"
+    own = new_database()
+    ledger = _lived(own.render_as_string(hide_password=False))
+    ended = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{own.database}'"
+    with sa.create_engine(
+        postgres_server, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool
+    ).connect() as connection:
         for act in (
             lambda: ledger.settle("b", Budget(0.25, 0.0), events=EVENTS),
             lambda: ledger.reserve("c", "patients", Budget(0.5, 0.0), events=EVENTS, about={}),
