@@ -260,9 +260,10 @@ class Answering(TorchFunctionMode):
     def __torch_function__(
         self, func: Func, types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
-        if not asks(func, args):
-            args = asked_for(self, func, args)
+        if func not in _READING:
             return func(*args, **kwargs) if kwargs else func(*args)
+        if not asks(func, args):
+            return func(*asked_for(self, func, args), **(kwargs or {}))
         if self._is_silent or self._asked >= len(self._answers):
             raise UnrecordedError("its control flow depends on values where it did not before")
         self._asked += 1
@@ -302,6 +303,8 @@ _QUESTIONS = frozenset(
         *(Tensor.equal, torch.equal, Tensor.allclose, torch.allclose),
     )
 )
+_READING = frozenset((torch.arange, Tensor.__getitem__)) | _NUMBERS | _QUESTIONS
+"""All that may read a value, which most calls do not."""
 
 
 def asks(func: Func, args: Args) -> bool:

@@ -69,6 +69,11 @@ class Model:
         return {name: slice(end - shape.numel(), end) for (name, shape), end in pairs}
 
     @cached_property
+    def _holders(self) -> list[dict[str, Any] | list[Any]]:
+        """What layers may keep something of a pass in, found once: `inside` discards what a pass adds to it."""
+        return _holders(self.module)
+
+    @cached_property
     def layers(self) -> tuple[tuple[str, ...], ...]:
         """The names of trained parameters by layer; a layer is a module that owns some."""
         groups: dict[str, list[str]] = {}
@@ -117,10 +122,9 @@ class Model:
         parameters, as biases of attention, for later passes. Backward passes must run inside too: they run checkpointed
         layers again, which would otherwise use the module's own parameters.
         """
-        layers = dict(self.module.named_modules())
         slots = [
             (own, key, f"{name}.{key}" if name else key, tensor, own is layer._buffers)
-            for name, layer in layers.items()
+            for name, layer in self.module.named_modules()
             for own in (layer._parameters, layer._buffers)
             for key, tensor in own.items()
             if tensor is not None
@@ -132,7 +136,7 @@ class Model:
                 held[id(tensor)] = tensor.clone()
         # No other parameters: FSDP replaces its shards by gathered weights while a model runs.
         replaced = [(own, key, tensor) for own, key, _, tensor, _ in slots if id(tensor) in held]
-        kept = [(holder, holder.copy()) for layer in layers.values() for holder in _holders(layer)]
+        kept = [(holder, holder.copy()) for holder in self._holders]
         try:
             for own, key, tensor in replaced:
                 own[key] = held[id(tensor)]
@@ -152,12 +156,17 @@ _OF_MODULES = vars(nn.Module()).keys()
 """The attributes that every module has."""
 
 
-def _holders(layer: nn.Module) -> list[dict[str, Any] | list[Any]]:
-    """A layer's attributes, and those among them that are lists and dictionaries."""
-    own = vars(layer)
+def _holders(module: nn.Module) -> list[dict[str, Any] | list[Any]]:
+    """The attributes of each layer, and those among them that are lists and dictionaries."""
+    each = [vars(layer) for layer in module.modules()]
     return [
-        own,
-        *(value for key, value in own.items() if type(value) in (dict, list) and key not in _OF_MODULES),
+        *each,
+        *(
+            value
+            for own in each
+            for key, value in own.items()
+            if key not in _OF_MODULES and type(value) in (dict, list)
+        ),
     ]
 
 
@@ -169,8 +178,7 @@ def copied(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
     """
     kept = (
         value
-        for layer in module.modules()
-        for holder in _holders(layer)
+        for holder in _holders(module)
         for value in (holder.values() if isinstance(holder, dict) else holder)
     )
     constants = {
