@@ -507,20 +507,17 @@ class _Account:
         try:
             yield
         except BaseException as error:
-            if self._is_charged(run.run_id) and not self.public:
-                of = (
-                    ""
-                    if self.url is None
-                    else f" of the population {self.population!r}, for run {run.run_id}"
-                )
+            was_charged = self._give_up(run.run_id)
+            if was_charged and not self.public:
+                whose = f" of the population {self.population!r}, for run {run.run_id}" if self.url else ""
                 error.add_note(
-                    f"{in_words(run.plan.cost)}{of} were charged before this happened and count as spent; the same"
+                    f"{in_words(run.plan.cost)}{whose} were charged before this happened and count as spent; the same"
                     " call is not resumed, and is charged again."
                 )
             raise
 
-    def _is_charged(self, run_id: str) -> bool:
-        """Whether a run was charged, as is assumed if the ledger does not answer; it is given up if it is open."""
+    def _give_up(self, run_id: str) -> bool:
+        """Forfeit a run that is open. Returns whether it was charged, as is assumed if the ledger does not answer."""
         with suppress(Exception):
             status = self.ledger.status(run_id)
             if status == "open":

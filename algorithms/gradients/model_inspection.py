@@ -4,7 +4,6 @@ The model must process each record independently; otherwise gradients cannot be 
 the batch dimension of each tensor is known and the recorded gradients agree with autograd's.
 """
 
-import copy
 import inspect
 import math
 import re
@@ -47,6 +46,7 @@ from algorithms.gradients.padding import UnrecordedError
 from algorithms.gradients.passes import Answers, Passes
 from algorithms.gradients.per_example_gradients import PerExampleGradients
 from algorithms.models import Model, ModelRefusedError
+from algorithms.models.model import copied
 from algorithms.models.packing import Packing
 from algorithms.models.randomness import same_randomness
 
@@ -523,7 +523,7 @@ def _exact(passes: Passes, parameters: Tensor, sample: Sample) -> Looked:
     """
     model = replace(passes.model, precision=torch.float32)
     plain = Looked(replace(passes, model=model), parameters, tolerance=_IN_32_BITS)
-    model = replace(model, module=copy.deepcopy(model.module).double())
+    model = replace(model, module=copied(model.module).double())
     wider = replace(plain, passes=replace(passes, model=model), parameters=parameters.double())
     try:
         watch = watched(wider.passes, wider.parameters, sample.in_64_bits())
@@ -648,24 +648,25 @@ def _are_right(looked: Looked, answers: Answers, samples: list[Sample]) -> bool:
     number must either not matter, or be the largest one that the model takes.
     """
 
-    def shifted(place: int, by: int) -> Passes:
-        return replace(
-            looked.passes,
-            answers=tuple(a + by if i == place and a is not None else a for i, a in enumerate(answers)),
-        )
+    answering = replace(looked.passes, answers=answers)
 
-    def is_largest(place: int) -> bool:
+    def changed(place: int, number: int) -> Passes:
+        return replace(answering, answers=(*answers[:place], number, *answers[place + 1 :]))
+
+    def is_largest(place: int, number: int) -> bool:
         try:
             given, more = (
-                watched(shifted(place, by), looked.parameters, samples[0]).operations for by in (0, 1)
+                watched(passes, looked.parameters, samples[0]).operations
+                for passes in (answering, changed(place, number + 1))
             )
         except Exception:
             return True
         return given == more
 
-    numbers = [i for i, answer in enumerate(answers) if not isinstance(answer, bool | None)]
-    return _is_right(looked, shifted(-1, 0), samples) and all(
-        _is_right(looked, shifted(place, -1), samples) or is_largest(place) for place in numbers
+    numbers = [(i, answer) for i, answer in enumerate(answers) if not isinstance(answer, bool | None)]
+    return _is_right(looked, answering, samples) and all(
+        _is_right(looked, changed(place, number - 1), samples) or is_largest(place, number)
+        for place, number in numbers
     )
 
 

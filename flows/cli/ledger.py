@@ -99,9 +99,8 @@ def forecast(
             pricing = Spread(spread, planned, fraction)
         else:  # the price of each retraining, for all blocks of a person
             whole = ledger.balance(population)
-            if (
-                delta is None
-            ):  # basic sums use up both parts at once; rounded down, since the last payment has to fit
+            if delta is None:
+                # Basic sums use up both parts at once; rounded down, since the last payment has to fit.
                 share = min(1.0, epsilon / whole.cap.epsilon) if whole.composition.kind == "basic" else 1.0
                 delta = whole.cap.delta if share == 1.0 else math.nextafter(share * whole.cap.delta, 0.0)
             cost = Budget(epsilon, delta)

@@ -291,9 +291,8 @@ def _locked(*stages: str) -> "Iterator[Repo]":
                         rwlock(repo.tmp_dir, repo.fs, " ".join(sys.argv), read, written, hardlink=False)
                     )
             except LockError as error:
-                if (
-                    not told
-                ):  # with what to do where that command was killed, and another program has its number
+                if not told:
+                    # With what to do where that command was killed, and another program has its number.
                     why = " ".join(str(error).split())
                     sys.stdout.write(f"waiting for another dvc command in this checkout: {why}\n")
                 told = True

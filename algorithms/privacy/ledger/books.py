@@ -27,9 +27,9 @@ Account = tuple[str, str]
 """A population and one of its blocks."""
 
 ADJACENCY = "ADD_OR_REMOVE_ONE"
+"""The adjacency of a run whose notes name none."""
 NOISE_KEY = "noise_key"
 """The note of a reservation with a digest of the key of its noise, of which a run has one."""
-"""The adjacency of a run whose notes name none."""
 ROUNDING = Fraction(1, 10**12)
 _MANY_MOVES = 64
 
