@@ -6,7 +6,7 @@ import pickle
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from types import FunctionType
 from typing import Any
@@ -287,6 +287,31 @@ def check_state(looked: Looked, sample: Sample) -> None:
     for name in _changed(*kept):
         raise RecordsNotIndependentError(
             f"the attribute {name} is changed by every forward pass, which mixes records; take it out"
+        )
+
+
+def check_first_records(unused: nn.Module, looked: Looked, draw: Callable[[int, int], Sample]) -> None:
+    """Raises RecordsNotIndependentError if later losses depend on the records of the first pass.
+
+    A pass's attributes are discarded after it, but not what lies deeper, as in an object that a layer holds.
+
+    unused: a copy of the module from before its first pass, in 32 bits. A module that keeps something of a pass without
+    using it later is accepted.
+    """
+    model = looked.passes.model
+    changed = _changed(_attributes(unused), _attributes(model.module))
+    if not changed:
+        return
+
+    def later(*samples: Sample) -> Tensor:
+        fresh = replace(model, module=copied(unused, unused.parameters()))
+        one_by_one = replace(looked, passes=replace(looked.passes, model=fresh))
+        return [one_by_one.losses(sample) for sample in samples][-1]
+
+    first, other = draw(2, 0), draw(2, 1)
+    if not looked.close(later(other), later(first, other)):
+        raise RecordsNotIndependentError(
+            f"the attribute {changed[0]} keeps what was computed from the first records, and mixes them with later ones"
         )
 
 

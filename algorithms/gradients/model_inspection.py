@@ -26,6 +26,7 @@ from algorithms.gradients.independence import (
     check_apart,
     check_apart_briefly,
     check_apart_in_full_pass,
+    check_first_records,
     check_state,
     mixing_layer,
     still,
@@ -266,9 +267,11 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
     if not passes.model.shapes:
         raise RecordsNotIndependentError(f"the model {passes.model.name} has no parameters to train")
 
+    module = passes.model.module
+    unused = copied(module, module.parameters())
     parameters = near_start(passes.model).to(least.device)
     if _operations(passes, parameters, least) > _LIGHT:
-        return _examine_briefly(passes, parameters, least)
+        return _examine_briefly(passes, parameters, least, unused)
     parameters = away_from_start(passes.model).to(least.device)
     _check_memory(passes, parameters, least, memory_mb)
     form = _form(passes, parameters, least)
@@ -286,6 +289,7 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
     passes = replace(passes, answers=answers)
     exact = replace(exact, passes=replace(exact.passes, answers=answers))
     check_state(exact, draw_exactly(_FEW, 0))
+    check_first_records(unused, Looked(passes, parameters, tolerance=_IN_32_BITS), form.draw)
     is_random = check_apart(exact, draw_exactly, () if form.dtype.is_floating_point else form.constants)
     watch = watched(passes, parameters, few)
     each = max(1, _kept_each(passes, parameters, form, _FEW, _MORE))
@@ -344,8 +348,11 @@ def _operations(passes: Passes, parameters: Tensor, form: Form) -> int:
     return int(operations.count) + of_vectors
 
 
-def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelInspection:
-    """`examine` for models with slow passes: in 32 bits, at the cost of about forty forward passes of one record."""
+def _examine_briefly(passes: Passes, parameters: Tensor, least: Form, unused: nn.Module) -> ModelInspection:
+    """`examine` for models with slow passes: in 32 bits, at the cost of about forty forward passes of one record.
+
+    unused: a copy of the module from before its first pass.
+    """
     with Operations() as operations:
         form = _form(passes, parameters, least, count=1)
     looked = Looked(Passes(replace(passes.model, precision=torch.float32)), parameters, tolerance=_IN_32_BITS)
@@ -376,6 +383,7 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
             first, tape, is_decided = watch, other, True
             break
     check_state(looked, one)
+    check_first_records(unused, looked, form.draw)
 
     def check_records(some: Looked, draw: Draw) -> bool:
         is_random = check_apart_briefly(some, draw)

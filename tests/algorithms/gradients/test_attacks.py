@@ -97,6 +97,29 @@ def test_what_a_model_keeps_of_its_first_records_must_not_count_later(
         problem(Spec(lambda: Wired(centred, layer=nn.Linear(4, 2)), (4,)), torch.float32).engine()
 
 
+@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+@pytest.mark.parametrize("only_first", [True, False])
+def test_what_lies_deeper_than_attributes_is_not_kept_of_records(
+    light: float, *, only_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not discarded after a pass, as attributes are."""
+
+    class Holding(Wired):
+        def __init__(self) -> None:
+            super().__init__(centred, layer=nn.Linear(4, 2))
+            self.state: dict[str, dict[str, Tensor]] = {"kept": {}}
+
+    def centred(self: Holding, x: Tensor) -> Tensor:
+        kept, own = self.state["kept"], x.detach().mean(dim=0)
+        before = kept.get("mean", own).to(x)
+        kept["mean"] = before if only_first else own
+        return self.layer(x - before)
+
+    monkeypatch.setattr(model_inspection, "_LIGHT", light)
+    with pytest.raises(RecordsNotIndependentError, match="the attribute state keeps"):
+        problem(Spec(Holding, (4,)), torch.float32).engine()
+
+
 def scaled_errors(scale: Callable[[Tensor], Tensor]) -> Callable[[Wired, Tensor], Tensor]:
     def wiring(self: Wired, x: Tensor) -> Tensor:
         found = self.layer(x)
