@@ -23,7 +23,7 @@ _ELSEWHERE = {
     "fit": "algorithms.fitting",
     "load": "algorithms.models.saved",
     "Fitted": "algorithms.fitting",
-    "replace_batch_norm": "algorithms.models.normalisation",
+    "replace_batch_norm": "algorithms.models.public_models",
     "OptimizerConfig": "algorithms.core.optimizers",
 }
 

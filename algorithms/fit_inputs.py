@@ -17,10 +17,16 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset
 
 from algorithms.errors import RefusedError
-from algorithms.models.linear import CROSS_ENTROPY, LOGISTIC, as_they_are
-from algorithms.models.model import LossBounds, Model, ModelRefusedError, check_module, copied
-from algorithms.models.objectives import IGNORED
-from algorithms.models.packing import Called, Packing
+from algorithms.models.model import (
+    Called,
+    LossBounds,
+    Model,
+    ModelRefusedError,
+    Packing,
+    check_module,
+    copied,
+)
+from algorithms.models.objectives import CROSS_ENTROPY, IGNORED, LOGISTIC, as_they_are
 
 Losses: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.models import Model, build
-from algorithms.models.linear import cross_entropy
+from algorithms.models.objectives import cross_entropy
 from benchmarks.libraries import TABLE, VOCABULARY
 from benchmarks.transformer import AdaptedTransformer
 

@@ -34,9 +34,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def params() -> str:
     """Every key of params.yaml."""
-    from algorithms.features.learned import FEATURES
+    from algorithms.features import FEATURES
     from algorithms.methods.registry import CATALOGUE
-    from algorithms.models.registry import CATALOGUE as NETWORKS
+    from algorithms.models import CATALOGUE as NETWORKS
     from tasks.config.params import MODELS, OPTIONAL
 
     text = [
@@ -220,7 +220,7 @@ def api() -> str:
     """The Python interface, which mkdocstrings fills in."""
     parts = {
         "Training": ("algorithms.fitting.fit", "algorithms.fitting.Fitted"),
-        "Models with BatchNorm": ("algorithms.models.normalisation.replace_batch_norm",),
+        "Models with BatchNorm": ("algorithms.models.public_models.replace_batch_norm",),
         "Using a model": ("algorithms.models.saved.load", "algorithms.models.saved.TrainedModel"),
         "Predicting on files": ("tasks.predict.predict", "tasks.predict.Predictions"),
         "Exports": ("tasks.export.export", "tasks.export.release"),

@@ -18,6 +18,7 @@ from algorithms.extension import is_own, source_digest
 from algorithms.gradients import linear_layer
 from algorithms.models import Model
 from algorithms.models.feature_transforms import in_front, shape_after
+from algorithms.models.saved import adapted
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.risk import caught, risk_profile
 from data import PublicDescription
@@ -60,7 +61,7 @@ def model_of(chosen: params.Model, public: PublicDescription) -> Model:
         predicts=public.known.kind,
         settings=chosen.own_settings,
     )
-    return models.adapted(
+    return adapted(
         model,
         input_shape=public.input_shape,
         start=None if chosen.start is None else Path(chosen.start),

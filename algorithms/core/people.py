@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.models import Model
+from algorithms.models.model import Packing
 from algorithms.models.objectives import IGNORED
-from algorithms.models.packing import Packing
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.statistics import Statistic
 
@@ -42,7 +42,7 @@ def of_people(model: Model, rows: int | None) -> Model:
     For None, if a record is a row, the model itself.
 
     Example:
-        >>> from algorithms.models.linear import cross_entropy
+        >>> from algorithms.models.objectives import cross_entropy
         >>> rows = Model("linear", nn.Linear(3, 2), cross_entropy, scores=lambda outputs: outputs)
         >>> people, labels = torch.zeros(4, 5, 3), torch.full((4, 5), IGNORED)
         >>> labels[:, 0] = 1

@@ -4,8 +4,70 @@ May import `algorithms.models.libraries` and `algorithms.extension`, but nothing
 pretraining data are not protected.
 """
 
-from algorithms.encoders.encoder import Encoder, Frozen
-from algorithms.encoders.registry import SHIPPED, encoder
-from algorithms.errors import EncoderRefusedError
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
-__all__ = ["SHIPPED", "Encoder", "EncoderRefusedError", "Frozen", "encoder"]
+from algorithms.encoders.encoder import Encoder, Frozen
+from algorithms.encoders.images import efficientnet_lite0, from_timm, from_torchvision
+from algorithms.encoders.texts import from_hugging_face, minilm, tokenizer, wordllama
+from algorithms.errors import EncoderRefusedError
+from algorithms.extension import imported, is_own
+
+__all__ = ["SHIPPED", "Encoder", "EncoderRefusedError", "Frozen", "check_name", "encoder"]
+
+SHIPPED: Mapping[str, Callable[[Frozen], Encoder]] = {
+    "all-minilm-l6-v2": minilm,
+    "efficientnet-lite0": efficientnet_lite0,
+    "wordllama": wordllama,
+}
+_OF_A_FILE = {"timm": from_timm, "torchvision": from_torchvision}
+
+
+def check_name(name: str) -> None:
+    """Raises EncoderRefusedError for a name that no encoder can have; does not check that the encoder exists."""
+    library, _, own = name.partition("/")
+    of_library = bool(own) and library in (*_OF_A_FILE, "huggingface", "tokenizer")
+    if not of_library and not is_own(name) and name not in SHIPPED:
+        raise EncoderRefusedError(
+            f"there is no encoder {name!r}; choose {', '.join(SHIPPED)}, timm/NAME, torchvision/NAME,"
+            " huggingface/NAME, tokenizer/NAME, or your own package.module:factory."
+        )
+
+
+def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> Encoder:
+    """Make the encoder with a name; its weights are read later, by `load`.
+
+    Args:
+        name: A shipped encoder, "timm/NAME", "torchvision/NAME", "huggingface/NAME" or "huggingface/FOLDER",
+            "tokenizer/NAME" or "tokenizer/FOLDER", or your own "package.module:factory", which is called with the
+            settings and returns an Encoder.
+        settings: The encoder's settings.
+        checkpoint: For timm and torchvision, a safetensors file of the network's weights.
+
+    Raises:
+        EncoderRefusedError: If no encoder has this name, or its weights are not on this machine.
+
+    Example:
+        >>> encoder("efficientnet-lite0", Frozen()).width
+        1280
+    """
+    check_name(name)
+    library, _, own = name.partition("/")
+    if checkpoint is not None and library not in _OF_A_FILE:
+        raise EncoderRefusedError(
+            "data.encoder.checkpoint is for encoders of timm and torchvision; leave it out."
+        )
+    if library in _OF_A_FILE:
+        return _OF_A_FILE[library](own, Path(checkpoint) if checkpoint else None, settings)
+    if library == "huggingface":
+        return from_hugging_face(own, settings)
+    if library == "tokenizer":
+        return tokenizer(own, settings)
+    if is_own(name):
+        made = imported(name, "the encoder")(settings)
+        if not isinstance(made, Encoder):
+            raise EncoderRefusedError(
+                f"the encoder {name!r} made a {type(made).__name__}; return an Encoder."
+            )
+        return made
+    return SHIPPED[name](settings)

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from algorithms.gradients.grad_sample_recorder import tensors_in
 from algorithms.gradients.op_tracer import Sample
 from algorithms.gradients.passes import Passes
-from algorithms.models.model import copied
-from algorithms.models.randomness import same_randomness
+from algorithms.models.model import copied, same_randomness
 
 _FEW, MANY = 3, 64
 """An odd number of records, and a full pass's: some layers mix records only in batches of some sizes."""

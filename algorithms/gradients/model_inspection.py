@@ -47,9 +47,7 @@ from algorithms.gradients.padding import UnrecordedError
 from algorithms.gradients.passes import Answers, Passes
 from algorithms.gradients.per_example_gradients import PerExampleGradients
 from algorithms.models import Model, ModelRefusedError
-from algorithms.models.model import copied
-from algorithms.models.packing import Packing
-from algorithms.models.randomness import same_randomness
+from algorithms.models.model import Packing, copied, same_randomness
 
 _FEW, _MORE = 3, 17
 _LABELLINGS = 6

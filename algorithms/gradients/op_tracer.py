@@ -19,8 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from algorithms.gradients.grad_sample_recorder import Args, Func, Kwargs, RecordedTensor, tensors_in
 from algorithms.gradients.passes import Answer, Passes, asked_for, asks
 from algorithms.models import Model
-from algorithms.models.packing import Packing, Part
-from algorithms.models.randomness import same_randomness
+from algorithms.models.model import Packing, Part, same_randomness
 
 _NUMBERS = torch.tensor([0.0, 1.0, -1.0, 0.5, -2.5, 10.0])
 """Labels of a regression; a loss may treat some specially, such as -1 for an unknown one."""

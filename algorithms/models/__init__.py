@@ -1,10 +1,39 @@
-"""Networks and linear models."""
+"""Models: networks and linear models, those of libraries, and the registry of their names."""
 
-from algorithms.models.augmentation import for_evaluation
-from algorithms.models.libraries import CHECKPOINT, public_folder
-from algorithms.models.model import LossBounds, Model, ModelRefusedError
-from algorithms.models.recurrent import digest
-from algorithms.models.registry import CATALOGUE, adapted, build
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from algorithms.errors import ModelRefusedError
+from algorithms.extension import imported, is_own
+from algorithms.models import networks, public_models
+from algorithms.models.feature_transforms import for_evaluation
+from algorithms.models.libraries import CHECKPOINT, digest, public_folder
+from algorithms.models.model import (
+    LossBounds,
+    Model,
+    ModelSpec,
+    Settings,
+    cannot_be_made,
+    check_module,
+    same_randomness,
+    settings_of,
+)
+from algorithms.models.objectives import (
+    HINGE,
+    HUBER_HINGE,
+    LOGISTIC,
+    OBJECTIVES,
+    classifier,
+    hinge_loss,
+    huber_hinge_loss,
+    logistic_loss,
+    predicting,
+)
 
 __all__ = [
     "CATALOGUE",
@@ -12,9 +41,139 @@ __all__ = [
     "LossBounds",
     "Model",
     "ModelRefusedError",
-    "adapted",
     "build",
     "digest",
     "for_evaluation",
     "public_folder",
 ]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How a model is built. settings: their class. takes_tokens: whether inputs are tokens instead of real numbers."""
+
+    make: Callable[[ModelSpec, Any], Model]
+    settings: type[Settings] = Settings
+    takes_tokens: bool = False
+
+
+def _plain(make: Callable[..., Model], *given: Any, **keywords: Any) -> Architecture:
+    """A model without settings, from its spec and what else its function needs before that."""
+    return Architecture(lambda spec, _: make(*given, spec, **keywords))
+
+
+CATALOGUE: dict[str, Architecture] = {
+    "softmax": _plain(networks.softmax),
+    "linear": _plain(networks.linear),
+    "logistic": _plain(networks.two_classes, "logistic", logistic_loss, LOGISTIC),
+    "logistic_through_origin": _plain(
+        networks.two_classes, "logistic_through_origin", logistic_loss, LOGISTIC, bias=False
+    ),
+    "svm": _plain(networks.two_classes, "svm", hinge_loss, HINGE),
+    "huber_svm": _plain(networks.two_classes, "huber_svm", huber_hinge_loss, HUBER_HINGE),
+    "tanh_cnn": _plain(networks.small_cnn, "tanh_cnn", "tanh"),
+    "relu_cnn": _plain(networks.small_cnn, "relu_cnn", "relu"),
+    "cifar_cnn": _plain(networks.cifar_cnn, "cifar_cnn", "relu"),
+    "cifar_tanh_cnn": _plain(networks.cifar_cnn, "cifar_tanh_cnn", "tanh"),
+    "conv_fc": _plain(networks.conv_fc),
+    "mlp": Architecture(networks.mlp, networks.DenseSettings),
+    "unit_linear": Architecture(networks.unit_linear, networks.UnitSettings),
+    "scatter_linear": Architecture(networks.scatter_linear, networks.ScatteredSettings),
+    "scatter_cnn": Architecture(networks.scatter_cnn, networks.GroupSettings),
+    "bilstm": Architecture(networks.bilstm, networks.TextSettings, takes_tokens=True),
+    "timm": Architecture(public_models.timm_model, public_models.TimmSettings),
+    "huggingface": Architecture(
+        public_models.huggingface_model, public_models.HuggingFaceSettings, takes_tokens=True
+    ),
+}
+
+_PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def build(
+    name: str,
+    *,
+    input_shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    precision: str = "float32",
+    tokens: int | None = None,
+    words_sha256: str | None = None,
+    padding: int = 0,
+    predicts: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Model:
+    """Build the named model for an input shape and a number of classes; `seed` decides its random start.
+
+    predicts: class, number, labels, next token or tags; by default a class, or a number if classes is 1. precision:
+    float32 or bfloat16. tokens: size of the vocabulary if records are tokens. words_sha256: of the vocabulary, for word
+    vectors from a file. padding: the entry that pads a text. settings: of the model. Raises ModelRefusedError for an
+    unknown name or setting, and for a model that does not fit the data.
+    """
+    predicts = predicts or ("number" if classes == 1 else "class")
+    given = ModelSpec(input_shape, classes, tokens, words_sha256, padding, predicts)
+    if is_own(name):
+        return replace(_not_shipped(name, given, settings or {}, seed), precision=_PRECISIONS[precision])
+    if name not in CATALOGUE:
+        raise ModelRefusedError(
+            f"there is no model {name!r}; choose one of {', '.join(CATALOGUE)},"
+            " or name your own package.module:factory."
+        )
+    architecture = CATALOGUE[name]
+    chosen = settings_of(architecture.settings, settings or {}, name)
+    if tokens is not None and not architecture.takes_tokens:
+        raise ModelRefusedError(
+            f"the model {name!r} takes numbers, and the data are tokens of a text; use 'bilstm'."
+        )
+    if predicts in OBJECTIVES and OBJECTIVES[predicts].of_tokens and name != "huggingface":
+        raise ModelRefusedError(
+            f"the model {name!r} says one thing of a record, and the target of {predicts} is one of each token; use"
+            " 'huggingface'."
+        )
+    with same_randomness(seed):
+        model = predicting(architecture.make(given, chosen), given)
+    return replace(model, precision=_PRECISIONS[precision], settings=chosen.without_files())
+
+
+def _not_shipped(name: str, given: ModelSpec, settings: Mapping[str, Any], seed: int) -> Model:
+    """Build a `package.module:factory`: (given, **settings) -> Model, or a module with one output per class."""
+    factory = imported(name, "the model")
+    try:
+        with same_randomness(seed):
+            made = factory(given, **settings)
+    except ModelRefusedError:
+        raise
+    except Exception as error:
+        raise cannot_be_made(name, error) from None
+    if isinstance(made, nn.Module):
+        made = classifier(name, made)
+    if not isinstance(made, Model):
+        raise ModelRefusedError(
+            f"the model {name!r} made a {type(made).__name__}; return a Model or a torch.nn.Module."
+        )
+    check_module(made.module)
+    _check_scores(name, made, given)
+    return replace(predicting(made, given), name=name, settings=dict(settings))
+
+
+def _check_scores(name: str, made: Model, given: ModelSpec) -> None:
+    """Raises ModelRefusedError unless the model has one score per class, or one for the number that it predicts."""
+    if made.packing is not None:
+        return
+    records = torch.zeros(2, *given.input_shape, dtype=torch.float32 if given.tokens is None else torch.int32)
+    # In training mode some layers reject few records, or remember them.
+    module = copy.deepcopy(made.module).eval()
+    try:
+        with torch.no_grad(), same_randomness():
+            shape = tuple(made.scores(module(records)).shape)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ModelRefusedError(
+            f"the model {name!r} does not take records of zeros of the shape {list(given.input_shape)} ({why}); change"
+            " it to fit the data."
+        ) from None
+    if shape[:1] != (2,) or (given.classes > 1 and shape[-1] != given.classes):
+        raise ModelRefusedError(
+            f"the model {name!r} gives scores of the shape {list(shape)} for 2 records, and the data have"
+            f" {given.classes} classes; give each record a score for each of them."
+        )

@@ -3,6 +3,7 @@
 Nothing is downloaded.
 """
 
+import hashlib
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -107,3 +108,12 @@ def _declare_torchvision() -> None:
             _stubs[0].define(operator)  # type: ignore[no-untyped-call]
     except ImportError:
         pass
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file, in hex; raises ModelRefusedError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        raise ModelRefusedError(f"there is no file {path}; give the path of one, or leave it out.") from None

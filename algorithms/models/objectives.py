@@ -1,35 +1,70 @@
-"""The per-record loss for each kind of target, and the form of labels; never computed from data."""
+"""The per-record losses, their public bounds, and the form of labels for each kind of target."""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.models.linear import SQUARED, cross_entropy, squared_error
 from algorithms.models.model import LossBounds, Model, ModelSpec
 
 IGNORED = -100
 """The label of a position that is ignored."""
 
+CROSS_ENTROPY = LossBounds(slope=math.sqrt(2.0), curvature=0.5, least=0.0)
+"""Its gradient is p - e_y, its Hessian diag(p) - p p^T (Böhning 1992)."""
 
-@dataclass(frozen=True)
-class Objective:
-    """losses: as in `Model`. bounds: from the number of outputs. of_tokens: whether each token has a label."""
+LOGISTIC = LossBounds(slope=1.0, curvature=0.25, least=0.0)
+HINGE = LossBounds(slope=1.0, curvature=math.inf, least=0.0)
 
-    losses: Callable[[Tensor, Tensor], Tensor]
-    bounds: Callable[[int], LossBounds | None]
-    label_dtype: torch.dtype = torch.int64
-    of_tokens: bool = False
+ROUNDED = 0.5
+"""Half the width over which the Huber hinge loss rounds off the kink; as in Chaudhuri et al. 2011, section 6."""
+HUBER_HINGE = LossBounds(slope=1.0, curvature=1.0 / (2.0 * ROUNDED), least=0.0)
+
+SQUARED = LossBounds(slope=math.inf, curvature=1.0, least=0.0)
+"""Half the squared error, whose slope grows with the error without a bound."""
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of each record, outputs [batch, classes], labels [batch] -> [batch]."""
+    return functional.cross_entropy(outputs, labels, reduction="none")
+
+
+def logistic_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    """log(1 + exp(-y f(x))) with y in {-1, 1}; outputs [batch, 1], labels [batch] of 0 and 1, as for the next two."""
+    return functional.softplus(-_margins(outputs, labels))
+
+
+def hinge_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    """max(0, 1 - y f(x))."""
+    return functional.relu(1.0 - _margins(outputs, labels))
+
+
+def huber_hinge_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The hinge loss without its kink (Chaudhuri et al. 2011, section 3.4.2).
+
+    With z = y f(x) and h = 0.5 it is 1 - z below 1 - h, 0 above 1 + h, and (1 + h - z)^2 / (4 h) in between.
+    """
+    short = 1.0 + ROUNDED - _margins(outputs, labels)
+    bent = short.clamp(0.0, 2.0 * ROUNDED).square() / (4.0 * ROUNDED)
+    return bent + functional.relu(short - 2.0 * ROUNDED)
+
+
+def _margins(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (2.0 * labels - 1.0) * outputs[..., 0]
+
+
+def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Half the squared error of each record, outputs [batch, 1], labels [batch] in [-1, 1] -> [batch]."""
+    return (outputs[..., 0] - labels).square() / 2
 
 
 def binary_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     """The mean binary cross-entropy over a record's labels; outputs, labels [batch, labels] -> [batch]."""
-    return functional.binary_cross_entropy_with_logits(
-        outputs, labels.to(outputs.dtype), reduction="none"
-    ).mean(-1)
+    each = functional.binary_cross_entropy_with_logits(outputs, labels.to(outputs.dtype), reduction="none")
+    return each.mean(-1)
 
 
 def token_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -41,6 +76,26 @@ def token_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 def next_token(outputs: Tensor, labels: Tensor) -> Tensor:
     """`token_cross_entropy` for labels that are the tokens themselves: each position predicts the next token."""
     return token_cross_entropy(outputs[:, :-1], labels[:, 1:])
+
+
+def as_they_are(outputs: Tensor) -> Tensor:
+    """Outputs as scores, one for each class."""
+    return outputs
+
+
+def classifier(name: str, module: nn.Module, notes: tuple[str, ...] = ()) -> Model:
+    """The model of a module with a score for each class, trained by cross-entropy."""
+    return Model(name, module, cross_entropy, as_they_are, bounds=CROSS_ENTROPY, notes=notes)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """losses: as in `Model`. bounds: from the number of outputs. of_tokens: whether each token has a label."""
+
+    losses: Callable[[Tensor, Tensor], Tensor]
+    bounds: Callable[[int], LossBounds | None]
+    label_dtype: torch.dtype = torch.int64
+    of_tokens: bool = False
 
 
 def _of_labels(count: int) -> LossBounds:

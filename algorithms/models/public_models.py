@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
@@ -17,12 +18,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor, nn
 
-from algorithms.models.libraries import imported_library, public_folder
-from algorithms.models.linear import classifier
-from algorithms.models.model import Model, ModelRefusedError, ModelSpec, Settings, cannot_be_made
-from algorithms.models.normalisation import batch_norm_layers, replace_batch_norm
-from algorithms.models.randomness import same_randomness
-from algorithms.models.recurrent import digest
+from algorithms.models.libraries import digest, imported_library, public_folder
+from algorithms.models.model import (
+    Model,
+    ModelRefusedError,
+    ModelSpec,
+    Settings,
+    cannot_be_made,
+    same_randomness,
+)
+from algorithms.models.objectives import classifier
 
 _NOT_OURS = ("id2label", "label2id", "dtype", "torch_dtype")
 """Entries of a configuration that this module sets itself."""
@@ -493,3 +498,50 @@ def _with_adapters(name: str, made: _Made, adapter: Adapter) -> str:
     return (
         f"Trained are LoRA adapters of rank {adapter.rank} on {on}{', and the head' if heads else ''} alone."
     )
+
+
+_GROUPS = 32
+
+
+def batch_norm_layers(module: nn.Module) -> list[str]:
+    """The names of the BatchNorm layers; "" if the module itself is one."""
+    layers = module.named_modules()
+    return [name for name, layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+
+
+def replace_batch_norm(module: nn.Module) -> nn.Module:
+    """Replace each BatchNorm by a GroupNorm, as private training requires.
+
+    Weights start at 1 and biases at 0, since those of a BatchNorm belong to its statistics. There are 32 groups, or the
+    largest smaller number that divides the channels into groups of two or more: a group of one channel with one pixel
+    would always be normalised to 0.
+
+    Args:
+        module: Changed in place, unless it is a BatchNorm itself.
+
+    Returns:
+        The module, or the GroupNorm that it became.
+
+    Example:
+        >>> module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        >>> norm = replace_batch_norm(module).get_submodule("1")
+        >>> norm.num_groups, norm.num_channels
+        (4, 8)
+    """
+    for name in batch_norm_layers(module):
+        parent, _, last = name.rpartition(".")
+        replaced = _group_norm(module.get_submodule(name))
+        if not name:
+            return replaced
+        setattr(module.get_submodule(parent), last, replaced)
+    return module
+
+
+def _group_norm(found: nn.Module) -> nn.Module:
+    channels = int(found.num_features)  # type: ignore[arg-type]
+    groups = gcd(_GROUPS, channels)
+    groups = groups if groups < channels else max(1, channels // 2)
+    norm = nn.GroupNorm(groups, channels, eps=float(found.eps), affine=bool(found.affine))  # type: ignore[arg-type]
+    # timm's BatchNormAct2d has its activation inside
+    parts = [getattr(found, part) for part in ("drop", "act") if hasattr(found, part)]
+    return nn.Sequential(norm, *parts) if parts else norm

@@ -176,7 +176,7 @@ def init(
         }
         seen = None if encoder is None else absolute(encoder)
         if encoder is not None:
-            from algorithms.encoders.registry import check_name
+            from algorithms.encoders import check_name
 
             check_name(encoder)
         if images is not None:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from algorithms.core.method import adapter
 from algorithms.errors import RefusedError
 from algorithms.extension import is_own, source_digest
-from algorithms.features.learned import from_settings as features_from_settings
+from algorithms.features import from_settings as features_from_settings
 from algorithms.methods.registry import from_settings
 from algorithms.models import CATALOGUE as MODELS
 from data import DataCard

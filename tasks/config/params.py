@@ -333,7 +333,7 @@ def _kind(group: str, values: Mapping[Any, Any]) -> "type[Any] | None":
     """The class whose fields are the keys of a group; None for the user's own code."""
     if group in MODELS:
         return MODELS[group]
-    from algorithms.features.learned import FEATURES
+    from algorithms.features import FEATURES
     from algorithms.methods.registry import CATALOGUE
 
     name = str(values.get("name"))
@@ -351,7 +351,7 @@ def _algorithm(values: Mapping[Any, Any]) -> "Algorithm[Any]":
 def _features(values: Mapping[Any, Any]) -> "Features | None":
     if values.get("name", "none") == "none" and set(values) <= {"name"}:
         return None
-    from algorithms.features.learned import from_settings  # torch, as above
+    from algorithms.features import from_settings  # torch, as above
 
     return from_settings(dict(values))
 

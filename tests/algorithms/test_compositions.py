@@ -19,7 +19,8 @@ from algorithms.core.method import Algorithm, Inputs, Plan, PublicInfo, Target
 from algorithms.errors import RefusedError
 from algorithms.gradients import linear_layer
 from algorithms.methods.registry import CATALOGUE
-from algorithms.models import Model, adapted, build
+from algorithms.models import Model, build
+from algorithms.models.saved import adapted
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator

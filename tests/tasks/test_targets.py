@@ -14,8 +14,9 @@ from PIL import Image
 from sklearn.metrics import f1_score, roc_auc_score
 
 from algorithms.errors import ModelRefusedError
-from algorithms.models import adapted, build
+from algorithms.models import build
 from algorithms.models.libraries import imported_library
+from algorithms.models.saved import adapted
 from algorithms.models.saved import load as load_model
 from data.prepare.prepared import load as load_prepared
 from data.schema.card import DataCard

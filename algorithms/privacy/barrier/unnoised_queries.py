@@ -25,7 +25,7 @@ from algorithms.gradients.linear import LinearRecords, has_closed_forms, has_one
 from algorithms.gradients.minimum import Objective, OutOfReachError, exact_minimum, minimum
 from algorithms.models import Model
 from algorithms.models.feature_transforms import front_of, shape_after
-from algorithms.models.scattering import UnitRecords
+from algorithms.models.networks import UnitRecords
 from algorithms.privacy.barrier.importance import LastNorms, Norms
 from algorithms.privacy.barrier.performance import (
     Batch,

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
-from algorithms.models.linear import cross_entropy
+from algorithms.models.objectives import cross_entropy
 from tests.algorithms.gradients.zoo import Spec, Wired, frozen
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from algorithms.gradients import L2, Engine, Normalised, PerLayer, clip_and_sum, model_inspection
 from algorithms.models import Model, build
-from algorithms.models.linear import cross_entropy
+from algorithms.models.objectives import cross_entropy
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.layers import LAYERS
 from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, SHARING, WITHOUT_RULE

@@ -12,7 +12,7 @@ from algorithms.gradients import L2, Engine, RecordsNotIndependentError, Unclipp
 from algorithms.gradients.independence import _attributes
 from algorithms.gradients.op_tracer import Memory
 from algorithms.models import Model
-from algorithms.models.linear import cross_entropy
+from algorithms.models.objectives import cross_entropy
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.zoo import Spec, Wired, check, frozen, problem, wavy, zero_start
 

@@ -13,7 +13,7 @@ from algorithms.gradients.clipping import L1, L2, Affine, Clipping, Normalised, 
 from algorithms.gradients.line_search_losses import CARRIES, LineCandidates
 from algorithms.gradients.linear import LinearRecords, linear_layer
 from algorithms.models import Model, build
-from algorithms.models.linear import cross_entropy
+from algorithms.models.objectives import cross_entropy
 
 SHAPE = (2, 3)
 Problem = tuple[Model, Tensor, Tensor, Tensor]

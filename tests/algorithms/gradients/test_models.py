@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from algorithms.models import Model, build
-from algorithms.models.linear import cross_entropy
+from algorithms.models.objectives import cross_entropy
 from tests.algorithms.gradients.zoo import Wired, frozen
 from tests.algorithms.models.forms import form_of
 

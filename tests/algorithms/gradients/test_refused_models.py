@@ -11,7 +11,7 @@ from torch.nn import functional
 from algorithms.gradients import L2
 from algorithms.gradients.op_tracer import Memory
 from algorithms.models import ModelRefusedError
-from algorithms.models.linear import cross_entropy
+from algorithms.models.objectives import cross_entropy
 from tests.algorithms.gradients.zoo import Spec, Wired, check, frozen, problem
 from tests.support.refusals import refused
 

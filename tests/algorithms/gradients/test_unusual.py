@@ -12,7 +12,7 @@ from algorithms.gradients import L2, Engine, RecordsNotIndependentError
 from algorithms.gradients.arithmetic import in_full_precision
 from algorithms.gradients.linear import LinearRecords, linear_layer
 from algorithms.models import Model, build
-from algorithms.models.linear import cross_entropy
+from algorithms.models.objectives import cross_entropy
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.zoo import Spec, Wired, problem, rows
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.gradients import L2, RecordsNotIndependentError, model_inspection
-from algorithms.models.linear import cross_entropy
+from algorithms.models.objectives import cross_entropy
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.zoo import Problem, Spec, Wired, check, problem, rows, unlike_alone
 

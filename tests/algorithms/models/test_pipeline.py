@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from algorithms.errors import RefusedError
-from algorithms.models import ModelRefusedError, adapted, build
+from algorithms.models import ModelRefusedError, build
+from algorithms.models.saved import adapted
 from data import PublicDescription
 from data.prepare.prepared import load
 from data.schema import registry

@@ -12,8 +12,12 @@ from torch import nn
 from algorithms.gradients import L2, Engine
 from algorithms.models import Model, ModelRefusedError, build
 from algorithms.models.libraries import imported_library
-from algorithms.models.normalisation import batch_norm_layers, replace_batch_norm
-from algorithms.models.public_models import library_model, save_pretrained
+from algorithms.models.public_models import (
+    batch_norm_layers,
+    library_model,
+    replace_batch_norm,
+    save_pretrained,
+)
 from tests.algorithms.gradients import naive
 from tests.algorithms.models.forms import FORMS, TINY_BERT, form_of, moved, records
 from tests.support.public_texts import WORDS, publish

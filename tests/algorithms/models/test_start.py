@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from algorithms.gradients import Engine
-from algorithms.models import Model, ModelRefusedError, adapted
+from algorithms.models import Model, ModelRefusedError
 from algorithms.models.feature_transforms import front, in_front
-from algorithms.models.saved import load
+from algorithms.models.saved import adapted, load
 from tests.algorithms.gradients import naive
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
 from tests.support.refusals import refused

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from algorithms.gradients import L2, Engine
-from algorithms.models import Model, ModelRefusedError, adapted, build, for_evaluation
-from algorithms.models.augmentation import VIEWS
+from algorithms.models import Model, ModelRefusedError, build, for_evaluation
+from algorithms.models.feature_transforms import VIEWS
+from algorithms.models.saved import adapted
 from algorithms.privacy.barrier.performance import Performance
 from data.readers.records import Records
 from tests.algorithms.gradients import naive

@@ -18,7 +18,7 @@ from algorithms.core import training
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.training import Features, learned, schedule_of
 from algorithms.errors import BudgetRefusedError, RefusedError
-from algorithms.features.learned import FEATURES, from_settings
+from algorithms.features import FEATURES, from_settings
 from algorithms.gradients import L2
 from algorithms.gradients.linear import LinearRecords
 from algorithms.models import Model, build

@@ -1,1 +1,0 @@
-"""Features that are learned from all records before training."""
