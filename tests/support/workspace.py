@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 
 from algorithms.privacy.ledger import Ledger
 from data import PublicDescription
+from data.schema import registry
 from tasks import calibrate, prepare, train
 from tasks.config import params
 from tasks.runs import store
@@ -45,18 +46,28 @@ class Workspace:
     root: Path
     home: Path
 
+    def prepare(self, dataset: str, **data: Any) -> PublicDescription:
+        """Prepare a data set of this folder's cards, or of the catalogue where it has none."""
+        settings = params.parse({"data": {"dataset": dataset} | data}, reads=prepare.READS)
+        own, place = self.root / "data/cards", self.root / "datasets/prepared"
+        cards = own if own.exists() else registry.CARDS
+        return prepare.prepare(
+            settings, mirror=None, home=self.home, destination=place, root=self.root, cards=cards
+        )
+
     def set(self, group: str, **values: Any) -> None:
         """Change params.yaml and make the plan again."""
         path = self.root / "params.yaml"
         document = YAML(typ="safe", pure=True).load(path) if path.exists() else copy.deepcopy(PARAMS)
-        self._write(document | {group: document.get(group, {}) | values})
+        self.write(document | {group: document.get(group, {}) | values})
 
     def replace(self, group: str, values: dict[str, Any]) -> None:
         """Change a whole group of params.yaml and make the plan again."""
         path = self.root / "params.yaml"
-        self._write(YAML(typ="safe", pure=True).load(path) | {group: values})
+        self.write(YAML(typ="safe", pure=True).load(path) | {group: values})
 
-    def _write(self, document: dict[str, Any]) -> None:
+    def write(self, document: dict[str, Any]) -> None:
+        """Set params.yaml and make the plan."""
         path = self.root / "params.yaml"
         YAML(typ="safe", pure=True).dump(document, path)
         settings = params.load(path, reads=calibrate.READS)
@@ -113,9 +124,8 @@ class Workspace:
 @pytest.fixture(scope="session")
 def prepared_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("digits")
-    settings = params.parse({"data": {"dataset": "digits"}}, reads=prepare.READS)
-    prepare.prepare(settings, mirror=None, home=folder, destination=folder / "prepared", root=folder)
-    return folder / "prepared"
+    Workspace(folder, folder).prepare("digits")
+    return folder / "datasets/prepared"
 
 
 @pytest.fixture

@@ -33,10 +33,7 @@ def test_a_run_on_an_encoders_features_ends_with_a_card_that_holds(
 ) -> None:
     root = workspace.root
     tiny_encoder.LOADED.clear()
-    settings = params.parse({"data": DATA}, reads=prepare.READS)
-    place = root / "datasets/prepared"
-    public = prepare.prepare(settings, mirror=None, home=workspace.home, destination=place, root=root)
-    assert public.input_shape == (12,)
+    assert workspace.prepare(**DATA).input_shape == (12,)
     assert [loaded.mirror for loaded in tiny_encoder.LOADED] == [True]  # once, however many workers
     workspace.replace("data", DATA)
     workspace.replace("features", {"name": "centred", "mean_noise": 5.0, "moment_noise": 10.0})
@@ -44,7 +41,7 @@ def test_a_run_on_an_encoders_features_ends_with_a_card_that_holds(
     monkeypatch.chdir(root)
     monkeypatch.setenv("EPSILONFLOW_HOME", str(workspace.home))
     evaluate.main()
-    report.report(artifacts=root / "artifacts", prepared=place, root=root)
+    report.report(artifacts=root / "artifacts", prepared=root / "datasets/prepared", root=root)
     card = load(root / "artifacts" / report.CARD)
     assert verify(card, root / "artifacts", unsigned=True).passed
     assert card.mechanism.encoder is not None
@@ -60,9 +57,7 @@ def test_a_model_on_an_encoders_features_predicts_from_images(
 ) -> None:
     from PIL import Image
 
-    settings = params.parse({"data": DATA}, reads=prepare.READS)
-    place = workspace.root / "datasets/prepared"
-    prepare.prepare(settings, mirror=None, home=workspace.home, destination=place, root=workspace.root)
+    workspace.prepare(**DATA)
     workspace.replace("data", DATA)
     workspace.train()
     folder = tmp_path / "new"

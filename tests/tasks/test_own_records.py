@@ -21,7 +21,7 @@ from data.schema import registry
 from data.schema.errors import DataRefusedError
 from data.schema.formats import Own
 from flows.cli.costs import cost_table
-from tasks import evaluate, prepare, report
+from tasks import evaluate, report
 from tasks.check_data import look
 from tasks.config import params
 from tasks.predict import predict
@@ -65,9 +65,7 @@ def declared(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Callable[
         document["reader"] |= dict(line.split(": ") for line in right.values())
         _write(cards / "mine.yaml", document)
         group = {"dataset": "mine"} | (data or {})
-        settings = params.parse({"data": group}, reads=prepare.READS)
-        place, home = workspace.root / "datasets/prepared", workspace.home
-        prepare.prepare(settings, mirror=None, home=home, destination=place, root=workspace.root, cards=cards)
+        workspace.prepare(**group)
         own = {} if model is None else {"model": model}
         _write(workspace.root / "params.yaml", RUN | {"data": group} | own)
         workspace.set("model")

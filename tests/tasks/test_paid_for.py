@@ -9,7 +9,7 @@ from ruamel.yaml import YAML
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.ledger import Ledger
-from tasks import calibrate, evaluate, prepare, report, train
+from tasks import calibrate, evaluate, report, train
 from tasks.config import params
 from tests.support.checkout import PROJECT
 from tests.support.workspace import PARAMS, Workspace
@@ -27,11 +27,7 @@ class Visits:
     def prepare(self, card: str = CARD) -> None:
         root = self.place.root
         (root / "data/cards/visits.yaml").write_text(card)
-        settings = params.parse({"data": {"dataset": "visits"}}, reads=prepare.READS)
-        folder, cards = root / "datasets/prepared", root / "data/cards"
-        prepare.prepare(
-            settings, mirror=None, home=self.place.home, destination=folder, root=root, cards=cards
-        )
+        self.place.prepare("visits")
         document = {
             **PARAMS,
             "tracking": {"mode": "disabled"},

@@ -17,7 +17,7 @@ from algorithms.privacy.accounting.events import RenyiDpEvent, schedule_from_jso
 from algorithms.privacy.accounting.filters import RenyiFilter
 from algorithms.privacy.ledger import WHOLE_POPULATION, Composition, Ledger, export, restore
 from algorithms.privacy.ledger.usual import check_usual
-from tasks import calibrate, evaluate, prepare, train
+from tasks import calibrate, evaluate, train
 from tasks.config import params
 from tasks.runs import preflight
 from tasks.runs.population import bind, declare, register
@@ -219,12 +219,10 @@ def test_a_card_that_moves_records_to_the_other_side_is_refused_before_anything_
 
     def prepared(text: str) -> None:
         (tmp_path / "data/cards/visits.yaml").write_text(text)
-        settings = params.parse({"data": {"dataset": "visits"}}, reads=prepare.READS)
-        place, cards = tmp_path / "datasets/prepared", tmp_path / "data/cards"
-        prepare.prepare(settings, mirror=None, home=own_home, destination=place, root=tmp_path, cards=cards)
+        place.prepare("visits")
 
-    prepared(card)
     place = Workspace(tmp_path, own_home)
+    prepared(card)
     place.set("algorithm", expected_batch_size=None, sampling_rate=0.1)
     place.set("privacy", epsilon=1.0)
     place.train()

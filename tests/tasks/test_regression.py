@@ -16,13 +16,13 @@ from algorithms.methods.registry import from_settings
 from algorithms.models import build
 from algorithms.models.saved import load
 from algorithms.privacy.card import load as load_card
-from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
+from algorithms.privacy.ledger import Ledger
 from data.prepare.prepared import load as load_prepared
 from data.readers import table
 from data.schema import registry
 from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
-from tasks import calibrate, evaluate, prepare, report, train
+from tasks import calibrate, evaluate, prepare
 from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.predict import predict
@@ -30,6 +30,9 @@ from tasks.runs.summary import run_summary
 from tasks.tuning.pricing import Tuning, price
 from tasks.tuning.search import Search, tune
 from tests.support.cards import card, category, csv_of, label, number
+from tests.support.workspace import Workspace
+from tests.tasks.test_own_records import finish
+from tests.tasks.test_targets import metrics_of
 
 LOW, HIGH = 10.0, 50.0
 DIGITS = {"kind": "digits", "sha256": "0" * 64}
@@ -71,15 +74,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     YAML(typ="safe", pure=True).dump(CARD | {"files": files}, root / "data/cards/prices.yaml")
     YAML(typ="safe", pure=True).dump({}, root / "params.yaml")
-    settings = params.parse({"data": {"dataset": "prices"}}, reads=prepare.READS)
-    prepare.prepare(
-        settings,
-        mirror=None,
-        home=root / "home",
-        destination=root / "datasets/prepared",
-        root=root,
-        cards=root / "data/cards",
-    )
+    Workspace(root, root / "home").prepare("prices")
     return root
 
 
@@ -99,22 +94,10 @@ def document(root: Path, algorithm: str, **model: Any) -> dict[str, Any]:
 def run(root: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, **model: Any) -> dict[str, Any]:
     monkeypatch.setenv("EPSILONFLOW_HOME", str(root / "home"))
     monkeypatch.chdir(root)
-    artifacts, prepared = root / "artifacts", root / "datasets/prepared"
-    artifacts.mkdir(exist_ok=True)
-    public = prepare.PublicDescription.read(prepared)
-    plan = calibrate.calibrate(
-        params.parse(document(root, algorithm, **model), reads=calibrate.READS), public
-    )
-    (artifacts / "plan.json").write_text(json.dumps(plan))
-    ledger = Ledger.open(f"sqlite:///{root}/home/ledger.sqlite")
-    settings = params.parse(document(root, algorithm, **model), reads=train.READS)
-    written = (artifacts / "plan.json").read_bytes()
-    job = train.Job(settings, written, prepared, public, blocks=(WHOLE_POPULATION,))
-    train.train(job, ledger=ledger, home=root / "home", root=root, artifacts=artifacts)
-    evaluate.main()
-    report.report(artifacts=artifacts, prepared=prepared, root=root)
-    found: dict[str, Any] = json.loads((artifacts / "metrics.json").read_text())
-    return found
+    place = Workspace(root, root / "home")
+    place.write(document(root, algorithm, **model))
+    finish(place)
+    return metrics_of(place)
 
 
 def test_a_search_takes_the_settings_with_the_best_r2(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

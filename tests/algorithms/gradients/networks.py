@@ -8,6 +8,7 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
 from algorithms.models.objectives import cross_entropy
+from tests.algorithms.gradients.layers import LAYERS
 from tests.algorithms.gradients.zoo import Spec, Wired, frozen
 
 
@@ -82,13 +83,6 @@ SHARING = {
         lambda: Wired(
             lambda self, x: self.layer(x, x, x)[0],
             layer=frozen(nn.MultiheadAttention(4, 2, batch_first=True), "out_proj.weight", "out_proj.bias"),
-        ),
-        (3, 4),
-    ),
-    "folded by time": Spec(
-        lambda: Wired(
-            lambda self, x: self.layer(x.transpose(0, 1).reshape(-1, 4)).view(3, len(x), -1).tanh().sum(0),
-            layer=nn.Linear(4, 5),
         ),
         (3, 4),
     ),
@@ -283,3 +277,6 @@ NETWORKS = {
         lambda: _transformer(batch_first=True, norm_first=False).eval(), (5,), entries=7, losses=cross_entropy
     ),
 }
+
+SPECS = LAYERS | SHARING | OF_PARAMETERS | WITHOUT_RULE | AS_A_WHOLE | NETWORKS
+"""All of them, and every layer."""

@@ -17,13 +17,12 @@ from algorithms.models import Model
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.forms import FORMS, absolute, contributions, patches, square, written
 from tests.algorithms.gradients.layers import LAYERS
-from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, SHARING, WITHOUT_RULE
+from tests.algorithms.gradients.networks import SPECS
 from tests.algorithms.gradients.test_engine import ON_WORDS, WAYS
 from tests.algorithms.gradients.zoo import once, problem
 
 NEAR = [1 + part for part in (0.0, 1e-8, -1e-8, 1e-7, -1e-7, 1e-6, -1e-6, -3e-6, -0.7)]
 """Bounds relative to a norm: at it, just above it, just under it, and well under it."""
-SPECS = LAYERS | SHARING | OF_PARAMETERS | WITHOUT_RULE | AS_A_WHOLE | NETWORKS
 
 
 def excess(gradient: PerExample, clipping: Clipping, dtype: torch.dtype = torch.float32) -> float:

@@ -18,8 +18,7 @@ from algorithms.gradients.per_example_gradients import PerExampleGradients
 from algorithms.gradients.rules.convolution import ConvGrad, Window
 from algorithms.models import Model, build
 from tests.algorithms.gradients import forms
-from tests.algorithms.gradients.networks import NETWORKS
-from tests.algorithms.gradients.test_bound import SPECS
+from tests.algorithms.gradients.networks import NETWORKS, SPECS
 from tests.algorithms.gradients.test_engine import WAYS
 from tests.algorithms.gradients.zoo import Problem, once, unlike_alone
 from tests.support.threads import cpu_threads

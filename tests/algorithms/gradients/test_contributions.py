@@ -10,11 +10,9 @@ from torch import nn
 
 from algorithms.gradients import L2, Normalised, PerExampleGradients
 from tests.algorithms.gradients import naive
-from tests.algorithms.gradients.layers import LAYERS
-from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, SHARING, WITHOUT_RULE
+from tests.algorithms.gradients.networks import SPECS
 from tests.algorithms.gradients.zoo import Spec, Wired, once, problem
 
-SPECS = LAYERS | SHARING | OF_PARAMETERS | WITHOUT_RULE | NETWORKS | AS_A_WHOLE
 SOME = [
     "linear",
     "linear, long sequence",

@@ -11,8 +11,7 @@ from algorithms.gradients import L2, Engine, Normalised, PerLayer, clip_and_sum,
 from algorithms.models import Model, build
 from algorithms.models.objectives import cross_entropy
 from tests.algorithms.gradients import naive
-from tests.algorithms.gradients.layers import LAYERS
-from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, SHARING, WITHOUT_RULE
+from tests.algorithms.gradients.networks import NETWORKS, SPECS
 from tests.algorithms.gradients.zoo import Problem, Spec, once, problem
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
 
@@ -38,7 +37,6 @@ WAYS = [
 ]
 """One spec for each form of gradient whose inputs are numbers."""
 ON_WORDS = ["embedding", "embedding, padding", "decoder tied to the embedding", "bilstm", "transformer"]
-SPECS = LAYERS | SHARING | OF_PARAMETERS | WITHOUT_RULE | AS_A_WHOLE | NETWORKS
 
 
 @pytest.mark.parametrize("name", WAYS + ON_WORDS)

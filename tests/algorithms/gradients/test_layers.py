@@ -6,12 +6,12 @@ import torch
 from algorithms.gradients import L2
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.layers import EMBEDDING, LAYERS
-from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, SHARING, WITHOUT_RULE
+from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, SHARING
+from tests.algorithms.gradients.networks import SPECS as ALONE
 from tests.algorithms.gradients.test_engine import ON_WORDS, WAYS
 from tests.algorithms.gradients.zoo import once, once_heard
 
 BY_RULES = LAYERS | SHARING | OF_PARAMETERS
-ALONE = BY_RULES | WITHOUT_RULE | AS_A_WHOLE | NETWORKS
 INNER = {f"{name}, inside": spec.after_a_layer() for name, spec in LAYERS.items() if name not in EMBEDDING}
 """Layers whose input has a gradient too, which takes all that they do alone."""
 SPECS = INNER | {name: spec for name, spec in ALONE.items() if f"{name}, inside" not in INNER}

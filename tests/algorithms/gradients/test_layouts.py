@@ -130,14 +130,6 @@ def test_records_are_found_wherever_they_are(name: str, length: int) -> None:
 
 
 IMAGES = {
-    "frames folded into the batch": Spec(
-        lambda: Wired(
-            lambda self, x: self.norm(self.layer(x.flatten(0, 1))).view(len(x), -1),
-            layer=nn.Conv2d(2, 4, 3),
-            norm=nn.GroupNorm(2, 4),
-        ),
-        (3, 2, 4, 4),
-    ),
     "frames folded by time": Spec(
         lambda: Wired(
             lambda self, x: self.norm(self.layer(x.transpose(0, 1).flatten(0, 1))).view(3, len(x), -1).sum(0),
@@ -152,10 +144,6 @@ IMAGES = {
             layer=nn.Conv2d(2, 3, 3, padding=1),
         ),
         (2, 5, 5),
-    ),
-    "pooled": Spec(
-        lambda: nn.Sequential(nn.Conv2d(1, 3, 2), nn.MaxPool2d(2, 1), nn.Conv2d(3, 4, 2), nn.GroupNorm(2, 4)),
-        (1, 6, 6),
     ),
     "turned": Spec(
         lambda: Wired(lambda self, x: self.layer(x.mT).mT, layer=nn.Conv2d(2, 3, (2, 3))), (2, 4, 5)

@@ -1,13 +1,11 @@
 """The unrolled recurrences against the layers of torch and their automatic differentiation."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -92,57 +90,6 @@ def gradients(parts: Parts, results: list[Tensor]) -> Parts:
     return dict(zip(names, found, strict=True))
 
 
-def by_torch(case: Case, start: tuple[Tensor, ...]) -> list[Tensor]:
-    """Outputs [D, T, B, H] in processing order and the last states, by the layer itself."""
-    outputs, last = case.layer(case.inputs, start if case.kind == "lstm" else start[0])
-    forward, *backward = outputs.unflatten(-1, (len(start[0]), -1)).unbind(2)
-    ordered = torch.stack([forward, *(half.flip(0) for half in backward)])
-    return [ordered, *last] if case.kind == "lstm" else [ordered, last]
-
-
-def weight_gradients(case: Case, delta: Parts, previous: Tensor) -> list[Tensor]:
-    """In the order of the layer's own parameters."""
-    of_gates, of_recurrent = delta["gates"], delta.get("recurrent", delta["gates"])
-    of_weight_ih = torch.einsum("dtbg,dtbi->dgi", of_gates, case.entered())
-    of_weight_hh = torch.einsum("dtbg,dtbh->dgh", of_recurrent, previous)
-    of_biases = [of_gates.sum((1, 2)), of_recurrent.sum((1, 2))] if case.layer.bias else []
-    stacked = [of_weight_ih, of_weight_hh, *of_biases]
-    return [gradient[d] for d in range(len(previous)) for gradient in stacked]
-
-
-@given(
-    kind=st.sampled_from(KINDS),
-    shape=st.tuples(st.integers(1, 5), st.integers(0, 4), st.integers(1, 4), st.integers(1, 2)),
-    bias=st.booleans(),
-    used=st.sampled_from([(0,), (1,), (-1,), (0, 1), (0, 1, -1)]),
-)
-@example(kind="lstm", shape=(1, 1, 1, 1), bias=True, used=(-1,))
-@example(kind="lstm", shape=(3, 0, 2, 2), bias=True, used=(0, 1))
-@example(kind="lstm", shape=(5, 4, 3, 2), bias=True, used=(0, 1, -1))
-@example(kind="gru", shape=(1, 1, 1, 1), bias=True, used=(-1,))
-@example(kind="gru", shape=(3, 0, 2, 2), bias=True, used=(0, 1))
-@example(kind="gru", shape=(5, 4, 3, 2), bias=True, used=(0, 1))
-@settings(deadline=None, max_examples=60)
-def test_equals_torch(kind: str, shape: tuple[int, int, int, int], bias: bool, used: tuple[int, ...]) -> None:
-    """Values, and gradients of every weight, bias and start through some of the results."""
-    one = case(kind, *shape, bias)
-    ours, start = parts(one), tuple(state.clone().requires_grad_() for state in one.start)
-    unrolled = run(ours)
-    found, expected = [unrolled.outputs, *unrolled.last], by_torch(one, start)
-    for our, their in zip(found, expected, strict=True):
-        assert_equal(our, their)
-
-    delta = gradients(ours, [found[i] for i in used])
-    our_gradients = weight_gradients(one, delta, unrolled.previous)
-    our_gradients += [delta[name] for name in ("hidden", "cell") if name in delta]
-    chosen = [expected[i] for i in used]
-    their_gradients = torch.autograd.grad(
-        chosen, [*one.layer.parameters(), *start], list(map(coefficients, chosen)), materialize_grads=True
-    )
-    for our, their in zip(our_gradients, their_gradients, strict=True):
-        assert_equal(our, their)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 3e-2)])
@@ -190,23 +137,6 @@ def test_a_second_backward_pass_gives_the_same(kind: str) -> None:
         gradient.zero_()
     second = gradients(ours, [unrolled.outputs, *unrolled.last])
     assert all(torch.equal(second[name], copies[name]) for name in copies)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_record_depends_on_no_other(kind: str) -> None:
-    """Not even where another is not finite."""
-    one = case(kind, batch=4)
-    one.inputs[:, 3] = torch.nan
-    whole = parts(one)
-    together = run(whole)
-    delta = gradients(whole, [together.outputs.square()])["gates"]
-    assert delta[:, :, 3].isnan().any() and delta[:, :, :3].isfinite().all()
-    for b in range(3):
-        alone = parts(replace(one, inputs=one.inputs[:, [b]], start=tuple(s[:, [b]] for s in one.start)))
-        outputs = run(alone).outputs
-        assert_equal(together.outputs[:, :, [b]], outputs)
-        above = 2 * coefficients(together.outputs)[:, :, [b]] * outputs.detach()
-        assert_equal(delta[:, :, [b]], torch.autograd.grad(outputs, alone["gates"], above)[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,47 +14,6 @@ from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.zoo import Spec, Wired, check, problem
 
 
-def _recurrent(kind: str, wiring: Callable[..., Tensor], **settings: object) -> Spec:
-    layers = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU, "lstm cell": nn.LSTMCell}
-    return Spec(
-        lambda: Wired(wiring, layer=layers[kind](3, 4, **settings), start=nn.Parameter(torch.randn(1, 1, 4))),
-        (5, 3),
-    )
-
-
-def _by_cell(self: Wired, inputs: Tensor) -> Tensor:
-    state = (inputs.new_zeros(len(inputs), 4),) * 2
-    for step in inputs.unbind(dim=1):
-        state = self.layer(step, state)
-    return state[0]
-
-
-def _packed(self: Wired, inputs: Tensor) -> Tensor:
-    lengths = torch.full((len(inputs),), 4)
-    return self.layer(nn.utils.rnn.pack_padded_sequence(inputs, lengths, batch_first=True))[1][-1]
-
-
-LESS_USUAL = {
-    "without gates": _recurrent("rnn", lambda self, x: self.layer(x)[0], batch_first=True),
-    "with a projection": _recurrent("lstm", lambda self, x: self.layer(x)[0], batch_first=True, proj_size=2),
-    "by its cell": _recurrent("lstm cell", _by_cell),
-    "from a trained state": _recurrent(
-        "gru",
-        lambda self, x: self.layer(x, self.start.expand(1, len(x), 4).contiguous())[0],
-        batch_first=True,
-    ),
-    "packed": _recurrent("gru", _packed, batch_first=True),
-    "folded": _recurrent(
-        "gru", lambda self, x: self.layer(x.reshape(-1, 1, 3))[0].view(len(x), -1), batch_first=True
-    ),
-}
-
-
-@pytest.mark.parametrize("name", LESS_USUAL)
-def test_less_usual_recurrent_layers_are_right_too(name: str) -> None:
-    check(problem(LESS_USUAL[name]))
-
-
 def _overwritten(self: Wired, inputs: Tensor) -> Tensor:
     """What was added to is changed before the backward pass, which nothing has a need of."""
     hidden = torch.tanh(inputs)
