@@ -43,5 +43,5 @@ def __dir__() -> list[str]:
 
 
 def _methods() -> dict[str, type[Any]]:
-    catalogue = import_module("algorithms.methods.registry").CATALOGUE
+    catalogue = import_module("algorithms.methods").CATALOGUE
     return {method.__name__: method for method in catalogue.values()}

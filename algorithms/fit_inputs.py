@@ -115,7 +115,7 @@ def check_index(X: Any, other: Any, name: str) -> None:
 def pooled(records: GivenRecords, people: Any, most: int, key: bytes) -> GivenRecords:
     """Group records by person, [people, most, ...]; of more than `most`, those with the smallest keyed hash are kept.
 
-    Empty rows are marked as absent (see `algorithms.core.people`). For most = 1 there is no second dimension. Raises
+    Empty rows are marked as absent (see `algorithms.core.training`). For most = 1 there is no second dimension. Raises
     RefusedError unless `people` has an entry for each record.
     """
     if most < 1:

@@ -29,13 +29,12 @@ from torch import Tensor, nn
 
 from algorithms.core.calibration import check_delta
 from algorithms.core.method import Algorithm, Plan, PublicInfo, Target, adapter
-from algorithms.core.receipt import account_of, cost_of, reserved_events
+from algorithms.core.receipt import account_of, cost_of, reserved_events, software
 from algorithms.core.rehearsal import made_up, rehearsal
-from algorithms.core.software import software
 from algorithms.core.training import by_name, device_of, train
 from algorithms.errors import RefusedError
 from algorithms.fit_inputs import Losses, check_index, model_of, pooled, records_of
-from algorithms.methods.registry import CATALOGUE
+from algorithms.methods import CATALOGUE
 from algorithms.models.model import Called, Model
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.epsilon import Accountant
@@ -578,5 +577,5 @@ class _Run:
             "device": self.device,
             **entries,
         }
-        ran = software(Path(__file__).parent, recorded="training")
+        ran = software(Path(__file__).parent)
         return build(RunRecord(self.document, receipt, self.facts, trace, ran))

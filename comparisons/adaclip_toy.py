@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from algorithms.core.method import Algorithm, Plan, PublicInfo, Target
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.gradients import L2
-from algorithms.methods.adaclip import AdaCliP
+from algorithms.methods.adaptive_clipping import AdaCliP
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.models import Model
 from algorithms.privacy.accounting.budget import Budget

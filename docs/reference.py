@@ -35,7 +35,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def params() -> str:
     """Every key of params.yaml."""
     from algorithms.features import FEATURES
-    from algorithms.methods.registry import CATALOGUE
+    from algorithms.methods import CATALOGUE
     from algorithms.models import CATALOGUE as NETWORKS
     from tasks.config.params import MODELS, OPTIONAL
 

@@ -19,9 +19,9 @@ from matplotlib.figure import Figure
 from algorithms.auditing.audit import Array, Audit, audit
 from algorithms.auditing.game import Game
 from algorithms.auditing.mechanisms import Tested, tested
-from algorithms.core.software import software
+from algorithms.core.receipt import software
 from algorithms.errors import RefusedError
-from algorithms.methods.registry import CATALOGUE
+from algorithms.methods import CATALOGUE
 from data.prepare.files import write_text
 from tasks.config import params
 from tasks.reporting.figures import Theme, empty, legend, picture
@@ -94,7 +94,7 @@ def run_audit(asked: Asked, root: Path, *, workers: int = 1) -> tuple[dict[str, 
     several = partial(_side_by_side, workers=workers) if workers > 1 else None
     found = audit(game, runs=asked.runs, canaries=asked.canaries, seed=asked.seed, several=several)
     alone = tested(draws=4 * asked.runs, seed=asked.seed)
-    return write(found, alone, root / audit_folder(asked.method), software(root, recorded="training"))
+    return write(found, alone, root / audit_folder(asked.method), software(root))
 
 
 def _side_by_side(share: Callable[[Sequence[int]], Array], seeds: Sequence[int], *, workers: int) -> Array:

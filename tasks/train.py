@@ -21,8 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from algorithms.core.method import Plan
-from algorithms.core.receipt import account_of, cost_of, reserved_events
-from algorithms.core.software import software
+from algorithms.core.receipt import account_of, cost_of, reserved_events, software
 from algorithms.core.training import CHECKPOINT, OnStep, by_name, device_of
 from algorithms.core.training import train as run_training
 from algorithms.errors import RefusedError
@@ -182,7 +181,7 @@ def _trained(job: Job, model: Model, run: store.Run, ledger: Ledger, root: Path,
         ledger.settle(run.run_id, plan.cost, events=events, model=sums["model.safetensors"])
         account = account_of(ledger, job.public.population, run.run_id)
         receipt = _identity(job, run) | cost_of(plan, events) | account
-        receipt |= {"software": software(root, recorded="training"), "sha256": sums}
+        receipt |= {"software": software(root), "sha256": sums}
         (written / "receipt.json").write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
         return run.finish(written)
 

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from algorithms.methods.registry import CATALOGUE
+from algorithms.methods import CATALOGUE
 from algorithms.models.libraries import imported_library
 from data.readers.table import tables
 from data.schema import registry

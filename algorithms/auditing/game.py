@@ -26,7 +26,7 @@ from algorithms.core.method import Algorithm, Inputs, Plan, PublicInfo, Target
 from algorithms.core.training import train
 from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Affine, Box, Engine, LineCandidates, PerLayer
-from algorithms.methods.registry import CATALOGUE, from_settings
+from algorithms.methods import CATALOGUE, from_settings
 from algorithms.models import LossBounds, Model
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, buffered

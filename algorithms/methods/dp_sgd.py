@@ -1,27 +1,41 @@
-"""DP-SGD: clip each record's gradient, sum over a Poisson sample, add Gaussian noise (Abadi et al. 2016, Algorithm 1).
-
-One release a step: PoissonSampled(B / n, Gaussian(z)). Momentum, Adam, schedules and averaging come after it.
-
-Differences from the paper: Poisson samples as its analysis assumes, a sum divided by the expected batch size, and a
-noise multiplier calibrated to the whole schedule by PLD.
-"""
+"""DP-SGD, with noise by tight accounting or by older analyses (baselines of Lee and Kifer 2018, section 5)."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import Field
 
+from algorithms.core.calibration import Claim, Releases, events_of, plan_given
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import Sampled, State, plan_gradient_steps, sgd_step
-from algorithms.core.optimizers import Bound
+from algorithms.core.minibatch import (
+    Descent,
+    Sampled,
+    State,
+    classic_batches,
+    gradient_steps,
+    plan_gradient_steps,
+    sgd_step,
+)
+from algorithms.core.optimizers import STRICT, Bound, Count, OptimizerConfig, Positive, Steps
+from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised, PerLayer
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.calibration import smallest
+from algorithms.privacy.accounting.epsilon import rdp
+from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.barrier.barrier import Barrier
 
 
 @dataclass(frozen=True)
 class DPSGD(Sampled):
-    """Settings of DP-SGD.
+    """DP-SGD: clip each record's gradient, sum over a Poisson sample, add Gaussian noise (Abadi et al. 2016, Alg. 1).
+
+    One release a step: PoissonSampled(B / n, Gaussian(z)). Momentum, Adam, schedules and averaging come after it.
+
+    Differences from the paper: Poisson samples as its analysis assumes, a sum divided by the expected batch size, and a
+    noise multiplier calibrated to the whole schedule by PLD.
 
     steps: updates, each from a sample of its own. expected_batch_size: mean number of records in a sample, where the
     number of all is public. sampling_rate: instead, where it is not: the probability of each record. update: the
@@ -57,3 +71,145 @@ class DPSGD(Sampled):
                 return PerLayer((self.clip_norm / math.sqrt(layers),) * layers)
             case "normalised":
                 return Normalised(self.clip_norm, self.stability)
+
+
+@dataclass(frozen=True)
+class SGDAdv(Descent):
+    """SGD-Adv: DP-SGD whose noise follows from advanced composition (Bassily, Smith and Thakurta 2014).
+
+    The budget is divided over T steps by advanced composition (Dwork and Roth 2014, Corollary 3.21), multiplied by
+    n / 2B for the sampling, and turned into noise by the classical Gaussian mechanism (Dwork and Roth 2014, Appendix A)
+    with sensitivity 2 C, that of replacing a record.
+
+    Formal guarantee: not the analysis above, which asks for step epsilons below 1, but the PLD cost of the
+    releases, PoissonSampled(B / n, Gaussian(z)) T times. The plan states that cost, and the other as `claimed_epsilon`.
+
+    Differences from the paper's code: Poisson samples where it drew a fixed number of records.
+
+    The number of records must be public. steps: null for n epsilon / 500. expected_batch_size: null for sqrt(n) + 10.
+    clip_norm: the L2 bound C of a record's gradient.
+    """
+
+    steps: Steps | None = None
+    expected_batch_size: Count | None = None
+    clip_norm: Bound = 3.0
+    update: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(0.1, weight_decay=1e-3))
+
+    __pydantic_config__ = STRICT
+
+    def plan(self, target: Target, public: PublicInfo) -> Plan:
+        """The noise by advanced composition, at what it costs; raises RefusedError where that is above the target."""
+        sampled = classic_batches(
+            target, public, name="sgd_adv", expected_batch_size=self.expected_batch_size
+        )
+        records = public.known_records("'sgd_adv'")
+        steps = self.steps or max(1, round(records * target.budget.epsilon / 500))
+        multiplier = noise_multiplier_by_advanced_composition(
+            target.budget, steps=steps, sampling_rate=sampled.rate
+        )
+        releases = gradient_steps(sampled, L2(self.clip_norm), steps=steps, count_noise=target.count_noise)
+        return plan_given(
+            events_of(releases(multiplier)),
+            target=target,
+            public=public,
+            steps=steps,
+            noise_multiplier=multiplier,
+            sampling_rate=sampled.rate,
+            divisor=sampled.divisor,
+            method_params=Claim(target.budget.epsilon),
+        )
+
+    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+        """One noisy gradient over a fresh Poisson sample, one update."""
+        return sgd_step(state, plan, barrier, clipping=L2(self.clip_norm), update=self.update)
+
+
+def noise_multiplier_by_advanced_composition(budget: Budget, *, steps: int, sampling_rate: float) -> float:
+    """Standard deviation over C of each step's noise: half of delta is for the composition, half for the steps."""
+    step_epsilon = budget.epsilon / (2 * math.sqrt(2 * steps * math.log(2 / budget.delta)))
+    step_delta = budget.delta / (2 * steps)
+    amplified = step_epsilon / (2 * sampling_rate)
+    return 2 / amplified * math.sqrt(2 * math.log(1.25 / step_delta))
+
+
+MOMENTS = np.arange(1, 33)
+LEAST_MULTIPLIER, MOST_MULTIPLIER, TOLERANCE = 0.3, 1e6, 1e-6
+
+
+@dataclass(frozen=True)
+class SGDMA(Descent):
+    """SGD-MA: DP-SGD whose noise follows from the first moments accountant (Abadi et al. 2016, section 3.2).
+
+    That accountant bounds the moments of the privacy loss at the integers 1 to 32 and turns them into epsilon by
+    Markov's inequality, so it never states less than ln(1 / delta) / 32.
+
+    Formal guarantee: the PLD cost of the releases, PoissonSampled(B / n, Gaussian(z)) T times, which is lower. The plan
+    states that cost, and the accountant's as `claimed_epsilon`.
+
+    Differences from the paper's code: Poisson samples where it drew a fixed number of records; the best of all 32
+    moments where it took the last; the noise is calibrated to the target where it was fixed and epsilon a result
+    (`noise_multiplier` fixes it again).
+
+    The number of records must be public. expected_batch_size: null for sqrt(n) + 10. clip_norm: the L2 bound C of a
+    record's gradient. noise_multiplier: standard deviation over C; null for the least that the moments accountant
+    allows.
+    """
+
+    steps: Steps = 10_000
+    expected_batch_size: Count | None = None
+    clip_norm: Bound = 4.0
+    noise_multiplier: Positive | None = None
+    update: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(0.05))
+
+    __pydantic_config__ = STRICT
+
+    def plan(self, target: Target, public: PublicInfo) -> Plan:
+        """The noise by the moments accountant, at what it costs; raises RefusedError where that is above the target."""
+        sampled = classic_batches(target, public, name="sgd_ma", expected_batch_size=self.expected_batch_size)
+        releases = gradient_steps(
+            sampled, L2(self.clip_norm), steps=self.steps, count_noise=target.count_noise
+        )
+        multiplier = self.noise_multiplier or calibrated(releases, target.budget)
+        schedule = events_of(releases(multiplier))
+        return plan_given(
+            schedule,
+            target=target,
+            public=public,
+            steps=self.steps,
+            noise_multiplier=multiplier,
+            sampling_rate=sampled.rate,
+            divisor=sampled.divisor,
+            method_params=Claim(epsilon_by_moments(schedule, target.budget.delta)),
+        )
+
+    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+        """One noisy gradient over a fresh Poisson sample, one update."""
+        return sgd_step(state, plan, barrier, clipping=L2(self.clip_norm), update=self.update)
+
+
+def epsilon_by_moments(schedule: Schedule, delta: float) -> float:
+    """The epsilon of a schedule at `delta` by moments 1 to 32: least of (moment + ln(1 / delta)) / its number.
+
+    A moment m of the privacy loss is m times the Rényi divergence of order m + 1 (Abadi et al. 2016, Theorem 2).
+    """
+    divergences = rdp(schedule, orders=tuple(float(moment + 1) for moment in MOMENTS))
+    return float(np.min(divergences - math.log(delta) / MOMENTS))
+
+
+def calibrated(releases: Releases, budget: Budget) -> float:
+    """The least noise multiplier whose epsilon by moments is at most the budget's; raises RefusedError where none
+    is.
+    """
+    found = smallest(
+        lambda multiplier: epsilon_by_moments(events_of(releases(multiplier)), budget.delta),
+        budget.epsilon,
+        low=LEAST_MULTIPLIER,
+        high=MOST_MULTIPLIER,
+        tolerance=TOLERANCE,
+    )
+    if found is None:
+        raise RefusedError(
+            f"the moments accountant states no epsilon below {-math.log(budget.delta) / MOMENTS[-1]:.4g} at delta"
+            f" {budget.delta:g}, and {budget.epsilon:g} was asked for; ask for more, or set algorithm.noise_multiplier."
+        )
+    return found

@@ -1,12 +1,8 @@
-"""DP-MF: gradients with Gaussian noise that is correlated over steps (Choquette-Choo et al. 2023, arXiv:2306.08153).
+"""Gradients with Gaussian noise that is correlated over steps: later steps cancel part of what earlier ones added.
 
-Later steps cancel part of the noise that earlier ones added, so the iterates have less noise than with independent
-noise at the same cost. One event for the whole run, charged with its first step: see `accounting.correlated`. A run
-that ends early costs the whole.
-
-Differences from the papers: Toeplitz strategies alone, optimised by L-BFGS; records are divided into parts by a coin of
-their own, not by their place in a list, so that one record more or less moves no other; the workload has the schedule,
-momentum, weight decay and averaging of the run.
+One event for the whole run, charged with its first step: see `accounting.correlated`. A run that ends early costs the
+whole. Records are divided into parts by a coin of their own, not by their place in a list as in the papers, so that one
+record more or less moves no other.
 """
 
 import math
@@ -37,7 +33,7 @@ from algorithms.core.optimizers import Bound, Count
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.mechanisms.correlated import Strategy, Toeplitz
+from algorithms.privacy.mechanisms.correlated import Strategy, Toeplitz, Tree
 from algorithms.privacy.mechanisms.mechanisms import FixedOrder
 
 _MOST = 64
@@ -48,7 +44,10 @@ _WORTH = 0.01
 
 @dataclass(frozen=True)
 class MatrixFactorisation(Sampled):
-    """Settings of DP-MF.
+    """DP-MF: the noise of the iterates is the least by optimisation (Choquette-Choo et al. 2023, arXiv:2306.08153).
+
+    Differences from the papers: Toeplitz strategies alone, optimised by L-BFGS; the workload has the schedule,
+    momentum, weight decay and averaging of the run.
 
     expected_batch_size, sampling_rate, clip_norm, clipping, update: as in DP-SGD. participation: "cyclic_poisson", a
     Poisson sample of one of `bands` parts of the records in turn, or "fixed_order", every record once in a pass.
@@ -150,3 +149,47 @@ class MatrixFactorisation(Sampled):
 
     def _clipping(self) -> L2 | Normalised:
         return L2(self.clip_norm) if self.clipping == "l2" else Normalised(self.clip_norm, self.stability)
+
+
+@dataclass(frozen=True)
+class DPFTRL(Sampled):
+    """DP-FTRL: sums of gradients with noise from binary trees (Kairouz et al. 2021, arXiv:2103.00039), no sampling.
+
+    Every record takes part once in a pass over all records. A tree over `restart` passes has a noisy sum for each of
+    its nodes; a sum of the first t gradients is that of few nodes.
+
+    Differences from the paper: a tree's last, incomplete nodes are not completed by virtual steps.
+
+    expected_batch_size: where the number of records is public. sampling_rate: instead, where it is not; a pass has as
+    many steps as batches. clip_norm: the L2 bound C of a record's gradient. restart: passes after which a new tree
+    begins.
+    """
+
+    clip_norm: Bound = 1.0
+    restart: Count = 1
+
+    def plan(self, target: Target, public: PublicInfo) -> Plan:
+        """The least noise with which the count, if it is private, and the whole run fit the target."""
+        sampled = in_order(self.sampled(public), public)
+        parts, asked = round(1 / sampled.rate), workload(self.update, self.steps)
+
+        def releases(kept: CorrelatedPlan) -> Releases:
+            clipping = L2(self.clip_norm)
+            return correlated_steps(kept, sampled, clipping, steps=self.steps, count_noise=target.count_noise)
+
+        tree, independent = (
+            CorrelatedPlan.of(strategy, "fixed_order", parts)
+            for strategy in (Tree(self.restart * parts), INDEPENDENT)
+        )
+        kept = tree.beside_independent(
+            asked,
+            own=calibrated_multiplier(releases(tree), target),
+            independent=calibrated_multiplier(releases(independent), target),
+        )
+        return plan_steps(
+            releases(kept), sampled, steps=self.steps, target=target, public=public, method_params=kept
+        )
+
+    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+        """One gradient with the noise of its step, one update."""
+        return correlated_step(state, plan, barrier, clipping=L2(self.clip_norm), update=self.update)

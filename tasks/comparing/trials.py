@@ -14,7 +14,7 @@ from algorithms.core.method import adapter
 from algorithms.errors import RefusedError
 from algorithms.extension import is_own, source_digest
 from algorithms.features import from_settings as features_from_settings
-from algorithms.methods.registry import from_settings
+from algorithms.methods import from_settings
 from algorithms.models import CATALOGUE as MODELS
 from data import DataCard
 from data.prepare.description import Transform

@@ -334,7 +334,7 @@ def _kind(group: str, values: Mapping[Any, Any]) -> "type[Any] | None":
     if group in MODELS:
         return MODELS[group]
     from algorithms.features import FEATURES
-    from algorithms.methods.registry import CATALOGUE
+    from algorithms.methods import CATALOGUE
 
     name = str(values.get("name"))
     return CATALOGUE.get(name) if group == "algorithm" else FEATURES.get(name)
@@ -343,7 +343,7 @@ def _kind(group: str, values: Mapping[Any, Any]) -> "type[Any] | None":
 def _algorithm(values: Mapping[Any, Any]) -> "Algorithm[Any]":
     if not isinstance(values.get("name"), str):
         raise ParamsRefusedError("params.yaml: algorithm.name is missing; give the name of an algorithm.")
-    from algorithms.methods.registry import from_settings  # torch, which takes seconds to import
+    from algorithms.methods import from_settings  # torch, which takes seconds to import
 
     return from_settings(dict(values))
 

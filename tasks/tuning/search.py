@@ -21,9 +21,8 @@ from ruamel.yaml import YAML
 
 from algorithms.core import training
 from algorithms.core.method import Plan
-from algorithms.core.people import of_people
-from algorithms.core.receipt import account_of, cost_of, reserved_events
-from algorithms.core.software import software
+from algorithms.core.receipt import account_of, cost_of, reserved_events, software
+from algorithms.core.training import of_people
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.epsilon import adjacency_named, epsilon
@@ -341,7 +340,7 @@ def _searched(search: Search, run: store.Run, ledger: Ledger, root: Path, run_al
         **cost_of(plan, events),
         "releases": len(pd.read_parquet(written / "trace.parquet")),
         **account_of(ledger, search.public.population, run.run_id),
-        "software": software(root, recorded="training"),
+        "software": software(root),
         "sha256": sums,
     }
     (written / "receipt.json").write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")

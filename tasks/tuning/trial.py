@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from algorithms.core import training
 from algorithms.core.method import Plan
-from algorithms.core.people import asked_of_rows, of_people
+from algorithms.core.training import asked_of_rows, of_people
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.models import Model

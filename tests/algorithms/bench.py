@@ -16,7 +16,7 @@ from algorithms.core import training
 from algorithms.core.method import Algorithm, Inputs, Plan, PublicInfo, Target
 from algorithms.core.training import Features
 from algorithms.gradients import Engine
-from algorithms.methods.registry import from_settings
+from algorithms.methods import from_settings
 from algorithms.models import Model, build
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.epsilon import Accountant

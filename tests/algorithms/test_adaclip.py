@@ -15,7 +15,7 @@ from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.gradients import Affine
-from algorithms.methods.adaclip import AdaCliP, AdaptiveState
+from algorithms.methods.adaptive_clipping import AdaCliP, AdaptiveState
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.privacy.accounting.budget import Budget
 from tests.algorithms.bench import made_up, run, small_model

@@ -12,8 +12,8 @@ from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import Answer, multiplier_at
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
-from algorithms.methods.adp_sgd import ADPSGD, Decay, allocated, square_without_noise
 from algorithms.methods.dp_sgd import DPSGD
+from algorithms.methods.noise_schedules import ADPSGD, Decay, allocated, square_without_noise
 from algorithms.privacy.accounting.budget import Budget
 from tests.algorithms.bench import made_up, run, small_model
 from tests.algorithms.unaccounted import plan_with, with_schedule

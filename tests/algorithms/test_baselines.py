@@ -18,9 +18,8 @@ from torch import Tensor
 from algorithms.core.method import Inputs, Plan, PublicInfo, Target
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
-from algorithms.methods.dp_gd import DPGD, steps_for
+from algorithms.methods.dp_gd import DPGD, NormBoundSGD, steps_for
 from algorithms.methods.dp_sgd import DPSGD
-from algorithms.methods.norm_bound_sgd import NormBoundSGD
 from algorithms.models import Model
 from algorithms.privacy.accounting.budget import Budget
 from tests.algorithms import bench

@@ -18,7 +18,7 @@ from torch import Tensor
 from algorithms.core.method import Algorithm, Inputs, Plan, PublicInfo, Target
 from algorithms.errors import RefusedError
 from algorithms.gradients import linear_layer
-from algorithms.methods.registry import CATALOGUE
+from algorithms.methods import CATALOGUE
 from algorithms.models import Model, build
 from algorithms.models.saved import adapted
 from algorithms.privacy.accounting.budget import Budget

@@ -15,7 +15,7 @@ from torch import Tensor
 from algorithms.core.method import Algorithm, Plan
 from algorithms.errors import BudgetRefusedError
 from algorithms.gradients import Affine
-from algorithms.methods.registry import CATALOGUE
+from algorithms.methods import CATALOGUE
 from algorithms.privacy.accounting import epsilon as accounting
 from algorithms.privacy.accounting.epsilon import Accountant, adjacency_named
 from algorithms.privacy.accounting.events import run_lengths

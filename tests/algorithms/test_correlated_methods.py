@@ -12,7 +12,7 @@ from algorithms.core.correlated import INDEPENDENT, CorrelatedPlan, mean_squared
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
-from algorithms.methods.registry import from_settings
+from algorithms.methods import from_settings
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.events import CorrelatedDpEvent, unrolled
 from algorithms.privacy.mechanisms.correlated import Toeplitz, Tree

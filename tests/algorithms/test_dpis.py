@@ -16,8 +16,8 @@ from torch import Tensor
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Clipping
+from algorithms.methods import from_settings
 from algorithms.methods.dpis import DPIS, State, precommitted
-from algorithms.methods.registry import from_settings
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.calibration import calibrate
 from algorithms.privacy.accounting.events import RenyiDpEvent

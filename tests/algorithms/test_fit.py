@@ -27,7 +27,7 @@ from algorithms import DPSGD, NonPrivate, OptimizerConfig, fit, fitting
 from algorithms.core.method import Algorithm
 from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedError
 from algorithms.fit_inputs import model_of, records_of
-from algorithms.methods.registry import CATALOGUE
+from algorithms.methods import CATALOGUE
 from algorithms.models import build
 from algorithms.models.libraries import imported_library
 from algorithms.privacy.accounting.budget import Budget

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from algorithms.errors import RefusedError
-from algorithms.methods.majority import Majority, log_odds
+from algorithms.methods.baselines import Majority, log_odds
 from algorithms.models import Model, build
 from tests.algorithms.bench import MadeUp, Outcome, run, small_model
 from tests.algorithms.test_baselines import LOGISTIC, TARGET, public, quiet

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from algorithms.core.method import Algorithm
 from algorithms.errors import RefusedError
-from algorithms.methods.non_private import LBFGS
+from algorithms.methods.baselines import LBFGS
 from algorithms.methods.perturbation import OutputPerturbation
 from algorithms.models import build
 from tests.algorithms.test_perturbation import (

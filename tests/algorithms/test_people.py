@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.core.people import asked_of_rows, of_people
+from algorithms.core.training import asked_of_rows, of_people
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Engine
 from algorithms.models import Model, build

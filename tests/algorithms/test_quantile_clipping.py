@@ -12,8 +12,8 @@ from torch import Tensor
 from algorithms.core.method import PublicInfo, Target
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
+from algorithms.methods.adaptive_clipping import QuantileClipping
 from algorithms.methods.dp_sgd import DPSGD
-from algorithms.methods.quantile_clipping import QuantileClipping
 from algorithms.privacy.accounting.budget import Budget
 from tests.algorithms.bench import made_up, run, small_model
 from tests.algorithms.unaccounted import plan_with

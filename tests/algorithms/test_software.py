@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.core.software import software
+from algorithms.core.receipt import software
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -31,13 +31,13 @@ def checkout(tmp_path: Path) -> Path:
 )
 def test_changes_of_the_code_are_told_from_those_of_a_run(checkout: Path, name: str, dirty: bool) -> None:
     commit = git(checkout, "rev-parse", "HEAD")
-    assert software(checkout, recorded="report")["git"] == {"commit": commit, "dirty": False}
+    assert software(checkout)["git"] == {"commit": commit, "dirty": False}
     (checkout / name).write_text("two\n")
-    assert software(checkout, recorded="report")["git"] == {"commit": commit, "dirty": dirty}
+    assert software(checkout)["git"] == {"commit": commit, "dirty": dirty}
 
 
 def test_code_without_version_control_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert software(tmp_path, recorded="report")["git"] is None
+    assert software(tmp_path)["git"] is None
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert software(tmp_path, recorded="report")["git"] is None
+    assert software(tmp_path)["git"] is None

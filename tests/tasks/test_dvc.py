@@ -14,14 +14,13 @@ import pytest
 from dvc.repo import Repo
 from ruamel.yaml import YAML
 
-from algorithms.methods.registry import CATALOGUE
+from algorithms.methods import CATALOGUE
 from tasks import calibrate
 from tasks.runs.stages import STAGES, refusals
 from tests.support.checkout import PROJECT, Checkout
 
 CANNOT_CHANGE_A_RESULT = {
     "algorithms.errors": "texts",
-    "algorithms.core.software": "describes the machine",
     "algorithms.privacy.ledger": "allows a run or refuses it",
     "data": "carries what datasets/prepared says",
     "tasks.calibrate": "for the stages after it: what it found is in plan.json",
@@ -160,7 +159,7 @@ def test_editing_what_can_change_a_result_makes_training_due_and_nothing_else_do
         "tasks/runs/progress.py",
         "algorithms/privacy/card/build.py",
         "tasks/report.py",
-        "algorithms/methods/registry.py",
+        "algorithms/methods/__init__.py",
     ):
         remark(file)
     (checkout.root / "algorithms" / "another.py").write_text("")

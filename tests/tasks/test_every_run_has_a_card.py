@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from algorithms.core import calibration
 from algorithms.errors import RefusedError
 from algorithms.features import FEATURES
-from algorithms.methods.registry import CATALOGUE
+from algorithms.methods import CATALOGUE
 from algorithms.privacy.accounting import epsilon
 from algorithms.privacy.accounting.epsilon import ACCOUNTANTS
 from algorithms.privacy.card import Verification, check_charged, load, verify

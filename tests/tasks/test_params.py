@@ -8,7 +8,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from algorithms.errors import RefusedError
-from algorithms.methods.registry import CATALOGUE
+from algorithms.methods import CATALOGUE
 from tasks.config import params
 from tasks.config.params import GROUPS, Model, ParamsRefusedError, load, parse
 from tests.support.changed import changed

@@ -12,7 +12,7 @@ import torch
 from ruamel.yaml import YAML
 
 from algorithms.errors import ModelRefusedError, RefusedError
-from algorithms.methods.registry import from_settings
+from algorithms.methods import from_settings
 from algorithms.models import build
 from algorithms.models.saved import load
 from algorithms.privacy.card import load as load_card

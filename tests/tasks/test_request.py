@@ -9,7 +9,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from algorithms.errors import RefusedError
-from algorithms.methods.registry import CATALOGUE
+from algorithms.methods import CATALOGUE
 from comparisons.defaults import BEFORE, accuracy, table
 from data import DataRefusedError
 from data.schema import registry

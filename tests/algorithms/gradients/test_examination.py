@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.core.people import of_people
+from algorithms.core.training import of_people
 from algorithms.gradients import L2, Engine, RecordsNotIndependentError, Unclipped, model_inspection
 from algorithms.gradients.independence import _attributes
 from algorithms.gradients.op_tracer import Memory

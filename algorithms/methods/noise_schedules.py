@@ -1,22 +1,4 @@
-"""ADP-SGD: noise that grows as the steps of SGD become shorter (Wu, Wang, Cristali, Gu and Willett 2021).
-
-"Adaptive differentially private empirical risk minimization", Algorithms 1 and 3. One release a step:
-PoissonSampled(B / n, Gaussian(z alpha_t)), with alpha_t^2 ~ b_t = 1 / eta_t: of all noise schedules with the
-same sum of 1 / alpha_t^2 it adds the least noise to the parameters. The schedule is public and fixed in advance; its
-mean of 1 / alpha_t^2 is 1.
-
-Formal guarantee: the PLD cost of the events with the noise that each step really has; z is calibrated so that the
-whole schedule meets the target, with `allocation: constant`, which is DP-SGD with the same steps, as with `matched`.
-
-Differences from the paper:
-- The standard deviation of the noise on the mean is alpha_t sigma, as in Algorithm 1; equations (3) and (11) multiply
-  it by eta_t once more, and then the stated privacy does not hold.
-- The adaptive b follows the released gradient, less what the noise adds to its square, where the paper's follows the
-  exact one: its norm would show in the length of the next step. That is post-processing, and costs nothing.
-- Methods are compared at an equal epsilon. Equal sums of 1 / alpha_t^2, as in the paper, are not that: with sampling
-  the early steps of little noise cost more than their share (at its largest epsilon, 7.8 instead of 2.1).
-- Poisson samples instead of disjoint batches; at most 24 levels of noise, as near to alpha_t as that many can be.
-"""
+"""DP-SGD with noise that changes between steps, on a public schedule that is fixed in advance."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -34,12 +16,77 @@ from algorithms.core.minibatch import (
     multiplier_at,
     noisy_gradient,
     plan_noise_schedule,
+    sgd_step,
 )
-from algorithms.core.optimizers import STRICT, Bound, Count
+from algorithms.core.optimizers import STRICT, Bound, Count, Share
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.accounting.calibration import Array
 from algorithms.privacy.barrier.barrier import Barrier
+
+LEAST_SHARE = 1e-3
+
+
+@dataclass(frozen=True)
+class DPSGDDecay(Sampled):
+    """DP-SGD-Decay: the noise falls from epoch to epoch (Yu, Liu, Pu, Gursoy and Truex 2019, arXiv:1904.02200).
+
+    One release a step: PoissonSampled(B / n, Gaussian(sigma_e)) in epoch e.
+
+    Differences from the paper: sigma_0 is calibrated so that the whole schedule costs the target by PLD, where the
+    paper sets sigma_0 and stops when a zCDP budget is used up; Poisson samples, an epoch is the 1 / rate steps in which
+    a record takes part once on average; more than 24 different noise multipliers share 24 levels.
+
+    form: sigma_e / sigma_0 in epoch e = 0, 1, .. of E: "exponential" exp(-rate e), "time" 1 / (1 + rate e), "step"
+    (1 - rate)^floor(e / period), "polynomial" (1 - end) (1 - e / E)^power + end. The other settings are DP-SGD's.
+    """
+
+    clip_norm: Bound = 1.0
+    form: Literal["exponential", "time", "step", "polynomial"] = "exponential"
+    rate: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    period: Count = 10
+    power: Annotated[float, Field(ge=0, le=100)] = 1.0
+    end: Share = 0.5
+
+    def plan(self, target: Target, public: PublicInfo) -> Plan:
+        """The least sigma_0 whose whole schedule fits the target; raises RefusedError for noise that all but ends."""
+        sampled = self.sampled(public)
+        return plan_noise_schedule(
+            self.shares(sampled.rate), sampled=sampled, clip_norm=self.clip_norm, target=target, public=public
+        )
+
+    def shares(self, sampling_rate: float) -> Array:
+        """sigma / sigma_0 of each step, shape [steps]."""
+        epochs = np.floor(np.arange(self.steps) * sampling_rate + 1e-9)
+        shares: Array
+        match self.form:
+            case "exponential":
+                shares = np.exp(-self.rate * epochs)
+            case "time":
+                shares = 1.0 / (1.0 + self.rate * epochs)
+            case "step":
+                shares = (1.0 - self.rate) ** np.floor(epochs / self.period)
+            case "polynomial":
+                left = 1.0 - epochs / max(1.0, np.ceil(self.steps * sampling_rate - 1e-9))
+                shares = (1.0 - self.end) * left**self.power + self.end
+        if shares[-1] < LEAST_SHARE:
+            raise RefusedError(
+                f"the noise would fall to {shares[-1]:.1e} of its start, and {LEAST_SHARE:g} is the least allowed;"
+                " set a lower algorithm.rate or fewer steps."
+            )
+        return shares
+
+    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+        """One gradient with the noise of its epoch over a fresh Poisson sample, one update."""
+        return sgd_step(
+            state,
+            plan,
+            barrier,
+            clipping=L2(self.clip_norm),
+            update=self.update,
+            noise_multiplier=multiplier_at(plan, int(state.moving.count)),
+        )
+
 
 Positive = Annotated[float, Field(gt=0, le=1e12)]
 NotNegative = Annotated[float, Field(ge=0, le=1e12)]
@@ -108,7 +155,24 @@ class AdaptiveState(State):
 
 @dataclass(frozen=True)
 class ADPSGD(Sampled):
-    """Settings of ADP-SGD.
+    """ADP-SGD: noise that grows as the steps of SGD become shorter (Wu, Wang, Cristali, Gu and Willett 2021).
+
+    "Adaptive differentially private empirical risk minimization", Algorithms 1 and 3. One release a step:
+    PoissonSampled(B / n, Gaussian(z alpha_t)), with alpha_t^2 ~ b_t = 1 / eta_t: of all noise schedules with the
+    same sum of 1 / alpha_t^2 it adds the least noise to the parameters. Its mean of 1 / alpha_t^2 is 1.
+
+    Formal guarantee: the PLD cost of the events with the noise that each step really has; z is calibrated so that the
+    whole schedule meets the target, with `allocation: constant`, which is DP-SGD with the same steps, as with
+    `matched`.
+
+    Differences from the paper:
+    - The standard deviation of the noise on the mean is alpha_t sigma, as in Algorithm 1; equations (3) and (11)
+      multiply it by eta_t once more, and then the stated privacy does not hold.
+    - The adaptive b follows the released gradient, less what the noise adds to its square, where the paper's follows
+      the exact one: its norm would show in the length of the next step. That is post-processing, and costs nothing.
+    - Methods are compared at an equal epsilon. Equal sums of 1 / alpha_t^2, as in the paper, are not that: with
+      sampling the early steps of little noise cost more than their share (at its largest epsilon, 7.8 instead of 2.1).
+    - Poisson samples instead of disjoint batches; at most 24 levels of noise, as near to alpha_t as that many can be.
 
     allocation: "matched" noise, alpha_t^2 ~ 1 / eta_t, or "constant", the paper's baseline. update: its learning rate
     is multiplied by the factors of `decay`, so its own schedule stays constant. The other settings are DP-SGD's.

@@ -1,0 +1,240 @@
+"""DP-SGD whose clipping follows what earlier releases say about gradients."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from algorithms.core.calibration import Releases, Repeated
+from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.minibatch import Batches, Sampled, State, noisy_gradient, plan_gradient_steps, plan_steps
+from algorithms.core.optimizers import Bound, Positive
+from algorithms.errors import RefusedError
+from algorithms.gradients import L2, Affine
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.mechanisms.release import Gaussian, Poisson, gradient_release, norm_count_release
+
+USUAL_SHARE = 0.1
+"""Noise of the count over the bound of a record, as a share of the batch: the paper's sigma_b = B / 20 over 1/2."""
+
+
+@dataclass(frozen=True)
+class ClippedState(State):
+    """DP-SGD's, and clip_norm: [], C of the next step."""
+
+    clip_norm: Tensor
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the plan keeps: the noise multiplier of the counts of norms."""
+
+    count_noise_multiplier: float
+
+
+@dataclass(frozen=True)
+class QuantileClipping(Sampled):
+    """DP-SGD whose clip norm follows a quantile of the gradients' norms (Andrew, Thakkar, McMahan and Ramaswamy 2021).
+
+    arXiv:1905.03871, Algorithm 1, on single records instead of users. Two releases a step:
+    PoissonSampled(B / n, Gaussian(z)) of the clipped gradients and PoissonSampled(B / n, Gaussian(b)) of how many of
+    them stay within the clip norm; C <- C exp(-rate (fraction - quantile)) is a function of that.
+
+    Differences from the paper: the count is of a fresh sample and is accounted as a release of its own, where the paper
+    takes both from one sample and counts one Gaussian of joint noise; the noisy fraction is held to [0, 1] and C to
+    public limits; Poisson samples, PLD.
+
+    clip_norm: C at the start. min_clip_norm, max_clip_norm: its public limits. quantile: the share of records'
+    gradients that C shall leave as they are. rate: how fast C follows. count_noise_multiplier: standard deviation of
+    the noise on a count, in units of the 1/2 that a record adds; null for a tenth of the batch. The other settings are
+    DP-SGD's.
+    """
+
+    clip_norm: Bound = 0.1
+    min_clip_norm: Bound = 1e-6
+    max_clip_norm: Bound = 1e6
+    quantile: Annotated[float, Field(ge=0, le=1)] = 0.5
+    rate: Annotated[float, Field(gt=0, le=10)] = 0.2
+    count_noise_multiplier: Positive | None = None
+
+    def plan(self, target: Target, public: PublicInfo) -> Plan:
+        """The least noise on gradients that fits the target beside the counts; raises RefusedError where none does."""
+        if not self.min_clip_norm <= self.clip_norm <= self.max_clip_norm:
+            raise RefusedError(
+                f"a start of {self.clip_norm:g} lies outside [{self.min_clip_norm:g}, {self.max_clip_norm:g}]; set"
+                " algorithm.clip_norm between algorithm.min_clip_norm and algorithm.max_clip_norm."
+            )
+        sampled = self.sampled(public)
+        counts = self._count_noise(sampled)
+        return plan_steps(
+            self._releases(sampled, Gaussian(counts), target.count_noise),
+            sampled,
+            steps=self.steps,
+            target=target,
+            public=public,
+            method_params=Counts(counts),
+        )
+
+    def init(self, parameters: Tensor, plan: Plan) -> ClippedState:
+        """The state at the model's start."""
+        usual = super().init(parameters, plan)
+        return ClippedState(usual.moving, usual.divisor, torch.tensor(self.clip_norm, dtype=torch.float64))
+
+    def step(self, state: ClippedState, plan: Plan, barrier: Barrier) -> ClippedState:
+        """One noisy gradient, one noisy count of the norms within C, one update of the parameters and of C."""
+        bound = L2(float(state.clip_norm))
+        answer = noisy_gradient(state, plan, barrier, clipping=bound)
+        within = barrier.norm_count(
+            state.parameters,
+            bound=bound,
+            noise=Gaussian(plan.params(Counts).count_noise_multiplier),
+            sampling=Poisson(plan.sampling_rate),
+        )
+        return ClippedState(
+            moving=self.update.apply(state.moving, answer.gradient, steps=plan.steps),
+            divisor=torch.full_like(state.divisor, answer.divisor),
+            clip_norm=torch.full_like(
+                state.clip_norm, self.followed(bound.norm, within / answer.divisor + 0.5)
+            ),
+        )
+
+    def followed(self, clip_norm: float, fraction: float) -> float:
+        """The next C from a noisy fraction of norms within this one."""
+        moved = clip_norm * math.exp(-self.rate * (min(1.0, max(0.0, fraction)) - self.quantile))
+        return min(self.max_clip_norm, max(self.min_clip_norm, moved))
+
+    def _releases(self, sampled: Batches, counts: Gaussian, count_noise: float) -> Releases:
+        first, bound = sampled.count_releases(count_noise), L2(self.clip_norm)
+
+        def releases(noise_multiplier: float) -> Repeated:
+            noised = gradient_release(sampled.sampling, bound, Gaussian(noise_multiplier), 1.0)
+            counted = norm_count_release(counts, sampled.sampling)
+            return [*first, *[(noised, 1), (counted, 1)] * self.steps]
+
+        return releases
+
+    def _count_noise(self, sampled: Batches) -> float:
+        if self.count_noise_multiplier is not None:
+            return self.count_noise_multiplier
+        if sampled.divisor is None:
+            raise RefusedError(
+                "the number of records is private, so a tenth of the batch is not known; set"
+                " algorithm.count_noise_multiplier."
+            )
+        return USUAL_SHARE * sampled.divisor
+
+
+@dataclass(frozen=True)
+class AdaptiveState(State):
+    """DP-SGD's, and mean, deviation: m and s of the gradient's coordinates, [d] each."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    @property
+    def scale(self) -> Tensor:
+        """b, shape [d]: the scale of Theorem 1, with gamma = 1."""
+        return torch.sqrt(self.deviation * self.deviation.sum())
+
+
+@dataclass(frozen=True)
+class AdaCliP(Sampled):
+    """AdaCliP: coordinate-wise adaptive clipping (Pichapati et al. 2019, arXiv:1908.07643, Algorithm 1).
+
+    One release a step: PoissonSampled(B / n, Gaussian(z)) on sums of (g - m) / b, each of norm at most 1. The shift m
+    and the scale b_i = sqrt(s_i sum_j s_j) are functions of past releases only, so they cost nothing.
+
+    Differences from the paper (`paper_update` brings back its update of s):
+    - Noise once on the sum, and m once on the mean: noise or m for each sampled record would tell their number.
+    - v = B ((g~ - m)^2 - (b z / B)^2): the noise that is really there is subtracted, and times B it estimates the
+      variance of a record's gradient, which clipping needs, not that of the mean. The paper subtracts (b sigma)^2 for
+      one record.
+    - v is computed with m as it was before the update: with the new one, which holds g~ itself, it would be beta1^2
+      times too small.
+    - Of m no more is taken than 1000 scales together: further away rounding would be felt (see `Affine`).
+    - Scale-free bounds: h2 = clip_norm^2 / d, so that b is at most clip_norm, and s starts there: the method begins as
+      DP-SGD with that clip norm, and where noise hides the variances it stays near it. Absolute ones fit one model.
+
+    beta1, beta2: what m and s^2 keep in a step. scale: "free", where `clip_norm` bounds the norm of b and h2 follows,
+    or "paper", where h2 is given. h1, h2: bounds of s^2. start: s_0, public; null for sqrt(h2), the most. paper_update:
+    the printed update of s, from sqrt(h1 h2). The other settings are DP-SGD's.
+    """
+
+    beta1: Annotated[float, Field(ge=0, le=1)] = 0.99
+    beta2: Annotated[float, Field(ge=0, le=1)] = 0.9
+    scale: Literal["free", "paper"] = "free"
+    clip_norm: Bound = 1.0
+    h1: Annotated[float, Field(ge=1e-24, le=1e12)] = 1e-12
+    h2: Annotated[float, Field(gt=0, le=1e12)] | None = None
+    start: Annotated[float, Field(gt=0, le=1e12)] | None = None
+    paper_update: bool = False
+
+    def plan(self, target: Target, public: PublicInfo) -> Plan:
+        """The least noise that fits the target; raises RefusedError where a public bound is missing or none is left."""
+        self.start_at(public.parameters)
+        unit = Affine(1.0, torch.zeros(1), torch.ones(1))  # the cost is that of any shift and scale
+        return plan_gradient_steps(self.sampled(public), unit, steps=self.steps, target=target, public=public)
+
+    def init(self, parameters: Tensor, plan: Plan) -> AdaptiveState:
+        """The state at the model's start: no shift, an equal scale for all coordinates."""
+        usual = super().init(parameters, plan)
+        deviation = torch.full_like(parameters, self.start_at(len(parameters)))
+        return AdaptiveState(usual.moving, usual.divisor, torch.zeros_like(parameters), deviation)
+
+    def step(self, state: AdaptiveState, plan: Plan, barrier: Barrier) -> AdaptiveState:
+        """One noisy sum of transformed gradients over a fresh Poisson sample, one update, the next m and s."""
+        s, b, z = state.deviation, state.scale, plan.noise_multiplier
+        clipping = Affine.within_reach(1.0, state.mean, b)
+        answer, m = noisy_gradient(state, plan, barrier, clipping=clipping), clipping.shift
+        g = m + b * answer.gradient
+        v = self.variance((g - m).square(), b * z, answer.divisor)
+        return AdaptiveState(
+            moving=self.update.apply(state.moving, g, steps=plan.steps),
+            divisor=torch.full_like(state.divisor, answer.divisor),
+            mean=self.beta1 * m + (1.0 - self.beta1) * g,
+            deviation=torch.sqrt(self.beta2 * s.square() + (1.0 - self.beta2) * v),
+        )
+
+    def variance(self, squares: Tensor, noise: Tensor, batch: float) -> Tensor:
+        """v, shape [d], from (g~ - m)^2, the noise's deviation on the sum and the expected batch size."""
+        exact = batch * (squares - (noise / batch).square())
+        printed = squares - noise.square() / batch  # (b sigma)^2 with sigma = z / sqrt(B)
+        found = printed if self.paper_update else exact
+        return found.clamp(self.h1, self.highest(len(squares)))
+
+    def highest(self, parameters: int) -> float:
+        """h2 for a model of so many parameters; raises RefusedError where it is missing, or given and derived at
+        once.
+        """
+        needed = self.scale == "paper" or self.paper_update
+        if needed and self.h2 is None:
+            raise RefusedError(
+                "a public bound is missing: the paper's scale needs the largest variance of a coordinate; set"
+                " algorithm.h2, or algorithm.scale to free with paper_update false."
+            )
+        if not needed and self.h2 is not None:
+            raise RefusedError(
+                "algorithm.h2 was given, but follows from clip_norm where the scale is free; leave it empty, or set"
+                " algorithm.scale to paper."
+            )
+        return self.h2 if self.h2 is not None else self.clip_norm**2 / parameters
+
+    def start_at(self, parameters: int) -> float:
+        """s_0 for a model of so many parameters; raises RefusedError where h1, h2 and it do not fit each other."""
+        highest = self.highest(parameters)
+        if self.h1 >= highest:
+            raise RefusedError(
+                f"the bounds of a variance are h1 = {self.h1:g} and h2 = {highest:g}, and nothing lies between them;"
+                " set algorithm.h1 lower, or a larger h2 or clip_norm."
+            )
+        usual = math.sqrt(self.h1 * highest) if self.paper_update else math.sqrt(highest)
+        begin = usual if self.start is None else self.start
+        if begin**2 > highest * (1.0 + 1e-9):
+            raise RefusedError(
+                f"a start of {begin:g} is above sqrt(h2) = {math.sqrt(highest):g}, the most that s can be; set"
+                " algorithm.start to at most that, or leave it empty."
+            )
+        return begin
