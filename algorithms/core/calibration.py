@@ -8,12 +8,13 @@ from pydantic import JsonValue
 
 from algorithms.core.method import Plan, PublicInfo, Target, adapter, by_accountants
 from algorithms.errors import RefusedError
+from algorithms.gradients import L2
 from algorithms.privacy.accounting.budget import MOST_EPSILON
 from algorithms.privacy.accounting.calibration import calibrate
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, adjacency_named
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import RenyiBudget, RenyiFilter, ZCDPBudget, epsilon_of_zcdp
-from algorithms.privacy.mechanisms.release import Release
+from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Release, Sampling, total_release
 
 _LARGEST_DELTA_UNKNOWN_N = 1e-5
 
@@ -26,8 +27,36 @@ Releases = Callable[[float], Repeated]
 """The releases of a run at a noise multiplier."""
 
 
-def events_of(releases: Repeated) -> Schedule:
-    """The events of releases."""
+@dataclass(frozen=True)
+class Batches:
+    """How records are sampled, and the public divisor of a sum; None if a released count of the records decides it."""
+
+    sampling: Sampling
+    divisor: float | None
+
+    @property
+    def rate(self) -> float:
+        """The probability that a record takes part."""
+        return self.sampling.rate
+
+
+ALL = Batches(FullBatch(), 1.0)
+"""All records, and sums as they are."""
+
+
+def count_release(noise_multiplier: float) -> Release:
+    """The release of the number of records, if that number is private."""
+    return total_release(L2(1.0), Gaussian(noise_multiplier))
+
+
+def events_before(target: Target, public: PublicInfo, sampled: Batches) -> Schedule:
+    """What is released before a method's own steps: features, and a count of the records if the divisor needs it."""
+    waits = public.records is None and sampled.divisor is None
+    count = [(count_release(target.count_noise).event(), 1)] if waits else []
+    return [*target.prior_events, *count]
+
+
+def _events_of(releases: Repeated) -> Schedule:
     return [(release.event(), count) for release, count in releases]
 
 
@@ -36,69 +65,23 @@ def plan_fixed(
     *,
     target: Target,
     public: PublicInfo,
+    sampled: Batches = ALL,
     steps: int = 1,
-    sampling_rate: float = 1.0,
-    divisor: float | None = 1.0,
+    noise_multiplier: float | None = None,
     adjacency: str = ADD_OR_REMOVE_ONE.name,
     method_params: object | None = None,
     not_private: str | None = None,
 ) -> Plan:
-    """The plan of an algorithm whose releases are fixed in advance, with the smallest noise that meets the target.
+    """The plan of an algorithm whose releases are fixed in advance.
 
-    By default the plan has one step over all records. method_params: a dataclass of public values that the method
-    plans; `Plan.params` returns it. Raises RefusedError if no noise meets the target, and for events without a proof
-    under the adjacency.
+    By default the plan has one step over all records, and the smallest noise that meets the target. method_params: a
+    dataclass of public values that the method plans; `Plan.params` returns it. Raises RefusedError if no noise meets
+    the target or the given noise does not, and for events without a proof under the adjacency.
     """
-    multiplier = calibrated_multiplier(releases, target, adjacency=adjacency)
-    return plan_given(
-        events_of(releases(multiplier)),
-        target=target,
-        public=public,
-        steps=steps,
-        noise_multiplier=multiplier,
-        sampling_rate=sampling_rate,
-        divisor=divisor,
-        adjacency=adjacency,
-        method_params=method_params,
-        not_private=not_private,
-    )
-
-
-def calibrated_multiplier(
-    releases: Releases, target: Target, *, adjacency: str = ADD_OR_REMOVE_ONE.name
-) -> float:
-    """The smallest noise multiplier with which releases, and those before them, meet a target.
-
-    Raises RefusedError if no noise meets it, and for an epsilon with which the accountants' numbers overflow.
-    """
-    if target.budget.epsilon > MOST_EPSILON:
-        raise RefusedError(
-            f"epsilon {target.budget.epsilon:g} is beyond {MOST_EPSILON:g} and promises nothing; give a smaller one."
-        )
-    return calibrate(
-        lambda noise: [*target.prior_events, *events_of(releases(noise))],
-        target.budget,
-        accountant=target.accountant,
-        adjacency=adjacency_named(adjacency),
-    )
-
-
-def plan_given(
-    schedule: Schedule,
-    *,
-    target: Target,
-    public: PublicInfo,
-    noise_multiplier: float,
-    steps: int = 1,
-    sampling_rate: float = 1.0,
-    divisor: float | None = 1.0,
-    adjacency: str = ADD_OR_REMOVE_ONE.name,
-    method_params: object | None = None,
-    not_private: str | None = None,
-) -> Plan:
-    """The plan of fixed releases with given noise; raises RefusedError if they cost more than the target."""
-    relation, schedule = adjacency_named(adjacency), [*target.prior_events, *schedule]
-    costs = by_accountants(schedule, target.budget.delta, relation)
+    if noise_multiplier is None:
+        noise_multiplier = calibrated_multiplier(releases, target, public, sampled, adjacency=adjacency)
+    schedule = [*events_before(target, public, sampled), *_events_of(releases(noise_multiplier))]
+    costs = by_accountants(schedule, target.budget.delta, adjacency_named(adjacency))
     if target.accountant not in costs:
         raise RefusedError(
             f"the accountant {target.accountant!r} has no bound for these releases;"
@@ -114,13 +97,38 @@ def plan_given(
         public=public,
         steps=steps,
         noise_multiplier=noise_multiplier,
-        sampling_rate=sampling_rate,
-        divisor=divisor,
+        sampling_rate=sampled.rate,
+        divisor=sampled.divisor,
         schedule=schedule,
         epsilon=costs,
         adjacency=adjacency,
         method_params=_as_json(method_params),
         not_private=not_private,
+    )
+
+
+def calibrated_multiplier(
+    releases: Releases,
+    target: Target,
+    public: PublicInfo,
+    sampled: Batches,
+    *,
+    adjacency: str = ADD_OR_REMOVE_ONE.name,
+) -> float:
+    """The smallest noise multiplier with which releases, and those before them, meet a target.
+
+    Raises RefusedError if no noise meets it, and for an epsilon with which the accountants' numbers overflow.
+    """
+    if target.budget.epsilon > MOST_EPSILON:
+        raise RefusedError(
+            f"epsilon {target.budget.epsilon:g} is beyond {MOST_EPSILON:g} and promises nothing; give a smaller one."
+        )
+    before = events_before(target, public, sampled)
+    return calibrate(
+        lambda noise: [*before, *_events_of(releases(noise))],
+        target.budget,
+        accountant=target.accountant,
+        adjacency=adjacency_named(adjacency),
     )
 
 

@@ -18,9 +18,9 @@ from pydantic import JsonValue
 from scipy.optimize import minimize
 from torch import Tensor
 
-from algorithms.core.calibration import Releases, Repeated
+from algorithms.core.calibration import Batches, Releases, Repeated
 from algorithms.core.method import Plan, PublicInfo
-from algorithms.core.minibatch import Batches, State, expected_batch
+from algorithms.core.minibatch import State, expected_batch
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.gradients import Clipping
@@ -29,7 +29,7 @@ from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.correlated import Buffered, Correlated, Strategy, Toeplitz, strategy_of
 from algorithms.privacy.mechanisms.mechanisms import Cyclic, CyclicPoisson, FixedOrder
 from algorithms.privacy.mechanisms.noise import Stream
-from algorithms.privacy.mechanisms.release import Release, gradient_release
+from algorithms.privacy.mechanisms.release import gradient_release
 
 Array = NDArray[np.float64]
 
@@ -212,11 +212,6 @@ def best_buffered(asked: Workload, buffers: int, *, parts: int) -> Buffered:
     return Buffered(tuple(map(float, weights)), tuple(map(float, decays)))
 
 
-def noise_in_iterates(strategy: Strategy, asked: Workload, noise_multiplier: float) -> float:
-    """The root mean squared noise of the iterates, in units of the bound on a record's gradient."""
-    return noise_multiplier * math.sqrt(mean_squared_noise(strategy, asked))
-
-
 def _normalised(column: Array) -> Toeplitz:
     return Toeplitz(tuple(map(float, column / np.sqrt(np.square(column).sum()))))
 
@@ -318,19 +313,16 @@ def in_order(sampled: Batches, public: PublicInfo) -> Batches:
     return Batches(FixedOrder(parts), None if public.records is None else public.records / parts)
 
 
-def correlated_steps(
-    kept: CorrelatedPlan, sampled: Batches, clipping: Clipping, *, steps: int, count_noise: float
-) -> Releases:
+def correlated_steps(kept: CorrelatedPlan, sampled: Batches, clipping: Clipping, steps: int) -> Releases:
     """Like `gradient_steps`; the first step is charged for all of them."""
-    first = sampled.count_releases(count_noise)
     sampling, strategy = kept.sampling(sampled.rate), kept.correlation()
 
     def releases(noise_multiplier: float) -> Repeated:
-        def step(number: int) -> Release:
-            noise = Correlated(noise_multiplier, strategy, steps, number)
-            return gradient_release(sampling, clipping, noise, 1.0)
-
-        return [*first, (step(0), 1)] + ([(step(1), steps - 1)] if steps > 1 else [])
+        first, later = (
+            gradient_release(sampling, clipping, Correlated(noise_multiplier, strategy, steps, number), 1.0)
+            for number in (0, 1)
+        )
+        return [(first, 1)] + ([(later, steps - 1)] if steps > 1 else [])
 
     return releases
 
@@ -350,4 +342,4 @@ def correlated_step(
         divisor=divisor,
     )
     moving = update.apply(state.moving, gradient, steps=plan.steps)
-    return State(moving, torch.full_like(state.divisor, divisor))
+    return state.after(moving, divisor)

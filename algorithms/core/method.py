@@ -6,7 +6,7 @@ algorithm may use declared values only, and nothing computed from records.
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol, Self, TypeVar
@@ -15,6 +15,7 @@ import dp_accounting as dp
 from pydantic import JsonValue, PydanticUserError, TypeAdapter
 from torch import Tensor
 
+from algorithms.core.optimizers import STRICT
 from algorithms.errors import RefusedError
 from algorithms.extension import imported, is_own
 from algorithms.models import LossBounds
@@ -412,6 +413,8 @@ class Answered:
 class SingleRelease:
     """The base of methods that make one query and publish its answer."""
 
+    __pydantic_config__ = STRICT
+
     def init(self, parameters: Tensor, plan: Plan) -> Answered:
         """The model's initial parameters."""
         return Answered(parameters.clone())
@@ -421,39 +424,15 @@ class SingleRelease:
         return state.parameters
 
 
-@dataclass(frozen=True, eq=False)
-class _Costs(Mapping[str, float]):
-    """The epsilons of a schedule by accountant, each computed on first use, since a search needs only one."""
-
-    schedule: Schedule
-    delta: float
-    adjacency: Adjacency
-    known: dict[str, float | None] = field(default_factory=dict)
-
-    def __getitem__(self, name: str) -> float:
-        for accountant in ACCOUNTANTS if self.delta > 0 else ("pure",):
-            if accountant == name and name not in self.known:
-                self.known[name] = None
-                with suppress(RefusedError):
-                    self.known[name] = epsilon(
-                        self.schedule, self.delta, accountant=accountant, adjacency=self.adjacency
-                    )
-        if (cost := self.known.get(name)) is None:
-            raise KeyError(name)
-        return cost
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in ACCOUNTANTS if name in self)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
 def by_accountants(
     schedule: Schedule, delta: float, adjacency: Adjacency = ADD_OR_REMOVE_ONE
-) -> Mapping[str, float]:
+) -> dict[str, float]:
     """The epsilon of a fixed schedule by each accountant that has a bound for it; at delta = 0 only by "pure".
 
     The pure epsilon of Laplace noise holds at every delta, and is listed with the others.
     """
-    return _Costs(tuple(schedule), delta, adjacency)
+    costs: dict[str, float] = {}
+    for accountant in ACCOUNTANTS if delta > 0 else ("pure",):
+        with suppress(RefusedError):
+            costs[accountant] = epsilon(schedule, delta, accountant=accountant, adjacency=adjacency)
+    return costs

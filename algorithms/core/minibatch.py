@@ -1,12 +1,12 @@
 """Shared by DP-SGD and its relatives: settings, sampling, state, a noisy step, and noise that changes between steps."""
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from algorithms.core.calibration import Releases, Repeated, plan_fixed
+from algorithms.core.calibration import Batches, Releases, Repeated, plan_fixed
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.optimizers import STRICT, Count, OptimizerConfig, OptimizerState, Share, Steps
 from algorithms.errors import BudgetRefusedError, RefusedError
@@ -14,31 +14,11 @@ from algorithms.gradients import L2, Clipping
 from algorithms.privacy.accounting.calibration import Array, in_levels
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import (
-    FixedOrder,
     FullBatch,
     Gaussian,
     Poisson,
-    Release,
     gradient_release,
-    total_release,
 )
-
-
-@dataclass(frozen=True)
-class Batches:
-    """How records are sampled, and the public divisor of a sum; None if the number of records is private."""
-
-    sampling: FullBatch | Poisson | FixedOrder
-    divisor: float | None
-
-    @property
-    def rate(self) -> float:
-        """The probability that a record takes part."""
-        return self.sampling.rate
-
-    def count_releases(self, noise_multiplier: float) -> list[tuple[Release, int]]:
-        """What is released before the first step: a count of the records, if their number is private."""
-        return [] if self.divisor is not None else [(count_release(noise_multiplier), 1)]
 
 
 @dataclass(frozen=True)
@@ -52,6 +32,10 @@ class State:
     def parameters(self) -> Tensor:
         """The point of the next gradient, shape [d]."""
         return self.moving.parameters
+
+    def after(self, moving: OptimizerState, divisor: float, **others: Tensor) -> Self:
+        """The state after a step. others: what a method keeps besides."""
+        return replace(self, moving=moving, divisor=torch.full_like(self.divisor, divisor), **others)
 
 
 @dataclass(frozen=True)
@@ -94,25 +78,6 @@ def batches(public: PublicInfo, *, expected_batch_size: int | None, sampling_rat
     return Batches(Poisson(expected_batch_size / public.records), float(expected_batch_size))
 
 
-def classic_batches(
-    target: Target, public: PublicInfo, *, name: str, expected_batch_size: int | None
-) -> Batches:
-    """Batches of the algorithm `name` with an older analysis; by default of sqrt(n) + 10 records.
-
-    Raises RefusedError if the number of records is private, for delta = 0, and if a batch is larger than the data.
-    """
-    records = public.known_records(f"'{name}'")
-    if target.budget.delta == 0:
-        raise RefusedError(f"the analysis of '{name}' has no pure epsilon; set privacy.delta above 0.")
-    size = expected_batch_size or min(records, math.isqrt(records) + 10)
-    return batches(public, expected_batch_size=size, sampling_rate=None)
-
-
-def count_release(noise_multiplier: float) -> Release:
-    """The release of the number of records, if that number is private."""
-    return total_release(L2(1.0), Gaussian(noise_multiplier))
-
-
 def noisy_count(barrier: Barrier, noise_multiplier: float) -> float:
     """Release the number of records as `count_release` says."""
     one = torch.ones(1)
@@ -125,21 +90,19 @@ def expected_batch(barrier: Barrier, plan: Plan) -> float:
     return max(1.0, plan.sampling_rate * noisy_count(barrier, plan.target.count_noise))
 
 
-def gradient_steps(sampled: Batches, clipping: Clipping, *, steps: int, count_noise: float) -> Releases:
-    """The releases of a run of noisy gradient steps, after a count with `count_noise` where there is one."""
-    first = sampled.count_releases(count_noise)
-
-    def releases(noise_multiplier: float) -> Repeated:
-        step = gradient_release(sampled.sampling, clipping, Gaussian(noise_multiplier), 1.0)
-        return [*first, (step, steps)]
-
-    return releases
+def gradient_steps(sampled: Batches, clipping: Clipping, steps: int) -> Releases:
+    """The releases of a run of noisy gradient steps."""
+    return lambda noise_multiplier: [
+        (gradient_release(sampled.sampling, clipping, Gaussian(noise_multiplier), 1.0), steps)
+    ]
 
 
 class Descent:
     """The base of methods that move a model with the optimizer `update`."""
 
     update: OptimizerConfig
+
+    __pydantic_config__ = STRICT
 
     def init(self, parameters: Tensor, plan: Plan) -> State:
         """The state at the model's start; without a public divisor it waits for the count."""
@@ -162,40 +125,17 @@ class Sampled(Descent):
     sampling_rate: Share | None = None
     update: OptimizerConfig = field(default_factory=OptimizerConfig)
 
-    __pydantic_config__ = STRICT
-
     def sampled(self, public: PublicInfo) -> Batches:
         """The batches that the settings ask for; raises what `batches` raises."""
         return batches(public, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate)
-
-
-def plan_steps(
-    releases: Releases,
-    sampled: Batches,
-    *,
-    steps: int,
-    target: Target,
-    public: PublicInfo,
-    method_params: object | None = None,
-) -> Plan:
-    """The plan of steps over these batches with the smallest noise that meets the target; see `plan_fixed`."""
-    return plan_fixed(
-        releases,
-        target=target,
-        public=public,
-        steps=steps,
-        sampling_rate=sampled.rate,
-        divisor=sampled.divisor,
-        method_params=method_params,
-    )
 
 
 def plan_gradient_steps(
     sampled: Batches, clipping: Clipping, *, steps: int, target: Target, public: PublicInfo
 ) -> Plan:
     """The plan of noisy gradient steps over these batches with the smallest noise that meets the target."""
-    releases = gradient_steps(sampled, clipping, steps=steps, count_noise=target.count_noise)
-    return plan_steps(releases, sampled, steps=steps, target=target, public=public)
+    releases = gradient_steps(sampled, clipping, steps)
+    return plan_fixed(releases, target=target, public=public, sampled=sampled, steps=steps)
 
 
 def noisy_gradient(
@@ -237,7 +177,7 @@ def sgd_step(
         state, plan, barrier, clipping=clipping, sampling=sampling, noise_multiplier=noise_multiplier
     )
     moving = update.apply(state.moving, answer.gradient, steps=plan.steps)
-    return State(moving, torch.full_like(state.divisor, answer.divisor))
+    return state.after(moving, answer.divisor)
 
 
 @dataclass(frozen=True)
@@ -268,18 +208,21 @@ def plan_noise_schedule(
     All steps are calibrated together. The plan stores the weights as a `NoiseSchedule`. Raises RefusedError if no noise
     meets the target.
     """
-    runs = noise_runs(*in_levels(weights))
-    first, clipping = sampled.count_releases(target.count_noise), L2(clip_norm)
+    runs, clipping = noise_runs(*in_levels(weights)), L2(clip_norm)
 
     def releases(noise_multiplier: float) -> Repeated:
-        later = []
-        for run in runs:
-            noise = Gaussian(noise_multiplier * run.weight)
-            later.append((gradient_release(sampled.sampling, clipping, noise, 1.0), run.steps))
-        return [*first, *later]
+        noises = [Gaussian(noise_multiplier * run.weight) for run in runs]
+        steps = [gradient_release(sampled.sampling, clipping, noise, 1.0) for noise in noises]
+        return [(step, run.steps) for step, run in zip(steps, runs, strict=True)]
 
-    kept = NoiseSchedule(runs)
-    return plan_steps(releases, sampled, steps=len(weights), target=target, public=public, method_params=kept)
+    return plan_fixed(
+        releases,
+        target=target,
+        public=public,
+        sampled=sampled,
+        steps=len(weights),
+        method_params=NoiseSchedule(runs),
+    )
 
 
 def multiplier_at(plan: Plan, count: int) -> float:

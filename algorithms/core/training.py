@@ -28,8 +28,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from algorithms.core.calibration import count_release
 from algorithms.core.method import Algorithm, Plan, State
-from algorithms.core.minibatch import count_release, noisy_count
+from algorithms.core.minibatch import noisy_count
 from algorithms.errors import RefusedError
 from algorithms.models import Model
 from algorithms.models.feature_transforms import Front, Shape, buffers, installed

@@ -8,9 +8,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import Releases, Repeated
+from algorithms.core.calibration import Batches, Repeated, plan_fixed
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import Batches, Sampled, State, noisy_gradient, plan_gradient_steps, plan_steps
+from algorithms.core.minibatch import Sampled, State, noisy_gradient, plan_gradient_steps
 from algorithms.core.optimizers import Bound, Positive
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Affine
@@ -68,13 +68,19 @@ class QuantileClipping(Sampled):
                 " algorithm.clip_norm between algorithm.min_clip_norm and algorithm.max_clip_norm."
             )
         sampled = self.sampled(public)
-        counts = self._count_noise(sampled)
-        return plan_steps(
-            self._releases(sampled, Gaussian(counts), target.count_noise),
-            sampled,
-            steps=self.steps,
+        counts, bound = self._count_noise(sampled), L2(self.clip_norm)
+
+        def releases(noise_multiplier: float) -> Repeated:
+            noised = gradient_release(sampled.sampling, bound, Gaussian(noise_multiplier), 1.0)
+            counted = norm_count_release(Gaussian(counts), sampled.sampling)
+            return [(noised, 1), (counted, 1)] * self.steps
+
+        return plan_fixed(
+            releases,
             target=target,
             public=public,
+            sampled=sampled,
+            steps=self.steps,
             method_params=Counts(counts),
         )
 
@@ -93,28 +99,14 @@ class QuantileClipping(Sampled):
             noise=Gaussian(plan.params(Counts).count_noise_multiplier),
             sampling=Poisson(plan.sampling_rate),
         )
-        return ClippedState(
-            moving=self.update.apply(state.moving, answer.gradient, steps=plan.steps),
-            divisor=torch.full_like(state.divisor, answer.divisor),
-            clip_norm=torch.full_like(
-                state.clip_norm, self.followed(bound.norm, within / answer.divisor + 0.5)
-            ),
-        )
+        followed = self.followed(bound.norm, within / answer.divisor + 0.5)
+        moving = self.update.apply(state.moving, answer.gradient, steps=plan.steps)
+        return state.after(moving, answer.divisor, clip_norm=torch.full_like(state.clip_norm, followed))
 
     def followed(self, clip_norm: float, fraction: float) -> float:
         """The next C from a noisy fraction of norms within this one."""
         moved = clip_norm * math.exp(-self.rate * (min(1.0, max(0.0, fraction)) - self.quantile))
         return min(self.max_clip_norm, max(self.min_clip_norm, moved))
-
-    def _releases(self, sampled: Batches, counts: Gaussian, count_noise: float) -> Releases:
-        first, bound = sampled.count_releases(count_noise), L2(self.clip_norm)
-
-        def releases(noise_multiplier: float) -> Repeated:
-            noised = gradient_release(sampled.sampling, bound, Gaussian(noise_multiplier), 1.0)
-            counted = norm_count_release(counts, sampled.sampling)
-            return [*first, *[(noised, 1), (counted, 1)] * self.steps]
-
-        return releases
 
     def _count_noise(self, sampled: Batches) -> float:
         if self.count_noise_multiplier is not None:
@@ -191,9 +183,9 @@ class AdaCliP(Sampled):
         answer, m = noisy_gradient(state, plan, barrier, clipping=clipping), clipping.shift
         g = m + b * answer.gradient
         v = self.variance((g - m).square(), b * z, answer.divisor)
-        return AdaptiveState(
-            moving=self.update.apply(state.moving, g, steps=plan.steps),
-            divisor=torch.full_like(state.divisor, answer.divisor),
+        return state.after(
+            self.update.apply(state.moving, g, steps=plan.steps),
+            answer.divisor,
             mean=self.beta1 * m + (1.0 - self.beta1) * g,
             deviation=torch.sqrt(self.beta2 * s.square() + (1.0 - self.beta2) * v),
         )

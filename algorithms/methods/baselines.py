@@ -16,7 +16,7 @@ from torch import Tensor
 from algorithms.core.calibration import plan_fixed
 from algorithms.core.method import Answered, Plan, PublicInfo, SingleRelease, Target, by_accountants
 from algorithms.core.minibatch import Descent, State, batches
-from algorithms.core.optimizers import STRICT, Count, OptimizerConfig, Steps
+from algorithms.core.optimizers import Count, OptimizerConfig, Steps
 from algorithms.core.training import asked_of_rows
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Unclipped
@@ -31,8 +31,6 @@ class NonPrivate(Descent):
     steps: Steps
     expected_batch_size: Count
     update: OptimizerConfig = field(default_factory=OptimizerConfig)
-
-    __pydantic_config__ = STRICT
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The schedule at infinite epsilon; raises RefusedError where the number of records is private."""
@@ -65,8 +63,6 @@ class LBFGS(SingleRelease):
     """
 
     regularisation: Annotated[float, Field(ge=0, le=1e6)] = 1e-4
-
-    __pydantic_config__ = STRICT
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The schedule at infinite epsilon; raises RefusedError for another model and where the records are not
@@ -121,8 +117,6 @@ class Majority(SingleRelease):
     One release: Gaussian(z) on the counts of the classes, of which a record changes one by 1. What is published is a
     linear model without weights, whose bias gives the log odds of the counts. It has no settings.
     """
-
-    __pydantic_config__ = STRICT
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise on the counts that fits the target; raises RefusedError unless the model is linear."""

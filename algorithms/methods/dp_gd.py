@@ -3,9 +3,10 @@
 import math
 from dataclasses import dataclass, field
 
+from algorithms.core.calibration import Batches
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import Batches, Descent, Sampled, State, plan_gradient_steps, sgd_step
-from algorithms.core.optimizers import STRICT, Bound, OptimizerConfig, Steps
+from algorithms.core.minibatch import Descent, Sampled, State, plan_gradient_steps, sgd_step
+from algorithms.core.optimizers import Bound, OptimizerConfig, Steps
 from algorithms.gradients import L2
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import FullBatch
@@ -34,8 +35,6 @@ class DPGD(Descent):
     update: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(1.25, schedule="linear", momentum=0.8)
     )
-
-    __pydantic_config__ = STRICT
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise with which the count, if it is private, and all steps fit the target."""

@@ -7,24 +7,23 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from algorithms.core.calibration import Claim, Releases, events_of, plan_given
+from algorithms.core.calibration import Batches, Claim, Releases, Repeated, plan_fixed
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import (
     Descent,
     Sampled,
     State,
-    classic_batches,
+    batches,
     gradient_steps,
     plan_gradient_steps,
     sgd_step,
 )
-from algorithms.core.optimizers import STRICT, Bound, Count, OptimizerConfig, Positive, Steps
+from algorithms.core.optimizers import Bound, Count, OptimizerConfig, Positive, Steps
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised, PerLayer
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.calibration import smallest
 from algorithms.privacy.accounting.epsilon import rdp
-from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.barrier.barrier import Barrier
 
 
@@ -74,7 +73,30 @@ class DPSGD(Sampled):
 
 
 @dataclass(frozen=True)
-class SGDAdv(Descent):
+class _Older(Descent):
+    """Settings that both older analyses have; the number of records must be public.
+
+    expected_batch_size: null for sqrt(n) + 10. clip_norm: the L2 bound C of a record's gradient.
+    """
+
+    expected_batch_size: Count | None = None
+    clip_norm: Bound = 3.0
+
+    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+        """One noisy gradient over a fresh Poisson sample, one update."""
+        return sgd_step(state, plan, barrier, clipping=L2(self.clip_norm), update=self.update)
+
+    def _batches(self, target: Target, public: PublicInfo, name: str) -> Batches:
+        """Raises RefusedError if the number of records is private, for delta = 0, and for a batch above the data."""
+        records = public.known_records(f"'{name}'")
+        if target.budget.delta == 0:
+            raise RefusedError(f"the analysis of '{name}' has no pure epsilon; set privacy.delta above 0.")
+        size = self.expected_batch_size or min(records, math.isqrt(records) + 10)
+        return batches(public, expected_batch_size=size, sampling_rate=None)
+
+
+@dataclass(frozen=True)
+class SGDAdv(_Older):
     """SGD-Adv: DP-SGD whose noise follows from advanced composition (Bassily, Smith and Thakurta 2014).
 
     The budget is divided over T steps by advanced composition (Dwork and Roth 2014, Corollary 3.21), multiplied by
@@ -91,37 +113,23 @@ class SGDAdv(Descent):
     """
 
     steps: Steps | None = None
-    expected_batch_size: Count | None = None
-    clip_norm: Bound = 3.0
     update: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(0.1, weight_decay=1e-3))
-
-    __pydantic_config__ = STRICT
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The noise by advanced composition, at what it costs; raises RefusedError where that is above the target."""
-        sampled = classic_batches(
-            target, public, name="sgd_adv", expected_batch_size=self.expected_batch_size
-        )
-        records = public.known_records("'sgd_adv'")
-        steps = self.steps or max(1, round(records * target.budget.epsilon / 500))
-        multiplier = noise_multiplier_by_advanced_composition(
-            target.budget, steps=steps, sampling_rate=sampled.rate
-        )
-        releases = gradient_steps(sampled, L2(self.clip_norm), steps=steps, count_noise=target.count_noise)
-        return plan_given(
-            events_of(releases(multiplier)),
+        sampled = self._batches(target, public, "sgd_adv")
+        steps = self.steps or max(1, round((public.records or 0) * target.budget.epsilon / 500))
+        return plan_fixed(
+            gradient_steps(sampled, L2(self.clip_norm), steps),
             target=target,
             public=public,
+            sampled=sampled,
             steps=steps,
-            noise_multiplier=multiplier,
-            sampling_rate=sampled.rate,
-            divisor=sampled.divisor,
+            noise_multiplier=noise_multiplier_by_advanced_composition(
+                target.budget, steps=steps, sampling_rate=sampled.rate
+            ),
             method_params=Claim(target.budget.epsilon),
         )
-
-    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
-        """One noisy gradient over a fresh Poisson sample, one update."""
-        return sgd_step(state, plan, barrier, clipping=L2(self.clip_norm), update=self.update)
 
 
 def noise_multiplier_by_advanced_composition(budget: Budget, *, steps: int, sampling_rate: float) -> float:
@@ -137,7 +145,7 @@ LEAST_MULTIPLIER, MOST_MULTIPLIER, TOLERANCE = 0.3, 1e6, 1e-6
 
 
 @dataclass(frozen=True)
-class SGDMA(Descent):
+class SGDMA(_Older):
     """SGD-MA: DP-SGD whose noise follows from the first moments accountant (Abadi et al. 2016, section 3.2).
 
     That accountant bounds the moments of the privacy loss at the integers 1 to 32 and turns them into epsilon by
@@ -156,42 +164,32 @@ class SGDMA(Descent):
     """
 
     steps: Steps = 10_000
-    expected_batch_size: Count | None = None
     clip_norm: Bound = 4.0
     noise_multiplier: Positive | None = None
     update: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(0.05))
 
-    __pydantic_config__ = STRICT
-
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The noise by the moments accountant, at what it costs; raises RefusedError where that is above the target."""
-        sampled = classic_batches(target, public, name="sgd_ma", expected_batch_size=self.expected_batch_size)
-        releases = gradient_steps(
-            sampled, L2(self.clip_norm), steps=self.steps, count_noise=target.count_noise
-        )
+        sampled = self._batches(target, public, "sgd_ma")
+        releases = gradient_steps(sampled, L2(self.clip_norm), self.steps)
         multiplier = self.noise_multiplier or calibrated(releases, target.budget)
-        schedule = events_of(releases(multiplier))
-        return plan_given(
-            schedule,
+        return plan_fixed(
+            releases,
             target=target,
             public=public,
+            sampled=sampled,
             steps=self.steps,
             noise_multiplier=multiplier,
-            sampling_rate=sampled.rate,
-            divisor=sampled.divisor,
-            method_params=Claim(epsilon_by_moments(schedule, target.budget.delta)),
+            method_params=Claim(epsilon_by_moments(releases(multiplier), target.budget.delta)),
         )
 
-    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
-        """One noisy gradient over a fresh Poisson sample, one update."""
-        return sgd_step(state, plan, barrier, clipping=L2(self.clip_norm), update=self.update)
 
-
-def epsilon_by_moments(schedule: Schedule, delta: float) -> float:
-    """The epsilon of a schedule at `delta` by moments 1 to 32: least of (moment + ln(1 / delta)) / its number.
+def epsilon_by_moments(releases: Repeated, delta: float) -> float:
+    """The epsilon of releases at `delta` by moments 1 to 32: least of (moment + ln(1 / delta)) / its number.
 
     A moment m of the privacy loss is m times the Rényi divergence of order m + 1 (Abadi et al. 2016, Theorem 2).
     """
+    schedule = [(release.event(), count) for release, count in releases]
     divergences = rdp(schedule, orders=tuple(float(moment + 1) for moment in MOMENTS))
     return float(np.min(divergences - math.log(delta) / MOMENTS))
 
@@ -201,7 +199,7 @@ def calibrated(releases: Releases, budget: Budget) -> float:
     is.
     """
     found = smallest(
-        lambda multiplier: epsilon_by_moments(events_of(releases(multiplier)), budget.delta),
+        lambda multiplier: epsilon_by_moments(releases(multiplier), budget.delta),
         budget.epsilon,
         low=LEAST_MULTIPLIER,
         high=MOST_MULTIPLIER,

@@ -29,9 +29,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import SLACK, Repeated, plan_fixed, plan_renyi
+from algorithms.core.calibration import SLACK, Batches, Repeated, events_before, plan_fixed, plan_renyi
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import batches, count_release, expected_batch
+from algorithms.core.minibatch import batches, expected_batch
 from algorithms.core.optimizers import STRICT, Bound, Count, OptimizerConfig, OptimizerState, Positive, Share
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised
@@ -243,7 +243,7 @@ class DPIS:
         steps = math.ceil(1 / sampled.rate - SLACK)
         own = EpochParams(steps, sampled.divisor or 0.0)
         make = self._plan_released if self.public_norms is None else self._plan_public
-        return make(sampled.rate, own, target, public)
+        return make(sampled, own, target, public)
 
     def init(self, parameters: Tensor, plan: Plan) -> State:
         """The state at the model's start."""
@@ -320,13 +320,15 @@ class DPIS:
         noise, _ = found
         return epoch.changed(noise=noise, spent=spent + float(cost(event, [now], noise, (order,))[0]))
 
-    def _plan_released(self, rate: float, own: EpochParams, target: Target, public: PublicInfo) -> Plan:
+    def _plan_released(self, sampled: Batches, own: EpochParams, target: Target, public: PublicInfo) -> Plan:
         """The plan at the order that leaves the steps the least noise if K = N C throughout."""
         multiplier = self.norm_noise_multiplier or (self.norm_noise or 0.0) * (public.records or 0)
         norm = norm_total_release(L2(self.clip_norm), Gaussian(multiplier)).event()
-        count = [] if public.records else [(count_release(target.count_noise).event(), 1)]
-        before, norms = [*target.prior_events, *count], sum(map(self._norm_releases, range(self.epochs)))
-        steps = own.steps_per_epoch * self.epochs
+        before, norms = (
+            events_before(target, public, sampled),
+            sum(map(self._norm_releases, range(self.epochs))),
+        )
+        rate, steps = sampled.rate, own.steps_per_epoch * self.epochs
         setting = "norm_noise" if self.norm_noise_multiplier is None else "norm_noise_multiplier"
         others = [*before, (norm, norms)]
         order, noise = precommitted(self._event_at(rate), steps, others, target, noise_setting=setting)
@@ -336,22 +338,20 @@ class DPIS:
             order, target=target, public=public, steps=steps, sampling_rate=rate, method_params=own
         )
 
-    def _plan_public(self, rate: float, own: EpochParams, target: Target, public: PublicInfo) -> Plan:
+    def _plan_public(self, sampled: Batches, own: EpochParams, target: Target, public: PublicInfo) -> Plan:
         """The plan of a schedule of K that is public, with the same sigma_G in all steps."""
         per_epoch = own.steps_per_epoch
         fractions = [self._scheduled(epoch) for epoch in range(self.epochs)]
-        count = [] if public.records else [(count_release(target.count_noise), 1)]
 
         def releases(noise: float) -> Repeated:
-            return count + [(self._release(rate, fraction, noise), per_epoch) for fraction in fractions]
+            return [(self._release(sampled.rate, fraction, noise), per_epoch) for fraction in fractions]
 
         return plan_fixed(
             releases,
             target=target,
             public=public,
+            sampled=replace(sampled, divisor=None),
             steps=per_epoch * self.epochs,
-            sampling_rate=rate,
-            divisor=None,
             method_params=own,
         )
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from algorithms.core.calibration import Releases, calibrated_multiplier
+from algorithms.core.calibration import Batches, Releases, calibrated_multiplier, plan_fixed
 from algorithms.core.correlated import (
     INDEPENDENT,
     CorrelatedPlan,
@@ -23,12 +23,12 @@ from algorithms.core.correlated import (
     correlated_step,
     correlated_steps,
     in_order,
-    noise_in_iterates,
+    mean_squared_noise,
     square_root,
     workload,
 )
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import Batches, Sampled, State, gradient_steps, plan_steps, sgd_step
+from algorithms.core.minibatch import Sampled, State, gradient_steps, sgd_step
 from algorithms.core.optimizers import Bound, Count
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised
@@ -69,13 +69,14 @@ class MatrixFactorisation(Sampled):
         sampled = self.sampled(public)
         if self.participation == "fixed_order":
             sampled = in_order(sampled, public)
-        kept = self._best(sampled, target)
-        return plan_steps(
-            self._releases(kept, sampled, target),
-            sampled,
-            steps=self.steps,
+        kept, multiplier = self._best(sampled, target, public)
+        return plan_fixed(
+            self._releases(kept, sampled),
             target=target,
             public=public,
+            sampled=sampled,
+            steps=self.steps,
+            noise_multiplier=multiplier,
             method_params=kept,
         )
 
@@ -85,49 +86,44 @@ class MatrixFactorisation(Sampled):
             return sgd_step(state, plan, barrier, clipping=self._clipping(), update=self.update)
         return correlated_step(state, plan, barrier, clipping=self._clipping(), update=self.update)
 
-    def _best(self, sampled: Batches, target: Target) -> CorrelatedPlan:
-        """The strategy that the settings ask for; of several the one with the least noise in the iterates."""
-        asked = workload(self.update, self.steps)
+    def _best(self, sampled: Batches, target: Target, public: PublicInfo) -> tuple[CorrelatedPlan, float]:
+        """The strategy that the settings ask for, the one with the least noise in the iterates; its multiplier."""
+        asked, found = workload(self.update, self.steps), math.inf
+
+        def needed(kept: CorrelatedPlan) -> float:
+            return calibrated_multiplier(self._releases(kept, sampled), target, public, sampled)
+
         parts = sampled.sampling.parts if isinstance(sampled.sampling, FixedOrder) else 1
-
-        def needed(strategy: Strategy, parts: int) -> float:
-            kept = CorrelatedPlan.of(strategy, self.participation, parts)
-            return calibrated_multiplier(self._releases(kept, sampled, target), target)
-
-        independent = needed(INDEPENDENT, parts)
-        best, own = CorrelatedPlan.of(INDEPENDENT, self.participation, parts), independent
-        found = math.inf
+        best = CorrelatedPlan.of(INDEPENDENT, self.participation, parts)
+        own = independent = needed(best)
         for strategy, own_parts in self._candidates(sampled):
-            there = independent if strategy == INDEPENDENT else needed(strategy, own_parts)
-            noise = noise_in_iterates(strategy, asked, there)
+            kept = CorrelatedPlan.of(strategy, self.participation, own_parts)
+            there = independent if strategy == INDEPENDENT else needed(kept)
+            noise = there * math.sqrt(mean_squared_noise(strategy, asked))
             if noise >= (1 - _WORTH) * found:
                 break
-            best, own, found = CorrelatedPlan.of(strategy, self.participation, own_parts), there, noise
-        return best.beside_independent(asked, own=own, independent=independent)
+            best, own, found = kept, there, noise
+        return best.beside_independent(asked, own=own, independent=independent), own
 
     def _candidates(self, sampled: Batches) -> Iterator[tuple[Strategy, int]]:
         """Strategies in the order of their memory, and the parts of the records that each goes with."""
-        if isinstance(sampled.sampling, FixedOrder):
-            parts = sampled.sampling.parts
-            if self.strategy == "buffered":
-                yield buffered(self.update, self.steps, self.buffers, parts), parts
-                return
-            for bands in self._bands(parts):
-                yield self._banded(bands), parts
-            return
+        ordered = sampled.sampling.parts if isinstance(sampled.sampling, FixedOrder) else None
         if self.strategy == "buffered":
-            raise RefusedError(
-                "algorithm.strategy is buffered, whose noise has no end, and a sample's gain is proven for bands alone;"
-                " set algorithm.participation to fixed_order, or algorithm.strategy to banded."
-            )
-        most = math.floor(1 / sampled.rate * (1 + 1e-12))
-        if self.bands != "auto" and self.bands > most:
+            if ordered is None:
+                raise RefusedError(
+                    "algorithm.strategy is buffered, whose noise has no end, and a sample's gain is proven for bands"
+                    " alone; set algorithm.participation to fixed_order, or algorithm.strategy to banded."
+                )
+            yield buffered(self.update, self.steps, self.buffers, ordered), ordered
+            return
+        most = ordered or math.floor(1 / sampled.rate * (1 + 1e-12))
+        if ordered is None and self.bands != "auto" and self.bands > most:
             raise RefusedError(
                 f"{self.bands} bands were asked for, and one of as many parts of the records has less than a batch at a"
                 f" rate of {sampled.rate:.4g}; set algorithm.bands to at most {most}, or to auto."
             )
         for bands in self._bands(most):
-            yield self._banded(bands), bands
+            yield self._banded(bands), ordered or bands
 
     def _bands(self, most: int) -> list[int]:
         if self.bands != "auto":
@@ -140,9 +136,9 @@ class MatrixFactorisation(Sampled):
             return square_root(bands, momentum=self.update.momentum)
         return banded(self.update, self.steps, bands)
 
-    def _releases(self, kept: CorrelatedPlan, sampled: Batches, target: Target) -> Releases:
+    def _releases(self, kept: CorrelatedPlan, sampled: Batches) -> Releases:
         steps = gradient_steps if self._is_dp_sgd(kept) else partial(correlated_steps, kept)
-        return steps(sampled, self._clipping(), steps=self.steps, count_noise=target.count_noise)
+        return steps(sampled, self._clipping(), self.steps)
 
     def _is_dp_sgd(self, kept: CorrelatedPlan) -> bool:
         return self.participation == "cyclic_poisson" and kept.correlation() == INDEPENDENT
@@ -174,20 +170,24 @@ class DPFTRL(Sampled):
         parts, asked = round(1 / sampled.rate), workload(self.update, self.steps)
 
         def releases(kept: CorrelatedPlan) -> Releases:
-            clipping = L2(self.clip_norm)
-            return correlated_steps(kept, sampled, clipping, steps=self.steps, count_noise=target.count_noise)
+            return correlated_steps(kept, sampled, L2(self.clip_norm), self.steps)
 
         tree, independent = (
             CorrelatedPlan.of(strategy, "fixed_order", parts)
             for strategy in (Tree(self.restart * parts), INDEPENDENT)
         )
-        kept = tree.beside_independent(
-            asked,
-            own=calibrated_multiplier(releases(tree), target),
-            independent=calibrated_multiplier(releases(independent), target),
+        own, other = (
+            calibrated_multiplier(releases(kept), target, public, sampled) for kept in (tree, independent)
         )
-        return plan_steps(
-            releases(kept), sampled, steps=self.steps, target=target, public=public, method_params=kept
+        kept = tree.beside_independent(asked, own=own, independent=other)
+        return plan_fixed(
+            releases(kept),
+            target=target,
+            public=public,
+            sampled=sampled,
+            steps=self.steps,
+            noise_multiplier=own,
+            method_params=kept,
         )
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:

@@ -26,7 +26,7 @@ Differences from the paper:
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import Repeated, events_of, plan_fixed, plan_given
+from algorithms.core.calibration import ALL, Batches, Repeated, calibrated_multiplier, plan_fixed
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import NoiseSchedule, multiplier_at, noise_runs
 from algorithms.core.optimizers import STRICT, Count, NotNegative, Positive, Steps
@@ -420,29 +420,27 @@ def plan_path(
     """The plan of a run in stages whose noise follows `importance`, shape [steps]: a_t, or ones for equal noise."""
     multipliers, counts = _course(settings, target, public, importance)
     level = _mean(multipliers, counts, power=2 if settings.noise == "gaussian" else 1)
-    runs = noise_runs(multipliers / level, counts)
+    runs, asked = noise_runs(multipliers / level, counts), settings.release(public, level)
 
     def releases(noise_multiplier: float) -> Repeated:
         return [(settings.release(public, noise_multiplier * run.weight), run.steps) for run in runs]
 
-    shared: dict[str, Any] = {
-        "target": target,
-        "public": public,
-        "steps": sum(stage.steps for stage in stages),
-        "sampling_rate": settings.sampling(public).rate,
-        "divisor": settings.release(public, level).divisor,
-        "adjacency": settings.adjacency,
-        "method_params": PathParams(
+    return plan_fixed(
+        releases,
+        target=target,
+        public=public,
+        sampled=Batches(asked.sampling, asked.divisor),
+        steps=sum(stage.steps for stage in stages),
+        noise_multiplier=level if target.accountant == "pure" else None,
+        adjacency=settings.adjacency,
+        method_params=PathParams(
             noise=runs,
             smoothness=curve.smoothness,
             strong_convexity=curve.strong_convexity,
             stages=tuple(stages),
         ),
-        "not_private": NOT_PRIVATE if settings.smoothness_is_data_dependent else None,
-    }
-    if target.accountant != "pure":
-        return plan_fixed(releases, **shared)
-    return plan_given(events_of(releases(level)), noise_multiplier=level, **shared)
+        not_private=NOT_PRIVATE if settings.smoothness_is_data_dependent else None,
+    )
 
 
 def best_length(
@@ -464,7 +462,17 @@ def best_length(
         scale = sensitivity / (records * target.budget.epsilon)
         noise, power = public.parameters * scale**2 * _spread(settings, public), 1.0 / 3.0
     else:
-        scale = _once(settings, target, public).noise_scale / records
+        once = replace(
+            settings, batch_size=None
+        )  # the one release of all records that would spend the target
+        multiplier = calibrated_multiplier(
+            lambda multiplier: [(once.release(public, multiplier), 1)],
+            target,
+            public,
+            ALL,
+            adjacency=settings.adjacency,
+        )
+        scale = once.release(public, multiplier).noise_scale / records
         noise, power = public.parameters * scale**2 / 2.0, 1.0 / 2.0
     bounds = error_bounds(stages, curve, gap=gap, noise=noise, power=power)
     return int(np.argmin(bounds)) + 1
@@ -474,19 +482,6 @@ def _spread(settings: Settings, public: PublicInfo) -> float:
     """Half the variance of a coordinate of pure noise of scale 1; for K-norm noise see `KNorm.std`."""
     d = public.parameters
     return 1.0 if settings.noise == "laplace" else (d + 2) * (d + 3) / 12
-
-
-def _once(settings: Settings, target: Target, public: PublicInfo) -> Release:
-    """The one Gaussian release of all records that would spend the target."""
-    whole = replace(settings, batch_size=None)
-    plan = plan_fixed(
-        lambda noise_multiplier: [(whole.release(public, noise_multiplier), 1)],
-        target=target,
-        public=public,
-        divisor=float(public.known_records(WHAT)),
-        adjacency=settings.adjacency,
-    )
-    return whole.release(public, plan.noise_multiplier)
 
 
 def _course(settings: Settings, target: Target, public: PublicInfo, importance: Array) -> tuple[Array, Array]:

@@ -221,7 +221,7 @@ class ADPSGD(Sampled):
         else:
             factor = float(self.decay.factors(plan.steps)[count])
         moving = self.update.apply(state.moving, answer.gradient, steps=plan.steps, factor=factor)
-        return AdaptiveState(moving, torch.full_like(state.divisor, answer.divisor), squared)
+        return state.after(moving, answer.divisor, squared=squared)
 
 
 def allocated(factors: Array, allocation: Literal["matched", "constant"]) -> Array:

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from algorithms.core.calibration import Claim, Repeated, plan_fixed, plan_given
+from algorithms.core.calibration import Claim, Repeated, plan_fixed
 from algorithms.core.method import Answered, Plan, PublicInfo, SingleRelease, Target
-from algorithms.core.optimizers import STRICT, Bound
+from algorithms.core.optimizers import Bound
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.barrier.barrier import Barrier
@@ -71,26 +71,17 @@ class ObjectivePerturbation(SingleRelease):
     clip_norm: Bound | None = 2.0
     adjacency: Literal["ADD_OR_REMOVE_ONE", "REPLACE_ONE"] = "ADD_OR_REMOVE_ONE"
 
-    __pydantic_config__ = STRICT
-
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The noise of the analysis; raises RefusedError without public bounds and for a loss with a kink."""
         self._check(target, public)
-        if self.analysis == "rkw":
-            return plan_fixed(
-                lambda multiplier: [(self._release(multiplier, target, public), 1)],
-                target=target,
-                public=public,
-                adjacency=self.adjacency,
-            )
-        multiplier = noise_multiplier_by_kst(target.budget)
-        return plan_given(
-            [(self._release(multiplier, target, public).event(), 1)],
+        is_kst = self.analysis == "kst"
+        return plan_fixed(
+            lambda multiplier: [(self._release(multiplier, target, public), 1)],
             target=target,
             public=public,
-            noise_multiplier=multiplier,
+            noise_multiplier=noise_multiplier_by_kst(target.budget) if is_kst else None,
             adjacency=self.adjacency,
-            method_params=Claim(target.budget.epsilon),
+            method_params=Claim(target.budget.epsilon) if is_kst else None,
         )
 
     def step(self, state: Answered, plan: Plan, barrier: Barrier) -> Answered:
@@ -170,8 +161,6 @@ class OutputPerturbation(SingleRelease):
 
     regularisation: Annotated[float, Field(ge=1e-10, le=1e6)] | None = None
     clip_norm: Bound | None = 2.0
-
-    __pydantic_config__ = STRICT
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise that fits the target; raises RefusedError without public bounds and for a loss with a

@@ -113,7 +113,7 @@ def test_a_new_mechanism_is_planned_and_stands_on_a_card(tmp_path: Path) -> None
 
     public = PublicInfo(records=400, parameters=15, layers=1, classes=3)
     target = Target(Budget(0.5, DELTA))
-    plan = plan_fixed(releases, target=target, public=public, steps=1, sampling_rate=1.0, divisor=1.0)
+    plan = plan_fixed(releases, target=target, public=public)
     assert plan.noise_multiplier == pytest.approx(2.0, rel=1e-3)
     trace = Trace()
     asked = barrier(no_records(16), spend=plan.open_filter(), trace=trace)

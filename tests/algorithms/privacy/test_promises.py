@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.core.calibration import plan_fixed, plan_given, plan_renyi, plan_zcdp
+from algorithms.core.calibration import Batches, plan_fixed, plan_renyi, plan_zcdp
 from algorithms.core.method import Inputs, Plan, PublicInfo, Target
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L1, L2
@@ -60,7 +60,7 @@ class Own:
     why: str
 
 
-FIXED: dict[str, Any] = {"public": PUBLIC, "steps": 12, "sampling_rate": 1.0, "divisor": 400.0}
+FIXED: dict[str, Any] = {"public": PUBLIC, "steps": 12, "sampled": Batches(FullBatch(), 400.0)}
 
 
 @cache
@@ -104,7 +104,7 @@ def test_noise_under_replace_one_is_twice_that_under_add_or_remove_one() -> None
     assert plan.cost.epsilon == pytest.approx(other.cost.epsilon, rel=2e-3)
     with pytest.raises(RefusedError, match="the releases cost epsilon"):
         noise = other.noise_multiplier
-        plan_given(other.schedule, target=TARGET, noise_multiplier=noise, adjacency="REPLACE_ONE", **FIXED)
+        plan_fixed(gaussian, target=TARGET, noise_multiplier=noise, adjacency="REPLACE_ONE", **FIXED)
 
 
 @pytest.mark.parametrize(
