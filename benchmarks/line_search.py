@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from algorithms.gradients import L2
-from algorithms.gradients.line_search_losses import LineCandidates
-from algorithms.gradients.linear import LinearRecords
+from algorithms.gradients.linear import LinearRecords, LineCandidates
 from benchmarks.line import BOUND, STEPS
 from benchmarks.methods import OnTorch, Problem
 

@@ -5,12 +5,11 @@ of each such operation. `grads` has their norms and weighted sums (ghost clippin
 closed forms for linear models. `model_inspection` and `independence` refuse a model whose records cannot be clipped.
 """
 
+from algorithms.gradients.arithmetic import pad_to_multiple
 from algorithms.gradients.clipping import L1, L2, Affine, Box, Clipping, Normalised, PerLayer, Unclipped
 from algorithms.gradients.engine import Engine, clip_and_sum
 from algorithms.gradients.independence import RecordsNotIndependentError
-from algorithms.gradients.line_search_losses import LineCandidates
-from algorithms.gradients.linear import linear_layer
-from algorithms.gradients.padding import pad_to_multiple
+from algorithms.gradients.linear import LineCandidates, linear_layer
 from algorithms.gradients.per_example_gradients import PerExampleGradients
 
 __all__ = [

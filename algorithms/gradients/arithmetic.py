@@ -1,7 +1,10 @@
-"""Norms that are upper bounds despite rounding.
+"""Norms that are upper bounds despite rounding, and sizes of passes in which rounding depends on no other record.
 
 A contribution is clipped by its norm, but the sum is computed with other products than the norm, in another order. So
-each estimate below includes a margin for the rounding of the contribution.
+each estimate of a norm includes a margin for the rounding of the contribution.
+
+A matrix product computes rows that do not fill its kernel in another order, which changes their last bits. If a
+function has a kink, one bit can decide a whole gradient, so adding a record could change the gradients of many.
 """
 
 import functools
@@ -153,3 +156,30 @@ def _squares(values: Tensor, dimension: int) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(values, dim=dimension)
     lost = values.shape[dimension] * torch.finfo(values.dtype).tiny
     return norms.double().square() + lost
+
+
+WHOLE = 64
+"""A batch size that fills all products' kernels; its multiples give the same bits with up to `Engine.threads`."""
+
+FEWEST = 32
+"""The smallest batch size that fills all kernels; below it, all passes have the same size."""
+
+
+def round_batch(count: int) -> int:
+    """The largest allowed batch size up to `count`: a multiple of 64, or 32, or any smaller number."""
+    return count // WHOLE * WHOLE if count >= WHOLE else min(count, FEWEST)
+
+
+def pass_size(count: int, most: int) -> int:
+    """The size of passes over `count` records: at most `most`, and about equal, as a short last pass is not cheaper.
+
+    most: a result of `round_batch`.
+    """
+    passes = max(1, -(-count // most))
+    return min(most, -(-count // (passes * WHOLE)) * WHOLE or most)
+
+
+def pad_to_multiple(values: Tensor, step: int = WHOLE) -> Tensor:
+    """Pad a batch, [batch, ...] with at least one record, to a multiple of `step` by repeating the last record."""
+    missing = -len(values) % step
+    return torch.cat([values, values[-1:].expand(missing, *values.shape[1:])]) if missing else values

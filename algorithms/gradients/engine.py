@@ -15,21 +15,22 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from algorithms.gradients.arithmetic import in_full_precision, wide
-from algorithms.gradients.clipping import L2, Clipping
-from algorithms.gradients.model_inspection import ModelInspection, examine, refusing
-from algorithms.gradients.op_tracer import Form, fills, fills_briefly
-from algorithms.gradients.padding import (
+from algorithms.gradients.arithmetic import (
     FEWEST,
     WHOLE,
-    UnrecordedError,
+    in_full_precision,
     pad_to_multiple,
     pass_size,
     round_batch,
+    wide,
 )
+from algorithms.gradients.clipping import L2, Clipping
+from algorithms.gradients.grad_sample_recorder import UnrecordedError
+from algorithms.gradients.model_inspection import ModelInspection, examine, refusing
+from algorithms.gradients.op_tracer import Form, fills, fills_briefly
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.per_example_gradients import PerExampleGradients, all_finite
-from algorithms.gradients.sharding import shard_frozen
+from algorithms.gradients.placement import shard_frozen
 from algorithms.models import Model, ModelRefusedError
 from algorithms.models.model import copied
 

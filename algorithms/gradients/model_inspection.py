@@ -18,7 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.gradients.clipping import L2
-from algorithms.gradients.grad_sample_recorder import GradSampleRecorder, Layouts, alternating
+from algorithms.gradients.grad_sample_recorder import (
+    GradSampleRecorder,
+    Layouts,
+    UnrecordedError,
+    alternating,
+)
 from algorithms.gradients.independence import (
     MANY,
     Looked,
@@ -43,7 +48,6 @@ from algorithms.gradients.op_tracer import (
     watched,
     watching,
 )
-from algorithms.gradients.padding import UnrecordedError
 from algorithms.gradients.passes import Answers, Passes
 from algorithms.gradients.per_example_gradients import PerExampleGradients
 from algorithms.models import Model, ModelRefusedError

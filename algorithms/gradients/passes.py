@@ -19,14 +19,14 @@ from algorithms.gradients.grad_sample_recorder import (
     Kwargs,
     Layouts,
     Shapes,
+    UnrecordedError,
     Use,
 )
 from algorithms.gradients.grads import DenseGrad, PerExample
-from algorithms.gradients.offload import Offload
-from algorithms.gradients.packed_sequences import Unpacked
-from algorithms.gradients.padding import UnrecordedError
 from algorithms.gradients.per_example_gradients import PerExampleGradients, combined
+from algorithms.gradients.placement import Offload
 from algorithms.gradients.rules import RULES, general, pulled_back, shared
+from algorithms.gradients.rules.recurrent import Unpacked
 from algorithms.models import Model, ModelRefusedError
 
 Answer = bool | int | None

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from algorithms.gradients.arithmetic import in_full_precision, square_norms, wide
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, PerLayer, factors, margin
-from algorithms.gradients.embedding_grad import EmbeddingGrad
-from algorithms.gradients.grads import DenseGrad, LinearGrad, PerExample, add_rows, as_measured
+from algorithms.gradients.grads import DenseGrad, EmbeddingGrad, LinearGrad, PerExample, add_rows, as_measured
 
 _FEW_NUMBERS = 512
 """Size of a parameter up to which function calls take longer than the arithmetic on its gradients."""

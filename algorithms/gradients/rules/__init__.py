@@ -5,22 +5,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from algorithms.gradients.grad_sample_recorder import Func, Rule
-from algorithms.gradients.rules.attention import multi_head_attention, scaled_dot_product_attention
 from algorithms.gradients.rules.convolution import convolution, transposed_convolution
-from algorithms.gradients.rules.general import general
+from algorithms.gradients.rules.general import general, pulled_back, shared
 from algorithms.gradients.rules.layers import (
     addmm,
     embedding,
     embedding_bag,
     entries,
     linear,
+    multi_head_attention,
     normalisation,
     prelu,
     repeated,
+    scaled_dot_product_attention,
 )
 from algorithms.gradients.rules.products import bilinear, product
 from algorithms.gradients.rules.recurrent import gru, lstm, recurrent_cell, rnn
-from algorithms.gradients.rules.shared import pulled_back, shared
 
 __all__ = ["RULES", "general", "pulled_back", "shared"]
 

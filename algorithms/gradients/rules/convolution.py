@@ -11,7 +11,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from algorithms.gradients.arithmetic import absolute_norms, raised, square_distances, square_norms, wide
-from algorithms.gradients.grad_sample_recorder import Args, Func, Gradients, GradSampleRecorder, Kwargs
+from algorithms.gradients.grad_sample_recorder import (
+    Args,
+    Func,
+    Gradients,
+    GradSampleRecorder,
+    Kwargs,
+    Layout,
+)
 from algorithms.gradients.grads import (
     DenseGrad,
     add_rows,
@@ -27,7 +34,6 @@ from algorithms.gradients.grads import (
     rows_of_product,
     slices,
 )
-from algorithms.gradients.padding import Layout
 from algorithms.gradients.rules.general import general
 
 

@@ -1,11 +1,19 @@
-"""Any other operation: gradients are materialised record by record, with `torch.func` or by separate passes."""
+"""Rules for operations that have none of their own.
+
+- Elementwise operations that broadcast a parameter over the batch: biases, scales, positions.
+- Operations on parameters alone, whose results all records share: standardised weights, positions, attention biases.
+  One autograd graph holds all of them, and the records' gradients of the results pass back through it in one batched
+  call. If an operation only reshapes or permutes values, gradients keep their closed form.
+- Any other: gradients are materialised record by record, with `torch.func` or by separate passes.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from algorithms.gradients.grad_sample_recorder import (
     UNKNOWN,
@@ -14,14 +22,66 @@ from algorithms.gradients.grad_sample_recorder import (
     Gradients,
     GradSampleRecorder,
     Kwargs,
+    Layout,
+    UnrecordedError,
     has_gradient,
     name_of,
     tensors_in,
 )
-from algorithms.gradients.grads import DenseGrad
-from algorithms.gradients.padding import Layout, UnrecordedError
-from algorithms.gradients.rules.elementwise import ELEMENTWISE, elementwise
-from algorithms.gradients.rules.shared import WITHOUT_GRADIENT, shared, writes
+from algorithms.gradients.grads import DenseGrad, EmbeddingGrad, LinearGrad, PerExample
+from algorithms.gradients.per_example_gradients import combined
+
+
+def _words(text: str) -> frozenset[str]:
+    """The set of names in a text."""
+    return frozenset(text.split())
+
+
+_WITHOUT_GRADIENT = _words(
+    "detach data.__get__ zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones new_full"
+    " new_empty new_tensor size sign round floor ceil"
+)
+"""Functions of a tensor through which no gradient passes."""
+
+_SAME_ORDER = _words(
+    "view reshape flatten unflatten unsqueeze squeeze view_as reshape_as contiguous to float double type type_as clone"
+    " alias"
+)
+"""Functions whose output has the same numbers as the input, in the same order."""
+
+_MOVES = _words("add __add__ __radd__ sub __sub__")
+"""Functions whose derivative by the first tensor is 1 if the other argument is a number."""
+
+_LIKE_ANOTHER = _words("view_as reshape_as type_as expand_as")
+"""Functions that use only the shape or type of their second tensor."""
+
+_TRANSPOSED = frozenset(
+    ("t", "transpose", "permute", "swapaxes", "swapdims", "T.__get__", "mT.__get__", "H.__get__")
+)
+
+_SUMS = _words("add __add__ __radd__ __iadd__ add_")
+_STRETCHES = _words("expand expand_as broadcast_to")
+_PRODUCTS = _words("mul __mul__ __rmul__ multiply")
+_OTHERS = _words(
+    "sub __sub__ __rsub__ __isub__ sub_ rsub subtract mul __mul__ __rmul__ __imul__ mul_ multiply div __truediv__"
+    " __rtruediv__ true_divide divide div_ where masked_fill maximum minimum addcmul addcdiv lerp __pow__ pow"
+)
+_ELEMENTWISE = _SUMS | _STRETCHES | _OTHERS
+
+
+def _writes(name: str, kwargs: Kwargs) -> bool:
+    """Whether a function writes into an existing tensor."""
+    in_place = name.endswith("_") and not name.endswith("__")
+    inside = (
+        name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__index__", "__int__")
+    )
+    return (
+        in_place
+        or inside
+        or name == "__setitem__"
+        or name.endswith("__set__")
+        or kwargs.get("out") is not None
+    )
 
 
 def general(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
@@ -31,16 +91,16 @@ def general(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) ->
         return func(*args, **kwargs)  # only the parameter's shape or type is read
     if name in ("to", "type_as") and not any(tape.given):
         return shared(tape, func, args, kwargs)  # only the type of a batch is read
-    if name in ELEMENTWISE:
+    if name in _ELEMENTWISE:
         return elementwise(tape, func, args, kwargs)
     is_assigned = func is Tensor.__setitem__ and tape.name(args[0]) is None and args[0]._base is None
-    if writes(name, kwargs) and not is_assigned:
+    if _writes(name, kwargs) and not is_assigned:
         raise UnrecordedError(f"the operation '{name}' on a parameter")
     output = func(*args, **kwargs)
     if is_assigned:
         func, output = _assigned, args[0]
     outputs = tensors_in(output)
-    if name in WITHOUT_GRADIENT or not any(map(has_gradient, outputs)):
+    if name in _WITHOUT_GRADIENT or not any(map(has_gradient, outputs)):
         return output
     leaves, structure = tree_flatten((args, kwargs))
     tape.without_rule.add(name)
@@ -171,3 +231,177 @@ def _named(names: list[str], gradients: tuple[Tensor, ...]) -> Gradients:
     for name, gradient in zip(names, gradients, strict=True):
         rows[name] = rows.get(name, 0) + gradient.reshape(len(gradient), -1)
     return {name: DenseGrad(gradient) for name, gradient in rows.items()}
+
+
+def elementwise(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    """An elementwise function with one output, whose arguments broadcast to its shape."""
+    name, out, batch = name_of(func), tape.output_layout, tape.batch
+    leaves, structure = tree_flatten((args, kwargs))
+    names = {i: own for i, leaf in enumerate(leaves) if (own := tape.name(leaf)) is not None}
+    is_real = not any(isinstance(leaf, Tensor) and leaf.is_complex() for leaf in leaves)
+    is_sum = name in _STRETCHES or (name in _SUMS and not kwargs and is_real)
+    is_product = name in _PRODUCTS and len(names) == 1 and not kwargs and is_real
+    if kwargs.get("out") is not None or (_writes(name, kwargs) and 0 in names):
+        raise UnrecordedError(f"the operation '{name}' on a parameter")
+    # A value that is overwritten is needed as it was; others must not change until the gradients are computed.
+    before = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    kept: list[Tensor] = []
+    if not is_sum:
+        if _writes(name, kwargs):
+            before[0] = before[0].clone()
+        kept = [leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and i not in names]
+        kept = kept[1:] if _writes(name, kwargs) else kept
+    output = func(*args, **kwargs)
+    shape, shapes = output.shape, {i: leaves[i].shape for i in names}
+
+    def gradients(errors: Tensor) -> Gradients:
+        stretched = dict.fromkeys(names, errors)
+        if is_product:
+            (place,) = names
+            stretched = {place: errors * before[1 - place]}
+        elif not is_sum:
+            free = {i: before[i].expand(shape).detach().requires_grad_() for i in names}
+            with torch.enable_grad():
+                some, named = tree_unflatten(
+                    [
+                        free.get(i, leaf.clone() if i == 0 and _writes(name, kwargs) else leaf)
+                        for i, leaf in enumerate(before)
+                    ],
+                    structure,
+                )
+                again = func(*some, **named)
+            back = torch.autograd.grad(again, list(free.values()), errors, materialize_grads=True)
+            stretched = dict(zip(free, back, strict=True))
+        rows: dict[str, Tensor] = {}
+        for i, values in stretched.items():
+            found = summed_to(values, shapes[i], out, batch)
+            rows[names[i]] = rows[names[i]] + found if names[i] in rows else found
+        return {name: DenseGrad(gradient) for name, gradient in rows.items()}
+
+    return tape.keep(output, gradients, *kept)
+
+
+def summed_to(values: Tensor, shape: torch.Size, out: Layout, batch: int) -> Tensor:
+    """Sum each record's values over the dimensions along which a tensor of this shape was broadcast; [batch, numel]."""
+    full = (1,) * (values.dim() - len(shape)) + tuple(shape)
+    if full[out.dimension] != 1:
+        raise UnrecordedError("a parameter that has the dimension of the records")
+    by_record = out.by_record(values, batch)
+    rest = full[: out.dimension] + full[out.dimension + 1 :]
+    first = 2 if out.folded > 1 else 1
+    over = [first + i for i, size in enumerate(rest) if size == 1]
+    over += [1] if out.folded > 1 else []
+    return (by_record.sum(dim=over) if over else by_record).reshape(batch, -1)
+
+
+def shared(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    """An operation on parameters and on values that all records share."""
+    name = name_of(func)
+    leaves, structure = tree_flatten((args, kwargs))
+    if name in _WITHOUT_GRADIENT or not torch.is_grad_enabled():
+        return func(*args, **kwargs)
+    is_written = _writes(name, kwargs)
+    if is_written and type(args[0]) is Tensor and args[0]._base is None and has_gradient(args[0]):
+        tape.follow(args[0])
+    if is_written and (tape.name(args[0]) is None or name.endswith("__set__") or "out" in kwargs):
+        raise UnrecordedError(f"the operation '{name}' on a parameter")
+    places = [i for i, leaf in enumerate(leaves) if tape.name(leaf) is not None]
+    if name in _LIKE_ANOTHER:
+        places = [i for i in places if i == 0]
+    free = {i: _followed(tape, leaves[i]) for i in places if has_gradient(leaves[i])}
+    # Keep tensors that checkpointing would drop: no layer runs again to recompute them.
+    with torch.enable_grad(), saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        some, named = tree_unflatten([free.get(i, leaf) for i, leaf in enumerate(leaves)], structure)
+        followed = func(*some, **named)
+    if is_written:
+        tape.overwritten(args[0])
+    back = {id(copy): leaves[i] for i, copy in free.items()}
+    moving = [leaf for leaf in tensors_in(followed) if leaf.requires_grad and id(leaf) not in back]
+    if moving:
+        source = str(tape.name(leaves[next(iter(free))]))
+        closed = _closed_form(name, args, moving[0]) if len(free) == len(moving) == 1 else None
+        back |= {id(leaf): own for leaf, own in zip(moving, tape.make(moving, source, closed), strict=True)}
+    return tree_map_only(Tensor, lambda leaf: back.get(id(leaf), leaf), followed)
+
+
+def _followed(tape: GradSampleRecorder, tensor: Tensor) -> Tensor:
+    """A parameter, or a tensor computed from parameters, in the shared graph."""
+    return tape.graph.setdefault(str(tape.name(tensor)), tensor.detach().requires_grad_())
+
+
+def pulled_back(tape: GradSampleRecorder, found: dict[str, list[PerExample]]) -> dict[str, list[PerExample]]:
+    """Pull gradients of tensors computed from parameters back to the parameters; returns all by parameter."""
+    ends: list[tuple[Tensor, Tensor]] = []
+    for made in reversed(tape.made):
+        for name, end in zip(made.names, made.outputs, strict=True):
+            if name in found and name in tape.stale:
+                raise UnrecordedError("a value computed from parameters is overwritten after its use")
+            if name in found:
+                part = combined(found.pop(name))
+                given = None if made.closed is None else made.closed(part)
+                if given is not None:
+                    found.setdefault(made.source, []).append(given)
+                else:
+                    ends.append((end, part.rows.to(end.dtype).view(-1, *end.shape)))
+    starts = {name: tape.graph[name] for name in tape.parameters if name in tape.graph}
+    for name, gradient in _through(ends, starts).items() if ends else ():
+        found.setdefault(name, []).append(gradient)
+    tape.made.clear()
+    tape.graph.clear()
+    return found
+
+
+def _closed_form(name: str, args: Args, output: Tensor) -> Callable[[PerExample], PerExample | None] | None:
+    """A function from the gradients of a single output to those of its parameter, if that needs no graph."""
+    parameter = next((arg for arg in args if isinstance(arg, Tensor)), None)
+    if parameter is None or parameter.is_complex() or output.is_complex():
+        return None
+    is_moved = name in _MOVES and not all(isinstance(arg, Tensor) for arg in args)  # by a Python number
+    if (name in _SAME_ORDER or is_moved) and parameter.numel() == output.numel():
+        return lambda found: found
+    if name in _TRANSPOSED and parameter.dim() == 2 and output.shape == parameter.shape[::-1]:
+        return _turned
+    if name == "embedding" and len(args) >= 2 and isinstance(args[1], Tensor):
+        padding = args[2] if len(args) > 2 else None
+        return lambda found: _looked_up(found, args[0], args[1], padding)
+    if name == "__getitem__" and isinstance(args[1], Tensor) and args[1].dtype == torch.long:
+        return lambda found: _looked_up(found, args[1] % len(args[0]), args[0], None)
+    return None
+
+
+def _turned(found: PerExample) -> PerExample | None:
+    return LinearGrad(found.errors, found.inputs) if isinstance(found, LinearGrad) else None
+
+
+def _looked_up(found: PerExample, indices: Tensor, table: Tensor, padding: int | None) -> PerExample:
+    """Gradients of a table if every record looks up the same entries."""
+    errors = found.rows.view(len(found.rows), indices.numel(), -1)
+    places = indices.reshape(-1).long()
+    if padding is not None:
+        errors = errors * (places != padding % len(table)).to(errors.dtype)[:, None]
+    if len(table) > len(places) and table.dim() == 2:
+        return EmbeddingGrad(places.expand(len(errors), -1), errors, len(table))
+    rows = errors.new_zeros(len(errors), len(table), errors.shape[2]).index_add_(1, places, errors)
+    return DenseGrad(rows.flatten(start_dim=1))
+
+
+def _through(ends: list[tuple[Tensor, Tensor]], starts: dict[str, Tensor]) -> Gradients:
+    """Each record's gradients of the `starts`, by name, from those of the `ends` that follow in the graph."""
+    outputs, errors = [output for output, _ in ends], [error for _, error in ends]
+    inputs = list(starts.values())
+
+    def back(some: list[Tensor], *, together: bool) -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(
+            outputs, inputs, some, retain_graph=True, allow_unused=True, is_grads_batched=together
+        )
+
+    try:
+        given = back(errors, together=True)
+    except RuntimeError:  # an operation whose backward pass has no batched form
+        each = [back(list(some), together=False) for some in zip(*errors, strict=True)]
+        given = tuple(None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True))
+    return {
+        name: DenseGrad(gradient.reshape(len(gradient), -1))
+        for name, gradient in zip(starts, given, strict=True)
+        if gradient is not None
+    }

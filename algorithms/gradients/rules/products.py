@@ -22,12 +22,11 @@ from algorithms.gradients.grad_sample_recorder import (
     Gradients,
     GradSampleRecorder,
     Kwargs,
+    Layout,
     name_of,
 )
 from algorithms.gradients.grads import DenseGrad, LinearGrad, PerExample, as_measured
-from algorithms.gradients.padding import Layout
-from algorithms.gradients.rules.elementwise import elementwise
-from algorithms.gradients.rules.general import general
+from algorithms.gradients.rules.general import elementwise, general
 
 _RECORD, _FOLDED = "Z", "Y"
 """The letters of the batch dimension, and of consecutive values of one record within it."""

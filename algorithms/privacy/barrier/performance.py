@@ -22,8 +22,7 @@ from torch import Tensor, distributed
 
 from algorithms.errors import RefusedError
 from algorithms.gradients import Engine, RecordsNotIndependentError
-from algorithms.gradients.arithmetic import in_full_precision
-from algorithms.gradients.padding import pass_size
+from algorithms.gradients.arithmetic import in_full_precision, pass_size
 from algorithms.models import Model
 
 if TYPE_CHECKING:

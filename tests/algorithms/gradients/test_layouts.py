@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from algorithms.gradients.padding import Layout, layout_of
+from algorithms.gradients.grad_sample_recorder import Layout, layout_of
 from tests.algorithms.gradients.zoo import SMALL, Spec, Wired, check, problem
 
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from algorithms.gradients.clipping import L1, L2, Affine, Clipping, Normalised, PerLayer, Unclipped
-from algorithms.gradients.line_search_losses import CARRIES, LineCandidates
-from algorithms.gradients.linear import LinearRecords, linear_layer
+from algorithms.gradients.linear import CARRIES, LinearRecords, LineCandidates, linear_layer
 from algorithms.models import Model, build
 from algorithms.models.objectives import cross_entropy
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from algorithms.errors import ModelRefusedError
-from algorithms.gradients import L2, Engine, offload
+from algorithms.gradients import L2, Engine, placement
 from algorithms.models import Model
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.layers import ATTENTION
@@ -46,7 +46,7 @@ def test_sums_are_those_of_parameters_on_the_device(name: str) -> None:
 
 def test_a_layer_or_two_are_on_the_device_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     width, copies, most = 32, weakref.WeakSet[Tensor](), []
-    brought = offload._brought
+    brought = placement._brought
 
     def counted(parameter: Tensor, device: torch.device) -> Tensor:
         copy = brought(parameter, device)
@@ -54,7 +54,7 @@ def test_a_layer_or_two_are_on_the_device_at_a_time(monkeypatch: pytest.MonkeyPa
         most.append(sum(each.numel() for each in copies))
         return copy
 
-    monkeypatch.setattr(offload, "_brought", counted)
+    monkeypatch.setattr(placement, "_brought", counted)
     layers = [part for _ in range(12) for part in (nn.Linear(width, width), nn.Tanh())]
     losses = nn.CrossEntropyLoss(reduction="none")
     model = Model("deep", nn.Sequential(*layers), losses, scores=lambda outputs: outputs)

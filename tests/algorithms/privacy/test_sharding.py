@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from algorithms.errors import ModelRefusedError
 from algorithms.gradients import L2, Engine
-from algorithms.gradients.sharding import shard_frozen
+from algorithms.gradients.placement import shard_frozen
 from algorithms.models import Model
 from algorithms.privacy.barrier.performance import ALONE, Group, Performance
 from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Poisson
