@@ -4,12 +4,15 @@ All of this is post-processing of releases and public numbers, and costs no priv
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 Count = Annotated[int, Field(ge=1)]
@@ -20,6 +23,11 @@ NotNegative = Annotated[float, Field(ge=0, lt=math.inf)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Bound = Annotated[float, Field(ge=1e-12, le=1e12)]
 """Of a record's gradient or loss."""
+
+# The functions under torch.optim's classes: they take all of their state, so a checkpoint can hold it, and a first
+# optimizer of a process takes seconds to make.
+_sgd = partial(sgd, dampening=0.0, weight_decay=0.0, nesterov=False, maximize=False)
+_adam = partial(adam, eps=1e-8, weight_decay=0.0, amsgrad=False, maximize=False)
 
 
 @dataclass(frozen=True)
@@ -66,14 +74,17 @@ class OptimizerConfig:
 
         factor: for the learning rate, from algorithms with a schedule of their own.
         """
-        count = moving.count + 1
         rate = self.learning_rate * factor * self._decay(int(moving.count) / steps)
-        first, second, direction = self._direction(moving, gradient, int(count))
-        parameters = moving.parameters * (1 - rate * self.weight_decay) - rate * direction
+        parameters = moving.parameters * (1 - rate * self.weight_decay)
+        first, second, count = moving.first.clone(), moving.second.clone(), moving.count.clone()
+        if self.optimizer == "sgd":
+            _sgd([parameters], [gradient], [first], lr=rate, momentum=self.momentum)
+            count += 1
+        else:
+            own = [parameters], [gradient], [first], [second]
+            _adam(*own, [], [count], lr=rate, beta1=self.momentum, beta2=self.second_momentum)
         average = self._averaged(moving.average, parameters, int(count), steps)
-        return replace(
-            moving, parameters=parameters, first=first, second=second, average=average, count=count
-        )
+        return OptimizerState(parameters, first, second, average, count)
 
     def published(self, moving: OptimizerState) -> Tensor:
         """The parameters to publish, shape [d]."""
@@ -87,17 +98,6 @@ class OptimizerConfig:
                 return 1.0 - progress
             case "cosine":
                 return 0.5 * (1.0 + math.cos(math.pi * progress))
-
-    def _direction(
-        self, moving: OptimizerState, gradient: Tensor, count: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        if self.optimizer == "sgd":
-            first = self.momentum * moving.first + gradient
-            return first, moving.second, first
-        first = self.momentum * moving.first + (1 - self.momentum) * gradient
-        second = self.second_momentum * moving.second + (1 - self.second_momentum) * gradient.square()
-        unbiased = second / (1 - self.second_momentum**count)
-        return first, second, first / (1 - self.momentum**count) / (unbiased.sqrt() + 1e-8)
 
     def _averaged(self, average: Tensor, parameters: Tensor, count: int, steps: int) -> Tensor:
         if self.averaging == "none":

@@ -18,6 +18,28 @@ def moved(update: OptimizerConfig, *, steps: int, factors: list[float] | None = 
     return states[1:]
 
 
+@pytest.mark.parametrize(
+    ("settings", "reference"),
+    [
+        ({"momentum": 0.9}, lambda moved: torch.optim.SGD([moved], 0.1, momentum=0.9)),
+        ({"optimizer": "adam", "momentum": 0.8}, lambda moved: torch.optim.Adam([moved], 0.1, (0.8, 0.999))),
+        (
+            {"optimizer": "adam", "momentum": 0.9, "weight_decay": 0.5},
+            lambda moved: torch.optim.AdamW([moved], 0.1, (0.9, 0.999), weight_decay=0.5),
+        ),
+    ],
+)
+def test_a_step_is_that_of_the_optimizer_of_this_name(settings: Any, reference: Any) -> None:
+    update = OptimizerConfig(0.1, **settings)
+    expected = torch.tensor([1.0, -2.0, 0.5])
+    state, optimizer = update.start(expected), reference(expected)
+    for gradient in torch.tensor([[0.3, 4.0, -1.0], [-2.0, 0.1, 0.0], [5.0, 5.0, 1e-3]]):
+        state = update.apply(state, gradient, steps=3)
+        expected.grad = gradient
+        optimizer.step()
+        assert torch.equal(state.parameters, expected)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_factor_multiplies_the_learning_rate_of_its_step(optimizer: Any) -> None:
     factors = [1.0, 0.5, 2.0]
