@@ -28,7 +28,7 @@ _SETTINGS = [(1, 1), (2, 1), (1, 2)]
 
 
 def main(
-    workloads: Annotated[str, typer.Option(help="Comma-separated.")] = "W3,W4cnn,W6",
+    workloads: Annotated[str, typer.Option(help="Comma-separated.")] = "W3,W4cnn,W6,vit-tiny",
     rounds: Annotated[int, typer.Option(min=2)] = 9,
 ) -> None:
     """Print the speed-up of a clipped sum over four batches with several workers or threads over one of each."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.models import Model, build
+from algorithms.models.libraries import imported_library
 from algorithms.models.objectives import cross_entropy
 from benchmarks.libraries import TABLE, VOCABULARY
 from benchmarks.transformer import AdaptedTransformer
@@ -134,6 +135,11 @@ def _adapted() -> Model:
     return _classifier("adapted transformer", AdaptedTransformer())
 
 
+def _vit_tiny() -> Model:
+    vit = imported_library("timm").models.VisionTransformer
+    return _classifier("ViT-Tiny", vit(img_size=32, patch_size=4, embed_dim=192, num_heads=3, num_classes=10))
+
+
 def _logistic() -> Model:
     return build("logistic", input_shape=(124,), classes=2, seed=_SEED)
 
@@ -196,5 +202,8 @@ def _of_library(name: str, *, small: bool) -> Workload:
 
 OF_LIBRARIES = {name: _of_library(name, small=False) for name in TABLE}
 SMALL = {name: _of_library(name, small=True) for name in TABLE}
-WORKLOADS = {workload.name: workload for workload in (*_ALL, *OF_LIBRARIES.values(), *SMALL.values())}
+VIT_TINY = Workload("vit-tiny", "ViT-Tiny on 32 x 32", _vit_tiny, (3, 32, 32), 10, batch=64, cuda_batch=1024)
+WORKLOADS = {
+    workload.name: workload for workload in (*_ALL, VIT_TINY, *OF_LIBRARIES.values(), *SMALL.values())
+}
 DEFAULT = tuple(workload.name for workload in _ALL)

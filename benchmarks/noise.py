@@ -1,0 +1,91 @@
+"""Benchmark of noise: `python -m benchmarks.noise`.
+
+First the normal draws that a core makes in a second. Then how far drawing ahead hides them: a release without noise,
+its noise alone, and the release with noise, which is drawn while the barrier sums, by wall time in rounds of random
+order. The sum keeps one core busy, so that noise has the others.
+"""
+
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from torch import nn
+
+from algorithms.gradients import L2
+from algorithms.models import Model
+from algorithms.models.objectives import cross_entropy
+from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.mechanisms.noise import seeded_generator, steps_of
+from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Noise, NoNoise
+from benchmarks.importance import Free, MadeUp
+
+_DRAWS = 4_000_000
+
+
+def main(
+    width: Annotated[int, typer.Option(help="The dense network has twice its square in parameters.")] = 2048,
+    records: Annotated[int, typer.Option(min=1)] = 512,
+    rounds: Annotated[int, typer.Option(min=2)] = 7,
+) -> None:
+    """Print draws a second and core, and the wall time of a sum, of its noise and of both together."""
+    torch.set_num_threads(1)
+    stream = seeded_generator(0).stream(0)
+    stream.normal(_DRAWS)
+    began = time.process_time()
+    stream.normal(_DRAWS)
+    typer.echo(f"normal draws a second and core: {_DRAWS / (time.process_time() - began) / 1e6:.1f} million")
+
+    module = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+    model = Model("dense", module, cross_entropy, lambda outputs: outputs)
+    count, parameters = model.parameter_count, model.initial_parameters()
+    made_up = np.random.default_rng(0)
+    held = MadeUp(
+        made_up.standard_normal((records, width), np.float32), made_up.integers(width, size=records)
+    )
+    barrier = Barrier(
+        held,
+        model,
+        spend=Free(),
+        generator=seeded_generator(0),
+        delta=1e-5,
+        trace=Trace(),
+        performance=Performance(workers=1, threads=1),
+    )
+
+    def release(noise: Noise) -> None:
+        barrier.gradient(parameters, sampling=FullBatch(), clipping=L2(1.0), noise=noise, divisor=records)
+
+    runs: dict[str, Callable[[], object]] = {
+        "sum": lambda: release(NoNoise()),
+        "noise": lambda: steps_of(stream.normal(count), std=1.0),
+        "release": lambda: release(Gaussian(1.0)),
+    }
+    seconds = {name: statistics.median(each) for name, each in _seconds(runs, rounds).items()}
+    hidden = (seconds["sum"] + seconds["noise"] - seconds["release"]) / min(seconds["sum"], seconds["noise"])
+    typer.echo(
+        f"{count:,} parameters, {records} records, {os.cpu_count()} cores: "
+        + ", ".join(f"{name} {each:.2f} s" for name, each in seconds.items())
+        + f"; hidden: {hidden:.0%} of the shorter"
+    )
+
+
+def _seconds(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds + 1):
+        for name in random.Random(number).sample(sorted(runs), len(runs)):
+            began = time.perf_counter()
+            runs[name]()
+            if number:  # the first round starts threads
+                found[name].append(time.perf_counter() - began)
+    return found
+
+
+if __name__ == "__main__":
+    typer.run(main)
