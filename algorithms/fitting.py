@@ -36,7 +36,7 @@ from algorithms.errors import RefusedError
 from algorithms.fit_inputs import Losses, check_index, model_of, pooled, records_of
 from algorithms.methods import CATALOGUE
 from algorithms.models.model import Called, Model
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import Accountant
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import Performance

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from algorithms.core.method import Inputs, PublicInfo, Target
 from algorithms.methods.dp_agd import DPAGD, State
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import secure_generator

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from algorithms.errors import BudgetRefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Ledger
 from benchmarks.postgres import server
 

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Choice, Entry, Head, Ledger, Spread, forecast
 from algorithms.privacy.ledger.chain import NOTHING, Draft, seal
 from algorithms.privacy.ledger.store import open_store

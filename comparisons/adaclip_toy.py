@@ -35,7 +35,7 @@ from algorithms.gradients import L2
 from algorithms.methods.adaptive_clipping import AdaCliP
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.models import Model
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator

@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 from pydantic import Field
 
-from algorithms.privacy.accounting.budget import MOST_EPSILON
+from algorithms.privacy.accounting import MOST_EPSILON
 from algorithms.privacy.card import load
 from algorithms.privacy.card.text import markdown
 from tasks.config.overrides import Request

@@ -19,7 +19,7 @@ from algorithms.gradients import linear_layer
 from algorithms.models import Model
 from algorithms.models.feature_transforms import in_front, shape_after
 from algorithms.models.saved import adapted
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.risk import caught, risk_profile
 from data import PublicDescription
 from tasks.config import params

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from algorithms.core import training
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.importance import LastNorms
 from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.ledger import Ledger

@@ -28,7 +28,7 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Affine, Box, Engine, LineCandidates, PerLayer
 from algorithms.methods import CATALOGUE, from_settings
 from algorithms.models import LossBounds, Model
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, buffered
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, Accountant
 from algorithms.privacy.barrier.barrier import Barrier, Performance

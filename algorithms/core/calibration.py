@@ -9,9 +9,8 @@ from pydantic import JsonValue
 from algorithms.core.method import Plan, PublicInfo, Target, adapter, by_accountants
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
-from algorithms.privacy.accounting.budget import MOST_EPSILON
-from algorithms.privacy.accounting.calibration import calibrate
-from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, adjacency_named
+from algorithms.privacy.accounting import MOST_EPSILON
+from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, adjacency_named, calibrate
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import RenyiBudget, RenyiFilter, ZCDPBudget, epsilon_of_zcdp
 from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Release, Sampling, total_release

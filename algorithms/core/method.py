@@ -19,7 +19,7 @@ from algorithms.core.optimizers import STRICT
 from algorithms.errors import RefusedError
 from algorithms.extension import imported, is_own
 from algorithms.models import LossBounds
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import (
     ACCOUNTANTS,
     ADD_OR_REMOVE_ONE,

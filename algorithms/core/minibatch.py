@@ -11,7 +11,7 @@ from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.optimizers import STRICT, Count, OptimizerConfig, OptimizerState, Share, Steps
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L2, Clipping
-from algorithms.privacy.accounting.calibration import Array, in_levels
+from algorithms.privacy.accounting.epsilon import Array, in_levels
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import (
     FullBatch,

@@ -30,8 +30,7 @@ from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.optimizers import STRICT, Bound, Count, NotNegative, Positive, Share
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, LineCandidates
-from algorithms.privacy.accounting.calibration import smallest
-from algorithms.privacy.accounting.epsilon import rdp
+from algorithms.privacy.accounting.epsilon import rdp, smallest
 from algorithms.privacy.accounting.filters import conversion, rho_of_budget
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import (

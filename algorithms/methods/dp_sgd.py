@@ -21,9 +21,8 @@ from algorithms.core.minibatch import (
 from algorithms.core.optimizers import Bound, Count, OptimizerConfig, Positive, Steps
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised, PerLayer
-from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.calibration import smallest
-from algorithms.privacy.accounting.epsilon import rdp
+from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting.epsilon import rdp, smallest
 from algorithms.privacy.barrier.barrier import Barrier
 
 

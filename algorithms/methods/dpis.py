@@ -35,9 +35,8 @@ from algorithms.core.minibatch import batches, expected_batch
 from algorithms.core.optimizers import STRICT, Bound, Count, OptimizerConfig, OptimizerState, Positive, Share
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised
-from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.calibration import smallest
-from algorithms.privacy.accounting.epsilon import rdp
+from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting.epsilon import rdp, smallest
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import RenyiBudget, conversion
 from algorithms.privacy.barrier.barrier import Barrier

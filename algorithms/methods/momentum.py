@@ -40,7 +40,7 @@ from algorithms.core.minibatch import NoiseSchedule, multiplier_at, noise_runs
 from algorithms.core.optimizers import STRICT, Count, NotNegative, Positive, Steps
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L1, L2, Box
-from algorithms.privacy.accounting.calibration import in_levels, smallest
+from algorithms.privacy.accounting.epsilon import in_levels, smallest
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import (
     FullBatch,

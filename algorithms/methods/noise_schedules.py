@@ -21,7 +21,7 @@ from algorithms.core.minibatch import (
 from algorithms.core.optimizers import STRICT, Bound, Count, Share
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
-from algorithms.privacy.accounting.calibration import Array
+from algorithms.privacy.accounting.epsilon import Array
 from algorithms.privacy.barrier.barrier import Barrier
 
 LEAST_SHARE = 1e-3

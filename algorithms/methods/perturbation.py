@@ -14,7 +14,7 @@ from algorithms.core.calibration import Claim, Repeated, plan_fixed
 from algorithms.core.method import Answered, Plan, PublicInfo, SingleRelease, Target
 from algorithms.core.optimizers import Bound
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import (
     Gaussian,

@@ -9,7 +9,7 @@ from ruamel.yaml import YAML
 
 from algorithms.core.correlated import CorrelatedPlan
 from algorithms.core.method import Plan
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.risk import caught, risk_profile
 from algorithms.privacy.card.schema import BY
 from data.schema import registry

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from flows.cli.terminal import SETTINGS, say, sentences, show, show_json
 
 if TYPE_CHECKING:
-    from algorithms.privacy.accounting.budget import Budget
+    from algorithms.privacy.accounting import Budget
     from algorithms.privacy.ledger import Balance, Forecast, Ledger, Price
 
 _SMALLEST_SHARE = 0.01
@@ -76,7 +76,7 @@ def forecast(
 ) -> None:
     """Show how many more retrainings the caps allow and when blocks retire. Spends nothing."""
     with sentences():
-        from algorithms.privacy.accounting.budget import Budget
+        from algorithms.privacy.accounting import Budget
         from algorithms.privacy.ledger import Choice, Spread
         from algorithms.privacy.ledger import forecast as play
 
@@ -257,7 +257,7 @@ def cap(
 ) -> None:
     """Change the cap of a population or block, as the owner of its data. The ledger records the change."""
     with sentences():
-        from algorithms.privacy.accounting.budget import Budget
+        from algorithms.privacy.accounting import Budget
 
         ledger = _ledger()
         block = block or "all"
@@ -317,7 +317,7 @@ def block(
 ) -> None:
     """Declare a block. Its cap is that of the population unless you give it its own."""
     with sentences():
-        from algorithms.privacy.accounting.budget import Budget
+        from algorithms.privacy.accounting import Budget
 
         ledger = _ledger()
         usual = ledger.balance(population, "all").cap

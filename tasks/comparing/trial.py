@@ -29,7 +29,7 @@ from algorithms.core.receipt import reserved_events
 from algorithms.core.training import train
 from algorithms.errors import RefusedError
 from algorithms.models import Model
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.accounting.filters import holding_to_json
 from algorithms.privacy.barrier.barrier import Performance

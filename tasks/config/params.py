@@ -23,7 +23,7 @@ from pydantic import (
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from algorithms.privacy.accounting.budget import MOST_EPSILON
+from algorithms.privacy.accounting import MOST_EPSILON
 from data.prepare.description import Transform
 
 _PASSWORD = re.compile(r"://[^/@]*:[^@]*@|[?&](ssl)?password=")

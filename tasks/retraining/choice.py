@@ -14,7 +14,7 @@ from typing import Any
 from algorithms.core.method import Plan
 from algorithms.core.receipt import reserved_events
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import (
     Balance,
     Block,

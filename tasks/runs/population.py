@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Composition, Ledger
 from algorithms.privacy.ledger.composition import UNIT
 from algorithms.privacy.ledger.usual import check_place, keep_usual

@@ -21,7 +21,7 @@ from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.receipt import reserved_events
 from algorithms.core.training import device_of
 from algorithms.errors import BudgetRefusedError, RefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import WHOLE_POPULATION, Balance
 from algorithms.privacy.ledger.usual import check_place
 from data import PublicDescription

@@ -24,7 +24,7 @@ from algorithms.core.method import Plan
 from algorithms.core.receipt import account_of, cost_of, reserved_events, software
 from algorithms.core.training import of_people
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import adjacency_named, epsilon
 from algorithms.privacy.accounting.events import schedule_to_json
 from algorithms.privacy.accounting.selection import trials_of

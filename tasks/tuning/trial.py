@@ -16,7 +16,7 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.models import Model
 from algorithms.models.feature_transforms import buffers
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import adjacency_named, epsilon
 from algorithms.privacy.accounting.filters import ScheduleFilter
 from algorithms.privacy.barrier.barrier import Barrier, Performance

@@ -18,7 +18,7 @@ from algorithms.core.training import Features
 from algorithms.gradients import Engine
 from algorithms.methods import from_settings
 from algorithms.models import Model, build
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import Accountant
 from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.barrier.trace import Trace

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from algorithms.core.method import Algorithm, Inputs, Plan, PublicInfo, Target
 from algorithms.models import Model, build
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator

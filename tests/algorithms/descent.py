@@ -14,7 +14,7 @@ from algorithms.core.method import Algorithm, Plan, PublicInfo, Target
 from algorithms.gradients import LineCandidates
 from algorithms.methods.dp_agd import DPAGD, State
 from algorithms.models import Model, build
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator

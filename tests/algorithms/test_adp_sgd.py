@@ -14,7 +14,7 @@ from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.methods.noise_schedules import ADPSGD, Decay, allocated, square_without_noise
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from tests.algorithms.bench import made_up, run, small_model
 from tests.algorithms.unaccounted import plan_with, with_schedule
 

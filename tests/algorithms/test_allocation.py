@@ -16,7 +16,7 @@ from algorithms.methods.momentum import (
     growing_stages,
     laplace_scale,
 )
-from algorithms.privacy.accounting.calibration import in_levels
+from algorithms.privacy.accounting.epsilon import in_levels
 
 CURVE = Curve(smoothness=5.0, strong_convexity=0.02)
 FIVE = [Stage(5, 0.2)]

@@ -21,7 +21,7 @@ from algorithms.errors import RefusedError
 from algorithms.methods.dp_gd import DPGD, NormBoundSGD, steps_for
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.models import Model
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from tests.algorithms import bench
 from tests.algorithms.bench import MadeUp, made_up, run, small_model
 

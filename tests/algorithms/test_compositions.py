@@ -21,7 +21,7 @@ from algorithms.gradients import linear_layer
 from algorithms.methods import CATALOGUE
 from algorithms.models import Model, build
 from algorithms.models.saved import adapted
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from tests.algorithms.bench import DELTA, RECORDS, SHAPE, OneLook, Watched, algorithm, made_up

@@ -13,7 +13,7 @@ from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.methods import from_settings
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.events import CorrelatedDpEvent, unrolled
 from algorithms.privacy.mechanisms.correlated import Toeplitz, Tree
 from tests.algorithms.bench import algorithm, made_up, planned, run, small_model

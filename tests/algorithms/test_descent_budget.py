@@ -14,7 +14,7 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.methods.dp_agd import DPAGD, OURS
 from algorithms.models import LossBounds
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import rdp
 from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Gumbel, Laplace, Poisson, Sampling
 from tests.algorithms.descent import (

@@ -11,7 +11,7 @@ from algorithms.core.method import Algorithm, Plan, PublicInfo, Target
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised, PerLayer
 from algorithms.methods.dp_sgd import DPSGD
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from tests.algorithms import bench
 from tests.algorithms.bench import made_up, run, small_model
 from tests.algorithms.unaccounted import plan_with, with_schedule

@@ -10,8 +10,8 @@ from algorithms.core.method import PublicInfo, Target
 from algorithms.errors import RefusedError
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.methods.noise_schedules import DPSGDDecay
-from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.calibration import LEVELS, in_levels
+from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting.epsilon import LEVELS, in_levels
 from tests.algorithms.bench import made_up, run, small_model
 from tests.algorithms.unaccounted import plan_with, with_schedule
 

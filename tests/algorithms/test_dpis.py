@@ -18,8 +18,8 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Clipping
 from algorithms.methods import from_settings
 from algorithms.methods.dpis import DPIS, State, precommitted
-from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.calibration import calibrate
+from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting.epsilon import calibrate
 from algorithms.privacy.accounting.events import RenyiDpEvent
 from algorithms.privacy.accounting.filters import conversion
 from algorithms.privacy.barrier.trace import Row

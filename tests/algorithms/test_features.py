@@ -23,7 +23,7 @@ from algorithms.gradients import L2
 from algorithms.gradients.linear import LinearRecords
 from algorithms.models import Model, build
 from algorithms.models.feature_transforms import buffers, front, in_front, installed, shape_after
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.filters import ScheduleFilter
 from algorithms.privacy.barrier import unnoised_queries
 from algorithms.privacy.barrier.barrier import Barrier, Performance

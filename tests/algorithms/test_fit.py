@@ -30,7 +30,7 @@ from algorithms.fit_inputs import model_of, records_of
 from algorithms.methods import CATALOGUE
 from algorithms.models import build
 from algorithms.models.libraries import imported_library
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.card import load, text, verify

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from algorithms.core.method import Target
 from algorithms.errors import RefusedError
 from algorithms.methods.momentum import HeavyBall, Nesterov
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from tests.algorithms.box import (
     APPROXIMATE,
     FEATURES,

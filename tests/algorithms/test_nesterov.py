@@ -18,7 +18,7 @@ from algorithms.methods.momentum import (
     iteration,
     laplace_scale,
 )
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from tests.algorithms.box import (
     APPROXIMATE,
     FEATURES,

@@ -8,7 +8,7 @@ import pytest
 from algorithms.core.method import Algorithm, Target
 from algorithms.errors import RefusedError
 from algorithms.methods.dp_sgd import SGDMA, SGDAdv
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from tests.algorithms.test_baselines import TARGET, public
 
 

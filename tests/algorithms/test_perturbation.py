@@ -18,7 +18,7 @@ from algorithms.core.method import Algorithm, Inputs, Plan, PublicInfo, Target
 from algorithms.errors import RefusedError
 from algorithms.methods.perturbation import ObjectivePerturbation, OutputPerturbation, noise_multiplier_by_kst
 from algorithms.models import Model, build
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import rdp
 from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent
 from algorithms.privacy.mechanisms.noise import seeded_generator

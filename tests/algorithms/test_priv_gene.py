@@ -13,7 +13,7 @@ from algorithms.core.method import PublicInfo, Target
 from algorithms.errors import RefusedError
 from algorithms.methods.priv_gene import PrivGene
 from algorithms.models import LossBounds
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.mechanisms.release import Gumbel
 from tests.algorithms.descent import (
     DELTA,

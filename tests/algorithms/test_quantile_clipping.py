@@ -14,7 +14,7 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.methods.adaptive_clipping import QuantileClipping
 from algorithms.methods.dp_sgd import DPSGD
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from tests.algorithms.bench import made_up, run, small_model
 from tests.algorithms.unaccounted import plan_with
 

@@ -6,8 +6,8 @@ from typing import Any
 import dp_accounting as dp
 
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.calibration import Array, in_levels
+from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting.epsilon import Array, in_levels
 
 
 def plan_with(

@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.card import PrivacyCard, load, public_key_of
 from flows.cli.main import app
 from flows.cli.steps import Steps, has_prefect_api

@@ -13,7 +13,7 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.card import build
 from algorithms.privacy.ledger import Composition, Ledger, forecast, identity
 from flows.cli.main import app

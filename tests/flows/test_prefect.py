@@ -19,7 +19,7 @@ from prefect.testing.cli import CycloptsCliRunner
 from prefect.utilities.callables import parameter_schema
 from typer.testing import CliRunner, Result
 
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from flows.audit import audit
 from flows.cli import runs
 from flows.cli.main import app

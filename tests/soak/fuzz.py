@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 
 from algorithms import models
 from algorithms.core import training
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.importance import LastNorms
 from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.card import build

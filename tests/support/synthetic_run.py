@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from algorithms.core.method import Plan, by_accountants
 from algorithms.gradients import L2, Unclipped
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import epsilon
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.accounting.filters import ScheduleFilter

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.mechanisms.noise import secure_generator
 from tasks import train

@@ -11,7 +11,7 @@ from algorithms.core.calibration import plan_zcdp
 from algorithms.core.method import PublicInfo, Target
 from algorithms.core.receipt import reserved_events
 from algorithms.errors import BudgetRefusedError, RefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.events import event_to_json
 from algorithms.privacy.ledger import Ledger
 from data import DataRefusedError

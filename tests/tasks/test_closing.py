@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Ledger
 from tasks.runs.summary import run_summary
 from tests.support.checkout import PROJECT

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Composition, Ledger
 from tasks.ledger_page.page import page
 from tests.support.browser import seen

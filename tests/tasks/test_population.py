@@ -11,7 +11,7 @@ from algorithms.core.calibration import plan_renyi
 from algorithms.core.method import PublicInfo, Target
 from algorithms.core.receipt import reserved_events
 from algorithms.errors import BudgetRefusedError, RefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import group_privacy, rdp
 from algorithms.privacy.accounting.events import RenyiDpEvent, schedule_from_json
 from algorithms.privacy.accounting.filters import RenyiFilter

@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from algorithms.errors import BudgetRefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Choice, Ledger
 from flows.cli.main import app
 from tasks import prepare, train

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Ledger
 from tasks import train
 from tasks.retraining import delivery

@@ -14,7 +14,7 @@ import torch
 
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.models import Model
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.ledger import Ledger
 from data.prepare.secret_key import owner_key

@@ -4,3 +4,38 @@
 
 Knows no records and no noise. Imports nothing else of ours but errors.
 """
+
+import math
+from dataclasses import dataclass
+
+from algorithms.errors import RefusedError
+
+MOST_EPSILON = 1e4
+"""The largest epsilon of a private run; it promises nothing, and the accountants' numbers overflow above it."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """An (epsilon, delta) pair, to be spent or already spent.
+
+    epsilon: at least 0; infinity stands for a run without noise.
+    delta: from 0 to 1.
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.epsilon) or self.epsilon < 0:
+            raise RefusedError(
+                f"epsilon must be at least 0, not {self.epsilon}; give 0 or a positive number."
+            )
+        if not 0 <= self.delta <= 1:
+            raise RefusedError(f"delta must lie between 0 and 1, not {self.delta}; give a probability.")
+
+    def check_spendable(self) -> None:
+        """Raises RefusedError unless it can be spent adaptively: a finite epsilon above 0 and delta in (0, 1)."""
+        if not 0 < self.epsilon < math.inf or not 0 < self.delta < 1:
+            raise RefusedError(
+                f"{self} gives no budget to spend; give a finite epsilon above 0 and delta in (0, 1)."
+            )

@@ -1,4 +1,6 @@
-"""From privacy events to epsilon: by PLD, Rényi divergences or pure epsilons; under either adjacency, and for groups.
+"""From privacy events to epsilon and back: what a schedule costs, and the least noise that keeps it within a target.
+
+An epsilon is by PLD, Rényi divergences or pure epsilons; under either adjacency, and for groups.
 
 Two accountants of dp_accounting do the work: PLD (privacy loss distributions, tight) and RDP (Rényi). Both are valid
 for a schedule that was fixed in advance; adaptive spending is enforced by `filters`. A third accountant adds up pure
@@ -7,24 +9,32 @@ epsilons, for delta = 0.
 Events state the noise multiplier std / C for the bound C on one record, whatever the adjacency. Replacing a record
 removes one and adds one, so a sum over all records moves by twice the bound. Events of samples are translated only if a
 theorem says how, since the accountants have bounds of their own for them.
+
+Every search for a multiplier in the house is `smallest`: it needs a cost that falls as its argument grows, and what it
+returns was itself evaluated, so that rounding never ends above the limit.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import dp_accounting as dp
 import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import compute_epsilon
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
+from numpy.typing import NDArray
+from scipy.optimize import brentq
 
 from algorithms.errors import RefusedError
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.event_rules import loss_of, parts, rule_of
-from algorithms.privacy.accounting.events import Schedule, kept, unrolled
+from algorithms.privacy.accounting.events import Schedule, unrolled
 
+Array = NDArray[np.float64]
 Adjacency: TypeAlias = dp.NeighboringRelation
 ADD_OR_REMOVE_ONE = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE_ONE = dp.NeighboringRelation.REPLACE_ONE
@@ -91,7 +101,7 @@ def rdp(
     """The Rényi divergence bound of a schedule at each order, shape [orders]."""
     total = np.zeros(len(orders))
     for event, count in schedule:
-        total += count * kept(_event_rdp, event, orders, adjacency)
+        total += count * _event_rdp(_Asked.of(event, orders, adjacency))
     return total
 
 
@@ -105,12 +115,25 @@ def epsilon_of_rdp(divergences: np.ndarray, delta: float, orders: tuple[float, .
     return float(compute_epsilon(orders, divergences, delta)[0])
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """Arguments of a cached function, equal if written alike: a ComposedDpEvent holds a list, which has no hash."""
+
+    text: str
+    arguments: Any = field(compare=False)
+
+    @classmethod
+    def of(cls, *arguments: Any) -> "_Asked":
+        return cls(repr(arguments), arguments)
+
+
 @lru_cache(maxsize=4096)
-def _event_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: Adjacency) -> np.ndarray:
+def _event_rdp(asked: _Asked) -> np.ndarray:
+    event, orders, adjacency = asked.arguments
     if is_not_private(event):
         return np.full(len(orders), math.inf)
     plain = as_add_remove(adjacency, event)
-    divergences = rule_of(plain).rdp(plain, orders, adjacency)
+    divergences: np.ndarray = rule_of(plain).rdp(plain, orders, adjacency)
     divergences.setflags(write=False)
     return divergences
 
@@ -184,18 +207,13 @@ def epsilon(
     Source: Koskela et al. 2020 and Doroshenko et al. 2022 (PLD); Mironov 2017 and Canonne et al. 2020,
     Proposition 12 (RDP and its conversion).
     """
-    return kept(_epsilon, tuple(schedule), delta, accountant, adjacency, discretisation)
+    return _epsilon(_Asked.of([*schedule], delta, accountant, adjacency, discretisation))
 
 
-@lru_cache(maxsize=32)
-def _epsilon(
-    schedule: Schedule,
-    delta: float,
-    accountant: Accountant,
-    adjacency: Adjacency,
-    discretisation: float | None,
-) -> float:
+@lru_cache(maxsize=128)
+def _epsilon(asked: _Asked) -> float:
     """`epsilon` with a cache, since calibration, plan and card compute the same epsilon."""
+    schedule, delta, accountant, adjacency, discretisation = asked.arguments
     if accountant != "pure" and not 0 < delta < 1:
         raise RefusedError(f"delta must lie strictly between 0 and 1, not {delta}; 1/n or less is customary.")
     if any(is_not_private(event) for event, _ in schedule):
@@ -261,3 +279,165 @@ def _largest_losses(schedule: Schedule, adjacency: Adjacency) -> Iterator[float]
         with suppress(RefusedError):
             if 0 < (loss := pure_epsilon(as_add_remove(adjacency, event))) < math.inf:
                 yield loss
+
+
+LEVELS = 24
+"""The most different noise multipliers in a plan; each costs the accountant a distribution of its own."""
+
+_FEW_ORDERS = (1.25, 1.5, *map(float, range(2, 64)), 128.0, 256.0, 512.0, 1024.0)
+_NOISE_RANGE = (1e-6, 1e7)
+_TOLERANCE, _WASTE = 2e-4, 1e-3
+_TINY, _HUGE = 1e-300, 1e300
+_LOOSE = 4.0
+"""How much larger than the cost itself Rényi's bound on it is at the most, with room to spare."""
+
+
+def smallest(
+    cost: Callable[[float], float], limit: float, *, low: float, high: float, tolerance: float
+) -> float | None:
+    """The smallest number in [low, high] that costs at most `limit`.
+
+    Args:
+        cost: Falls as its argument grows; may be infinite.
+        limit: Above 0.
+        low: Above 0; is returned where it costs at most the limit.
+        high: The largest number that may be returned.
+        tolerance: Relative; how far above the smallest number the result may be.
+
+    Returns:
+        The number, whose own cost was found to be at most the limit, or None where even `high` costs more.
+
+    Example:
+        >>> round(smallest(lambda z: 1 / z**2, 0.25, low=1e-3, high=1e3, tolerance=1e-9), 6)
+        2.0
+    """
+
+    def excess(logarithm: float) -> float:
+        return math.log(min(max(cost(math.exp(logarithm)), _TINY), _HUGE) / max(limit, _TINY))
+
+    if cost(low) <= limit:
+        return low
+    if cost(high) > limit:
+        return None
+    root = brentq(excess, math.log(low), math.log(high), xtol=tolerance)
+    candidates = (min(math.exp(root + k * tolerance), high) for k in range(1000))
+    return next((number for number in candidates if cost(number) <= limit), high)
+
+
+def calibrate(
+    schedule_at: Callable[[float], Schedule],
+    target: Budget,
+    *,
+    accountant: Accountant = "pld",
+    adjacency: Adjacency = ADD_OR_REMOVE_ONE,
+) -> float:
+    """The smallest noise multiplier, up to a tolerance, whose schedule costs at most `target`.
+
+    Never above the target: the multiplier that is returned was itself evaluated at the fine discretisation.
+
+    Args:
+        schedule_at: The schedule at a noise multiplier; its cost must fall as the multiplier grows.
+        target: The budget that the schedule is to keep to.
+        accountant: Whose epsilon is compared with the target's.
+        adjacency: What the events are accounted under.
+
+    Raises:
+        RefusedError: Where no multiplier up to 1e7 meets the target.
+
+    Example:
+        >>> from dp_accounting import GaussianDpEvent
+        >>> found = calibrate(lambda z: [(GaussianDpEvent(z), 1)], Budget(1.0, 1e-5))
+        >>> 3.73 < found < 3.74  # 3.7306 by the Gaussian mechanism's closed form
+        True
+    """
+    if accountant != "pld":
+        return _near(
+            lambda z: epsilon(schedule_at(z), target.delta, accountant=accountant, adjacency=adjacency),
+            target.epsilon,
+            tolerance=2e-5,
+        )
+
+    @lru_cache
+    def cost(z: float, coarsening: float = 1.0) -> float:
+        if coarsening == 1.0:
+            return epsilon(schedule_at(z), target.delta, adjacency=adjacency)  # as the plan asks for it
+        schedule = in_few_kinds(schedule_at(z))
+        grid = (discretisation_of(schedule, target.delta, adjacency) or FINE) * coarsening
+        return epsilon(schedule, target.delta, adjacency=adjacency, discretisation=grid)
+
+    def bracket(z: float) -> float:
+        few = in_few_kinds(schedule_at(z))
+        try:
+            divergences = rdp(few, orders=_FEW_ORDERS, adjacency=adjacency)
+        except RefusedError:
+            return cost(z, COARSENING)
+        return epsilon_of_rdp(divergences, target.delta, _FEW_ORDERS)
+
+    try:
+        rough = _near(bracket, target.epsilon, tolerance=0.02)
+    except RefusedError:  # by looser bounds, which what is released beside the noise may exceed by itself
+        is_far = bracket(_NOISE_RANGE[1]) > _LOOSE * target.epsilon  # and a distribution would be endless
+        if is_far or cost(_NOISE_RANGE[1], COARSENING) > target.epsilon:
+            raise
+        rough = 1.0
+    coarse = _near(lambda z: cost(z, COARSENING), target.epsilon, start=rough)
+    if 0 <= target.epsilon - cost(coarse) < _WASTE * target.epsilon:
+        return coarse
+    return _near(cost, target.epsilon, start=coarse, factor=1.02)
+
+
+def _near(
+    cost: Callable[[float], float],
+    target: float,
+    *,
+    start: float = 1.0,
+    factor: float = 1.5,
+    tolerance: float = _TOLERANCE,
+) -> float:
+    """The smallest multiplier that costs at most the target, searched for outwards from `start`.
+
+    One evaluation of a cost may take seconds, so the search begins where a coarser one ended.
+    """
+    low = high = start
+    while cost(high) > target:
+        low, high = high, high * factor
+        if high > _NOISE_RANGE[1]:
+            raise RefusedError(
+                f"no noise multiplier up to {_NOISE_RANGE[1]:.0e} meets epsilon = {target:g};"
+                " ask for a larger epsilon, fewer steps, smaller batches or more noise in what is released beside them."
+            )
+    while low >= high and low > _NOISE_RANGE[0]:
+        low /= factor
+        if cost(low) <= target:
+            high = low
+    if low <= _NOISE_RANGE[0]:
+        return high
+    return smallest(cost, target, low=low, high=high, tolerance=tolerance) or high
+
+
+def in_levels(weights: Array, levels: int = LEVELS) -> tuple[Array, Array]:
+    """Positive weights as a few runs of equal ones.
+
+    A run takes its geometric mean, so where there are fewer runs of equal weights they are kept. Else runs end where
+    they follow the logarithm with the least squared error: their density goes with its slope to the power 2/3.
+
+    Args:
+        weights: Shape [steps].
+        levels: The most runs.
+
+    Returns:
+        The values of the runs and their lengths, each of shape [runs].
+
+    Example:
+        >>> values, counts = in_levels(np.array([1.0, 1.0, 4.0]))
+        >>> values.round(6).tolist(), counts.tolist()
+        ([1.0, 4.0], [2, 1])
+    """
+    moves = np.abs(np.diff(np.log(weights), prepend=math.log(weights[0])))
+    cells = np.cumsum(moves > 0)
+    if cells[-1] >= levels:
+        course = np.cumsum(moves ** (2.0 / 3.0))
+        cells = np.minimum(np.floor(course / course[-1] * levels), levels - 1)
+    starts = np.flatnonzero(np.diff(cells, prepend=-1.0))
+    counts = np.diff(np.append(starts, len(weights)))
+    return np.exp(np.add.reduceat(np.log(weights), starts) / counts), counts

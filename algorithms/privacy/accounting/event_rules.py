@@ -19,19 +19,17 @@ from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.losses import (
     TAIL_DELTA,
     by_pld,
+    by_rdp,
     curves_of,
     of_curves,
     of_objective,
     of_pure,
     of_sampled_gaussian,
-    shift_of_selection,
-)
-from algorithms.privacy.accounting.renyi import (
-    by_rdp,
     rdp_of_objective,
     rdp_of_pure,
     rdp_of_sampled_gaussian,
     rounded_up,
+    shift_of_selection,
 )
 
 Relation: TypeAlias = dp.NeighboringRelation

@@ -1,9 +1,7 @@
 """Privacy events as JSON: dp_accounting's own class and field names, nested as the events are, and five more."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import dp_accounting as dp
 
@@ -18,9 +16,6 @@ from algorithms.privacy.accounting.event_rules import (
     rule_of,
 )
 
-if TYPE_CHECKING:
-    from functools import _lru_cache_wrapper
-
 __all__ = [
     "CorrelatedDpEvent",
     "CorrelatedStepDpEvent",
@@ -30,7 +25,6 @@ __all__ = [
     "Schedule",
     "event_from_json",
     "event_to_json",
-    "kept",
     "merged",
     "run_lengths",
     "schedule_from_json",
@@ -38,31 +32,8 @@ __all__ = [
     "unrolled",
 ]
 
-T = TypeVar("T")
-
 Schedule = Sequence[tuple[dp.DpEvent, int]]
 """Events with the number of times each occurs in a row, in the order of the releases."""
-
-
-def kept(function: "_lru_cache_wrapper[T]", *key: Any) -> T:
-    """What a function with a cache makes of events; where no cache can key one, by what it is written as."""
-    try:
-        return function(*key)
-    except TypeError:  # a ComposedDpEvent holds a list
-        found: T = _kept_by_words(function, repr(key), _Aside(key))
-        return found
-
-
-@dataclass(frozen=True)
-class _Aside:
-    """What a cache is to hand on without a look at it: all are equal."""
-
-    key: tuple[Any, ...] = field(compare=False)
-
-
-@lru_cache(maxsize=128)
-def _kept_by_words(function: "_lru_cache_wrapper[Any]", _words: str, aside: _Aside) -> Any:
-    return function.__wrapped__(*aside.key)
 
 
 def unrolled(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:

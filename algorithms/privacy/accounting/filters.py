@@ -15,8 +15,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from algorithms.errors import BudgetRefusedError, RefusedError
-from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.calibration import smallest
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     ORDERS,
@@ -24,6 +23,7 @@ from algorithms.privacy.accounting.epsilon import (
     as_add_remove,
     epsilon_of_rdp,
     rdp,
+    smallest,
 )
 from algorithms.privacy.accounting.event_rules import rule_of
 from algorithms.privacy.accounting.events import Schedule, event_to_json

@@ -2,7 +2,7 @@
 
 from decimal import ROUND_CEILING, Context
 
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, releases_of
 from algorithms.privacy.accounting.events import schedule_from_json
 from algorithms.privacy.accounting.selection import trials_of

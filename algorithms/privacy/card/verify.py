@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from algorithms.errors import RefusedError
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting import epsilon as accounting
-from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, Adjacency, adjacency_named, rdp
 from algorithms.privacy.accounting.events import Schedule, merged, schedule_from_json
 from algorithms.privacy.accounting.filters import (

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger.books import STATES, Account, Books, Run, replay
 from algorithms.privacy.ledger.chain import WHOLE_POPULATION, Entry, Head
 from algorithms.privacy.ledger.composition import Amount, Terms

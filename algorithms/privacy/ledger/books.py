@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
 from algorithms.errors import BudgetRefusedError, RefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger.chain import WHOLE_POPULATION, Draft, Entry
 from algorithms.privacy.ledger.composition import BASIC, Amount, Composition, Events, Terms, plus, times
 from algorithms.privacy.ledger.policy import Block

@@ -15,7 +15,7 @@ from json.encoder import encode_basestring_ascii as _quote
 from typing import Any, Literal, NamedTuple
 
 from algorithms.errors import LedgerBrokenError, RefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 
 Kind = Literal["population", "cap", "reserve", "settle", "forfeit"]
 GENESIS = "0" * 64

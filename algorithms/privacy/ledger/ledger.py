@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from sqlalchemy.engine import Connection
 
 from algorithms.errors import LedgerBrokenError, RefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import balances, rules
 from algorithms.privacy.ledger.balances import Part
 from algorithms.privacy.ledger.books import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from algorithms.errors import BudgetRefusedError, NoiseElsewhereError, RefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger.books import (
     NOISE_KEY,
     Books,

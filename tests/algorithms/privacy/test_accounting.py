@@ -12,10 +12,9 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting import epsilon as accounting
-from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.calibration import calibrate
-from algorithms.privacy.accounting.epsilon import ORDERS, epsilon, rdp
+from algorithms.privacy.accounting.epsilon import ORDERS, calibrate, epsilon, rdp
 from algorithms.privacy.accounting.events import (
     Schedule,
     event_from_json,

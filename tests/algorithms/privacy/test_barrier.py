@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L1, L2, PerLayer, Unclipped
 from algorithms.models import Model, build
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.filters import ScheduleFilter, ZCDPFilter
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.performance import Performance

@@ -12,9 +12,8 @@ import dp_accounting as dp
 import numpy as np
 import pytest
 
-from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.calibration import LEVELS, calibrate, in_levels
-from algorithms.privacy.accounting.epsilon import epsilon, epsilon_of_rdp, rdp
+from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting.epsilon import LEVELS, calibrate, epsilon, epsilon_of_rdp, in_levels, rdp
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp, rho_of_budget
 from algorithms.privacy.mechanisms.release import Gumbel, Laplace, argmin_release

@@ -19,8 +19,7 @@ from algorithms.core.calibration import plan_fixed
 from algorithms.core.method import PublicInfo, Target
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L1
-from algorithms.privacy.accounting import event_rules
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget, event_rules
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, Accountant, epsilon, group_privacy
 from algorithms.privacy.accounting.event_rules import EventRule, Traced, register
 from algorithms.privacy.accounting.events import schedule_from_json, schedule_to_json

@@ -16,7 +16,7 @@ from algorithms.core.method import Inputs, Plan, PublicInfo, Target
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L1, L2
 from algorithms.models import LossBounds
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon
 from algorithms.privacy.accounting.filters import RenyiFilter, rho_of_budget
 from algorithms.privacy.barrier.trace import Trace

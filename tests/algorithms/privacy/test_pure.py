@@ -13,11 +13,11 @@ from scipy import optimize, special, stats
 from algorithms.core.calibration import plan_renyi, plan_zcdp
 from algorithms.core.method import PublicInfo, Target, by_accountants
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.calibration import calibrate
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     REPLACE_ONE,
+    calibrate,
     composed,
     discretisation_of,
     epsilon,

@@ -6,8 +6,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_mechanism
 
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, ORDERS
-from algorithms.privacy.accounting.losses import SampledGaussianLoss
-from algorithms.privacy.accounting.renyi import by_rdp, rdp_of_sampled_gaussian
+from algorithms.privacy.accounting.losses import SampledGaussianLoss, by_rdp, rdp_of_sampled_gaussian
 
 SIDES = privacy_loss_mechanism.AdjacencyType
 EPSILONS = np.concatenate([np.linspace(-6, 6, 2001), [-1e-9, 0.0, 1e-9]])

@@ -14,7 +14,7 @@ from torch import Tensor
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L1, L2, Normalised
 from algorithms.models import build
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import epsilon
 from algorithms.privacy.accounting.events import PureDpEvent
 from algorithms.privacy.accounting.filters import RenyiFilter, ScheduleFilter, ZCDPFilter

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.ledger.books import replay
 from algorithms.privacy.ledger.chain import NOTHING, Draft, Entry, Head, follow, seal

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from algorithms.errors import BudgetRefusedError, RefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Ledger
 from tests.algorithms.privacy.ledger import conftest
 from tests.algorithms.privacy.ledger.conftest import CAP, ONE, declared

@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import norm
 
 from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon, group_privacy, rdp
 from algorithms.privacy.accounting.events import (
     ObjectivePerturbationDpEvent,

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from algorithms.errors import LedgerBrokenError, RefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Ledger, export, heads, identity, restore
 
 ONE = Budget(0.1, 1e-6)

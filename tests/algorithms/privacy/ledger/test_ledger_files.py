@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.ledger.place import checked_url
 

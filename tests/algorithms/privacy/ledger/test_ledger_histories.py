@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, group_privacy, rdp
 from algorithms.privacy.accounting.events import PureDpEvent, schedule_from_json, schedule_to_json
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp, rho_under

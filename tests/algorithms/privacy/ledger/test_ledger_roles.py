@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Ledger, NotAllowedError
 from algorithms.privacy.ledger.roles import init
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from algorithms.errors import LedgerBrokenError, RefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Balance, Ledger
 
 ROOT = Path(__file__).parents[4]
@@ -25,7 +25,7 @@ RESERVER = """
 import sys, types
 package = sys.modules["algorithms"] = types.ModuleType("algorithms")
 package.__path__ = ["algorithms"]
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.errors import BudgetRefusedError
 from algorithms.privacy.ledger import Ledger
 url, run_id = sys.argv[1:]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Composition
 from algorithms.privacy.ledger.chain import NOTHING, Draft, seal
 from algorithms.privacy.ledger.store import INSERT
