@@ -27,13 +27,11 @@ from rich.console import Console
 from algorithms.core import training
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.mechanisms.noise import seeded_generator
-from data import DataCard, public_description
-from data.prepare import prepared
-from data.prepare.reading import read
+from data import DataCard, prepared, public_description
+from data.card import File, Split, data_card
+from data.formats import Categorical, Column, Csv, Label, Numeric
 from data.readers.records import Records
-from data.schema import registry
-from data.schema.card import File, Split
-from data.schema.formats import Categorical, Column, Csv, Label, Numeric
+from data.reading import read
 from tasks.calibrate import model_for, plan_for
 from tasks.config import params
 
@@ -159,7 +157,7 @@ def main(
     ] = False,
 ) -> None:
     """Write the rows; with --prepare, also prepare them, train on them and print the cost."""
-    card = registry.card("kddcup99")
+    card = data_card("kddcup99")
     if not isinstance(card.reader, Csv):
         raise typer.BadParameter("the card of kddcup99 declares no text")
     write(file, card.reader, records=records, seed=seed)

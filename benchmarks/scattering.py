@@ -13,14 +13,12 @@ import torch
 import typer
 from rich.console import Console
 
-from data import DataCard, public_description
-from data.prepare import prepared
-from data.prepare.fetch import RAW, Places, fetch
-from data.prepare.reading import read
-from data.prepare.scattering import scattered
-from data.prepare.secret_key import PUBLIC_KEY
+from data import DataCard, prepared, public_description
+from data.card import data_card
+from data.files import PUBLIC_KEY, RAW, Places, fetch
 from data.readers.records import Block, Records
-from data.schema import registry
+from data.reading import read
+from data.transforms import scattered
 from tasks.config.environment import data_mirror
 
 _WHOLE = 60_000
@@ -51,7 +49,7 @@ def main(
     images: Annotated[int, typer.Option(min=1, max=_WHOLE, help="How many images at most.")] = _WHOLE,
 ) -> None:
     """Prepare the features and print the number of images per second."""
-    card = registry.card(dataset)
+    card = data_card(dataset)
     images = min(images, card.records.train or images)
     rate = images / seconds(card, images)
     threads = torch.get_num_threads()

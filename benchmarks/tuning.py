@@ -18,7 +18,7 @@ import typer
 
 from algorithms.privacy.mechanisms.noise import Generator
 from data import PublicDescription
-from data.schema import registry
+from data.card import data_card
 from tasks import prepare
 from tasks.calibrate import calibrate
 from tasks.config import params
@@ -75,7 +75,7 @@ class Job:
 
     def _document(self, *, is_advised: bool = False) -> dict[str, Any]:
         made = recipe(
-            registry.card(self.dataset, Path("data/cards")), "dp_sgd", self.epsilon, by_numbers=is_advised
+            data_card(self.dataset, Path("data/cards")), "dp_sgd", self.epsilon, by_numbers=is_advised
         )
         return {
             "data": {"dataset": self.dataset},

@@ -25,11 +25,10 @@ from algorithms.core.training import train
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from data import public_description
-from data.prepare.prepared import HeldOut
+from data.card import DataCard, data_card
+from data.card import Records as Numbers
+from data.prepared import HeldOut
 from data.readers.records import Records
-from data.schema import registry
-from data.schema.card import DataCard
-from data.schema.card import Records as Numbers
 from tasks.calibrate import model_for, plan_for
 from tasks.config import params
 from tasks.config.overrides import recipe
@@ -60,8 +59,8 @@ class Made:
         numbers = Numbers(train=len(self.labels) - self.test, test=self.test)
         own = {"name": "own", "classes": names, "records": numbers}
         if self.tokens is None:
-            return registry.card("mnist").model_copy(update=own | {"shape": self.features.shape[1:]})
-        known = registry.card("imdb")
+            return data_card("mnist").model_copy(update=own | {"shape": self.features.shape[1:]})
+        known = data_card("imdb")
         form = {"vocabulary": self.tokens, "length": self.features.shape[1], "words_sha256": None}
         return known.model_copy(update=own | {"reader": known.reader.model_copy(update=form)})
 

@@ -1,9 +1,7 @@
 """Data sets: cards that declare what is public, readers, and the prepared arrays that training maps."""
 
-from data.prepare import prepared
-from data.prepare.description import PublicDescription, public_description
-from data.schema import registry
-from data.schema.card import DataCard
-from data.schema.errors import DataRefusedError
+from data import prepared
+from data.card import DataCard, DataRefusedError
+from data.description import PublicDescription, public_description
 
-__all__ = ["DataCard", "DataRefusedError", "PublicDescription", "prepared", "public_description", "registry"]
+__all__ = ["DataCard", "DataRefusedError", "PublicDescription", "prepared", "public_description"]

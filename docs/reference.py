@@ -79,8 +79,8 @@ def params() -> str:
 
 def data_card() -> str:
     """Every key of a data card."""
-    from data.schema.card import Cap, Composition, DataCard, File, Person, Records, Split
-    from data.schema.formats import (
+    from data.card import Cap, Composition, DataCard, File, Person, Records, Split
+    from data.formats import (
         Binned,
         Categorical,
         Cifar,
@@ -194,11 +194,11 @@ def _command(path: tuple[str, ...], command: Any) -> list[str]:
 
 def datasets() -> str:
     """The shipped data sets, from their cards."""
-    from data.schema import registry
+    from data.card import card_names, data_card
 
     rows = []
-    for name in registry.names():
-        card = registry.card(name)
+    for name in card_names():
+        card = data_card(name)
         records = card.records
         count = "private" if records.train is None else f"{records.train:,} + {records.test:,}"
         shape = " x ".join(map(str, card.input_shape))

@@ -22,7 +22,7 @@ from algorithms.auditing.mechanisms import Tested, tested
 from algorithms.core.receipt import software
 from algorithms.errors import RefusedError
 from algorithms.methods import CATALOGUE
-from data.prepare.files import write_text
+from data.files import write_text
 from tasks.config import params
 from tasks.reporting.figures import Theme, empty, legend, picture
 from tasks.reporting.page import AUDIT, AUDIT_PAGE, audit_folder, environment

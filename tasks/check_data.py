@@ -14,16 +14,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from algorithms.extension import source_digest
-from data.prepare.fetch import RAW, Places, checksum_for, fetch
-from data.prepare.reading import read
-from data.prepare.secret_key import PUBLIC_KEY, owner_key
-from data.readers import encoding, images, table
-from data.readers.records import Block, files_in, stand_ins
-from data.readers.rows import check_columns
-from data.schema import registry
-from data.schema.card import DataCard
-from data.schema.errors import DataRefusedError
-from data.schema.formats import (
+from data.card import DataCard, DataRefusedError, data_card
+from data.files import PUBLIC_KEY, RAW, Places, checksum_for, fetch, owner_key
+from data.formats import (
     Binned,
     Categorical,
     Column,
@@ -39,7 +32,11 @@ from data.schema.formats import (
     Table,
     Texts,
 )
-from data.schema.targets import Labels, Number
+from data.readers import encoding, images, table
+from data.readers.records import Block, files_in, stand_ins
+from data.readers.rows import check_columns
+from data.reading import read
+from data.targets import Labels, Number
 from tasks.config.environment import data_mirror, home
 from tasks.runs.encoders import reader_of
 
@@ -70,7 +67,7 @@ def look(name: str, root: Path, *, counted: bool) -> Look:
     path = Path(name)
     is_path = path.suffix == ".yaml"
     folder = path.parent if is_path else root / "data" / "cards"
-    card = registry.card(path.stem if is_path else name, folder)
+    card = data_card(path.stem if is_path else name, folder)
     key = PUBLIC_KEY if card.public else owner_key(home())
     if card.blocks is not None:
         return Look(card, {}, None, None)

@@ -19,9 +19,9 @@ from algorithms import models
 from algorithms.errors import RefusedError
 from algorithms.models import Model
 from algorithms.models.saved import load_model as load_model
-from data.prepare.files import read_json
-from data.prepare.prepared import HeldOut, load_held_out
-from data.schema.targets import IGNORED, Known, Labels, NextToken, Number, Tags
+from data.files import read_json
+from data.prepared import HeldOut, load_held_out
+from data.targets import IGNORED, Known, Labels, NextToken, Number, Tags
 from tasks.config.environment import home
 from tasks.runs import store
 from tasks.runs.stages import main_of

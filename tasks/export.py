@@ -27,9 +27,9 @@ from algorithms.models.saved import TrainedModel, load, load_model
 from algorithms.privacy.card import PrivacyCard, verify
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.card.text import markdown, not_protected, protected, statement
-from data.prepare.files import read_json
-from data.prepare.unseen import target_in
-from data.schema.targets import Tags
+from data.files import read_json
+from data.targets import Tags
+from data.unseen import target_in
 from tasks.runs.encoders import carried_in, encoder_of, loader_of
 from tasks.runs.quality import rows, tracked
 from tasks.runs.store import sha256_of

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from algorithms.models.objectives import next_token
 from algorithms.models.saved import TrainedModel, load
-from data.prepare.unseen import reader_in, records_in, target_in
-from data.schema.errors import DataRefusedError
-from data.schema.targets import IGNORED, Labels, NextToken, Number, Tags, Target
+from data.card import DataRefusedError
+from data.targets import IGNORED, Labels, NextToken, Number, Tags, Target
+from data.unseen import reader_in, records_in, target_in
 from tasks.evaluate import MOST_OUTPUTS
 from tasks.runs.encoders import carried_in, loader_of, reader_of
 
@@ -55,7 +55,7 @@ def predict(model: TrainedModel | str | Path, path: str | Path) -> Iterator[Pred
 
     Args:
         model: a model from `algorithms.load`, or the path of its file or folder.
-        path: see `data.prepare.unseen.records_in`.
+        path: see `data.unseen.records_in`.
 
     Raises:
         DataRefusedError: if the path cannot be read, or the data card does not allow a record.

@@ -7,18 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from data import PublicDescription, blocks
-from data.prepare import prepared
-from data.prepare.encoding import encoded
-from data.prepare.fetch import RAW, Places, fetch
-from data.prepare.reading import read, word_list
-from data.prepare.scattering import scattered
-from data.prepare.secret_key import PUBLIC_KEY, keyed, owner_key
-from data.prepare.unseen import preparation_of
+from data import PublicDescription, prepared
+from data.card import CARDS, DataCard, DataRefusedError, data_card
+from data.files import PUBLIC_KEY, RAW, Places, fetch, keyed, owner_key
 from data.readers.records import Block
-from data.schema import registry
-from data.schema.card import DataCard
-from data.schema.errors import DataRefusedError
+from data.reading import Digests, block_names, read, read_blocks, word_list
+from data.transforms import encoded, scattered
+from data.unseen import preparation_of
 from tasks.config.environment import data_mirror, database_url, home
 from tasks.config.params import Params, load
 from tasks.runs.encoders import loader_of, public_of, reader_of
@@ -39,7 +34,7 @@ def prepare(
     home: Path,
     destination: Path,
     root: Path = Path(),
-    cards: Path = registry.CARDS,
+    cards: Path = CARDS,
 ) -> PublicDescription:
     """Fetch, check, encode and write the data set that `params.data.dataset` names; returns its public facts.
 
@@ -49,20 +44,20 @@ def prepare(
     before anything is fetched.
     """
     transform = params.data.transform
-    card = registry.card(params.data.dataset, cards)
+    card = data_card(params.data.dataset, cards)
     public = public_of(card, params.data)
     public = replace(public, blocks=chosen_blocks(card, params.data.blocks, root=root))
     key = PUBLIC_KEY if card.public else owner_key(home)
     files = fetch(card, Places(root=root, mirror=mirror, cache=root / RAW), key=key)
     words = ["salt of a prepared folder", card.model_dump_json()]
-    digests = blocks.Digests(card.population, key=key)
+    digests = Digests(card.population, key=key)
     as_texts = public.encoder is not None and public.encoder.takes == "texts"
     if card.blocks is None:
         records = read(card, files, key=key, own=reader_of(card.reader), as_texts=as_texts)
     else:
         # The card has no checksum of the blocks' content, so the salt depends on the content.
         url = database_url(card.blocks)
-        found = blocks.read(
+        found = read_blocks(
             card, public.blocks, files, root=root, url=url, digests=digests, key=key, as_texts=as_texts
         )
         records = _noted(found, words)
@@ -120,7 +115,7 @@ def chosen_blocks(card: DataCard, named: Sequence[str], *, root: Path) -> tuple[
     """
     if card.blocks is None and not named:
         return ()
-    there_are = blocks.names(card, root=root, url=database_url(card.blocks))
+    there_are = block_names(card, root=root, url=database_url(card.blocks))
     missing = [name for name in named if name not in there_are]
     if missing or not there_are:
         what = f"no block {missing[0]!r}" if missing else "no blocks"

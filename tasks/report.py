@@ -24,7 +24,7 @@ from algorithms.privacy.card import (
     verify,
 )
 from data import PublicDescription
-from data.prepare.files import read_json
+from data.files import read_json
 from tasks.config import params
 from tasks.config.environment import home
 from tasks.reporting.figures import (

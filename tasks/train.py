@@ -36,7 +36,7 @@ from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.ledger.heads import remember
 from algorithms.privacy.mechanisms.noise import Generator, secure_generator, seeded_generator
 from data import PublicDescription
-from data.prepare.prepared import load_as, made_anew, preparation_in
+from data.prepared import load_as, made_anew, preparation_in
 from data.readers.records import Records
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for, plan_in

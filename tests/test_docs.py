@@ -25,10 +25,9 @@ from ruamel.yaml.error import YAMLError
 
 from algorithms.methods import CATALOGUE
 from algorithms.models.libraries import imported_library
+from data.card import DataCard, data_card
+from data.formats import Format, Table
 from data.readers.table import tables
-from data.schema import registry
-from data.schema.card import DataCard
-from data.schema.formats import Format, Table
 from flows.cli.main import app
 from tasks.config import params
 from tasks.retraining.settings import Retraining
@@ -184,7 +183,7 @@ def test_the_made_up_weeks_of_the_tutorial_fit_its_card(
     )
     monkeypatch.chdir(tmp_path)
     exec(examples(PROJECT / "docs/tutorials/weekly.md")[0], {})
-    reader = registry.card("visits-weekly", tmp_path / "data/cards").reader
+    reader = data_card("visits-weekly", tmp_path / "data/cards").reader
     assert isinstance(reader, Table)
     weeks = sorted((tmp_path / "datasets/raw/visits-weekly").iterdir())
     assert [sum(rows.num_rows for rows in tables("train", week, reader)) for week in weeks] == [200] * 6

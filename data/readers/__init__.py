@@ -1,1 +1,1 @@
-"""One reader per format; `data.prepare.reading` chooses among them."""
+"""One reader per format; `data.reading` chooses among them."""

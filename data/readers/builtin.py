@@ -11,10 +11,10 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
+from data.card import DataRefusedError
+from data.card import Records as Numbers
+from data.formats import Digits, Synthetic
 from data.readers.records import Block, Records
-from data.schema.card import Records as Numbers
-from data.schema.errors import DataRefusedError
-from data.schema.formats import Digits, Synthetic
 
 
 def read_digits(declared: Digits, *, shape: tuple[int, ...]) -> Iterator[Block]:

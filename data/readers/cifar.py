@@ -17,9 +17,9 @@ import numpy as np
 from numpy._core.multiarray import _reconstruct
 from numpy.typing import NDArray
 
+from data.card import DataRefusedError
+from data.formats import Cifar
 from data.readers.records import PARTS, Block, Records
-from data.schema.errors import DataRefusedError
-from data.schema.formats import Cifar
 
 _OF_ARRAYS: Mapping[tuple[str, str], Callable[..., object]] = {
     ("numpy.core.multiarray", "_reconstruct"): _reconstruct,

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from data.schema.errors import DataRefusedError
-from data.schema.formats import Binned, Categorical, Column, Date, Label, Numeric
-from data.schema.targets import IGNORED, Known, Labels, NextToken, Number, Tags
+from data.card import DataRefusedError
+from data.formats import Binned, Categorical, Column, Date, Label, Numeric
+from data.targets import IGNORED, Known, Labels, NextToken, Number, Tags
 
 _FIRST_DAY, _LAST_DAY = 31 + 1, 31 * 12 + 31
 _WHOLE = re.compile("[+-]?[0-9]+")

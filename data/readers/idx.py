@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from data.card import DataRefusedError
 from data.readers.records import PARTS, Block, Records
-from data.schema.errors import DataRefusedError
 
 _UNSIGNED_BYTE = 0x08
 

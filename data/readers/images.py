@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from data.card import DataRefusedError
+from data.formats import Images, ImageTable, Pixels
 from data.readers.records import Records, files_in
-from data.schema.errors import DataRefusedError
-from data.schema.formats import Images, ImageTable, Pixels
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from data.card import Person
+from data.formats import ImageTable, OfRows, Table, Texts
 from data.readers import encoding, images, reviews, rows, table, texts
 from data.readers.records import PARTS, Block, Features, Part, Records
-from data.schema.card import Person
-from data.schema.formats import ImageTable, OfRows, Table, Texts
-from data.schema.targets import Known, Tags
+from data.targets import Known, Tags
 
 _Tables: TypeAlias = Iterator[pa.Table]
 _NOBODY = frozenset((b"", b"nan", b"NaN"))

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import compress
@@ -12,9 +12,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from data.schema.card import DataCard
-from data.schema.errors import DataRefusedError
-from data.schema.formats import Format, Pixels, Texts
+from data.card import DataCard, DataRefusedError
+from data.formats import Format, Pixels, Texts
 
 Part: TypeAlias = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
@@ -82,6 +81,10 @@ class Block:
         """The same records in portions of at most `most`."""
         for start in range(0, len(self.records), most):
             yield replace(self, records=self.records[start : start + most])
+
+
+OwnReader: TypeAlias = Callable[[Mapping[str, Path]], Iterable[Block]]
+"""A reader of the user's own, as its factory returns it."""
 
 
 def files_in(folder: Path) -> list[Path]:

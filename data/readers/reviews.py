@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from data.card import DataRefusedError
+from data.formats import Reviews
 from data.readers.records import PARTS, Block, Part, Records
-from data.schema.errors import DataRefusedError
-from data.schema.formats import Reviews
 
 PADDING, UNKNOWN = 0, 1
 _FIRST_WORD = 2

@@ -17,10 +17,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import parquet
 
+from data.card import DataRefusedError
+from data.formats import Rows
 from data.readers import encoding
-from data.schema.errors import DataRefusedError
-from data.schema.formats import Rows
-from data.schema.targets import Classes, Known, Number, Tags
+from data.targets import Classes, Known, Number, Tags
 
 _ROWS = 1024
 _LONGEST_LINE = 2**26

@@ -16,12 +16,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import csv
 
+from data.card import DataRefusedError
+from data.formats import Csv, Datasets, Label, Parquet, SkipLines, Table
 from data.readers import encoding
 from data.readers.records import Part, Records
 from data.readers.rows import arrow, check_columns, parquet_tables
-from data.schema.errors import DataRefusedError
-from data.schema.formats import Csv, Datasets, Label, Parquet, SkipLines, Table
-from data.schema.targets import Known
+from data.targets import Known
 
 _BLOCK_BYTES = 4 * 2**20
 _ROWS = 65536

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from data.formats import Texts
 from data.readers import encoding, reviews
-from data.schema.formats import Texts
-from data.schema.targets import Tags
+from data.targets import Tags
 
 _Words = Mapping[str, int]
 BETWEEN = "\x1f"

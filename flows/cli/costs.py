@@ -12,7 +12,7 @@ from algorithms.core.method import Plan
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.risk import caught, risk_profile
 from algorithms.privacy.card.schema import BY
-from data.schema import registry
+from data.card import data_card
 from tasks.config import params
 from tasks.config.overrides import Request, reasons, recipe, revise
 from tasks.config.params import Params
@@ -37,7 +37,7 @@ def cost_table(outlook: Outlook, settings: Params) -> Table:
 
 def advice_table(root: Path, dataset: str, epsilon: float, delta: float | None) -> tuple[Table, Table]:
     """Tables of settings from public numbers, each with its reason, and of the cost of such a run; spends nothing."""
-    card = registry.card(dataset, root / "data" / "cards")
+    card = data_card(dataset, root / "data" / "cards")
     advised = recipe(card, "dp_sgd", epsilon, by_numbers=True)
     why, settings = reasons(card, advised), advised.settings
     values = {
@@ -69,7 +69,7 @@ def search_table(root: Path, file: Path) -> tuple[Table, Outlook | None]:
     asked = pricing.load(file)
     base = YAML(typ="safe", pure=True).load(root / "params.yaml")
     settings = params.load(root / "params.yaml", reads=pricing.READS)
-    card = registry.card(settings.data.dataset, root / "data" / "cards")
+    card = data_card(settings.data.dataset, root / "data" / "cards")
     public = public_of(card, settings.data)
     table = Table("", "only the best is released", "all trials are released")
     ways = pricing.both_ways(asked, base, public)

@@ -98,7 +98,7 @@ def _ledger(root: Path) -> tuple[bool | None, str]:
 
 
 def _owner_key(_root: Path) -> tuple[bool | None, str]:
-    from data.prepare.secret_key import OWNER_KEY, OWNER_PUB
+    from data.files import OWNER_KEY, OWNER_PUB
     from tasks.config.environment import home
 
     path = home() / OWNER_KEY

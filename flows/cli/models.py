@@ -31,7 +31,7 @@ def predict(
     """Predict new records, which are prepared as the model's training records were."""
     with sentences():
         from algorithms.models.saved import load
-        from data.schema.errors import DataRefusedError
+        from data.card import DataRefusedError
         from tasks.predict import predict as predictions
         from tasks.predict import write
 

@@ -32,7 +32,7 @@ def check_data(
     ones. These counts are exact and protect nobody, so keep them to yourself.
     """
     with sentences():
-        from data.schema.errors import DataRefusedError
+        from data.card import DataRefusedError
         from tasks.check_data import look
 
         found = look(card, Path.cwd(), counted=counts)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, StringConstraints, ValidationError, field_validator, model_validator
 
-from data.prepare.description import Transform
+from data.description import Transform
 from tasks.config.overrides import with_values
 from tasks.config.params import Encoder, Group, Memory, Model, ParamsRefusedError, in_words, read_yaml
 

@@ -9,9 +9,9 @@ from numpy.random import MT19937, RandomState, SeedSequence
 from numpy.typing import NDArray
 
 from data import PublicDescription
-from data.prepare.prepared import Prepared, load
+from data.card import DataRefusedError
+from data.prepared import Prepared, load
 from data.readers.records import Records
-from data.schema.errors import DataRefusedError
 from tasks.comparing.trials import Fold, Trial, digest_of
 from tasks.config import params
 from tasks.config.environment import data_mirror, home

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 from filelock import FileLock, Timeout
 
-from data.prepare.files import read_json, write_text, write_whole
+from data.files import read_json, write_text, write_whole
 from tasks.config.params import ParamsRefusedError
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from algorithms.privacy.ledger import Ledger
-from data.prepare.files import write_text, write_whole
+from data.files import write_text, write_whole
 from tasks.comparing import figures
 from tasks.comparing.files import Place, write_json
 from tasks.comparing.results import beside, read_published, results, summary, with_gap, write_tables

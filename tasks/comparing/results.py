@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from data.prepare.files import write_whole
+from data.files import write_whole
 from tasks.comparing.files import Place, write_parquet
 from tasks.comparing.trials import Trial
 from tasks.config.params import ParamsRefusedError

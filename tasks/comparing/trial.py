@@ -39,8 +39,8 @@ from algorithms.privacy.card.build import composition_of
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from data import PublicDescription
-from data.prepare.files import read_json
-from data.prepare.prepared import HeldOut
+from data.files import read_json
+from data.prepared import HeldOut
 from data.readers.records import Records
 from tasks.calibrate import READS, model_files, model_for, plan_for
 from tasks.comparing.data import Sides, public_of, sides

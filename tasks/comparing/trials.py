@@ -17,7 +17,7 @@ from algorithms.features import from_settings as features_from_settings
 from algorithms.methods import from_settings
 from algorithms.models import CATALOGUE as MODELS
 from data import DataCard
-from data.prepare.description import Transform
+from data.description import Transform
 from tasks.calibrate import model_files
 from tasks.comparing.comparison import Comparison, Problem, Variant, variants
 from tasks.config.params import Data, Model, ParamsRefusedError, in_words

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from algorithms.privacy.barrier.barrier import Performance
-from data.schema import registry
+from data.card import data_card
 from tasks.comparing.comparison import Comparison, load
 from tasks.comparing.data import make_ready, prepared_folder
 from tasks.comparing.files import Place
@@ -60,7 +60,7 @@ def work_of(file: Path, root: Path) -> Work:
     comparison = load(file)
     root = root.absolute()
     folder = root / "data" / "cards"
-    cards = {problem.dataset: registry.card(problem.dataset, folder) for problem in comparison.problems}
+    cards = {problem.dataset: data_card(problem.dataset, folder) for problem in comparison.problems}
     if comparison.published is not None:
         read_published(root / comparison.published)
     wanted = tuple(cells(comparison, cards, file=file.name))

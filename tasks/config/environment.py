@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from algorithms.privacy.ledger.place import checked_url, expanded, home, ledger_url, sqlite_url
-from data.schema.formats import Query, Source
+from data.formats import Query, Source
 
 # Of `place`; what is defined here is public, too.
 __all__ = ["checked_url", "home", "ledger_url", "sqlite_url"]

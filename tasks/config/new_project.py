@@ -17,14 +17,10 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from algorithms.privacy.ledger.place import system_user
-from data.prepare.fetch import checksum_for
-from data.prepare.files import read_json
-from data.prepare.secret_key import owner_key
+from data.card import CARDS, DataRefusedError, File, data_card
+from data.files import checksum_for, owner_key, read_json
 from data.readers.records import files_in
-from data.schema import registry
-from data.schema.card import File
-from data.schema.errors import DataRefusedError
-from data.schema.targets import Labels
+from data.targets import Labels
 from tasks.config.environment import home
 from tasks.config.overrides import Request, revise
 from tasks.config.params import ParamsRefusedError
@@ -302,9 +298,9 @@ def _fill(folder: Path, declared: Declared) -> None:
         checksum = (checksum_for(folder / path, file, key=owner_key(home())) or "").partition(" ")[2]
     cards = folder / "data" / "cards"
     _write(cards / f"{declared.name}.yaml", _card(declared, path, checksum))
-    shutil.copyfile(registry.CARDS / "digits.yaml", cards / "digits.yaml")
+    shutil.copyfile(CARDS / "digits.yaml", cards / "digits.yaml")
     try:
-        registry.card(declared.name, cards)
+        data_card(declared.name, cards)
     except DataRefusedError as error:
         what = (
             str(error).partition(f"{declared.name}.yaml")[2].removesuffix("; correct the card.").lstrip(",: ")

@@ -21,10 +21,8 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
 
-from data.prepare.files import write_text
-from data.schema import registry
-from data.schema.card import DataCard, Records
-from data.schema.errors import DataRefusedError
+from data.card import DataCard, DataRefusedError, Records, data_card
+from data.files import write_text
 from tasks.config import params
 from tasks.config.params import Model, Params, ParamsRefusedError
 
@@ -270,7 +268,7 @@ def revise(root: Path, request: Request) -> Revision:
         after = spaced if _plain(spaced := _spaced(text)) == _plain(text) else text
     name = "params.yaml" if after == before else "params.yaml with what was asked"
     parsed = params.parse(_plain(after), name=name)
-    registry.card(parsed.data.dataset, root / "data" / "cards")
+    data_card(parsed.data.dataset, root / "data" / "cards")
     return Revision(path, before, after, parsed)
 
 
@@ -302,7 +300,7 @@ def _follow_recipe(document: dict[str, Any], request: Request, epsilon: Any, *, 
     stands = params.parse(document, reads=("data", "model"))
     name = request.algorithm or value_at(document, "algorithm.name")
     usable = isinstance(epsilon, int | float) and 0 < epsilon < math.inf
-    card, aim = registry.card(stands.data.dataset, cards), epsilon if usable else 1.0
+    card, aim = data_card(stands.data.dataset, cards), epsilon if usable else 1.0
     encoded = None if request.encoder is None else encoder_recipe(card, request.encoder, str(name), aim)
     chosen = encoded.recipe if encoded else recipe(card, str(name), aim)
     kept = {key: getattr(stands.model, key) for key in ("seed", "precision")}

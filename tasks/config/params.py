@@ -24,7 +24,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from algorithms.privacy.accounting import MOST_EPSILON
-from data.prepare.description import Transform
+from data.description import Transform
 
 _PASSWORD = re.compile(r"://[^/@]*:[^@]*@|[?&](ssl)?password=")
 

@@ -20,7 +20,7 @@ from algorithms.privacy.accounting.risk import Profile, advantage, caught, gauss
 from algorithms.privacy.card import PrivacyCard, Verification, text
 from algorithms.privacy.card.schema import BY
 from algorithms.privacy.card.text import rounded_up
-from data.prepare.files import read_json
+from data.files import read_json
 from tasks.reporting.figures import Picture
 from tasks.runs.quality import Said, percent, said
 

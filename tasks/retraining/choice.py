@@ -26,9 +26,9 @@ from algorithms.privacy.ledger import (
     next_retraining,
 )
 from algorithms.privacy.ledger.books import floored
-from data import blocks, public_description
-from data.schema import registry as catalogue
-from data.schema.card import DataCard
+from data import public_description
+from data.card import DataCard, data_card
+from data.reading import block_names
 from tasks.calibrate import plan_for
 from tasks.config.environment import database_url
 from tasks.config.overrides import Request, Revision, revise
@@ -120,8 +120,8 @@ def blocks_here(settings: Retraining, ledger: Ledger, root: Path) -> tuple[DataC
     A new block is declared by the first run that reads it, unless it holds what another does. Raises DataRefusedError
     if the source cannot be read, RefusedError if the population is of another kind.
     """
-    card = catalogue.card(settings.dataset, root / "data" / "cards")
-    there_are = blocks.names(card, root=root, url=database_url(card.blocks))
+    card = data_card(settings.dataset, root / "data" / "cards")
+    there_are = block_names(card, root=root, url=database_url(card.blocks))
     declare(ledger, public_description(card))
     return card, [block for block in ledger.blocks(card.population, there_are) if block.name in there_are]
 

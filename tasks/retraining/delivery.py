@@ -15,8 +15,8 @@ from typing import Literal
 from algorithms.errors import LedgerBrokenError
 from algorithms.models import ModelRefusedError
 from algorithms.privacy.ledger import Ledger
-from data.prepare.files import write_text
-from data.schema import registry as catalogue
+from data.card import data_card
+from data.files import write_text
 from tasks.config import params
 from tasks.config.environment import home, retraining_for
 from tasks.evaluate import metrics_of
@@ -213,7 +213,7 @@ def give_up(work: Work, state: State) -> str:
 
 def charged_run(work: Work, period: str) -> str | None:
     """The run that was charged for a period; None if there is none."""
-    population = catalogue.card(work.settings.dataset, work.root / "data" / "cards").population
+    population = data_card(work.settings.dataset, work.root / "data" / "cards").population
     return work.ledger.run_of(population, work.key(period))
 
 

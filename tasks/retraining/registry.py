@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-from data.prepare.files import read_json, write_text
+from data.files import read_json, write_text
 
 _FILES = (
     "model.safetensors",

@@ -12,13 +12,11 @@ from pydantic import ValidationError
 from algorithms.errors import EncoderRefusedError
 from algorithms.extension import imported, source_digest
 from data import PublicDescription, public_description
-from data.prepare.description import EncoderFacts
-from data.prepare.reading import Own as OwnReader
-from data.readers.records import Block
-from data.schema.card import DataCard
-from data.schema.errors import DataRefusedError
-from data.schema.formats import Format, Own
-from data.schema.targets import Tags, Target
+from data.card import DataCard, DataRefusedError
+from data.description import EncoderFacts
+from data.formats import Format, Own
+from data.readers.records import Block, OwnReader
+from data.targets import Tags, Target
 from tasks.config import params
 
 if TYPE_CHECKING:

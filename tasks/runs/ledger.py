@@ -9,7 +9,7 @@ from pathlib import Path
 
 from algorithms.privacy.ledger import Checkpoint, Ledger, heads, identity
 from algorithms.privacy.ledger.heads import remember
-from data.prepare.files import read_json, write_text
+from data.files import read_json, write_text
 from tasks.config import params
 from tasks.config.environment import home, ledger_url
 

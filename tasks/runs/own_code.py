@@ -6,10 +6,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from algorithms.extension import NotUsableError, is_own, source_digest
-from data.prepare.files import read_json
-from data.schema import registry
-from data.schema.errors import DataRefusedError
-from data.schema.formats import Own
+from data.card import DataRefusedError, data_card
+from data.files import read_json
+from data.formats import Own
 
 _GROUPS = ("algorithm", "features", "model")
 """Groups of params.yaml that may name code, whose digests are in the plan."""
@@ -22,7 +21,7 @@ def has_changed(stage: str, root: Path) -> bool:
     try:
         named = YAML(typ="safe").load(root / "params.yaml")
         if stage == "prepare":
-            reader = registry.card(str(named["data"]["dataset"]), root / "data" / "cards").reader
+            reader = data_card(str(named["data"]["dataset"]), root / "data" / "cards").reader
             return isinstance(reader, Own) and source_digest(reader.factory) != reader.source_sha256
         names = {group: str((named.get(group) or {}).get("name")) for group in _GROUPS}
         plan = root / "artifacts" / "plan.json"

@@ -10,8 +10,8 @@ from algorithms.privacy.ledger import Composition, Ledger
 from algorithms.privacy.ledger.composition import UNIT
 from algorithms.privacy.ledger.usual import check_place, keep_usual
 from data import PublicDescription, public_description
-from data.prepare.prepared import block_digests, made_anew
-from data.schema import registry as catalogue
+from data.card import data_card
+from data.prepared import block_digests, made_anew
 from tasks.config import params
 from tasks.config.environment import database_url
 
@@ -34,13 +34,13 @@ def register_card(ledger: Ledger, root: Path, dataset: str | None = None) -> str
     dataset: the name of the card; None for that of params.yaml. Raises RefusedError, DataRefusedError or
     ParamsRefusedError if the card, the blocks or the ledger cannot be read, and for a population of another kind.
     """
-    from data import blocks  # pyarrow, which `check_terms` does without
+    from data.reading import block_names  # pyarrow, which `check_terms` does without
 
     settings = params.load(root / "params.yaml", reads=("data",))
     name = dataset or settings.data.dataset
-    card = catalogue.card(name, root / "data" / "cards")
+    card = data_card(name, root / "data" / "cards")
     transform = settings.data.transform if name == settings.data.dataset else "none"
-    there_are = () if card.blocks is None else blocks.names(card, root=root, url=database_url(card.blocks))
+    there_are = () if card.blocks is None else block_names(card, root=root, url=database_url(card.blocks))
     declare(ledger, replace(public_description(card, transform), blocks=there_are))
     return card.population
 

@@ -25,9 +25,8 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import WHOLE_POPULATION, Balance
 from algorithms.privacy.ledger.usual import check_place
 from data import PublicDescription
-from data.prepare.fetch import check_local
-from data.prepare.secret_key import OWNER_KEY, owner_key
-from data.schema import registry
+from data.card import card_names, data_card
+from data.files import OWNER_KEY, check_local, owner_key
 from tasks.calibrate import plan_for
 from tasks.config.environment import TRAIN_ANYWAY, home, may_train_anyway, train_anyway
 from tasks.config.params import Params
@@ -103,9 +102,9 @@ def _doubts_of_rate(update: OptimizerConfig, plan: Plan, clip_norm: float, recor
 
 def records_of(public: PublicDescription, cards: Path) -> int | None:
     """The number of training records, or the bound that the card in `cards` declares; None without either."""
-    if public.records is not None or public.dataset not in registry.names(cards):
+    if public.records is not None or public.dataset not in card_names(cards):
         return public.records
-    return registry.card(public.dataset, cards).records.at_most
+    return data_card(public.dataset, cards).records.at_most
 
 
 def question(found: Sequence[str], public: PublicDescription, *, epsilon: float) -> None:
@@ -190,7 +189,7 @@ def outlook(root: Path, settings: Params) -> Outlook:
     declared one; and RefusedError if the population is charged in another ledger or on other terms.
     """
     cards = root / "data" / "cards"
-    card = registry.card(settings.data.dataset, cards)
+    card = data_card(settings.data.dataset, cards)
     public = public_of(card, settings.data)
     plan = plan_for(settings, public)
     folder = home()

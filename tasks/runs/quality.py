@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from data.schema.targets import Kind
+from data.targets import Kind
 
 Metrics = Mapping[str, Any]
 Rows = list[tuple[str, str]]

@@ -9,8 +9,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from algorithms.privacy.card import SIGNER, public_key_of
-from data.prepare.files import write_text
-from data.prepare.secret_key import OWNER_PUB, keyed, owner_key
+from data.files import OWNER_PUB, keyed, owner_key, write_text
 
 _WORDS = ["key that signs privacy cards"]
 

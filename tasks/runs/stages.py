@@ -73,7 +73,7 @@ def refusals() -> tuple[type[ValueError], ...]:
     """The exceptions that are shown without a traceback."""
     from algorithms.errors import EncoderRefusedError, RefusedError
     from algorithms.extension import NotUsableError
-    from data.schema.errors import DataRefusedError
+    from data.card import DataRefusedError
 
     return (
         DataRefusedError,

@@ -37,9 +37,8 @@ from algorithms.errors import NoiseElsewhereError, RefusedError
 from algorithms.privacy.ledger.books import NOISE_KEY
 from algorithms.privacy.mechanisms.noise import Generator
 from data import PublicDescription
-from data.prepare.files import read_json, taken, write_text, write_whole
-from data.prepare.prepared import contents
-from data.prepare.secret_key import KEY_BYTES, keyed, owner_key
+from data.files import KEY_BYTES, keyed, owner_key, read_json, taken, write_text, write_whole
+from data.prepared import contents
 
 RECEIPT, PLAN = "receipt.json", "plan.json"
 _META, _KEY, _LOCK, _RESULT, _TAKEN, _GONE = "run.json", "generator.key", "lock", "result", "taken", ".gone-"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from data.prepare.files import read_json
+from data.files import read_json
 from tasks.runs.ledger import open_ledger
 from tasks.runs.quality import rows
 

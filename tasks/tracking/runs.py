@@ -18,7 +18,7 @@ import pandas as pd
 
 from algorithms.privacy.card import PrivacyCard, load
 from data import PublicDescription
-from data.prepare.files import read_json
+from data.files import read_json
 from tasks.config.params import Tracking
 from tasks.reporting.figures import Curve
 from tasks.runs.quality import quality, tracked

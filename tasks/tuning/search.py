@@ -35,7 +35,7 @@ from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.ledger.heads import remember
 from algorithms.privacy.mechanisms.noise import secure_generator, seeded_generator
 from data import PublicDescription
-from data.prepare.files import read_json, write_whole
+from data.files import read_json, write_whole
 from tasks.calibrate import model_for
 from tasks.config import params
 from tasks.config.environment import SPEND_AGAIN, data_mirror, home, ledger_url, may_spend_again

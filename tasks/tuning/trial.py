@@ -24,8 +24,8 @@ from algorithms.privacy.barrier.importance import LastNorms
 from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.mechanisms.noise import Generator
 from data import PublicDescription
-from data.prepare.files import write_text
-from data.prepare.prepared import load_as
+from data.files import write_text
+from data.prepared import load_as
 from data.readers.records import Records
 from tasks.calibrate import model_for
 from tasks.config import params

@@ -35,7 +35,7 @@ from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.card import load, text, verify
 from algorithms.privacy.ledger import Ledger, export, restore
-from data.prepare.prepared import load_as
+from data.prepared import load_as
 from tests.algorithms import bench
 from tests.support.checkout import PROJECT
 from tests.support.costs import costs_once

@@ -14,9 +14,9 @@ import pytest
 from numpy.typing import NDArray
 from ruamel.yaml import YAML
 
+from data.card import DataCard
 from data.readers.of_rows import RowReader
 from data.readers.records import Records
-from data.schema.card import DataCard
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.parts import whole
 

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from data import DataRefusedError, blocks, public_description
-from data.prepare import prepared
-from data.prepare.secret_key import PUBLIC_KEY
+from data import DataRefusedError, prepared, public_description
+from data.card import DataCard, data_card
+from data.files import PUBLIC_KEY
 from data.readers.records import Block
-from data.schema import registry
-from data.schema.card import DataCard
+from data.reading import Digests, block_names, read_blocks
 from tasks.config.params import ParamsRefusedError, parse
 from tasks.prepare import hide, prepare
 from tests.data.conftest import CardOf, Document, Store
@@ -26,16 +25,16 @@ QUERY = "SELECT week, age, town, answer FROM visits"
 
 def read(card: DataCard, chosen: Sequence[str], *, root: Path, url: str | None) -> Iterator[Block]:
     """The records of blocks."""
-    digests = blocks.Digests(card.population, key=PUBLIC_KEY)
-    return blocks.read(card, chosen, {}, root=root, url=url, digests=digests)
+    digests = Digests(card.population, key=PUBLIC_KEY)
+    return read_blocks(card, chosen, {}, root=root, url=url, digests=digests)
 
 
 def digests_of(
     card: DataCard, chosen: Sequence[str], root: Path, *, url: str | None = None, key: bytes = PUBLIC_KEY
 ) -> dict[str, set[str]]:
     """The digests that reading blocks gives of each."""
-    digests = blocks.Digests(card.population, key=key)
-    whole(blocks.read(card, chosen, {}, root=root, url=url, digests=digests))
+    digests = Digests(card.population, key=key)
+    whole(read_blocks(card, chosen, {}, root=root, url=url, digests=digests))
     return {name: {*found} for name, found in digests.by_block.items()}
 
 
@@ -75,7 +74,7 @@ def test_a_folder_and_a_query_of_the_same_records_read_the_same(
     document, url = query_card
     files, query = card_of(folder_card), card_of(document)
     for card in (files, query):
-        assert blocks.names(card, root=tmp_path, url=url) == WEEKS
+        assert block_names(card, root=tmp_path, url=url) == WEEKS
     chosen = WEEKS[1:]
     first, second = (whole(read(card, chosen, root=tmp_path, url=url)) for card in (files, query))
     assert len(first.train) + len(first.test) == 20
@@ -100,7 +99,7 @@ def test_a_block_that_does_not_fit_the_card_is_refused_without_a_value(
     (tmp_path / "weeks" / name).write_text(text)
     with pytest.raises(DataRefusedError, match=said) as refusal:
         card = card_of(folder_card)
-        assert name.removesuffix(".csv") in blocks.names(card, root=tmp_path, url=None)
+        assert name.removesuffix(".csv") in block_names(card, root=tmp_path, url=None)
         whole(read(card, (name.removesuffix(".csv"),), root=tmp_path, url=None))
     assert "secret" not in str(refusal.value)
 
@@ -110,7 +109,7 @@ def test_a_database_that_does_not_answer_is_refused_without_its_url(
 ) -> None:
     document, url = query_card
     with pytest.raises(DataRefusedError, match="set VISITS_URL"):
-        blocks.names(card_of(document), root=tmp_path, url=None)
+        block_names(card_of(document), root=tmp_path, url=None)
     document["blocks"]["query"] = "SELECT week, secret FROM visits"
     others = ("nosuch://user:hidden@host/db", "postgresql+psycopg://me:pass@word:hidden@host/db")
     for place in (url, *others):
@@ -187,7 +186,7 @@ def test_a_card_that_contradicts_its_blocks_is_refused(
     folder_card: Document, store: Store, changes: Document, said: str
 ) -> None:
     with pytest.raises(DataRefusedError, match=said):
-        registry.card("tiny", store(folder_card | changes))
+        data_card("tiny", store(folder_card | changes))
 
 
 def test_names_that_differ_in_case_alone_are_refused(
@@ -195,7 +194,7 @@ def test_names_that_differ_in_case_alone_are_refused(
 ) -> None:
     (tmp_path / "weeks/2026-w01.csv").symlink_to("2026-W01.csv")
     with pytest.raises(DataRefusedError, match="differ in case alone"):
-        blocks.names(card_of(folder_card), root=tmp_path, url=None)
+        block_names(card_of(folder_card), root=tmp_path, url=None)
 
 
 def write_week(root: Path, name: str, lines: Sequence[str]) -> None:
@@ -326,7 +325,7 @@ def test_a_database_that_minds_no_case_gives_no_row_to_two_blocks(
         connection.execute(sa.text("INSERT INTO visits VALUES ('2026-w01', 7, 'Rome', 'no')"))
     card = card_of(document)
     with pytest.raises(DataRefusedError, match="several blocks"):
-        whole(read(card, blocks.names(card, root=tmp_path, url=url)[:1], root=tmp_path, url=url))
+        whole(read(card, block_names(card, root=tmp_path, url=url)[:1], root=tmp_path, url=url))
 
 
 @pytest.mark.parametrize("late", [0, 1])
@@ -340,7 +339,7 @@ def test_declared_names_of_blocks_tell_nothing_of_the_rows(
     with sa.create_engine(url).begin() as connection:
         for week in ("2026-W09", "2026-W99")[: 2 * late]:
             connection.execute(sa.text(f"INSERT INTO visits VALUES ('{week}', 7, 'Rome', 'no')"))
-    assert blocks.names(card, root=tmp_path, url=url) == tuple(declared)
+    assert block_names(card, root=tmp_path, url=url) == tuple(declared)
     found = whole(read(card, declared, root=tmp_path, url=url))
     assert len(found.train) + len(found.test) == 20 + late
     assert "names" not in card_of(document).model_dump_json()

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data import public_description
-from data.schema import registry
+from data.card import data_card
 from tests.data.conftest import CardOf, Document, train_records
 
 NUMBERS = st.one_of(
@@ -83,4 +83,4 @@ def test_a_record_can_reach_the_norms(table: Document, card_of: CardOf, tmp_path
     ],
 )
 def test_the_norms_of_the_catalogue(name: str, ones: int) -> None:
-    assert public_description(registry.card(name)).feature_norms == (ones, ones**0.5)
+    assert public_description(data_card(name)).feature_norms == (ones, ones**0.5)

@@ -15,12 +15,11 @@ import pytest
 from numpy.typing import NDArray
 
 from data import DataRefusedError
-from data.prepare.fetch import Places, fetch
-from data.prepare.reading import read
+from data.card import DataCard, data_card
+from data.files import Places, fetch
+from data.formats import Cifar
 from data.readers import cifar
-from data.schema import registry
-from data.schema.card import DataCard
-from data.schema.formats import Cifar
+from data.reading import read
 from tests.data.conftest import CardOf, Document, tar
 from tests.data.test_real_sets import MIRROR, needs_mirror
 from tests.support.parts import Parts, whole
@@ -221,7 +220,7 @@ def test_a_published_md5_is_checked(card: CardOf, tmp_path: Path) -> None:
     right = card({}, files={"archive": file}, alternatives=[])
     assert fetch(right, places, key=bytes(32)) == {"archive": path}
     path.write_bytes(b"")
-    words = r"a\.tar\.gz is truncated or altered, its MD5 is not the declared one"
+    words = r"a\.tar\.gz is truncated or altered, its md5 is not the declared one"
     with pytest.raises(DataRefusedError, match=words):
         fetch(right, places, key=bytes(32))
 
@@ -241,14 +240,14 @@ def test_files_that_do_not_fit_are_refused(card: CardOf, files: Document, messag
 
 
 def test_cards_without_alternatives_are_written_as_before_there_were_any() -> None:
-    written = registry.card("mnist").model_dump(mode="json")
+    written = data_card("mnist").model_dump(mode="json")
     assert "alternatives" not in written and "md5" not in written["files"]["train_images"]
 
 
 @needs_mirror
 def test_real_cifar_10(tmp_path: Path) -> None:
     """The first batch: its known checksum and labels."""
-    card = registry.card("cifar-10")
+    card = data_card("cifar-10")
     files = fetch(card, Places(root=tmp_path, mirror=Path(MIRROR or ""), cache=tmp_path), key=bytes(32))
     assert set(files) == {*card.reader.train, card.reader.test} if isinstance(card.reader, Cifar) else False
     with lzma.open(files["data_batch_1"]) as file:

@@ -7,27 +7,27 @@ from typing import Any
 import pytest
 
 from data import DataRefusedError, public_description
-from data.schema import registry
+from data.card import CARDS, card_names, data_card
 from tests.data.conftest import CardOf, Document, Store
 from tests.support.changed import changed
 
 
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", card_names())
 def test_every_card_of_the_catalogue_is_valid_and_public(name: str) -> None:
-    public = public_description(registry.card(name))
+    public = public_description(data_card(name))
     assert (public.dataset, public.public, public.holdout) == (name, True, "public")
     assert (public.cap_epsilon, public.cap_delta) == (1e6, 1.0)
     assert (public.records is None) == (public.test_records is None) == (name == "ipums")
 
 
 def test_the_catalogue_has_the_promised_sets() -> None:
-    assert {"adult", "digits", "fashion-mnist", "mnist"} <= set(registry.names())
-    assert {"adult-a9a", "bank-encoded", "bank-marketing", "ipums"} <= set(registry.names())
-    assert {"kddcup99", "kddcup99-10-percent", "synthetic-logistic"} <= set(registry.names())
+    assert {"adult", "digits", "fashion-mnist", "mnist"} <= set(card_names())
+    assert {"adult-a9a", "bank-encoded", "bank-marketing", "ipums"} <= set(card_names())
+    assert {"kddcup99", "kddcup99-10-percent", "synthetic-logistic"} <= set(card_names())
 
 
 def test_the_two_cards_of_kddcup99_differ_in_their_training_records_only() -> None:
-    full, tenth = registry.card("kddcup99"), registry.card("kddcup99-10-percent")
+    full, tenth = data_card("kddcup99"), data_card("kddcup99-10-percent")
     assert (full.reader, full.classes, full.population) == (tenth.reader, tenth.classes, tenth.population)
     assert full.files["test"] == tenth.files["test"] and full.files["train"] != tenth.files["train"]
 
@@ -35,7 +35,7 @@ def test_the_two_cards_of_kddcup99_differ_in_their_training_records_only() -> No
 @pytest.mark.parametrize("name", ["cifar", "../cards/mnist", "mnist.yaml", ""])
 def test_an_unknown_data_set_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(DataRefusedError, match="choose one of: adult, adult-a9a, bank-encoded"):
-        registry.card(name)
+        data_card(name)
 
 
 def test_a_private_number_of_records_is_not_described(table: Document, card_of: CardOf) -> None:
@@ -118,7 +118,7 @@ FAULTS: dict[str, tuple[str, Any, str]] = {
 def test_a_bad_card_is_one_sentence_with_the_key(fault: str, table: Document, store: Store) -> None:
     place, value, message = FAULTS[fault]
     with pytest.raises(DataRefusedError) as refusal:
-        registry.card("tiny", store(changed(table, place, value), name="tiny"))
+        data_card("tiny", store(changed(table, place, value), name="tiny"))
     assert message in str(refusal.value)
     assert str(refusal.value).startswith("data card ") and "\n" not in str(refusal.value)
 
@@ -128,7 +128,7 @@ def test_every_required_key_is_missed_by_name(table: Document, store: Store) -> 
         folder = store({other: value for other, value in table.items() if other != key})
         words = "two classes or more as classes" if key == "classes" else f"key {key}: is missing"
         with pytest.raises(DataRefusedError, match=words):
-            registry.card("tiny", folder)
+            data_card("tiny", folder)
 
 
 @pytest.mark.parametrize(
@@ -144,22 +144,22 @@ def test_every_required_key_is_missed_by_name(table: Document, store: Store) -> 
 def test_a_card_that_is_no_yaml_mapping_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "tiny.yaml").write_text(text)
     with pytest.raises(DataRefusedError, match=message):
-        registry.card("tiny", tmp_path)
+        data_card("tiny", tmp_path)
 
 
 def test_a_public_download_cannot_be_declared_by_a_keyed_checksum(images: Document, store: Store) -> None:
     images["files"]["test_labels"] = {"urls": ["https://a.invalid/x.gz"], "keyed_sha256": "0" * 64}
     with pytest.raises(DataRefusedError, match=r"files\.test_labels: a file that has urls needs sha256"):
-        registry.card("dots", store(images))
+        data_card("dots", store(images))
 
 
 def test_images_need_their_four_files_and_a_shape(images: Document, store: Store) -> None:
     with pytest.raises(DataRefusedError, match="shape is missing"):
-        registry.card("dots", store({**images, "shape": None}))
+        data_card("dots", store({**images, "shape": None}))
     del images["files"]["test_labels"]
     words = "must be test_images, test_labels, train_images, train_labels"
     with pytest.raises(DataRefusedError, match=words):
-        registry.card("dots", store(images))
+        data_card("dots", store(images))
 
 
 def test_synthetic_records_need_public_numbers_one_axis_two_classes_and_no_files(
@@ -168,7 +168,7 @@ def test_synthetic_records_need_public_numbers_one_axis_two_classes_and_no_files
     reader = {"kind": "synthetic", "features_seed": 1, "hyperplane_seed": 2, "sha256": "0" * 64}
     changes = {"reader": reader, "files": {}, "split": None, "shape": [3], "records": {"train": 5, "test": 2}}
     good = table | changes
-    assert registry.card("tiny", store(good)).input_shape == (3,)
+    assert data_card("tiny", store(good)).input_shape == (3,)
     wanted = "one axis and two classes, in public numbers"
     for bad, words in (
         ({"shape": [1, 3]}, wanted),
@@ -179,7 +179,7 @@ def test_synthetic_records_need_public_numbers_one_axis_two_classes_and_no_files
         ({"files": table["files"]}, "the synthetic reader takes no files"),
     ):
         with pytest.raises(DataRefusedError, match=words):
-            registry.card("tiny", store(good | bad))
+            data_card("tiny", store(good | bad))
 
 
 @pytest.mark.parametrize(
@@ -197,16 +197,16 @@ def test_the_training_file_is_no_test_file(
     del table["split"]
     other = {"path": "c.csv", "sha256": "3" * 64, "keyed_sha256": None}
     table["files"] = {"train": train, "test": test | other}
-    assert registry.card("tiny", store(table)).files
+    assert data_card("tiny", store(table)).files
     table["files"] = {"train": train, "test": test}
     with pytest.raises(DataRefusedError, match=r"^[^\n]*cannot be those to test on; name another[^\n]*$"):
-        registry.card("tiny", store(table))
+        data_card("tiny", store(table))
 
 
 def test_checksums_that_are_still_to_be_filled_in_may_be_equal(table: Document, store: Store) -> None:
     del table["split"]
     table["files"] = {role: {"path": f"{role}.csv", "keyed_sha256": "0" * 64} for role in ("train", "test")}
-    assert len(registry.card("tiny", store(table)).files) == 2
+    assert len(data_card("tiny", store(table)).files) == 2
 
 
 @pytest.mark.parametrize("folder", ["weeks", "./weeks/", "data/../weeks"])
@@ -214,14 +214,14 @@ def test_a_test_file_is_no_block(table: Document, store: Store, folder: str) -> 
     del table["split"]
     table["blocks"] = {"kind": "folder", "path": folder.replace("data/../", "")}
     table["files"] = {"test": {"path": f"{folder.rstrip('/')}-not/a.csv", "sha256": "1" * 64}}
-    assert registry.card("tiny", store(table)).blocks
+    assert data_card("tiny", store(table)).blocks
     table["files"] = {"test": {"path": f"{folder}/a.csv", "sha256": "1" * 64}}
     with pytest.raises(DataRefusedError, match="the test file is in the folder of the blocks"):
-        registry.card("tiny", store(table))
+        data_card("tiny", store(table))
 
 
 def test_a_key_in_another_spelling_is_named_with_the_right_one(tmp_path: Path) -> None:
-    text = (registry.CARDS / "digits.yaml").read_text().replace("licence:", "license:")
+    text = (CARDS / "digits.yaml").read_text().replace("licence:", "license:")
     (tmp_path / "digits.yaml").write_text(text)
     with pytest.raises(DataRefusedError, match="key license: unknown key; licence is its name"):
-        registry.card("digits", tmp_path)
+        data_card("digits", tmp_path)

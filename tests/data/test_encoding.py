@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.prepare.description import EncoderFacts, public_description
-from data.prepare.encoding import encoded
+from data.card import DataRefusedError, data_card
+from data.description import EncoderFacts, public_description
 from data.readers.records import Block, Records
-from data.schema import registry
-from data.schema.errors import DataRefusedError
-from data.schema.targets import Classes
+from data.targets import Classes
+from data.transforms import encoded
 
 FACTS = EncoderFacts("halves", "images", 4, "0" * 64, "unknown", "{}")
 ROWS = 3000
@@ -80,4 +79,4 @@ def test_another_encoder_takes_nothing_of_what_was_kept(tmp_path: Path) -> None:
 )
 def test_an_encoder_of_other_records_is_refused(name: str, facts: EncoderFacts | None, words: str) -> None:
     with pytest.raises(DataRefusedError, match=words):
-        public_description(registry.card(name), "encoder", facts)
+        public_description(data_card(name), "encoder", facts)

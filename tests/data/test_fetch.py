@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from data import DataRefusedError
-from data.prepare.fetch import Places, fetch
-from data.prepare.secret_key import keyed, owner_key
-from data.schema.card import DataCard
+from data.card import DataCard
+from data.files import Places, fetch, keyed, owner_key
 from tests.data.conftest import CardOf, Document
 
 CONTENT = b"age,town,answer\n1,Oslo,no\n"

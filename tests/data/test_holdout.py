@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from data import public_description
-from data.prepare.description import rule_of
-from data.schema.errors import DataRefusedError
+from data.card import DataRefusedError
+from data.description import rule_of
 from tests.data.conftest import CardOf, Document
 from tests.support.changed import changed
 

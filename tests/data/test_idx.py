@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from data import DataRefusedError
-from data.prepare import reading
-from data.schema.card import DataCard
+from data import DataRefusedError, reading
+from data.card import DataCard
 from tests.data.conftest import CardOf, Document
 from tests.support.parts import Parts, whole
 

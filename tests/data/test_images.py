@@ -17,13 +17,12 @@ from pyarrow import parquet
 from pydantic import ValidationError
 
 from data import DataRefusedError, public_description
-from data.prepare.description import rule_of
-from data.prepare.fetch import Places, checksum_for, fetch
-from data.prepare.reading import read, row_reader
-from data.prepare.secret_key import PUBLIC_KEY
-from data.prepare.unseen import preparation_of, records_in
+from data.card import DataCard
+from data.description import rule_of
+from data.files import PUBLIC_KEY, Places, checksum_for, fetch
 from data.readers import images
-from data.schema.card import DataCard
+from data.reading import read, row_reader
+from data.unseen import preparation_of, records_in
 from tests.data.conftest import CardOf, Document, named_files
 from tests.support.parts import Parts, whole
 

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import DataRefusedError
-from data.prepare import prepared
-from data.prepare.secret_key import keyed, owner_key
-from data.schema import registry
+from data import DataRefusedError, prepared
+from data.card import CARDS
+from data.files import keyed, owner_key
 from tasks.config.params import Data, Params
 from tasks.prepare import prepare
 from tests.support.refusals import refused
@@ -132,7 +131,7 @@ def test_the_template_of_ipums_is_refused_until_its_file_is_there_and_declared(t
     own = tmp_path / "datasets" / "raw" / "ipums" / "ipums.csv"
     cards = tmp_path / "cards"
     cards.mkdir()
-    template = (registry.CARDS / "ipums.yaml").read_text()
+    template = (CARDS / "ipums.yaml").read_text()
     (cards / "ipums.yaml").write_text(template)
 
     def attempt() -> None:

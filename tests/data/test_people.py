@@ -13,14 +13,14 @@ import pytest
 from pyarrow import parquet
 from pydantic import ValidationError
 
-from data import DataRefusedError, blocks, public_description
-from data.prepare.description import rule_of
-from data.prepare.prepared import Prepared, load
-from data.prepare.prepared import write as write_prepared
-from data.prepare.reading import read
-from data.prepare.unseen import preparation_of, records_in
-from data.schema.card import DataCard
-from data.schema.targets import IGNORED
+from data import DataRefusedError, public_description
+from data.card import DataCard
+from data.description import rule_of
+from data.prepared import Prepared, load
+from data.prepared import write as write_prepared
+from data.reading import Digests, read, read_blocks
+from data.targets import IGNORED
+from data.unseen import preparation_of, records_in
 from tests.data.conftest import CardOf, Document, named_files
 from tests.support.parts import Parts, whole
 
@@ -192,8 +192,8 @@ def test_in_blocks_each_block_draws_for_itself(card: CardOf, tmp_path: Path) -> 
     own = card(files={}, blocks={"kind": "folder", "path": "weeks"}, blocks_per_person=2)
 
     def taken(*names: str) -> tuple[set[int], set[int]]:
-        digests = blocks.Digests("tiny", key=KEY)
-        return ages(whole(blocks.read(own, names, {}, root=tmp_path, url=None, digests=digests, key=KEY)))
+        digests = Digests("tiny", key=KEY)
+        return ages(whole(read_blocks(own, names, {}, root=tmp_path, url=None, digests=digests, key=KEY)))
 
     both, one = taken("one", "two"), taken("one")
     assert people(both[0] | both[1]) == dict.fromkeys(range(20), 2)
@@ -205,9 +205,9 @@ def test_a_block_of_people_that_lacks_a_column_is_refused(card: CardOf, tmp_path
     (tmp_path / "weeks").mkdir()
     (tmp_path / "weeks" / "one.csv").write_text("who,age,answer\np1,1,no\n")
     own = card(files={}, blocks={"kind": "folder", "path": "weeks"})
-    digests = blocks.Digests("tiny", key=KEY)
+    digests = Digests("tiny", key=KEY)
     with pytest.raises(DataRefusedError, match=r"one\.csv must have one column 'town'"):
-        whole(blocks.read(own, ["one"], {}, root=tmp_path, url=None, digests=digests, key=KEY))
+        whole(read_blocks(own, ["one"], {}, root=tmp_path, url=None, digests=digests, key=KEY))
 
 
 def test_the_person_is_never_a_feature_and_never_leaves(card: CardOf, tmp_path: Path) -> None:
@@ -310,8 +310,8 @@ def test_in_each_block_a_person_is_a_record_of_its_own(card: CardOf, tmp_path: P
     two_weeks(tmp_path)
     source = {"files": {}, "blocks": {"kind": "folder", "path": "weeks"}, "blocks_per_person": 2}
     own = card(**source, person={"column": "who", "per_person": 3})
-    digests = blocks.Digests("tiny", key=KEY)
-    found = blocks.read(own, ("one", "two"), {}, root=tmp_path, url=None, digests=digests, key=KEY)
+    digests = Digests("tiny", key=KEY)
+    found = read_blocks(own, ("one", "two"), {}, root=tmp_path, url=None, digests=digests, key=KEY)
     write_prepared(tmp_path / "prepared", found, public_description(own), salt=b"s" * 32, at_most=200)
     data = load(tmp_path / "prepared")
     counted = [
@@ -336,8 +336,8 @@ def test_people_in_a_database(card: CardOf, tmp_path: Path) -> None:
     source = {"kind": "sql", "url_from": "FILMS_URL", "query": "select * from films", "column": "week"}
     reader = {"kind": "texts", "format": "csv", "columns": ["words"], "label": "answer"}
     own = card(files={}, blocks=source, blocks_per_person=2, reader=reader)
-    url, digests = f"sqlite:///{tmp_path}/t.sqlite", blocks.Digests("tiny", key=KEY)
-    read_ = blocks.read(
+    url, digests = f"sqlite:///{tmp_path}/t.sqlite", Digests("tiny", key=KEY)
+    read_ = read_blocks(
         own, ("w0", "w1"), {}, root=tmp_path, url=url, digests=digests, key=KEY, as_texts=True
     )
     parts = whole(read_)

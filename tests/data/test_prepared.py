@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data import DataRefusedError, PublicDescription, public_description
-from data.prepare import prepared
+from data import DataRefusedError, PublicDescription, prepared, public_description
 from data.readers.records import Block, Records
 from tests.data.conftest import CardOf, Document
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from data import DataRefusedError, public_description
-from data.prepare.fetch import Places, fetch
-from data.prepare.reading import read
+from data.card import data_card
+from data.files import Places, fetch
+from data.formats import Digits
 from data.readers import builtin
 from data.readers.records import Records
-from data.schema import registry
-from data.schema.formats import Digits
+from data.reading import read
 from tests.support.parts import Parts, whole
 
 MIRROR = os.environ.get("EPSILONFLOW_DATA_MIRROR")
@@ -39,7 +39,7 @@ A9A = {  # rows of the published file, whose order is that of adult.data
 
 def parts_of(name: str, cache: Path) -> Parts:
     """The records of a data set of the catalogue, from the mirror."""
-    card = registry.card(name)
+    card = data_card(name)
     places = Places(root=Path(), mirror=Path(MIRROR) if MIRROR else None, cache=cache)
     return whole(read(card, fetch(card, places, key=bytes(32))))
 
@@ -86,7 +86,7 @@ def test_adult(tmp_path: Path) -> None:
 
 @needs_mirror
 def test_adult_sends_what_is_missing_and_nothing_else_to_other(tmp_path: Path) -> None:
-    card, parts = registry.card("adult"), parts_of("adult", tmp_path)
+    card, parts = data_card("adult"), parts_of("adult", tmp_path)
     assert card.reader.kind == "csv"
     ends = np.cumsum([column.width for column in card.reader.columns])
     last = [*zip(ends - 1, card.reader.columns, strict=True)]
@@ -175,7 +175,7 @@ def test_kddcup99_knows_every_category_but_one(kddcup99: Parts) -> None:
 def test_no_real_record_goes_beyond_the_norms_of_its_card(kddcup99: Parts, tmp_path: Path) -> None:
     sets = {name: parts_of(name, tmp_path) for name in ("adult-a9a", "bank-encoded", "digits")}
     for name, parts in (sets | {"kddcup99-10-percent": kddcup99}).items():
-        l1, l2 = public_description(registry.card(name)).feature_norms or (0, 0)
+        l1, l2 = public_description(data_card(name)).feature_norms or (0, 0)
         for records in (parts.train, parts.test):
             rows = records.features.reshape(len(records), -1)
             assert rows.min() >= 0

@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import DataRefusedError, PublicDescription, public_description
-from data.prepare import prepared
-from data.prepare.description import rule_of
-from data.prepare.fetch import Places, fetch
-from data.prepare.reading import read, word_list
+from data import DataRefusedError, PublicDescription, prepared, public_description
+from data.card import data_card
+from data.description import rule_of
+from data.files import Places, fetch
+from data.formats import Reviews
 from data.readers import reviews
 from data.readers.records import Block, Records
-from data.schema import registry
-from data.schema.formats import Reviews
+from data.reading import read, word_list
 from tests.data.conftest import CardOf, Document, tar
 from tests.data.test_real_sets import MIRROR, needs_mirror
 from tests.support.parts import Parts, whole
@@ -176,7 +175,7 @@ def test_real_numbers_are_not_written_as_tokens(card: CardOf, tmp_path: Path) ->
 
 @needs_mirror
 def test_real_imdb(tmp_path: Path) -> None:
-    card = registry.card("imdb")
+    card = data_card("imdb")
     files = fetch(card, Places(root=tmp_path, mirror=Path(MIRROR or ""), cache=tmp_path), key=bytes(32))
     for block in read(card, files):
         features = block.records.features

@@ -10,11 +10,11 @@ import torch
 from kymatio.torch import Scattering2D
 from numpy.typing import NDArray
 
-from data import DataRefusedError, PublicDescription, public_description
-from data.prepare import prepared, scattering
-from data.prepare.scattering import scattered, scattered_shape
+from data import DataRefusedError, PublicDescription, prepared, public_description, transforms
+from data.card import data_card
+from data.description import scattered_shape
 from data.readers.records import Block, Records
-from data.schema import registry
+from data.transforms import scattered
 from tasks.config import params
 from tasks.prepare import prepare
 from tests.data.conftest import Document, Store
@@ -25,14 +25,14 @@ SHAPES = {"mnist": (81, 7, 7), "fashion-mnist": (81, 7, 7), "digits": (81, 2, 2)
 
 def images(name: str, n: int = 7) -> NDArray[np.float32]:
     """Random images of the shape of a data set."""
-    shape = registry.card(name).input_shape
+    shape = data_card(name).input_shape
     return np.random.default_rng(1).random((n, *shape), dtype=np.float32)
 
 
 def features(name: str, *parts: NDArray[np.float32]) -> NDArray[np.float32]:
     """The features of images that come in some blocks."""
     blocks = [Block("train", Records(part, np.arange(len(part)))) for part in parts]
-    found = list(scattered(registry.card(name), blocks))
+    found = list(scattered(data_card(name), blocks))
     assert np.concatenate([block.records.labels for block in found]).tolist() == [
         label for part in parts for label in range(len(part))
     ]
@@ -43,7 +43,7 @@ def features(name: str, *parts: NDArray[np.float32]) -> NDArray[np.float32]:
 def test_the_shape_is_said_before_and_kept(name: str) -> None:
     found = features(name, images(name))
     assert found.shape == (7, *SHAPES[name]) and found.dtype == np.float32
-    assert scattered_shape(registry.card(name)) == SHAPES[name]
+    assert scattered_shape(data_card(name)) == SHAPES[name]
 
 
 def test_grey_images_are_taken_as_they_are() -> None:
@@ -69,7 +69,7 @@ def test_an_image_has_the_same_features_whatever_is_beside_it(
     together = features(name, pixels)
     assert np.array_equal(features(name, *np.split(pixels, [1, 4, 6])), together)
     for at_once, workers in ((1, 1), (3, 2)):
-        monkeypatch.setattr(scattering, "_AT_ONCE", at_once)
+        monkeypatch.setattr(transforms, "_SCATTERED_AT_ONCE", at_once)
         with cpu_threads(workers):
             assert np.array_equal(features(name, pixels), together)
             assert torch.get_num_threads() == workers
@@ -78,7 +78,7 @@ def test_an_image_has_the_same_features_whatever_is_beside_it(
 
 
 def test_blocks_are_passed_on_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scattering, "_AT_ONCE", 2)
+    monkeypatch.setattr(transforms, "_SCATTERED_AT_ONCE", 2)
     taken = []
 
     def blocks() -> Any:
@@ -86,7 +86,7 @@ def test_blocks_are_passed_on_as_they_come(monkeypatch: pytest.MonkeyPatch) -> N
             taken.append(start)
             yield Block("train", Records(images("digits", 2), np.zeros(2, np.int64)))
 
-    assert len(next(scattered(registry.card("digits"), blocks())).records) == 2
+    assert len(next(scattered(data_card("digits"), blocks())).records) == 2
     assert taken == [0]
 
 
@@ -94,7 +94,7 @@ def test_blocks_are_passed_on_as_they_come(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_is_no_image_is_refused(name: str) -> None:
     words = f"at least 8 x 8 pixels, but a record of '{name}' .*set data.transform"
     with pytest.raises(DataRefusedError, match=words):
-        public_description(registry.card(name), "scattering")
+        public_description(data_card(name), "scattering")
 
 
 def test_small_images_are_refused_before_anything_is_fetched(

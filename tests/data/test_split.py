@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.prepare.reading import is_test, split
+from data.card import Split
 from data.readers.records import Block, Records
-from data.schema.card import Split
+from data.reading import is_test, split
 from tests.support.parts import whole
 
 RULE = Split(salt="a public salt", test_fraction=0.5)

@@ -7,14 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import DataRefusedError, public_description
-from data.prepare import prepared
-from data.prepare.prepared import _Rows
-from data.prepare.reading import read
+from data import DataRefusedError, prepared, public_description
+from data.card import DataCard
+from data.prepared import _Rows
 from data.readers import table as parquet
 from data.readers import table as text
 from data.readers.records import Block, Records
-from data.schema.card import DataCard
+from data.reading import read
 from tests.data.conftest import CardOf, Document
 
 ROWS = 5000

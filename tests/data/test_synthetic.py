@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from data import DataRefusedError
-from data.prepare.reading import read
-from data.schema import registry
-from data.schema.formats import Synthetic
+from data.card import data_card
+from data.formats import Synthetic
+from data.reading import read
 from tests.data.conftest import CardOf, Document
 from tests.support.parts import Parts, whole
 
@@ -14,7 +14,7 @@ from tests.support.parts import Parts, whole
 @pytest.fixture(scope="module")
 def parts() -> Parts:
     """The records of the catalogue."""
-    return whole(read(registry.card("synthetic-logistic"), {}))
+    return whole(read(data_card("synthetic-logistic"), {}))
 
 
 def test_the_features_are_drawn_column_by_column(parts: Parts) -> None:
@@ -42,7 +42,7 @@ def test_the_labels_are_the_sides_of_the_hyperplane(parts: Parts) -> None:
 
 
 def test_other_records_than_the_declared_ones_are_refused(table: Document, card_of: CardOf) -> None:
-    known = registry.card("synthetic-logistic").reader
+    known = data_card("synthetic-logistic").reader
     assert isinstance(known, Synthetic)
     own = {"files": {}, "split": None, "shape": [20], "records": {"train": 100, "test": 10}}
     card = card_of(table | own | {"reader": known.model_dump(mode="json")})

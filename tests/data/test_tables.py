@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from data import DataRefusedError
-from data.prepare.unseen import preparation_of, records_in
+from data.formats import Parquet
 from data.readers.records import Records
 from data.readers.table import tables as read_tables
-from data.schema.formats import Parquet
+from data.unseen import preparation_of, records_in
 from tests.data.conftest import CardOf, Document, train_records
 
 Encode = Callable[..., Records]

@@ -11,13 +11,13 @@ import pytest
 from pyarrow import parquet
 from pydantic import ValidationError
 
-from data import DataRefusedError, blocks, public_description
-from data.prepare.description import rule_of
-from data.prepare.reading import read, row_reader, word_list
-from data.prepare.secret_key import PUBLIC_KEY
-from data.prepare.unseen import preparation_of, records_in
+from data import DataRefusedError, public_description
+from data.card import DataCard
+from data.description import rule_of
+from data.files import PUBLIC_KEY
 from data.readers.records import Records
-from data.schema.card import DataCard
+from data.reading import Digests, read, read_blocks, row_reader, word_list
+from data.unseen import preparation_of, records_in
 from tests.data.conftest import CardOf, Document, named_files
 from tests.support.parts import whole
 
@@ -286,8 +286,8 @@ def test_blocks_of_texts(card: CardOf, tmp_path: Path) -> None:
     blocks_of: Document = {"files": {}, "blocks": {"kind": "folder", "path": "weeks"}, "split": None}
     own = card(blocks_of | {"files": {"test": {"path": "test.csv", "sha256": "0" * 64}}}, format="jsonl")
     test = write(tmp_path, "jsonl", [("t", "t", "pos")])
-    digests, names = blocks.Digests("dots", key=PUBLIC_KEY), ("one", "two", "three")
-    read_ = blocks.read(own, names, {"test": test}, root=tmp_path, url=None, digests=digests, as_texts=True)
+    digests, names = Digests("dots", key=PUBLIC_KEY), ("one", "two", "three")
+    read_ = read_blocks(own, names, {"test": test}, root=tmp_path, url=None, digests=digests, as_texts=True)
     assert sorted(whole(read_).train.features) == sorted([*TEXTS, *TEXTS, *TEXTS[1:]])
     held = [digests.by_block[name][0] for name in names]
     assert held[0] == held[1] != held[2]

@@ -16,9 +16,9 @@ from prefect.flows import load_flow_from_entrypoint
 from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
-from data.schema import registry
-from data.schema.formats import Categorical, Csv, Texts
-from data.schema.targets import NextToken, Tags, Target
+from data.card import data_card
+from data.formats import Categorical, Csv, Texts
+from data.targets import NextToken, Tags, Target
 from flows.cli.main import app
 from tasks.config import new_project
 from tasks.config.new_project import TEMPLATES
@@ -67,7 +67,7 @@ def test_a_project_is_made_from_a_schema_and_can_be_used(
     table = PROJECT / "examples/own_data/visits.csv"
     made = call("init", "clinic", "--from", schema, "--file", str(table), "--at-most", "20000")
     assert made.exit_code == 0, made.output
-    card = registry.card("clinic", tmp_path / "clinic/data/cards")
+    card = data_card("clinic", tmp_path / "clinic/data/cards")
     assert (card.public, card.records.at_most, card.classes, card.reader.kind) == (
         False,
         20000,
@@ -124,7 +124,7 @@ def test_columns_are_asked_for_and_a_slip_is_asked_again(
     typed = "\n".join([*age, *other, "-5", "20000", ""])
     made = CliRunner().invoke(app, ["init", "clinic"], input=typed, env={"COLUMNS": "200"})
     assert made.exit_code == 0, made.output
-    card = registry.card("clinic", tmp_path / "clinic/data/cards")
+    card = data_card("clinic", tmp_path / "clinic/data/cards")
     assert (card.input_shape, card.classes, card.records.at_most) == ((4,), ("no", "yes"), 20000)
     assert "numbers is none of these" in made.output and made.output.count("Both must be finite") == 2
 
@@ -156,7 +156,7 @@ def test_the_schema_of_the_tutorial_is_taken(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     made = call("init", "clinic", "--from", "schema.json", "--at-most", "20000")
     assert made.exit_code == 0, made.output
-    card = registry.card("clinic", tmp_path / "clinic/data/cards")
+    card = data_card("clinic", tmp_path / "clinic/data/cards")
     assert (card.input_shape, card.classes) == ((5,), ("no", "yes"))
 
 
@@ -224,7 +224,7 @@ def test_true_and_false_are_spelled_as_a_table_spells_them_and_dates_can_be_igno
     (tmp_path / schema).write_text(json.dumps({"fields": fields}))
     made = call("init", "clinic", "--from", schema, "--at-most", "9")
     assert made.exit_code == 0, made.output
-    card = registry.card("clinic", tmp_path / "clinic/data/cards")
+    card = data_card("clinic", tmp_path / "clinic/data/cards")
     assert isinstance(card.reader, Csv) and card.classes == ("false", "true")
     day, smokes, _ = card.reader.columns
     assert isinstance(smokes, Categorical) and smokes.categories == ("true", "false")
@@ -353,7 +353,7 @@ def test_a_project_of_images_or_texts_is_made_for_an_encoder(
     made = call("init", "mine", *options, "--classes", "bad,good", "--at-most", "1000")
     assert made.exit_code == 0, made.output
     monkeypatch.chdir(tmp_path / "mine")
-    card = registry.card("mine", tmp_path / "mine/data/cards")
+    card = data_card("mine", tmp_path / "mine/data/cards")
     assert (card.reader.kind, card.classes, card.records.at_most) == (kind, ("bad", "good"), 1000)
     params = YAML(typ="safe").load(tmp_path / "mine/params.yaml")
     assert (params["data"]["transform"], params["data"]["encoder"]["name"]) == ("encoder", encoder)
@@ -402,7 +402,7 @@ def test_a_number_or_several_labels_are_predicted_where_that_is_declared(
     made = call("init", "mine", *options, "--at-most", "5000")
     assert made.exit_code == 0, made.output
     monkeypatch.chdir(tmp_path / "mine")
-    known = registry.card("mine", tmp_path / "mine/data/cards").known
+    known = data_card("mine", tmp_path / "mine/data/cards").known
     assert {name: getattr(known, name) for name in target} == target
     plan = call("plan")
     assert plan.exit_code == 0, plan.output
@@ -430,7 +430,7 @@ def test_a_project_of_next_tokens_or_tags_is_made_for_a_public_model(
     made = call("init", "mine", *many, "--encoder", "tokenizer/public")
     assert made.exit_code == 0, made.output
     monkeypatch.chdir(tmp_path / "mine")
-    card = registry.card("mine", tmp_path / "mine/data/cards")
+    card = data_card("mine", tmp_path / "mine/data/cards")
     assert card.known == target and isinstance(card.reader, Texts) and card.reader.label == label
     checked = call("data", "check", "mine")
     assert checked.exit_code == 0 and "can be read as its card declares" in checked.stdout, checked.output

@@ -31,10 +31,10 @@ from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.card import build
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.ledger import Checkpoint, Ledger, export, restore
+from data.card import data_card
+from data.formats import Csv, Parquet
 from data.readers.of_rows import RowReader
-from data.schema import registry
-from data.schema.formats import Csv, Parquet
-from data.schema.targets import Classes
+from data.targets import Classes
 from tasks.config import params
 from tasks.evaluate import load_model
 from tasks.retraining import settings as retraining
@@ -168,7 +168,7 @@ def _params(path: Path) -> bool:
 
 
 def _data_card(path: Path) -> bool:
-    registry.card(path.stem, path.parent)
+    data_card(path.stem, path.parent)
     return True
 
 

@@ -22,7 +22,7 @@ import typer
 from ruamel.yaml import YAML
 
 from algorithms.privacy.ledger import Ledger
-from data.schema import registry
+from data.card import CARDS
 from tasks import prepare
 from tasks.config.environment import data_mirror, home
 from tasks.config.params import load
@@ -52,7 +52,7 @@ _FIRST = datetime(2026, 1, 5, tzinfo=UTC)
 
 def checkout(root: Path, source: Path) -> list[list[str]]:
     """Makes a checkout for the year in `root`; returns the lines of each week's file."""
-    card = YAML(typ="safe", pure=True).load(registry.CARDS / "adult.yaml")
+    card = YAML(typ="safe", pure=True).load(CARDS / "adult.yaml")
     lines = [line for line in source.read_text().splitlines() if line.strip()]
     card |= {"name": POPULATION, "population": POPULATION, "public": False, "cap": CAP, "folder": "adult"}
     card |= {"composition": {"kind": "renyi", "order": ORDER}, "records": {"at_most": 60_000}}

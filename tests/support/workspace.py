@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 
 from algorithms.privacy.ledger import Ledger
 from data import PublicDescription
-from data.schema import registry
+from data.card import CARDS
 from tasks import calibrate, prepare, train
 from tasks.config import params
 from tasks.runs import store
@@ -50,7 +50,7 @@ class Workspace:
         """Prepare a data set of this folder's cards, or of the catalogue where it has none."""
         settings = params.parse({"data": {"dataset": dataset} | data}, reads=prepare.READS)
         own, place = self.root / "data/cards", self.root / "datasets/prepared"
-        cards = own if own.exists() else registry.CARDS
+        cards = own if own.exists() else CARDS
         return prepare.prepare(
             settings, mirror=None, home=self.home, destination=place, root=self.root, cards=cards
         )

@@ -11,7 +11,7 @@ from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import risk
 from algorithms.privacy.accounting.risk import risk_profile
 from data import PublicDescription, public_description
-from data.schema import registry
+from data.card import data_card
 from tasks import calibrate
 from tasks.config import params
 from tests.support.workspace import PARAMS, Workspace
@@ -74,7 +74,7 @@ def test_noise_for_an_attack_withstands_it_and_is_no_larger_than_that_takes(
     algorithm: dict[str, Any], privacy: dict[str, Any]
 ) -> None:
     attack = {"false_alarms": 0.01, "caught": 0.05}
-    public = public_description(registry.card("digits"), "none")
+    public = public_description(data_card("digits"), "none")
 
     def settings(**target: Any) -> params.Params:
         document = {"privacy": privacy | target, "algorithm": algorithm, "model": {"name": "softmax"}}

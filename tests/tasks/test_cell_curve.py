@@ -7,8 +7,8 @@ import torch
 from algorithms.models import build
 from algorithms.privacy.barrier.trace import Trace
 from data import PublicDescription, public_description
+from data.card import data_card
 from data.readers.records import Records
-from data.schema import registry
 from tasks.comparing.data import Sides
 from tasks.comparing.trial import Curve, mean_losses
 
@@ -16,7 +16,7 @@ MODEL = build("logistic_through_origin", input_shape=(3,), classes=2, seed=0)
 
 
 def public() -> PublicDescription:
-    return public_description(registry.card("synthetic-logistic"))
+    return public_description(data_card("synthetic-logistic"))
 
 
 def test_it_starts_where_the_algorithm_does_and_ends_where_that_ended() -> None:

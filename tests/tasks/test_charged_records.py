@@ -15,7 +15,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.events import event_to_json
 from algorithms.privacy.ledger import Ledger
 from data import DataRefusedError
-from data.prepare.prepared import block_digests
+from data.prepared import block_digests
 from flows.cli import main
 from tasks import train
 from tasks.runs.stages import StageRefusedError

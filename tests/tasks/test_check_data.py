@@ -12,9 +12,9 @@ from PIL import Image
 from pyarrow import parquet
 from ruamel.yaml import YAML
 
-from data.prepare.fetch import _checksum as checksum
-from data.prepare.reading import read
-from data.schema.errors import DataRefusedError
+from data.card import DataRefusedError
+from data.files import _checksum as checksum
+from data.reading import read
 from tasks.check_data import Look, look
 from tests.support.cards import card, category, csv_of, label, number
 

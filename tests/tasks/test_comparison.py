@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from data import DataCard
-from data.schema import registry
+from data.card import data_card
 from tasks.comparing import trials as comparison_cells
 from tasks.comparing.comparison import load, variants
 from tasks.comparing.trials import Fold, Trial, cells, groups
@@ -194,7 +194,7 @@ def test_every_comparison_of_the_project_is_accepted() -> None:
 
 
 def _card(name: str) -> DataCard:
-    return registry.card(name)
+    return data_card(name)
 
 
 def test_settings_may_be_tuned_by_epsilon(root: Path) -> None:

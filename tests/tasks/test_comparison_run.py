@@ -17,9 +17,9 @@ import torch
 from algorithms.models import build
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.ledger import Ledger
-from data.prepare.prepared import load
+from data.card import DataRefusedError
+from data.prepared import load
 from data.readers.records import Records
-from data.schema.errors import DataRefusedError
 from tasks.comparing import data as comparison_data
 from tasks.comparing import trial as one_cell
 from tasks.comparing.data import prepared_folder, public_of, sides

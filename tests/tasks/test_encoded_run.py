@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from algorithms.encoders import EncoderRefusedError, Frozen
 from algorithms.models.saved import load as load_model
 from algorithms.privacy.card import load, text, verify
-from data.schema import registry
+from data.card import CARDS
 from tasks import evaluate, prepare, report
 from tasks.config import params
 from tasks.config.overrides import Request, revise
@@ -80,7 +80,7 @@ def test_a_model_on_an_encoders_features_predicts_from_images(
 def test_an_encoder_is_all_there_is_to_type(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text((Path(__file__).parents[2] / "params.yaml").read_text())
     (tmp_path / "data").mkdir()
-    (tmp_path / "data/cards").symlink_to(registry.CARDS)
+    (tmp_path / "data/cards").symlink_to(CARDS)
     asked = revise(tmp_path, Request(dataset="cifar-10", epsilon=1.0, encoder="efficientnet-lite0"))
     asked.write()
     chosen = asked.params

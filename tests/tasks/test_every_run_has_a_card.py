@@ -28,7 +28,8 @@ from algorithms.privacy.accounting.epsilon import ACCOUNTANTS
 from algorithms.privacy.card import Verification, check_charged, load, verify
 from algorithms.privacy.card.text import SO_FAR
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
-from data.schema import registry
+from data.card import CARDS as SHIPPED
+from data.card import data_card
 from tasks import calibrate, evaluate, prepare, report, train
 from tasks.config import params
 from tasks.config.overrides import recipe
@@ -87,7 +88,7 @@ USUAL: dict[str, Any] = {
     "start": False,
     "model": None,
 }
-CARD_OF = cache(registry.card)
+CARD_OF = cache(data_card)
 FEATURE_SETTINGS = {"principal_components": {"components": 2}, "whitened": {"groups": 0}}
 
 
@@ -110,7 +111,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         _write_table(root / f"{name}.csv", seed, count)
     for seed, name in enumerate(("january", "february")):
         _write_table(root / f"blocks/{name}.csv", 5 + seed, RECORDS)
-    shutil.copy(registry.CARDS / "digits.yaml", place.cards)
+    shutil.copy(SHIPPED / "digits.yaml", place.cards)
     for name, keys in CARDS.items():
         own = keys | {"files": {role: _file(root, role) for role in keys.get("files", ())}}
         document = card(_dataset(name), **TABLE | own)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from data.prepare import files
+from data import files
 from flows.cli.running import _what_stays
 from tasks import train
 from tasks.retraining.delivery import Work, give_up

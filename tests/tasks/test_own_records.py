@@ -16,10 +16,9 @@ from algorithms.extension import NotUsableError, source_digest
 from algorithms.models.saved import load as load_model
 from algorithms.privacy.card import load, text, verify
 from algorithms.privacy.card.verify import check_charged
-from data.prepare.prepared import load as load_prepared
-from data.schema import registry
-from data.schema.errors import DataRefusedError
-from data.schema.formats import Own
+from data.card import DataRefusedError, data_card
+from data.formats import Own
+from data.prepared import load as load_prepared
 from flows.cli.costs import cost_table
 from tasks import evaluate, report
 from tasks.check_data import look
@@ -274,7 +273,7 @@ def test_a_run_on_texts_is_all_there_is_to_type(workspace: Workspace, declared: 
     reader = _texts(workspace.root)
     encoder = {"name": "wordllama", "settings": {}}
     declared("texts.jsonl", {"transform": "encoder", "encoder": encoder}, reader=reader, unit="one text")
-    card = registry.card("mine", workspace.root / "data/cards")
+    card = data_card("mine", workspace.root / "data/cards")
     assert card.input_shape == () and workspace.public.input_shape == (768,)
     finish(workspace)
     found = list(

@@ -21,11 +21,10 @@ from algorithms.models.saved import TrainedModel
 from algorithms.privacy.card import load
 from algorithms.privacy.card.text import statement
 from data import public_description
-from data.prepare.prepared import load_held_out
-from data.prepare.unseen import preparation_of, records_in
+from data.card import DataRefusedError, data_card
+from data.prepared import load_held_out
 from data.readers.reviews import read_texts
-from data.schema import registry
-from data.schema.errors import DataRefusedError
+from data.unseen import preparation_of, records_in
 from flows.cli.main import app
 from tasks.export import export, release
 from tasks.predict import predict
@@ -139,7 +138,7 @@ def test_what_cannot_be_predicted_on_is_refused(
 
 def test_a_table_without_labels_becomes_the_features_of_training(tmp_path: Path) -> None:
     (tmp_path / "visits.yaml").write_text((PROJECT / "examples/own_data/visits.yaml").read_text())
-    card = registry.card("visits", tmp_path)
+    card = data_card("visits", tmp_path)
     carried = json.loads(json.dumps(preparation_of(card, "none", None)))
     assert not [word for word in ("sha256", "cap", "population") if word in json.dumps(carried)]
     shape = public_description(card).input_shape
@@ -159,7 +158,7 @@ def test_a_table_without_labels_becomes_the_features_of_training(tmp_path: Path)
 
 
 def test_texts_become_the_tokens_of_training(tmp_path: Path) -> None:
-    card = registry.card("imdb")
+    card = data_card("imdb")
     carried = preparation_of(card, "none", b"good\nbad\n")
     (tmp_path / "texts.txt").write_text("Good, bad!\n\nunheard good\n")
     (found,) = records_in(tmp_path / "texts.txt", carried, (80,))
@@ -176,7 +175,7 @@ def test_texts_become_the_texts_of_training_for_an_encoder(tmp_path: Path) -> No
     (tmp_path / "new" / "a.TXT").write_bytes(text)
     (tmp_path / "new" / "._a.TXT").write_bytes(b"\xff")
     (tmp_path / "lines.txt").write_bytes(b"\xef\xbb\xbfGood film\r\n\n:-)\n")
-    carried = preparation_of(registry.card("imdb"), "encoder", None, encoder={"name": "wordllama"})
+    carried = preparation_of(data_card("imdb"), "encoder", None, encoder={"name": "wordllama"})
 
     def predicted_on(path: Path) -> tuple[tuple[str, ...], list[str]]:
         (found,) = records_in(path, carried, (2,), encode=lambda texts: texts)

@@ -17,11 +17,9 @@ from algorithms.models import build
 from algorithms.models.saved import load
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.ledger import Ledger
-from data.prepare.prepared import load as load_prepared
+from data.card import DataCard, DataRefusedError, data_card
+from data.prepared import load as load_prepared
 from data.readers import table
-from data.schema import registry
-from data.schema.card import DataCard
-from data.schema.errors import DataRefusedError
 from tasks import calibrate, evaluate, prepare
 from tasks.config import params
 from tasks.config.overrides import recipe
@@ -79,7 +77,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def document(root: Path, algorithm: str, **model: Any) -> dict[str, Any]:
-    card = registry.card("prices", root / "data/cards")
+    card = data_card("prices", root / "data/cards")
     usual = recipe(card, algorithm, 8.0)
     return {
         "data": {"dataset": "prices"},
@@ -195,7 +193,7 @@ def test_a_card_has_classes_or_a_target(change: dict[str, Any], match: str) -> N
 def test_a_label_that_is_no_number_is_refused_without_its_value(root: Path, tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
     path.write_text("size,kind,price\n0.5,old,a secret\n")
-    card = registry.card("prices", root / "data/cards")
+    card = data_card("prices", root / "data/cards")
     with pytest.raises(DataRefusedError) as refused:
         read = table.tables("train", path, card.reader)  # type: ignore[arg-type]
         [table.records(rows, card.reader, card.known, "train.csv") for rows in read]  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from algorithms.privacy.accounting.events import schedule_from_json
 from algorithms.privacy.card import load, trace_schedule, verify
 from algorithms.privacy.card.text import NOTHING_LEARNED, STARTED, TRANSFORMS, rounded_up
 from data import PublicDescription
-from data.schema.errors import DataRefusedError
+from data.card import DataRefusedError
 from tasks.config.environment import home
 from tasks.report import Report, epsilon_curve, report
 from tasks.runs.signing import public_key

@@ -12,8 +12,7 @@ from algorithms.errors import RefusedError
 from algorithms.methods import CATALOGUE
 from comparisons.defaults import BEFORE, accuracy, table
 from data import DataRefusedError
-from data.schema import registry
-from data.schema.card import DataCard, Records
+from data.card import DataCard, Records, card_names, data_card
 from tasks.config import params
 from tasks.config.overrides import Request, recipe, revise, settings_of
 from tasks.config.params import ParamsRefusedError
@@ -97,7 +96,7 @@ def test_blank_lines_within_a_value_stay_where_they_are(root: Path) -> None:
 def test_a_data_set_brings_its_recipe_and_keeps_the_seed(root: Path) -> None:
     revise(root, Request(seed=7)).write()
     chosen = revise(root, Request(dataset="adult")).params
-    wanted = recipe(registry.card("adult"), "dp_sgd", 3.0)
+    wanted = recipe(data_card("adult"), "dp_sgd", 3.0)
     assert (chosen.data.dataset, chosen.model.name, chosen.model.seed) == ("adult", "logistic", 7)
     assert chosen.algorithm_settings == {"name": "dp_sgd", **wanted.settings}
 
@@ -108,7 +107,7 @@ def test_an_algorithm_alone_brings_the_recipe_of_the_data_set_that_stands(root: 
     assert chosen.data.dataset == "mnist"
     assert chosen.algorithm_settings == {
         "name": "non_private",
-        **recipe(registry.card("mnist"), "non_private", 3.0).settings,
+        **recipe(data_card("mnist"), "non_private", 3.0).settings,
     }
 
 
@@ -143,10 +142,10 @@ def test_a_setting_that_is_asked_for_replaces_the_other_one_for_the_same_thing(
 
 @pytest.mark.parametrize(
     ("dataset", "name"),
-    [*((dataset, "dp_sgd") for dataset in registry.names()), *(("adult", name) for name in CATALOGUE)],
+    [*((dataset, "dp_sgd") for dataset in card_names()), *(("adult", name) for name in CATALOGUE)],
 )
 def test_every_recipe_is_valid_and_its_batches_fit(root: Path, dataset: str, name: str) -> None:
-    records = registry.card(dataset).records.train
+    records = data_card(dataset).records.train
     chosen = revise(root, Request(dataset=dataset, algorithm=name)).params
     batch = chosen.algorithm_settings.get("expected_batch_size") or 1
     assert records is None or batch <= records
@@ -243,7 +242,7 @@ def test_the_usual_settings_learn_where_the_majority_is_the_easy_answer() -> Non
 
 def own_card(shape: tuple[int, ...], classes: tuple[str, ...], records: Records) -> DataCard:
     """A card of which only the parts that a recipe looks at hold together."""
-    known = registry.card("mnist")
+    known = data_card("mnist")
     return known.model_copy(update={"name": "own", "shape": shape, "classes": classes, "records": records})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from algorithms.privacy.ledger import Ledger
-from data.prepare.files import taken
+from data.files import taken
 from tasks import train
 from tasks.config import params
 from tasks.runs import store

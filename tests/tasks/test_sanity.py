@@ -11,7 +11,7 @@ from rich.console import Console
 from algorithms.errors import RefusedError
 from algorithms.privacy.ledger import Ledger
 from data import public_description
-from data.schema import registry
+from data.card import CARDS, data_card
 from flows.cli.costs import cost_table
 from tasks import train
 from tasks.calibrate import plan_for
@@ -33,7 +33,7 @@ def settings_for(
     dataset: str = "visits", *, epsilon: float = 1.0, name: str = "dp_sgd", **own: Any
 ) -> Params:
     """By the recipe of the data set, but for what is given; `update` is added to its own."""
-    card = registry.card(dataset, EXAMPLE if dataset == "visits" else registry.CARDS)
+    card = data_card(dataset, EXAMPLE if dataset == "visits" else CARDS)
     chosen = recipe(card, name, epsilon)
     settings = chosen.settings | own
     if "update" in own:
@@ -49,8 +49,8 @@ def settings_for(
 
 
 def doubts(settings: Params) -> list[str]:
-    cards = EXAMPLE if settings.data.dataset == "visits" else registry.CARDS
-    public = public_description(registry.card(settings.data.dataset, cards))
+    cards = EXAMPLE if settings.data.dataset == "visits" else CARDS
+    public = public_description(data_card(settings.data.dataset, cards))
     return preflight.doubts(settings, plan_for(settings, public), preflight.records_of(public, cards))
 
 

@@ -18,10 +18,9 @@ from algorithms.models import build
 from algorithms.models.libraries import imported_library
 from algorithms.models.saved import adapted
 from algorithms.models.saved import load as load_model
-from data.prepare.prepared import load as load_prepared
-from data.schema.card import DataCard
-from data.schema.errors import DataRefusedError
-from data.schema.targets import Labels, Tags
+from data.card import DataCard, DataRefusedError
+from data.prepared import load as load_prepared
+from data.targets import Labels, Tags
 from tasks import evaluate
 from tasks.export import export, release
 from tasks.predict import predict, write

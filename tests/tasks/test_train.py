@@ -17,8 +17,8 @@ from algorithms.models import Model
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.ledger import Ledger
-from data.prepare.secret_key import owner_key
-from data.schema.errors import DataRefusedError
+from data.card import DataRefusedError
+from data.files import owner_key
 from tasks import evaluate, report, train
 from tasks.runs import store
 from tasks.runs.store import check_evaluated

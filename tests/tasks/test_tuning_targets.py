@@ -15,9 +15,9 @@ from algorithms.models.saved import load_model
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.card import verify
 from algorithms.privacy.card.verify import check_charged
-from data.prepare.description import PublicDescription
-from data.prepare.prepared import load
-from data.schema.targets import Classes, Known, Labels, NextToken, Number, Tags
+from data.description import PublicDescription
+from data.prepared import load
+from data.targets import Classes, Known, Labels, NextToken, Number, Tags
 from tasks.evaluate import record_scores
 from tasks.tuning import pricing
 from tasks.tuning.pricing import Tuning, price

@@ -9,13 +9,11 @@ import torch
 from ruamel.yaml import YAML
 
 from algorithms.models import ModelRefusedError
-from data import public_description
-from data.prepare import prepared
-from data.prepare.fetch import Places, fetch
-from data.prepare.reading import word_list
+from data import prepared, public_description
+from data.card import CARDS, DataCard, data_card
+from data.files import Places, fetch
 from data.readers import reviews
-from data.schema import registry
-from data.schema.card import DataCard
+from data.reading import word_list
 from tasks.calibrate import model_of
 from tasks.config import params
 from tasks.config.params import Model
@@ -40,7 +38,7 @@ def archive(path: Path) -> Path:
 
 def card_file(folder: Path) -> Path:
     """A card of such an archive in the folder."""
-    document = YAML(typ="safe", pure=True).load(registry.CARDS / "imdb.yaml")
+    document = YAML(typ="safe", pure=True).load(CARDS / "imdb.yaml")
     checksum = hashlib.sha256(archive(folder / "a.tar.gz").read_bytes()).hexdigest()
     reader = {"kind": "reviews", "words": "reviews/words.txt", "vocabulary": 6, "length": 5}
     document |= {"name": "small", "records": {"train": 2, "test": 2}}
@@ -66,7 +64,7 @@ def test_every_word_of_a_list_with_words_that_no_text_has_gets_its_own_vector(tm
     made = tmp_path / "prepared"
     prepare(settings, mirror=None, home=tmp_path, destination=made, root=tmp_path, cards=tmp_path)
     assert (made / "words.txt").read_text() == LIST
-    card = registry.card("small", tmp_path)
+    card = data_card("small", tmp_path)
     rows = table(card, made / "words.txt", {word: 10.0 * i for word, i in TOKENS.items()}, tmp_path)
     tokens = prepared.load(made).train_features[0].tolist()
     assert [rows[token].item() for token in tokens if token != reviews.UNKNOWN] == [20.0, 40.0, 30.0]
@@ -79,7 +77,7 @@ def test_every_word_of_a_list_with_words_that_no_text_has_gets_its_own_vector(tm
 
 @needs_mirror
 def test_the_words_of_imdb_stand_at_their_tokens(tmp_path: Path) -> None:
-    card = registry.card("imdb")
+    card = data_card("imdb")
     files = fetch(card, Places(root=tmp_path, mirror=Path(MIRROR or ""), cache=tmp_path), key=bytes(32))
     listed = word_list(card, files) or b""
     (tmp_path / "words.txt").write_bytes(listed)

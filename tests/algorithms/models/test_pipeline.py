@@ -14,8 +14,8 @@ from algorithms.errors import RefusedError
 from algorithms.models import ModelRefusedError, build
 from algorithms.models.saved import adapted
 from data import PublicDescription
-from data.prepare.prepared import load
-from data.schema import registry
+from data.card import data_card
+from data.prepared import load
 from tasks import calibrate, evaluate
 from tasks.comparing.comparison import Problem
 from tasks.comparing.trials import Trial
@@ -115,7 +115,7 @@ def test_a_file_that_lacks_a_parameter_is_not_evaluated(tmp_path: Path) -> None:
 
 
 def cell_of(**changes: Any) -> Trial:
-    card = registry.card("digits")
+    card = data_card("digits")
     cell = Trial(
         card.name, "0", "mlp", "a", "a", "", {"name": "dp_sgd"}, "pld", 1.0, 1e-5, 0, None, {"curves": False}
     )

@@ -19,7 +19,7 @@ from algorithms.privacy.accounting.events import schedule_to_json
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, load, recompute, text, verify
 from algorithms.privacy.card.schema import Composition, Guarantee
-from data.prepare.description import Transform
+from data.description import Transform
 from tests.algorithms.privacy.conftest import KEY, card_of
 from tests.support.changed import changed
 from tests.support.synthetic_run import DELTA, Folders, Kind, read_json, record, write_run

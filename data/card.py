@@ -1,12 +1,28 @@
-"""The data card: everything that is public about a data set, declared by its owner and never computed from its rows."""
+"""The data card: everything that is public about a data set, declared by its owner and never computed from its rows.
 
+One card per data set, a YAML file with the set's name in `cards`.
+"""
+
+import json
 from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
 from posixpath import normpath
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, FiniteFloat, PositiveInt, StringConstraints, field_validator, model_validator
+from pydantic import (
+    Field,
+    FiniteFloat,
+    PositiveInt,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
-from data.schema.formats import (
+from data.formats import (
     OF_ROWS,
     Cifar,
     Csv,
@@ -30,11 +46,19 @@ from data.schema.formats import (
     Texts,
     Tokens,
 )
-from data.schema.targets import Classes, Known, Labels, NextToken, Strict, Tags, Target, Word
+from data.targets import Classes, Known, Labels, NextToken, Strict, Tags, Target, Word
 
 Url: TypeAlias = Annotated[str, StringConstraints(pattern=r"^https?://[^?#\s]+/[A-Za-z0-9][A-Za-z0-9._+-]*$")]
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+CARDS = Path(__file__).parent / "cards"
 IDX_FILES = frozenset({"train_images", "train_labels", "test_images", "test_labels"})
+
+
+class DataRefusedError(ValueError):
+    """A data set that cannot be used; the message says what was found, what is allowed and what to do.
+
+    It has no value of a record.
+    """
 
 
 class File(Strict):
@@ -66,6 +90,11 @@ class File(Strict):
     def name(self) -> str:
         """Name of the file, without folders."""
         return self.saved_as or (self.path or self.urls[0]).rsplit("/", 1)[-1]
+
+    @property
+    def published(self) -> tuple[str, str]:
+        """Kind and value of the checksum of a published file."""
+        return ("md5", self.md5) if self.md5 else ("sha256", self.sha256 or "")
 
     @model_validator(mode="after")
     def _says_where_and_what(self) -> "File":
@@ -401,3 +430,74 @@ def _check_spellings(spellings: dict[str, tuple[str, ...]], classes: tuple[str, 
     written = [text for name in classes for text in spellings.get(name, (name,))]
     if len(set(written)) < len(written):
         raise ValueError("two classes share a spelling in the label column")
+
+
+def card_names(folder: Path = CARDS) -> tuple[str, ...]:
+    """Names of the data sets that have a card in `folder`, sorted."""
+    return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
+
+
+def data_card(name: str, folder: Path = CARDS) -> DataCard:
+    """Load the card of the data set `name`.
+
+    Raises DataRefusedError if there is no such card, or if it is invalid; the message then has the path of the faulty
+    key.
+    """
+    if name not in card_names(folder):
+        known = ", ".join(card_names(folder))
+        way = f"choose one of: {known}, or add a card to" if known else "add its card, the first one, to"
+        raise DataRefusedError(f"there is no data set {name!r}; {way} {folder}.")
+    path = folder / f"{name}.yaml"
+    document = _document(path)
+    try:
+        declared = DataCard.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        raise DataRefusedError(_sentence(path, document, error)) from None
+    if declared.name != name:
+        raise DataRefusedError(
+            f"data card {path}, key name: must be {name!r}, the name of the file; correct it."
+        )
+    return declared
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        json.dumps(document)
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" near line {mark.line + 1}" if mark else ""
+        problem = str(getattr(error, "problem", None) or "unreadable").splitlines()[0]
+        raise DataRefusedError(f"data card {path} is not valid YAML{where}: {problem}; correct it.") from None
+    except (TypeError, UnicodeDecodeError):
+        raise DataRefusedError(
+            f"data card {path} must hold plain UTF-8 text, numbers and lists; correct it."
+        ) from None
+    if not isinstance(document, dict):
+        raise DataRefusedError(f"data card {path} must be a mapping of keys to values; correct it.")
+    return document
+
+
+def _sentence(path: Path, document: object, error: ValidationError) -> str:
+    first, *others = error.errors()
+    unknown = [str(other["loc"][-1]) for other in others if other["type"] == "extra_forbidden"]
+    meant = get_close_matches(str(first["loc"][-1]), unknown, 1) if first["type"] == "missing" else []
+    if meant:
+        return f"data card {path}, key {meant[0]}: unknown key; {first['loc'][-1]} is its name, correct the card."
+    message = {"extra_forbidden": "unknown key", "missing": "is missing"}.get(first["type"], first["msg"])
+    key = _key(document, first["loc"], is_missing=first["type"] == "missing")
+    where = f", key {key}" if key else ""
+    return f"data card {path}{where}: {message.removeprefix('Value error, ')}; correct the card."
+
+
+def _key(document: Any, location: tuple[int | str, ...], *, is_missing: bool) -> str:
+    """The path of a key as in the document, without pydantic's tags of unions."""
+    parts: list[str] = []
+    for position, part in enumerate(location):
+        keys = range(len(document)) if isinstance(document, list) else document
+        inside = isinstance(document, dict | list) and part in keys
+        if inside or (is_missing and position == len(location) - 1):
+            parts.append(str(part))
+        if inside:
+            document = document[part]
+    return ".".join(parts)

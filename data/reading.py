@@ -1,8 +1,9 @@
-"""A population in blocks: their names, the records of selected blocks, and keyed digests that detect an exact
-duplicate.
+"""Read the records of a card, from its files or from blocks of its population: split as it declares, and checked.
+
+If the source has no test set, each record's own content decides whether it is held out.
 
 A record belongs to one block for good, since blocks can have separate budgets only if no record moves between them.
-Rows that arrive late belong in a new block.
+Rows that arrive late belong in a new block. Keyed digests detect an exact duplicate of a block.
 """
 
 import hashlib
@@ -11,25 +12,176 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import sqlalchemy as sa
+from numpy.typing import NDArray
 
-from data.prepare.reading import row_reader, split
-from data.prepare.secret_key import PUBLIC_KEY, keyed
+from data.card import DataCard, DataRefusedError, Split
+from data.files import PUBLIC_KEY, keyed
+from data.formats import (
+    OF_ROWS,
+    Cifar,
+    Csv,
+    Digits,
+    Folder,
+    Idx,
+    Images,
+    OfRows,
+    Query,
+    Reviews,
+    Rows,
+    Source,
+    Synthetic,
+    Texts,
+)
+from data.readers import builtin, cifar, idx, images, reviews
 from data.readers.of_rows import RowReader
-from data.readers.records import Block, checked
+from data.readers.records import PARTS, Block, OwnReader, Records, checked
 from data.readers.rows import check_columns
-from data.schema.card import DataCard
-from data.schema.errors import DataRefusedError
-from data.schema.formats import Csv, Datasets, Folder, Format, OfRows, Parquet, Query, Rows, Source
 
+_BLOCK = 16384
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _WHOLE_POPULATION, _TEST_FILE = "all", "the test file"
 _DIGEST_BYTES = 16
+_ENDINGS = {
+    "csv": (".csv", ".csv.gz"),
+    "jsonl": (".jsonl", ".jsonl.gz"),
+    "parquet": (".parquet",),
+    "datasets": ("",),
+}
+"""Of the files of blocks; a block may also be a folder, whose name has none."""
 _ROWS = 65536
 """How many rows are fetched from a database at a time."""
+
+
+def split(blocks: Iterable[Block], rule: Split) -> Iterator[Block]:
+    """Divide records into training and test records by `rule`, in their order and regardless of their previous part.
+
+    A record's side depends only on its own features and label, or on its key if it has one, and on the rule's public
+    salt. So adding or removing a record moves no other record, and equal records, or equal keys, stay together.
+    """
+    for block in blocks:
+        test = is_test(block.records, rule)
+        yield replace(block, part="train", records=block.records[~test])
+        yield replace(block, part="test", records=block.records[test])
+
+
+def is_test(records: Records, rule: Split) -> NDArray[np.bool_]:
+    """Whether a keyed BLAKE2b hash of each record's bytes is in the test fraction; bool [n]."""
+    salted = hashlib.blake2b(key=hashlib.sha256(rule.salt.encode()).digest(), digest_size=8)
+    keys = records.keys
+    if keys is None and records.features.dtype == object:
+        keys = [text.encode() for text in records.features]
+    if keys is not None:
+        hashes = _hashes(salted, keys)
+    else:
+        hashes = np.empty(len(records), dtype="<u8")
+        for start in range(0, len(records), _BLOCK):
+            stop = min(start + _BLOCK, len(records))
+            hashes[start:stop] = _hashes(salted, _canonical(records, start, stop))
+    found: NDArray[np.bool_] = hashes.astype(np.float64) < rule.test_fraction * 2.0**64
+    return found
+
+
+def _canonical(records: Records, start: int, stop: int) -> NDArray[np.uint8]:
+    """One row of bytes per record: features as little-endian float32 without negative zeros, label as int64 or
+    float32.
+    """
+    features = (records.features[start:stop].reshape(stop - start, -1) + 0.0).astype("<f4")
+    is_number = records.labels.dtype.kind == "f"
+    labels = (records.labels[start:stop].reshape(stop - start, -1) + 0).astype("<f4" if is_number else "<i8")
+    return np.hstack([features.view(np.uint8), labels.view(np.uint8)])
+
+
+def _hashes(salted: "hashlib.blake2b", rows: Iterable[Any]) -> NDArray[np.uint64]:
+    digests = bytearray()
+    for row in rows:
+        hasher = salted.copy()
+        hasher.update(row)
+        digests += hasher.digest()
+    return np.frombuffer(digests, dtype="<u8")
+
+
+def read(
+    card: DataCard,
+    files: Mapping[str, Path],
+    *,
+    key: bytes = PUBLIC_KEY,
+    own: OwnReader | None = None,
+    as_texts: bool = False,
+) -> Iterator[Block]:
+    """Read the training and test records of `card` in blocks, checked against what it declares.
+
+    Tables, texts and coloured images are read block by block; other formats are small and come as one block.
+
+    Args:
+        card: The card of the data set.
+        files: Files by role, as `data.files` returns them.
+        key: The owner key, which decides which of a person's records are used.
+        own: The reader, if the card names one of the user's own.
+        as_texts: Return texts for a text encoder: the features are then arrays of strings [n].
+
+    Raises:
+        DataRefusedError: During iteration, without a record's value in the message.
+    """
+    blocks = _of_the_source(card, files, key=key, own=own, as_texts=as_texts)
+    return checked(card, blocks if card.split is None else split(blocks, card.split))
+
+
+def word_list(card: DataCard, files: Mapping[str, Path]) -> bytes | None:
+    """The public words of the tokens of `card`, one per line in the order of their tokens; None without tokens.
+
+    Raises DataRefusedError as `read` does, and if the words do not match words_sha256 of the card.
+    """
+    if isinstance(card.reader, Reviews):
+        return reviews.word_list(files, card.reader)
+    if isinstance(card.reader, Texts) and card.reader.tokens is not None:
+        return reviews.word_list(files, card.reader.tokens.as_reviews)
+    return None
+
+
+def row_reader(card: DataCard, files: Mapping[str, Path], *, key: bytes, as_texts: bool = False) -> RowReader:
+    """The reader of the card's rows."""
+    assert isinstance(card.reader, OF_ROWS)
+    secret = keyed(key, ["records of a person", card.population])
+    return RowReader(
+        card.reader, card.known, card.input_shape, files, card.person, secret, as_texts, card.public
+    )
+
+
+def _of_the_source(
+    card: DataCard, files: Mapping[str, Path], *, key: bytes, own: OwnReader | None, as_texts: bool
+) -> Iterator[Block]:
+    if isinstance(card.reader, Idx):
+        return idx.read(files, shape=card.input_shape)
+    if isinstance(card.reader, Digits):
+        return builtin.read_digits(card.reader, shape=card.input_shape)
+    if isinstance(card.reader, Synthetic):
+        return builtin.read_synthetic(card.reader, card.records, features=card.input_shape[0])
+    if isinstance(card.reader, Cifar):
+        return cifar.read(files, card.reader, shape=card.input_shape)
+    if isinstance(card.reader, Reviews):
+        if as_texts:
+            return reviews.read_texts(files, classes=card.classes)
+        return reviews.read(files, card.reader, classes=card.classes)
+    if isinstance(card.reader, Images):
+        declared = card.reader
+        return (
+            Block(part, records)
+            for part in PARTS
+            if part in files
+            for records in images.read(files[part], declared, card.classes, card.input_shape)
+        )
+    if isinstance(card.reader, OF_ROWS):
+        return row_reader(card, files, key=key, as_texts=as_texts).read()
+    if own is None:
+        raise TypeError(f"the reader of {card.name!r} is not given")
+    return iter(own(files))
 
 
 class Digests:
@@ -82,7 +234,7 @@ class Digests:
         return keyed(self._key, [of, text]).hex()
 
 
-def names(card: DataCard, *, root: Path, url: str | None) -> tuple[str, ...]:
+def block_names(card: DataCard, *, root: Path, url: str | None) -> tuple[str, ...]:
     """The names of the current blocks, sorted. If the card of a query declares names, these are the blocks.
 
     root: the project. url: of the database, for a card whose blocks come from a query. Raises DataRefusedError for a
@@ -106,7 +258,7 @@ def names(card: DataCard, *, root: Path, url: str | None) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def read(
+def read_blocks(
     card: DataCard,
     chosen: Sequence[str],
     files: Mapping[str, Path],
@@ -119,12 +271,11 @@ def read(
 ) -> Iterator[Block]:
     """The records of the chosen blocks in their order, then those of the card's test file, checked against the card.
 
-    chosen: some of `names`. digests: receives the digests of each block. key, as_texts: as in
-    `data.prepare.reading.read`. Raises DataRefusedError, during iteration and without a record's value in the message,
+    chosen: some of `block_names`. digests: receives the digests of each block. key, as_texts: as in `read`.
+    Raises DataRefusedError, during iteration and without a record's value in the message,
     for a block that is not as the card declares, or a test file that equals a block.
     """
     rows = row_reader(card, files, key=key, as_texts=as_texts)
-    assert rows is not None  # blocks are of rows, as the card checks
     elsewhere = rows.held_out_people()
     trained_on = itertools.chain.from_iterable(
         _records(card, rows, name, elsewhere, digests, root=root, url=url) for name in chosen
@@ -191,7 +342,8 @@ def _files(card: DataCard, source: Folder, root: Path) -> dict[str, Path]:
     folder = root / source.path
     if not folder.is_dir():
         raise DataRefusedError(f"there is no folder {folder} with the blocks of {card.name!r}; make it.")
-    endings = _endings(card.reader)
+    form = card.reader.format if isinstance(card.reader, Rows) else card.reader.kind
+    endings = (*_ENDINGS[form], *((".zip",) if isinstance(card.reader, Csv) else ()))
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         ending = next((end for end in endings if path.name.endswith(end)), None)
@@ -202,14 +354,6 @@ def _files(card: DataCard, source: Folder, root: Path) -> dict[str, Path]:
             raise DataRefusedError(f"{folder} has two files of the block {name!r}; leave one.")
         found[name] = path
     return found
-
-
-def _endings(reader: Format) -> tuple[str, ...]:
-    """The possible suffixes of a reader's files; empty if each is a folder."""
-    if isinstance(reader, Rows):
-        plain = {"csv": (".csv", ".csv.gz"), "jsonl": (".jsonl", ".jsonl.gz"), "parquet": (".parquet",)}
-        return plain.get(reader.format, ("",))
-    return {Csv: (".csv", ".csv.gz", ".zip"), Parquet: (".parquet",), Datasets: ("",)}[type(reader)]
 
 
 def _given(card: DataCard, source: Query, url: str | None) -> str:

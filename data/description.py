@@ -13,10 +13,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from data.prepare.scattering import scattered_shape
-from data.schema.card import DataCard, File, Split
-from data.schema.errors import DataRefusedError
-from data.schema.formats import (
+from data.card import DataCard, DataRefusedError, File, Split
+from data.formats import (
     Cifar,
     Digits,
     Format,
@@ -30,7 +28,11 @@ from data.schema.formats import (
     Table,
     Texts,
 )
-from data.schema.targets import Classes, Known, Target
+from data.targets import Classes, Known, Target
+
+SCALES, ANGLES = 2, 8
+_PATHS = 1 + SCALES * ANGLES + SCALES * (SCALES - 1) // 2 * ANGLES**2
+_SMALLEST_SIDE = 8
 
 
 def rule_of(card: DataCard) -> str:
@@ -129,7 +131,7 @@ class PublicDescription:
     from each record after it is read. encoder: if the transform is an encoder. target: what is predicted, if it is not
     a class.
     per_person: how many training records can belong to one person, None if the card names no person column. pooled: how
-    many rows of a person are at most one training record; see `data.prepare.prepared`.
+    many rows of a person are at most one training record; see `data.prepared`.
     """
 
     dataset: str
@@ -298,3 +300,18 @@ def _feature_norms(card: DataCard) -> tuple[float, float]:
     if isinstance(card.reader, Table):
         ones = sum(column.width > 0 for column in card.reader.columns)
     return float(ones), sqrt(ones)
+
+
+def scattered_shape(card: DataCard) -> tuple[int, int, int]:
+    """Shape of one image's features after scattering: (81 channels, height // 4, width // 4).
+
+    Raises DataRefusedError if the records are not images of at least 8 x 8 pixels.
+    """
+    shape = card.input_shape
+    if len(shape) != 3 or min(shape[1:]) < _SMALLEST_SIDE:
+        raise DataRefusedError(
+            f"scattering takes images of at least {_SMALLEST_SIDE} x {_SMALLEST_SIDE} pixels, but a record of "
+            f"{card.name!r} has the shape {list(shape)}; set data.transform to none."
+        )
+    channels, height, width = shape
+    return _PATHS * channels, height // 2**SCALES, width // 2**SCALES

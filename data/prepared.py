@@ -16,11 +16,11 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
 
-from data.prepare.description import PublicDescription
-from data.prepare.files import taken
+from data.card import DataRefusedError
+from data.description import PublicDescription
+from data.files import taken
 from data.readers.records import PARTS, Block, Features, Part
-from data.schema.errors import DataRefusedError
-from data.schema.targets import IGNORED
+from data.targets import IGNORED
 
 Salt: TypeAlias = bytes | Callable[[], bytes]
 _Arrays: TypeAlias = tuple[Features, NDArray[Any]]

@@ -14,15 +14,9 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from data.prepare.description import Transform
-from data.prepare.reading import Own as OwnFunction
-from data.prepare.scattering import scattered
-from data.readers import images
-from data.readers.records import Block, Features, Records, files_in
-from data.readers.reviews import token_rows, without_breaks
-from data.schema.card import DataCard
-from data.schema.errors import DataRefusedError
-from data.schema.formats import (
+from data.card import DataCard, DataRefusedError
+from data.description import Transform
+from data.formats import (
     Csv,
     Datasets,
     Digits,
@@ -36,7 +30,11 @@ from data.schema.formats import (
     Texts,
     Tokens,
 )
-from data.schema.targets import Classes, Tags, Target
+from data.readers import images
+from data.readers.records import Block, Features, OwnReader, Records, files_in
+from data.readers.reviews import token_rows, without_breaks
+from data.targets import Classes, Tags, Target
+from data.transforms import scattered
 
 _FORMAT: TypeAdapter[Format] = TypeAdapter(Format)
 _TARGET: TypeAdapter[Target] = TypeAdapter(Target)
@@ -98,7 +96,7 @@ def records_in(
     *,
     tokens: int | None = None,
     encode: Callable[[Any], Features] | None = None,
-    own: OwnFunction | None = None,
+    own: OwnReader | None = None,
 ) -> Iterator[Unseen]:
     """Read the records of a file or folder in portions, as features of `shape`.
 

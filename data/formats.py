@@ -1,6 +1,6 @@
 """The parts of a data card about columns, file formats and blocks; everything here is public.
 
-A column becomes features between 0 and 1 that add up to at most 1, which bounds a record (data.prepare.description).
+A column becomes features between 0 and 1 that add up to at most 1, which bounds a record (data.description).
 Each reader has a small model for the format of its files. Blocks say where the data of a growing population are.
 """
 
@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from data.schema.targets import Strict, Word
+from data.targets import Strict, Word
 
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 

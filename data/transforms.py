@@ -1,0 +1,128 @@
+"""Transforms of each record by itself, which cost nothing: scattering, and the features of a frozen public encoder.
+
+Scattering replaces the pixels of an image by its wavelet features: the transform of Bruna and Mallat 2013 with two
+scales and eight angles, on which Tramèr and Boneh 2021 (arXiv:2011.11660) train linear models and small networks.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from data.card import DataCard
+from data.description import ANGLES, SCALES, EncoderFacts, scattered_shape
+from data.files import write_whole
+from data.readers.records import Block, Features, Records, add_features
+from data.targets import Known
+
+_SCATTERED_AT_ONCE, _ENCODED_AT_ONCE = 256, 512
+_MEANS, _DEVIATIONS = (
+    np.array(values, np.float32)[:, None, None] for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+)
+"""Means and standard deviations of ImageNet's red, green and blue pixels, which are public."""
+Encode = Callable[[Any], Features]
+
+
+def scattered(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
+    """Replace the pixels of each image by its features, some hundred images at a time.
+
+    An image's features are the same, bit for bit, with any block contents. Raises DataRefusedError as `scattered_shape`
+    does.
+    """
+    import torch  # these take seconds to import, and only scattering needs them
+    from kymatio.torch import Scattering2D
+
+    shape, (channels, height, width) = scattered_shape(card), card.input_shape
+    transform = Scattering2D(J=SCALES, shape=(height, width), L=ANGLES)
+
+    def features_of(images: Features) -> Features:
+        seen = (images - _MEANS) / _DEVIATIONS if channels == len(_MEANS) else images
+        with torch.no_grad():
+            found: Features = transform(torch.from_numpy(np.ascontiguousarray(seen))).numpy()
+        return found.reshape(-1, *shape)
+
+    for some, features in _mapped(blocks, features_of, at_once=_SCATTERED_AT_ONCE):
+        yield replace(some, records=replace(some.records, features=features))
+
+
+def encoded(
+    blocks: Iterable[Block],
+    facts: EncoderFacts,
+    load: Callable[[], Encode],
+    known: Known,
+    *,
+    kept: Path,
+    say: Callable[[int], object],
+) -> Iterator[Block]:
+    """Replace the records of the blocks by their features from a frozen public network.
+
+    Encoded portions are kept until all records are encoded, so a killed prepare stage can be resumed.
+
+    Args:
+        blocks: Blocks of images as float32 [n, channels, height, width], or of texts as an array of strings [n].
+        facts: The facts of the encoder.
+        load: Loads its weights; called only if something has to be encoded.
+        known: The target; if it has a label per token, labels are made from the tokens.
+        kept: Folder for encoded portions, readable by the owner only; deleted at the end.
+        say: Called with the number of encoded records, after each portion.
+    """
+    kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (kept / ".gitignore").write_text("*\n", encoding="utf-8")
+    loaded, lock, done = cache(load), Lock(), 0
+    shape = (2, facts.width) if known.kind == "tags" else (facts.width,)
+
+    def features_of(records: Features) -> Features:
+        digest = hashlib.sha256(f"{facts.name} {facts.sha256} {facts.settings} ".encode())
+        add_features(records, digest)
+        path = kept / f"{digest.hexdigest()}.npy"
+        with suppress(OSError, ValueError):
+            found: Features = np.load(path)
+            if found.shape == (len(records), *shape):
+                return found
+        with lock:  # the weights are loaded at first use, once for all threads
+            encode = loaded()
+        made = encode(records)
+        write_whole(path, lambda fresh: _save(fresh, made), mode=0o600)
+        return made
+
+    for some, features in _mapped(blocks, features_of, at_once=_ENCODED_AT_ONCE):
+        done += len(features)
+        say(done)
+        own = known.labelled(features, some.records.labels, facts.padding)
+        yield replace(some, records=Records(*own, some.records.keys))
+    shutil.rmtree(kept)
+
+
+def _save(path: Path, values: Features) -> None:
+    with path.open("wb") as file:  # numpy.save would append a suffix to the path
+        np.save(file, values)
+
+
+def _mapped(
+    blocks: Iterable[Block], features_of: Callable[[Features], Features], *, at_once: int
+) -> Iterator[tuple[Block, Features]]:
+    """Portions of the blocks, and the new features of their records.
+
+    `features_of` gets at most `at_once` records at a time. It is called by as many workers as torch has threads, each
+    with one thread: a transform is hundreds of short operations, and threads that share each operation wait for each
+    other, which took more than twice as long on a busy machine.
+    """
+    import torch
+
+    count = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for block in blocks:
+                for some in block.portions(count * at_once):
+                    made = pool.map(features_of, [one.records.features for one in some.portions(at_once)])
+                    yield some, np.concatenate(list(made))
+    finally:
+        torch.set_num_threads(count)
