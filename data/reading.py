@@ -121,7 +121,7 @@ def read(
 
     Args:
         card: The card of the data set.
-        files: Files by role, as `data.files` returns them.
+        files: Files by role, as `data.files.fetch` returns them.
         key: The owner key, which decides which of a person's records are used.
         own: The reader, if the card names one of the user's own.
         as_texts: Return texts for a text encoder: the features are then arrays of strings [n].
