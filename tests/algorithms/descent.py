@@ -1,12 +1,10 @@
 """A bench for descent by selection: two classes of records, whole runs, and a barrier that answers as a test says."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import dp_accounting as dp
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
@@ -19,9 +17,7 @@ from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Release, argmin_release
-from tests.algorithms import bench
 from tests.algorithms.bench import MadeUp, OneLook
-from tests.algorithms.test_contract import StoppedError
 
 RECORDS, FEATURES, DELTA, EPSILON = 400, 6, 1e-6, 2.0
 
@@ -106,30 +102,3 @@ def stepped(method: DPAGD, state: State, plan: Plan, barrier: Scripted) -> State
     following = method.step(state, plan, barrier)  # type: ignore[arg-type]
     assert following is not None
     return following
-
-
-def trained(method: Algorithm[Any], folder: Path, *, stop_after: int | None = None) -> tuple[Tensor, Any]:
-    """What a run in the training loop releases, and the rows of its trace; it crashes after `stop_after` steps."""
-    state, trace, _ = bench.trained(
-        method,
-        planned(method),
-        model_of(),
-        folder,
-        records=made_up,
-        performance=OneLook(memory_mb=8),
-        stop_after=stop_after,
-    )
-    return method.released(state), trace.rows
-
-
-def check_taken_up(method: Algorithm[Any], folder: Path, *, crashes: Sequence[int]) -> None:
-    """A run that crashes again and again ends bit for bit as one that does not."""
-    for name in ("whole", "broken"):
-        (folder / name).mkdir()
-    expected, expected_rows = trained(method, folder / "whole")
-    for stop_after in crashes:
-        with pytest.raises(StoppedError):
-            trained(method, folder / "broken", stop_after=stop_after)
-    released, rows = trained(method, folder / "broken")
-    assert torch.equal(released, expected)
-    assert rows == expected_rows

@@ -1,4 +1,4 @@
-"""DP-GD and SGD without clipping: what they plan, ask and publish."""
+"""What others are compared with: DP-GD, SGD without clipping, the majority class, and the older analyses of SGD."""
 
 import math
 from dataclasses import replace
@@ -15,15 +15,16 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import Tensor
 
-from algorithms.core.method import Inputs, Plan, PublicInfo, Target
+from algorithms.core.method import Algorithm, Inputs, Plan, PublicInfo, Target
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
+from algorithms.methods.baselines import Majority, log_odds
 from algorithms.methods.dp_gd import DPGD, NormBoundSGD, steps_for
-from algorithms.methods.dp_sgd import DPSGD
-from algorithms.models import Model
+from algorithms.methods.dp_sgd import DPSGD, SGDMA, SGDAdv
+from algorithms.models import Model, build
 from algorithms.privacy.accounting import Budget
 from tests.algorithms import bench
-from tests.algorithms.bench import MadeUp, made_up, run, small_model
+from tests.algorithms.bench import MadeUp, Outcome, made_up, run, small_model
 
 LOGISTIC = small_model("logistic", classes=2)
 LONGEST = math.sqrt(17.0)
@@ -153,3 +154,125 @@ def test_norm_bound_sgd_holds_a_record_beyond_the_bound_to_it() -> None:
 def test_norm_bound_sgd_needs_public_bounds(missing: dict[str, Any]) -> None:
     with pytest.raises(RefusedError, match="public bound for sensitivity is missing"):
         NormBoundSGD(steps=3, expected_batch_size=20).plan(TARGET, public(50, **missing))
+
+
+def majority(model: Model, labels: list[int], *, classes: int = 2, noised: bool = False) -> Outcome:
+    records = MadeUp(np.ones((len(labels), 1, 4, 4), np.float32), np.array(labels))
+    plan = Majority().plan(TARGET, public(len(labels), model, classes=classes))
+    return run(Majority(), plan if noised else quiet(plan), records, model)
+
+
+@pytest.mark.parametrize("name", ["logistic", "svm"])
+@pytest.mark.parametrize(("ones", "zeros"), [(30, 10), (10, 30)])
+def test_the_majority_class_of_two_is_a_bias(name: str, ones: int, zeros: int) -> None:
+    released = majority(small_model(name, classes=2), [1] * ones + [0] * zeros).released
+    assert not released[:-1].any()
+    assert float(released[-1]) == pytest.approx(math.log(ones / zeros), abs=1e-4)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_majority_class_of_a_softmax_has_the_frequencies_for_probabilities(classes: int) -> None:
+    model = build("softmax", input_shape=(1, 4, 4), classes=classes, seed=1)
+    counts = [20, 70, 10][:classes]
+    labels = [label for label, count in enumerate(counts) for _ in range(count)]
+    released = majority(model, labels, classes=classes).released
+    outputs = model.outputs(model.named(released), torch.randn(5, 1, 4, 4))
+    expected = torch.tensor(counts) / sum(counts)
+    torch.testing.assert_close(outputs.softmax(dim=1), expected.expand(5, -1), atol=1e-4, rtol=0)
+
+
+def test_counts_that_noise_made_negative_give_a_bounded_bias() -> None:
+    assert log_odds(torch.tensor([-50.0, 1e9])).tolist() == [10.0]
+    assert log_odds(torch.tensor([1e9, -50.0])).tolist() == [-10.0]
+    assert float(log_odds(torch.tensor([-50.0, 20.0]))) == pytest.approx(math.log(20.0))
+    three = log_odds(torch.tensor([-1.0, 0.5, 1e30]))
+    assert three.tolist() == [-10.0, -10.0, 10.0]
+
+
+def test_a_record_changes_one_count_by_one() -> None:
+    found = majority(LOGISTIC, [1] * 30 + [0] * 10, noised=True)
+    more = majority(LOGISTIC, [1] * 30 + [0] * 11, noised=True)
+    torch.testing.assert_close(
+        more.answers[0] - found.answers[0], torch.tensor([1.0, 0.0], dtype=torch.float64), atol=1e-3, rtol=0
+    )
+    row = found.trace.rows[0]
+    assert (row.kind, row.clip_norm) == ("total", 1.0)
+    assert 5 < row.noise_std < 6  # epsilon 1 at delta 1e-8
+
+
+def test_the_majority_class_is_refused_for_other_models() -> None:
+    with pytest.raises(RefusedError, match="bias of a linear model"):
+        Majority().plan(TARGET, public(50, inputs=None))
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "steps", "noise_multiplier"),
+    [(0.05, 4, 67.48022113), (0.4, 31, 24.61494784), (1.6, 125, 12.72970658)],
+)
+def test_sgd_adv_has_the_noise_of_its_formula_on_adult(
+    epsilon: float, steps: int, noise_multiplier: float
+) -> None:
+    """The numbers are the formula of Lee and Kifer's code, worked out apart from this package."""
+    plan = SGDAdv().plan(Target(Budget(epsilon, 1e-8)), public(39_073))
+    assert (plan.steps, plan.divisor) == (steps, 207.0)
+    assert plan.noise_multiplier == pytest.approx(noise_multiplier, rel=1e-9)
+
+
+def test_sgd_adv_s_noise_gives_back_the_target_by_advanced_composition() -> None:
+    plan = SGDAdv(steps=60, expected_batch_size=300).plan(TARGET, public(40_000))
+    step_epsilon = 2 * math.sqrt(2 * math.log(1.25 * 2 * 60 / 1e-8)) / plan.noise_multiplier
+    sampled = 2 * (300 / 40_000) * step_epsilon
+    assert sampled * 2 * math.sqrt(2 * 60 * math.log(2 / 1e-8)) == pytest.approx(1.0)
+
+
+def test_sgd_adv_states_both_epsilons() -> None:
+    plan = SGDAdv().plan(TARGET, public(39_073))
+    assert plan.method_params == {"claimed_epsilon": 1.0}
+    assert 0.005 < plan.cost.epsilon < 0.05
+
+
+# SGD by the moments accountant
+
+ADULT = {1: 0.5757, 100: 0.5787, 1000: 0.6058, 10_000: 0.8776, 20_000: 1.1795}
+"""Epsilon by the number of steps, for noise 4 and batches of 207 of 39,074 records, by the code of Lee and Kifer."""
+
+
+@pytest.mark.parametrize("steps", ADULT)
+def test_sgd_ma_s_epsilon_is_that_of_its_paper_on_adult(steps: int) -> None:
+    plan = SGDMA(steps=steps, noise_multiplier=4.0).plan(Target(Budget(2.0, 1e-8), "rdp"), public(39_074))
+    assert plan.divisor == 207.0
+    assert plan.method_params["claimed_epsilon"] == pytest.approx(ADULT[steps], abs=6e-5)
+    assert plan.cost.epsilon < plan.method_params["claimed_epsilon"]
+
+
+def test_sgd_ma_takes_the_least_noise_that_its_accountant_allows() -> None:
+    plan = SGDMA(steps=500).plan(TARGET, public(10_000))
+    assert 1 - 1e-4 < plan.method_params["claimed_epsilon"] <= 1.0
+    less = SGDMA(steps=500, noise_multiplier=0.999 * plan.noise_multiplier).plan(TARGET, public(10_000))
+    assert less.method_params["claimed_epsilon"] > 1.0
+    assert plan.cost.epsilon < 0.8
+
+
+def test_sgd_ma_cannot_state_a_small_epsilon() -> None:
+    with pytest.raises(RefusedError, match=r"no epsilon below 0\.5756"):
+        SGDMA().plan(Target(Budget(0.5, 1e-8)), public(39_074))
+    fixed = SGDMA(steps=100, noise_multiplier=4.0).plan(Target(Budget(0.5, 1e-8)), public(39_074))
+    assert fixed.cost.epsilon < 0.5 < fixed.method_params["claimed_epsilon"]
+
+
+def test_noise_that_costs_more_than_the_target_is_refused() -> None:
+    with pytest.raises(RefusedError, match="ask for more epsilon or more noise"):
+        SGDMA(steps=1000, noise_multiplier=0.5).plan(TARGET, public(10_000))
+
+
+@pytest.mark.parametrize("method", [SGDAdv(), SGDMA()])
+def test_older_analyses_refuse_what_they_have_no_answer_for(method: Algorithm[Any]) -> None:
+    with pytest.raises(RefusedError, match="number of records is private"):
+        method.plan(TARGET, public(None))
+    with pytest.raises(RefusedError, match="no pure epsilon"):
+        method.plan(Target(Budget(1.0, 0.0), "pure"), public(10_000))
+
+
+@pytest.mark.parametrize(("records", "size"), [(10_000, 110), (4, 4)])
+def test_their_batches_are_of_the_root_of_the_number_of_records(records: int, size: int) -> None:
+    assert SGDAdv(steps=5).plan(TARGET, public(records)).divisor == size
