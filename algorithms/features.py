@@ -21,13 +21,7 @@ from algorithms.core.training import Features
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.models import Model
-from algorithms.models.feature_transforms import (
-    Centring,
-    Projection,
-    Shape,
-    Standardisation,
-    Whitening,
-)
+from algorithms.models.feature_transforms import Centring, Projection, Shape, Standardisation, Whitening
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
 

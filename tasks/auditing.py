@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from algorithms.auditing.audit import Array, Audit, audit
+from algorithms.auditing.audit import Array, Audit, Tested, audit, tested
 from algorithms.auditing.game import Game
-from algorithms.auditing.mechanisms import Tested, tested
 from algorithms.core.receipt import software
 from algorithms.errors import RefusedError
 from algorithms.methods import CATALOGUE

@@ -1,5 +1,5 @@
 """Audits: lower bounds on the privacy loss of what really runs, against what it claims.
 
-`bounds` has the statistics, `mechanisms` tests each kind of noise alone, `game` plays the attacker against a registered
-method at the barrier, on made-up records. It stands on the methods and is imported by none of them.
+`bounds` has what attacks prove, `game` plays the attacker against a registered method at the barrier, on made-up
+records, `audit` puts both together, and tests each kind of noise alone. Nothing below imports them.
 """

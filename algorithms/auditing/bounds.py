@@ -9,15 +9,40 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import attrs
+import dp_accounting as dp
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
-from scipy.stats import beta, binom
+from scipy.stats import beta, binom, chi2
 
-from algorithms.privacy.accounting.risk import Profile, gaussian_delta
+from algorithms.core.method import Plan
+from algorithms.core.receipt import reserved_events
+from algorithms.errors import RefusedError
+from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, CorrelatedStepDpEvent
+from algorithms.privacy.accounting.epsilon import (
+    ADD_OR_REMOVE_ONE,
+    Accountant,
+    Adjacency,
+    adjacency_named,
+    composed,
+    epsilon,
+    in_few_kinds,
+)
+from algorithms.privacy.accounting.event_rules import (
+    ObjectivePerturbationDpEvent,
+    PureDpEvent,
+    RenyiDpEvent,
+    parts,
+)
+from algorithms.privacy.accounting.events import Schedule, schedule_from_json
+from algorithms.privacy.accounting.risk import Profile, gaussian_delta, misses, profile, risk_profile
 
 Array = NDArray[np.float64]
+CONFIDENCE, ALARM = 0.95, 1e-6
+_GRID = 1e-3
+_THRESHOLDS = np.linspace(0.02, 0.98, 49)
 Inverse = Callable[[float], float]
 """The smallest rate of false alarms at which a test can recognise a share in [0, 1]."""
 _LARGEST_EPSILON, _LARGEST_MU = 60.0, 40.0
@@ -182,3 +207,196 @@ def _least(agrees: Callable[[float], bool], most: float) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if agrees(middle) else (middle, high)
     return low
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A lower bound on epsilon. found: at 95 %. chance: below 1e-6 if it refutes the claim, otherwise 1."""
+
+    name: str
+    found: float
+    is_violated: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The trade-off curve of the claim, and the attack's rates at thresholds that were not chosen from its scores."""
+
+    alarms: tuple[float, ...]
+    claimed: tuple[float, ...]
+    seen: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Power:
+    """What this audit would find with half of the claimed noise. caught: probability that it is detected. found: the
+    epsilon that attacks would find.
+    """
+
+    caught: float
+    found: float
+
+
+def many_runs(
+    found: Array, claimed: Callable[[float], Profile], cost: Callable[[float], float], delta: float
+) -> Attack:
+    """Evaluate pairs of scores, shape [pairs, 2], at two thresholds that were fixed in advance (0, half of epsilon).
+
+    Args:
+        found: Scores without and with the record.
+        claimed: The profile as a function of a divisor of the noise; at 1 the claim.
+        cost: Epsilon at `delta`, as a function of the same divisor.
+        delta: Of the claim.
+
+    The bound is that of the least leaky mechanism of the claim's own form, with its noise divided by some number, that
+    is consistent with the errors (as in Nasr et al. 2023 for Gaussians); or that of any mechanism if it is larger.
+    """
+
+    def at(threshold: float, confidence: float) -> Rates:
+        return rates(found[:, 0], found[:, 1], threshold, confidence=confidence)
+
+    thresholds = (0.0, cost(1.0) / 2)
+    seen, sure = (
+        max((at(t, 1 - alarm / len(thresholds)) for t in thresholds), key=mu_of)
+        for alarm in (1 - CONFIDENCE, ALARM)
+    )
+    leak = _least_leak(seen, claimed)
+    least = max(epsilon_of(seen, delta), cost(leak) if leak > 0 else 0.0)
+    is_violated = sure.misses < float(misses(claimed(1.0), sure.alarms))
+    detail = f"{len(found)} pairs of runs: false alarms at most {seen.alarms:.3g}, misses at most {seen.misses:.3g}"
+    return Attack("worst record, many runs", least, is_violated, detail)
+
+
+def by_guesses(name: str, scored: Array, coins: NDArray[np.bool_], claimed: Profile, delta: float) -> Attack:
+    """Guess heads for the highest quarter of scores and tails for the lowest; abstain on the rest."""
+    quarter = max(1, len(scored) // 4)
+    order = np.argsort(scored)
+    right = int(coins[order[-quarter:]].sum() + (~coins[order[:quarter]]).sum())
+    seen = Guesses(len(scored), 2 * quarter, right)
+    plain = one_run_epsilon(seen, delta, confidence=CONFIDENCE)
+    curved = one_run_gaussian_epsilon(seen, max(delta, 1e-12), confidence=CONFIDENCE)
+    refuted = is_refuted(seen, inverse_of(claimed), confidence=1 - ALARM)
+    detail = (
+        f"{right} of {seen.made} guesses about {seen.canaries} canaries were right; epsilon {plain:.3g} for any"
+        f" mechanism, {curved:.3g} for a trade-off like a Gaussian's"
+    )
+    return Attack(name, max(plain, curved), refuted, detail)
+
+
+def claim_of(plan: Plan) -> Profile:
+    """The privacy profile that a plan claims."""
+    return risk_profile(plan.filter, plan.schedule, plan.adjacency)
+
+
+def leaking(schedule: Schedule, leak: float) -> list[tuple[dp.DpEvent, int]]:
+    """The events with their noise divided by `leak`."""
+    return [(_leaking(event, leak), count) for event, count in schedule]
+
+
+def _leaking(event: dp.DpEvent, leak: float) -> dp.DpEvent:
+    match event:
+        case dp.GaussianDpEvent() | dp.LaplaceDpEvent():
+            return type(event)(event.noise_multiplier / leak)
+        case ObjectivePerturbationDpEvent() | CorrelatedDpEvent() | CorrelatedStepDpEvent():
+            return attrs.evolve(event, noise_multiplier=event.noise_multiplier / leak)
+        case PureDpEvent():
+            return PureDpEvent(event.epsilon * leak)
+        case dp.dp_event.ZCDpEvent():
+            return dp.dp_event.ZCDpEvent(event.rho * leak**2, event.xi)
+        case RenyiDpEvent():
+            return RenyiDpEvent(event.order, event.bound * leak**2)
+        case dp.ComposedDpEvent():
+            return dp.ComposedDpEvent([_leaking(inner, leak) for inner in event.events])
+    if parts(event):
+        return attrs.evolve(event, event=_leaking(event.event, leak))
+    raise RefusedError(f"the noise of {event} cannot be divided; audit another method.")
+
+
+Family = tuple[Callable[[float], Profile], Callable[[float], float]]
+"""The profile and the epsilon of a claim, as functions of a divisor of its noise."""
+
+
+def family(plan: Plan) -> Family:
+    """The family of a plan; at 1 it is the plan's claim."""
+    schedule, relation = schedule_from_json(reserved_events(plan)), adjacency_named(plan.adjacency)
+    delta = plan.target.budget.delta
+    return family_of(schedule, delta, accountant=plan.accountant, relation=relation, claimed=claim_of(plan))
+
+
+def family_of(
+    schedule: Schedule,
+    delta: float,
+    *,
+    accountant: Accountant,
+    relation: Adjacency = ADD_OR_REMOVE_ONE,
+    claimed: Profile | None = None,
+) -> Family:
+    """The family of a schedule. claimed: its profile, if it is known."""
+    known = {1.0: claimed or profile(schedule, adjacency=relation)}
+
+    def at(leak: float) -> Profile:
+        if leak not in known:
+            known[leak] = _coarse_profile(leaking(schedule, leak), relation)
+        return known[leak]
+
+    def cost(leak: float) -> float:
+        coarse = _GRID if accountant == "pld" else None
+        of = in_few_kinds(leaking(schedule, leak))
+        return epsilon(of, delta, accountant=accountant, adjacency=relation, discretisation=coarse)
+
+    return at, cost
+
+
+def _coarse_profile(schedule: Schedule, relation: Adjacency) -> Profile:
+    """`profile` on a coarser grid: faster, and still an upper bound on delta, which lowers the attack's bound."""
+    few = in_few_kinds(schedule)
+    try:
+        found = composed(few, _GRID, relation)
+    except RefusedError:
+        return profile(schedule, adjacency=relation)
+    epsilons = np.linspace(0.0, min(max(float(found.get_epsilon_for_delta(1e-9)), 1e-6), 100.0), 300)
+    return Profile(epsilons, np.clip(np.asarray(found.get_delta_for_epsilon(epsilons)), 0.0, 1.0))
+
+
+def power_of(
+    draws: int, pairs: int, claimed: Callable[[float], Profile], cost: Callable[[float], float]
+) -> Power:
+    """What the audit would find with half of the noise, by its trade-off curve.
+
+    draws: number of observed noise values. pairs: number of counted pairs of runs.
+    """
+    caught = float(chi2(draws).cdf(4 * chi2(draws).ppf(ALARM))) if draws else 0.0
+    best = Rates(1.0, 1.0)
+    for alarms in np.geomspace(1e-3, 0.5, 25):
+        missed = float(misses(claimed(2.0), alarms))
+        best = max(best, _expected(alarms, missed, pairs, CONFIDENCE), key=mu_of)
+        sure = _expected(alarms, missed, pairs, 1 - ALARM)
+        if sure.misses < float(misses(claimed(1.0), sure.alarms)):
+            caught = max(caught, 0.5)  # of what is usual: as often more is seen as less
+    leak = _least_leak(best, claimed)
+    return Power(caught, cost(leak) if leak > 0 else 0.0)
+
+
+def _expected(alarms: float, missed: float, pairs: int, confidence: float) -> Rates:
+    each = 1 - (1 - confidence) / 2
+    high = [upper_rate(int(binom.median(pairs, rate)), pairs, confidence=each) for rate in (alarms, missed)]
+    return Rates(*high)
+
+
+def _least_leak(seen: Rates, claimed: Callable[[float], Profile]) -> float:
+    """The smallest divisor of the noise with which a claim is consistent with the errors."""
+    low, high = 0.0, 4.0
+    while high - low > 0.01 and seen.alarms + seen.misses < 1:
+        middle = (low + high) / 2
+        agrees = seen.misses >= float(misses(claimed(middle), seen.alarms))
+        low, high = (low, middle) if agrees else (middle, high)
+    return low
+
+
+def curve_of(found: Array, claimed: Profile) -> Curve:
+    """The claimed trade-off curve, and the observed rates at all thresholds."""
+    alarms = np.linspace(0.0, 1.0, 101)
+    thresholds = np.quantile(found, _THRESHOLDS)
+    seen = tuple((float((found[:, 0] >= t).mean()), float((found[:, 1] < t).mean())) for t in thresholds)
+    return Curve(tuple(alarms.tolist()), tuple(misses(claimed, alarms).tolist()), seen)
