@@ -9,7 +9,7 @@ from typing import Any
 from algorithms.core.method import Algorithm, chosen
 from algorithms.methods.adaptive_clipping import AdaCliP, QuantileClipping
 from algorithms.methods.baselines import LBFGS, Majority, NonPrivate
-from algorithms.methods.dp_agd import DPAGD
+from algorithms.methods.dp_agd import DPAGD, PrivGene
 from algorithms.methods.dp_gd import DPGD, NormBoundSGD
 from algorithms.methods.dp_sgd import DPSGD, SGDMA, SGDAdv
 from algorithms.methods.dpis import DPIS
@@ -17,7 +17,6 @@ from algorithms.methods.matrix_factorisation import DPFTRL, MatrixFactorisation
 from algorithms.methods.momentum import HeavyBall, Nesterov
 from algorithms.methods.noise_schedules import ADPSGD, DPSGDDecay
 from algorithms.methods.perturbation import ObjectivePerturbation, OutputPerturbation
-from algorithms.methods.priv_gene import PrivGene
 
 CATALOGUE: dict[str, type[Algorithm[Any]]] = {
     "dp_sgd": DPSGD,

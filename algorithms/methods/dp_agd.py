@@ -1,18 +1,4 @@
-"""DP-AGD: descent that spends its privacy budget as the data ask for it (Lee and Kifer 2018, Algorithm 2).
-
-An iteration measures the gradient of all records with Gaussian(1 / sqrt(2 rho)) and lets a noisy selection choose a
-step along it, from a grid that begins with 0. Where 0 wins the measurement was too noisy: it is improved by a second
-one of gamma rho, and the selection repeated. A zCDP filter holds the run to its budget, and is asked before each
-release. With a sampling rate each release has a Poisson sample of its own, under a Rényi filter at one order.
-
-Differences from the paper: raw measurements are averaged by their inverse variances and a copy is normalised (printed:
-a unit vector is averaged with a raw one); losses are clipped to [0, loss_bound] on both sides; nothing is asked that
-is not afforded. By default also: Gumbel instead of Laplace noise in the selection, a quarter of the cost; the best
-conversion between zCDP and (epsilon, delta); rho / iterations an iteration, of which the selection has a small part; a
-geometric grid, whose range shrinks when 0 wins; momentum and an average of the iterates, for losses with a kink.
-`paper_budget` has the paper's choices in all of these. The regularisation is in the gradient, not in the compared
-losses, as in the released code.
-"""
+"""Descent by noisy selection: DP-AGD, and PrivGene, with which it was compared (Lee and Kifer 2018)."""
 
 import math
 from collections.abc import Callable
@@ -184,7 +170,23 @@ class State:
 
 @dataclass(frozen=True)
 class DPAGD:
-    """Settings of DP-AGD; what is None is as `paper_budget` has it, see `OURS` and `PAPERS`.
+    """DP-AGD: descent that spends its privacy budget as the data ask for it (Lee and Kifer 2018, Algorithm 2).
+
+    An iteration measures the gradient of all records with Gaussian(1 / sqrt(2 rho)) and lets a noisy selection
+    choose a step along it, from a grid that begins with 0. Where 0 wins the measurement was too noisy: it is
+    improved by a second one of gamma rho, and the selection repeated. A zCDP filter holds the run to its budget,
+    and is asked before each release. With a sampling rate each release has a Poisson sample of its own, under a
+    Rényi filter at one order.
+
+    Differences from the paper: raw measurements are averaged by their inverse variances and a copy is normalised
+    (printed: a unit vector is averaged with a raw one); losses are clipped to [0, loss_bound] on both sides;
+    nothing is asked that is not afforded. By default also: Gumbel instead of Laplace noise in the selection, a
+    quarter of the cost; the best conversion between zCDP and (epsilon, delta); rho / iterations an iteration, of
+    which the selection has a small part; a geometric grid, whose range shrinks when 0 wins; momentum and an average
+    of the iterates, for losses with a kink. `paper_budget` has the paper's choices in all of these. The
+    regularisation is in the gradient, not in the compared losses, as in the released code.
+
+    What is None is as `paper_budget` has it, see `OURS` and `PAPERS`.
 
     iterations: how many the budget is for when no step is rejected; with the paper's budget the "splits" of epsilon,
     half of each for a gradient, half for a selection. selection_share: the selection's part of an iteration's budget
@@ -347,3 +349,86 @@ class DPAGD:
 def _normalised(vector: Tensor) -> Tensor:
     length: Tensor = torch.linalg.vector_norm(vector)
     return vector / length.clamp(min=torch.finfo(vector.dtype).tiny)
+
+
+RECORDS_A_ROUND = 800
+"""There are n epsilon / 800 rounds, as in the comparison with DP-AGD."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """parameters: [d], the last round's candidate. count: [], rounds done."""
+
+    parameters: Tensor
+    count: Tensor
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the plan keeps: the noise multiplier of a round's selection."""
+
+    selection_multiplier: float
+
+
+@dataclass(frozen=True)
+class PrivGene:
+    """PrivGene: descent by noisy selection alone, without gradients (Zhang, Xiao, Yang, Zhang and Winslett 2013).
+
+    A round moves each coordinate of the parameters both ways and selects the candidate whose total loss is least:
+    one release, argmin of f - Gumbel(loss_bound / epsilon), which is the exponential mechanism on losses in [0,
+    loss_bound]. Under add-or-remove they all move the same way, so a round is (epsilon^2 / 8)-zCDP (Cesar and
+    Rogers 2021) and the rounds share rho equally. The moves become smaller from round to round by a fixed factor.
+
+    Differences from the paper: this is the form that was compared with DP-AGD (released code of Lee and Kifer
+    2018), with one parent and moves along coordinates instead of crossover; a record's loss is clipped on both
+    sides, and selections are accounted by their bounded range.
+
+    rounds: null for n epsilon / 800, rounded, at least 1. loss_bound: a record's loss is clipped to [0, loss_bound].
+    first_move, move: how far a coordinate is moved in the first round and in the second; a later round's move is
+    `decay` times that of the one before.
+    """
+
+    rounds: Count | None = None
+    loss_bound: Bound = 2.0
+    first_move: Positive = 0.5
+    move: Positive = 0.7
+    decay: Share = 0.98
+
+    __pydantic_config__ = STRICT
+
+    def plan(self, target: Target, public: PublicInfo) -> Plan:
+        """An equal part of rho for each round; raises RefusedError for losses below 0 and where rounds are not
+        public.
+        """
+        public.check_losses("a candidate")
+        rho, rounds = rho_of_budget(target.budget), self._rounds(target.budget.epsilon, public)
+        each = rho * (1 - SLACK) / rounds
+        selection = Selection(1 / math.sqrt(8 * each))
+        return plan_zcdp(rho, target=target, public=public, steps=rounds, method_params=selection)
+
+    def init(self, parameters: Tensor, plan: Plan) -> Best:
+        """The state at the model's start."""
+        return Best(parameters.clone(), torch.tensor(0))
+
+    def step(self, state: Best, plan: Plan, barrier: Barrier) -> Best:
+        """One round: the best of all moves of one coordinate, by noisy selection."""
+        count = int(state.count)
+        move = self.first_move if count == 0 else self.move * self.decay ** (count - 1)
+        moves = move * torch.eye(len(state.parameters)).to(state.parameters)
+        candidates = torch.cat([state.parameters + moves, state.parameters - moves])
+        noise = Gumbel(plan.params(Selection).selection_multiplier)
+        chosen = barrier.argmin(candidates, bound=self.loss_bound, noise=noise)
+        return Best(candidates[chosen].clone(), state.count + 1)
+
+    def released(self, state: Best) -> Tensor:
+        """The last round's candidate, shape [d]."""
+        return state.parameters
+
+    def _rounds(self, epsilon: float, public: PublicInfo) -> int:
+        if self.rounds is not None:
+            return self.rounds
+        if public.records is None:
+            raise RefusedError(
+                "the number of records is private, and with it that of the rounds; set algorithm.rounds."
+            )
+        return max(1, round(public.records * epsilon / RECORDS_A_ROUND))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from algorithms.core.method import PublicInfo, Target
 from algorithms.errors import RefusedError
-from algorithms.methods.priv_gene import PrivGene
+from algorithms.methods.dp_agd import PrivGene
 from algorithms.models import LossBounds
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.mechanisms.release import Gumbel
