@@ -97,7 +97,9 @@ def records_of(model: object, X: Any, y: Any, loss: object) -> GivenRecords:
         if is_token:
             Packing.of(parts)  # refuses numbers beyond 32 bits
         features = np.ascontiguousarray(features, np.int32 if is_token else np.float32)
-    is_real = labels.dtype.kind == "f" or not _counts_classes(loss)
+    # PyTorch's other losses take whole numbers as numbers.
+    counts_classes = _without_reduction(loss)[0] in {"", *_BY_INDEX, *_BINARY}
+    is_real = labels.dtype.kind == "f" or not counts_classes
     labels = np.ascontiguousarray(labels, np.float32 if is_real else np.int64)
     return GivenRecords(features, labels, packing, is_column)
 
@@ -217,18 +219,24 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
         own = Called(own, records.packing)
     elif found.dim() == 1:
         own, is_flat = Called(own, None), True
-    outputs, shape = _output_shape(own, records), records.labels.shape[1:]
+    found = _probed(own, records)
+    if not isinstance(found, Tensor) or found.dim() < 2 or len(found) != 2:
+        raise RefusedError(
+            "the model does not give one row of outputs for each record; let it return [batch, outputs], or"
+            " [batch, ..., outputs], itself or as `logits`."
+        )
+    outputs, shape = tuple(found.shape[1:]), records.labels.shape[1:]
     _check_entries(own, records)
     is_real = records.labels.dtype.kind == "f"
     losses, bounds, ignored = _losses(loss, records, outputs, is_flat=is_flat)
     classes = outputs[0] if outputs[1:] == shape else outputs[-1]  # PyTorch puts classes first
     classes = max(classes, 2 if ignored is None else 1)
-    counted = records.labels
+    counted = np.zeros(0) if is_real else records.labels
     if shape and ignored is not None:
         counted = counted[counted != ignored]
-    if not is_real and len(counted) and counted.min() < 0:
+    if len(counted) and counted.min() < 0:
         raise RefusedError("y holds classes below 0; count the classes from 0.")
-    if not is_real and len(counted) and counted.max() >= classes:
+    if len(counted) and counted.max() >= classes:
         raise RefusedError(
             f"y holds classes beyond the model's {classes} outputs; give it an output for each class, or y as real"
             " numbers if they are no classes."
@@ -305,17 +313,6 @@ def _called_with(module: nn.Module, records: GivenRecords, rows: list[NDArray[An
         )
     with torch.no_grad():
         return copy.deepcopy(module)(given)
-
-
-def _output_shape(module: nn.Module, records: GivenRecords) -> tuple[int, ...]:
-    """The shape of the module's output for one record."""
-    found = _probed(module, records)
-    if not isinstance(found, Tensor) or found.dim() < 2 or len(found) != 2:
-        raise RefusedError(
-            "the model does not give one row of outputs for each record; let it return [batch, outputs], or"
-            " [batch, ..., outputs], itself or as `logits`."
-        )
-    return tuple(found.shape[1:])
 
 
 def _losses(
@@ -404,11 +401,6 @@ def _check_targets(
         "the model gives outputs [{}] and y has targets [{}], which".format(*shapes)
         + f" the loss {name} compares one by one; let the model give outputs of the targets' shape."
     )
-
-
-def _counts_classes(loss: object) -> bool:
-    """Whether whole numbers are classes for a loss; other losses of PyTorch take them as numbers."""
-    return _without_reduction(loss)[0] in {"", *_BY_INDEX, *_BINARY}
 
 
 def _takes_column(loss: Losses, outputs: tuple[int, ...], targets: tuple[int, ...]) -> bool:

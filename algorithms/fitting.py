@@ -207,32 +207,29 @@ def fit(
     seed, per_person = int(seed), None if per_person is None else int(per_person)
     method, name, settings = _described(method)
     records = records_of(model, X, y, loss)
-    _check_noise(noise, public=public)
     trained, classes = model_of(model, loss, records)
-    rows = per_person if per_person != 1 else None
     generator = secure_generator() if noise == "secure" else seeded_generator(seed)
-    if people is not None and per_person is not None:
+    if (people is None) != (per_person is None):
+        raise RefusedError("one of people and per_person was given; give both, or neither.")
+    if per_person is not None:
         check_index(X, people, "people")
         key = hashlib.sha256(b"records of a person" + generator.key).digest()
         records = pooled(records, people, per_person, key)
-    elif people is not None or per_person is not None:
-        raise RefusedError("one of people and per_person was given; give both, or neither.")
+    rows = per_person if per_person != 1 else None
     unit = unit or ("one record" if people is None else "one person")
     known = len(records.labels) if n_is_public else None
     check_delta(delta, known)
     performance = Performance(device_of(str(device)), memory_mb, None, number=known)
     target = Target(Budget(epsilon, delta), accountant, count_noise)
-    plan = method.plan(
-        target,
-        PublicInfo(
-            records=known,
-            parameters=trained.parameter_count,
-            layers=len(trained.layers),
-            classes=classes,
-            loss=trained.bounds,
-            pooled=rows,
-        ),
+    info = PublicInfo(
+        records=known,
+        parameters=trained.parameter_count,
+        layers=len(trained.layers),
+        classes=classes,
+        loss=trained.bounds,
+        pooled=rows,
     )
+    plan = method.plan(target, info)
     if plan.not_private is not None and noise != "seeded":
         raise RefusedError(
             f"secret noise would promise what does not hold: {plan.not_private} To reproduce it all the same,"
@@ -248,10 +245,8 @@ def fit(
     )
     run.rehearse()
     with tempfile.TemporaryDirectory(prefix="epsilonflow-") as place:
-        folder = Path(place)
-        account = _Account.open(
-            population, ledger, cap, folder=folder, limit=Budget(epsilon, delta), public=public, unit=unit
-        )
+        folder, limit = Path(place), target.budget
+        account = _Account.open(population, ledger, cap, folder=folder, limit=limit, public=public, unit=unit)
         with account.closing(run):
             state, trace, _ = train(
                 method,
@@ -297,21 +292,18 @@ def _check_given(given: Mapping[str, Any]) -> None:
             raise RefusedError(f"{name} is of type {type(given[name]).__name__}; give {words}.")
         if isinstance(text := given[name], str) and (not text or text != text.strip()):
             raise RefusedError(f"{name} is {text!r}; give a text without spaces around it, or leave it out.")
+    if given["noise"] not in ("secure", "seeded"):
+        raise RefusedError(f'noise is {given["noise"]!r}; choose "secure" or "seeded".')
+    if given["noise"] == "seeded" and not given["public"]:
+        raise RefusedError(
+            'seeded noise protects nobody, and the records are private; set noise to "secure".'
+        )
     if given["memory_mb"] < 1:
         raise RefusedError(f"memory_mb is {given['memory_mb']}; give at least 1.")
     if torch.get_default_device().type != "cpu":
         raise RefusedError(
             f"PyTorch's default device is {torch.get_default_device()}; set it to cpu by torch.set_default_device, and"
             " choose where to train by device."
-        )
-
-
-def _check_noise(noise: str, *, public: bool) -> None:
-    if noise not in ("secure", "seeded"):
-        raise RefusedError(f'noise is {noise!r}; choose "secure" or "seeded".')
-    if noise == "seeded" and not public:
-        raise RefusedError(
-            'seeded noise protects nobody, and the records are private; set noise to "secure".'
         )
 
 
@@ -420,20 +412,6 @@ def _facts(dataset: str, unit: str, records: int | None, *, public: bool) -> dic
     }
 
 
-def _cap(cap: Any, population: str) -> Budget:
-    """The cap of a new population; raises RefusedError unless it is a pair of numbers."""
-    if cap is None:
-        raise RefusedError(
-            f"the ledger does not know the population {population!r}; give cap=(epsilon, delta), the most that all"
-            " runs on these people may cost together."
-        )
-    try:
-        epsilon, delta = map(float, () if isinstance(cap, str | Mapping) else cap)
-    except (TypeError, ValueError):
-        raise RefusedError(f"cap is {cap!r}; give a pair (epsilon, delta), such as (10, 1e-4).") from None
-    return Budget(epsilon, delta)
-
-
 @dataclass(frozen=True)
 class _Account:
     """The population that pays for a run.
@@ -475,7 +453,18 @@ class _Account:
         ledger = heads.open_newest(url, home=home())
         check_place(ledger, population, public=public, home=home())
         if population not in ledger.populations():
-            most = _cap(cap, population)
+            if cap is None:
+                raise RefusedError(
+                    f"the ledger does not know the population {population!r}; give cap=(epsilon, delta), the most that"
+                    " all runs on these people may cost together."
+                )
+            try:
+                epsilon, delta = map(float, () if isinstance(cap, str | Mapping) else cap)
+            except (TypeError, ValueError):
+                raise RefusedError(
+                    f"cap is {cap!r}; give a pair (epsilon, delta), such as (10, 1e-4)."
+                ) from None
+            most = Budget(epsilon, delta)
             if most.epsilon < limit.epsilon or most.delta < limit.delta:
                 raise RefusedError(
                     f"the cap {in_words(most)} of the new population {population!r} is below this call's own"
@@ -505,23 +494,18 @@ class _Account:
         try:
             yield
         except BaseException as error:
-            was_charged = self._give_up(run.run_id)
-            if was_charged and not self.public:
+            status: str | None = "unknown"  # which counts as charged, if the ledger does not answer
+            with suppress(Exception):
+                status = self.ledger.status(run.run_id)
+                if status == "open":
+                    self.ledger.forfeit(run.run_id)
+            if status is not None and not self.public:
                 whose = f" of the population {self.population!r}, for run {run.run_id}" if self.url else ""
                 error.add_note(
                     f"{in_words(run.plan.cost)}{whose} were charged before this happened and count as spent; the same"
                     " call is not resumed, and is charged again."
                 )
             raise
-
-    def _give_up(self, run_id: str) -> bool:
-        """Forfeit a run that is open. Returns whether it was charged, as is assumed if the ledger does not answer."""
-        with suppress(Exception):
-            status = self.ledger.status(run_id)
-            if status == "open":
-                self.ledger.forfeit(run_id)
-            return status is not None
-        return True
 
     def _check(self) -> None:
         """Raises RefusedError if the population has other terms in the ledger."""
@@ -536,11 +520,6 @@ class _Account:
                 f"the population {self.population!r} counts {bound!r} as one record, and unit={self.unit!r} was given;"
                 " set that right or name another population."
             )
-
-    def of(self, run_id: str) -> dict[str, Any]:
-        """The receipt's entries on the account."""
-        account = account_of(self.ledger, self.population, run_id)
-        return account if self.url is not None else {"ledger": account["ledger"] | {"head": None}}
 
 
 @dataclass(frozen=True)
@@ -566,7 +545,10 @@ class _Run:
         """Settle the run's cost and build its card. files: the released files, by name."""
         sums = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
         account.ledger.settle(self.run_id, self.plan.cost, events=events, model=sums["model.safetensors"])
-        entries = {"population": account.population, "sha256": sums, **account.of(self.run_id)}
+        paid = account_of(account.ledger, account.population, self.run_id)
+        if account.url is None:
+            paid["ledger"]["head"] = None
+        entries = {"population": account.population, "sha256": sums, **paid}
         return self._card(entries | cost_of(self.plan, events), trace)
 
     def _card(self, entries: Mapping[str, Any], trace: Columns) -> PrivacyCard:
