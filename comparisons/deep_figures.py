@@ -24,7 +24,7 @@ import pandas as pd
 import typer
 from matplotlib.figure import Figure
 
-from tasks.comparing.figures import by_epsilon, over_steps
+from tasks.comparing.report import by_epsilon, over_steps
 from tasks.reporting.figures import LIGHT, png
 
 SAMPLED = ("dpis", "dp_sgd", "dp_sgd_decay")

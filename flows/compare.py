@@ -19,12 +19,10 @@ from prefect.states import Completed, Failed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from flows.pipeline import REFUSED
-from tasks.comparing.files import held
-from tasks.comparing.progress import progress
+from tasks.comparing.comparison import TrialGroup, groups
 from tasks.comparing.report import PAGE, log_comparison, report
 from tasks.comparing.trial import Context, build_models
-from tasks.comparing.trials import Group, groups
-from tasks.comparing.work import Problem, Work, plan_group, prepare_data, run_group, work_of
+from tasks.comparing.work import Problem, Work, held, plan_group, prepare_data, progress, run_group, work_of
 from tasks.config.params import ParamsRefusedError
 from tasks.runs.stages import checkout, refusals
 
@@ -39,13 +37,13 @@ _QUIET = {
 
 
 @task(name="plan", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def plan(context: Context, group: Group) -> list[Problem]:
+def plan(context: Context, group: TrialGroup) -> list[Problem]:
     """Make the plans of a group of cells."""
     return plan_group(context, group)
 
 
 @task(name="run", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def run(context: Context, group: Group) -> list[Problem]:
+def run(context: Context, group: TrialGroup) -> list[Problem]:
     """Run a group of cells."""
     return run_group(context, group)
 
@@ -101,7 +99,7 @@ def _compared(work: Work, *, renew: bool) -> State[Any]:
     return Completed(message=f"The {len(finished.table)} runs are in {work.place.folder / PAGE}")
 
 
-def _each(action: Any, work: Work, parts: Sequence[Group]) -> list[Problem]:
+def _each(action: Any, work: Work, parts: Sequence[TrialGroup]) -> list[Problem]:
     """Submit a task for each group and return the problems. On an interrupt, running cells end and no others start."""
     futures = [action.submit(work.context, group) for group in parts]
     try:

@@ -1,6 +1,7 @@
-"""Write the results of a comparison: tables, figures, a self-contained HTML page, the same page as Markdown.
+"""The results of a comparison: tables, figures, a self-contained HTML page, the same page as Markdown.
 
-Also update the number of runs on the cards of the cells, and log the comparison to Weights & Biases.
+There is a row per trial, a row per method and epsilon, and a row per published number; these are in a CSV file that the
+comparison names, and are joined by name. The comparison is logged to Weights & Biases.
 """
 
 import math
@@ -10,21 +11,38 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
-from algorithms.privacy.ledger import Ledger
 from data.files import write_text, write_whole
-from tasks.comparing import figures
-from tasks.comparing.files import Place, write_json
-from tasks.comparing.results import beside, read_published, results, summary, with_gap, write_tables
-from tasks.comparing.trial import counted
+from tasks.comparing.comparison import METRICS, Trial, read_published
+from tasks.comparing.trial import Place, write_parquet
 from tasks.comparing.work import Work
 from tasks.config import params
-from tasks.reporting.figures import Picture, picture
+from tasks.reporting.figures import Picture, Theme, picture, styled
 from tasks.reporting.page import environment
 from tasks.runs.quality import MEASURES
 from tasks.tracking.runs import Member, log_group
 
+KEY = ["dataset", "model", "method", "label", "setting", "epsilon"]
+METRIC_COLUMNS = [*MEASURES, "test_loss", "objective", "gap", "seconds", "steps", "epsilon_spent"]
+_RESULTS = (
+    "test_loss", "objective", "seconds", "steps", "planned_steps", "epsilon_spent", "epsilon_planned",
+    "noise_multiplier", "sampling_rate", "records",
+)  # fmt: skip
+_NUMBERS = ("test_loss", "objective", "seconds", "epsilon_spent", "epsilon_planned", "noise_multiplier")
+_WIDTH, _HEIGHT, _DOTS_PER_INCH = 3.6, 2.7, 160
+_MARKERS = "osD^v<>ph*"
+_COLOURS = (
+    "#1f77b4", "#e8710a", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#a8a51c", "#17a3b4",
+)  # fmt: skip
+_LINES = ("-", "--", ":")
+_ONE_STEP = 2
+"""Points of the curve of a method with a single release: before it and after it."""
+PROBLEM = ["dataset", "model"]
 _HERE = Path(__file__).parent
 PAGE, MARKDOWN = "report.html", "page.md"
 FILES = ("results.parquet", "results.csv", "summary.csv", PAGE, MARKDOWN)
@@ -41,6 +59,186 @@ _WORDS = {
     "perplexity": "Perplexity",
 }
 """The metrics of the test records that are shown; the tables have more."""
+
+
+def beside(published: pd.DataFrame, totals: pd.DataFrame) -> pd.DataFrame:
+    """Add the columns `ours`, `stderr` and `difference` to published rows; NaN if the comparison has no such cell.
+
+    totals: from `summary`.
+    """
+    key = ["dataset", "model", "method", "setting", "epsilon", "metric"]
+    ours = pd.concat(
+        [
+            totals[key[:-1]].assign(
+                metric=metric, ours=totals[f"{metric}_mean"], stderr=totals[f"{metric}_stderr"]
+            )
+            for metric in METRICS
+            if f"{metric}_mean" in totals
+        ]
+    )
+    joined = published.merge(ours, on=key, how="left")
+    return joined.assign(difference=joined["ours"] - joined["value"])
+
+
+def results(place: Place, cells: tuple[Trial, ...]) -> pd.DataFrame:
+    """One row per finished cell, in the order of the cells, with the metrics of the targets that occur.
+
+    A number that is infinite or was not recorded is NaN. gap: see `with_gap`.
+    """
+    done = place.finished()
+    rows = [_row(cell, place.result(cell.digest)) for cell in cells if cell.digest in done]
+    there = [name for name in MEASURES if any(name in row for row in rows)]
+    columns = [*KEY, "delta", "accountant", "seed", "repeat", "fold", *there, *_RESULTS, "digest", "code"]
+    numbers = ("epsilon", "delta", *there, *_NUMBERS)
+    return with_gap(pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(numbers, float)))
+
+
+def with_gap(table: pd.DataFrame) -> pd.DataFrame:
+    """Add the column `gap`: the objective minus the smallest that is in the table for the same training records."""
+    least = table.groupby(["dataset", "model", "repeat", "fold"])["objective"].transform("min")
+    return table.assign(gap=table["objective"] - least)
+
+
+def _row(cell: Trial, result: dict[str, Any]) -> dict[str, Any]:
+    fold, found = cell.fold, result["results"]
+    return {
+        **{name: getattr(cell, name) for name in (*KEY, "accountant", "seed")},
+        "delta": None if cell.epsilon is None else cell.delta,
+        "repeat": fold.repeat if fold else 0,
+        "fold": fold.fold if fold else 0,
+        **{name: found[name] for name in (*MEASURES, *_RESULTS) if name in found},
+        "digest": cell.digest,
+        "code": result["code"],
+    }
+
+
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """Mean, standard deviation, standard error and number of cells by data set, model, method and epsilon.
+
+    The standard error assumes that cells are independent, which is not quite true for folds of the same records. It is
+    NaN for a single cell.
+    """
+    grouped = table.groupby(KEY, sort=False, dropna=False)
+    parts = {"n": grouped.size()}
+    for metric in (name for name in METRIC_COLUMNS if name in table):
+        mean, std, count = (getattr(grouped[metric], name)() for name in ("mean", "std", "count"))
+        parts |= {f"{metric}_mean": mean, f"{metric}_std": std, f"{metric}_stderr": std / np.sqrt(count)}
+    return pd.DataFrame(parts).reset_index()
+
+
+def write_tables(place: Place, table: pd.DataFrame, totals: pd.DataFrame) -> None:
+    """Write results.parquet, results.csv and summary.csv into the comparison's folder."""
+    write_parquet(place.folder / "results.parquet", table)
+    for name, frame in (("results", table), ("summary", totals)):
+        write_whole(place.folder / f"{name}.csv", partial(frame.to_csv, index=False))
+
+
+def by_epsilon(totals: pd.DataFrame, metric: str, theme: Theme, *, words: str) -> Figure:
+    """Draw a metric against a logarithmic epsilon, with bars of one standard error; methods without noise are dashed.
+
+    totals: from `results.summary`. words: the name of the metric.
+    """
+    problems = list(totals.groupby(PROBLEM, sort=False))
+    labels = list(dict.fromkeys(totals["label"]))
+    figure, grid = _panels(1, len(problems), labels, theme)
+    for axes, (names, rows) in zip(grid[0], problems, strict=True):
+        for label, of_method in rows.groupby("label", sort=False):
+            _points(axes, of_method, metric, str(label), _look(labels, str(label)))
+        axes.set_xscale("log")
+        values = sorted(rows["epsilon"].dropna().unique())
+        axes.set_xticks(values, labels=[f"{value:g}" for value in values])
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_title(", ".join(map(str, names)), color=theme.ink, size=10)
+        axes.set(xlabel="epsilon", ylabel=words)
+    _legend(figure, grid[0], labels, theme)
+    return figure
+
+
+def over_steps(table: pd.DataFrame, theme: Theme, *, x: str, y: str, words: str) -> Figure:
+    """Draw the mean of column y over column x; a row per problem, a column per epsilon, a line per label.
+
+    table: columns dataset, model, label, epsilon, x and y. words: the name of y. A label with at most two points, such
+    as a method with a single release, is a dashed line.
+    """
+    labels = list(dict.fromkeys(table["label"]))
+    private = table.dropna(subset=["epsilon"])
+    epsilons = sorted(private["epsilon"].unique()) or [None]
+    problems = list(table.groupby(PROBLEM, sort=False))
+    figure, grid = _panels(len(problems), len(epsilons), labels, theme)
+    for row, (names, rows) in zip(grid, problems, strict=True):
+        for axes, epsilon in zip(row, epsilons, strict=True):
+            shown = rows[rows["epsilon"].isna() | (rows["epsilon"] == epsilon)]
+            for label, of_method in shown.groupby("label", sort=False):
+                mean = of_method.groupby(x)[y].mean()
+                colour, _, line = _look(labels, str(label))
+                if len(mean) <= _ONE_STEP:
+                    axes.axhline(float(mean.iloc[-1]), color=colour, linestyle="--", linewidth=1, label=label)
+                else:
+                    axes.plot(mean.index, mean, color=colour, linestyle=line, linewidth=1.2, label=label)
+            if (shown[y] > 0).any():
+                axes.set_yscale("log", nonpositive="mask")
+            where = "" if epsilon is None else f", epsilon {epsilon:g}"
+            axes.set_title(", ".join(map(str, names)) + where, color=theme.ink, size=9)
+            axes.set(xlabel=x, ylabel=words)
+    _legend(figure, [axes for row in grid for axes in row], labels, theme)
+    return figure
+
+
+def _points(axes: Axes, rows: pd.DataFrame, metric: str, label: str, look: tuple[str, str, str]) -> None:
+    colour, marker, line = look
+    if rows["epsilon"].isna().all():
+        axes.axhline(float(rows[f"{metric}_mean"].iloc[0]), color=colour, linestyle="--", label=label)
+        return
+    rows = rows.sort_values("epsilon")
+    axes.errorbar(
+        rows["epsilon"],
+        rows[f"{metric}_mean"],
+        yerr=rows[f"{metric}_stderr"].fillna(0.0),
+        color=colour,
+        marker=marker,
+        linestyle=line,
+        markersize=4,
+        linewidth=1.3,
+        capsize=2,
+        label=label,
+    )
+
+
+def _look(labels: Sequence[str], label: str) -> tuple[str, str, str]:
+    """Colour, marker and line of a method, the same in every panel."""
+    place = labels.index(label)
+    return (
+        _COLOURS[place % len(_COLOURS)],
+        _MARKERS[place % len(_MARKERS)],
+        _LINES[place // len(_COLOURS) % len(_LINES)],
+    )
+
+
+def _panels(rows: int, columns: int, labels: Sequence[str], theme: Theme) -> tuple[Figure, list[list[Axes]]]:
+    """Empty panels with room below them for a legend of these labels."""
+    size = (max(5.0, _WIDTH * columns), _HEIGHT * rows + 0.35 + 0.11 * len(labels))
+    figure = Figure(figsize=size, dpi=_DOTS_PER_INCH, facecolor=theme.ground, layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes in grid.flat:
+        styled(axes, theme, size=8).grid(color=theme.muted, alpha=0.25, linewidth=0.6)
+    return figure, [list(row) for row in grid]
+
+
+def _legend(figure: Figure, panels: Sequence[Axes], labels: Sequence[str], theme: Theme) -> None:
+    """One legend for all panels, each label once."""
+    lines = {
+        name: line for axes in panels for line, name in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    shown = [label for label in labels if label in lines]
+    figure.legend(
+        [lines[label] for label in shown],
+        shown,
+        loc="outside lower center",
+        ncols=3 if max(map(len, shown), default=0) < 24 else 2,
+        frameon=False,
+        fontsize=8,
+        labelcolor=theme.ink,
+    )
 
 
 def shown(totals: pd.DataFrame) -> list[str]:
@@ -121,7 +319,7 @@ def _measured(mean: float, stderr: float, metric: str) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """The finished tables, and the figures by name."""
+    """The finished tables, and the figures by name. runs: all finished ones, also of cells that left the file."""
 
     table: pd.DataFrame
     totals: pd.DataFrame
@@ -138,8 +336,7 @@ def report(work: Work, *, refused: Sequence[str]) -> Report:
     table = results(place, work.cells)
     totals = summary(table)
     write_tables(place, table, totals)
-    runs = count_runs(place)
-    _stamp(place, table, runs)
+    runs = len(place.finished())
     pictures = _pictures(work, table, totals) if len(table) else {}
     for name, drawn in pictures.items():
         write_whole(place.folder / f"{name}.png", partial(Path.write_bytes, data=drawn.light))
@@ -151,21 +348,6 @@ def report(work: Work, *, refused: Sequence[str]) -> Report:
     return Report(table, totals, pictures, runs)
 
 
-def count_runs(place: Place) -> int:
-    """The number of runs in the comparison's ledgers, including cells that are no longer in its file."""
-    ledgers = [Ledger.open(url) for url in place.ledger_urls()]
-    return sum(row.kind == "reserve" for ledger in ledgers for row in ledger.history())
-
-
-def _stamp(place: Place, table: pd.DataFrame, runs: int) -> None:
-    """Update the number of runs on the cells' cards."""
-    for digest in table["digest"].unique():
-        result = place.result(digest)
-        if result["card"]["runs"] != runs:
-            result["card"] = counted(result["card"], runs)
-            write_json(place.cells / f"{digest}.json", result)
-
-
 def _content(work: Work, table: pd.DataFrame, totals: pd.DataFrame, runs: int) -> dict[str, object]:
     """The texts and tables of the page, which are the same as HTML and as Markdown."""
     published = work.comparison.published
@@ -174,8 +356,7 @@ def _content(work: Work, table: pd.DataFrame, totals: pd.DataFrame, runs: int) -
         "title": work.comparison.title,
         "sweep": (
             f"There were {runs:,} runs of the comparison {work.comparison.name!r} on public records. The comparison as"
-            " a whole is not charged to anybody: its ledger records each run by itself, and choosing a method or a"
-            " setting by these results is in no epsilon."
+            " a whole is not charged to anybody, and choosing a method or a setting by these results is in no epsilon."
         ),
         "facts": _facts(work, table),
         "tables": result_tables(totals),
@@ -208,13 +389,13 @@ def _facts(work: Work, table: pd.DataFrame) -> list[tuple[str, str]]:
 def _pictures(work: Work, table: pd.DataFrame, totals: pd.DataFrame) -> dict[str, Picture]:
     pictures = {}
     by_metric: dict[str, list[pd.DataFrame]] = {}
-    for _, rows in totals.groupby(figures.PROBLEM, sort=False):
+    for _, rows in totals.groupby(PROBLEM, sort=False):
         for metric in shown(rows):
             by_metric.setdefault(metric, []).append(rows)
     for metric, problems in by_metric.items():
         if totals["epsilon"].notna().any():
             words = f"{_titled(metric)} against epsilon; bars are one standard error, methods without noise are dashed."
-            draw = partial(figures.by_epsilon, pd.concat(problems), metric, words=_titled(metric))
+            draw = partial(by_epsilon, pd.concat(problems), metric, words=_titled(metric))
             pictures[metric] = picture(draw, words)
     curves = _gathered(work.place, table, "curve")
     if len(curves):
@@ -223,14 +404,14 @@ def _pictures(work: Work, table: pd.DataFrame, totals: pd.DataFrame) -> dict[str
             "How far the objective is above the least known on the same records, by step; mean over cells. A method"
             " that asks once is dashed."
         )
-        draw = partial(figures.over_steps, gaps, x="step", y="gap", words="objective - least known")
+        draw = partial(over_steps, gaps, x="step", y="gap", words="objective - least known")
         pictures["convergence"] = picture(draw, words)
     traces = _noise(_gathered(work.place, table, "trace"))
     if len(traces):
         words = (
             "Standard deviation of the noise on each release, before it is divided, in the first run of each."
         )
-        draw = partial(figures.over_steps, traces, x="release", y="noise_std", words="noise (std)")
+        draw = partial(over_steps, traces, x="release", y="noise_std", words="noise (std)")
         pictures["noise"] = picture(draw, words)
     return pictures
 

@@ -1,64 +1,210 @@
-"""One cell of a comparison: plan, reserve, train, evaluate, settle, and write the result as one JSON file.
+"""One trial of a comparison: its files and records, its plan, and its run, whose result is one JSON file.
 
-Plans are made before the first cell trains and are kept on disk; cells with equal inputs share one. The noise is seeded
-by the cell, so the result is reproducible and not private. A killed process leaves no result: the cell runs again from
-its start, under the same reservation. The card of a cell promises nothing; like the card of any run it holds facts and
-is signed with the owner's key. For the curve of the objective, released parameters are kept during training, and their
-losses are computed afterwards.
+Data sets are prepared once for all comparisons of a checkout. Plans are made before the first trial trains and are kept
+on disk; trials with equal inputs share one. The noise is seeded by the trial, so the result is reproducible and not
+private. A killed process leaves no result, and the trial runs again from its start. For the curve of the objective,
+released parameters are kept during training, and their losses are computed afterwards.
 """
 
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
-from functools import cache
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from numpy.random import MT19937, RandomState, SeedSequence
 from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.core.method import Plan
-from algorithms.core.receipt import reserved_events
 from algorithms.core.training import train
 from algorithms.errors import RefusedError
 from algorithms.models import Model
-from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
-from algorithms.privacy.accounting.filters import holding_to_json
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
-from algorithms.privacy.card import Signed, features_of, guarantee, model_of, schema
-from algorithms.privacy.card.build import composition_of
-from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from data import PublicDescription
-from data.files import read_json
-from data.prepared import HeldOut
+from data.card import DataRefusedError
+from data.files import read_json, write_text, write_whole
+from data.prepared import HeldOut, Prepared, load
 from data.readers.records import Records
-from tasks.calibrate import READS, model_files, model_for, plan_for
-from tasks.comparing.data import Sides, public_of, sides
-from tasks.comparing.files import Place, write_json, write_parquet
-from tasks.comparing.trials import Trial, digest_of
+from tasks.calibrate import READS, model_for, plan_for
+from tasks.comparing.comparison import Fold, Trial, digest_of
 from tasks.config import params
-from tasks.config.environment import home
+from tasks.config.environment import data_mirror, home
 from tasks.config.params import Params
 from tasks.evaluate import MOST_OUTPUTS, evaluate, measured
+from tasks.prepare import prepare
 from tasks.runs.quality import measures
-from tasks.runs.signing import signing_key
 
 _WITHOUT_NOISE = {"epsilon": 1.0, "delta": 1e-9, "accountant": "pld"}
 """A placeholder target for methods without noise; nothing depends on it."""
 _POINTS = 200
 _BATCH, _AT_ONCE = 4096, 32
-_CAP = Budget(1e9, 1.0)
-"""The cap in a comparison's own ledger, which records runs and refuses none."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The folder of one comparison. root: the checkout, as an absolute path."""
+
+    root: Path
+    name: str
+
+    @property
+    def folder(self) -> Path:
+        """The folder of all files of this comparison."""
+        return self.root / "artifacts" / "compare" / self.name
+
+    @property
+    def cells(self) -> Path:
+        """The results, one JSON file per finished cell."""
+        return self.folder / "cells"
+
+    @property
+    def plans(self) -> Path:
+        """The plans."""
+        return self.folder / "plans"
+
+    @property
+    def failures(self) -> Path:
+        """Tracebacks of cells that failed."""
+        return self.folder / "failures"
+
+    @property
+    def store(self) -> Path:
+        """Prepared data sets, shared by all comparisons of the checkout."""
+        return self.root / "artifacts" / "compare" / ".data"
+
+    @property
+    def stop(self) -> Path:
+        """A file that asks workers to start no further cell."""
+        return self.folder / "stop"
+
+    def finished_at(self) -> dict[str, float]:
+        """The digests of the cells that have a result, each with the time when it was written."""
+        return {path.stem: path.stat().st_mtime for path in self.cells.glob("*.json")}
+
+    def finished(self) -> set[str]:
+        """The digests of the cells that have a result."""
+        return set(self.finished_at())
+
+    def result(self, digest: str) -> dict[str, Any]:
+        """The result of a finished cell."""
+        return read_json(self.cells / f"{digest}.json")
+
+
+def write_json(path: Path, document: object) -> None:
+    """Write a JSON document."""
+    write_text(path, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_parquet(path: Path, frame: pd.DataFrame) -> None:
+    """Write a table."""
+    write_whole(path, lambda fresh: frame.to_parquet(fresh, index=False))
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The training and test records of a cell. public: the public facts of exactly these records."""
+
+    public: PublicDescription
+    train: Records
+    test: Records
+
+
+def cut(records: int, chosen: Fold) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The indices of the training and of the test records of a fold, ascending; depends only on these numbers.
+
+    The records are shuffled by (seed, repeat), with a NumPy generator whose numbers never change, and divided into
+    folds whose sizes differ by at most one. Raises DataRefusedError if there are more folds than records.
+    """
+    if chosen.k > records:
+        raise DataRefusedError(
+            f"{chosen.k} folds of {records} records cannot be made; choose from 2 to {records} folds."
+        )
+    generator = RandomState(MT19937(SeedSequence((chosen.seed, chosen.repeat))))
+    shuffled = generator.permutation(records).astype(np.int64)
+    start, stop = (records * place // chosen.k for place in (chosen.fold, chosen.fold + 1))
+    return np.sort(np.concatenate([shuffled[:start], shuffled[stop:]])), np.sort(shuffled[start:stop])
+
+
+def check_classes(labels: NDArray[np.int64], train: NDArray[np.int64], test: NDArray[np.int64]) -> None:
+    """Raise DataRefusedError if all training records, or all test records, have the same class.
+
+    labels: of all records, int64 [n]. train, test: as `cut` returns them. Only for public records, since a refusal
+    reveals something about them.
+    """
+    for name, part in (("training", train), ("test", test)):
+        if len(np.unique(labels[part])) < 2:
+            raise DataRefusedError(f"the {name} records of a fold are all of one class; choose fewer folds.")
+
+
+def prepared_folder(store: Path, cell: Trial) -> Path:
+    """The folder below `store` of a cell's prepared data set; another card or transform has another folder."""
+    transform = "" if cell.transform == "none" else f"-{cell.transform}"
+    transform += f"-{digest_of(cell.encoder)}" if cell.encoder else ""
+    return store / f"{cell.dataset}-{cell.card}{transform}"
+
+
+def make_ready(store: Path, cell: Trial, *, root: Path) -> None:
+    """Prepare a cell's data set below `store` unless it exists; raises DataRefusedError if that is impossible."""
+    folder = prepared_folder(store, cell)
+    if not folder.exists():
+        encoder = {key: value for key, value in cell.encoder.items() if key != "sha256"} or None
+        chosen = {"dataset": cell.dataset, "transform": cell.transform, "encoder": encoder}
+        wanted = params.parse({"data": chosen}, reads=("data",))
+        cards = root / "data" / "cards"
+        prepare(wanted, mirror=data_mirror(), home=home(), destination=folder, root=root, cards=cards)
+
+
+def sides(store: Path, cell: Trial) -> Sides:
+    """The records of a cell, memory-mapped without a fold; raises DataRefusedError if a fold cannot be trained on."""
+    data = _loaded(prepared_folder(store, cell))
+    if cell.fold is None:
+        train = Records(data.train_features, data.train_labels)
+        return Sides(data.public, train, Records(data.test_features, data.test_labels))
+    features = np.concatenate([data.train_features, data.test_features])
+    labels = np.concatenate([data.train_labels, data.test_labels])
+    train, test = (Records(features[side], labels[side]) for side in _folded(data, labels, cell.fold))
+    return Sides(public_of(store, cell), train, test)
+
+
+def public_of(store: Path, cell: Trial) -> PublicDescription:
+    """The public facts of the records that a cell trains on; raises DataRefusedError as `sides` does."""
+    data = _loaded(prepared_folder(store, cell))
+    if cell.fold is None:
+        return data.public
+    labels = np.concatenate([data.train_labels, data.test_labels])
+    train, test = _folded(data, labels, cell.fold)
+    return replace(data.public, records=len(train), test_records=len(test))
+
+
+@lru_cache(maxsize=64)
+def _loaded(folder: Path) -> Prepared:
+    return load(folder)
+
+
+def _folded(
+    data: Prepared, labels: NDArray[Any], chosen: Fold
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The indices of a fold's records in the union, training records first. labels: of the union, [n, ...]."""
+    if data.public.pooled is not None:
+        raise DataRefusedError(
+            f"folds of {data.public.dataset!r} were asked for, whose training records are people with several rows;"
+            " leave folds out, or keep one record a person."
+        )
+    found = cut(len(labels), chosen)
+    if data.public.known.kind == "class":
+        check_classes(labels, *found)
+    return found
 
 
 @dataclass(frozen=True)
@@ -73,13 +219,12 @@ class Planned:
 class Context:
     """What all cells share.
 
-    code: a digest of the algorithms' source. runs: the number of runs of the whole comparison. performance: the
-    resources that a cell may use, which do not change its result.
+    code: a digest of the algorithms' source. performance: the resources that a cell may use, which do not change its
+    result.
     """
 
     place: Place
     code: str
-    runs: int
     performance: Performance = field(default_factory=Performance)
 
 
@@ -119,72 +264,6 @@ def _check_is_as_declared(cell: Trial, plan: Plan) -> None:
         raise RefusedError(f"methods.{cell.method} adds noise, but says private: false; leave that out.")
     if not is_private and cell.epsilon is not None:
         raise RefusedError(f"methods.{cell.method} adds no noise; say private: false, and it runs once.")
-
-
-class CellCard(Signed):
-    """What a run of a comparison promises, and what it does not.
-
-    cost: what its events would cost with secret noise. comparison, runs: the name of the comparison and its number of
-    runs, which as a whole are charged to nobody.
-    """
-
-    guarantee: Literal["seeded", "none"]
-    cost: schema.Amount
-    adjacency: schema.Adjacency
-    accountant: schema.Accountant
-    composition: schema.Composition
-    settings_from_records: bool
-    diagnostics: bool
-    transform: Literal["none", "scattering", "encoder"]
-    encoder: schema.Encoder | None
-    features: schema.Features
-    model: schema.Model
-    unit: schema.Name
-    dataset: schema.Name
-    population: schema.Name
-    source: schema.Name
-    licence: schema.Name
-    comparison: schema.Name
-    runs: schema.Count
-
-
-def card_of(
-    cell: Trial, plan: Plan, public: PublicDescription, model: Mapping[str, Any], *, name: str, runs: int
-) -> dict[str, Any]:
-    """The signed card. model: as in a plan's document. name, runs: name and number of runs of the comparison."""
-    epsilon = plan.cost.epsilon if math.isfinite(plan.cost.epsilon) else None
-    document = {
-        "schema_version": schema.SCHEMA_VERSION,
-        "signature": None,
-        "guarantee": guarantee(cost=epsilon, private_noise=False, is_covered=False),
-        "cost": {"epsilon": epsilon, "delta": plan.cost.delta},
-        "adjacency": plan.adjacency,
-        "accountant": plan.accountant,
-        "composition": composition_of({"filter": holding_to_json(plan.filter)}),
-        "settings_from_records": plan.not_private is not None,
-        "diagnostics": cell.is_diagnosed,
-        "transform": public.transform,
-        "encoder": None if public.encoder is None else asdict(public.encoder),
-        "features": features_of(cell.features or {"name": "none"}),
-        "model": model_of(model),
-        "unit": public.unit,
-        "dataset": public.dataset,
-        "population": public.population,
-        "source": public.source,
-        "licence": public.licence,
-        "comparison": name,
-        "runs": runs,
-    }
-    return _signed(document)
-
-
-def counted(card: Mapping[str, Any], runs: int) -> dict[str, Any]:
-    """The card with another number of runs, signed again."""
-    return _signed({**card, "runs": runs, "signature": None})
-
-
-def _signed(document: Mapping[str, Any]) -> dict[str, Any]:
-    return CellCard.model_validate_json(json.dumps(document)).signed(signing_key(home())).to_json()
 
 
 class Curve:
@@ -259,26 +338,13 @@ def mean_losses(model: Model, parameters: Tensor, part: Records) -> NDArray[np.f
     return result
 
 
-def open_ledger(place: Place, cell: Trial) -> Ledger:
-    """Open the ledger in which a cell is recorded."""
-    return Ledger.open(place.ledger_url(dataset=cell.dataset, model=cell.model, method=cell.method))
-
-
-def run_cell(context: Context, cell: Trial, ledger: Ledger) -> None:
+def run_cell(context: Context, cell: Trial) -> None:
     """Run a cell with one thread of torch and write its result. Raises what planning and training raise."""
     torch.set_num_threads(1)
     place, data = context.place, sides(context.place.store, cell)
     prepared = plan_cell(context, cell)
-    _reserve(ledger, cell, prepared, data)
     trained = _trained(cell, prepared, data, context.performance)
-    events = schedule_to_json(run_lengths(trained.trace.events()))
-    ledger.settle(cell.digest, prepared.plan.cost, events=events)
     results = _results(cell, prepared, trained, data)
-    model = prepared.settings.model
-    described = model.model_dump() | {
-        "files": model_files(model),
-        "parameters": prepared.plan.public.parameters,
-    }
     if trained.curve is not None:
         frame = trained.curve.frame(trained.model, trained.trace, data, regularisation=_regularisation(cell))
         write_parquet(place.cells / f"{cell.digest}.curve.parquet", frame)
@@ -294,7 +360,6 @@ def run_cell(context: Context, cell: Trial, ledger: Ledger) -> None:
             "cell": asdict(cell),
             "code": context.code,
             "results": results,
-            "card": card_of(cell, prepared.plan, data.public, described, name=place.name, runs=context.runs),
         },
     )
 
@@ -325,15 +390,6 @@ class _Trained:
     diagnostics: Diagnostics | None
     seconds: float
     steps: int
-
-
-def _reserve(ledger: Ledger, cell: Trial, prepared: Planned, data: Sides) -> None:
-    """Reserve the plan's cost, unless the run is settled already and was killed before its result was written."""
-    population, plan = data.public.population, prepared.plan
-    ledger.declare(population, _CAP, public=True)
-    if ledger.status(cell.digest) != "settled":
-        about = {"algorithm": cell.settings["name"], "dataset": cell.dataset, "what": "a run of a comparison"}
-        ledger.reserve(cell.digest, population, plan.cost, events=reserved_events(plan), about=about)
 
 
 def _trained(cell: Trial, prepared: Planned, data: Sides, performance: Performance) -> _Trained:

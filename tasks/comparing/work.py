@@ -1,18 +1,33 @@
-"""Run a comparison: its cells, those without a result, and planning and running them in groups."""
+"""Run a comparison: its trials, those without a result, planning and running them in groups, and their progress."""
 
+import logging
+import threading
 import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
 from algorithms.privacy.barrier.barrier import Performance
 from data.card import data_card
-from tasks.comparing.comparison import Comparison, load
-from tasks.comparing.data import make_ready, prepared_folder
-from tasks.comparing.files import Place
-from tasks.comparing.results import read_published
-from tasks.comparing.trial import Context, open_ledger, plan_cell, run_cell
-from tasks.comparing.trials import Group, Trial, cells, code_digest
+from tasks.comparing.comparison import Comparison, Trial, TrialGroup, cells, code_digest, load, read_published
+from tasks.comparing.trial import (
+    Context,
+    Place,
+    make_ready,
+    plan_cell,
+    prepared_folder,
+    run_cell,
+)
+from tasks.config.params import ParamsRefusedError
 from tasks.runs.stages import refusals
+
+_SECONDS, _SECONDS_BETWEEN_LINES, _SECONDS_OF_ESTIMATE = 0.5, 10.0, 900.0
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,11 +60,26 @@ class Problem:
 
     def in_words(self) -> str:
         """The sentence, preceded by the cell's names in the file."""
-        epsilon = "" if self.cell.epsilon is None else f", epsilon {self.cell.epsilon:g}"
         setting = f", {self.cell.setting}" if self.cell.setting else ""
-        return (
-            f"{self.cell.method} on {self.cell.dataset}, {self.cell.model}{setting}{epsilon}: {self.sentence}"
-        )
+        return f"{self.cell.method} on {self.cell.dataset}, {self.cell.model}{setting}{_at(self.cell)}: {self.sentence}"
+
+
+@contextmanager
+def held(place: Place) -> Iterator[None]:
+    """Lock the comparison within the block; raises ParamsRefusedError if another process has locked it."""
+    for folder in (place.cells, place.plans, place.failures):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = FileLock(place.folder / "lock").acquire(blocking=False)
+    except Timeout:
+        raise ParamsRefusedError(
+            f"another process works on the comparison {place.name!r}; wait for its end."
+        ) from None
+    with lock:
+        place.stop.unlink(missing_ok=True)
+        for half in (path for folder in (place.cells, place.plans) for path in folder.glob(".*")):
+            half.unlink()  # left by a process that was killed while writing
+        yield
 
 
 def work_of(file: Path, root: Path) -> Work:
@@ -64,9 +94,8 @@ def work_of(file: Path, root: Path) -> Work:
     if comparison.published is not None:
         read_published(root / comparison.published)
     wanted = tuple(cells(comparison, cards, file=file.name))
-    runs = len({cell.digest for cell in wanted})
     performance = Performance(**comparison.performance.model_dump())
-    return Work(comparison, Context(Place(root, comparison.name), code_digest(), runs, performance), wanted)
+    return Work(comparison, Context(Place(root, comparison.name), code_digest(), performance), wanted)
 
 
 def prepare_data(work: Work) -> None:
@@ -75,7 +104,7 @@ def prepare_data(work: Work) -> None:
         make_ready(work.place.store, cell, root=work.place.root)
 
 
-def plan_group(context: Context, group: Group) -> list[Problem]:
+def plan_group(context: Context, group: TrialGroup) -> list[Problem]:
     """Make the plans of a group, which are kept on disk; returns the cells that cannot run."""
     problems = []
     for cell in group:
@@ -86,17 +115,65 @@ def plan_group(context: Context, group: Group) -> list[Problem]:
     return problems
 
 
-def run_group(context: Context, group: Group) -> list[Problem]:
+def run_group(context: Context, group: TrialGroup) -> list[Problem]:
     """Run the cells of a group one after the other until a stop is requested; returns those that failed."""
     problems = []
-    ledger = open_ledger(context.place, group[0])
     for cell in group:
         if context.place.stop.exists():
             break
         try:
-            run_cell(context, cell, ledger)
+            run_cell(context, cell)
         except Exception as error:  # a cell that fails must not stop the others
             path = context.place.failures / f"{cell.digest}.txt"
             path.write_text(traceback.format_exc(), encoding="utf-8")
             problems.append(Problem(cell, " ".join(str(error).split()) or type(error).__name__))
     return problems
+
+
+@contextmanager
+def progress(place: Place, groups: Sequence[TrialGroup]) -> Iterator[None]:
+    """Within the block, show how many of the groups' cells are done, and which one finished last.
+
+    It is read from the folder of results, so that it does not matter which process runs the cells: a bar on a terminal,
+    otherwise a line every few seconds and one at the end.
+    """
+    wanted = {cell.digest: cell for group in groups for cell in group}
+    if not wanted:
+        yield
+        return
+    console, before, ended = Console(stderr=True), place.finished_at(), threading.Event()
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.description}")
+    bar = Progress(
+        *columns,
+        console=console,
+        speed_estimate_period=_SECONDS_OF_ESTIMATE,
+        disable=not console.is_terminal,
+    )
+    shown = bar.add_task("", total=len(wanted))
+
+    def look() -> None:
+        fresh = {digest: at for digest, at in place.finished_at().items() if before.get(digest) != at}
+        fresh = {digest: at for digest, at in fresh.items() if digest in wanted}
+        cell = wanted[max(fresh, key=fresh.__getitem__)] if fresh else None
+        last = "" if cell is None else f", last {cell.label} on {cell.dataset}{_at(cell)}"
+        bar.update(shown, completed=len(fresh), description=last.removeprefix(", "))
+        if not console.is_terminal:
+            _log.info("%d of %d cells done%s", len(fresh), len(wanted), last)
+
+    def watch() -> None:
+        while not ended.wait(_SECONDS if console.is_terminal else _SECONDS_BETWEEN_LINES):
+            look()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    with bar:
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+            look()
+
+
+def _at(cell: Trial) -> str:
+    return "" if cell.epsilon is None else f", epsilon {cell.epsilon:g}"

@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tasks.comparing.files import held
-from tasks.comparing.trials import groups
-from tasks.comparing.work import Work, plan_group, prepare_data, run_group, work_of
+from tasks.comparing.comparison import groups
+from tasks.comparing.work import Work, held, plan_group, prepare_data, run_group, work_of
 
 PROJECT = Path(__file__).parents[2]
 

@@ -9,8 +9,7 @@ from algorithms.privacy.barrier.trace import Trace
 from data import PublicDescription, public_description
 from data.card import data_card
 from data.readers.records import Records
-from tasks.comparing.data import Sides
-from tasks.comparing.trial import Curve, mean_losses
+from tasks.comparing.trial import Curve, Sides, mean_losses
 
 MODEL = build("logistic_through_origin", input_shape=(3,), classes=2, seed=0)
 

@@ -9,9 +9,8 @@ import pytest
 
 from data import DataCard
 from data.card import data_card
-from tasks.comparing import trials as comparison_cells
-from tasks.comparing.comparison import load, variants
-from tasks.comparing.trials import Fold, Trial, cells, groups
+from tasks.comparing import comparison as comparison_cells
+from tasks.comparing.comparison import Fold, Trial, cells, groups, load, variants
 from tasks.comparing.work import work_of
 from tasks.config.params import ParamsRefusedError
 from tasks.runs.stages import refusals

@@ -13,13 +13,18 @@ import wandb
 
 from tasks.comparing.report import (
     FILES,
+    METRIC_COLUMNS,
     Report,
+    beside,
     log_comparison,
     published_table,
+    read_published,
     report,
     result_tables,
+    results,
+    summary,
+    with_gap,
 )
-from tasks.comparing.results import METRIC_COLUMNS, beside, read_published, results, summary, with_gap
 from tasks.comparing.work import Work
 from tasks.config.params import ParamsRefusedError
 from tests.support.comparisons import document, run_here, small

@@ -16,19 +16,14 @@ import torch
 
 from algorithms.models import build
 from algorithms.privacy.barrier.barrier import Performance
-from algorithms.privacy.ledger import Ledger
 from data.card import DataRefusedError
 from data.prepared import load
 from data.readers.records import Records
-from tasks.comparing import data as comparison_data
 from tasks.comparing import trial as one_cell
-from tasks.comparing.data import prepared_folder, public_of, sides
-from tasks.comparing.files import held
-from tasks.comparing.report import count_runs, report
-from tasks.comparing.results import results
-from tasks.comparing.trial import CellCard, mean_losses, points
-from tasks.comparing.trials import groups
-from tasks.comparing.work import Work, plan_group, prepare_data, run_group, work_of
+from tasks.comparing.comparison import groups
+from tasks.comparing.report import report, results
+from tasks.comparing.trial import make_ready, mean_losses, points, prepared_folder, public_of, sides
+from tasks.comparing.work import Work, held, plan_group, prepare_data, run_group, work_of
 from tasks.config.params import ParamsRefusedError
 from tests.support.comparisons import PROJECT, document, run_here, small, write
 
@@ -86,17 +81,6 @@ def test_a_curve_of_many_steps_has_about_200_points() -> None:
     assert max(many) == 10_000
 
 
-def test_a_card_says_that_it_is_not_private_and_how_many_runs_there_were(finished: Work) -> None:
-    for cell in finished.cells:
-        card = finished.place.result(cell.digest)["card"]
-        assert (card["guarantee"], card["runs"]) == ("none" if cell.epsilon is None else "seeded", 3)
-        facts = CellCard.model_validate_json(json.dumps(card))
-        assert facts.signature_holds()
-        assert not facts.model_copy(update={"runs": 4}).signature_holds()
-        assert (card["transform"], card["features"]) == ("none", {"name": "none", "settings": {}})
-        assert (card["model"]["start"], card["model"]["frozen"]) == (None, [])
-
-
 def test_diagnostics_are_recorded_of_the_first_seed_alone(tmp_path: Path) -> None:
     content = document() | {"seeds": 2, "record": {"diagnostics": True}}
     del content["methods"]["plain"]
@@ -105,7 +89,6 @@ def test_diagnostics_are_recorded_of_the_first_seed_alone(tmp_path: Path) -> Non
     table = pd.read_parquet(work.place.cells / f"{first.digest}.diagnostics.parquet")
     assert list(table["step"]) == list(range(5))
     assert not (work.place.cells / f"{second.digest}.diagnostics.parquet").exists()
-    assert [work.place.result(cell.digest)["card"]["diagnostics"] for cell in work.cells] == [True, False]
 
 
 def test_the_number_of_runs_counts_those_that_the_file_no_longer_has(tmp_path: Path) -> None:
@@ -114,16 +97,8 @@ def test_the_number_of_runs_counts_those_that_the_file_no_longer_has(tmp_path: P
     del before["methods"]["plain"], before["record"]
     run_here(root, before)
     work = run_here(root, before | {"epsilons": [2.0]})
-    report(work, refused=[])
-    (cell,) = work.cells
-    assert count_runs(work.place) == 3
-    assert work.place.result(cell.digest)["card"]["runs"] == 3
-
-
-def test_every_run_is_reserved_and_settled_in_the_ledger_of_the_comparison(finished: Work) -> None:
-    rows = [row for url in finished.place.ledger_urls() for row in Ledger.open(url).history()]
-    kinds = {kind: {row.run_id for row in rows if row.kind == kind} for kind in ("reserve", "settle")}
-    assert kinds["reserve"] == kinds["settle"] == {cell.digest for cell in finished.cells}
+    assert len(work.cells) == 1
+    assert report(work, refused=[]).runs == 3
 
 
 def test_folds_are_of_the_union_and_public_numbers_are_theirs(finished: Work, tmp_path: Path) -> None:
@@ -150,19 +125,15 @@ def _sorted(rows: Any) -> Any:
     return rows[np.lexsort(rows.reshape(len(rows), -1).T)]
 
 
-@pytest.mark.parametrize("is_large", [False, True])
-def test_transformed_records_are_prepared_beside_the_others_and_stay_mapped_if_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
-) -> None:
+def test_transformed_records_are_prepared_beside_the_others_and_stay_mapped(tmp_path: Path) -> None:
     root = small(tmp_path / "checkout")
-    monkeypatch.setattr(comparison_data, "_LARGE_BYTES", 0 if is_large else 2**30)
     plain = work_of(write(root, document()), root).cells[0]
     cells = [plain, replace(plain, transform="scattering")]
     for cell, shape in zip(cells, [(1, 8, 8), (81, 2, 2)], strict=True):
-        comparison_data.make_ready(root, cell, root=root)
+        make_ready(root, cell, root=root)
         both = sides(root, cell)
         assert both.train.features.shape[1:] == shape == public_of(root, cell).input_shape
-        assert isinstance(both.train.features, np.memmap) == is_large
+        assert isinstance(both.train.features, np.memmap)
     assert prepared_folder(root, cells[1]).name == f"{prepared_folder(root, cells[0]).name}-scattering"
 
 
@@ -175,8 +146,7 @@ def test_a_fold_of_one_class_is_refused_before_anything_trains(
     root = small(tmp_path / "checkout")
     work = work_of(write(root, document() | {"folds": {"k": 2}}), root)
     prepare_data(work)
-    monkeypatch.setattr(comparison_data, "check_classes", one_class)
-    comparison_data._indices.cache_clear()
+    monkeypatch.setattr(one_cell, "check_classes", one_class)
     with held(work.place):
         problems = plan_group(work.context, next(groups(work.cells)))
     assert "one class" in problems[0].sentence
@@ -208,7 +178,7 @@ def test_what_cannot_be_planned_is_refused_with_a_sentence(
 def test_what_is_done_is_not_done_again_unless_other_code_made_it(finished: Work) -> None:
     assert finished.unfinished(renew=False) == []
     assert finished.unfinished(renew=True) == []
-    other = Work(finished.comparison, one_cell.Context(finished.place, "other code", 3), finished.cells)
+    other = Work(finished.comparison, one_cell.Context(finished.place, "other code"), finished.cells)
     assert other.unfinished(renew=False) == []
     assert other.unfinished(renew=True) == list(finished.cells)
 
@@ -297,12 +267,8 @@ def test_a_killed_comparison_leaves_only_finished_cells_and_goes_on(tmp_path: Pa
     assert {path: path.stat().st_mtime_ns for path in left} == left
     table = results(place, work.cells)
     assert len(table) == 6
-    rows = [row for url in place.ledger_urls() for row in Ledger.open(url).history()]
-    assert sorted(row.run_id for row in rows if row.kind == "settle") == sorted(table["digest"])
-    assert sum(row.kind == "reserve" for row in rows) == 6
 
-    for folder in (place.cells, place.folder / "ledger"):
-        shutil.rmtree(folder)
+    shutil.rmtree(place.cells)
     again = run_here(root, content)
     numbers = ["accuracy", "test_loss", "objective", "epsilon_spent", "digest"]
     pd.testing.assert_frame_equal(results(place, again.cells)[numbers], table[numbers])

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from ruamel.yaml import YAML
 
-from tasks.comparing.report import report
-from tasks.comparing.results import results
+from tasks.comparing.report import report, results
 from tests.support.cards import card, csv_of, number
 from tests.support.comparisons import document, run_here, small
 from tests.support.public_texts import publish

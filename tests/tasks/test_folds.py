@@ -1,19 +1,27 @@
 """Repeated k-fold cross-validation: every record is tested on once a repetition, and the cut never changes."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from data import DataRefusedError
-from tasks.comparing.data import Cut, check_classes, cut
-from tasks.comparing.trials import Fold
+from tasks.comparing.comparison import Fold
+from tasks.comparing.trial import check_classes, cut
 
 PUBLISHED = {(0, 0): [1, 7], (0, 1): [3, 9], (7, 0): [2, 3, 8]}
 
 
+class Cut(NamedTuple):
+    train: NDArray[np.int64]
+    test: NDArray[np.int64]
+
+
 def fold(records: int, *, folds: int, repeat: int, index: int, seed: int) -> Cut:
-    return cut(records, Fold(folds, seed, repeat, index))
+    return Cut(*cut(records, Fold(folds, seed, repeat, index)))
 
 
 @given(records=st.integers(2, 200), data=st.data(), repeat=st.integers(0, 5), seed=st.integers(0, 2**40))
@@ -63,10 +71,10 @@ def test_a_fold_of_one_class_is_refused() -> None:
     chosen = fold(10, folds=5, repeat=0, index=2, seed=0)
     mixed = np.zeros(10, np.int64)
     mixed[[chosen.train[0], chosen.test[0]]] = 1
-    check_classes(mixed, chosen)
+    check_classes(mixed, *chosen)
     for name, part in (("training", chosen.train), ("test", chosen.test)):
         labels = mixed.copy()
         labels[part] = 0
         words = rf"^[^\n]*the {name} records of a fold are all of one class[^\n]*$"
         with pytest.raises(DataRefusedError, match=words):
-            check_classes(labels, chosen)
+            check_classes(labels, *chosen)
