@@ -1,4 +1,4 @@
-"""Events as JSON, calibration, and filters."""
+"""Events as JSON, calibration, filters, and the sampled Gaussian against dp_accounting."""
 
 import math
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import dp_accounting as dp
 import numpy as np
 import pytest
+from dp_accounting.pld import privacy_loss_mechanism
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
@@ -14,7 +15,7 @@ from scipy.stats import norm
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting import epsilon as accounting
-from algorithms.privacy.accounting.epsilon import ORDERS, calibrate, epsilon, rdp
+from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, ORDERS, calibrate, epsilon, rdp
 from algorithms.privacy.accounting.events import (
     Schedule,
     event_from_json,
@@ -30,6 +31,7 @@ from algorithms.privacy.accounting.filters import (
     rho_of,
     rho_of_budget,
 )
+from algorithms.privacy.accounting.losses import SampledGaussianLoss, by_rdp, rdp_of_sampled_gaussian
 
 GAUSSIAN = dp.GaussianDpEvent(2.0)
 EVENTS = [
@@ -297,3 +299,44 @@ def test_what_an_event_costs_that_is_made_of_a_list_is_remembered(monkeypatch: p
         made = dp.ComposedDpEvent([dp.GaussianDpEvent(noise), nested])
         assert epsilon([(made, 2)], 1e-5) == epsilon([(made, 2)], 1e-5)
     assert asked == [2, 2]
+
+
+SIDES = privacy_loss_mechanism.AdjacencyType
+EPSILONS = np.concatenate([np.linspace(-6, 6, 2001), [-1e-9, 0.0, 1e-9]])
+
+
+@pytest.mark.parametrize("side", [SIDES.ADD, SIDES.REMOVE])
+@pytest.mark.parametrize("rate", [1e-4, 0.02, 0.5, 0.97])
+@pytest.mark.parametrize("multiplier", [0.4, 1.0, 20.0])
+def test_its_loss_is_that_of_dp_accounting(side: SIDES, rate: float, multiplier: float) -> None:
+    settings = {"sampling_prob": rate, "adjacency_type": side}
+    edge = np.log1p(-rate) * (1 if side is SIDES.REMOVE else -1)
+    points = np.append(EPSILONS, edge)
+    expected = privacy_loss_mechanism.GaussianPrivacyLoss(multiplier, **settings).get_delta_for_epsilon(
+        points
+    )
+    found = SampledGaussianLoss(multiplier, **settings).get_delta_for_epsilon(points)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
+    assert SampledGaussianLoss(multiplier, **settings).get_delta_for_epsilon(0.3) == pytest.approx(
+        float(np.asarray(found)[np.argmin(abs(points - 0.3))]), abs=1e-2
+    )
+
+
+@pytest.mark.parametrize(
+    ("rate", "multiplier"), [(1e-6, 1.0), (0.01, 0.3), (0.01, 1.0), (0.2, 100.0), (0.5, 20.0), (0.97, 0.01)]
+)
+def test_its_renyi_bounds_are_those_of_dp_accounting(rate: float, multiplier: float) -> None:
+    """Infinite at the same orders, too: at a rate of a half the series of some is slow."""
+    event = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier))
+    expected, found = (
+        by_rdp(event, ORDERS, ADD_OR_REMOVE_ONE),
+        rdp_of_sampled_gaussian(multiplier, rate, ORDERS),
+    )
+    assert np.isinf(found).any() == (rate == 0.5)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=2e-15)
+    few = ORDERS[3:12:2]
+    np.testing.assert_array_equal(rdp_of_sampled_gaussian(multiplier, rate, few), found[3:12:2])
+
+
+def test_a_renyi_bound_that_overflows_is_infinite() -> None:
+    assert np.isinf(rdp_of_sampled_gaussian(1e-155, 0.5, ORDERS)).all()

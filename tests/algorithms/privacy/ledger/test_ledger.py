@@ -1,23 +1,27 @@
-"""The rules of the ledger: what is charged, what is refused, and in which words."""
+"""The ledger's rows: what is let in, added up without rounding, bound to a population, and refused in a sentence."""
 
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.ledger import Composition, Ledger
 from algorithms.privacy.ledger.books import replay
 from algorithms.privacy.ledger.chain import NOTHING, Draft, Entry, Head, follow, seal
 from algorithms.privacy.ledger.composition import BASIC, Terms
-from tests.algorithms.privacy.ledger.conftest import ONE, declared, reserve
+from algorithms.privacy.ledger.store import INSERT
+from tests.algorithms.privacy.ledger.conftest import CAP, ONE, declared, opened, reserve
 from tests.support.refusals import check_refusals
 
 NO_NOISE = Budget(math.inf, 1.0)
@@ -228,3 +232,200 @@ def test_runs_of_many_different_costs_add_up_exactly() -> None:
     for found in (books, copied):
         assert found.charged("p", "all", "open") == (Fraction(5050, 1000), Fraction(5050, 10**9))
         assert found.charged("p", "all", "settled") == (Fraction(99 * 5, 10000), Fraction(0))
+
+
+ROUNDING = Fraction(1, 10**12)
+
+
+@pytest.mark.parametrize("parts", [3, 7, 10, 11, 49])
+def test_equal_parts_of_a_cap_fit_exactly(tmp_path: Path, parts: int) -> None:
+    ledger = declared(tmp_path, cap=Budget(0.3, 1.0))
+    part = Budget(0.3 / parts, 1.0 / parts)
+    assert ledger.affordable("patients", part) == parts
+    for i in range(parts):
+        reserve(ledger, f"run-{i}", cost=part)
+    assert ledger.affordable("patients", part) == 0
+    with pytest.raises(BudgetRefusedError, match="nothing more fits"):
+        reserve(ledger, "one more", cost=Budget(1e-9, 0.0))
+
+
+@settings(max_examples=20, deadline=None)
+@given(cap=st.floats(1e-3, 1e6), share=st.floats(0, 1), delta=st.floats(0, 1), excess=st.floats(2e-12, 1e-3))
+def test_the_whole_rest_fits_and_no_more(cap: float, share: float, delta: float, excess: float) -> None:
+    with TemporaryDirectory() as folder:
+        ledger = declared(folder, cap=Budget(cap, 1.0))
+        reserve(ledger, "first", cost=Budget(min(cap, cap * share), delta))
+        rest = ledger.balance("patients").remaining
+        with pytest.raises(BudgetRefusedError):
+            reserve(ledger, "more", cost=Budget(rest.epsilon + cap * excess, rest.delta))
+        reserve(ledger, "rest", cost=rest)
+
+
+_SPENT = st.builds(Budget, st.floats(1e-9, 2.9), st.floats(0, 9.9e-5))
+_ASKED = st.builds(Budget, st.floats(3.1, 5.0), st.floats(0, 1e-3))
+
+
+@settings(max_examples=20, deadline=None)
+@given(_SPENT, _ASKED)
+def test_what_the_refusal_says_would_fit_fits(spent: Budget, asked: Budget) -> None:
+    with TemporaryDirectory() as folder:
+        ledger = declared(folder, cap=Budget(3.0, 1e-4))
+        reserve(ledger, "first", cost=spent)
+        with pytest.raises(BudgetRefusedError) as refused:
+            reserve(ledger, "second", cost=asked)
+        offer = re.search(r"at most epsilon=(\S+), delta=(\S+) would fit", str(refused.value))
+        assert offer
+        reserve(ledger, "second", cost=Budget(float(offer[1]), float(offer[2])))
+
+
+_SHARES = st.one_of(st.floats(0, 0.6), st.sampled_from([0.1, 0.2, 0.3, 1 / 3, 1 / 7]))
+_RUNS = st.integers(0, 5).map(str)
+
+
+class AnySteps(RuleBasedStateMachine):
+    """Steps in any order on a real file, beside books kept in binary fractions (the ledger adds decimals)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = TemporaryDirectory()
+        self.cap = Budget(1.0, 0.5)
+        self.ledger = declared(self.folder.name, cap=self.cap)
+        self.charged: dict[str, Budget] = {}
+        self.status: dict[str, str] = {}
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+    @rule(run_id=_RUNS, epsilon=_SHARES, delta=_SHARES)
+    def reserve(self, run_id: str, epsilon: float, delta: float) -> None:
+        cost = Budget(epsilon, delta)
+        if run_id in self.charged:
+            return
+        if self._fits(cost):
+            reserve(self.ledger, run_id, cost=cost)
+            self.charged[run_id], self.status[run_id] = cost, "open"
+        else:
+            with pytest.raises(BudgetRefusedError):
+                reserve(self.ledger, run_id, cost=cost)
+
+    @precondition(lambda self: self.charged)
+    @rule(run_id=_RUNS, share=st.floats(0, 1))
+    def settle(self, run_id: str, share: float) -> None:
+        reserved = self.charged.get(run_id, Budget(1.0, 1.0))
+        spent = Budget(reserved.epsilon * share, reserved.delta * share)
+        if self.status.get(run_id) == "open":
+            self.ledger.settle(run_id, spent, events=[])
+            self.charged[run_id], self.status[run_id] = spent, "settled"
+        elif self.status.get(run_id) != "settled":
+            with pytest.raises(RefusedError):
+                self.ledger.settle(run_id, spent, events=[])
+
+    @precondition(lambda self: self.charged)
+    @rule(run_id=_RUNS)
+    def forfeit(self, run_id: str) -> None:
+        if self.status.get(run_id) in ("open", "forfeited"):
+            self.ledger.forfeit(run_id)
+            self.status[run_id] = "forfeited"
+        else:
+            with pytest.raises(RefusedError):
+                self.ledger.forfeit(run_id)
+
+    @rule(epsilon=st.floats(0, 2), delta=st.floats(0, 1))
+    def set_cap(self, epsilon: float, delta: float) -> None:
+        self.cap = Budget(epsilon, delta)
+        self.ledger.set_cap("patients", self.cap)
+
+    @invariant()
+    def history_replays_to_these_books(self) -> None:
+        balance = Ledger.open(f"sqlite:///{self.folder.name}/ledger.sqlite").balance("patients")
+        assert balance.cap == self.cap
+        for total, states in ((balance.spent, {"settled", "forfeited"}), (balance.reserved, {"open"})):
+            runs = [self.charged[run_id] for run_id, state in self.status.items() if state in states]
+            assert math.isclose(total.epsilon, math.fsum(run.epsilon for run in runs), rel_tol=1e-15)
+            assert math.isclose(total.delta, math.fsum(run.delta for run in runs), rel_tol=1e-15)
+
+    def _fits(self, cost: Budget) -> bool:
+        budgets = [*self.charged.values(), cost]
+        epsilon = sum(Fraction(budget.epsilon) for budget in budgets)
+        delta = sum(Fraction(budget.delta) for budget in budgets)
+        caps = Fraction(self.cap.epsilon), Fraction(self.cap.delta)
+        return epsilon <= caps[0] * (1 + ROUNDING) and delta <= caps[1] * (1 + ROUNDING)
+
+
+TestAnySteps = AnySteps.TestCase
+TestAnySteps.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+
+
+def test_the_first_value_of_each_name_stays_once_a_run_is_reserved(tmp_path: Path) -> None:
+    ledger = opened(tmp_path)
+    ledger.declare("patients", CAP, public=False, bound={"holdout": "a"})
+    reserve(ledger, "first")
+    ledger.declare("patients", CAP, public=False, bound={"holdout": "b"})
+    ledger.declare("patients", CAP, public=False)
+    assert opened(tmp_path).terms("patients").bound == {"holdout": "a"}
+    assert [row.kind for row in ledger.history()] == ["population", "reserve"]
+    ledger.declare("patients", CAP, public=False, bound={"holdout": "a", "blocks": "folder"})
+    ledger.declare("patients", CAP, public=False, bound={"holdout": "a", "blocks": "sql"})
+    assert opened(tmp_path).terms("patients").bound == {"holdout": "a", "blocks": "folder"}
+    assert [row.kind for row in ledger.history()] == ["population", "reserve", "cap"]
+
+
+def test_before_a_run_is_reserved_the_last_values_count(tmp_path: Path) -> None:
+    """As where the first run was refused by its cap, so that nothing was trained under what its card said."""
+    ledger = opened(tmp_path)
+    ledger.declare("others", CAP, public=False, bound={"holdout": "a"})
+    for value in ("a", "b", "b", "c"):
+        ledger.declare("patients", CAP, public=False, bound={"holdout": value, "blocks": "folder"})
+        assert opened(tmp_path).terms("patients").bound == {"holdout": value, "blocks": "folder"}
+    assert [row.kind for row in ledger.history("patients")] == ["population", "cap", "cap"]
+    reserve(ledger, "first")
+    head = ledger.head()
+    for bound in ({"holdout": "a"}, {"holdout": "c", "blocks": "sql"}):
+        ledger.declare("patients", CAP, public=False, bound=bound)
+    assert opened(tmp_path).terms("patients").bound == {"holdout": "c", "blocks": "folder"}
+    assert (ledger.head(), ledger.terms("others").bound) == (head, {"holdout": "a"})
+    ledger.forfeit("first")
+    ledger.declare("patients", CAP, public=False, bound={"holdout": "a"})
+    assert ledger.terms("patients").bound["holdout"] == "c"
+
+
+def test_terms_that_contradict_bind_nothing(tmp_path: Path) -> None:
+    """As those of a card that is refused, or the right card could be refused for them."""
+    ledger = opened(tmp_path)
+    ledger.declare("patients", CAP, public=False)
+    ledger.declare("patients", CAP, public=True, bound={"holdout": "b"})
+    ledger.declare("patients", CAP, public=False, composition=Composition("zcdp"), bound={"holdout": "b"})
+    ledger.declare("patients", CAP, public=False, blocks_per_person=2, bound={"holdout": "b"})
+    ledger.declare("patients", CAP, public=False, bound={"holdout": "a"})
+    reserve(ledger, "first")
+    ledger.declare("patients", CAP, public=False, bound={"holdout": "b", "blocks": "folder"})
+    assert opened(tmp_path).terms("patients").bound == {"holdout": "a"}
+
+
+def test_a_population_without_any_takes_the_first_and_keeps_its_cap(tmp_path: Path) -> None:
+    """Runs were charged to it, and its cap was changed."""
+    ledger = opened(tmp_path)
+    ledger.declare("patients", CAP, public=False)
+    reserve(ledger, "first")
+    ledger.set_cap("patients", Budget(2.0, 1e-4))
+    before, head = ledger.balance("patients"), ledger.head()
+    assert ledger.terms("patients").bound == {}
+    for value in ("first", "second"):
+        ledger.declare("patients", CAP, public=False, bound={"holdout": value})
+    again = opened(tmp_path)
+    assert again.terms("patients").bound == {"holdout": "first"}
+    assert again.balance("patients") == before
+    again.verify()
+    again.check_contains(head)
+    ledger.set_cap("patients", Budget(1.75, 1e-4))
+    assert opened(tmp_path).terms("patients").bound == {"holdout": "first"}
+
+
+def test_rows_of_another_version_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    ledger = opened(tmp_path)
+    draft = Draft("population", "patients", CAP, about={"public": False})
+    with ledger._store.place.engine.begin() as connection:
+        row = seal(draft, after=NOTHING, written_at="now", written_by="another version")
+        connection.execute(INSERT, row._asdict())
+    with pytest.raises(RefusedError, match=r"^row 1 of the ledger was written by another version .*\.$"):
+        ledger.balance("patients")
