@@ -80,7 +80,7 @@ stop: $(VENV)/installed
 	@prefect server stop
 
 clean:
-	rm -rf $(VENV) .prefect .mypy_cache .pytest_cache .ruff_cache .import_linter_cache *.egg-info
+	rm -rf $(VENV) .prefect .mypy_cache .pytest_cache .ruff_cache .import_linter_cache build *.egg-info
 
 $(VENV)/bin/pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "epsilonflow needs Python 3.11 or newer")'

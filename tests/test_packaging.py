@@ -12,9 +12,11 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+from setuptools import find_packages
 
 from tests.support.checkout import PROJECT
 
+PACKAGES = ("flows", "tasks", "algorithms", "data")
 IMPORT_NAMES = {
     "PIL": "pillow",
     "sklearn": "scikit-learn",
@@ -45,10 +47,25 @@ def test_every_requirement_is_locked_to_a_version_it_allows(extra: str) -> None:
             assert locked()[name] in requirement.specifier, text
 
 
+def test_an_extra_that_is_named_exists_and_says_where_epsilonflow_is_from() -> None:
+    """As in pip install 'epsilonflow[NAME]', which is true where epsilonflow is installed already."""
+    places = [*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md"), *(PROJECT / "presets").glob("*.yaml")]
+    places += [path for package in PACKAGES for path in (PROJECT / package).rglob("*.py")]
+    named = {name for path in places for name in re.findall(r"epsilonflow\[(\w+)\]", path.read_text())}
+    assert named and named <= project().keys()
+    for page in ("README.md", "docs/tutorials/first-run.md"):
+        assert "epsilonflow is on no package index" in (PROJECT / page).read_text(), page
+
+
+def test_the_wheel_has_the_product_alone() -> None:
+    setuptools = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    found = find_packages(str(PROJECT), include=setuptools["packages"]["find"]["include"])
+    assert {name.partition(".")[0] for name in found} == set(PACKAGES)
+
+
 def test_every_package_that_is_imported_is_required() -> None:
-    graph = grimp.build_graph("flows", "tasks", "algorithms", "data", include_external_packages=True)
-    ours = {"flows", "tasks", "algorithms", "data"}
-    outside = {module for module in graph.modules if graph.is_module_squashed(module)} - ours
+    graph = grimp.build_graph(*PACKAGES, include_external_packages=True)
+    outside = {module for module in graph.modules if graph.is_module_squashed(module)} - set(PACKAGES)
     required = {canonicalize_name(Requirement(text).name) for text in project()[""]}
     imported = {canonicalize_name(IMPORT_NAMES.get(module, module)) for module in outside}
     assert {name for name in imported if name.replace("-", "_") not in sys.stdlib_module_names} <= required
@@ -64,7 +81,7 @@ def test_files_that_the_code_reads_are_package_data() -> None:
     }
     there = {
         path
-        for package in ("flows", "tasks", "algorithms", "data")
+        for package in PACKAGES
         for path in (PROJECT / package).rglob("*.*")
         if path.suffix in (".yaml", ".j2", ".json", ".css") and not {"raw", "prepared"} & set(path.parts)
     }

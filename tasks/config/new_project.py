@@ -278,7 +278,8 @@ def _fill(folder: Path, declared: Declared) -> None:
     shutil.copyfile(TEMPLATES / "stages.yaml", folder / "dvc.yaml")
     deployments = (TEMPLATES / "prefect.yaml").read_text(encoding="utf-8").replace("NAME", declared.name, 1)
     (folder / "prefect.yaml").write_text(deployments, encoding="utf-8")
-    (folder / "requirements.txt").write_text(f"epsilonflow=={version('epsilonflow')}\n", encoding="utf-8")
+    needed = f"# On no package index: pip installs it from a clone.\nepsilonflow=={version('epsilonflow')}\n"
+    (folder / "requirements.txt").write_text(needed, encoding="utf-8")
     (folder / ".gitignore").write_text("".join(f"{line}\n" for line in _IGNORED), encoding="utf-8")
     (folder / _RAW).mkdir(parents=True)
     path = f"{_RAW}/{declared.name}{declared.file.suffix if declared.file else '.csv'}"
