@@ -4,6 +4,7 @@ import json
 import re
 from importlib import import_module
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,3 +103,17 @@ def test_the_image_is_built_from_code_alone() -> None:
     (home,) = [line.split("=")[1].split()[0] for line in lines if "EPSILONFLOW_HOME=" in line]
     page = (PROJECT / "docs/how-to/prefect.md").read_text(encoding="utf-8")
     assert f":{home} " in page and '-v "$PWD:/checkout"' in page and "WORKDIR /checkout" in lines
+
+
+def test_the_development_container_is_installed_by_make_and_has_its_home_in_a_volume() -> None:
+    container = json.loads((PROJECT / ".devcontainer/devcontainer.json").read_text(encoding="utf-8"))
+    makefile = (PROJECT / "Makefile").read_text(encoding="utf-8").replace("$(VENV)", ".venv")
+    target = container["postCreateCommand"].rpartition("make ")[2]
+    assert re.search(rf"^{re.escape(target)}:", makefile, flags=re.MULTILINE)
+    python = container["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]
+    assert python == f"{Path(target).parent}/bin/python"
+    image = (PROJECT / "Dockerfile").read_text(encoding="utf-8")
+    assert f"FROM python:{container['image'].rpartition(':')[2].replace('-', '-slim-')}" in image
+    (home,) = container["containerEnv"].values()
+    (mount,) = container["mounts"]
+    assert f"target={home},type=volume" in mount and f"chown vscode {home} " in container["postCreateCommand"]

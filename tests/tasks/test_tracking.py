@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+import re
+import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from tasks.tracking import runs as tracking
 from tasks.tracking.report import log_report
 from tasks.tracking.runs import STEP, Finished, history, log_promotion, log_run
 from tasks.tracking.session import places
+from tests.support.checkout import PROJECT
 from tests.support.offline_run import (
     CONFIG,
     DESCRIPTION,
@@ -64,6 +67,16 @@ SENT = {
     "promotion": ({"name", "run_id"}, set(), set()),
 }
 """The keys of a run's config, history and summary, by job type."""
+
+
+def test_an_offline_run_is_opened_in_the_terminal_by_the_command_on_the_page(logged: Logged) -> None:
+    """The command has the summary beside the view that needs a terminal."""
+    page = (PROJECT / "docs/how-to/tracking.md").read_text()
+    words = re.findall(r"`wandb (leet) (\.wandb/wandb/offline-run-)NAME`", page)[0]
+    (run,) = logged.root.glob(f"{words[1]}*-{logged.of('run')[0].run_id}")
+    command = ["wandb", words[0], "inspect", "--summary", str(run)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "finished" in shown and "privacy/epsilon" in shown
 
 
 def test_no_other_record_or_key_is_sent(logged: Logged) -> None:

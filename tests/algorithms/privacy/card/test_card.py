@@ -66,6 +66,7 @@ def test_every_guarantee_has_facts_that_hold_and_sentences(
     assert (card.cost is None) is (guarantee == "none")
     assert (card.implementation.rounding is None) is (guarantee == "none")
     said, page = text.statement(card), text.markdown(card)
+    assert not re.search(r"[\[{]['\"\d]|\b(None|True|False|null|true)\b|[\[{][\]}]", page)  # no value as code
     assert said in page and card.setting.unit in page and text.rounding(card.implementation.rounding) in page
     assert said.startswith("NOT PRIVATE: ") is (guarantee != "private")
     assert text.protected(card).startswith("Nobody.") is (guarantee != "private")
