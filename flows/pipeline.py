@@ -20,8 +20,8 @@ from algorithms.privacy.accounting import MOST_EPSILON
 from algorithms.privacy.card import load
 from algorithms.privacy.card.text import markdown
 from tasks.config.overrides import Request
+from tasks.runs.quality import RunSummary, run_summary
 from tasks.runs.stages import StageFailedError, StageRefusedError, checkout, refusals, reproduce, run_all
-from tasks.runs.summary import RunSummary, run_summary
 
 REFUSED = "Refused"
 Epsilon = Annotated[float, Field(gt=0, le=MOST_EPSILON)]

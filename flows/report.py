@@ -7,8 +7,8 @@ from prefect.client.schemas.objects import State
 from prefect.states import Failed
 
 from flows.pipeline import REFUSED, be_quiet_where_nothing_was_raised, publish, stage_task
+from tasks.runs.quality import RunSummary
 from tasks.runs.stages import StageFailedError, checkout, checkout_lock, refusals
-from tasks.runs.summary import RunSummary
 
 
 @flow(name="report", retries=0)

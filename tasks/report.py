@@ -41,8 +41,7 @@ from tasks.reporting.figures import (
 )
 from tasks.reporting.history import History, drawings, history, is_on_blocks, nothing, shown
 from tasks.reporting.page import newest_audit, page, risk_of, score
-from tasks.runs.ledger import open_ledger
-from tasks.runs.signing import signing_key
+from tasks.runs.ledger import open_ledger, signing_key
 from tasks.runs.stages import main_of
 from tasks.runs.store import check_described, check_evaluated
 from tasks.tracking import runs as tracking

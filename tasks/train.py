@@ -43,13 +43,11 @@ from tasks.calibrate import model_for, plan_in
 from tasks.config import params
 from tasks.config.environment import SPEND_AGAIN, home, ledger_url, may_spend_again, retraining
 from tasks.config.params import Params
-from tasks.reporting.rehearsal import rehearse
 from tasks.runs import preflight, store
-from tasks.runs.ledger import open_newest
-from tasks.runs.population import bind, digests_of, register
+from tasks.runs.ledger import bind, digests_of, open_newest, register, signer
+from tasks.runs.preflight import rehearse
 from tasks.runs.processes import joined
 from tasks.runs.progress import progress
-from tasks.runs.signing import signer
 from tasks.runs.stages import main_of
 from tasks.runs.store import described
 from tasks.tracking.live_curve import live_curve

@@ -238,7 +238,7 @@ def register(
 ) -> None:
     """Register the population of a data card, with its cap and its blocks, before the first run. Spends nothing."""
     with sentences():
-        from tasks.runs.population import register_card
+        from tasks.runs.ledger import register_card
         from tasks.runs.stages import checkout
 
         ledger = _ledger()

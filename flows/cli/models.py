@@ -80,7 +80,7 @@ def release(
     with sentences():
         from tasks.config.environment import home
         from tasks.export import release as make
-        from tasks.runs.signing import public_key
+        from tasks.runs.ledger import public_key
 
         names = make(model, folder, key=public_key(home()))
     say(f"Wrote {folder}: {', '.join(names)}. Others can verify it with `epsilonflow card verify`.")
@@ -105,7 +105,7 @@ def verify(
         from algorithms.errors import RefusedError
         from algorithms.privacy import card
         from tasks.config.environment import home
-        from tasks.runs.signing import public_key
+        from tasks.runs.ledger import public_key
 
         if key is not None and Path(key).is_file():
             key = Path(key).read_text(encoding="utf-8", errors="replace").strip()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
     from tasks.config.overrides import Request
-    from tasks.runs.summary import RunSummary
+    from tasks.runs.quality import RunSummary
 
 _SECONDS_TO_END = 3.0
 T = TypeVar("T")
@@ -38,8 +38,8 @@ def deliver(request: "Request", root: Path, *, verbose: bool) -> "RunSummary":
 
             state = stoppable(lambda: pipeline(**asdict(request), return_state=True), root)
             return cast("RunSummary", completed(state).result())
+    from tasks.runs.quality import run_summary
     from tasks.runs.stages import run_all
-    from tasks.runs.summary import run_summary
 
     here = stage_here(steps)
     return alone(

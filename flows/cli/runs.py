@@ -14,7 +14,7 @@ from flows.cli.terminal import say, sentences, show
 if TYPE_CHECKING:
     from tasks.config.overrides import Request
     from tasks.config.params import Params
-    from tasks.runs.summary import RunSummary
+    from tasks.runs.quality import RunSummary
 
 Dataset = Annotated[
     str | None, typer.Option(help="Name of a data card. The model and settings follow its recipe.")
@@ -88,8 +88,8 @@ def _look_ahead(root: Path, settings: "Params") -> None:
 def _already_there(root: Path, request: "Request") -> "RunSummary | None":
     """The results of an identical run if they are in the checkout, so that not even Prefect has to start."""
     from tasks.config.overrides import revise
+    from tasks.runs.quality import run_summary
     from tasks.runs.stages import checkout_lock, up_to_date
-    from tasks.runs.summary import run_summary
 
     with checkout_lock(root, say=say):
         done = not revise(root, request).changes and up_to_date(root, say=say)

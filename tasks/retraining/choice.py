@@ -36,7 +36,7 @@ from tasks.config.params import ParamsRefusedError
 from tasks.retraining.registry import Registry
 from tasks.retraining.settings import Retraining
 from tasks.runs.encoders import public_of
-from tasks.runs.population import declare
+from tasks.runs.ledger import declare
 
 _CLOSE, _MOST_PLANS = 0.01, 12
 

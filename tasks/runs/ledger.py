@@ -1,17 +1,36 @@
-"""The ledger that a checkout charges, and what this home records about it.
+"""The ledger that a checkout charges, the population of a data card in it, and the key that signs cards.
 
 An older copy of the ledger that was restored is detected by the heads that this home saw last, see
 `algorithms.privacy.ledger.heads`, and by the head in the receipt of the checkout's last run. The receipt of another
 ledger, as in a checkout from another machine, says nothing about this one.
+
+The owner of the data signs cards with a key that is derived from the owner key of the home. The public half is in
+`owner.pub` next to the owner key, and with each run that the ledger reserves. Anyone who has it can check a run's card.
 """
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from algorithms.privacy.ledger import Checkpoint, Ledger, heads, identity
+from algorithms.errors import RefusedError
+from algorithms.privacy.accounting import Budget
+from algorithms.privacy.ledger import Checkpoint, Composition, Ledger, heads, identity
+from algorithms.privacy.ledger.composition import UNIT
 from algorithms.privacy.ledger.heads import remember
-from data.files import read_json, write_text
+from algorithms.privacy.ledger.usual import check_place, keep_usual
+from data import PublicDescription, public_description
+from data.card import data_card
+from data.files import OWNER_PUB, keyed, owner_key, read_json, write_text
+from data.prepared import block_digests, made_anew
 from tasks.config import params
-from tasks.config.environment import home, ledger_url
+from tasks.config.environment import database_url, home, ledger_url
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+_HOLDOUT, _BLOCKS = "holdout", "blocks"
+_WORDS = ["key that signs privacy cards"]
 
 
 def open_ledger(root: Path, settings: params.Params | None = None) -> Ledger:
@@ -52,8 +71,6 @@ def keep_checkpoint(checkpoint: Checkpoint) -> None:
         return
     file = _checkpoint_file(checkpoint.first)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    from tasks.runs.signing import signing_key  # importing what cards need takes longer than the rest
-
     write_text(file, checkpoint.signed(signing_key(home())), mode=0o600)
 
 
@@ -62,10 +79,157 @@ def kept_checkpoint(ledger: Ledger) -> Checkpoint | None:
     file = _checkpoint_file(identity(ledger) or "")
     if not file.is_file():
         return None
-    from tasks.runs.signing import signing_key
-
     return Checkpoint.load(file.read_text(encoding="utf-8"), signing_key(home()).public_key())
 
 
 def _checkpoint_file(first: str) -> Path:
     return home() / "ledger_checkpoints" / f"{first[:16]}.json"
+
+
+def register(ledger: Ledger, public: PublicDescription, *, home: Path, prepared: Path) -> None:
+    """Do `declare` in the ledger in which these people are always charged; raises RefusedError for another ledger.
+
+    prepared: the folder of the records. Raises BudgetRefusedError if another block was charged for exactly these
+    records.
+    """
+    check_place(ledger, public.population, public=public.public, home=home)
+    declare(ledger, public, held=digests_of(public, prepared))
+
+
+def register_card(ledger: Ledger, root: Path, dataset: str | None = None) -> str:
+    """Register the population of a data card before its first run, as that run would do; returns the population's name.
+
+    dataset: the name of the card; None for that of params.yaml. Raises RefusedError, DataRefusedError or
+    ParamsRefusedError if the card, the blocks or the ledger cannot be read, and for a population of another kind.
+    """
+    from data.reading import block_names  # pyarrow, which `check_terms` does without
+
+    settings = params.load(root / "params.yaml", reads=("data",))
+    name = dataset or settings.data.dataset
+    card = data_card(name, root / "data" / "cards")
+    transform = settings.data.transform if name == settings.data.dataset else "none"
+    there_are = () if card.blocks is None else block_names(card, root=root, url=database_url(card.blocks))
+    declare(ledger, replace(public_description(card, transform), blocks=there_are))
+    return card.population
+
+
+def digests_of(public: PublicDescription, prepared: Path) -> dict[str, list[str]]:
+    """The keyed digests of the prepared blocks; empty for public records, which may be in any number of blocks."""
+    return block_digests(prepared) if public.blocks and not public.public else {}
+
+
+def bind(ledger: Ledger, public: PublicDescription, *, home: Path, prepared: Path) -> None:
+    """Check, for a run that is reserved, that the population's fixed terms are those that the run was registered with.
+
+    Raises RefusedError or DataRefusedError before anything is trained, if another run with another card or ledger came
+    first, or the records were prepared again.
+    """
+    if not public.public:
+        keep_usual(ledger, public.population, home=home)
+    check_terms(ledger, public)
+    charged, here = ledger.held(public.population), digests_of(public, prepared)
+    if any(charged.get(name, frozenset()).isdisjoint(found) for name, found in here.items()):
+        raise made_anew(prepared)
+
+
+def declare(
+    ledger: Ledger, public: PublicDescription, *, held: Mapping[str, Sequence[str]] | None = None
+) -> None:
+    """Declare the population and its blocks if they are new; raises RefusedError if the name has another kind.
+
+    held: the digests of the blocks' contents, once they are prepared; see `Ledger.reserve`.
+
+    The kind also differs if the unit differs. For a private population it also differs if other records are held out,
+    since records trained on would be published, or if the blocks are defined in another way, since a person would have
+    a cap for each definition.
+    """
+    cap = Budget(public.cap_epsilon, public.cap_delta)
+    ledger.declare(
+        public.population,
+        cap,
+        public=public.public,
+        composition=Composition(public.composition, public.composition_order),
+        blocks_per_person=public.blocks_per_person,
+        bound=_bound(public),
+    )
+    check_terms(ledger, public)
+    ledger.check_repeats(public.population, held or {})
+    for block in public.blocks:
+        ledger.declare_block(public.population, block)
+
+
+def check_terms(ledger: Ledger, public: PublicDescription) -> None:
+    """Raise RefusedError if a population in the ledger has other terms than the card; none of them ever changes."""
+    _check_kind(ledger, public)
+    _check_bound(ledger, public)
+
+
+def _bound(public: PublicDescription) -> dict[str, str]:
+    asked = {UNIT: public.unit, _HOLDOUT: public.holdout_rule, _BLOCKS: public.blocks_by}
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _check_kind(ledger: Ledger, public: PublicDescription) -> None:
+    balance, name = ledger.balance(public.population), public.population
+    if balance.public != public.public:
+        kinds = ("private", "public")
+        raise RefusedError(
+            f"the population {name!r} is {kinds[not public.public]} in the ledger, but the card of"
+            f" {public.dataset!r} says {kinds[public.public]}; give the card a population of its own."
+        )
+    composition = Composition(public.composition, public.composition_order)
+    count = public.blocks_per_person
+    if (balance.composition, balance.blocks_per_person) != (composition, count):
+        raise RefusedError(
+            f"the population {name!r} was declared under {balance.composition} with at most"
+            f" {balance.blocks_per_person} records of a person, but the card of {public.dataset!r} says {composition}"
+            f" and {count}; neither ever changes, so set the card back or give it a population of its own."
+        )
+
+
+def _check_bound(ledger: Ledger, public: PublicDescription) -> None:
+    bound = ledger.terms(public.population).bound
+    if public.unit != bound[UNIT]:
+        raise RefusedError(
+            f"the population {public.population!r} counts {bound[UNIT]!r} as one record, but the card of"
+            f" {public.dataset!r} says {public.unit!r}, and what is spent on one does not add up with what is spent on"
+            " the other; set the unit back or, for other people only, give the card a population of its own."
+        )
+    if public.holdout_rule != bound.get(_HOLDOUT) and not public.public:
+        raise RefusedError(
+            f"the population {public.population!r} holds out other records than the card of {public.dataset!r}, whose"
+            " split, columns, classes or test file have changed or are those of another card, so that records trained"
+            " on could be published as held out; set them back or, for other people only, give the card a population"
+            " of its own."
+        )
+    if public.blocks_by not in (None, bound.get(_BLOCKS)):
+        raise RefusedError(
+            f"the blocks of the population {public.population!r} are made by {bound[_BLOCKS]}, but the card of"
+            f" {public.dataset!r} makes them by {public.blocks_by}, which would give each person a second cap; set it"
+            " back or, for other people only, give the card a population of its own."
+        )
+
+
+def signing_key(home: Path) -> "Ed25519PrivateKey":
+    """The signing key of a home, created at first use with owner.pub; raises DataRefusedError if it is damaged."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from algorithms.privacy.card import public_key_of  # takes longer to import than the rest
+
+    key = Ed25519PrivateKey.from_private_bytes(keyed(owner_key(home), _WORDS))
+    if public_key(home) != public_key_of(key):
+        write_text(home / OWNER_PUB, f"{public_key_of(key)}\n")
+    return key
+
+
+def public_key(home: Path) -> str | None:
+    """The public key of a home; None if no card was ever signed there."""
+    path = home / OWNER_PUB
+    return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else None
+
+
+def signer(home: Path) -> dict[str, str]:
+    """The ledger's entry about the signer of a reserved run's card."""
+    from algorithms.privacy.card import SIGNER, public_key_of
+
+    return {SIGNER: public_key_of(signing_key(home))}

@@ -241,10 +241,8 @@ def main() -> None:
     from dvc.lock import LockError
     from dvc.scm import SCMError
 
-    from tasks.runs.own_code import has_changed
-
     stages = sys.argv[1:]
-    has_new_code = any(has_changed(stage, Path()) for stage in stages or STAGES)
+    has_new_code = any(code_has_changed(stage, Path()) for stage in stages or STAGES)
     try:
         with _locked(*stages) as repo:
             if stages:
@@ -260,6 +258,38 @@ def main() -> None:
             raise SystemExit(f"{error}, which DVC needs; run `git init` there.") from None
         raise SystemExit(f"{error}: {error.__cause__}" if error.__cause__ else str(error)) from None
     raise SystemExit(0 if found else _NOTHING)
+
+
+def code_has_changed(stage: str, root: Path) -> bool:
+    """Whether a stage has to run again, or to refuse: code of the user's own, unwatched by DVC, has changed."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    from algorithms.extension import NotUsableError, is_own, source_digest
+    from data.card import DataRefusedError, data_card
+    from data.files import read_json
+    from data.formats import Own
+
+    if stage not in ("prepare", "calibrate"):
+        return False
+    try:
+        named = YAML(typ="safe").load(root / "params.yaml")
+        if stage == "prepare":
+            reader = data_card(str(named["data"]["dataset"]), root / "data" / "cards").reader
+            return isinstance(reader, Own) and source_digest(reader.factory) != reader.source_sha256
+        names = {
+            group: str((named.get(group) or {}).get("name")) for group in ("algorithm", "features", "model")
+        }
+        plan = root / "artifacts" / "plan.json"
+        kept = read_json(plan)["code"] if plan.exists() else {}
+        return any(
+            is_own(name) and source_digest(name) != kept.get(group, source_digest(name))
+            for group, name in names.items()
+        )
+    except NotUsableError:
+        return True
+    except (OSError, YAMLError, DataRefusedError, KeyError, TypeError, AttributeError):
+        return False  # the stage says what is wrong
 
 
 def _end_with_input() -> None:

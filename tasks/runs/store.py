@@ -63,7 +63,7 @@ def digest(decides: Sequence[object], public: PublicDescription, prepared: Path,
     for their noise.
 
     The texts on a data card, its unit and the cap decide no result (a population is bound to its unit, see
-    `tasks.runs.population`). Nor does the checkout: two checkouts that request the same run share one result, which is
+    `tasks.runs.ledger`). Nor does the checkout: two checkouts that request the same run share one result, which is
     paid for once, and take turns by the lock of its folder. DVC tracks what each checkout has and needs no id.
     """
     described = {

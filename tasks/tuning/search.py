@@ -43,11 +43,8 @@ from tasks.config.overrides import value_at
 from tasks.prepare import prepare
 from tasks.report import Run
 from tasks.reporting.page import environment
-from tasks.reporting.rehearsal import rehearse
 from tasks.runs import preflight, store
-from tasks.runs.ledger import open_newest
-from tasks.runs.population import bind, digests_of, register
-from tasks.runs.signing import signer, signing_key
+from tasks.runs.ledger import bind, digests_of, open_newest, register, signer, signing_key
 from tasks.runs.stages import checkout_lock
 from tasks.runs.store import described
 from tasks.tracking.runs import log_winner
@@ -232,7 +229,7 @@ def _rehearse(search: Search, run: store.Run) -> None:
 
     for pick, own in enumerate(search.priced.plans):
         _, document = search.plan(pick)
-        rehearse(
+        preflight.rehearse(
             document,
             search.public,
             _identity(search, run, document),

@@ -17,7 +17,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.card import PrivacyCard, load, public_key_of
 from flows.cli.main import app
 from flows.cli.steps import Steps, has_prefect_api
-from tasks.runs.signing import signing_key
+from tasks.runs.ledger import signing_key
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.checkout import PROJECT, Checkout
 from tests.support.one_process import stay_in_this_process

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Ledger
-from tasks.runs.summary import run_summary
+from tasks.runs.quality import run_summary
 from tests.support.checkout import PROJECT
 
 

@@ -34,7 +34,7 @@ from tasks import calibrate, evaluate, prepare, report, train
 from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.reporting.figures import Picture
-from tasks.runs.signing import public_key
+from tasks.runs.ledger import public_key
 from tests.support.cards import card, category, csv_of, label, number
 
 RECORDS, TEST_RECORDS, STEPS = 120, 30, 2

@@ -25,8 +25,8 @@ from tasks.check_data import look
 from tasks.config import params
 from tasks.predict import predict
 from tasks.runs.encoders import reader_of
-from tasks.runs.own_code import has_changed
 from tasks.runs.preflight import outlook
+from tasks.runs.stages import code_has_changed
 from tests.support.cards import card, csv_of, label, number
 from tests.support.public_texts import WORDS, publish
 from tests.support.workspace import Workspace
@@ -222,12 +222,12 @@ def test_code_of_ones_own_that_changed_is_noticed_though_dvc_does_not_watch_it(
     monkeypatch.syspath_prepend(tmp_path)
     name = "changing.methods:rate"
     (tmp_path / "params.yaml").write_text(f"algorithm: {{name: '{name}'}}\nmodel: {{name: logistic}}\n")
-    assert not has_changed("calibrate", tmp_path)  # there is no plan yet
+    assert not code_has_changed("calibrate", tmp_path)  # there is no plan yet
     (tmp_path / "artifacts").mkdir()
     (tmp_path / "artifacts/plan.json").write_text(json.dumps({"code": {"algorithm": source_digest(name)}}))
-    assert not has_changed("calibrate", tmp_path)
+    assert not code_has_changed("calibrate", tmp_path)
     (package / "methods.py").write_text("RATE = 0.5\n")
-    assert has_changed("calibrate", tmp_path) and not has_changed("train", tmp_path)
+    assert code_has_changed("calibrate", tmp_path) and not code_has_changed("train", tmp_path)
 
 
 def _texts(root: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from algorithms.privacy.ledger.usual import check_usual
 from tasks import calibrate, evaluate, train
 from tasks.config import params
 from tasks.runs import preflight
-from tasks.runs.population import bind, declare, register
+from tasks.runs.ledger import bind, declare, register
 from tests.support.checkout import PROJECT
 from tests.support.refusals import refused
 from tests.support.synthetic_run import description

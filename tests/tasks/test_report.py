@@ -18,7 +18,7 @@ from data import PublicDescription
 from data.card import DataRefusedError
 from tasks.config.environment import home
 from tasks.report import Report, epsilon_curve, report
-from tasks.runs.signing import public_key
+from tasks.runs.ledger import public_key
 from tests.support.synthetic_run import DELTA, Folders, Kind, read_json, write_json, write_run
 
 WRITTEN = ("privacy_card.json", "report.html", "plots/epsilon.csv")

@@ -24,10 +24,9 @@ from data.targets import Labels, Tags
 from tasks import evaluate
 from tasks.export import export, release
 from tasks.predict import predict, write
-from tasks.runs.quality import quality
+from tasks.runs.quality import quality, run_summary
 from tasks.runs.quality import rows as quality_rows
 from tasks.runs.quality import said as said_of
-from tasks.runs.summary import run_summary
 from tests.support.cards import csv_of, label, number
 from tests.support.public_texts import WORDS, publish
 from tests.support.workspace import Workspace

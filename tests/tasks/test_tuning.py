@@ -28,7 +28,7 @@ from data import PublicDescription
 from tasks.config.params import ParamsRefusedError
 from tasks.retraining import settings as retraining
 from tasks.runs import store
-from tasks.runs.signing import signing_key
+from tasks.runs.ledger import signing_key
 from tasks.tuning import pricing
 from tasks.tuning import search as searching
 from tasks.tuning.pricing import Priced, Tuning, price
