@@ -148,58 +148,48 @@ def square_root(bands: int, *, momentum: float = 0.0) -> Toeplitz:
 
 
 @lru_cache(maxsize=64)
-def banded(update: OptimizerConfig, steps: int, bands: int) -> Toeplitz:
+def banded(update: OptimizerConfig, steps: int, bands: int, *, rows: int = ROWS) -> Toeplitz:
     """The banded Toeplitz strategy with the smallest noise in the iterates, its first column of norm 1.
 
-    Source: McKenna 2024, arXiv:2405.15913, for records that take part again after `bands` steps or more.
+    rows: as for `workload`. Source: McKenna 2024, arXiv:2405.15913, for records that take part again after `bands`
+    steps or more.
 
     Example:
         >>> banded(OptimizerConfig(1.0), 64, 1).coefficients
         (1.0,)
     """
-    return best_banded(workload(update, steps), bands, momentum=update.momentum)
-
-
-def best_banded(asked: Workload, bands: int, *, momentum: float = 0.0) -> Toeplitz:
-    """`banded` for a given workload."""
-    bands = min(bands, asked.steps)
+    bands = min(bands, steps)
     if bands == 1:
         return Toeplitz((1.0,))
-    rows = torch.from_numpy(asked.rows)
-    spectrum = _spectrum(rows)
+    weights = torch.from_numpy(workload(update, steps, rows=rows).rows)
+    spectrum = _spectrum(weights)
 
     def noise(tail: Tensor) -> Tensor:
         column = torch.cat([torch.ones(1, dtype=torch.float64), tail])
-        error = _applied(rows, _inverse(column, asked.steps), spectrum).square().sum()
+        error = _applied(weights, _inverse(column, steps), spectrum).square().sum()
         return torch.log(error * column.square().sum())
 
-    start = square_root(bands, momentum=momentum).coefficients
+    start = square_root(bands, momentum=update.momentum).coefficients
     found = _minimised(noise, np.array(start[1:]) / start[0])
     return _normalised(np.concatenate([[1.0], found]))
 
 
 @lru_cache(maxsize=64)
-def buffered(update: OptimizerConfig, steps: int, buffers: int, parts: int) -> Buffered:
+def buffered(update: OptimizerConfig, steps: int, buffers: int, parts: int, *, rows: int = ROWS) -> Buffered:
     """The buffered strategy with the smallest noise in the iterates, for records that take part every `parts` steps.
 
-    Source: McMahan et al. 2024, arXiv:2408.08868.
+    rows: as for `workload`. Source: McMahan et al. 2024, arXiv:2408.08868.
     """
-    return best_buffered(workload(update, steps), buffers, parts=parts)
-
-
-def best_buffered(asked: Workload, buffers: int, *, parts: int) -> Buffered:
-    """`buffered` for a given workload."""
-    steps = asked.steps
-    rows = torch.from_numpy(asked.rows)
-    spectrum, powers = _spectrum(rows), torch.arange(max(steps - 1, 1), dtype=torch.float64)
+    weights = torch.from_numpy(workload(update, steps, rows=rows).rows)
+    spectrum, powers = _spectrum(weights), torch.arange(max(steps - 1, 1), dtype=torch.float64)
 
     def terms(point: Tensor) -> tuple[Tensor, Tensor]:
         return torch.exp(point[:buffers]), torch.sigmoid(point[buffers:])
 
     def noise(point: Tensor) -> Tensor:
-        weights, decays = terms(point)
-        column = torch.cat([torch.ones(1, dtype=torch.float64), weights @ decays[:, None] ** powers])[:steps]
-        error = _applied(rows, _inverse(column, steps), spectrum).square().sum()
+        sizes, decays = terms(point)
+        column = torch.cat([torch.ones(1, dtype=torch.float64), sizes @ decays[:, None] ** powers])[:steps]
+        error = _applied(weights, _inverse(column, steps), spectrum).square().sum()
         # No coefficient is negative, so a record's columns move most where all its gradients are alike.
         moved = torch.zeros_like(column)
         for place in range(0, steps, parts):
@@ -208,8 +198,8 @@ def best_buffered(asked: Workload, buffers: int, *, parts: int) -> Buffered:
 
     slow = np.linspace(0.5, np.log(max(steps, 8)), buffers)
     found = _minimised(noise, np.concatenate([np.log(0.4 / buffers) - slow / 2, slow]))
-    weights, decays = terms(torch.from_numpy(found))
-    return Buffered(tuple(map(float, weights)), tuple(map(float, decays)))
+    sizes, decays = terms(torch.from_numpy(found))
+    return Buffered(tuple(map(float, sizes)), tuple(map(float, decays)))
 
 
 def _normalised(column: Array) -> Toeplitz:

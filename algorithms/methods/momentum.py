@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
+from scipy.optimize import brentq
 from torch import Tensor
 
 from algorithms.core.calibration import ALL, Batches, Repeated, calibrated_multiplier, plan_fixed
@@ -40,7 +41,7 @@ from algorithms.core.minibatch import NoiseSchedule, multiplier_at, noise_runs
 from algorithms.core.optimizers import STRICT, Count, NotNegative, Positive, Steps
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L1, L2, Box
-from algorithms.privacy.accounting.epsilon import in_levels, smallest
+from algorithms.privacy.accounting.epsilon import in_levels
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import (
     FullBatch,
@@ -159,20 +160,17 @@ def divide_epsilon(epsilon: float, values: Array, counts: Array, *, rate: float 
     if rate == 1.0:
         return np.asarray(epsilon * shares / np.sum(counts * shares))
 
-    def chosen(price: float) -> Array:
-        return _at_price(price, values, rate, most=epsilon)
+    grid = np.geomspace(1e-12 * epsilon, epsilon, 20_001)
+    gains, logs = _log_gain(grid, rate)[::-1], np.log(values)
 
-    low, high = (float(_log_gain(np.array([e]), rate)[0]) for e in (epsilon, epsilon * 1e-12))
-    spread = float(np.log(values).max()), float(np.log(values).min())
-    most = math.exp(high + spread[0] + 1.0)
-    price = smallest(
-        lambda price: float(np.sum(counts * chosen(math.log(price)))),
-        epsilon,
-        low=math.exp(low + spread[1] - 1.0),
-        high=most,
-        tolerance=1e-13,
-    )
-    found = chosen(math.log(price or most))
+    def chosen(price: float) -> Array:
+        """The epsilons where more of them gains exp(price) a unit."""
+        return np.asarray(np.exp(np.interp(price - logs, gains, np.log(grid[::-1]))))
+
+    def excess(price: float) -> float:
+        return float(np.log(np.sum(counts * chosen(price)) / epsilon))
+
+    found = chosen(brentq(excess, gains[0] + logs.min(), gains[-1] + logs.max()))
     return np.asarray(found * (epsilon / np.sum(counts * found)))
 
 
@@ -189,17 +187,6 @@ def _log_gain(epsilons: Array, rate: float) -> Array:
     """The logarithm of -d(b^2)/d(epsilon), which falls in epsilon."""
     scale = laplace_scale(epsilons, rate=rate)
     return np.asarray(math.log(2.0) + 3.0 * np.log(scale) - np.log1p((rate - 1.0) * np.exp(-epsilons)))
-
-
-def _at_price(price: float, values: Array, rate: float, *, most: float) -> Array:
-    """The epsilons, about `most` at most, where more of it gains exp(price) a unit; by bisection of logarithms."""
-    high = np.full(len(values), math.log(most) + 0.1)
-    low = high - 80.0
-    for _ in range(70):
-        middle = (low + high) / 2.0
-        gains = np.log(values) + _log_gain(np.exp(middle), rate) > price
-        low, high = np.where(gains, middle, low), np.where(gains, high, middle)
-    return np.asarray(np.exp((low + high) / 2.0))
 
 
 WHAT = "a budget divided over a sum of all records"

@@ -15,11 +15,13 @@ from scipy import stats
 
 from algorithms.core.correlated import (
     Workload,
-    best_banded,
-    best_buffered,
+    banded,
     mean_squared_noise,
     square_root,
     workload,
+)
+from algorithms.core.correlated import (
+    buffered as best_buffered,
 )
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
@@ -133,12 +135,12 @@ def prefix_sums(steps: int) -> Workload:
 
 def test_the_best_strategies_leave_the_noise_of_those_of_another_library() -> None:
     for steps, bands in ((90, 2), (140, 9), (256, 16)):
-        found = mean_squared_noise(best_banded(prefix_sums(steps), bands), prefix_sums(steps))
+        found = mean_squared_noise(banded(OptimizerConfig(1.0), steps, bands, rows=steps), prefix_sums(steps))
         assert math.sqrt(found) == expected(f"correlated_banded_{steps}_{bands}")
     for bands, steps in ((512, 512), (64, 1024)):
         found = mean_squared_noise(square_root(bands), prefix_sums(steps))
         assert math.sqrt(found) == expected(f"correlated_root_{bands}_{steps}")
-    buffers = best_buffered(prefix_sums(100), 2, parts=20)
+    buffers = best_buffered(OptimizerConfig(1.0), 100, 2, 20, rows=100)
     moves = squared_sensitivity(buffers.column(100), steps=100, parts=20)
     found = moves * mean_squared_noise(buffers, prefix_sums(100))
     assert math.sqrt(found) == expected("correlated_buffered_100_2")
