@@ -18,11 +18,7 @@ class LedgerBrokenError(RefusedError):
 
 
 class ModelRefusedError(RefusedError):
-    """A model that does not fit the data or that cannot be trained privately; the message says what to do."""
-
-
-class EncoderRefusedError(ValueError):
-    """An encoder that is not available or does not fit the records; the message says what to do."""
+    """A model or encoder that is not available, does not fit the data or cannot be trained privately."""
 
 
 class QueryFailedError(RuntimeError):

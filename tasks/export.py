@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.encoders.texts import BETWEEN
-from algorithms.errors import EncoderRefusedError, RefusedError
+from algorithms.errors import ModelRefusedError, RefusedError
 from algorithms.models.saved import TrainedModel, load, load_model
 from algorithms.privacy.card import PrivacyCard, verify
 from algorithms.privacy.card import load as load_card
@@ -359,7 +359,7 @@ def _write_tokenizer(model: TrainedModel, folder: Path) -> str:
     try:
         chosen = carried_in(model.preparation)
         write = None if chosen is None else encoder_of(chosen).write
-    except EncoderRefusedError:
+    except ModelRefusedError:
         chosen = write = None
     if chosen is None or write is None:
         return f"\nTexts become tokens by the public tokenizer {name}, which was not here to be added.\n"

@@ -10,10 +10,10 @@ from pathlib import Path
 from algorithms.encoders.encoder import Encoder, Frozen
 from algorithms.encoders.images import efficientnet_lite0, from_timm, from_torchvision
 from algorithms.encoders.texts import from_hugging_face, minilm, tokenizer, wordllama
-from algorithms.errors import EncoderRefusedError
+from algorithms.errors import ModelRefusedError
 from algorithms.extension import imported, is_own
 
-__all__ = ["SHIPPED", "Encoder", "EncoderRefusedError", "Frozen", "check_name", "encoder"]
+__all__ = ["SHIPPED", "Encoder", "Frozen", "check_name", "encoder"]
 
 SHIPPED: Mapping[str, Callable[[Frozen], Encoder]] = {
     "all-minilm-l6-v2": minilm,
@@ -24,11 +24,11 @@ _OF_A_FILE = {"timm": from_timm, "torchvision": from_torchvision}
 
 
 def check_name(name: str) -> None:
-    """Raises EncoderRefusedError for a name that no encoder can have; does not check that the encoder exists."""
+    """Raises ModelRefusedError for a name that no encoder can have; does not check that the encoder exists."""
     library, _, own = name.partition("/")
     of_library = bool(own) and library in (*_OF_A_FILE, "huggingface", "tokenizer")
     if not of_library and not is_own(name) and name not in SHIPPED:
-        raise EncoderRefusedError(
+        raise ModelRefusedError(
             f"there is no encoder {name!r}; choose {', '.join(SHIPPED)}, timm/NAME, torchvision/NAME,"
             " huggingface/NAME, tokenizer/NAME, or your own package.module:factory."
         )
@@ -45,7 +45,7 @@ def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> En
         checkpoint: For timm and torchvision, a safetensors file of the network's weights.
 
     Raises:
-        EncoderRefusedError: If no encoder has this name, or its weights are not on this machine.
+        ModelRefusedError: If no encoder has this name, or its weights are not on this machine.
 
     Example:
         >>> encoder("efficientnet-lite0", Frozen()).width
@@ -54,7 +54,7 @@ def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> En
     check_name(name)
     library, _, own = name.partition("/")
     if checkpoint is not None and library not in _OF_A_FILE:
-        raise EncoderRefusedError(
+        raise ModelRefusedError(
             "data.encoder.checkpoint is for encoders of timm and torchvision; leave it out."
         )
     if library in _OF_A_FILE:
@@ -66,8 +66,6 @@ def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> En
     if is_own(name):
         made = imported(name, "the encoder")(settings)
         if not isinstance(made, Encoder):
-            raise EncoderRefusedError(
-                f"the encoder {name!r} made a {type(made).__name__}; return an Encoder."
-            )
+            raise ModelRefusedError(f"the encoder {name!r} made a {type(made).__name__}; return an Encoder.")
         return made
     return SHIPPED[name](settings)

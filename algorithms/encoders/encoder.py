@@ -1,6 +1,5 @@
 """An encoder: public facts, and a function from records to features."""
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from algorithms.errors import EncoderRefusedError, ModelRefusedError
+from algorithms.errors import ModelRefusedError
 from algorithms.models.libraries import public_folder
 
 UNKNOWN = "unknown"
@@ -68,27 +67,16 @@ Records = NDArray[np.float32] | Sequence[str]
 Encode = Callable[[Records], NDArray[np.float32] | NDArray[np.int32]]
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file's content, in hex; raises EncoderRefusedError if the file is missing."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        raise EncoderRefusedError(f"there is no file {path}; give the path of a safetensors file.") from None
-
-
 @contextmanager
 def folder_of(name: str) -> Iterator[Path]:
-    """The folder of a public model, within the block; raises EncoderRefusedError if it is missing or has no model."""
+    """The folder of a public model, within the block; raises ModelRefusedError if it is missing or has no model."""
     try:
         with public_folder(name) as folder:
             yield folder
-    except EncoderRefusedError:
+    except ModelRefusedError:
         raise
-    except ModelRefusedError as error:
-        raise EncoderRefusedError(str(error)) from None
     except (OSError, ValueError) as error:
         why = str(error).partition("\n")[0]
-        raise EncoderRefusedError(
+        raise ModelRefusedError(
             f"{name!r} cannot be read as a public model ({why}); give the folder of one."
         ) from None

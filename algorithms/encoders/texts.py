@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from algorithms.encoders.encoder import UNKNOWN, Encode, Encoder, Frozen, digest, folder_of
+from algorithms.encoders.encoder import UNKNOWN, Encode, Encoder, Frozen, folder_of
 from algorithms.encoders.images import from_hugging_face_of_images, processor_of
-from algorithms.errors import EncoderRefusedError
-from algorithms.models.libraries import imported_library, package_folder, public_folder
+from algorithms.errors import ModelRefusedError
+from algorithms.models.libraries import digest, imported_library, package_folder, public_folder
 
 _BATCH, _STEP = 32, 32
 """The batch size, and the multiple of tokens to which each text is padded, whatever the length of other texts."""
@@ -117,9 +117,7 @@ def from_hugging_face(name: str, settings: Frozen) -> Encoder:
         config = _library().AutoConfig.from_pretrained(str(folder))
     width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
     if width is None:
-        raise EncoderRefusedError(
-            f"{name!r} states no width of its states; give a text encoder such as BERT."
-        )
+        raise ModelRefusedError(f"{name!r} states no width of its states; give a text encoder such as BERT.")
 
     def load() -> Encode:
         with folder_of(name) as folder:
@@ -140,7 +138,7 @@ def tokenizer(name: str, settings: Frozen) -> Encoder:
         if found.pad_token_id is None:
             found.pad_token = found.eos_token
         if found.pad_token_id is None:
-            raise EncoderRefusedError(
+            raise ModelRefusedError(
                 f"the tokenizer {name!r} has neither padding nor an end of a text; state pad_token in its"
                 " tokenizer_config.json."
             )
@@ -215,7 +213,7 @@ def _transformer(folder: Path, settings: Frozen) -> Encode:
     layers = int(model.config.num_hidden_layers)
     layer = layers if settings.layer is None else settings.layer
     if layer > layers:
-        raise EncoderRefusedError(
+        raise ModelRefusedError(
             f"layer {layer} was asked for, and the encoder has {layers}; give one of these."
         )
     if layer < layers and hasattr(model, "encoder") and hasattr(model.encoder, "layer"):

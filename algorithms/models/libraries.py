@@ -37,10 +37,11 @@ class LibraryMissingError(ImportError):
     """A model library is not installed; the message says how to install it."""
 
 
-def imported_library(name: str) -> Any:
+def imported_library(name: str, extra: str = "models") -> Any:
     """Import the module `name` of an optional library, such as `timm` or `transformers`.
 
-    Raises LibraryMissingError, with the command that installs it, if it cannot be imported.
+    extra: what epsilonflow calls the group of libraries that it belongs to. Raises LibraryMissingError, with the
+    command that installs it, if it cannot be imported.
     """
     _declare_torchvision()
     try:
@@ -49,7 +50,7 @@ def imported_library(name: str) -> Any:
         library = name.partition(".")[0]
         raise LibraryMissingError(
             f"{library} was asked for, but it cannot be imported ({error}); "
-            "install it with: pip install 'epsilonflow[models]'."
+            f"install it with: pip install 'epsilonflow[{extra}]'."
         ) from error
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from algorithms.errors import EncoderRefusedError
+from algorithms.errors import ModelRefusedError
 from algorithms.extension import imported, source_digest
 from data import PublicDescription, public_description
 from data.card import DataCard, DataRefusedError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def public_of(card: DataCard, chosen: params.Data) -> PublicDescription:
     """The public description of a card's records as they will be prepared.
 
-    Raises DataRefusedError for a transform that the records cannot have, EncoderRefusedError for a missing encoder.
+    Raises DataRefusedError for a transform that the records cannot have, ModelRefusedError for a missing encoder.
     """
     found = None if chosen.encoder is None else facts_of(chosen.encoder)
     reader_of(card.reader)
@@ -68,35 +68,33 @@ def _guarded(made: OwnReader, files: Mapping[str, Path], factory: str) -> Iterat
 
 
 def encoder_of(chosen: params.Encoder) -> "Encoder":
-    """The named encoder, without its weights; raises EncoderRefusedError if it is not available."""
+    """The named encoder, without its weights; raises ModelRefusedError if it is not available."""
     from algorithms.encoders import Frozen, encoder  # here, since torch takes seconds to import
 
     try:
         settings = Frozen.model_validate(chosen.settings)
     except ValidationError as error:
         problem = params.in_words(error.errors()[0], "data.encoder.settings")
-        raise EncoderRefusedError(f"params.yaml: {problem}; correct it.") from None
+        raise ModelRefusedError(f"params.yaml: {problem}; correct it.") from None
     return encoder(chosen.name, settings, checkpoint=chosen.checkpoint)
 
 
 def loader_of(chosen: params.Encoder, target: Target | None) -> Callable[[], "Encode"]:
     """The function that loads the named encoder's weights. If words are tagged, it must be a tokenizer.
 
-    Raises EncoderRefusedError for another encoder.
+    Raises ModelRefusedError for another encoder.
     """
     found = encoder_of(chosen)
     load = found.aligned if isinstance(target, Tags) else found.load
     if load is None:
-        raise EncoderRefusedError(
-            f"{chosen.name!r} does not say which tokens a word has; name tokenizer/NAME."
-        )
+        raise ModelRefusedError(f"{chosen.name!r} does not say which tokens a word has; name tokenizer/NAME.")
     return load
 
 
 def carried_in(preparation: Mapping[str, Any] | None) -> params.Encoder | None:
     """The encoder whose output a model was trained on, if any.
 
-    Raises EncoderRefusedError if it is not available, or has other weights.
+    Raises ModelRefusedError if it is not available, or has other weights.
     """
     carried = dict((preparation or {}).get("encoder") or {})
     if not carried:
@@ -104,7 +102,7 @@ def carried_in(preparation: Mapping[str, Any] | None) -> params.Encoder | None:
     expected = carried.pop("sha256")
     chosen = params.Encoder.model_validate(carried)
     if encoder_of(chosen).sha256 != expected:
-        raise EncoderRefusedError(
+        raise ModelRefusedError(
             f"the encoder {chosen.name!r} here has other weights than the one that the model was trained behind, whose"
             f" checksum is {expected}; install that one."
         )

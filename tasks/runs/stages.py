@@ -71,13 +71,12 @@ def disk_full(error: Exception) -> str | None:
 
 def refusals() -> tuple[type[ValueError], ...]:
     """The exceptions that are shown without a traceback."""
-    from algorithms.errors import EncoderRefusedError, RefusedError
+    from algorithms.errors import RefusedError
     from algorithms.extension import NotUsableError
     from data.card import DataRefusedError
 
     return (
         DataRefusedError,
-        EncoderRefusedError,
         NotUsableError,
         ParamsRefusedError,
         RefusedError,

@@ -10,7 +10,8 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from algorithms.encoders import EncoderRefusedError, Frozen
+from algorithms.encoders import Frozen
+from algorithms.errors import ModelRefusedError
 from algorithms.models.saved import load as load_model
 from algorithms.privacy.card import load, text, verify
 from data.card import CARDS
@@ -73,7 +74,7 @@ def test_a_model_on_an_encoders_features_predicts_from_images(
     assert found.predicted == tuple(str(place) for place in expected.tolist())
     other = replace(tiny_encoder.make(Frozen()), sha256="cd" * 32)
     monkeypatch.setattr(tiny_encoder, "make", lambda _settings: other)
-    with pytest.raises(EncoderRefusedError, match="has other weights than the one"):
+    with pytest.raises(ModelRefusedError, match="has other weights than the one"):
         next(predict(trained, folder))
 
 
@@ -108,8 +109,7 @@ def test_an_encoder_and_its_transform_come_together(data: dict[str, Any], words:
 
 
 def test_settings_that_an_encoder_has_not_are_refused_by_name() -> None:
-    from algorithms.errors import EncoderRefusedError
     from tasks.runs.encoders import encoder_of
 
-    with pytest.raises(EncoderRefusedError, match=r"data\.encoder\.settings\.sise"):
+    with pytest.raises(ModelRefusedError, match=r"data\.encoder\.settings\.sise"):
         encoder_of(params.Encoder(name="wordllama", settings=json.loads('{"sise": 3}')))

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from algorithms.encoders import Encoder, Frozen, encoder
-from algorithms.encoders.images import _fused
 from algorithms.encoders.texts import _SPECIAL, _weights
-from algorithms.errors import EncoderRefusedError
+from algorithms.errors import ModelRefusedError
 from algorithms.extension import NotUsableError
 from algorithms.models.libraries import imported_library, package_folder
 from tests.support.public_texts import WORDS, publish
@@ -66,16 +65,6 @@ def test_the_mirror_makes_an_image_and_its_mirror_alike() -> None:
     _, encode = made("efficientnet-lite0", size=32, mirror=True)
     seen = images(2)
     assert np.allclose(encode(seen), encode(seen[..., ::-1]), atol=1e-5)
-
-
-def test_folding_batch_normalisation_changes_nothing() -> None:
-    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
-    network(torch.randn(16, 3, 8, 8))  # statistics to fold
-    network.eval()
-    seen = torch.randn(5, 3, 8, 8)
-    folded = _fused(network)
-    assert isinstance(folded[1], torch.nn.Identity)  # type: ignore[index]
-    assert torch.allclose(folded(seen), network(seen), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +174,7 @@ def test_a_vision_model_is_read_from_a_folder_with_its_preprocessing(tmp_path: P
         with torch.inference_mode():
             pooled = sees(pixel_values=(sized - 0.4) / 0.2).pooler_output
         assert np.allclose(found.load()(images(2)), pooled.flatten(1), atol=1e-4), name
-    with pytest.raises(EncoderRefusedError, match="does not take images of 40 pixels"):
+    with pytest.raises(ModelRefusedError, match="does not take images of 40 pixels"):
         encoder(f"huggingface/{tmp_path / 'vit'}", Frozen(size=40))
 
 
@@ -232,12 +221,12 @@ def test_a_tokenizer_gives_the_first_tokens_of_each_text_and_then_padding(tmp_pa
     ],
 )
 def test_an_encoder_that_is_not_here_says_what_to_do(name: str, settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(EncoderRefusedError, match=words):
+    with pytest.raises(ModelRefusedError, match=words):
         encoder(name, Frozen(**settings))
 
 
 def test_a_layer_that_is_not_there_is_refused() -> None:
-    with pytest.raises(EncoderRefusedError, match="the encoder has 6"):
+    with pytest.raises(ModelRefusedError, match="the encoder has 6"):
         encoder("all-minilm-l6-v2", Frozen(layer=7)).load()
 
 
