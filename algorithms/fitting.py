@@ -41,12 +41,19 @@ from algorithms.privacy.accounting.epsilon import Accountant
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.card import PrivacyCard, RunRecord, build
-from algorithms.privacy.card.trace import Columns
-from algorithms.privacy.ledger import Ledger, heads
+from algorithms.privacy.card.build import Columns
+from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.ledger.books import in_words
 from algorithms.privacy.ledger.composition import UNIT
-from algorithms.privacy.ledger.place import checked_url, home, ledger_url
-from algorithms.privacy.ledger.usual import check_place, keep_usual
+from algorithms.privacy.ledger.place import (
+    check_place,
+    checked_url,
+    home,
+    keep_usual,
+    ledger_url,
+    open_newest,
+    remember,
+)
 from algorithms.privacy.mechanisms.noise import secure_generator, seeded_generator
 
 
@@ -450,7 +457,7 @@ class _Account:
             own = Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
             return cls(own, "none", public, unit, limit)
         url = ledger_url(None) if url is None else checked_url(url)
-        ledger = heads.open_newest(url, home=home())
+        ledger = open_newest(url, home=home())
         check_place(ledger, population, public=public, home=home())
         if population not in ledger.populations():
             if cap is None:
@@ -484,7 +491,7 @@ class _Account:
         events = reserved_events(run.plan)
         self.ledger.reserve(run.run_id, self.population, run.plan.cost, events=events, about=about)
         if self.url is not None:
-            heads.remember(self.ledger, self.url, home=home())
+            remember(self.ledger, self.url, home=home())
             if not self.public:
                 keep_usual(self.ledger, self.population, home=home())
 

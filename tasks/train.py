@@ -33,7 +33,7 @@ from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.barrier.performance import ALONE, Group, ProcessLostError
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
-from algorithms.privacy.ledger.heads import remember
+from algorithms.privacy.ledger.place import remember
 from algorithms.privacy.mechanisms.noise import Generator, secure_generator, seeded_generator
 from data import PublicDescription
 from data.prepared import load_as, made_anew, preparation_in

@@ -83,7 +83,8 @@ def test_files_that_the_code_reads_are_package_data() -> None:
         path
         for package in PACKAGES
         for path in (PROJECT / package).rglob("*.*")
-        if path.suffix in (".yaml", ".j2", ".json", ".css") and not {"raw", "prepared"} & set(path.parts)
+        if (path.suffix in (".yaml", ".j2", ".json", ".css") and not {"raw", "prepared"} & set(path.parts))
+        or (path.suffix == ".py" and not (path.parent / "__init__.py").exists())
     }
     assert there == declared
 

@@ -1,7 +1,7 @@
 """The ledger that a checkout charges, the population of a data card in it, and the key that signs cards.
 
 An older copy of the ledger that was restored is detected by the heads that this home saw last, see
-`algorithms.privacy.ledger.heads`, and by the head in the receipt of the checkout's last run. The receipt of another
+`algorithms.privacy.ledger.place`, and by the head in the receipt of the checkout's last run. The receipt of another
 ledger, as in a checkout from another machine, says nothing about this one.
 
 The owner of the data signs cards with a key that is derived from the owner key of the home. The public half is in
@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger import Checkpoint, Composition, Ledger, heads, identity
+from algorithms.privacy.ledger import Checkpoint, Composition, Ledger, identity, place
 from algorithms.privacy.ledger.composition import UNIT
-from algorithms.privacy.ledger.heads import remember
-from algorithms.privacy.ledger.usual import check_place, keep_usual
+from algorithms.privacy.ledger.place import check_place, keep_usual, remember
 from data import PublicDescription, public_description
 from data.card import data_card
 from data.files import OWNER_PUB, keyed, owner_key, read_json, write_text
@@ -48,8 +47,8 @@ def open_ledger(root: Path, settings: params.Params | None = None) -> Ledger:
 
 
 def open_newest(url: str, *, home: Path, root: Path) -> Ledger:
-    """Do `heads.open_newest`, and compare the ledger with the receipt of the checkout at `root`, too."""
-    ledger = heads.open_newest(url, home=home)
+    """Do `place.open_newest`, and compare the ledger with the receipt of the checkout at `root`, too."""
+    ledger = place.open_newest(url, home=home)
     head = head_of(root / "artifacts" / "receipt.json", ledger)
     if head is not None:
         ledger.check_contains(head)

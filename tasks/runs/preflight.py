@@ -31,7 +31,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.ledger import WHOLE_POPULATION, Balance
 from algorithms.privacy.ledger.composition import Composition
-from algorithms.privacy.ledger.usual import check_place
+from algorithms.privacy.ledger.place import check_place
 from data import PublicDescription
 from data.card import card_names, data_card
 from data.files import OWNER_KEY, check_local, owner_key

@@ -30,9 +30,9 @@ from algorithms.privacy.accounting.events import schedule_to_json
 from algorithms.privacy.accounting.selection import trials_of
 from algorithms.privacy.barrier.importance import LastNorms
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, verify
-from algorithms.privacy.card.trace import Columns
+from algorithms.privacy.card.build import Columns
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
-from algorithms.privacy.ledger.heads import remember
+from algorithms.privacy.ledger.place import remember
 from algorithms.privacy.mechanisms.noise import secure_generator, seeded_generator
 from data import PublicDescription
 from data.files import read_json, write_whole

@@ -16,7 +16,7 @@ from algorithms.privacy.accounting.epsilon import group_privacy, rdp
 from algorithms.privacy.accounting.events import RenyiDpEvent, schedule_from_json
 from algorithms.privacy.accounting.filters import RenyiFilter
 from algorithms.privacy.ledger import WHOLE_POPULATION, Composition, Ledger, export, restore
-from algorithms.privacy.ledger.usual import check_usual
+from algorithms.privacy.ledger.place import check_usual
 from tasks import calibrate, evaluate, train
 from tasks.config import params
 from tasks.runs import preflight

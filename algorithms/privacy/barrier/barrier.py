@@ -29,12 +29,17 @@ from algorithms.gradients import L1, L2, Affine, Clipping, LineCandidates, PerLa
 from algorithms.models import Model
 from algorithms.privacy.accounting.events import event_to_json
 from algorithms.privacy.accounting.filters import Filter
-from algorithms.privacy.barrier import statistics
 from algorithms.privacy.barrier.importance import LastNorms
 from algorithms.privacy.barrier.performance import Performance, Records
-from algorithms.privacy.barrier.statistics import Statistic, columns_of, shape_of
 from algorithms.privacy.barrier.trace import Answered, Diagnostics, Row, Trace
-from algorithms.privacy.barrier.unnoised_queries import UnnoisedQueries
+from algorithms.privacy.barrier.unnoised_queries import (
+    Statistic,
+    UnnoisedQueries,
+    as_matrix,
+    columns_of,
+    shape_of,
+    vector_length,
+)
 from algorithms.privacy.mechanisms import release as releases
 from algorithms.privacy.mechanisms.correlated import Correlated, Correlator
 from algorithms.privacy.mechanisms.mechanisms import WithoutReplacement
@@ -271,11 +276,11 @@ class Barrier:
         """
         release = releases.total_release(bound, noise)
         columns = columns_of(statistic, self.__records, self.__model)
-        dimension = statistics.dimension(columns)
+        dimension = vector_length(columns)
         stream = self.__charge(release, dimension=dimension)
         total = self.__exact.second_moment_sum(statistic, bound, dimension, release, stream)
         noisy = self.__group.first(add_noise(total, release, stream))
-        return statistics.as_matrix(noisy, columns)
+        return as_matrix(noisy, columns)
 
     def norm_total(self, parameters: Tensor, *, bound: L2, noise: Noise) -> float:
         """Release the noisy sum of all records' gradient norms, each clipped to `bound`.

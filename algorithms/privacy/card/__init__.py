@@ -12,9 +12,17 @@ Keys come from the caller, as objects of `cryptography`. Of the rest of privacy 
 reading are imported, and nothing imports this package that a run needs while it trains.
 """
 
-from algorithms.privacy.card.build import RunRecord, build, features_of, guarantee, load, model_of
+from algorithms.privacy.card.build import (
+    RunRecord,
+    build,
+    features_of,
+    guarantee,
+    load,
+    made_up_trace,
+    model_of,
+    trace_schedule,
+)
 from algorithms.privacy.card.schema import RELEASED, PrivacyCard, Signed, public_key_of
-from algorithms.privacy.card.trace import made_up_trace, trace_schedule
 from algorithms.privacy.card.verify import SIGNER, Check, Verification, check_charged, recompute, verify
 
 __all__ = [

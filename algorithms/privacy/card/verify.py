@@ -27,9 +27,15 @@ from algorithms.privacy.accounting.filters import (
     rho_of,
 )
 from algorithms.privacy.accounting.selection import trials_of
-from algorithms.privacy.card.build import composition_of, guarantee, mechanism_of
+from algorithms.privacy.card.build import (
+    column_problem,
+    composition_of,
+    guarantee,
+    mechanism_of,
+    same_events,
+    trace_schedule,
+)
 from algorithms.privacy.card.schema import BY, RELEASED, ROUNDING, Account, Amount, Composition, PrivacyCard
-from algorithms.privacy.card.trace import column_problem, same_events, trace_schedule
 from algorithms.privacy.ledger.books import Balance
 from algorithms.privacy.ledger.chain import WHOLE_POPULATION
 from algorithms.privacy.ledger.composition import UNIT

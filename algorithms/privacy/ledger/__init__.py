@@ -2,13 +2,13 @@
 
 chain: rows, and the hashes that bind them. composition: how runs add up, and what one counts for. policy: which blocks
 a retraining uses, and how many more there can be. books: what the rows add up to. rules: the rows of a run, and what is
-refused. exchange: statements sent at once. balances: the books as tables beside the rows. store: the tables in SQLite
-or PostgreSQL, made by migrations. verification: all rows, read one by one. ledger: the class, whose `reserve`
-charges a population and its blocks.
+refused. balances: the books as tables beside the rows. store: the tables in SQLite or PostgreSQL, made by migrations.
+verification: all rows, read one by one. ledger: the class, whose `reserve` charges a population and its blocks. place:
+where a home has its ledger, and what it remembers of it. roles: who may do what in PostgreSQL.
 
-Each imports only those before it, and of the rest of privacy budgets and errors; the accountants are imported where a
-price by zCDP or Rényi is asked for. Cards import `composition` by itself, which decides what they say. What opens a
-database is imported when it is asked for: `card verify` needs none.
+Of the rest of privacy they import budgets, and the accountants where a price by zCDP or Rényi is asked for. Cards
+import `composition` by itself, which decides what they say. What opens a database is imported when it is asked for:
+`card verify` needs none.
 """
 
 from importlib import import_module

@@ -3,6 +3,8 @@
 The tables are written in the transaction that appends to the chain, and hold what a replay of the chain would give;
 `Ledger.verify` replays it and compares. Only the needed part of the books is loaded: one population, the named blocks,
 a run. Amounts are exact fractions as text.
+
+Statements go to the database with as few round trips as possible, see `exchange`.
 """
 
 import json
@@ -17,15 +19,58 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Dialect
+from sqlalchemy.exc import DBAPIError
 
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger.books import STATES, Account, Books, Run, replay
 from algorithms.privacy.ledger.chain import WHOLE_POPULATION, Entry, Head
 from algorithms.privacy.ledger.composition import Amount, Terms
-from algorithms.privacy.ledger.exchange import Statement, exchange
 
 _NAMES_IN_A_MESSAGE, _MANY = 10, 50
+
+Statement = tuple[sa.TextClause, Mapping[str, Any]]
+
+
+def exchange(connection: Connection, statements: Sequence[Statement]) -> list[Sequence[Any]]:
+    """The rows that each statement returns; none for a statement that is not a query.
+
+    On PostgreSQL, where writers wait for each other's turns and a turn mostly waits for answers, they are sent as one
+    message, in which statements begin and end transactions; after a failed statement the others do nothing. SQLite runs
+    in this process and gets one at a time. Raises DBAPIError.
+    """
+    if connection.dialect.name != "postgresql":
+        found = (connection.execute(statement, given) for statement, given in statements)
+        return [rows.all() if rows.returns_rows else () for rows in found]
+    driver: Any = connection.dialect.loaded_dbapi
+    try:
+        # A cursor that fills in parameters itself: the server takes several statements only without any.
+        cursor = driver.ClientCursor(connection.connection.driver_connection)
+        texts = [
+            cursor.mogrify(_sql(statement, connection.dialect), given) for statement, given in statements
+        ]
+        cursor.execute(";".join(texts))
+        return [cursor.fetchall() if cursor.description else () for _ in cursor.results()]
+    except driver.Error as error:
+        raise _failure(connection, error) from None
+
+
+@lru_cache(maxsize=256)
+def _sql(statement: sa.TextClause, dialect: Dialect) -> str:
+    return str(statement.compile(dialect=dialect))
+
+
+def _failure(connection: Connection, error: Exception) -> DBAPIError:
+    """An error in SQLAlchemy's form; a lost connection is not returned to the pool."""
+    dialect = connection.dialect
+    is_lost = dialect.is_disconnect(error, connection.connection, None)  # type: ignore[arg-type]
+    failure = DBAPIError.instance(
+        None, None, error, dialect.loaded_dbapi.Error, connection_invalidated=is_lost, dialect=dialect
+    )
+    if is_lost:
+        connection.invalidate(error)
+    assert isinstance(failure, DBAPIError)
+    return failure
 
 
 def head_of(connection: Connection) -> Head:

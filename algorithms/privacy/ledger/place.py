@@ -1,13 +1,29 @@
-"""Where the ledger and the runs are stored: outside of every checkout, so that no copy has its own budget."""
+"""Where the ledger and the runs are stored: outside of every checkout, so that no copy has its own budget.
+
+A home records the newest heads of the ledgers that it has seen, since an older copy that was restored has a valid chain
+of its own. They are kept for a URL and for the ledger itself at any URL, since an old copy at another URL is an older
+copy, too. Ledgers are distinguished by the hash of their first row. And it records in which ledger a private population
+is charged, since another one would be a second budget for the same people.
+"""
 
 import getpass
+import hashlib
 import os
 import re
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
 
-from algorithms.errors import RefusedError
+from algorithms.errors import LedgerBrokenError, RefusedError
+from algorithms.privacy import ledger as ledgers  # whose face opens a database when that is asked for
+from algorithms.privacy.ledger.chain import NOTHING, Head
+
+if TYPE_CHECKING:
+    from algorithms.privacy.ledger import Ledger
 
 LEDGER = "ledger.sqlite"
 """The ledger's default file in the home."""
@@ -109,3 +125,118 @@ def _check_outside(what: str, path: Path) -> None:
                 f"{what} lies in the checkout {folder}, each copy of which would have a budget of its own; name a place"
                 " outside of it."
             )
+
+
+def open_newest(url: str, *, home: Path) -> "Ledger":
+    """Open the ledger at a URL and compare it with the heads in a home.
+
+    Raises LedgerBrokenError if the ledger lacks a row that it once had, and RefusedError if it cannot be opened.
+    """
+    ledger = ledgers.Ledger.open(url, verified=_kept(_at_url(url, home)))
+    _check_newest(ledger, url, home)
+    return ledger
+
+
+def remember(ledger: "Ledger", url: str, *, home: Path) -> None:
+    """Record the ledger's head in a home; a slightly older head does no harm, so processes need no lock.
+
+    The next process that opens the ledger in this home verifies the rows after this head. Raises LedgerBrokenError and
+    records nothing if an older copy was restored since the ledger was opened.
+    """
+    head = ledger.verified()
+    _check_newest(ledger, url, home)
+    for file in _files(ledger, url, home):
+        write_line(file, f"{head.seq} {head.hash}")
+
+
+def _check_newest(ledger: "Ledger", url: str, home: Path) -> None:
+    for seen in _files(ledger, url, home):
+        try:
+            ledger.check_contains(_kept(seen).hash)
+        except LedgerBrokenError as error:
+            raise LedgerBrokenError(
+                f"{str(error).rstrip('.')}, or remove {seen} where its owner began a new one."
+            ) from None
+
+
+def write_line(file: Path, line: str, *, put: Callable[[Path, Path], object] = os.replace) -> None:
+    """Write a file of one line durably, for its owner alone. put: moves a temporary file to its place."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+            opened.write(f"{line}\n")
+            opened.flush()
+            os.fsync(opened.fileno())
+        put(fresh, file)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _files(ledger: "Ledger", url: str, home: Path) -> list[Path]:
+    """The files of the head at the URL and, once the ledger has a row, of the head of the ledger itself."""
+    first = ledgers.identity(ledger)
+    return [_at_url(url, home), *([home / "ledger_heads" / first[:16]] if first else [])]
+
+
+def _at_url(url: str, home: Path) -> Path:
+    from sqlalchemy.engine import make_url  # here, since most who ask for a place open no database
+
+    place = make_url(url).set(password=None).render_as_string()
+    return home / "ledger_heads" / hashlib.sha256(place.encode()).hexdigest()[:16]
+
+
+def _kept(file: Path) -> Head:
+    """The head in a file, or NOTHING."""
+    try:
+        seq, hash_ = file.read_text(encoding="utf-8").split()
+        return Head(int(seq), hash_)
+    except (OSError, ValueError):
+        return NOTHING
+
+
+def check_usual(ledger: "Ledger", population: str, *, home: Path) -> None:
+    """Raise RefusedError if this home has seen the population charged in another ledger, or contains such a ledger.
+
+    Otherwise a branch that names another ledger would have a second budget for the same people. A ledger that was
+    restored elsewhere from a copy is the same ledger.
+    """
+    kept, own = _usual(population, home), home / LEDGER
+    way_out = f"remove {kept}" if kept.exists() else f"keep {own} elsewhere"
+    if kept.exists():
+        is_another = kept.read_text(encoding="utf-8").strip() != ledgers.identity(ledger)
+    else:
+        usual = ledgers.Ledger.open(sqlite_url(own)) if own.is_file() else ledger
+        is_another = ledgers.identity(usual) != ledgers.identity(ledger) and usual.is_charged(population)
+    if is_another:
+        raise RefusedError(
+            f"the population {population!r} is charged in another ledger than the one that is named here; name that"
+            f" one, restore it here from a copy, or {way_out} where its owner began a new one."
+        )
+
+
+def check_place(ledger: "Ledger", population: str, *, public: bool, home: Path) -> None:
+    """Do `check_usual` for a private population, and for a public one that was charged as private before."""
+    if not public or _usual(population, home).exists():
+        check_usual(ledger, population, home=home)
+
+
+def keep_usual(ledger: "Ledger", population: str, *, home: Path) -> None:
+    """Record in `home`, for good, the ledger in which a population is charged, by the first hash of its chain.
+
+    Call this for a run that is reserved there. Raises RefusedError if a run was charged in another ledger meanwhile.
+    """
+    kept = _usual(population, home)
+    if not kept.exists():
+        write_line(kept, ledgers.identity(ledger) or "", put=_link)
+    check_usual(ledger, population, home=home)
+
+
+def _usual(population: str, home: Path) -> Path:
+    return home / "ledger_of" / hashlib.sha256(population.encode()).hexdigest()[:16]
+
+
+def _link(fresh: Path, file: Path) -> None:
+    """Move a file to its place unless another exists there."""
+    with suppress(FileExistsError):
+        os.link(fresh, file)

@@ -9,8 +9,13 @@ import torch
 
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
-from algorithms.privacy.barrier.statistics import as_matrix, as_vector, dimension, moment_sum
-from algorithms.privacy.barrier.unnoised_queries import Mapped
+from algorithms.privacy.barrier.unnoised_queries import (
+    Mapped,
+    as_matrix,
+    as_vector,
+    moment_sum,
+    vector_length,
+)
 from algorithms.privacy.mechanisms.release import Gaussian
 from tests.algorithms.bench import made_up, with_record
 from tests.algorithms.privacy.test_barrier import Free, barrier
@@ -23,7 +28,7 @@ def records(count: int = 6, *, scale: float = 1.0, seed: int = 0) -> torch.Tenso
 def test_a_matrix_is_a_vector_of_the_same_norm_and_back() -> None:
     matrix = records()[0].double().T @ records()[0].double()
     vector = as_vector(matrix)
-    assert len(vector) == dimension(3) == 6
+    assert len(vector) == vector_length(3) == 6
     assert float(vector.norm()) == pytest.approx(float(torch.linalg.matrix_norm(matrix)), rel=1e-12)
     torch.testing.assert_close(as_matrix(vector, 3), matrix, rtol=1e-12, atol=0)
 

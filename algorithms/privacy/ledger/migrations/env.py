@@ -1,4 +1,8 @@
-"""Run by Alembic: the changes in the transaction that `store` opened, and that it ends."""
+"""Run by Alembic: the ledger's changes, one file in `versions` each for both databases, in their order.
+
+They happen in the transaction that `store` opened, and that it ends, so there is no alembic.ini. A change that was
+released is never edited.
+"""
 
 from alembic import context
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent, PureDpEvent
 from algorithms.privacy.card import PrivacyCard, build, load, public_key_of, verify
-from algorithms.privacy.card.trace import row_fits
+from algorithms.privacy.card.build import row_fits
 from algorithms.privacy.card.verify import ABOVE, BELOW
 from tests.algorithms.privacy.conftest import KEY, card_of
 from tests.support.changed import changed

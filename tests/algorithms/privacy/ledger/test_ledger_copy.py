@@ -15,7 +15,7 @@ from alembic.script import ScriptDirectory
 
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger import Entry, Ledger, export, heads, identity, restore
+from algorithms.privacy.ledger import Entry, Ledger, export, identity, place, restore
 from algorithms.privacy.ledger import store as module
 from algorithms.privacy.ledger.chain import follow
 from algorithms.privacy.ledger.store import INSERT, LATEST
@@ -146,16 +146,16 @@ def test_a_write_reads_the_rows_after_the_last_one_that_was_verified(tmp_path: P
 def test_a_copy_that_was_restored_while_a_run_trained_is_not_recorded_as_the_newest(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/ledger.sqlite"
     _lived(url)
-    ledger, older = heads.open_newest(url, home=tmp_path), (tmp_path / "ledger.sqlite").read_bytes()
-    other = heads.open_newest(url, home=tmp_path)
+    ledger, older = place.open_newest(url, home=tmp_path), (tmp_path / "ledger.sqlite").read_bytes()
+    other = place.open_newest(url, home=tmp_path)
     other.reserve("other", "patients", ONE, events=[], about={}, blocks=("january",))
-    heads.remember(other, url, home=tmp_path)
+    place.remember(other, url, home=tmp_path)
     (tmp_path / "ledger.sqlite").write_bytes(older)
     ledger.settle("run-1", ONE, events=[])
     with pytest.raises(LedgerBrokenError, match="an older copy was put back"):
-        heads.remember(ledger, url, home=tmp_path)
+        place.remember(ledger, url, home=tmp_path)
     with pytest.raises(LedgerBrokenError, match="an older copy was put back"):
-        heads.open_newest(url, home=tmp_path)
+        place.open_newest(url, home=tmp_path)
 
 
 DUMP = Path(__file__).with_name("ledger-0.2.sql").read_text()

@@ -1,1 +1,0 @@
-"""The changes, in their order; one that was released is never edited."""
