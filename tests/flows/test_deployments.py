@@ -1,15 +1,22 @@
-"""What prefect.yaml deploys, and how a retraining's outcome becomes the state of its flow."""
+"""What prefect.yaml and deploy/ deploy, against Prefect's own schemas, and a retraining's outcome as a state."""
 
+import json
 import logging
+import re
 from importlib import import_module
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.events.schemas.automations import AutomationCore
+from prefect.utilities.schema_tools import validate
+from prefect.utilities.templating import apply_values
 from ruamel.yaml import YAML
 
 from flows import retrain as module
 from flows.pipeline import REFUSED
+from flows.retrain import FEW_LEFT
 from flows.verify import BROKEN
 from tasks.retraining.delivery import Outcome
 from tests.support.checkout import PROJECT
@@ -72,3 +79,104 @@ def test_an_outcome_becomes_a_state(
     assert found.name == state
     few = " The caps allow 2 more retrainings of m." if left == 2 else ""
     assert found.message == f"how it went.{few}"
+
+
+DEPLOY = PROJECT / "deploy"
+KINDS = ("docker", "kubernetes")
+VIEWS = files("prefect.server.api") / "collections_data/views/aggregate-worker-metadata.json"
+WORKERS: dict[str, Any] = json.loads(VIEWS.read_text(encoding="utf-8"))
+
+
+def _yaml(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = YAML(typ="safe", pure=True).load(DEPLOY / name)
+    return found
+
+
+def _template(kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((DEPLOY / f"{kind}-pool.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _keys(value: object, path: str = "") -> set[str]:
+    if not isinstance(value, dict):
+        return {path}
+    return {path}.union(*(_keys(item, f"{path}/{name}") for name, item in value.items()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pool_is_that_of_prefect_with_more(kind: str) -> None:
+    usual = WORKERS[f"prefect-{kind}"][kind]["default_base_job_configuration"]
+    ours = _template(kind)
+    assert _keys(usual["variables"]) <= _keys(ours["variables"])
+    assert _keys(usual["job_configuration"]) <= _keys(ours["job_configuration"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_deployments_fit_their_pool_and_hold_no_secret(kind: str) -> None:
+    schema, file = _template(kind)["variables"], _yaml(f"{kind}.yaml")
+    assert {deployment["name"] for deployment in file["deployments"]} == {"train", "retrain", "verify"}
+    for deployment in file["deployments"]:
+        path, _, name = deployment["entrypoint"].partition(":")
+        flow = getattr(import_module(path.removesuffix(".py").replace("/", ".")), name)
+        assert set(deployment["parameters"]) <= set(flow.parameters.properties)
+        assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
+        variables = deployment["work_pool"]["job_variables"]
+        assert set(variables) <= set(schema["properties"])
+        validate(variables, schema)
+        assert not any(schedule["active"] for schedule in deployment.get("schedules", []))
+    text = (DEPLOY / f"{kind}.yaml").read_text(encoding="utf-8")
+    assert "prefect.blocks" not in text  # whose value would be kept with the deployment
+    assert re.search(r"://\w+@", text) and not re.search(r"://\w+:", text)
+
+
+def test_a_kubernetes_job_is_rendered_with_its_mounts_and_its_secrets() -> None:
+    template = _template("kubernetes")
+    variables = _yaml("kubernetes.yaml")["deployments"][0]["work_pool"]["job_variables"]
+    usual = {name: rule.get("default") for name, rule in template["variables"]["properties"].items()}
+    given = usual | variables | {"name": "run", "command": "prefect flow-run execute", "labels": {}}
+    job = apply_values(template["job_configuration"], given)["job_manifest"]
+    assert (job["kind"], job["metadata"]["namespace"], job["spec"]["backoffLimit"]) == (
+        "Job",
+        "epsilonflow",
+        0,
+    )
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
+    assert container["image"] == "epsilonflow:0.2.0"
+    assert "{{" not in json.dumps(job)
+    assert container["envFrom"] == [{"secretRef": {"name": "epsilonflow", "optional": True}}]
+
+
+def test_people_are_told_of_states_that_flows_end_in() -> None:
+    automations = [AutomationCore.model_validate(row) for row in _yaml("automations.yaml")["automations"]]
+    expected = {event for row in automations for event in row.trigger.expect}  # type: ignore[union-attr]
+    assert expected == {f"prefect.flow-run.{name}" for name in (FEW_LEFT, REFUSED, BROKEN)}
+    assert all(row.actions[0].type == "send-notification" for row in automations)
+
+
+def test_the_image_is_built_from_code_alone() -> None:
+    lines = (PROJECT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    copied = {word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]}
+    assert all((PROJECT / name).exists() for name in copied)
+    ignored = (PROJECT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert {line[1:] for line in ignored if line.startswith("!")} == copied
+    assert lines.index("USER 1000") > max(n for n, line in enumerate(lines) if line.startswith("RUN"))
+    assert not [line for line in lines if re.search(r"(ARG|ENV).*(PASSWORD|KEY|TOKEN)", line)]
+    (home,) = [line.split("=")[1].split()[0] for line in lines if "EPSILONFLOW_HOME=" in line]
+    page = (PROJECT / "docs/how-to/prefect.md").read_text(encoding="utf-8")
+    assert f":{home} " in page and '-v "$PWD:/checkout"' in page and "WORKDIR /checkout" in lines
+
+
+def test_the_development_container_is_installed_by_make_and_has_its_home_in_a_volume() -> None:
+    container = json.loads((PROJECT / ".devcontainer/devcontainer.json").read_text(encoding="utf-8"))
+    makefile = (PROJECT / "Makefile").read_text(encoding="utf-8").replace("$(VENV)", ".venv")
+    target = container["postCreateCommand"].rpartition("make ")[2]
+    assert re.search(rf"^{re.escape(target)}:", makefile, flags=re.MULTILINE)
+    python = container["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]
+    assert python == f"{Path(target).parent}/bin/python"
+    image = (PROJECT / "Dockerfile").read_text(encoding="utf-8")
+    assert f"FROM python:{container['image'].rpartition(':')[2].replace('-', '-slim-')}" in image
+    (home,) = container["containerEnv"].values()
+    (mount,) = container["mounts"]
+    assert f"target={home},type=volume" in mount and f"chown vscode {home} " in container["postCreateCommand"]

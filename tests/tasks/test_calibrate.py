@@ -1,7 +1,8 @@
-"""Plans for a run: what is refused before anything is spent."""
+"""Plans for a run: what is refused before anything is spent; each preset can be planned as it stands."""
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ from algorithms.privacy.accounting import risk
 from algorithms.privacy.accounting.risk import risk_profile
 from data import PublicDescription, public_description
 from data.card import data_card
+from flows.cli.costs import cost_table
 from tasks import calibrate
 from tasks.config import params
+from tasks.runs.preflight import outlook
+from tests.support.checkout import PROJECT
 from tests.support.workspace import PARAMS, Workspace
 
 
@@ -104,3 +108,20 @@ def test_noise_for_an_attack_withstands_it_and_is_no_larger_than_that_takes(
 def test_a_run_has_one_target_that_can_be_met(target: dict[str, Any], words: str) -> None:
     with pytest.raises(params.ParamsRefusedError, match=words):
         params.parse({"privacy": {"delta": 1e-5, **target}}, reads=("privacy",))
+
+
+PRESETS = sorted((PROJECT / "presets").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_a_preset_can_be_planned_for_its_data_set(path: Path) -> None:
+    settings = params.load(path, reads=params.GROUPS)
+    found = outlook(PROJECT, settings)
+    plan = found.plan
+    assert cost_table(found, settings).row_count > 5
+    assert 0.99 * settings.privacy.epsilon < plan.cost.epsilon <= settings.privacy.epsilon
+    assert bool(plan.target.prior_events) == (settings.features is not None)
+
+
+def test_there_is_a_preset() -> None:
+    assert PRESETS

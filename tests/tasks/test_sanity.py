@@ -22,9 +22,8 @@ from tasks.runs import preflight
 from tasks.runs.preflight import outlook
 from tests.support.checkout import PROJECT
 from tests.support.refusals import refused
-from tests.tasks.test_again import Terminal
-from tests.tasks.test_paid_for import CARD, Visits
-from tests.tasks.test_paid_for import visits as visits
+from tests.tasks.test_again import CARD, Terminal, Visits
+from tests.tasks.test_again import visits as visits
 
 EXAMPLE = PROJECT / "examples/own_data"
 
