@@ -59,7 +59,8 @@ from algorithms.privacy.accounting.event_rules import ObjectivePerturbationDpEve
 from algorithms.privacy.accounting.events import CorrelatedDpEvent, CorrelatedStepDpEvent
 from algorithms.privacy.accounting.risk import Profile
 from algorithms.privacy.mechanisms.correlated import Correlated, Toeplitz
-from algorithms.privacy.mechanisms.mechanisms import (
+from algorithms.privacy.mechanisms.noise import Stream
+from algorithms.privacy.mechanisms.release import (
     Cyclic,
     FixedOrder,
     FullBatch,
@@ -68,14 +69,11 @@ from algorithms.privacy.mechanisms.mechanisms import (
     KNorm,
     Laplace,
     Minimum,
+    NoiseAhead,
     ObjectiveNoise,
     Poisson,
-    WithoutReplacement,
-)
-from algorithms.privacy.mechanisms.noise import Stream
-from algorithms.privacy.mechanisms.release import (
-    NoiseAhead,
     Release,
+    WithoutReplacement,
     add_noise,
     argmin_release,
     chosen,

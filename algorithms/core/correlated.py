@@ -27,9 +27,8 @@ from algorithms.gradients import Clipping
 from algorithms.privacy.accounting.events import CorrelatedDpEvent, event_from_json, event_to_json
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.correlated import Buffered, Correlated, Strategy, Toeplitz, strategy_of
-from algorithms.privacy.mechanisms.mechanisms import Cyclic, CyclicPoisson, FixedOrder
 from algorithms.privacy.mechanisms.noise import Stream
-from algorithms.privacy.mechanisms.release import gradient_release
+from algorithms.privacy.mechanisms.release import Cyclic, CyclicPoisson, FixedOrder, gradient_release
 
 Array = NDArray[np.float64]
 

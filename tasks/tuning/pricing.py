@@ -20,8 +20,7 @@ from algorithms.privacy.accounting.epsilon import Accountant, adjacency_named
 from algorithms.privacy.accounting.events import Schedule, schedule_from_json
 from algorithms.privacy.accounting.selection import Trials, after_shared, all_shown
 from algorithms.privacy.barrier.unnoised_queries import Statistic, shape_of
-from algorithms.privacy.mechanisms.mechanisms import Gaussian
-from algorithms.privacy.mechanisms.release import total_release
+from algorithms.privacy.mechanisms.release import Gaussian, total_release
 from data import PublicDescription
 from data.readers.records import Records
 from tasks.calibrate import calibrate, model_for

@@ -41,10 +41,10 @@ from algorithms.privacy.barrier.unnoised_queries import (
     vector_length,
 )
 from algorithms.privacy.mechanisms import release as releases
-from algorithms.privacy.mechanisms.correlated import Correlated, Correlator
-from algorithms.privacy.mechanisms.mechanisms import WithoutReplacement
+from algorithms.privacy.mechanisms.correlated import Correlated
 from algorithms.privacy.mechanisms.noise import Generator, Stream
 from algorithms.privacy.mechanisms.release import (
+    Correlator,
     Importance,
     Minimum,
     Noise,
@@ -52,6 +52,7 @@ from algorithms.privacy.mechanisms.release import (
     NoNoise,
     Release,
     Sampling,
+    WithoutReplacement,
     add_noise,
     noise_std,
     noisy_argmin,

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from algorithms.gradients import L2, Clipping, Engine
 from algorithms.privacy.barrier.performance import Batch, Load, Rows
-from algorithms.privacy.mechanisms.mechanisms import Importance
 from algorithms.privacy.mechanisms.noise import Stream, is_below
+from algorithms.privacy.mechanisms.release import Importance
 
 _DOWN = 1.0 - 2.0**-50
 """A factor that keeps probabilities within those of the event despite rounding."""

@@ -19,8 +19,8 @@ from scipy.signal import lfilter
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised, PerLayer
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, CorrelatedStepDpEvent, buffered
-from algorithms.privacy.mechanisms.mechanisms import CyclicPoisson, FixedOrder, Multiplied
 from algorithms.privacy.mechanisms.noise import Stream
+from algorithms.privacy.mechanisms.release import Correlator, CyclicPoisson, FixedOrder, Multiplied
 
 Array = NDArray[np.float64]
 
@@ -29,7 +29,7 @@ class Strategy(ABC):
     """How noise is correlated, whatever its scale."""
 
     @abstractmethod
-    def correlator(self, dimension: int) -> "Correlator":
+    def correlator(self, dimension: int) -> Correlator:
         """What makes the noise of step after step of `dimension` coordinates."""
 
     @abstractmethod
@@ -39,14 +39,6 @@ class Strategy(ABC):
     @abstractmethod
     def event(self, noise_multiplier: float, steps: int) -> CorrelatedDpEvent:
         """What all steps cost where every record takes part in each; who does is for the sampling to say."""
-
-
-class Correlator(ABC):
-    """The noise of one run, step after step."""
-
-    @abstractmethod
-    def draw(self, stream: Stream) -> Array:
-        """The noise of the next step at scale 1, shape [dimension], from the stream of its release."""
 
 
 class _ToeplitzStrategy(Strategy):

@@ -39,9 +39,16 @@ from algorithms.privacy.accounting.risk import profile
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.correlated import Buffered, Correlated, Strategy, Toeplitz, Tree
-from algorithms.privacy.mechanisms.mechanisms import CyclicPoisson, FixedOrder, Gaussian, Poisson, Sampling
 from algorithms.privacy.mechanisms.noise import seeded_generator
-from algorithms.privacy.mechanisms.release import chosen, gradient_release
+from algorithms.privacy.mechanisms.release import (
+    CyclicPoisson,
+    FixedOrder,
+    Gaussian,
+    Poisson,
+    Sampling,
+    chosen,
+    gradient_release,
+)
 from tests.algorithms.bench import made_up, small_model
 from tests.algorithms.privacy.test_barrier import FALSE_ALARM, barrier, no_records, wide_model
 from tests.algorithms.privacy.test_golden import GOLDEN, expected

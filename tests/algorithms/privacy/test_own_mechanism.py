@@ -26,9 +26,8 @@ from algorithms.privacy.accounting.events import schedule_from_json, schedule_to
 from algorithms.privacy.accounting.filters import ZCDPFilter
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.card import build, verify
-from algorithms.privacy.mechanisms.mechanisms import FullBatch, Mechanism
 from algorithms.privacy.mechanisms.noise import Stream
-from algorithms.privacy.mechanisms.release import Release, total_release
+from algorithms.privacy.mechanisms.release import FullBatch, Mechanism, Release, total_release
 from tests.algorithms.privacy.test_barrier import barrier, no_records
 from tests.support.synthetic_run import left_by
 
