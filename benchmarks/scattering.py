@@ -19,7 +19,7 @@ from data.files import PUBLIC_KEY, RAW, Places, fetch
 from data.readers.records import Block, Records
 from data.reading import read
 from data.transforms import scattered
-from tasks.config.environment import data_mirror
+from tasks.config import data_mirror
 
 _WHOLE = 60_000
 

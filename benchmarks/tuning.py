@@ -21,11 +21,10 @@ from data import PublicDescription
 from data.card import data_card
 from tasks import prepare
 from tasks.calibrate import calibrate
-from tasks.config import params
-from tasks.config.environment import data_mirror
+from tasks.config import data_mirror, params
 from tasks.config.overrides import recipe
-from tasks.tuning.pricing import READS, Draw, Objective, Priced, Tuning, candidates, price
-from tasks.tuning.trial import Trial
+from tasks.tuning import READS, Draw, Objective, Priced, Tuning, candidates, price
+from tasks.tuning.search import Trial
 
 What = Literal["recipe", "advised", "tuned", "best of the grid for free"]
 _COLUMNS = ("set", "epsilon", "seed", "what", "accuracy", "trial_epsilon", "trials")

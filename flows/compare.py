@@ -19,7 +19,7 @@ from prefect.states import Completed, Failed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from flows.pipeline import REFUSED
-from tasks.comparing.comparison import TrialGroup, groups
+from tasks.comparing import TrialGroup, groups
 from tasks.comparing.report import PAGE, log_comparison, report
 from tasks.comparing.trial import Context, build_models
 from tasks.comparing.work import Problem, Work, held, plan_group, prepare_data, progress, run_group, work_of

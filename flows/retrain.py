@@ -12,7 +12,7 @@ from prefect.states import Completed, Failed
 
 from flows.pipeline import REFUSED, be_quiet_where_nothing_was_raised, stage_task
 from flows.verify import BROKEN
-from tasks.retraining import settings as retraining_settings
+from tasks.retraining import load
 from tasks.retraining.delivery import Work
 from tasks.retraining.delivery import retrain as deliver
 from tasks.runs.stages import checkout, checkout_lock, refusals
@@ -30,7 +30,7 @@ def retrain(file: str = "retrain.yaml") -> State[Any]:
     be_quiet_where_nothing_was_raised()
     root, say = checkout(), get_run_logger().info
     try:
-        work = Work(retraining_settings.load(root / file), root, stage_task, say)
+        work = Work(load(root / file), root, stage_task, say)
     except refusals() as refusal:
         return Failed(name=REFUSED, message=str(refusal))
     with checkout_lock(root, say=say):

@@ -17,9 +17,8 @@ from pydantic import Field
 from flows.compare import Runner, one_server, task_runner
 from flows.pipeline import REFUSED, be_quiet_where_nothing_was_raised
 from tasks.runs.stages import checkout, refusals
-from tasks.tuning.pricing import load
-from tasks.tuning.search import deliver, one_by_one, shares
-from tasks.tuning.trial import Trial
+from tasks.tuning import load
+from tasks.tuning.search import Trial, deliver, one_by_one, shares
 
 
 @task(name="trials", retries=0, cache_policy=NO_CACHE, persist_result=False)

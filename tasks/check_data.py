@@ -37,8 +37,8 @@ from data.readers.records import Block, files_in, stand_ins
 from data.readers.rows import check_columns
 from data.reading import read
 from data.targets import Labels, Number
-from tasks.config.environment import data_mirror, home
-from tasks.runs.encoders import reader_of
+from tasks.config import data_mirror, home
+from tasks.prepare import reader_of
 
 _REFUSED = "refused"  # how a refusal of the reader begins, where it would name file and column
 

@@ -22,7 +22,7 @@ from algorithms.models.saved import load_model as load_model
 from data.files import read_json
 from data.prepared import HeldOut, load_held_out
 from data.targets import IGNORED, Known, Labels, NextToken, Number, Tags
-from tasks.config.environment import home
+from tasks.config import home
 from tasks.runs import store
 from tasks.runs.stages import main_of
 from tasks.runs.store import check_described, evaluated, sha256_of

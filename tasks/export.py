@@ -30,7 +30,7 @@ from algorithms.privacy.card.text import markdown, not_protected, protected, sta
 from data.files import read_json
 from data.targets import Tags
 from data.unseen import target_in
-from tasks.runs.encoders import carried_in, encoder_of, loader_of
+from tasks.prepare import carried_in, encoder_of, loader_of
 from tasks.runs.quality import rows, tracked
 from tasks.runs.store import sha256_of
 

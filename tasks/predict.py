@@ -27,7 +27,7 @@ from data.card import DataRefusedError
 from data.targets import IGNORED, Labels, NextToken, Number, Tags, Target
 from data.unseen import reader_in, records_in, target_in
 from tasks.evaluate import MOST_OUTPUTS
-from tasks.runs.encoders import carried_in, loader_of, reader_of
+from tasks.prepare import carried_in, loader_of, reader_of
 
 _MARGINS = ("svm", "huber_svm")
 """Models whose scores are margins, not log-odds."""

@@ -25,8 +25,7 @@ from algorithms.privacy.card import (
 )
 from data import PublicDescription
 from data.files import read_json
-from tasks.config import params
-from tasks.config.environment import home
+from tasks.config import home, params
 from tasks.reporting.figures import (
     Curve,
     Drawing,
@@ -45,7 +44,7 @@ from tasks.runs.ledger import open_ledger, signing_key
 from tasks.runs.stages import main_of
 from tasks.runs.store import check_described, check_evaluated
 from tasks.tracking import runs as tracking
-from tasks.tracking.report import log_report
+from tasks.tracking.runs import log_report
 
 READS = ("tracking",)
 CARD, PAGE = "privacy_card.json", "report.html"

@@ -40,17 +40,15 @@ from data.prepared import load_as, made_anew, preparation_in
 from data.readers.records import Records
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for, plan_in
-from tasks.config import params
-from tasks.config.environment import SPEND_AGAIN, home, ledger_url, may_spend_again, retraining
+from tasks.config import SPEND_AGAIN, home, ledger_url, may_spend_again, params, retraining
 from tasks.config.params import Params
 from tasks.runs import preflight, store
 from tasks.runs.ledger import bind, digests_of, open_newest, register, signer
 from tasks.runs.preflight import rehearse
 from tasks.runs.processes import joined
-from tasks.runs.progress import progress
 from tasks.runs.stages import main_of
 from tasks.runs.store import described
-from tasks.tracking.live_curve import live_curve
+from tasks.tracking.live import live_curve, progress
 
 READS = ("privacy", "features", "algorithm", "model", "performance", "tracking", "ledger")
 _ARTIFACTS = ("model.safetensors", "trace.parquet", "diagnostics.parquet", "receipt.json")

@@ -30,8 +30,8 @@ from data.formats import Format, Table
 from data.readers.table import tables
 from flows.cli.main import app
 from tasks.config import params
-from tasks.retraining.settings import Retraining
-from tasks.tuning.pricing import Tuning
+from tasks.retraining import Retraining
+from tasks.tuning import Tuning
 from tests.support.checkout import PROJECT, Checkout
 
 PAGES = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "examples/own_data/README.md")]

@@ -16,11 +16,11 @@ from data.card import data_card
 from tasks.config import params
 from tasks.config.overrides import Request, reasons, recipe, revise
 from tasks.config.params import Params
-from tasks.runs.encoders import public_of
+from tasks.prepare import public_of
 from tasks.runs.preflight import Outlook, in_the_ledger, outlook
 
 if TYPE_CHECKING:
-    from tasks.tuning import pricing
+    from tasks import tuning
 
 
 def cost_table(outlook: Outlook, settings: Params) -> Table:
@@ -63,16 +63,16 @@ def search_table(root: Path, file: Path) -> tuple[Table, Outlook | None]:
 
     With the outlook of the way that the file asks for; None if that does not fit.
     """
-    from tasks.tuning import pricing  # here, since the plan of a single run does not need its imports
+    from tasks import tuning  # here, since the plan of a single run does not need its imports
     from tasks.tuning.search import Search
 
-    asked = pricing.load(file)
+    asked = tuning.load(file)
     base = YAML(typ="safe", pure=True).load(root / "params.yaml")
-    settings = params.load(root / "params.yaml", reads=pricing.READS)
+    settings = params.load(root / "params.yaml", reads=tuning.READS)
     card = data_card(settings.data.dataset, root / "data" / "cards")
     public = public_of(card, settings.data)
     table = Table("", "only the best is released", "all trials are released")
-    ways = pricing.both_ways(asked, base, public)
+    ways = tuning.both_ways(asked, base, public)
     size = next(len(way.plans) for way in ways if way)
     rows = {
         "trials": (
@@ -93,7 +93,7 @@ def search_table(root: Path, file: Path) -> tuple[Table, Outlook | None]:
     return table, in_the_ledger(root, settings, public, plan)
 
 
-def _noises(way: "pricing.Priced") -> str:
+def _noises(way: "tuning.Priced") -> str:
     found = [plan["noise_multiplier"] for plan in way.plans]
     return f"{min(found):.4g} to {max(found):.4g}"
 

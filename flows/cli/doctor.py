@@ -74,7 +74,7 @@ def _checkout(root: Path) -> tuple[bool, str]:
 
 
 def _home(_root: Path) -> tuple[bool, str]:
-    from tasks.config.environment import home
+    from tasks.config import home
 
     folder = home()
     return True, f"{folder}{'' if folder.exists() else ' (the first run creates it)'}"
@@ -84,7 +84,7 @@ def _ledger(root: Path) -> tuple[bool | None, str]:
     if not (root / "params.yaml").exists():
         from sqlalchemy import make_url
 
-        from tasks.config.environment import ledger_url
+        from tasks.config import ledger_url
 
         place = make_url(ledger_url(None)).render_as_string(hide_password=True)
         return None, f"{place}; run this in a checkout to verify it"
@@ -99,7 +99,7 @@ def _ledger(root: Path) -> tuple[bool | None, str]:
 
 def _owner_key(_root: Path) -> tuple[bool | None, str]:
     from data.files import OWNER_KEY, OWNER_PUB
-    from tasks.config.environment import home
+    from tasks.config import home
 
     path = home() / OWNER_KEY
     if not path.exists() and (home() / OWNER_PUB).exists():
@@ -140,7 +140,7 @@ def _wandb(root: Path) -> tuple[bool | None, str]:
 
 
 def _mirror(_root: Path) -> tuple[bool | None, str]:
-    from tasks.config.environment import data_mirror
+    from tasks.config import data_mirror
 
     mirror = data_mirror()
     if mirror is None:

@@ -81,7 +81,7 @@ def forecast(
         from algorithms.privacy.ledger import forecast as play
 
         if file is not None:
-            from tasks.retraining.settings import load
+            from tasks.retraining import load
 
             asked = load(file)
             policy, window, at_least = asked.blocks.policy, asked.blocks.window, asked.blocks.at_least
@@ -215,7 +215,7 @@ def init(
     """
     with sentences():
         from algorithms.privacy.ledger.roles import init as make
-        from tasks.config.environment import checked_url, ledger_url
+        from tasks.config import checked_url, ledger_url
 
         named = ledger_url(None) if url is None else checked_url(url)
         roles = make(named, {"owner": owner or [], "runner": runner or [], "auditor": auditor or []})
@@ -297,7 +297,7 @@ def forfeit(
 ) -> None:
     """Give up an open run. Its whole reservation counts as spent forever, and its folder is deleted."""
     with sentences():
-        from tasks.config.environment import home
+        from tasks.config import home
         from tasks.runs import store
 
         ledger = _ledger()
@@ -409,7 +409,7 @@ def verify(
 def report(to: Annotated[Path, typer.Argument(help="File to write.")] = Path("ledger.html")) -> None:
     """Write an HTML page of all populations and blocks: spent, reserved, left, forecast, and the runs."""
     with sentences():
-        from tasks.ledger_page.page import page
+        from tasks.ledger_page import page
 
         text = page(_ledger())
         to.write_text(text, encoding="utf-8")

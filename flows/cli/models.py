@@ -78,7 +78,7 @@ def release(
 ) -> None:
     """Create a folder to publish: the model, its signed card, the files that verify it, a model card."""
     with sentences():
-        from tasks.config.environment import home
+        from tasks.config import home
         from tasks.export import release as make
         from tasks.runs.ledger import public_key
 
@@ -104,7 +104,7 @@ def verify(
     with sentences():
         from algorithms.errors import RefusedError
         from algorithms.privacy import card
-        from tasks.config.environment import home
+        from tasks.config import home
         from tasks.runs.ledger import public_key
 
         if key is not None and Path(key).is_file():

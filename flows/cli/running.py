@@ -102,7 +102,7 @@ def stoppable(work: Callable[[], T], root: Path, stays: Callable[[], str] | None
 
     stays: describes what remains after a stop, if that is not a run of the checkout.
     """
-    from tasks.config.environment import home
+    from tasks.config import home
     from tasks.runs.store import begun
 
     before = {} if stays else begun(home(), root)
@@ -150,7 +150,7 @@ def _end(number: int, stays: Callable[[], str]) -> NoReturn:
 
 def _what_stays(root: Path, before: Mapping[str, int]) -> str:
     """Describe what remains of the run that the command began. before: the runs when it started, see `store.begun`."""
-    from tasks.config.environment import home
+    from tasks.config import home
     from tasks.runs.ledger import open_ledger
     from tasks.runs.store import begun
 

@@ -172,10 +172,10 @@ def _retrain_here(root: Path, file: Path, steps: Steps) -> str:
     """Do what `flows.retrain` does, without Prefect; returns the outcome as a sentence."""
     from datetime import UTC, datetime
 
-    from tasks.retraining import delivery, settings
+    from tasks.retraining import delivery, load
     from tasks.runs.stages import StageFailedError, StageRefusedError, checkout_lock
 
-    work = delivery.Work(settings.load(root / file), root, stage_here(steps), steps.line)
+    work = delivery.Work(load(root / file), root, stage_here(steps), steps.line)
     with checkout_lock(root, say=steps.line):
         outcome = delivery.retrain(work, now=datetime.now(UTC))
     if outcome.kind == "refused":
@@ -186,9 +186,9 @@ def _retrain_here(root: Path, file: Path, steps: Steps) -> str:
 
 
 def _given_up(root: Path, file: Path, *, yes: bool) -> str:
-    from tasks.retraining import delivery, settings
+    from tasks.retraining import delivery, load
 
-    work = delivery.Work(settings.load(root / file), root, lambda *_: None, lambda _: None)
+    work = delivery.Work(load(root / file), root, lambda *_: None, lambda _: None)
     with work.states.held() as free:
         state = work.states.open() if free else None
         if state is None:

@@ -62,7 +62,7 @@ def tune(
                 outlook.check()
             return
 
-        from tasks.tuning.pricing import load
+        from tasks.tuning import load
         from tasks.tuning.search import deliver, in_threads
 
         asked = load(root / file)

@@ -1,1 +1,502 @@
-"""Comparisons: many runs on public records, their results, figures and page."""
+"""A comparison: its YAML file as strict models, and its trials, one run each.
+
+A faulty file is refused in one sentence that names the key. A trial is identified by a digest of everything that
+decides its result.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import pandas as pd
+from pydantic import Field, JsonValue, StringConstraints, ValidationError, field_validator, model_validator
+
+from algorithms.core.method import adapter
+from algorithms.errors import RefusedError
+from algorithms.extension import is_own, source_digest
+from algorithms.features import from_settings as features_from_settings
+from algorithms.methods import from_settings
+from algorithms.models import CATALOGUE as MODELS
+from data import DataCard
+from data.description import Transform
+from tasks.calibrate import model_files
+from tasks.config.overrides import with_values
+from tasks.config.params import Data, Encoder, Group, Memory, Model, ParamsRefusedError, in_words, read_yaml
+from tasks.prepare import facts_of, public_of
+from tasks.runs.quality import MEASURES
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+Word = Annotated[str, StringConstraints(pattern=r"\S")]
+Epsilons = Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1)]
+Delta = Annotated[float, Field(ge=0, lt=1)]
+FORMAT = 1
+"""Version of a cell's result. Raise it if the computation changes; every cell then runs again."""
+COLUMNS = ("figure", "dataset", "model", "method", "setting", "epsilon", "metric", "value")
+"""Of published numbers."""
+METRICS = (*MEASURES, "objective", "gap", "test_loss")
+_MOST_IN_A_GROUP = 20
+_DIGITS = 24
+
+
+class Folds(Group):
+    """Repeated k-fold cross-validation over the union of training and test records; seed: seed of the permutations."""
+
+    k: int = Field(ge=2)
+    repeats: int = Field(default=1, ge=1)
+    seed: int = Field(default=1, ge=0, lt=2**32)
+
+
+class Problem(Group):
+    """A data set by the name of its card, a transform of its records, and a model of the catalogue.
+
+    encoder: as in params.yaml, if transform is encoder. model_settings: further keys of the group `model` of
+    params.yaml, such as settings, start and freeze; paths are relative to the checkout.
+    """
+
+    dataset: Word
+    model: Word
+    transform: Transform = "none"
+    encoder: Encoder | None = None
+    model_settings: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _has_a_possible_model(self) -> Self:
+        keys = Model.model_fields.keys() - {"name", "seed"}
+        unknown = sorted(self.model_settings.keys() - keys)
+        if unknown:
+            raise ValueError(
+                f"unknown key model_settings.{unknown[0]}, the keys are {', '.join(sorted(keys))}"
+            )
+        try:
+            Model.model_validate({"name": self.model} | self.model_settings)
+        except ValidationError as error:
+            raise ValueError(in_words(error.errors()[0], "model_settings")) from None
+        return self
+
+
+class Method(Group):
+    """An algorithm with its settings, and its accountant.
+
+    features: the group of params.yaml, for features that are learned before training. private: False for a reference
+    without noise, which runs once instead of once per epsilon. vary: settings by dotted key with their values; every
+    combination is a separate method. by_epsilon: settings by dotted key that differ at an epsilon, if each epsilon is
+    tuned separately. epsilons, delta: replace the file's.
+    """
+
+    algorithm: dict[str, Any]
+    features: dict[str, Any] = Field(default_factory=dict)
+    accountant: Literal["pld", "rdp", "pure"] = "pld"
+    label: Word | None = None
+    private: bool = True
+    vary: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    by_epsilon: dict[float, dict[str, Any]] = Field(default_factory=dict)
+    epsilons: Epsilons | None = None
+    delta: Delta | None = None
+
+    @field_validator("algorithm")
+    @classmethod
+    def _has_a_name(cls, algorithm: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(algorithm.get("name"), str):
+            raise ValueError("name is missing, give the name of an algorithm")
+        return algorithm
+
+
+class Objective(Group):
+    """Mean training loss at the released parameters, plus regularisation times their squared L2 norm."""
+
+    regularisation: float = Field(default=0.0, ge=0)
+
+
+class Record(Group):
+    """What is recorded of each run besides its accuracy.
+
+    curves: the objective by step, at most about 200 points. diagnostics: what clipping and noise did to each gradient,
+    only for the first seed or fold.
+    """
+
+    objective: Objective | None = None
+    curves: bool = False
+    diagnostics: bool = False
+
+
+class Comparison(Group):
+    """Algorithms x data sets x models x epsilons x (seeds or folds) x settings.
+
+    skip_refused: list cells that cannot run as refused, instead of refusing the whole comparison. published: path in
+    the checkout of a CSV file of published numbers. performance: limits of each run; one run per worker runs at a time.
+    """
+
+    name: Name
+    title: Word
+    delta: Delta
+    epsilons: Epsilons
+    seeds: int = Field(default=1, ge=1)
+    folds: Folds | None = None
+    problems: tuple[Problem, ...] = Field(min_length=1)
+    methods: dict[Name, Method] = Field(min_length=1)
+    record: Record = Record()
+    skip_refused: bool = False
+    published: Word | None = None
+    performance: Memory = Memory()
+
+
+class Variant(Method):
+    """A method with one combination of its varied settings; what it leaves to the file is filled in.
+
+    method: its name in the file. setting: that combination in words, or empty.
+    """
+
+    method: str
+    setting: str
+    label: str
+    epsilons: Epsilons
+    delta: Delta
+
+    def at(self, epsilon: float | None) -> dict[str, Any]:
+        """The algorithm's settings at an epsilon, None for a method without noise."""
+        return with_values(self.algorithm, {} if epsilon is None else self.by_epsilon.get(epsilon, {}))
+
+
+def variants(comparison: Comparison) -> Iterator[Variant]:
+    """Each method with each combination of its varied settings, in the order of the file."""
+    for key, method in comparison.methods.items():
+        for values in product(*method.vary.values()):
+            changes = dict(zip(method.vary, values, strict=True))
+            setting = ", ".join(f"{name}={_text(value)}" for name, value in changes.items())
+            label = method.label or key
+            own = {
+                "method": key,
+                "label": f"{label} ({setting})" if setting else label,
+                "setting": setting,
+                "algorithm": with_values(method.algorithm, changes),
+                "epsilons": method.epsilons or comparison.epsilons,
+                "delta": delta_of(method, comparison),
+            }
+            yield Variant(**dict(method) | own)
+
+
+def delta_of(method: Method, comparison: Comparison) -> float:
+    """The delta of a method's runs."""
+    if method.delta is not None:
+        return method.delta
+    return 0.0 if method.accountant == "pure" else comparison.delta
+
+
+def _text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def load(path: Path) -> Comparison:
+    """Load the comparison that the YAML file at `path` describes; data sets are not looked up yet.
+
+    Raises ParamsRefusedError for a file that is not YAML, unknown keys, wrong types and impossible values.
+    """
+    document = read_yaml(
+        path, holds="keys with values, such as name and methods", missing="give the file of a comparison"
+    )
+    try:
+        comparison = Comparison.model_validate_json(json.dumps(document))
+    except TypeError:
+        raise ParamsRefusedError(
+            f"{path.name} must hold plain texts, numbers and lists; put dates in quotes."
+        ) from None
+    except ValidationError as error:
+        raise ParamsRefusedError(f"{path.name}: {in_words(error.errors()[0])}; correct it.") from None
+    if comparison.name != path.stem:
+        raise ParamsRefusedError(
+            f"{path.name}: name must be {path.stem!r}, the name of the file; correct it."
+        )
+    _check_once("epsilons", comparison.epsilons, path)
+    _check_once("problems", comparison.problems, path)
+    # results are identified by these two
+    _check_once("problems", [(problem.dataset, problem.model) for problem in comparison.problems], path)
+    _check_once("variants of methods", [(v.method, v.setting) for v in variants(comparison)], path)
+    for key, method in comparison.methods.items():
+        _check_delta(key, method, comparison, path)
+        _check_epsilons(key, method, comparison, path)
+    return comparison
+
+
+def _check_once(what: str, values: Any, path: Path) -> None:
+    kept: list[Any] = []
+    for value in values:
+        if value in kept:
+            raise ParamsRefusedError(f"{path.name}: {what} list {value} twice; leave one of them out.")
+        kept.append(value)
+
+
+def _check_delta(key: str, method: Method, comparison: Comparison, path: Path) -> None:
+    if method.private and delta_of(method, comparison) == 0 and method.accountant != "pure":
+        raise ParamsRefusedError(
+            f"{path.name}: methods.{key}.accountant is {method.accountant}, which needs a delta above 0;"
+            " set delta, or the accountant to pure."
+        )
+
+
+def _check_epsilons(key: str, method: Method, comparison: Comparison, path: Path) -> None:
+    unknown = sorted(set(method.by_epsilon) - set(method.epsilons or comparison.epsilons))
+    if unknown:
+        raise ParamsRefusedError(
+            f"{path.name}: methods.{key}.by_epsilon has settings for epsilon {unknown[0]:g}, which is not compared;"
+            " leave it out, or add it to the epsilons."
+        )
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One fold of a repeated cross-validation: `fold` of `k`, in the permutation of (seed, repeat)."""
+
+    k: int
+    seed: int
+    repeat: int
+    fold: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a comparison.
+
+    card: digest of the data card. settings: all settings of the algorithm, including `name`. epsilon: None for a method
+    without noise. seed: seed of the noise and of the model's initialisation. fold: None for the data's own split.
+    transform: transform of the records. encoder: the encoder, if transform is encoder. model_settings: further keys of
+    the group `model` of params.yaml, and the SHA-256 of their files. features: the complete group of params.yaml.
+    """
+
+    dataset: str
+    card: str
+    model: str
+    method: str
+    label: str
+    setting: str
+    settings: dict[str, Any]
+    accountant: str
+    epsilon: float | None
+    delta: float
+    seed: int
+    fold: Fold | None
+    record: dict[str, Any]
+    transform: Transform = "none"
+    model_settings: dict[str, Any] = field(default_factory=dict)
+    features: dict[str, Any] = field(default_factory=dict)
+    encoder: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """A digest of everything that decides the result; labels are not included."""
+        inputs = asdict(self) | {"format": FORMAT}
+        for name in ("method", "label", "setting"):
+            del inputs[name]
+        # Empty values are left out, so that cells from before these keys existed stay valid.
+        if self.transform == "none":
+            del inputs["transform"]
+        for name in ("model_settings", "features", "encoder"):
+            if not inputs[name]:
+                del inputs[name]
+        return digest_of(inputs)
+
+    @property
+    def model_group(self) -> dict[str, Any]:
+        """The group `model` of params.yaml for this cell."""
+        chosen = {key: value for key, value in self.model_settings.items() if key != "files"}
+        return {"name": self.model, "seed": self.seed} | chosen
+
+    @property
+    def noise_seed(self) -> int:
+        """The seed of the noise, different for different cells."""
+        return int(self.digest, 16)
+
+    @property
+    def is_diagnosed(self) -> bool:
+        """Whether diagnostics are recorded."""
+        return self.is_first and bool(self.record.get("diagnostics"))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first seed and fold, whose noise trace is kept."""
+        return self.seed == 0 and (self.fold is None or (self.fold.repeat, self.fold.fold) == (0, 0))
+
+
+TrialGroup = tuple[Trial, ...]
+"""A few cells with the same data set, model, method and epsilon."""
+
+
+def digest_of(document: object) -> str:
+    """A short SHA-256 of a JSON document."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+
+
+def cells(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> list[Trial]:
+    """All cells, in the order of the file. cards: the card of each data set. file: name of the file, for messages.
+
+    Raises:
+        ParamsRefusedError: if a data set is private, or a model, algorithm or setting is unknown.
+        ModelRefusedError: if a model's file is missing.
+        DataRefusedError: if the records cannot have a transform.
+    """
+    for problem in comparison.problems:
+        _check_problem(problem, cards[problem.dataset], file)
+    known = [
+        (
+            variant,
+            epsilon,
+            _complete(variant.at(epsilon), from_settings, f"methods.{variant.method}.algorithm", file),
+        )
+        for variant in variants(comparison)
+        for epsilon in (variant.epsilons if variant.private else (None,))
+    ]
+    recorded = comparison.record.model_dump()
+    if not comparison.record.diagnostics:
+        del recorded["diagnostics"]  # left out, so that cells from before this key existed stay valid
+    digests = {name: digest_of(card.model_dump_json()) for name, card in cards.items()}
+    found = [
+        (
+            problem,
+            model_files(Model.model_validate({"name": problem.model} | problem.model_settings)),
+            {}
+            if problem.encoder is None
+            else problem.encoder.model_dump() | {"sha256": facts_of(problem.encoder).sha256},
+        )
+        for problem in comparison.problems
+    ]
+    return [
+        Trial(
+            dataset=problem.dataset,
+            card=digests[problem.dataset],
+            model=problem.model,
+            method=variant.method,
+            label=variant.label,
+            setting=variant.setting,
+            settings=settings,
+            accountant=variant.accountant,
+            epsilon=epsilon,
+            delta=variant.delta if variant.private else 0.0,
+            seed=seed,
+            fold=fold,
+            record=recorded,
+            transform=problem.transform,
+            model_settings=_model_settings(
+                problem, files, (problem.model, settings["name"], variant.features.get("name", "none"))
+            ),
+            features=_features(variant, file),
+            encoder=encoder,
+        )
+        for problem, files, encoder in found
+        for variant, epsilon, settings in known
+        for seed, fold in product(range(comparison.seeds), _folds(comparison))
+    ]
+
+
+def groups(wanted: Sequence[Trial]) -> Iterator[TrialGroup]:
+    """Group the cells by data set, transform, model, method and epsilon, at most 20 in each group."""
+    together: dict[tuple[Any, ...], list[Trial]] = {}
+    for cell in wanted:
+        encoder = digest_of(cell.encoder)
+        key = (cell.dataset, cell.transform, encoder, cell.model, cell.method, cell.setting, cell.epsilon)
+        together.setdefault(key, []).append(cell)
+    for members in together.values():
+        for start in range(0, len(members), _MOST_IN_A_GROUP):
+            yield tuple(members[start : start + _MOST_IN_A_GROUP])
+
+
+def code_digest() -> str:
+    """A digest of the algorithms' source code, which distinguishes results of different versions."""
+    import algorithms
+
+    folder = Path(next(iter(algorithms.__path__)))
+    files = sorted(folder.rglob("*.py"))
+    return digest_of([[str(file.relative_to(folder)), file.read_text(encoding="utf-8")] for file in files])
+
+
+def _folds(comparison: Comparison) -> Sequence[Fold | None]:
+    chosen = comparison.folds
+    if chosen is None:
+        return [None]
+    places = product(range(chosen.repeats), range(chosen.k))
+    return [Fold(chosen.k, chosen.seed, repeat, fold) for repeat, fold in places]
+
+
+def _model_settings(problem: Problem, files: dict[str, str], named: Iterable[str]) -> dict[str, Any]:
+    """The settings with the digests of files and of the user's own code, so that another file is another cell.
+
+    named: what the cell names, of which `package.module:factory` is the user's own.
+    """
+    files = files | {name: source_digest(name) for name in named if is_own(name)}
+    return problem.model_settings | ({"files": files} if files else {})
+
+
+def _check_problem(problem: Problem, card: DataCard, file: str) -> None:
+    if not card.public:
+        raise ParamsRefusedError(
+            f"{file}: the records of {problem.dataset!r} are private, and a comparison as a whole is charged to"
+            " nobody; compare on public data sets."
+        )
+    public_of(card, Data(dataset=card.name, transform=problem.transform, encoder=problem.encoder))
+    if problem.model not in MODELS and not is_own(problem.model):
+        raise ParamsRefusedError(
+            f"{file}: there is no model {problem.model!r}; choose one of {', '.join(MODELS)}."
+        )
+
+
+def _features(variant: Variant, file: str) -> dict[str, Any]:
+    """The settings of the learned features, complete; empty if there are none."""
+    if variant.features in ({}, {"name": "none"}):
+        return {}
+    return _complete(variant.features, features_from_settings, f"methods.{variant.method}.features", file)
+
+
+def _complete(
+    given: dict[str, Any], make: Callable[[dict[str, Any]], object], key: str, file: str
+) -> dict[str, Any]:
+    """The settings with every default filled in, so that a changed default changes the cell.
+
+    make: the factory of the object that they are for; the settings of a user's own code stay as they are. key: where
+    they are in the file, for messages.
+    """
+    try:
+        made = make(given)
+    except RefusedError as refusal:
+        raise ParamsRefusedError(f"{file}: {key}.name: {refusal}") from None
+    except ValidationError as error:
+        raise ParamsRefusedError(f"{file}: {in_words(error.errors()[0], key)}; correct it.") from None
+    if is_own(given["name"]):
+        return given
+    filled: dict[str, Any] = adapter(type(made)).dump_python(made, mode="json")
+    return {"name": given["name"]} | filled
+
+
+def read_published(path: Path) -> pd.DataFrame:
+    """Read a CSV file of published numbers, one per row.
+
+    dataset, model, method: names as in the comparison's file. setting: of a varied method, or empty. epsilon: empty for
+    a method without noise. metric: a metric of the target, such as accuracy, r2 or micro_f1; or objective, gap (the
+    objective minus the smallest known) or test_loss.
+
+    Raises ParamsRefusedError if the file is missing, has other columns, or has an unknown metric or an invalid number.
+    """
+    try:
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, comment="#")
+    except (OSError, ValueError):
+        raise ParamsRefusedError(f"{path} is no CSV file of published numbers; correct published.") from None
+    if tuple(table.columns) != COLUMNS:
+        raise ParamsRefusedError(f"{path} must have the columns {', '.join(COLUMNS)}; correct it.")
+    unknown = sorted(set(table["metric"]) - set(METRICS))
+    if unknown:
+        raise ParamsRefusedError(f"{path}: the metric {unknown[0]!r} is not one of {', '.join(METRICS)}.")
+    for name in ("epsilon", "value"):
+        table[name] = _numbers(table[name], path)
+    return table
+
+
+def _numbers(texts: pd.Series, path: Path) -> pd.Series:
+    numbers = pd.to_numeric(texts.where(texts != "", "nan"), errors="coerce")
+    wrong = texts[(texts != "") & ~np.isfinite(numbers)]
+    if len(wrong):
+        raise ParamsRefusedError(
+            f"{path}: {wrong.name} is {wrong.iloc[0]!r}, but should be a number; correct it."
+        )
+    return numbers

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from data.files import write_text, write_whole
-from tasks.comparing.comparison import METRICS, Trial, read_published
+from tasks.comparing import METRICS, Trial, read_published
 from tasks.comparing.trial import Place, write_parquet
 from tasks.comparing.work import Work
 from tasks.config import params

@@ -37,9 +37,8 @@ from data.files import read_json, write_text, write_whole
 from data.prepared import HeldOut, Prepared, load
 from data.readers.records import Records
 from tasks.calibrate import READS, model_for, plan_for
-from tasks.comparing.comparison import Fold, Trial, digest_of
-from tasks.config import params
-from tasks.config.environment import data_mirror, home
+from tasks.comparing import Fold, Trial, digest_of
+from tasks.config import data_mirror, home, params
 from tasks.config.params import Params
 from tasks.evaluate import MOST_OUTPUTS, evaluate, measured
 from tasks.prepare import prepare

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from algorithms.privacy.barrier.barrier import Performance
 from data.card import data_card
-from tasks.comparing.comparison import Comparison, Trial, TrialGroup, cells, code_digest, load, read_published
+from tasks.comparing import Comparison, Trial, TrialGroup, cells, code_digest, load, read_published
 from tasks.comparing.trial import (
     Context,
     Place,

@@ -21,7 +21,7 @@ from data.card import CARDS, DataRefusedError, File, data_card
 from data.files import checksum_for, owner_key, read_json
 from data.readers.records import files_in
 from data.targets import Labels
-from tasks.config.environment import home
+from tasks.config import home
 from tasks.config.overrides import Request, revise
 from tasks.config.params import ParamsRefusedError
 

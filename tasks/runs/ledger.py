@@ -22,8 +22,7 @@ from data import PublicDescription, public_description
 from data.card import data_card
 from data.files import OWNER_PUB, keyed, owner_key, read_json, write_text
 from data.prepared import block_digests, made_anew
-from tasks.config import params
-from tasks.config.environment import database_url, home, ledger_url
+from tasks.config import database_url, home, ledger_url, params
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -36,13 +36,13 @@ from data import PublicDescription
 from data.card import card_names, data_card
 from data.files import OWNER_KEY, check_local, owner_key
 from tasks.calibrate import plan_for
-from tasks.config.environment import TRAIN_ANYWAY, home, may_train_anyway, train_anyway
+from tasks.config import TRAIN_ANYWAY, home, may_train_anyway, train_anyway
 from tasks.config.params import Params
+from tasks.prepare import chosen_blocks, public_of
 from tasks.report import Run, compose
 from tasks.reporting.figures import Picture
 from tasks.reporting.history import nothing
 from tasks.runs import quality
-from tasks.runs.encoders import public_of
 from tasks.runs.ledger import check_terms, open_ledger
 
 LEAST_SIGNAL = 1.0
@@ -208,8 +208,6 @@ def outlook(root: Path, settings: Params) -> Outlook:
     folder = home()
     check_local(card, root, key=owner_key(folder) if (folder / OWNER_KEY).exists() else None)
     if settings.data.blocks:
-        from tasks.prepare import chosen_blocks  # plans of other runs take half a second less without it
-
         chosen_blocks(card, settings.data.blocks, root=root)
     device_of(settings.performance.device)
     found = doubts(settings, plan, records_of(public, cards))

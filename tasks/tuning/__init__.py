@@ -1,1 +1,341 @@
-"""Searches for settings that are paid for as a whole."""
+"""Searches for settings that are paid for as a whole: tune.yaml, and the largest epsilon per trial that fits."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import numpy as np
+import torch
+from pydantic import Discriminator, Field, JsonValue, Tag, ValidationError, model_validator
+
+from algorithms.core.method import by_accountants
+from algorithms.errors import RefusedError
+from algorithms.gradients import L2
+from algorithms.models import Model
+from algorithms.privacy.accounting.epsilon import Accountant, adjacency_named
+from algorithms.privacy.accounting.events import Schedule, schedule_from_json
+from algorithms.privacy.accounting.selection import Trials, after_shared, all_shown
+from algorithms.privacy.barrier.unnoised_queries import Statistic, shape_of
+from algorithms.privacy.mechanisms.release import Gaussian, total_release
+from data import PublicDescription
+from data.readers.records import Records
+from tasks.calibrate import calibrate, model_for
+from tasks.config import params
+from tasks.config.overrides import with_values
+from tasks.config.params import Group, Params, ParamsRefusedError, in_words, read_yaml
+from tasks.evaluate import record_scores
+
+Document = dict[str, Any]
+READS = params.GROUPS
+EXAMPLE = "{space: {algorithm.clip_norm: [0.3, 1.0]}, epsilon: 3.0}"
+_LARGEST_SPACE, _TRIES, _NEAR = 512, 16, 0.98
+
+
+class Range(Group):
+    """`points` numbers from low to high, both included, with equal distances or equal factors between them."""
+
+    low: float
+    high: float
+    points: int = Field(ge=2, le=64)
+    scale: Literal["linear", "log"] = "log"
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> "Range":
+        if not self.low < self.high or (self.scale == "log" and self.low <= 0):
+            raise ValueError("a range needs low < high, and low above 0 on a log scale")
+        return self
+
+    def values(self) -> list[float]:
+        """The points, rounded to six digits; whole ones are ints, as settings such as steps need."""
+        between = np.geomspace if self.scale == "log" else np.linspace
+        points = [float(f"{value:.6g}") for value in between(self.low, self.high, self.points)]
+        return [int(point) if point.is_integer() else point for point in points]
+
+
+def _way(value: object) -> str:
+    return "range" if isinstance(value, Mapping | Range) else "values"
+
+
+Values = Annotated[
+    Annotated[Range, Tag("range")] | Annotated[list[JsonValue], Tag("values")], Discriminator(_way)
+]
+
+
+class Draw(Group):
+    """How the number of trials is drawn.
+
+    mean: the mean of the number. shape: of the truncated negative binomial distribution; 1 is geometric.
+    """
+
+    distribution: Literal["negative_binomial", "poisson"] = "negative_binomial"
+    mean: float = Field(default=8.0, ge=1, le=1e4)
+    shape: float = Field(default=1.0, ge=0, le=100)
+
+    def trials(self) -> Trials:
+        """The distribution in the form that accounting uses."""
+        return Trials(self.mean, math.inf if self.distribution == "poisson" else self.shape)
+
+
+class Objective(Group):
+    """What a search maximises.
+
+    on: "public" maximises accuracy, or the metric of the target, on held-out records that the card declares public.
+    "private" sets aside a share of the training records, each by its own coin, and maximises the sum of their
+    `record_scores` with noise of this multiplier, which is charged with the trial.
+    """
+
+    on: Literal["public", "private"] = "public"
+    share: float = Field(default=0.1, gt=0, lt=1)
+    noise_multiplier: float = Field(default=20.0, gt=0)
+
+
+class Tuning(Group):
+    """tune.yaml; everything else about a trial is in params.yaml.
+
+    space: values by dotted key of params.yaml, as lists or ranges. epsilon, delta: of the whole search; without delta,
+    that of params.yaml. show_all: try each setting once, show all trials and pay for all; "cheaper" does so if that
+    leaves more epsilon for a trial.
+    """
+
+    space: dict[str, Values] = Field(min_length=1)
+    epsilon: float = Field(gt=0)
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    trials: Draw = Field(default_factory=Draw)
+    objective: Objective = Field(default_factory=Objective)
+    show_all: bool | Literal["cheaper"] = False
+
+
+def load(path: Path) -> Tuning:
+    """Load the settings; raises ParamsRefusedError if they are invalid."""
+    document = read_yaml(
+        path, holds="space, epsilon and what else a search needs", missing=f"write one, such as {EXAMPLE}"
+    )
+    try:
+        return Tuning.model_validate(document)
+    except ValidationError as error:
+        raise ParamsRefusedError(f"{path.name}: {in_words(error.errors()[0])}; correct it.") from None
+
+
+def candidates(tuning: Tuning, base: Document) -> list[Document]:
+    """params.yaml with the values of each point of the space, which has keys of algorithm, model and features only."""
+    lists = [value.values() if isinstance(value, Range) else value for value in tuning.space.values()]
+    for key, values in zip(tuning.space, lists, strict=True):
+        if key.partition(".")[0] not in ("algorithm", "model", "features") or not values:
+            raise ParamsRefusedError(
+                f"the space has {key}; give values of keys of algorithm, model or features, at least one each."
+            )
+    if (size := math.prod(map(len, lists))) > _LARGEST_SPACE:
+        raise ParamsRefusedError(
+            f"the space has {size} settings, at most {_LARGEST_SPACE} are searched; coarsen it."
+        )
+    return [with_values(base, dict(zip(tuning.space, point, strict=True))) for point in product(*lists)]
+
+
+@dataclass(frozen=True)
+class Priced:
+    """The price of a search and of its trials.
+
+    shows_all: whether all trials may be shown. each: epsilon of a single trial. costs: of the whole search, by
+    accountant; the smallest is its cost. schedule: the charged events: features that are learned once for all trials,
+    then the search. shares: whether there are such features. documents, plans: params.yaml and the plan's document of
+    each candidate.
+    """
+
+    shows_all: bool
+    each: float
+    costs: Mapping[str, float]
+    schedule: Schedule
+    shares: bool
+    documents: tuple[Document, ...]
+    plans: tuple[Document, ...]
+
+    @property
+    def accountant(self) -> Accountant:
+        """The accountant with the smallest cost."""
+        return cast(Accountant, min(self.costs, key=self.costs.__getitem__))
+
+    @property
+    def cost(self) -> float:
+        """Epsilon of the whole search."""
+        return self.costs[self.accountant]
+
+
+def price(tuning: Tuning, base: Document, public: PublicDescription) -> Priced:
+    """Find the largest epsilon per trial with which the whole search fits; only plans are made, nothing is spent.
+
+    Raises RefusedError if a trial's releases are not fixed in advance, or no epsilon fits.
+    """
+    if tuning.show_all == "cheaper":
+        return max(filter(None, both_ways(tuning, base, public)), key=lambda way: way.each)
+    base = with_values(
+        base, {"privacy.target": None, "privacy.delta": tuning.delta or base["privacy"]["delta"]}
+    )
+    if tuning.objective.on == "public" and not public.public and public.holdout != "public":
+        raise RefusedError(
+            f"the card of {public.dataset!r} declares no public held-out records; set objective.on to private."
+        )
+    every = candidates(tuning, base)
+    if tuning.objective.on == "private":
+        _check_scored(every, public)
+    return _priced(tuning, every, public, shows_all=tuning.show_all)
+
+
+def both_ways(tuning: Tuning, base: Document, public: PublicDescription) -> "list[Priced | None]":
+    """The price if only the winner is released, and if all trials are shown; None for one that does not fit.
+
+    Raises the first RefusedError if neither fits.
+    """
+    ways: list[Priced | None] = []
+    refusals = []
+    for shows_all in (False, True):
+        try:
+            ways.append(price(tuning.model_copy(update={"show_all": shows_all}), base, public))
+        except RefusedError as refusal:
+            ways.append(None)
+            refusals.append(refusal)
+    if len(refusals) == len(ways):
+        raise refusals[0]
+    return ways
+
+
+def _check_scored(every: Sequence[Document], public: PublicDescription) -> None:
+    """Check on a record of zeros that each model can score a single record: a later error would follow the charge."""
+    for settings in distinct_models(every):
+        model = model_for(settings, public)
+        try:
+            score = scored(public, model, model.published(model.initial_parameters()))
+            shape_of(score, zeros(public), model)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise RefusedError(
+                f"the model {model.name!r} cannot be asked about one record by itself ({why}); set objective.on to"
+                " public."
+            ) from None
+
+
+def distinct_models(every: Sequence[Document]) -> Iterator[Params]:
+    """Yield the settings of one candidate for each distinct model and kind of learned features."""
+    seen = set()
+    for document in every:
+        decides = json.dumps({group: document[group] for group in ("model", "features") if group in document})
+        if decides not in seen:
+            seen.add(decides)
+            yield params.parse(document, reads=READS)
+
+
+def zeros(public: PublicDescription) -> Records:
+    """A record of zeros in the form of the prepared records."""
+    return Records(
+        np.zeros((1, *public.input_shape), np.float32 if public.tokens is None else np.int32),
+        np.zeros((1, *public.label_shape), public.known.label_dtype),
+    )
+
+
+def scored(public: PublicDescription, model: Model, parameters: Mapping[str, torch.Tensor]) -> Statistic:
+    """The score of the model's output for a record, [1], as a statistic that a barrier sums up."""
+
+    def of_batch(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return record_scores(public.known, model.scores(model.outputs(parameters, features)), labels)[:, None]
+
+    return lambda features, label: _OfBatch.apply(of_batch, features, label)  # type: ignore[no-untyped-call]
+
+
+class _OfBatch(torch.autograd.Function):
+    """Wraps a per-record function of a batch as a function of one record, which vmap calls on the whole batch.
+
+    This is needed since models of libraries branch on values of their inputs, which vmap forbids.
+    """
+
+    @staticmethod
+    def forward(run: Statistic, features: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return run(features[None], label[None])[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Save nothing, since there is no backward pass."""
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, run: Statistic, features: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, int]:
+        return run(features, labels), 0
+
+
+def _priced(tuning: Tuning, every: list[Document], public: PublicDescription, *, shows_all: bool) -> Priced:
+    delta = every[0]["privacy"]["delta"]
+
+    def at(each: float) -> Priced:
+        documents = [with_values(d, {"privacy.epsilon": each, "privacy.accountant": "pld"}) for d in every]
+        plans = [calibrate(params.parse(d, reads=READS), public) for d in documents]
+        shared = schedule_from_json(plans[0]["prior_events"]) if shares_features(tuning, documents[0]) else []
+        schedules = [after_shared(trial_schedule(plan, tuning.objective), shared) for plan in plans]
+        adjacencies = {plan["adjacency"] for plan in plans}
+        if len(adjacencies) > 1:
+            raise RefusedError("the space has methods under different adjacencies; search each by itself.")
+        whole = all_shown(schedules) if shows_all else tuning.trials.trials().event(schedules)
+        charged = [*shared, (whole, 1)]
+        costs = by_accountants(charged, delta, adjacency_named(adjacencies.pop()))
+        if not costs:
+            raise RefusedError("no accountant has a bound for a search of this method; take another method.")
+        return Priced(shows_all, each, costs, charged, bool(shared), tuple(documents), tuple(plans))
+
+    # Bracket the largest epsilon per trial between one that fits (or is too low) and one that costs too much.
+    each, low, high, best = tuning.epsilon, (0.0, 0.0), (tuning.epsilon, math.inf), None
+    for tried in range(_TRIES):
+        try:
+            found = at(each)
+        except RefusedError:  # for example if features alone cost more than that
+            if tried == 0:
+                raise
+            low = each, each
+        else:
+            if found.cost > tuning.epsilon:
+                high = each, found.cost
+            else:
+                low, best = (each, found.cost), found
+        if best is not None and (best.cost > _NEAR * tuning.epsilon or best.each == tuning.epsilon):
+            break
+        share = ((1 + _NEAR) / 2 * tuning.epsilon - low[1]) / (high[1] - low[1])
+        if not 0 < share < 1 or tried >= _TRIES / 2:
+            share = 0.5
+        each = low[0] + share * (high[0] - low[0])
+    if best is None:
+        raise RefusedError(
+            f"no trial is cheap enough for a search of epsilon {tuning.epsilon:g}; ask for more, or fewer trials."
+        )
+    return best
+
+
+def shares_features(tuning: Tuning, document: Document) -> bool:
+    """Whether the learned features are the same for every trial, so that they are released once for all trials.
+
+    The initial parameters may be learned with the features and belong to the model, so neither features nor model may
+    be in the space.
+    """
+    name = (document.get("features") or {}).get("name", "none")
+    return name != "none" and {"features", "model"}.isdisjoint(key.partition(".")[0] for key in tuning.space)
+
+
+def trial_schedule(plan: Document, objective: Objective) -> Schedule:
+    if plan["filter"]["kind"] != "schedule":
+        raise RefusedError(
+            f"the method {plan['algorithm']!r} chooses its releases on the way, and a search prices fixed ones;"
+            " take another method."
+        )
+    schedule = schedule_from_json(plan["schedule"])
+    if objective.on == "public":
+        return schedule
+    if any("WithoutReplacement" in type(event).__name__ for event, _ in schedule):
+        raise RefusedError(
+            "samples without replacement need the exact number of records, and a private objective takes some away;"
+            " set objective.on to public."
+        )
+    return [*schedule, (score_release(objective).event(), 1)]
+
+
+def score_release(objective: Objective) -> Any:
+    return total_release(L2(1.0), Gaussian(objective.noise_multiplier))

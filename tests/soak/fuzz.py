@@ -35,9 +35,9 @@ from data.card import data_card
 from data.formats import Csv, Parquet
 from data.readers.of_rows import RowReader
 from data.targets import Classes
+from tasks import retraining
 from tasks.config import params
 from tasks.evaluate import load_model
-from tasks.retraining import settings as retraining
 from tasks.runs.stages import refusals
 from tests.support.parts import whole
 from tests.support.synthetic_run import record, write_run

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from ruamel.yaml import YAML
 
-from tasks.retraining.settings import Retraining
+from tasks.retraining import Retraining
 from tests.support.cards import card, csv_of, label, number
 
 POPULATION = "killed"

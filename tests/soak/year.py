@@ -24,12 +24,12 @@ from ruamel.yaml import YAML
 from algorithms.privacy.ledger import Ledger
 from data.card import CARDS
 from tasks import prepare
-from tasks.config.environment import data_mirror, home
+from tasks.config import data_mirror, home
 from tasks.config.params import load
 from tasks.evaluate import metrics_of
 from tasks.reporting.figures import LIGHT, png
+from tasks.retraining import Retraining
 from tasks.retraining.delivery import Outcome, Work, retrain
-from tasks.retraining.settings import Retraining
 from tasks.runs.quality import quality
 from tasks.runs.stages import StageRefusedError, refusals
 from tests.soak.year_check import recomputed

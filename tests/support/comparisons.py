@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tasks.comparing.comparison import groups
+from tasks.comparing import groups
 from tasks.comparing.work import Work, held, plan_group, prepare_data, run_group, work_of
 
 PROJECT = Path(__file__).parents[2]

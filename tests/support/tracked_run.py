@@ -12,9 +12,8 @@ from data import PublicDescription
 from tasks.config.params import Tracking
 from tasks.reporting.figures import Curve
 from tasks.reporting.history import History
-from tasks.tracking.live_curve import live_curve
-from tasks.tracking.report import log_report
-from tasks.tracking.runs import Finished, log_promotion, log_run
+from tasks.tracking.live import live_curve
+from tasks.tracking.runs import Finished, log_promotion, log_report, log_run
 
 MODEL = "visits"
 HISTORY = History(

@@ -19,8 +19,8 @@ from algorithms.privacy.barrier.barrier import Performance
 from data.card import DataRefusedError
 from data.prepared import load
 from data.readers.records import Records
+from tasks.comparing import groups
 from tasks.comparing import trial as one_cell
-from tasks.comparing.comparison import groups
 from tasks.comparing.report import report, results
 from tasks.comparing.trial import make_ready, mean_losses, points, prepared_folder, public_of, sides
 from tasks.comparing.work import Work, held, plan_group, prepare_data, run_group, work_of

@@ -153,9 +153,8 @@ def test_editing_what_can_change_a_result_makes_training_due_and_nothing_else_do
 
     for file in (
         "tasks/tracking/runs.py",
-        "tasks/tracking/live_curve.py",
+        "tasks/tracking/live.py",
         "algorithms/privacy/ledger/ledger.py",
-        "tasks/runs/progress.py",
         "algorithms/privacy/card/build.py",
         "tasks/report.py",
         "algorithms/methods/__init__.py",

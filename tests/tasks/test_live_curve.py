@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from tasks.config.params import Tracking
-from tasks.tracking import live_curve as module
-from tasks.tracking.live_curve import END, live_curve
+from tasks.tracking import live as module
+from tasks.tracking.live import END, live_curve
 from tests.support.checkout import PROJECT
 from tests.support.waiting import before_long
 from tests.support.wandb_stand_in import standing_in
@@ -162,7 +162,7 @@ def test_a_training_that_was_killed_takes_its_client_with_it(tmp_path: Path, own
 import time
 from pathlib import Path
 from tasks.config.params import Tracking
-from tasks.tracking.live_curve import live_curve
+from tasks.tracking.live import live_curve
 with live_curve("run-1", {PLAN}, Tracking(mode="online"), root=Path({str(tmp_path)!r})) as tell:
     tell(1, 0.5, 0.5)
     time.sleep(600)

@@ -28,7 +28,7 @@ from tasks.check_data import look
 from tasks.config import params
 from tasks.config.overrides import Request, revise
 from tasks.predict import predict
-from tasks.runs.encoders import reader_of
+from tasks.prepare import reader_of
 from tasks.runs.preflight import outlook
 from tasks.runs.stages import code_has_changed
 from tests.support import tiny_encoder
@@ -374,7 +374,7 @@ def test_an_encoder_and_its_transform_come_together(data: dict[str, Any], words:
 
 
 def test_settings_that_an_encoder_has_not_are_refused_by_name() -> None:
-    from tasks.runs.encoders import encoder_of
+    from tasks.prepare import encoder_of
 
     with pytest.raises(ModelRefusedError, match=r"data\.encoder\.settings\.sise"):
         encoder_of(params.Encoder(name="wordllama", settings=json.loads('{"sise": 3}')))

@@ -7,7 +7,7 @@ import pytest
 
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Composition, Ledger
-from tasks.ledger_page.page import page
+from tasks.ledger_page import page
 from tests.support.browser import seen
 from tests.support.checkout import Checkout
 

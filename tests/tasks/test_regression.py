@@ -25,7 +25,7 @@ from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.predict import predict
 from tasks.runs.quality import run_summary
-from tasks.tuning.pricing import Tuning, price
+from tasks.tuning import Tuning, price
 from tasks.tuning.search import Search, tune
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.workspace import Workspace

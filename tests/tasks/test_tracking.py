@@ -16,10 +16,9 @@ import pytest
 
 from tasks.config.params import Tracking
 from tasks.reporting.figures import Curve
+from tasks.tracking import places
 from tasks.tracking import runs as tracking
-from tasks.tracking.report import log_report
-from tasks.tracking.runs import STEP, Finished, history, log_promotion, log_run
-from tasks.tracking.session import places
+from tasks.tracking.runs import STEP, Finished, history, log_promotion, log_report, log_run
 from tests.support.checkout import PROJECT
 from tests.support.offline_run import (
     CONFIG,

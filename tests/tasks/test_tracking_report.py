@@ -14,8 +14,7 @@ from algorithms.privacy.card.text import SO_FAR, statement
 from tasks.config.params import Tracking
 from tasks.reporting.figures import Curve
 from tasks.reporting.history import History, nothing
-from tasks.tracking.report import log_report, sections
-from tasks.tracking.runs import HISTORY, STEP, Finished
+from tasks.tracking.runs import HISTORY, STEP, Finished, log_report, sections
 from tests.support.offline_run import write_finished
 from tests.support.tracked_run import HISTORY as PAST
 from tests.support.tracked_run import finished

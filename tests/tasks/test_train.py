@@ -22,7 +22,7 @@ from data.files import owner_key
 from tasks import evaluate, report, train
 from tasks.runs import store
 from tasks.runs.store import check_evaluated
-from tasks.tracking import live_curve
+from tasks.tracking import live
 from tests.support.wandb_stand_in import standing_in
 from tests.support.workspace import PARAMS, Workspace, crash, killed_in, prepared_digits, workspace
 
@@ -103,11 +103,11 @@ def test_a_live_curve_changes_no_result_whether_wandb_hangs_or_answers(
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     for hangs, patience in ((True, 1.0), (False, 60.0)):
         workspace.take_up()
-        monkeypatch.setattr(live_curve, "_PATIENCE", patience)
+        monkeypatch.setattr(live, "_PATIENCE", patience)
         caplog.clear()
         with (
             standing_in(hangs=hangs) as backend,
-            caplog.at_level(logging.WARNING, "tasks.tracking.live_curve"),
+            caplog.at_level(logging.WARNING, "tasks.tracking.live"),
         ):
             monkeypatch.setenv("WANDB_BASE_URL", backend.known.url)
             first = workspace.train()
@@ -117,7 +117,7 @@ def test_a_live_curve_changes_no_result_whether_wandb_hangs_or_answers(
     trace = pd.read_parquet(workspace.root / "artifacts/trace.parquet")
     last = backend.rows(first["run_id"])[-1]
     expected = (6, trace["epsilon"].iloc[-1], trace["noise_std"].iloc[-1])
-    assert tuple(last[name] for name in live_curve.LIVE) == pytest.approx(expected)
+    assert tuple(last[name] for name in live.LIVE) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("where", ["reserve", "settle", "finish"])

@@ -25,15 +25,13 @@ from algorithms.privacy.card import text
 from algorithms.privacy.card.verify import check_charged
 from algorithms.privacy.ledger import Ledger
 from data import PublicDescription
+from tasks import retraining
 from tasks.config.params import ParamsRefusedError
-from tasks.retraining import settings as retraining
 from tasks.runs import store
 from tasks.runs.ledger import signing_key
-from tasks.tuning import pricing
+from tasks.tuning import Priced, Tuning, price, pricing
 from tasks.tuning import search as searching
-from tasks.tuning.pricing import Priced, Tuning, price
-from tasks.tuning.search import Search, one_by_one, tune
-from tasks.tuning.trial import Trial
+from tasks.tuning.search import Search, Trial, one_by_one, tune
 from tests.support.workspace import killed_in
 
 BASE: dict[str, Any] = {
@@ -393,13 +391,11 @@ def test_the_cheaper_way_is_the_one_that_fits(place: Path, monkeypatch: pytest.M
     fits = search_of(place).priced
     monkeypatch.setattr(sys.modules[__name__], "PRICES", {})
     monkeypatch.setattr(
-        "tasks.tuning.pricing._priced", lambda *_, shows_all: fits if not shows_all else _refuse("all")
+        "tasks.tuning._priced", lambda *_, shows_all: fits if not shows_all else _refuse("all")
     )
     assert search_of(place, show_all="cheaper").priced is fits
     PRICES.clear()
-    monkeypatch.setattr(
-        "tasks.tuning.pricing._priced", lambda *_, shows_all: _refuse("all" if shows_all else "one")
-    )
+    monkeypatch.setattr("tasks.tuning._priced", lambda *_, shows_all: _refuse("all" if shows_all else "one"))
     with pytest.raises(RefusedError, match="one"):
         search_of(place, show_all="cheaper")
 

@@ -19,10 +19,8 @@ from data.description import PublicDescription
 from data.prepared import load
 from data.targets import Classes, Known, Labels, NextToken, Number, Tags
 from tasks.evaluate import record_scores
-from tasks.tuning import pricing
-from tasks.tuning.pricing import Tuning, price
-from tasks.tuning.search import Search, tune
-from tasks.tuning.trial import SCORE, Trial
+from tasks.tuning import Tuning, price, pricing
+from tasks.tuning.search import SCORE, Search, Trial, tune
 from tests.support.public_texts import publish
 from tests.support.workspace import Workspace
 from tests.tasks.test_own_records import declared

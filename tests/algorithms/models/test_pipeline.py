@@ -17,7 +17,7 @@ from data import PublicDescription
 from data.card import data_card
 from data.prepared import load
 from tasks import calibrate, evaluate
-from tasks.comparing.comparison import Problem, Trial
+from tasks.comparing import Problem, Trial
 from tasks.config import params
 from tasks.config.params import ParamsRefusedError
 from tests.tasks.test_train import PARAMS, Workspace, prepared_digits, workspace

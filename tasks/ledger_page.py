@@ -69,7 +69,7 @@ def page(ledger: Ledger) -> str:
     made = environment(below=Path(__file__).parent)
     made.filters |= {"epsilon": _number, "share": _share}
     as_of = history[-1].written_at[:16].replace("T", " ") if history else None
-    return made.get_template("ledger.html.j2").render(
+    return made.get_template("ledger_page.html.j2").render(
         accounts=accounts, as_of=as_of, rows=len(history), head=ledger.head()
     )
 

@@ -1,7 +1,9 @@
-"""The live curve of a training: at most one row per second, sent to Weights & Biases by a separate process.
+"""What is shown of a training while it runs: its progress here, and its live curve at Weights & Biases.
 
-Training never waits for that process, and the network client never shares memory with the records or the key of the
-noise. Rows that the process does not accept in time are left out of the live curve; the report has all of them.
+The progress is a bar on a terminal, otherwise a line every few seconds. The live curve is at most one row per second,
+sent by a separate process. Training never waits for that process, and the network client never shares memory with the
+records or the key of the noise. Rows that the process does not accept in time are left out of the live curve; the
+report has all of them.
 
 W&B's own service process is not enough: `wandb.init` waits for the server, up to its timeout if the server hangs or is
 unreachable, and `log` raises in the training if the service has died.
@@ -25,20 +27,68 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from algorithms.core.training import OnStep
 from tasks.config.params import Tracking
-from tasks.tracking.session import places, reason, session
+from tasks.tracking import places, reason, session
 
 if TYPE_CHECKING:
     from algorithms.core.training import OnStep
 
+_SECONDS_BETWEEN_LINES = 5.0
+_log = logging.getLogger(__name__)
 LIVE_STEP = "live/step"
 LIVE = (LIVE_STEP, "live/epsilon_so_far", "live/noise_std")
 END = {"finished": True}
 """The last line of a training that finished."""
-
 _SECONDS_BETWEEN_ROWS, _SECONDS_TO_FINISH = 1.0, 15
 _PATIENCE, _PATIENCE_AFTER_A_FAILURE = 20.0, 2.0
-_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def progress(steps: int, *, console: Console | None = None) -> Iterator[OnStep]:
+    """A callback that shows the progress of a training of `steps` steps: steps, rate, time left, epsilon so far."""
+    console = console or Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines(steps)
+        return
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}, epsilon so far {task.fields[epsilon]:.3g}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("training", total=steps, epsilon=0.0, rate="")
+
+        def on_step(step: int, epsilon: float, _noise_std: float) -> None:
+            speed = bar.tasks[0].speed
+            rate = f"{speed:.0f} steps/s" if speed else ""
+            bar.update(task, completed=step, epsilon=epsilon, rate=rate)
+
+        yield on_step
+
+
+def _lines(steps: int) -> OnStep:
+    began = last = time.monotonic()
+    first: int | None = None
+
+    def on_step(step: int, epsilon: float, _noise_std: float) -> None:
+        nonlocal last, first
+        first = step - 1 if first is None else first
+        now = time.monotonic()
+        if now - last < _SECONDS_BETWEEN_LINES and step < steps:
+            return
+        last = now
+        rate = (step - first) / max(now - began, 1e-9)
+        # The first step also inspects the model, so its time does not predict the others.
+        left = f", {(steps - step) / rate:.0f} s left" if step - first > 1 else ""
+        _log.info("step %d of %d, %.1f steps/s%s, epsilon so far %.3g", step, steps, rate, left, epsilon)
+
+    return on_step
 
 
 @contextmanager
@@ -75,7 +125,7 @@ class _Sender:
         self._latest: tuple[int, float, float] | None = None
         self._sent = -math.inf
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tasks.tracking.live_curve"],
+            [sys.executable, "-m", "tasks.tracking.live"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # W&B's own output, which may be long
@@ -161,7 +211,7 @@ def tell(opening: dict[str, Any], rows: Iterator[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """`python -m tasks.tracking.live_curve`, with lines as input."""
+    """`python -m tasks.tracking.live`, with lines as input."""
     lines = (json.loads(line) for line in sys.stdin)
     opening = next(lines)
     try:
