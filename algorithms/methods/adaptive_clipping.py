@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import Batches, Repeated, plan_fixed
+from algorithms.core.calibration import Repeated, plan_fixed
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import Sampled, State, noisy_gradient, plan_gradient_steps
 from algorithms.core.optimizers import Bound, Positive
@@ -68,7 +68,13 @@ class QuantileClipping(Sampled):
                 " algorithm.clip_norm between algorithm.min_clip_norm and algorithm.max_clip_norm."
             )
         sampled = self.sampled(public)
-        counts, bound = self._count_noise(sampled), L2(self.clip_norm)
+        if self.count_noise_multiplier is None and sampled.divisor is None:
+            raise RefusedError(
+                "the number of records is private, so a tenth of the batch is not known; set"
+                " algorithm.count_noise_multiplier."
+            )
+        counts = self.count_noise_multiplier or USUAL_SHARE * (sampled.divisor or 0.0)
+        bound = L2(self.clip_norm)
 
         def releases(noise_multiplier: float) -> Repeated:
             noised = gradient_release(sampled.sampling, bound, Gaussian(noise_multiplier), 1.0)
@@ -107,16 +113,6 @@ class QuantileClipping(Sampled):
         """The next C from a noisy fraction of norms within this one."""
         moved = clip_norm * math.exp(-self.rate * (min(1.0, max(0.0, fraction)) - self.quantile))
         return min(self.max_clip_norm, max(self.min_clip_norm, moved))
-
-    def _count_noise(self, sampled: Batches) -> float:
-        if self.count_noise_multiplier is not None:
-            return self.count_noise_multiplier
-        if sampled.divisor is None:
-            raise RefusedError(
-                "the number of records is private, so a tenth of the batch is not known; set"
-                " algorithm.count_noise_multiplier."
-            )
-        return USUAL_SHARE * sampled.divisor
 
 
 @dataclass(frozen=True)

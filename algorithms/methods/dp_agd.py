@@ -54,30 +54,8 @@ class Measured:
         return Measured((self.rho * self.total + other.rho * other.total) / rho, rho)
 
 
-def plan_papers(splits: int, target: Target, public: PublicInfo) -> Plan:
-    """The paper's: epsilon / (2 splits) for a measurement, by the Gaussian mechanism's formula, and for a selection.
-
-    With Laplace noise in the selection, and rho = (sqrt(L + epsilon) - sqrt(L))^2 for L = ln(1 / delta) in all (Lee and
-    Kifer 2018, Section 5; that the formula is taken at the whole delta is known from the released code).
-    """
-    target.budget.check_spendable()
-    epsilon, delta = target.budget.epsilon, target.budget.delta
-    part, log_delta = epsilon / (2 * splits), math.log(1 / delta)
-    rho = (math.sqrt(log_delta + epsilon) - math.sqrt(log_delta)) ** 2
-    spent = Iteration(part**2 / (4 * math.log(1.25 / delta)), 1 / part)
-    return _plan(rho, spent, spent.gradient_rho + part**2 / 2, target, public)
-
-
-def plan_even(iterations: int, share: float, target: Target, public: PublicInfo) -> Plan:
-    """The whole rho of (epsilon, delta), cut into equal parts; `share` of each is for a selection with Gumbel noise."""
-    rho = rho_of_budget(target.budget)
-    each = rho * (1 - SLACK) / iterations
-    spent = Iteration((1 - share) * each, 1 / math.sqrt(8 * share * each))
-    return _plan(rho, spent, each, target, public)
-
-
 def plan_sampled(iterations: int, share: float, rate: float, target: Target, public: PublicInfo) -> Plan:
-    """The same cuts of a Rényi budget, for Poisson samples; at the order that leaves the gradient the least noise.
+    """Equal parts of a Rényi budget, for Poisson samples; at the order that leaves the gradient the least noise.
 
     The order follows from public values and is fixed with the plan, as a filter needs it.
     """
@@ -92,7 +70,16 @@ def plan_sampled(iterations: int, share: float, rate: float, target: Target, pub
         return argmin_release(1.0, Gumbel(multiplier), Poisson(rate)).event()
 
     def least(event: Callable[[float], dp.DpEvent], order: int, part: float) -> float:
-        return _least_multiplier(event, order, part * (1 - SLACK) * limits[order] / iterations)
+        """The least noise multiplier whose event costs at most a part of an iteration's share at a Rényi order."""
+        limit = part * (1 - SLACK) * limits[order] / iterations
+        found = smallest(
+            lambda multiplier: float(rdp([(event(multiplier), 1)], orders=(float(order),))[0]),
+            limit,
+            low=_MULTIPLIERS[0],
+            high=_MULTIPLIERS[1],
+            tolerance=1e-10,
+        )
+        return _MULTIPLIERS[1] if found is None else found
 
     usable = [order for order, limit in limits.items() if limit > 0]
     if not usable:
@@ -104,28 +91,6 @@ def plan_sampled(iterations: int, share: float, rate: float, target: Target, pub
     return plan_renyi(
         order, target=target, public=public, steps=iterations, sampling_rate=rate, method_params=spent
     )
-
-
-def _plan(rho: float, spent: Iteration, cost: float, target: Target, public: PublicInfo) -> Plan:
-    """Under a zCDP filter, for as many iterations as `rho` holds without a rejection."""
-    if cost > rho:
-        raise RefusedError(
-            "an iteration would cost more than the whole budget; set algorithm.iterations higher."
-        )
-    return plan_zcdp(rho, target=target, public=public, steps=math.floor(rho / cost), method_params=spent)
-
-
-def _least_multiplier(event: Callable[[float], dp.DpEvent], order: int, limit: float) -> float:
-    """The least noise multiplier whose event costs at most `limit` at a Rényi order."""
-    low, high = _MULTIPLIERS
-    found = smallest(
-        lambda multiplier: float(rdp([(event(multiplier), 1)], orders=(float(order),))[0]),
-        limit,
-        low=low,
-        high=high,
-        tolerance=1e-10,
-    )
-    return high if found is None else found
 
 
 Steps = tuple[NotNegative, ...]
@@ -227,16 +192,33 @@ class DPAGD:
         return replace(default, **{name: value for name, value in given.items() if value is not None})
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
-        """The budget that the run is held to; raises RefusedError where the settings do not fit each other or the
-        data.
+        """The budget that the run is held to: rho in equal parts, or the paper's cuts of epsilon, for as many iterations
+        as it holds without a rejection.
+
+        The paper's are epsilon / (2 splits) for a measurement, by the Gaussian mechanism's formula, and for a selection
+        with Laplace noise, and rho = (sqrt(L + epsilon) - sqrt(L))^2 for L = ln(1 / delta) in all (Lee and Kifer 2018,
+        Section 5; that the formula is taken at the whole delta is known from the released code). Raises RefusedError
+        where the settings do not fit each other or the data.
         """
         self._check(public)
-        iterations = self.choices.iterations
+        iterations, share, budget = self.choices.iterations, self.selection_share, target.budget
         if self.sampling_rate is not None:
-            return plan_sampled(iterations, self.selection_share, self.sampling_rate, target, public)
+            return plan_sampled(iterations, share, self.sampling_rate, target, public)
         if self.paper_budget:
-            return plan_papers(iterations, target, public)
-        return plan_even(iterations, self.selection_share, target, public)
+            budget.check_spendable()
+            part, log_delta = budget.epsilon / (2 * iterations), math.log(1 / budget.delta)
+            rho = (math.sqrt(log_delta + budget.epsilon) - math.sqrt(log_delta)) ** 2
+            spent = Iteration(part**2 / (4 * math.log(1.25 / budget.delta)), 1 / part)
+            cost = spent.gradient_rho + part**2 / 2
+        else:
+            rho = rho_of_budget(budget)
+            cost = rho * (1 - SLACK) / iterations
+            spent = Iteration((1 - share) * cost, 1 / math.sqrt(8 * share * cost))
+        if cost > rho:
+            raise RefusedError(
+                "an iteration would cost more than the whole budget; set algorithm.iterations higher."
+            )
+        return plan_zcdp(rho, target=target, public=public, steps=math.floor(rho / cost), method_params=spent)
 
     def init(self, parameters: Tensor, plan: Plan) -> State:
         """The state at the model's start."""
@@ -252,16 +234,21 @@ class DPAGD:
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State | None:
         """One iteration: measure and select until the step is not 0; None where the budget does not allow that."""
-        reach = float(state.reach)
+        is_printed, sampling, reach = self.averaging == "printed", self._sampling(), float(state.reach)
+        multiplier = plan.params(Iteration).selection_multiplier
+        noise = Laplace(multiplier) if self.paper_budget else Gumbel(multiplier)
+        pull = self.regularisation * sampling.rate * (plan.public.records or 0)  # public where there is one
         measured = self._measured(state, float(state.gradient_rho), barrier)
-        if measured is not None and self.averaging == "printed":
+        if measured is not None and is_printed:
             measured = replace(measured, total=_normalised(measured.total))
         while measured is not None:
-            velocity = self._velocity(state, plan, measured)
-            line = self._line(state, velocity, reach)
-            chosen = self._chosen(line, plan, barrier)
-            if chosen is None:
+            velocity = self.choices.momentum * state.velocity + measured.total + pull * state.parameters
+            direction = velocity if is_printed else _normalised(velocity)
+            steps = tuple(reach * part for part in self.choices.steps_grid)
+            line = LineCandidates(state.parameters, direction, steps)
+            if not barrier.affords(argmin_release(self.loss_bound, noise, sampling)):
                 return None
+            chosen = barrier.argmin(line, bound=self.loss_bound, noise=noise, sampling=sampling)
             if chosen > 0:
                 keeps = measured.rho if self.choices.keep_raised else float(state.gradient_rho)
                 return self._moved(replace(state, velocity=velocity), line, chosen, reach=reach, rho=keeps)
@@ -283,27 +270,6 @@ class DPAGD:
         at = state.parameters
         total = barrier.gradient(at, sampling=sampling, clipping=bound, noise=noise, divisor=1.0)
         return Measured(total, rho)
-
-    def _chosen(self, line: LineCandidates, plan: Plan, barrier: Barrier) -> int | None:
-        """The index of the step that the noisy selection finds best, where it is afforded."""
-        multiplier = plan.params(Iteration).selection_multiplier
-        noise = Laplace(multiplier) if self.paper_budget else Gumbel(multiplier)
-        if not barrier.affords(argmin_release(self.loss_bound, noise, self._sampling())):
-            return None
-        return barrier.argmin(line, bound=self.loss_bound, noise=noise, sampling=self._sampling())
-
-    def _velocity(self, state: State, plan: Plan, measured: Measured) -> Tensor:
-        """What the direction is made of: the measured sum, its regularisation, what is kept of earlier ones."""
-        records = plan.public.records or 0  # public where there is a regularisation
-        pull = self.regularisation * self._sampling().rate * records
-        return self.choices.momentum * state.velocity + measured.total + pull * state.parameters
-
-    def _line(self, state: State, velocity: Tensor, reach: float) -> LineCandidates:
-        """The candidates of a selection."""
-        direction = velocity if self.averaging == "printed" else _normalised(velocity)
-        return LineCandidates(
-            state.parameters, direction, tuple(reach * part for part in self.choices.steps_grid)
-        )
 
     def _moved(self, state: State, line: LineCandidates, chosen: int, *, reach: float, rho: float) -> State:
         """The state after a step that is not 0; its range follows from the steps chosen, which are public."""
@@ -401,7 +367,12 @@ class PrivGene:
         public.
         """
         public.check_losses("a candidate")
-        rho, rounds = rho_of_budget(target.budget), self._rounds(target.budget.epsilon, public)
+        rho, rounds = rho_of_budget(target.budget), self.rounds
+        if rounds is None and public.records is None:
+            raise RefusedError(
+                "the number of records is private, and with it that of the rounds; set algorithm.rounds."
+            )
+        rounds = rounds or max(1, round((public.records or 0) * target.budget.epsilon / RECORDS_A_ROUND))
         each = rho * (1 - SLACK) / rounds
         selection = Selection(1 / math.sqrt(8 * each))
         return plan_zcdp(rho, target=target, public=public, steps=rounds, method_params=selection)
@@ -423,12 +394,3 @@ class PrivGene:
     def released(self, state: Best) -> Tensor:
         """The last round's candidate, shape [d]."""
         return state.parameters
-
-    def _rounds(self, epsilon: float, public: PublicInfo) -> int:
-        if self.rounds is not None:
-            return self.rounds
-        if public.records is None:
-            raise RefusedError(
-                "the number of records is private, and with it that of the rounds; set algorithm.rounds."
-            )
-        return max(1, round(public.records * epsilon / RECORDS_A_ROUND))

@@ -33,7 +33,7 @@ from algorithms.core.optimizers import Bound, Count
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.mechanisms.correlated import Strategy, Toeplitz, Tree
+from algorithms.privacy.mechanisms.correlated import Strategy, Tree
 from algorithms.privacy.mechanisms.release import FixedOrder
 
 _MOST = 64
@@ -122,19 +122,13 @@ class MatrixFactorisation(Sampled):
                 f"{self.bands} bands were asked for, and one of as many parts of the records has less than a batch at a"
                 f" rate of {sampled.rate:.4g}; set algorithm.bands to at most {most}, or to auto."
             )
-        for bands in self._bands(most):
-            yield self._banded(bands), ordered or bands
-
-    def _bands(self, most: int) -> list[int]:
-        if self.bands != "auto":
-            return [min(self.bands, self.steps)]
         limit = min(most, self.steps, _MOST)
-        return [bands for bands in (1, 2, 4, 8, 16, 32) if bands < limit] + [limit]
-
-    def _banded(self, bands: int) -> Toeplitz:
-        if self.strategy == "square_root":
-            return square_root(bands, momentum=self.update.momentum)
-        return banded(self.update, self.steps, bands)
+        tried = [bands for bands in (1, 2, 4, 8, 16, 32) if bands < limit] + [limit]
+        for bands in tried if self.bands == "auto" else [min(self.bands, self.steps)]:
+            if self.strategy == "square_root":
+                yield square_root(bands, momentum=self.update.momentum), ordered or bands
+            else:
+                yield banded(self.update, self.steps, bands), ordered or bands
 
     def _releases(self, kept: CorrelatedPlan, sampled: Batches) -> Releases:
         steps = gradient_steps if self._is_dp_sgd(kept) else partial(correlated_steps, kept)

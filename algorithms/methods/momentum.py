@@ -406,7 +406,9 @@ def plan_path(
 ) -> Plan:
     """The plan of a run in stages whose noise follows `importance`, shape [steps]: a_t, or ones for equal noise."""
     multipliers, counts = _course(settings, target, public, importance)
-    level = _mean(multipliers, counts, power=2 if settings.noise == "gaussian" else 1)
+    # The equal multiplier with the same sum of epsilons, or of precisions for Gaussian noise.
+    power = 2 if settings.noise == "gaussian" else 1
+    level = float(np.average(multipliers**-power, weights=counts) ** (-1.0 / power))
     runs, asked = noise_runs(multipliers / level, counts), settings.release(public, level)
 
     def releases(noise_multiplier: float) -> Repeated:
@@ -447,7 +449,11 @@ def best_length(
     if settings.noise != "gaussian":
         sensitivity = settings.bounds_apart * settings.clipping(public).sensitivity
         scale = sensitivity / (records * target.budget.epsilon)
-        noise, power = public.parameters * scale**2 * _spread(settings, public), 1.0 / 3.0
+        d = public.parameters
+        spread = (
+            1.0 if settings.noise == "laplace" else (d + 2) * (d + 3) / 12
+        )  # half a variance: see `KNorm.std`
+        noise, power = d * scale**2 * spread, 1.0 / 3.0
     else:
         once = replace(
             settings, batch_size=None
@@ -465,12 +471,6 @@ def best_length(
     return int(np.argmin(bounds)) + 1
 
 
-def _spread(settings: Settings, public: PublicInfo) -> float:
-    """Half the variance of a coordinate of pure noise of scale 1; for K-norm noise see `KNorm.std`."""
-    d = public.parameters
-    return 1.0 if settings.noise == "laplace" else (d + 2) * (d + 3) / 12
-
-
 def _course(settings: Settings, target: Target, public: PublicInfo, importance: Array) -> tuple[Array, Array]:
     """The noise multipliers of runs of iterations, right for pure epsilon and else up to a factor; shapes [groups]."""
     rate = settings.sampling(public).rate
@@ -479,11 +479,6 @@ def _course(settings: Settings, target: Target, public: PublicInfo, importance: 
         return values**-0.25, counts
     epsilons = divide_epsilon(target.budget.epsilon * (1.0 - _ROUNDING), values, counts, rate=rate)
     return settings.bounds_apart * laplace_scale(epsilons, rate=rate), counts
-
-
-def _mean(multipliers: Array, counts: Array, *, power: int) -> float:
-    """The equal multiplier with the same sum of epsilons (power 1) or of precisions (power 2)."""
-    return float(np.average(multipliers**-power, weights=counts) ** (-1.0 / power))
 
 
 @dataclass(frozen=True)
@@ -500,7 +495,13 @@ class HeavyBall(Settings):
         check(self, target, public)
         curve = self.curve(public)
         size = self.step_size(curve)
-        stages = [Stage(self.steps, size, self._momentum(curve, size))]
+        if self.momentum is None and self.regularisation == 0.0:
+            raise RefusedError(
+                "without regularisation the objective has no known strong convexity to take the momentum from; set"
+                " algorithm.momentum, or algorithm.regularisation above 0."
+            )
+        momentum = curve.momentum(size) if self.momentum is None else self.momentum
+        stages = [Stage(self.steps, size, momentum)]
         return plan_path(self, target, public, curve=curve, stages=stages, importance=np.ones(self.steps))
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
@@ -509,16 +510,6 @@ class HeavyBall(Settings):
         gradient = self.gradient(state.parameters, plan, now.noise_multiplier, barrier)
         kept = now.momentum * (state.parameters - state.previous)
         return state.moved(state.parameters - now.step_size * gradient + kept)
-
-    def _momentum(self, curve: Curve, step_size: float) -> float:
-        if self.momentum is not None:
-            return self.momentum
-        if self.regularisation == 0.0:
-            raise RefusedError(
-                "without regularisation the objective has no known strong convexity to take the momentum from; set"
-                " algorithm.momentum, or algorithm.regularisation above 0."
-            )
-        return curve.momentum(step_size)
 
 
 @dataclass(frozen=True)

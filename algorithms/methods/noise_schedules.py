@@ -118,11 +118,18 @@ class Decay:
 
         Raises RefusedError where a step would have no length, none that is finite, or go backwards.
         """
-        t = np.arange(steps, dtype=np.float64)
+        t, found = np.arange(steps, dtype=np.float64), np.ones(steps)
         with np.errstate(divide="ignore"):
-            found = self._factors(t, steps)
-        if not (np.isfinite(found).all() and (found > 0).all()):
-            wrong = int(np.flatnonzero(~(np.isfinite(found) & (found > 0)))[0])
+            match self.form:
+                case "polynomial":
+                    found = (self.offset + self.rate * t) ** -self.power
+                case "linear_in_sqrt":
+                    found = 1.0 - (1.0 - self.end) * np.sqrt(t / steps)
+                case "adaptive":
+                    found = (self.offset + self.noise_growth * t) ** -0.5
+        is_wrong = ~(np.isfinite(found) & (found > 0))
+        if is_wrong.any():
+            wrong = int(np.flatnonzero(is_wrong)[0])
             raise RefusedError(
                 f"the step size after {wrong} steps would be {found[wrong]:.3g} times the learning rate, and every step"
                 " needs a finite one above 0; change algorithm.decay."
@@ -133,17 +140,6 @@ class Decay:
         """What b^2 gains after `count` steps from a gradient of the given square, its noise's share taken off."""
         beta = max(self.beta / (count % self.period + 1), 1.0)
         return max(beta * square, self.least_growth)
-
-    def _factors(self, t: Array, steps: int) -> Array:
-        match self.form:
-            case "polynomial":
-                return (self.offset + self.rate * t) ** -self.power
-            case "linear_in_sqrt":
-                return 1.0 - (1.0 - self.end) * np.sqrt(t / steps)
-            case "constant":
-                return np.ones(steps)
-            case "adaptive":
-                return (self.offset + self.noise_growth * t) ** -0.5
 
 
 @dataclass(frozen=True)

@@ -96,18 +96,14 @@ class ObjectivePerturbation(SingleRelease):
 
     def _problem(self, multiplier: float, budget: Budget, public: PublicInfo) -> Minimum:
         clip_norm = self.clip_norm or public.gradient_norm(2)
-        regularisation = self._given(public)
+        regularisation = 0.0
+        if self.regularisation is not None:
+            regularisation = self.regularisation * public.known_records(WHAT)
         if self.analysis == "kst":
             regularisation += 2 * public.smoothness() / budget.epsilon
         elif self.regularisation is None:
             regularisation = SPREAD * multiplier * clip_norm
         return private_minimum(public, clip_norm=clip_norm, regularisation=regularisation)
-
-    def _given(self, public: PublicInfo) -> float:
-        """The regularisation of the settings, of the sum of losses."""
-        if self.regularisation is None:
-            return 0.0
-        return self.regularisation * public.known_records(WHAT)
 
     def _check(self, target: Target, public: PublicInfo) -> None:
         """Raises RefusedError where analysis and accountant do not fit, or the regularisation costs the whole
