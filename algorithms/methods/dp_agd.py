@@ -192,8 +192,8 @@ class DPAGD:
         return replace(default, **{name: value for name, value in given.items() if value is not None})
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
-        """The budget that the run is held to: rho in equal parts, or the paper's cuts of epsilon, for as many iterations
-        as it holds without a rejection.
+        """The budget that the run is held to: rho in equal parts, or the paper's cuts of epsilon; for as many
+        iterations as it holds without a rejection.
 
         The paper's are epsilon / (2 splits) for a measurement, by the Gaussian mechanism's formula, and for a selection
         with Laplace noise, and rho = (sqrt(L + epsilon) - sqrt(L))^2 for L = ln(1 / delta) in all (Lee and Kifer 2018,

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
 
 from algorithms.errors import ModelRefusedError
 
@@ -118,3 +121,11 @@ def digest(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         raise ModelRefusedError(f"there is no file {path}; give the path of one, or leave it out.") from None
+
+
+def read_tensors(path: Path, advice: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file; raises ModelRefusedError, with the advice, if it cannot be read."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError):
+        raise ModelRefusedError(f"{path} is no safetensors file that can be read whole; {advice}.") from None

@@ -295,13 +295,6 @@ FIRST_WORD = 2
 _GIVE_THE_LIST = "set words_file to the words.txt that preparing the data writes beside them"
 
 
-def random_vectors(entries: int, width: int) -> Tensor:
-    """A table [entries, width] of N(0, 1 / width) from torch's generator, with zeros for padding."""
-    table = torch.randn(entries, width) / math.sqrt(width)
-    table[0] = 0.0
-    return table
-
-
 def read_words(path: Path, entries: int, *, sha256: str | None) -> dict[str, int]:
     """The entry of each word in a file with one word per line; the first word has entry 2.
 
@@ -346,25 +339,21 @@ def read_vectors(path: Path, words: dict[str, int], width: int) -> dict[int, Ten
                 f"line {number} of {path.name} has {len(numbers)} numbers after the word, not {width}; give a file of"
                 f" that width, or set width."
             )
-        if word in words:
-            vectors[words[word]] = _vector(numbers, number, path)
+        if word not in words:
+            continue
+        try:
+            vectors[words[word]] = torch.tensor([float(part) for part in numbers])
+        except ValueError:
+            vectors[words[word]] = torch.tensor(math.nan)
+        if not vectors[words[word]].isfinite().all():
+            raise ModelRefusedError(
+                f"line {number} of {path.name} has a value that is not a finite number; repair the file."
+            )
     if not vectors:
         raise ModelRefusedError(
             f"{path.name} has none of the words; give word vectors of the data's language."
         )
     return vectors
-
-
-def _vector(numbers: list[str], line: int, path: Path) -> Tensor:
-    try:
-        values = [float(number) for number in numbers]
-    except ValueError:
-        values = [math.nan]
-    if not all(map(math.isfinite, values)):
-        raise ModelRefusedError(
-            f"line {line} of {path.name} has a value that is not a finite number; repair the file."
-        )
-    return torch.tensor(values)
 
 
 def _lines(path: Path, setting: str) -> Iterator[tuple[int, str]]:
@@ -450,7 +439,8 @@ def bilstm(given: ModelSpec, settings: TextSettings) -> Model:
 
 def _table(entries: int, words_sha256: str | None, settings: TextSettings) -> tuple[Tensor, str]:
     """The initial embedding [entries, width], and a note on it."""
-    table = random_vectors(entries, settings.width)
+    table = torch.randn(entries, settings.width) / math.sqrt(settings.width)
+    table[0] = 0.0  # padding
     if settings.embedding_file is None or settings.words_file is None:
         if settings.embedding == "learned":
             return table, "The embedding is trained with the rest of the model, under the same privacy."

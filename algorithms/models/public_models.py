@@ -14,11 +14,10 @@ from typing import Any, Literal, Self, TypeAlias
 
 import torch
 from pydantic import Field, JsonValue, model_validator
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file, save_model
+from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
-from algorithms.models.libraries import digest, imported_library, public_folder
+from algorithms.models.libraries import digest, imported_library, public_folder, read_tensors
 from algorithms.models.model import (
     Model,
     ModelRefusedError,
@@ -142,31 +141,23 @@ class HuggingFaceSettings(_Public):
         return found
 
 
-class _Texts(nn.Module):
-    """Tokens [batch, length] -> logits [batch, ..., classes], with an attention mask that excludes padding."""
+class _Logits(nn.Module):
+    """A model of transformers from records to logits [batch, ..., classes].
 
-    padding: int
+    padding: of tokens [batch, length], which the attention mask excludes; None for images [batch, channels, height,
+    width].
+    """
 
-    def __init__(self, model: nn.Module, padding: int) -> None:
+    def __init__(self, model: nn.Module, padding: int | None) -> None:
         super().__init__()
-        self.model = model
-        self.padding = padding
+        self.model, self.padding = model, padding
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        ids = tokens.long()
+    def forward(self, records: Tensor) -> Tensor:
+        if self.padding is None:
+            of_images: Tensor = self.model(pixel_values=records).logits
+            return of_images
+        ids = records.long()
         found: Tensor = self.model(input_ids=ids, attention_mask=(ids != self.padding).long()).logits
-        return found
-
-
-class _Images(nn.Module):
-    """Images [batch, channels, height, width] -> logits [batch, classes]."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: Tensor) -> Tensor:
-        found: Tensor = self.model(pixel_values=images).logits
         return found
 
 
@@ -239,7 +230,7 @@ def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
         raise cannot_be_made("huggingface", error) from None
     prefix = f"{module.base_model_prefix}."
     heads = tuple(name for name, _ in module.named_children() if f"{name}." != prefix)
-    around = _Texts(module, given.padding) if is_text else _Images(module)
+    around = _Logits(module, given.padding if is_text else None)
     made = _Made(module, prefix, heads, task != "language-modelling")
     model = _finished("huggingface", made, around, settings)
     if task == "language-modelling":
@@ -279,13 +270,13 @@ def _check_causal(model: Model, given: ModelSpec) -> None:
 
 def library_model(model: Model) -> nn.Module:
     """The library's own module within a model of this file."""
-    return model.module.model if isinstance(model.module, _Texts | _Images) else model.module
+    return model.module.model if isinstance(model.module, _Logits) else model.module
 
 
 def _wrapped_as(model: Model, found: nn.Module) -> nn.Module:
     """A module that transformers has read, from records to logits like the model."""
-    own = model.module
-    return (_Texts(found, own.padding) if isinstance(own, _Texts) else _Images(found)).eval()
+    own: Any = model.module
+    return _Logits(found, own.padding).eval()
 
 
 def in_file(model: Model, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -301,7 +292,7 @@ def from_file(model: Model, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _prefix(model: Model) -> str:
-    return "model." if isinstance(model.module, _Texts | _Images) else ""
+    return "model." if isinstance(model.module, _Logits) else ""
 
 
 def write_beside(
@@ -405,7 +396,7 @@ def read_pretrained(model: Model, folder: Path, input_shape: tuple[int, ...], ou
     """
     module: Any = library_model(model)
     try:
-        if isinstance(model.module, _Texts | _Images):
+        if isinstance(model.module, _Logits):
             imported_library("transformers").utils.logging.disable_progress_bar()
             return _wrapped_as(model, type(module).from_pretrained(folder, use_safetensors=True))
         settings = model.settings
@@ -451,13 +442,9 @@ def _finished(name: str, made: _Made, around: nn.Module, settings: _Public) -> M
 
 def _filled(made: _Made, path: Path, called: str) -> str:
     """Load a checkpoint into the module; returns a note on it. A head that does not fit keeps its random start."""
-    try:
-        stored = load_file(path)
-    except (OSError, SafetensorError):
-        raise ModelRefusedError(
-            f"{path} is no safetensors file that can be read whole; get one with:"
-            " hf download NAME config.json model.safetensors --local-dir FOLDER."
-        ) from None
+    stored = read_tensors(
+        path, "get one with: hf download NAME config.json model.safetensors --local-dir FOLDER"
+    )
     own = made.module.state_dict()
     found = {name if name in own else made.prefix + name: tensor for name, tensor in stored.items()}
     # A head that is tied to the embeddings is not stored twice.
@@ -530,18 +517,15 @@ def replace_batch_norm(module: nn.Module) -> nn.Module:
     """
     for name in batch_norm_layers(module):
         parent, _, last = name.rpartition(".")
-        replaced = _group_norm(module.get_submodule(name))
+        found: Any = module.get_submodule(name)
+        channels = int(found.num_features)
+        groups = gcd(_GROUPS, channels)
+        groups = groups if groups < channels else max(1, channels // 2)
+        norm: nn.Module = nn.GroupNorm(groups, channels, eps=float(found.eps), affine=bool(found.affine))
+        # timm's BatchNormAct2d has its activation inside
+        parts = [getattr(found, part) for part in ("drop", "act") if hasattr(found, part)]
+        norm = nn.Sequential(norm, *parts) if parts else norm
         if not name:
-            return replaced
-        setattr(module.get_submodule(parent), last, replaced)
+            return norm
+        setattr(module.get_submodule(parent), last, norm)
     return module
-
-
-def _group_norm(found: nn.Module) -> nn.Module:
-    channels = int(found.num_features)  # type: ignore[arg-type]
-    groups = gcd(_GROUPS, channels)
-    groups = groups if groups < channels else max(1, channels // 2)
-    norm = nn.GroupNorm(groups, channels, eps=float(found.eps), affine=bool(found.affine))  # type: ignore[arg-type]
-    # timm's BatchNormAct2d has its activation inside
-    parts = [getattr(found, part) for part in ("drop", "act") if hasattr(found, part)]
-    return nn.Sequential(norm, *parts) if parts else norm

@@ -12,17 +12,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from algorithms.errors import ModelRefusedError
 from algorithms.models import build
 from algorithms.models.feature_transforms import for_evaluation, front, in_front, shape_after, with_views
-from algorithms.models.libraries import digest
+from algorithms.models.libraries import digest, read_tensors
 from algorithms.models.model import Model
 from algorithms.models.public_models import from_file
-
-Tensors = Mapping[str, Tensor]
 
 
 def started(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) -> Model:
@@ -32,17 +29,42 @@ def started(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) -> Mo
     layers that keep their current start. Raises ModelRefusedError for an unreadable file, for names that the model or
     the file lacks, for other shapes, and for values that are not finite.
     """
-    own = model.module.state_dict()
+    own, note = model.module.state_dict(), ""
     keeps = named(model, reinitialize, what="model.reinitialize") if reinitialize else set()
-    held, map_note = _behind_a_map(from_file(model, _read(path)), own)
+    held = from_file(model, read_tensors(path, "set model.start to one"))
+    if {name.partition(".")[0] for name in held} == {"features", "model"} and own.keys().isdisjoint(held):
+        # Behind a map, as by `feature_transforms.in_front`.
+        held = {name.removeprefix("model."): t for name, t in held.items() if name.startswith("model.")}
+        note = " The learned map in front of it there is not taken over."
     stored = {name: t for name, t in held.items() if not (name in keeps or _is_below(name, reinitialize))}
-    _check_names(path, wanted=own.keys() - keeps, found=set(stored))
+    wanted = own.keys() - keeps
+    for names, what in (
+        (wanted - stored.keys(), "lacks"),
+        (stored.keys() - wanted, "has, unlike the model,"),
+    ):
+        if names:
+            raise ModelRefusedError(
+                f"{path.name} {what} {min(names)}; give a file of the same model, or list what is new in"
+                " model.reinitialize."
+            )
     for name, tensor in stored.items():
-        _check_tensor(path, name, tensor, own[name])
+        there, here = (
+            f"{'numbers' if t.is_floating_point() else 'whole numbers'} of shape {list(t.shape)}"
+            for t in (tensor, own[name])
+        )
+        if there != here:
+            raise ModelRefusedError(
+                f"{name} is {there} in {path.name}, but {here} in the model; give a file of the same model, or list it"
+                " in model.reinitialize."
+            )
+        if not bool(torch.isfinite(tensor.to(own[name].dtype)).all()):
+            raise ModelRefusedError(
+                f"{name} in {path.name} is not finite everywhere as {own[name].dtype}; give the file of a sound model."
+            )
         own[name].copy_(tensor)
-    note = f"The start is the file {path.name} (SHA-256 {digest(path)})"
     kept = f", except for {', '.join(reinitialize)}, drawn from the model's seed." if reinitialize else "."
-    return replace(model, notes=(*model.notes, note + kept + map_note))
+    note = f"The start is the file {path.name} (SHA-256 {digest(path)}){kept}{note}"
+    return replace(model, notes=(*model.notes, note))
 
 
 def frozen(model: Model, chosen: Sequence[str]) -> Model:
@@ -73,50 +95,6 @@ def named(model: Model, chosen: Sequence[str], *, what: str) -> set[str]:
 def _is_below(name: str, prefixes: Sequence[str]) -> bool:
     """Whether a name has one of the prefixes, which may be patterns such as `encoder.layer.[0-3].*`."""
     return any(fnmatchcase(name, prefix) or fnmatchcase(name, f"{prefix}.*") for prefix in prefixes)
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError):
-        raise ModelRefusedError(
-            f"{path} is no safetensors file that can be read whole; set model.start to one."
-        ) from None
-
-
-def _behind_a_map(stored: Tensors, own: Tensors) -> tuple[Tensors, str]:
-    """Select the model's own tensors from a file that also has those of a map (`feature_transforms.in_front`)."""
-    is_whole = {name.partition(".")[0] for name in stored} == {"features", "model"}
-    if not is_whole or not own.keys().isdisjoint(stored):
-        return stored, ""
-    behind = {name.removeprefix("model."): t for name, t in stored.items() if name.startswith("model.")}
-    return behind, " The learned map in front of it there is not taken over."
-
-
-def _check_names(path: Path, *, wanted: set[str], found: set[str]) -> None:
-    for names, what in ((wanted - found, "lacks"), (found - wanted, "has, unlike the model,")):
-        if names:
-            raise ModelRefusedError(
-                f"{path.name} {what} {min(names)}; give a file of the same model, or list what is new in"
-                " model.reinitialize."
-            )
-
-
-def _check_tensor(path: Path, name: str, tensor: Tensor, own: Tensor) -> None:
-    if tensor.shape != own.shape or tensor.is_floating_point() != own.is_floating_point():
-        raise ModelRefusedError(
-            f"{name} is {_form(tensor)} in {path.name}, but {_form(own)} in the model; give a file of the same model,"
-            " or list it in model.reinitialize."
-        )
-    if not bool(torch.isfinite(tensor.to(own.dtype)).all()):
-        raise ModelRefusedError(
-            f"{name} in {path.name} is not finite everywhere as {own.dtype}; give the file of a sound model."
-        )
-
-
-def _form(tensor: Tensor) -> str:
-    kind = "numbers" if tensor.is_floating_point() else "whole numbers"
-    return f"{kind} of shape {list(tensor.shape)}"
 
 
 def adapted(
