@@ -10,9 +10,9 @@ from ruamel.yaml import YAML
 from algorithms.errors import RefusedError
 from algorithms.methods import CATALOGUE
 from algorithms.privacy.ledger import Ledger
+from tasks import config as environment
 from tasks.config import params
 from tasks.config.params import GROUPS, Model, ParamsRefusedError, load, parse
-from tasks.reporting.page import environment
 from tests.support.changed import changed
 from tests.support.checkout import PROJECT
 from tests.support.refusals import refused

@@ -1,14 +1,22 @@
-"""What a person sees of a long training: a bar on a terminal, lines elsewhere."""
+"""What a person sees of a run: a bar or lines while it trains, and the closing table."""
 
 import io
+import json
 import logging
+import os
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from algorithms.privacy.accounting import Budget
+from algorithms.privacy.ledger import Ledger
+from tasks.runs.quality import run_summary
 from tasks.tracking import live as module
 from tasks.tracking.live import progress
+from tests.support.checkout import PROJECT
 
 
 def test_a_terminal_shows_steps_epsilon_and_time_left() -> None:
@@ -52,3 +60,66 @@ def test_a_run_that_was_resumed_counts_its_rate_from_there_and_its_first_step_pr
         "step 901 of 1000, 0.1 steps/s, epsilon so far 1",
         "step 905 of 1000, 0.2 steps/s, 380 s left, epsilon so far 1.1",
     ]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "params.yaml").write_text((PROJECT / "params.yaml").read_text())
+    (tmp_path / "artifacts").mkdir()
+    (tmp_path / "artifacts" / "receipt.json").write_text(
+        json.dumps({"population": "people", "dataset": "digits", "algorithm": "dp_sgd"})
+    )
+    return tmp_path
+
+
+def finished(root: Path, **changes: Any) -> dict[str, str]:
+    metrics = {
+        "test_accuracy": 0.91234,
+        "majority_accuracy": 0.73451,
+        "test_records": 500,
+        "test_auc": 0.95,
+        "epsilon": 1.5,
+        "delta": 1e-5,
+    }
+    (root / "artifacts" / "metrics.json").write_text(json.dumps(metrics | changes))
+    return dict(run_summary(root).rows())
+
+
+def test_it_tells_the_result_and_what_the_population_has_left(root: Path, own_home: Path) -> None:
+    ledger = Ledger.open(f"sqlite:///{own_home}/ledger.sqlite")
+    ledger.declare("people", Budget(10.0, 1e-3), public=False)
+    ledger.reserve("one", "people", Budget(4.0, 1e-5), events=[], about={})
+    ledger.settle("one", Budget(1.5, 1e-5), events=[])
+    ledger.reserve("two", "people", Budget(2.0, 1e-5), events=[], about={})
+    assert finished(root) == {
+        "data set": "digits",
+        "algorithm": "dp_sgd",
+        "test accuracy": "91.23%",
+        "AUC, F1, calibration error": "0.950, none, none",
+        "majority-class baseline": "73.45%: the model is better than always naming the most frequent class",
+        "epsilon of this run": "1.5 at delta 1e-05",
+        "population": "people",
+        "epsilon spent on it": "1.5",
+        "epsilon left for it": "6.5",
+        "report": os.path.relpath(root / "artifacts" / "report.html"),
+    }
+
+
+def test_a_long_name_leaves_room_for_the_numbers(root: Path) -> None:
+    (root / "artifacts" / "receipt.json").write_text(
+        json.dumps({"population": "people " * 20, "dataset": "d" * 90, "algorithm": "dp_sgd"})
+    )
+    finished(root)
+    out = io.StringIO()
+    Console(file=out, width=80).print(run_summary(root).table())
+    assert "91.23%" in out.getvalue() and out.getvalue().count("d" * 9) > 2
+
+
+def test_a_run_without_noise_is_called_not_private(root: Path) -> None:
+    assert finished(root, epsilon=None)["epsilon of this run"] == "not private"
+
+
+def test_a_result_of_another_machine_has_a_population_that_this_ledger_does_not_know(root: Path) -> None:
+    rows = finished(root)
+    assert rows["epsilon spent on it"] == "unknown to this ledger"
+    assert rows["epsilon left for it"] == "unknown to this ledger"

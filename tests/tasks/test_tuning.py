@@ -25,11 +25,11 @@ from algorithms.privacy.card import text
 from algorithms.privacy.card.verify import check_charged
 from algorithms.privacy.ledger import Ledger
 from data import PublicDescription
-from tasks import retraining
+from tasks import retraining, tuning
 from tasks.config.params import ParamsRefusedError
 from tasks.runs import store
 from tasks.runs.ledger import signing_key
-from tasks.tuning import Priced, Tuning, price, pricing
+from tasks.tuning import Priced, Tuning, price
 from tasks.tuning import search as searching
 from tasks.tuning.search import Search, Trial, one_by_one, tune
 from tests.support.workspace import killed_in
@@ -267,7 +267,7 @@ def test_features_that_cost_more_than_the_search_are_refused(place: Path) -> Non
 )
 def test_features_are_shared_where_no_trial_varies_them(varied: str, features: Any, shares: bool) -> None:
     asked = Tuning.model_validate({"space": {varied: [1, 2]}, "epsilon": 1.0})
-    assert pricing.shares_features(asked, {"features": features}) is shares
+    assert tuning.shares_features(asked, {"features": features}) is shares
 
 
 def traces_of(search: Search, place: Path, home: Path) -> list[pd.DataFrame]:
@@ -414,7 +414,7 @@ def test_what_cannot_be_searched_is_refused(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("load", "example"), [(pricing.load, pricing.EXAMPLE), (retraining.load, retraining.EXAMPLE)]
+    ("load", "example"), [(tuning.load, tuning.EXAMPLE), (retraining.load, retraining.EXAMPLE)]
 )
 def test_where_a_file_is_missing_an_example_of_one_is_told(tmp_path: Path, load: Any, example: str) -> None:
     path = tmp_path / "own.yaml"

@@ -18,8 +18,9 @@ from algorithms.privacy.card.verify import check_charged
 from data.description import PublicDescription
 from data.prepared import load
 from data.targets import Classes, Known, Labels, NextToken, Number, Tags
+from tasks import tuning
 from tasks.evaluate import record_scores
-from tasks.tuning import Tuning, price, pricing
+from tasks.tuning import Tuning, price
 from tasks.tuning.search import SCORE, Search, Trial, tune
 from tests.support.public_texts import publish
 from tests.support.workspace import Workspace
@@ -161,7 +162,7 @@ def test_a_model_that_cannot_be_asked_about_one_record_is_refused_before_anythin
     def refusing(*_: object) -> None:
         raise ValueError("more records, please")
 
-    monkeypatch.setattr(pricing, "record_scores", refusing)
+    monkeypatch.setattr(tuning, "record_scores", refusing)
     base = {
         "data": {"dataset": "mine"},
         "privacy": {"epsilon": 1.0, "delta": 1e-5},
