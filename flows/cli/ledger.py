@@ -214,7 +214,7 @@ def init(
     or from a password file (PGPASSFILE).
     """
     with sentences():
-        from algorithms.privacy.ledger.roles import init as make
+        from algorithms.privacy.ledger.administration import init as make
         from tasks.config import checked_url, ledger_url
 
         named = ledger_url(None) if url is None else checked_url(url)

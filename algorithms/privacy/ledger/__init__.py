@@ -3,8 +3,8 @@
 chain: rows, and the hashes that bind them. composition: how runs add up, and what one counts for. policy: which blocks
 a retraining uses, and how many more there can be. books: what the rows add up to. rules: the rows of a run, and what is
 refused. balances: the books as tables beside the rows. store: the tables in SQLite or PostgreSQL, made by migrations.
-verification: all rows, read one by one. ledger: the class, whose `reserve` charges a population and its blocks. place:
-where a home has its ledger, and what it remembers of it. roles: who may do what in PostgreSQL.
+ledger: the class, whose `reserve` charges a population and its blocks, and whose `verify` reads all rows one by one.
+place: where a home has its ledger, and what it remembers of it. administration: copies, and roles in PostgreSQL.
 
 Of the rest of privacy they import budgets, and the accountants where a price by zCDP or Rényi is asked for. Cards
 import `composition` by itself, which decides what they say. What opens a database is imported when it is asked for:
@@ -31,11 +31,18 @@ from algorithms.privacy.ledger.policy import (
 )
 
 if TYPE_CHECKING:
-    from algorithms.privacy.ledger.ledger import Ledger, Settlement, export, identity, restore, settlement
+    from algorithms.privacy.ledger.administration import export, restore
+    from algorithms.privacy.ledger.ledger import (
+        Checkpoint,
+        Ledger,
+        Settlement,
+        Verification,
+        identity,
+        settlement,
+    )
     from algorithms.privacy.ledger.store import NotAllowedError
-    from algorithms.privacy.ledger.verification import Checkpoint, Verification
 else:
-    _OTHER = {"NotAllowedError": "store", "Checkpoint": "verification", "Verification": "verification"}
+    _OTHER = {"NotAllowedError": "store", "export": "administration", "restore": "administration"}
 
     def __getattr__(name: str) -> Any:
         """What needs a database, when it is first asked for."""

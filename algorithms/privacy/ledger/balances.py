@@ -308,7 +308,8 @@ def _open_account(books: Books, row: Any) -> None:
     if row.retired:
         books.retired.add(account)
     sums = {status: _amount(getattr(row, status)) for status in STATES}
-    books.set_account(account, {status: amount for status, amount in sums.items() if amount}, row.charges)
+    books.sums[account] = {status: amount for status, amount in sums.items() if amount}
+    books.charges[account] = row.charges
 
 
 def _population_row(books: Books, population: str) -> dict[str, Any]:
@@ -318,7 +319,7 @@ def _population_row(books: Books, population: str) -> dict[str, Any]:
 
 
 def _account_row(books: Books, account: Account) -> dict[str, Any]:
-    cap, (sums, charges) = books.caps[account], books.account(account)
+    cap, sums, charges = books.caps[account], books.sums.get(account, {}), books.charges.get(account, 0)
     row: dict[str, Any] = {status: _text(sums.get(status, ())) for status in STATES}
     row |= {"population": account[0], "block": account[1], "charges": charges}
     return row | {"epsilon": cap.epsilon, "delta": cap.delta, "retired": int(account in books.retired)}

@@ -31,7 +31,6 @@ ADJACENCY = "ADD_OR_REMOVE_ONE"
 NOISE_KEY = "noise_key"
 """The note of a reservation with a digest of the key of its noise, of which a run has one."""
 ROUNDING = Fraction(1, 10**12)
-_MANY_MOVES = 64
 
 
 class Run(NamedTuple):
@@ -66,12 +65,10 @@ class Books:
     allowed: set[tuple[str, frozenset[str]]] = field(default_factory=set)
     """Populations with pairs of their blocks that may hold the same records, by decision of the data's owner."""
     runs: dict[str, Run] = field(default_factory=dict)
-    _sums: dict[Account, dict[Status, Amount]] = field(default_factory=dict)
-    _moves: dict[Account, dict[tuple[Status, int], tuple[Amount, int]]] = field(default_factory=dict)
-    """Amounts that are not yet added to the sums, and how often each occurs: adding fractions is slow, and many runs
-    have the same amount. The keys are `id`s of the amounts, since hashing them is slow too.
-    """
-    _charges: dict[Account, int] = field(default_factory=dict)
+    sums: dict[Account, dict[Status, Amount]] = field(default_factory=dict)
+    """The amounts of an account's runs by status."""
+    charges: dict[Account, int] = field(default_factory=dict)
+    """The number of runs that were ever reserved in an account."""
 
     def add(self, entry: Entry) -> None:
         """Add a verified row; rows must come in order."""
@@ -129,7 +126,7 @@ class Books:
         """The amount of all runs in these states in a block, including runs on the whole population."""
         total = self.term(population).composition.nothing()
         for name in {block, WHOLE_POPULATION}:
-            for status, amount in self._added_up((population, name)).items():
+            for status, amount in self.sums.get((population, name), {}).items():
                 total = plus(total, amount) if status in states else total
         return total
 
@@ -145,10 +142,6 @@ class Books:
         if min(room) < 0 or (population, block) in self.retired:
             return 0
         return min((left // part for left, part in zip(room, charge, strict=True) if part), default=None)
-
-    def charges(self, population: str, block: str) -> int:
-        """The number of runs that were ever reserved in a block."""
-        return self._charges.get((population, block), 0)
 
     def is_charged(self, population: str) -> bool:
         """Whether a run was ever reserved in a population."""
@@ -188,22 +181,6 @@ class Books:
         }
         return {block: others for block, others in found.items() if others}
 
-    def account(self, account: Account) -> tuple[Mapping[Status, Amount], int]:
-        """The amounts of an account's runs by status, and the number of runs."""
-        return self._added_up(account), self._charges.get(account, 0)
-
-    def set_account(self, account: Account, sums: Mapping[Status, Amount], charges: int) -> None:
-        """Set the result of `account`."""
-        self._sums[account], self._charges[account] = dict(sums), charges
-
-    def copy(self) -> "Books":
-        """An independent copy."""
-        fresh = Books()
-        fresh.join(self)
-        fresh._sums = {account: dict(self._added_up(account)) for account in {*self._sums, *self._moves}}
-        fresh._moves = {}
-        return fresh
-
     def join(self, other: "Books") -> None:
         """Add the books of another population."""
         for name, value in vars(other).items():
@@ -227,7 +204,7 @@ class Books:
         self.runs[run_id] = run._replace(amounts={**run.amounts, entry.block: amount})
         if "held" in about:
             self.held[account] = self.held.get(account, frozenset()).union(about["held"])
-        self._charges[account] = self._charges.get(account, 0) + 1
+        self.charges[account] = self.charges.get(account, 0) + 1
         self._move(account, amount, "open")
 
     def _end(self, entry: Entry, about: Mapping[str, Any], status: Status) -> None:
@@ -246,18 +223,8 @@ class Books:
         self._move(account, amount, status)
 
     def _move(self, account: Account, amount: Amount, status: Status, sign: int = 1) -> None:
-        moves = self._moves.setdefault(account, {})
-        key = status, id(amount)
-        moves[key] = amount, moves.get(key, (amount, 0))[1] + sign
-        if len(moves) == _MANY_MOVES:
-            self._added_up(account)
-
-    def _added_up(self, account: Account) -> Mapping[Status, Amount]:
-        if account in self._moves:
-            sums = self._sums.setdefault(account, {})
-            for (status, _), (amount, count) in self._moves.pop(account).items():
-                sums[status] = plus(sums.get(status, (Fraction(0),) * len(amount)), times(amount, count))
-        return self._sums.get(account, {})
+        sums = self.sums.setdefault(account, {})
+        sums[status] = plus(sums.get(status, (Fraction(0),) * len(amount)), amount, sign)
 
 
 def replay(entries: Iterable[Entry], *, books: Books | None = None) -> Books:
@@ -356,7 +323,7 @@ def standing(books: Books, population: str, also: Sequence[str] = ()) -> list[Bl
         limit, charged = books.limit(population, account), books.charged(population, account, *STATES)
         left = _floats(_rest(limit, charged))
         is_retired = (population, name) in books.retired
-        blocks.append(Block(name, _floats(limit), left, books.charges(population, name), is_retired))
+        blocks.append(Block(name, _floats(limit), left, books.charges.get((population, name), 0), is_retired))
     return blocks
 
 

@@ -154,8 +154,7 @@ def _counted(numbers: tuple[float, ...], count: int) -> Amount:
 
 def plus(first: Amount, second: Amount, sign: int = 1) -> Amount:
     """The sum of two amounts; with sign -1 their difference."""
-    added = (a + b for a, b in zip(first, second, strict=True))
-    return tuple(added if sign == 1 else (a - b for a, b in zip(first, second, strict=True)))
+    return tuple(a + b if sign == 1 else a - b for a, b in zip(first, second, strict=True))
 
 
 def group_of(budget: Budget, count: int) -> Budget:

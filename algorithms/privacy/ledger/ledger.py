@@ -12,18 +12,21 @@ that row before can open the ledger then; `verify` reads all rows. Balances have
 derives again. Restoring an old copy, or deleting the file, leaves a valid chain: only a `head()` that is kept elsewhere
 reveals these, with `check_contains`. No decision depends on a clock: `written_at` is for people.
 
-The functions below the class use only the rows: copies that restore the same chain, whether a ledger is a copy of
-another, and the state of a population right after a run settled.
+The functions below the class use only the rows: whether a ledger is a copy of another, the state of a population right
+after a run settled, and a verification of all rows, one by one. Its memory grows with the number of populations and
+open runs, not with the rows; its result can be stored, signed, as a checkpoint from which a later one continues.
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import takewhile
-from pathlib import Path
 from typing import Any, TypeVar
 
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from sqlalchemy.engine import Connection
 
 from algorithms.errors import LedgerBrokenError, RefusedError
@@ -36,6 +39,7 @@ from algorithms.privacy.ledger.books import (
     Books,
     Run,
     Status,
+    adjacency_of,
     affordable,
     balance_of,
     in_words,
@@ -43,13 +47,69 @@ from algorithms.privacy.ledger.books import (
     replay,
     standing,
 )
-from algorithms.privacy.ledger.chain import GENESIS, NOTHING, WHOLE_POPULATION, Draft, Entry, Head, follow
+from algorithms.privacy.ledger.chain import GENESIS, NOTHING, WHOLE_POPULATION, Draft, Entry, Head
 from algorithms.privacy.ledger.composition import BASIC, Composition, Events, Terms
 from algorithms.privacy.ledger.policy import Block
-from algorithms.privacy.ledger.store import Store, first_hash, last_of, open_store, place_of_hash, settled_at
-from algorithms.privacy.ledger.verification import Checkpoint, Verification, verified
+from algorithms.privacy.ledger.store import (
+    Store,
+    first_hash,
+    last_of,
+    open_store,
+    pages,
+    place_of_hash,
+    settled_at,
+)
 
 T = TypeVar("T")
+_UNDER = 1 - 1e-9
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state at the end of a verification: the books without the runs that have ended.
+
+    first: the hash of the first row, which identifies the ledger. priced: whether prices were recomputed too.
+    """
+
+    first: str | None
+    head: Head
+    books: Books
+    priced: bool
+
+    def signed(self, key: Ed25519PrivateKey) -> str:
+        """The checkpoint as JSON text, with a signature."""
+        document: dict[str, Any] = {"first": self.first, "head": list(self.head), "priced": self.priced}
+        document["books"] = balances.to_document(self.books)
+        signature = key.sign(balances.canonical(document).encode()).hex()
+        return json.dumps(document | {"signature": signature}, indent=1) + "\n"
+
+    @classmethod
+    def load(cls, text: str, key: Ed25519PublicKey) -> "Checkpoint":
+        """The checkpoint that `signed` wrote; raises RefusedError unless this key signed exactly this text."""
+        try:
+            document = json.loads(text)
+            key.verify(bytes.fromhex(document.pop("signature")), balances.canonical(document).encode())
+            books = balances.from_document(document["books"])
+            return cls(document["first"], Head(*document["head"]), books, document["priced"])
+        except (InvalidSignature, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise RefusedError(
+                "the checkpoint is not one that the owner's key of this home signed; verify the ledger from its first"
+                " row."
+            ) from None
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result: the checkpoint at the end, the number of rows read, and the number of recomputed prices."""
+
+    checkpoint: Checkpoint
+    read: int
+    priced: int
+
+    @property
+    def head(self) -> Head:
+        """The last row."""
+        return self.checkpoint.head
 
 
 @dataclass(frozen=True)
@@ -61,10 +121,6 @@ class Ledger:
     """
 
     _store: Store = field(repr=False)
-    _priced_by: dict[str, Terms] = field(default_factory=dict, repr=False, compare=False)
-    """A cache of populations' terms; the terms that decide prices never change."""
-    _reserved: dict[str, tuple[Part | None, Books]] = field(default_factory=dict, repr=False, compare=False)
-    """A cache of runs that were reserved here and what they were charged to, which never changes."""
 
     @classmethod
     def open(cls, url: str, *, verified: Head = NOTHING) -> "Ledger":
@@ -197,9 +253,7 @@ class Ledger:
         rules.check_name(run_id, "run_id")
         run = Draft("reserve", population, cost, run_id, events, about)
         # Priced before the database is locked: accountants take their time.
-        terms = self._priced_by.get(population) or self.terms(population)
-        self._priced_by[population] = terms
-        drafts = rules.reservation(terms, run, blocks, held or {})
+        drafts = rules.reservation(self.terms(population), run, blocks, held or {})
         named = {draft.block for draft in drafts}
 
         # What decides is loaded; what a refusal says more, all blocks and all open runs, where there is one.
@@ -207,7 +261,6 @@ class Ledger:
         part = Part(population, few, (run_id,), about.get("retraining"), bool(held))
 
         def decide(connection: Connection, books: Books) -> list[Draft]:
-            self._reserved[run_id] = Part(population, few, (run_id,)), books
             try:
                 return admitted(books)
             except RefusedError:
@@ -224,11 +277,7 @@ class Ledger:
             rules.check_fits(books, drafts)
             return drafts
 
-        try:
-            self._store.append(part, decide)
-        except BaseException:
-            self._reserved.pop(run_id, None)
-            raise
+        self._store.append(part, decide)
 
     def settle(self, run_id: str, spent: Budget, *, events: Events, model: str | None = None) -> None:
         """Settle a run at what it spent; does nothing if it is already settled like this.
@@ -236,8 +285,7 @@ class Ledger:
         events: the releases that happened. model: its SHA-256. Raises BudgetRefusedError if the run spent more than it
         reserved, and RefusedError for a run that is unknown or ended otherwise.
         """
-        known = self._reserved.pop(run_id, None)
-        part, found = self._of_run(run_id) if known is None else known
+        part, found = self._of_run(run_id)
         drafts = rules.settlement(found, run_id, spent, events, model)
 
         def decide(books: Books) -> list[Draft]:
@@ -406,57 +454,6 @@ class Ledger:
         return self._store.read(found)
 
 
-def export(ledger: Ledger, path: Path) -> int:
-    """Write every row as a line of JSON into a new file that only its owner can read; returns the number of rows.
-
-    The copy is a snapshot, and the ledger can be used meanwhile. Raises RefusedError if the file exists or cannot be
-    written.
-    """
-
-    def write(rows: Iterator[Entry]) -> int:
-        written = 0
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            for row in rows:
-                file.write(json.dumps(row._asdict()) + "\n")
-                written += 1
-            file.flush()
-            os.fsync(file.fileno())
-        return written
-
-    try:
-        return ledger.rows(write)
-    except OSError as error:
-        raise RefusedError(
-            f"the copy {path} cannot be written ({error.strerror}); choose a new file."
-        ) from None
-
-
-def restore(path: Path, url: str) -> int:
-    """Write the rows of a copy into the ledger at a URL, which must be empty; returns their number.
-
-    Raises LedgerBrokenError if the copy's chain is broken, and RefusedError if the file is not a copy of a ledger or
-    the ledger has rows.
-    """
-    for _ in follow(_read(path), name=str(path)):  # before a ledger is made
-        pass
-    return open_store(url).fill(lambda: follow(_read(path), name=str(path)))
-
-
-def _read(path: Path) -> Iterator[Entry]:
-    """The rows of a copy, not verified; raises RefusedError if the file is not a copy."""
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                yield Entry(**json.loads(line))
-    except OSError as error:
-        raise RefusedError(
-            f"the copy {path} cannot be read ({error.strerror}); give the file of an export."
-        ) from None
-    except (ValueError, TypeError):
-        raise RefusedError(f"{path} is no copy of a ledger; give the file of an export.") from None
-
-
 def identity(ledger: Ledger) -> str | None:
     """The hash of the first row, which identifies a ledger and its copies; None for an empty ledger."""
     return ledger._store.read(first_hash)
@@ -509,3 +506,91 @@ def settlement(ledger: Ledger, population: str, run_id: str) -> Settlement:
         return replay(takewhile(lambda row: row.seq <= place, ledger._store.rows_of(connection, population)))
 
     return Settlement(ledger._store.read(right_after), population, run_id)
+
+
+def verified(store: Store, connection: Connection, since: Checkpoint | None, *, prices: bool) -> Verification:
+    """Replay the rows after a checkpoint and compare the balances with the books; see `Ledger.verify`.
+
+    Raises LedgerBrokenError if the chain, a price or a balance does not hold, or if the ledger does not contain the
+    checkpoint's head.
+    """
+    first = first_hash(connection)
+    books, start = (deepcopy(since.books), since.head) if since else (Books(), NOTHING)
+    if since is not None and (since.first != first or not _has(store, connection, since.head)):
+        raise LedgerBrokenError(
+            f"the ledger {store.place.name} has no row {start.seq} with the hash {start.hash[:16]}... of the"
+            " checkpoint: rows were cut off or an older copy was put back; restore the newest copy."
+        )
+    head, count, priced = start, 0, 0
+    for page in pages(store.rows(connection, after=start)):
+        priced += _enter(books, page, prices=prices)
+        count, head = count + len(page), page[-1].head
+        _leave_out_ended(store, connection, books, page)
+    _leave_out_ended(store, connection, books, [])
+    wrong = balances.differing(connection, books)
+    if wrong is not None:
+        raise _wrong(store, wrong)
+    is_priced = prices and (since is None or since.priced)
+    return Verification(Checkpoint(first, head, books, is_priced), count, priced)
+
+
+def _has(store: Store, connection: Connection, head: Head) -> bool:
+    if head == NOTHING:
+        return True
+    found = next(store.rows_from(connection, head.seq), None)
+    return found is not None and found.head == head
+
+
+def _enter(books: Books, page: list[Entry], *, prices: bool) -> int:
+    if not prices:
+        replay(page, books=books)
+        return 0
+    priced = 0
+    for entry in page:
+        replay((entry,), books=books)
+        priced += _check_price(books, entry)
+    return priced
+
+
+def _check_price(books: Books, entry: Entry) -> bool:
+    """Whether the row has a price that follows from events; raises LedgerBrokenError if they cost more."""
+    composition = books.terms[entry.population].composition
+    if entry.run_id is None or composition.kind == "basic" or entry.events == "[]":
+        return False
+    about = json.loads(entry.about)
+    if "price" not in about:
+        return False
+    adjacency = books.runs[entry.run_id].adjacency if entry.kind == "settle" else adjacency_of(about)
+    cost = _cost(composition, entry.events, adjacency, about.get("together", 1))
+    if about["price"] < cost * _UNDER:
+        raise LedgerBrokenError(
+            f"row {entry.seq} charges run {entry.run_id!r} {about['price']:g}, its events cost {cost:g}; find out"
+            " which software wrote it."
+        )
+    return True
+
+
+@lru_cache(maxsize=4096)
+def _cost(composition: Composition, events: str, adjacency: str, together: int) -> float:
+    return composition.events_price(json.loads(events), adjacency, together)
+
+
+def _leave_out_ended(store: Store, connection: Connection, books: Books, page: list[Entry]) -> None:
+    """Compare ended runs with the stored ones, and forget them.
+
+    A run with a row in this page may have more rows in the next, for its other blocks, and is kept.
+    """
+    touched = {entry.run_id for entry in page}
+    ended = {name: run for name, run in books.runs.items() if run.status != "open" and name not in touched}
+    wrong = balances.differing_run(connection, ended) if ended else None
+    if wrong is not None:
+        raise _wrong(store, f"what became of run {wrong!r}")
+    for name in ended:
+        del books.runs[name]
+
+
+def _wrong(store: Store, what: str) -> LedgerBrokenError:
+    return LedgerBrokenError(
+        f"the ledger {store.place.name} keeps other balances than its rows add up to, in {what}: they were changed"
+        " outside the ledger; export it and restore it into a new one, which derives them from the rows."
+    )

@@ -1,4 +1,4 @@
-"""Roles for a ledger in PostgreSQL, enforced by the database.
+"""What an owner does with a whole ledger: copies of its rows, and roles in PostgreSQL, enforced by the database.
 
 There are three roles, named after the database. `<database>_owner` registers populations, sets caps, retires,
 overrules, and may do what a runner does. `<database>_runner` reserves, settles and forfeits its own runs, and registers
@@ -9,13 +9,18 @@ to the chain are written by whoever appends to it; `Ledger.verify` derives them 
 On SQLite the file's permissions decide: whoever can write the file can do everything.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Literal, get_args
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from algorithms.errors import RefusedError
+from algorithms.privacy.ledger.chain import Entry, follow
+from algorithms.privacy.ledger.ledger import Ledger
 from algorithms.privacy.ledger.store import Store, open_store
 
 Role = Literal["owner", "runner", "auditor"]
@@ -134,3 +139,54 @@ def _made(connection: Connection, store: Store, members: Mapping[Role, Sequence[
         for user in users:
             connection.exec_driver_sql(f"GRANT {quoted[role]} TO {quote(user)}")
     return tuple(names.values())
+
+
+def export(ledger: Ledger, path: Path) -> int:
+    """Write every row as a line of JSON into a new file that only its owner can read; returns the number of rows.
+
+    The copy is a snapshot, and the ledger can be used meanwhile. Raises RefusedError if the file exists or cannot be
+    written.
+    """
+
+    def write(rows: Iterator[Entry]) -> int:
+        written = 0
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            for row in rows:
+                file.write(json.dumps(row._asdict()) + "\n")
+                written += 1
+            file.flush()
+            os.fsync(file.fileno())
+        return written
+
+    try:
+        return ledger.rows(write)
+    except OSError as error:
+        raise RefusedError(
+            f"the copy {path} cannot be written ({error.strerror}); choose a new file."
+        ) from None
+
+
+def restore(path: Path, url: str) -> int:
+    """Write the rows of a copy into the ledger at a URL, which must be empty; returns their number.
+
+    Raises LedgerBrokenError if the copy's chain is broken, and RefusedError if the file is not a copy of a ledger or
+    the ledger has rows.
+    """
+    for _ in follow(_read(path), name=str(path)):  # before a ledger is made
+        pass
+    return open_store(url).fill(lambda: follow(_read(path), name=str(path)))
+
+
+def _read(path: Path) -> Iterator[Entry]:
+    """The rows of a copy, not verified; raises RefusedError if the file is not a copy."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                yield Entry(**json.loads(line))
+    except OSError as error:
+        raise RefusedError(
+            f"the copy {path} cannot be read ({error.strerror}); give the file of an export."
+        ) from None
+    except (ValueError, TypeError):
+        raise RefusedError(f"{path} is no copy of a ledger; give the file of an export.") from None
