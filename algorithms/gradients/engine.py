@@ -57,7 +57,8 @@ class Engine:
 
     The constructor inspects the model on made-up records: whether a record's result depends on another, which
     operations use parameters, and which dimension of their tensors is the batch. This takes about a hundred small
-    passes, or forty for large models. Each sum then takes one forward and one backward pass, as in ordinary training.
+    passes, or passes of about fifteen records for large models. Each sum then takes one forward and one backward pass,
+    as in ordinary training.
 
     Args:
         model: the architecture and the per-record loss.

@@ -4,20 +4,20 @@ import io
 import math
 import pickle
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import product
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ReferenceType
 
 import torch
 from torch import Tensor, nn
 
 from algorithms.gradients.grad_sample_recorder import tensors_in
-from algorithms.gradients.op_tracer import Sample
-from algorithms.gradients.passes import Passes
+from algorithms.gradients.op_tracer import Form, Sample
+from algorithms.gradients.passes import Answers, Passes
 from algorithms.models.model import copied, same_randomness
 
 _FEW, MANY = 3, 64
@@ -47,13 +47,26 @@ def mixing_layer(module: nn.Module) -> str | None:
     return None
 
 
+class Seen(NamedTuple):
+    """Some records, and their losses [count] in one pass."""
+
+    sample: Sample
+    losses: Tensor
+
+
 @dataclass(frozen=True)
 class Looked:
-    """A model at given parameters, with a tolerance for the rounding of its losses."""
+    """A model at given parameters, with the form of its records and a tolerance for the rounding of its losses."""
 
     passes: Passes
     parameters: Tensor
+    form: Form
     tolerance: float
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the model computes in 64 bits."""
+        return self.parameters.dtype == torch.float64
 
     @property
     def pass_name(self) -> str:
@@ -65,8 +78,21 @@ class Looked:
         """The name of the loss, for errors that no layer causes."""
         return f"the loss of the model {self.passes.model.name}"
 
+    def deciding(self, answers: Answers, *, unpacks: bool) -> "Looked":
+        """The same model with other answers to its questions; see `Passes`."""
+        return replace(self, passes=replace(self.passes, answers=answers, unpacks=unpacks))
+
+    def draw(self, count: int, seed: int) -> Sample:
+        """Draw made-up records of the form, in 64 bits if the model computes in them."""
+        drawn = self.form.draw(count, seed)
+        return drawn.in_64_bits() if self.is_exact else drawn
+
+    def see(self, sample: Sample, seed: int = 0) -> Seen:
+        """Run a pass; a seed fixes what dropout drops."""
+        return Seen(sample, self.losses(sample, seed))
+
     def losses(self, sample: Sample, seed: int = 0) -> Tensor:
-        """The losses [count]; a seed fixes what dropout drops."""
+        """The losses [count] of a pass."""
         with same_randomness(seed):
             return self.passes.losses(self.parameters, sample.inputs, sample.labels)
 
@@ -76,76 +102,101 @@ class Looked:
             a.double(), b.double(), rtol=self.tolerance, atol=self.tolerance, equal_nan=True
         )
 
+    def varies(self, seen: Seen, seeds: int) -> bool:
+        """Whether losses differ between seeds; a layer may rarely use what it draws, so that several are tried."""
+        return any(
+            not torch.allclose(
+                seen.losses, self.losses(seen.sample, seed), rtol=0.0, atol=0.0, equal_nan=True
+            )
+            for seed in range(1, seeds + 1)
+        )
 
-def check_apart(looked: Looked, draw: Callable[[int, int], Sample], constants: Sequence[int] = ()) -> bool:
+
+def check_shape(looked: Looked, seen: Seen) -> None:
+    """Raises RecordsNotIndependentError unless there is one loss for each record."""
+    count, shape = len(seen.sample.labels), list(seen.losses.shape)
+    if shape != [count]:
+        raise RecordsNotIndependentError(
+            f"{looked.loss_name} has shape {shape} for {count} records, not [{count}] as with reduction='none'"
+        )
+
+
+def check_apart(looked: Looked) -> bool:
     """Raises RecordsNotIndependentError if a record's loss or gradient depends on the other records.
 
     Returns whether the model draws random numbers.
 
-    draw: records by number and seed. Each is compared alone and among ordinary, large, zero and NaN records, since some
-    layers mix records only then. constants: whole numbers; records are also compared among records of only one of
-    these, and such records among others.
+    Each record is compared alone and among ordinary, large, zero and NaN records, since some layers mix records only
+    then. Records of whole numbers are also compared among records of only one constant of the form, and such records
+    among others.
     """
-    sample = draw(_FEW, 0)
-    losses = looked.losses(sample)
-    if losses.shape != sample.labels.shape[:1]:
-        raise RecordsNotIndependentError(
-            f"{looked.loss_name} has shape {list(losses.shape)} for {_FEW} records, not [{_FEW}] as with"
-            " reduction='none'"
-        )
-    _check_repeats(looked, sample, losses)
-    is_random = _drawn(looked, draw(MANY, 0), seeds=_MANY_SEEDS)[1]
+    constants = () if looked.form.dtype.is_floating_point else looked.form.constants
+    seen = looked.see(looked.draw(_FEW, 0))
+    sample = seen.sample
+    check_shape(looked, seen)
+    is_random = _draws(looked, MANY)
     for shown in (sample, sample.times(_LARGE), sample.with_holes()):
-        others = draw(_FEW, 1)
+        others = looked.draw(_FEW, 1)
         contexts = [others, others.times(_LARGE), others.times(0.0), others.times(math.nan)]
         contexts += [others.all_of(constant) for constant in constants]
         _check_places(looked, shown, contexts, range(_FEW), alone=not is_random)
     for constant in constants:
-        _check_places(looked, sample.all_of(constant), [draw(_FEW, 1)], (0,), alone=not is_random)
-    many = draw(MANY, 2)
-    _check_places(looked, many, [draw(MANY, 3).times(_LARGE)], (0, MANY // 2, MANY - 1), alone=not is_random)
+        _check_places(looked, sample.all_of(constant), [looked.draw(_FEW, 1)], (0,), alone=not is_random)
+    many, others = looked.draw(MANY, 2), looked.draw(MANY, 3).times(_LARGE)
+    _check_places(looked, many, [others], (0, MANY // 2, MANY - 1), alone=not is_random)
     _check_losses_apart(looked, sample)
     if not is_random:
         large = sample.times(_LARGE)
         for shown, weight in product((sample, large, sample.among(large, 0)), (1.0, _LARGE)):
             _check_gradients_apart(looked, shown, weight)
-    elif _steady_losses(looked, draw(MANY, 0), seeds=_MANY_SEEDS) is not None:
-        with still(looked.passes.model.module):
-            check_apart(looked, draw, constants)
-    return is_random
+        return False
+    with still(looked.passes.model.module):
+        try:
+            is_steady = not _draws(looked, MANY)
+        except Exception:  # the loss may reject outputs of evaluation mode
+            is_steady = False
+        if is_steady:
+            check_apart(looked)
+    return True
 
 
-def check_apart_briefly(looked: Looked, draw: Callable[[int, int], Sample]) -> bool:
-    """`check_apart` for a model with slow passes: two records, each in a batch of another kind."""
-    sample, others = draw(2, 0), draw(2, 1)
-    losses, is_random = _drawn(looked, sample, seeds=1)
-    if losses.shape != sample.labels.shape[:1]:
-        raise RecordsNotIndependentError(
-            f"{looked.loss_name} has shape {list(losses.shape)} for 2 records, not [2] as with reduction='none'"
-        )
-    _check_repeats(looked, sample, losses)
-    changes = [
-        (sample.among(others.times(factor), place), place, place)
-        for place, factor in enumerate((math.nan, _LARGE))
-    ]
-    changes += [(sample.repeated(1), 1, 1)]  # this fills experts of limited capacity
-    # The second record, whose batch position changes when it is alone.
-    changes += [] if is_random else [(sample.alone(1), 1, 0)]
-    for changed, place, at in changes:
-        _check_same(looked, losses, sample, place, changed, at)
-    steady = _steady_losses(looked, sample, seeds=1) if is_random else None
-    if steady is not None:
-        with still(looked.passes.model.module):
-            _check_same(looked, steady, sample, 1, sample.alone(1), 0)
-    return is_random
+def crowd(looked: Looked) -> Sample:
+    """A large record, and twice the second of `draw(2, 0)`, which fills experts of limited capacity."""
+    large = looked.draw(1, 1).times(_LARGE)
+    one = looked.draw(2, 0).some([1, 1, 1])
+    return large.among(one, 0)
 
 
-def check_apart_in_full_pass(looked: Looked, draw: Callable[[int, int], Sample]) -> None:
+def check_apart_briefly(looked: Looked, few: Seen, crowded: Seen, *, is_random: bool) -> None:
+    """`check_apart` for a model with slow passes: a record alone, and in batches of other kinds and sizes.
+
+    few: two records. crowded: the records of `crowd`. is_random: whether the model draws random numbers; then passes of
+    other sizes are compared in evaluation mode, if it draws none there.
+    """
+    others = looked.draw(2, 1)
+    factors = [math.nan] if looked.form.dtype.is_floating_point else []
+    for factor in [*factors, _LARGE] if is_random else factors:
+        _check_same(looked, few, 1, few.sample.among(others.times(factor), 1), 1)
+    with still(looked.passes.model.module) if is_random else nullcontext():
+        if is_random:
+            try:
+                crowded = looked.see(crowded.sample)
+                if looked.varies(crowded, seeds=1):
+                    return
+            except Exception:  # the loss may reject outputs of evaluation mode
+                return
+        alone = few.sample.alone(1)
+        its = looked.see(alone)
+        pairs = [(crowded, 1), (crowded, 2)] if is_random else [(few, 1), (crowded, 1), (crowded, 2)]
+        for seen, place in pairs:
+            _check_same(looked, seen, place, its, 0)
+
+
+def check_apart_in_full_pass(looked: Looked) -> None:
     """Raises RecordsNotIndependentError if a record's loss is another one among as many records as a full pass has."""
-    many = draw(MANY, 2)
-    losses = looked.losses(many)
+    many = looked.see(looked.draw(MANY, 2))
     for place in (0, MANY // 2, MANY - 1):
-        _check_same(looked, losses, many, place, many.alone(place), 0)
+        _check_same(looked, many, place, many.sample.alone(place), 0)
 
 
 @contextmanager
@@ -161,58 +212,41 @@ def still(module: nn.Module) -> Iterator[None]:
             layer.training = True
 
 
-def _drawn(looked: Looked, sample: Sample, seeds: int) -> tuple[Tensor, bool]:
-    """The losses, and whether they differ between seeds, as far as a pass draws random numbers at all.
-
-    Several seeds are tried, since a layer may rarely use what it draws. One of probability 0 never does.
-    """
+def _draws(looked: Looked, count: int) -> bool:
+    """Whether losses differ between seeds, as far as a pass draws random numbers at all; one of probability 0 never."""
     with same_randomness():
         before = torch.default_generator.get_state()
+        sample = looked.draw(count, 0)
         losses = looked.passes.losses(looked.parameters, sample.inputs, sample.labels)
         is_drawn = sample.inputs.is_cuda or not torch.equal(before, torch.default_generator.get_state())
-    return losses, is_drawn and any(
-        not torch.allclose(losses, looked.losses(sample, seed), rtol=0.0, atol=0.0, equal_nan=True)
-        for seed in range(1, seeds + 1)
-    )
+    return is_drawn and looked.varies(Seen(sample, losses), _MANY_SEEDS)
 
 
-def _check_repeats(looked: Looked, sample: Sample, losses: Tensor) -> None:
-    """Raises RecordsNotIndependentError if another pass with the same seed has other losses, as by NumPy's numbers."""
-    if not looked.close(losses, looked.losses(sample)):
+def _check_same(looked: Looked, seen: Seen, place: int, changed: Sample | Seen, at: int) -> None:
+    """Raises RecordsNotIndependentError if a record's loss depends on its position or on the other records."""
+    other = looked.see(changed) if isinstance(changed, Sample) else changed
+    if looked.close(seen.losses[place], other.losses[at]):
+        return
+    if not looked.close(looked.losses(seen.sample), looked.losses(seen.sample)):
         raise RecordsNotIndependentError(
             f"{looked.pass_name} draws random numbers that no seed of PyTorch repeats, as SpecAugment of wav2vec 2.0"
             " does by NumPy; draw them by torch, or switch them off"
         )
-
-
-def _steady_losses(looked: Looked, sample: Sample, seeds: int) -> Tensor | None:
-    """The losses in evaluation mode, where single records can be compared; None if random numbers are drawn there."""
-    with still(looked.passes.model.module):
-        try:
-            losses, is_random = _drawn(looked, sample, seeds)
-        except Exception:  # the loss may reject outputs of evaluation mode
-            return None
-    return None if is_random else losses
-
-
-def _check_same(looked: Looked, losses: Tensor, sample: Sample, place: int, changed: Sample, at: int) -> None:
-    """Raises RecordsNotIndependentError if a record's loss depends on its position or on the other records."""
-    if not looked.close(losses[place], looked.losses(changed)[at]):
-        layer = _first_that_differs(looked, sample, place, changed, at)
-        raise RecordsNotIndependentError(f"{layer or looked.loss_name} mixes records")
+    layer = _first_that_differs(looked, seen.sample, place, other.sample, at)
+    raise RecordsNotIndependentError(f"{layer or looked.loss_name} mixes records")
 
 
 def _check_places(
     looked: Looked, sample: Sample, contexts: list[Sample], places: Iterable[int], *, alone: bool
 ) -> None:
     """Raises RecordsNotIndependentError if a record at one of the positions has another loss elsewhere."""
-    losses = looked.losses(sample)
+    seen = looked.see(sample)
     for place in places:
         changes = [(sample.among(others, place), place) for others in contexts]
         changes += [(sample.repeated(place), place)]  # this fills experts of limited capacity
         changes += [(sample.alone(place), 0)] if alone else []  # alone, dropout would drop something else
         for changed, at in changes:
-            _check_same(looked, losses, sample, place, changed, at)
+            _check_same(looked, seen, place, changed, at)
 
 
 def _check_losses_apart(looked: Looked, sample: Sample) -> None:
@@ -256,43 +290,75 @@ def _check_gradients_apart(looked: Looked, sample: Sample, weight: float) -> Non
         )
 
 
-def check_state(looked: Looked, sample: Sample) -> None:
-    """Raises RecordsNotIndependentError if a forward pass changes the model's state, which would depend on the records.
+@contextmanager
+def unchanged(looked: Looked) -> Iterator[None]:
+    """Raises RecordsNotIndependentError if passes within the block change the model's state, as they depend on records.
+
+    Only if something changes in the module, its loss or, until the pass ends, its copies of buffers, more passes find
+    out whether every pass changes it.
+    """
+    module = looked.passes.model.module
+    buffers, before = dict(module.named_buffers()), _lasting(looked, module)
+    kept: dict[str, dict[str, Any]] = {"buffers": buffers, "layers": {}}
+
+    def note(*_: Any) -> None:  # what is written is compared afterwards, since passes are traced
+        kept["buffers"] = dict(module.named_buffers())
+        for name, layer in module.named_modules():
+            kept["layers"][name] = {
+                key: value.copy() if type(value) in (dict, list) else value
+                for key, value in vars(layer).items()
+            }
+
+    hook = module.register_forward_hook(note)
+    try:
+        yield
+    finally:
+        hook.remove()
+    after = _lasting(looked, module)
+    for name, values in kept["layers"].items():
+        after |= _pickled(name, values)
+    if _changed(before, after) or _different(buffers, kept["buffers"]):
+        _check_state(looked)
+
+
+def _lasting(looked: Looked, module: nn.Module) -> dict[str, object]:
+    """Digests of parameters and of attributes, of the module and of the loss."""
+    named = looked.passes.model.named(looked.parameters)
+    parameters = dict(module.named_parameters()) | named
+    kept: dict[str, object] = {f"parameter {name}": _digest(part) for name, part in parameters.items()}
+    return kept | _attributes(module) | _kept_by(looked.passes.model.losses)
+
+
+def _check_state(looked: Looked) -> None:
+    """Raises RecordsNotIndependentError if every forward pass changes the model's state.
 
     A table that the first pass builds is allowed if it is the same for all records and later passes.
     """
-    named = looked.passes.model.named(looked.parameters)
-    module = looked.passes.model.module
+    sample, module = looked.draw(1, 0), looked.passes.model.module
     module = copied(module, module.parameters())
-    frozen = {name: part for name, part in module.named_parameters() if name not in named}
-
-    def parameters() -> dict[str, int]:
-        return {name: _digest(part) for name, part in (frozen | named).items()}
-
-    digests, kept = parameters(), []
-    before = {name: value.clone() for name, value in module.named_buffers()}
+    buffers = {name: value.clone() for name, value in module.named_buffers()}
+    states = [_lasting(looked, module)]
     for _ in range(2):
         _pass_through(looked, module, sample)
-        kept.append(_attributes(module) | _kept_by(looked.passes.model.losses))
-    changed = [f"parameter {name}" for name, digest in parameters().items() if digests[name] != digest]
-    different = _different(before, module)
+        states.append(_lasting(looked, module))
+    before, first, second = states
+    written = [name for name in _changed(before, second) if name.startswith("parameter ")]
+    different = _different(buffers, dict(module.named_buffers()))
     if different and not _are_tables(looked, sample):
-        changed.append(f"buffer {different[0]}")
-    if changed:
+        written.append(f"buffer {different[0]}")
+    if written:
         raise RecordsNotIndependentError(
-            f"the {changed[0]} is changed by a forward pass, and would be released without noise; put its layer into"
+            f"the {written[0]} is changed by a forward pass, and would be released without noise; put its layer into"
             " evaluation mode by .eval(), or take it out"
         )
-    for name in _changed(*kept):
+    for name in _changed(first, second):
         raise RecordsNotIndependentError(
             f"the attribute {name} is changed by every forward pass, which mixes records; take it out"
         )
 
 
-def check_first_records(unused: nn.Module, looked: Looked, draw: Callable[[int, int], Sample]) -> None:
+def check_first_records(unused: nn.Module, looked: Looked) -> None:
     """Raises RecordsNotIndependentError if later losses depend on the records of the first pass.
-
-    A pass's attributes are discarded after it, but not what lies deeper, as in an object that a layer holds.
 
     unused: a copy of the module from before its first pass, in 32 bits. A module that keeps something of a pass without
     using it later is accepted.
@@ -307,14 +373,14 @@ def check_first_records(unused: nn.Module, looked: Looked, draw: Callable[[int, 
         one_by_one = replace(looked, passes=replace(looked.passes, model=fresh))
         return [one_by_one.losses(sample) for sample in samples][-1]
 
-    first, other = draw(2, 0), draw(2, 1)
+    first, other = looked.draw(2, 0), looked.draw(2, 1)
     if not looked.close(later(other), later(first, other)):
         raise RecordsNotIndependentError(
             f"the attribute {changed[0]} keeps what was computed from the first records, and mixes them with later ones"
         )
 
 
-def _changed(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> list[str]:
+def _changed(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
     return [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
 
 
@@ -325,9 +391,8 @@ def _pass_through(looked: Looked, module: nn.Module, sample: Sample) -> None:
         looked.passes.model.losses(outputs, sample.labels)
 
 
-def _different(before: Mapping[str, Tensor], module: nn.Module) -> list[str]:
+def _different(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
     """The names of buffers that have changed."""
-    after = dict(module.named_buffers())
     return [
         name
         for name in before.keys() | after.keys()
@@ -337,13 +402,13 @@ def _different(before: Mapping[str, Tensor], module: nn.Module) -> list[str]:
 
 def _are_tables(looked: Looked, sample: Sample) -> bool:
     """Whether the first pass builds the same buffers for any records and batch size, and later passes keep them."""
-    other, module = sample.times(0.0).alone(0), looked.passes.model.module
+    other, module = looked.draw(2, 1).times(0.0), looked.passes.model.module
     first, second = (copied(module, module.parameters()) for _ in range(2))
     _pass_through(looked, first, sample)
     _pass_through(looked, second, other)
     made = {name: value.clone() for name, value in first.named_buffers()}
     _pass_through(looked, first, other)
-    return not _different(made, first) and not _different(made, second)
+    return not any(_different(made, dict(module.named_buffers())) for module in (first, second))
 
 
 def _digest(value: Tensor) -> int:
@@ -383,9 +448,9 @@ def _attributes(module: nn.Module) -> dict[str, bytes]:
     """The attributes of layers and their classes by name, except parameters, buffers and hooks."""
     found: dict[str, bytes] = {}
     for name, layer in module.named_modules():
-        found |= _values(name, layer)
+        found |= _pickled(name, vars(layer))
         if not type(layer).__module__.startswith("torch."):
-            found |= _values(type(layer).__name__, type(layer))
+            found |= _pickled(type(layer).__name__, vars(type(layer)))
     return found
 
 
@@ -393,13 +458,15 @@ def _kept_by(losses: object) -> dict[str, bytes]:
     """The state of a loss, which may be a function, a callable object or a method."""
     owner = getattr(losses, "__self__", losses)
     buffers = dict(owner.named_buffers()) if isinstance(owner, nn.Module) else {}
-    return _values("losses", owner) | {f"losses.{name}": _written(part) for name, part in buffers.items()}
+    return _pickled("losses", getattr(owner, "__dict__", {})) | {
+        f"losses.{name}": _written(part) for name, part in buffers.items()
+    }
 
 
-def _values(name: str, owner: object) -> dict[str, bytes]:
-    """The pickled attributes of a layer, class or function, by name, if they can be pickled."""
+def _pickled(name: str, attributes: Mapping[str, object]) -> dict[str, bytes]:
+    """The attributes of a layer, class or function that are not those of every module, by name."""
     own, found = vars(nn.Module()).keys() - {"training"}, {}
-    for key, value in getattr(owner, "__dict__", {}).items():
+    for key, value in attributes.items():
         if key not in own and not isinstance(value, FunctionType | type):
             try:
                 written = _written(value)

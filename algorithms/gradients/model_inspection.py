@@ -28,13 +28,16 @@ from algorithms.gradients.independence import (
     MANY,
     Looked,
     RecordsNotIndependentError,
+    Seen,
     check_apart,
     check_apart_briefly,
     check_apart_in_full_pass,
     check_first_records,
-    check_state,
+    check_shape,
+    crowd,
     mixing_layer,
     still,
+    unchanged,
 )
 from algorithms.gradients.op_tracer import (
     Form,
@@ -82,10 +85,6 @@ _ROUNDING = 1e-2
 """Share of the tolerance by which rounding may move a zero gradient, relative to the whole gradient."""
 
 
-Draw = Callable[[int, int], Sample]
-"""Draws made-up records, given their number and a seed."""
-
-
 @dataclass(frozen=True)
 class ModelInspection:
     """The result of an inspection.
@@ -117,6 +116,18 @@ class ModelInspection:
     is_random: bool
     without_rule: tuple[str, ...]
     is_brief: bool = False
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """Peak memory of a pass in bytes, fixed and for each record, bytes of one record's materialised gradients, and
+    operations without a rule.
+    """
+
+    fixed: int
+    each: int
+    written: int = 0
+    without_rule: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -195,15 +206,15 @@ def _check_memory(passes: Passes, parameters: Tensor, form: Form, memory_mb: flo
     The peak is either a forward pass of many records in 64 bits, or a recorded pass of some records with its graph.
     Copies of the module, in 32 and 64 bits, and parameter vectors are added.
     """
-    forward = _needed(form, lambda some: passes.losses(parameters, some.inputs, some.labels))[1]
-    start = parameters.clone().requires_grad_()
-    fixed, back = _needed(
-        form, lambda some: passes.back(start, passes.followed(start, some.inputs, some.labels).sum())
+    few, start = form.draw(_FEW, 0), parameters.clone().requires_grad_()
+    forward = _measured(few, lambda some: passes.losses(parameters, some.inputs, some.labels)).each
+    back = _measured(
+        few, lambda some: passes.back(start, passes.followed(start, some.inputs, some.labels).sum())
     )
     kept = _kept_each(passes, parameters, form, 1, _FEW)
-    each = max(MANY * forward, 2 * _MORE * max(back, kept))
+    each = max(MANY * forward, 2 * _MORE * max(back.each, kept))
     own = (*passes.model.module.parameters(), *passes.model.module.buffers())
-    fixed += 4 * sum(part.nbytes for part in own) + 8 * _VECTORS * len(parameters)
+    fixed = back.fixed + 4 * sum(part.nbytes for part in own) + 8 * _VECTORS * len(parameters)
     needed = (fixed + 2 * each) / 1e6
     most = max(memory_mb, _ALWAYS_MB)
     if needed > most:
@@ -214,15 +225,15 @@ def _check_memory(passes: Passes, parameters: Tensor, form: Form, memory_mb: flo
         )
 
 
-def _needed(form: Form, run: Callable[[Sample], object], few: int = _FEW) -> tuple[int, int]:
-    """Peak memory in bytes while something runs: the fixed part, and the part for each record."""
+def _measured(few: Sample, run: Callable[[Sample], object]) -> _Cost:
+    """The peak memory of something that runs for one and for a few records, with these."""
     most = []
-    for count in (1, few):
+    for some in (few.alone(0), few):
         with Memory() as memory, same_randomness():
-            run(form.draw(count, 0))
-        most.append(memory.most)
-    each = max(0, most[1] - most[0]) // (few - 1)
-    return max(0, most[0] - each), each
+            run(some)
+        most.append(some.inputs.nbytes + memory.most)
+    each = max(0, most[1] - most[0]) // (len(few.labels) - 1)
+    return _Cost(max(0, most[0] - each), each)
 
 
 def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
@@ -263,76 +274,71 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
         >>> found.layouts is None, found.is_random, found.without_rule
         (False, False, ('cdist',))
     """
-    offender = mixing_layer(passes.model.module)
+    module = passes.model.module
+    offender = mixing_layer(module)
     if offender is not None:
         raise RecordsNotIndependentError(f"the layer {offender} mixes records")
     if not passes.model.shapes:
         raise RecordsNotIndependentError(f"the model {passes.model.name} has no parameters to train")
-
-    module = passes.model.module
     unused = copied(module, module.parameters())
     parameters = near_start(passes.model).to(least.device)
-    if _operations(passes, parameters, least) > _LIGHT:
-        return _examine_briefly(passes, parameters, least, unused)
-    parameters = away_from_start(passes.model).to(least.device)
-    _check_memory(passes, parameters, least, memory_mb)
-    form = _form(passes, parameters, least)
-    few, more = form.draw(_FEW, 0), form.draw(_MORE, 0)
-    exact = _exact(passes, parameters, more)
-    is_exact = exact.parameters.dtype == torch.float64
+    is_brief = _operations(passes, parameters, least) > _LIGHT
+    if not is_brief:
+        parameters = away_from_start(passes.model).to(least.device)
+        _check_memory(passes, parameters, least, memory_mb)
+    with Operations() as operations:
+        form = _form(passes, parameters, least, count=1 if is_brief else _MORE)
+    is_quick = operations.count * MANY <= _QUICK
+    in_32_bits = replace(passes, model=replace(passes.model, precision=torch.float32))
+    plain = Looked(in_32_bits, parameters, form, tolerance=_IN_32_BITS)
+    looked = plain if is_brief else _exact(plain, form.draw(_MORE, 0))
 
-    def draw_exactly(count: int, seed: int) -> Sample:
-        return form.draw(count, seed).in_64_bits() if is_exact else form.draw(count, seed)
+    unpacks = _may_unpack(plain, looked)
+    plain, looked = (some.deciding((), unpacks=unpacks) for some in (plain, looked))
+    few = form.draw(2 if is_brief else _FEW, 0)
+    with unchanged(plain):
+        first = _traced(plain, few)
+    check_shape(plain, first.seen)
+    if is_brief:
+        samples = [few, *([form.draw(_MORE, 1)] if is_quick else [])]
+    else:
+        some = looked.draw(_FEW, 0)
+        samples = [some, some.times(10.0), some.times(_LARGE), some.times(0.0), some.with_holes()]
+        samples.append(looked.draw(_MORE, 1))
+    answers, first = _decided(plain, looked, first, samples)
+    plain, looked = (some.deciding(answers or (), unpacks=unpacks) for some in (plain, looked))
+    check_first_records(unused, plain)
+    second = _traced(plain, crowd(plain) if is_brief else form.draw(_MORE, 0), other=first.tape)
+    is_random = _check_briefly(plain, first, second, is_quick=is_quick) if is_brief else check_apart(looked)
 
-    unpacks = _may_unpack(passes, parameters, few, exact, draw_exactly)
-    passes = replace(passes, unpacks=unpacks)
-    exact = replace(exact, passes=replace(exact.passes, unpacks=unpacks))
-    answers = _decided(passes, parameters, more, exact, draw_exactly)
-    passes = replace(passes, answers=answers)
-    exact = replace(exact, passes=replace(exact.passes, answers=answers))
-    check_state(exact, draw_exactly(_FEW, 0))
-    check_first_records(unused, Looked(passes, parameters, tolerance=_IN_32_BITS), form.draw)
-    is_random = check_apart(exact, draw_exactly, () if form.dtype.is_floating_point else form.constants)
-    watch = watched(passes, parameters, few)
-    each = max(1, _kept_each(passes, parameters, form, _FEW, _MORE))
-    layouts, reason, written = None, "", 0
-    without_rule: tuple[str, ...] = ()
     try:
-        if not watch.is_decided:
-            raise UnrecordedError(_look_of(watch))
-
-        def check(layouts: Layouts) -> None:
-            for sample in (draw_exactly(_FEW, 0), draw_exactly(_MORE, 0).shortened()):
-                _check_gradients(exact, sample, layouts)
-
+        if answers is None:
+            by = f" ({first.watch.looked})" if first.watch.looked else ""
+            raise UnrecordedError(
+                f"its control flow may depend on the values of a tensor{by}; masks are faster"
+            )
         with _recording():
-            learned = _in_order(_learn(passes, parameters, few, more), check)
-            without_rule = tuple(sorted(_taped(passes, parameters, few, learned).without_rule))
-
-        def measure(some: Sample) -> None:
-            nonlocal written
-            found = passes.recorded(parameters, some.inputs, some.labels, learned)
-            found.norms(L2(1.0))
-            written = found.written_bytes // len(some.labels)
-
-        fixed, needed = _needed(form, measure)
-        layouts = learned
+            layouts, cost = _learned(plain, looked, first, second, is_brief=is_brief)
+        reason = ""
     except UnrecordedError as why:
-        reason, written, without_rule = str(why), 4 * len(parameters), ()
-        fixed, needed = _needed(form, lambda some: _take_alone(passes, parameters, some))
+        layouts, reason = None, str(why)
+        cost = _measured(few, lambda some: _take_alone(plain.passes, parameters, some))
+        cost = replace(cost, written=4 * len(parameters))
+    each = cost.each // 3 if is_brief else max(1, _kept_each(passes, parameters, form, _FEW, _MORE))
     return ModelInspection(
         form=form,
-        is_narrow=watch.is_narrow,
-        answers=answers,
+        is_narrow=first.watch.is_narrow or passes.model.precision == torch.bfloat16,
+        answers=answers or (),
         unpacks=unpacks,
         layouts=layouts,
         reason=reason,
         bytes_per_record=each,
-        written_bytes=written,
-        needed_bytes=needed,
-        fixed_bytes=fixed,
+        written_bytes=cost.written,
+        needed_bytes=cost.each,
+        fixed_bytes=cost.fixed,
         is_random=is_random,
-        without_rule=without_rule,
+        without_rule=cost.without_rule,
+        is_brief=is_brief,
     )
 
 
@@ -350,119 +356,114 @@ def _operations(passes: Passes, parameters: Tensor, form: Form) -> int:
     return int(operations.count) + of_vectors
 
 
-def _examine_briefly(passes: Passes, parameters: Tensor, least: Form, unused: nn.Module) -> ModelInspection:
-    """`examine` for models with slow passes: in 32 bits, at the cost of about forty forward passes of one record.
+@dataclass(frozen=True)
+class _Trace:
+    """A forward pass of some records: their losses, its operations, and the shapes of every call.
 
-    unused: a copy of the module from before its first pass.
+    tape: None if the calls cannot be recorded, for the given `reason`.
     """
-    with Operations() as operations:
-        form = _form(passes, parameters, least, count=1)
-    looked = Looked(Passes(replace(passes.model, precision=torch.float32)), parameters, tolerance=_IN_32_BITS)
-    unpacks = _may_unpack(passes, parameters, form.draw(2, 0), looked, form.draw)
-    passes = replace(passes, unpacks=unpacks)
-    looked = replace(looked, passes=replace(looked.passes, unpacks=unpacks))
-    one, few = form.draw(1, 0), form.draw(2, 0)
-    others = form.draw(_MORE if operations.count * MANY <= _QUICK else 2, 1)
-    without_rule: set[str] = set()
-    tape, reason = None, ""
+
+    seen: Seen
+    watch: OpTracer
+    tape: GradSampleRecorder | None
+    reason: str = ""
+
+
+def _traced(
+    looked: Looked, sample: Sample, answer: bool | None = None, other: GradSampleRecorder | None = None
+) -> _Trace:
+    """Trace a forward pass; answer: as in `OpTracer`. other: the recorder of another batch size."""
+    module, parameters = looked.passes.model.module, looked.parameters
+    records, known = (sample.inputs, sample.labels), (parameters, *module.parameters(), *module.buffers())
     try:
-        with _recording():
-            first, tape = _noted(passes, parameters, few)
+        with _recording(), watching(records, known, answer) as watch:
+            tape, losses = looked.passes.taped(parameters, *records, other=other)
     except UnrecordedError as error:
-        first, reason = watched(passes, parameters, few), str(error)
-    is_decided = first.is_decided
-    # If no true answer is yes, False would repeat it.
-    orders = (False, None, True) if any(first.answers) else (None, True)
-    for answer in () if is_decided or tape is None else orders:
-        try:
-            watch, other = (first, tape) if answer is None else _noted(passes, parameters, few, answer)
-        except Exception:  # the model may not go on after a wrong answer
-            continue
-        answers = tuple(watch.answers)
-        if not watch.looked and _are_right(looked, answers, [few, others]):
-            passes = replace(passes, answers=answers)
-            looked = replace(looked, passes=replace(looked.passes, answers=answers))
-            first, tape, is_decided = watch, other, True
-            break
-    check_state(looked, one)
-    check_first_records(unused, looked, form.draw)
+        with watching(records, known, answer) as watch:
+            losses = looked.passes.losses(parameters, *records)
+        return _Trace(Seen(sample, losses), watch, None, str(error))
+    return _Trace(Seen(sample, losses), watch, tape)
 
-    def check_records(some: Looked, draw: Draw) -> bool:
-        is_random = check_apart_briefly(some, draw)
-        if operations.count * MANY <= _QUICK and not is_random:
-            check_apart_in_full_pass(some, draw)
-        return is_random
+
+def _check_briefly(plain: Looked, few: _Trace, crowded: _Trace, *, is_quick: bool) -> bool:
+    """`check_apart` for a large model, of which two passes are known; returns whether it draws random numbers."""
+    is_random = few.watch.is_drawn and plain.varies(few.seen, seeds=1)
+
+    def check(looked: Looked, *seen: Seen) -> None:
+        check_apart_briefly(looked, *seen, is_random=is_random)
+        if is_quick and not is_random:
+            check_apart_in_full_pass(looked)
 
     try:
-        is_random = check_records(looked, form.draw)
+        check(plain, few.seen, crowded.seen)
     except RecordsNotIndependentError:  # rounding in 32 bits can exceed the tolerance in a deep network
-        exact = _exact(passes, parameters, few)
-        if exact.parameters.dtype != torch.float64:
+        exact = _exact(plain, few.seen.sample)
+        if not exact.is_exact:
             raise
-        is_random = check_records(exact, lambda count, seed: form.draw(count, seed).in_64_bits())
-    layouts, needed, fixed, written = None, 0, 0, 0
+        check(exact, exact.see(exact.draw(2, 0)), exact.see(crowd(exact)))
+    return is_random
+
+
+def _learned(
+    plain: Looked, looked: Looked, first: _Trace, second: _Trace, *, is_brief: bool
+) -> tuple[Layouts, _Cost]:
+    """The layouts of all uses of parameters, after comparing recorded gradients with autograd's, and a pass's cost."""
+    for trace in (first, second):
+        if trace.tape is None:
+            raise UnrecordedError(trace.reason)
+    assert second.tape is not None
+    if any(mixes(*pair) for pair in zip(first.watch.operations, second.watch.operations, strict=False)):
+        raise UnrecordedError("it computes a value from all records")
+    more = second.seen.sample
+    for other in () if is_brief else (more.times(_LARGE), more.times(0.0), more.with_holes()):
+        tape = _traced(plain, other, other=first.tape).tape
+        if tape is None or tape.shapes != second.tape.shapes:
+            raise UnrecordedError("a size depends on the values of the records")
+    cost = _Cost(0, 0)
+
+    def check(layouts: Layouts) -> None:
+        nonlocal cost
+        without_rule: set[str] = set()
+        found: list[tuple[PerExampleGradients, Tensor]] = []
+
+        def run(some: Sample) -> None:
+            with same_randomness():
+                gradients = plain.passes.recorded(
+                    plain.parameters, some.inputs, some.labels, layouts, without_rule
+                )
+            found[:] = [(gradients, gradients.finite(L2(1.0)))]
+
+        compared = first.seen.sample.shortened() if is_brief else first.seen.sample
+        cost = _measured(compared, run)
+        gradients, finite = found.pop()
+        written = gradients.written_bytes // len(compared.labels)
+        cost = replace(cost, written=written, without_rule=tuple(sorted(without_rule)))
+        if not is_brief:
+            for sample in (looked.draw(_FEW, 0), looked.draw(_MORE, 0).shortened()):
+                _check_gradients(looked, sample, layouts)
+        elif not bool(finite.all()):
+            _check_gradients(plain, first.seen.sample, layouts, _KINKS, _LARGE)
+        else:
+            try:
+                _compare(plain, compared, gradients, _KINKS, _LARGE)
+            except UnrecordedError:  # rounding in 32 bits can exceed the tolerance in a deep network
+                exact = _exact(plain, first.seen.sample)
+                if not exact.is_exact:
+                    raise
+                _check_gradients(exact, compared.in_64_bits(), layouts, weight=_LARGE)
+
     try:
-        if tape is None or not is_decided:
-            raise UnrecordedError(reason or _look_of(first))
-        with _recording():
-            second, more = _noted(passes, parameters, form.draw(3, 1), other=tape)
-            if any(mixes(*pair) for pair in zip(first.operations, second.operations, strict=False)):
-                raise UnrecordedError("it computes a value from all records")
-
-            def check(layouts: Layouts) -> None:
-                nonlocal needed, fixed, written
-                without_rule.clear()
-                compared = few.shortened()
-                with Memory() as memory:
-                    found = _recorded(looked, compared, layouts, without_rule)
-                    is_finite = bool(found.finite(L2(1.0)).all())
-                with Memory() as alone:
-                    _recorded(looked, compared.alone(0), layouts).finite(L2(1.0))
-                needed, written = max(0, memory.most - alone.most), found.written_bytes // 2
-                fixed = max(0, alone.most - needed)
-                if not is_finite:
-                    compared, found = few, _recorded(looked, few, layouts)
-                try:
-                    _compare(looked, compared, found, _KINKS, _LARGE)
-                except UnrecordedError:  # rounding in 32 bits can exceed the tolerance in a deep network
-                    exact = _exact(passes, parameters, few)
-                    if exact.parameters.dtype != torch.float64:
-                        raise
-                    _check_gradients(exact, compared.in_64_bits(), layouts, _LARGE)
-
-            layouts = _in_order(more.layouts(), check)
-    except UnrecordedError as why:
-        reason, written, without_rule = str(why), 4 * len(parameters), set()
-        fixed, needed = _needed(form, lambda some: _take_alone(passes, parameters, some), few=2)
-    return ModelInspection(
-        form=form,
-        is_narrow=first.is_narrow,
-        answers=passes.answers,
-        unpacks=unpacks,
-        layouts=layouts,
-        reason=reason,
-        bytes_per_record=needed // 3,
-        written_bytes=written,
-        needed_bytes=needed,
-        fixed_bytes=fixed,
-        is_random=is_random,
-        without_rule=tuple(sorted(without_rule)),
-        is_brief=True,
-    )
-
-
-def _noted(
-    passes: Passes,
-    parameters: Tensor,
-    sample: Sample,
-    answer: bool | None = None,
-    other: GradSampleRecorder | None = None,
-) -> tuple[OpTracer, GradSampleRecorder]:
-    """Trace a forward pass: its operations, and the shapes of every call. other: the recorder of another batch size."""
-    module = passes.model.module
-    known = (parameters, *module.parameters(), *module.buffers())
-    with watching((sample.inputs, sample.labels), known, answer) as watch:
-        return watch, passes.taped(parameters, sample.inputs, sample.labels, other=other)
+        layouts = second.tape.layouts()
+        check(layouts)
+    except (
+        UnrecordedError
+    ) as why:  # shapes do not tell apart whether indices of a record alternate with others
+        layouts = alternating(second.tape.layouts())
+        try:
+            check(layouts)
+        except UnrecordedError:
+            raise why from None
+    return layouts, cost
 
 
 def _form(passes: Passes, parameters: Tensor, least: Form, count: int = _MORE) -> Form:
@@ -526,15 +527,14 @@ def _taken(passes: Passes, parameters: Tensor, form: Form, count: int) -> Tensor
     return outputs
 
 
-def _exact(passes: Passes, parameters: Tensor, sample: Sample) -> Looked:
+def _exact(plain: Looked, sample: Sample) -> Looked:
     """The model in 64 bits, where rounding hides no difference; unchanged if it cannot compute in 64 bits.
 
     Some models require their own types, and a mask with the largest 64-bit number is infinite in a 32-bit softmax.
     """
-    model = replace(passes.model, precision=torch.float32)
-    plain = Looked(replace(passes, model=model), parameters, tolerance=_IN_32_BITS)
+    model = plain.passes.model
     model = replace(model, module=copied(model.module).double())
-    wider = replace(plain, passes=replace(passes, model=model), parameters=parameters.double())
+    wider = replace(plain, passes=replace(plain.passes, model=model), parameters=plain.parameters.double())
     try:
         watch = watched(wider.passes, wider.parameters, sample.in_64_bits())
         lost = ~wider.losses(sample.in_64_bits()).isfinite()
@@ -554,12 +554,6 @@ def _has_finite_gradient(looked: Looked, sample: Sample) -> bool:
         losses = looked.passes.followed(point, sample.inputs, sample.labels)
         found = looked.passes.back(point, losses.sum())
     return found is None or bool(found.isfinite().all())
-
-
-def _look_of(watch: OpTracer) -> str:
-    """The reason why a model that reads its records' values is not recorded."""
-    by = f" ({watch.looked})" if watch.looked else ""
-    return f"its control flow may depend on the values of a tensor{by}; masks are faster"
 
 
 def _take_alone(passes: Passes, parameters: Tensor, sample: Sample) -> None:
@@ -583,76 +577,42 @@ def _take_alone(passes: Passes, parameters: Tensor, sample: Sample) -> None:
         ) from reason
 
 
-def _in_order(layouts: Layouts, check: Callable[[Layouts], None]) -> Layouts:
-    """The layouts that pass a check: those given or, as shapes do not tell them apart, `alternating` ones."""
-    try:
-        check(layouts)
-    except UnrecordedError as why:
-        layouts = alternating(layouts)
-        try:
-            check(layouts)
-        except UnrecordedError:
-            raise why from None
-    return layouts
-
-
-def _learn(passes: Passes, parameters: Tensor, few: Sample, more: Sample) -> Layouts:
-    """The layouts, from the shapes for two batch sizes."""
-    first = _taped(passes, parameters, few)
-    second = _taped(passes, parameters, more, other=first)
-    layouts = second.layouts()
-    for other in (more.times(1e3), more.times(0.0), more.with_holes()):
-        if _taped(passes, parameters, other).shapes != second.shapes:
-            raise UnrecordedError("a size depends on the values of the records")
-    return layouts
-
-
-def _taped(
-    passes: Passes,
-    parameters: Tensor,
-    sample: Sample,
-    layouts: Layouts | None = None,
-    other: GradSampleRecorder | None = None,
-) -> GradSampleRecorder:
-    with same_randomness():
-        return passes.taped(parameters, sample.inputs, sample.labels, layouts, other)
-
-
-def _decided(passes: Passes, parameters: Tensor, sample: Sample, exact: Looked, draw: Draw) -> Answers:
+def _decided(
+    plain: Looked, looked: Looked, first: _Trace, samples: list[Sample]
+) -> tuple[Answers | None, _Trace]:
     """Public answers to the model's questions about tensor values that do not change the results of single records.
 
     A model may ask, for example, whether any record has padding, which changes how a mask is applied but not the
-    result, or how long the longest record is. The answers for many different records are tried first, since they
-    usually choose the general code path. Returns () if no answers are right.
+    result, or how long the longest record is. The true answers for different records usually choose the general code.
+    Returns also the pass with these answers; None for the answers if none are right.
     """
-    few = draw(_FEW, 0)
-    samples = [few, draw(_MORE, 1), few.times(10.0), few.times(_LARGE), few.times(0.0), few.with_holes()]
-    for answer in (None, False, True):
+    if first.watch.is_decided:
+        return (), first
+    # If no true answer is yes, False would repeat it.
+    for answer in (False, None, True) if any(first.watch.answers) else (None, True):
         try:
-            watch = watched(passes, parameters, sample, answer=answer)
+            trace = first if answer is None else _traced(plain, first.seen.sample, answer)
         except Exception:  # the model may not go on after a wrong answer
             continue
-        answers = tuple(watch.answers)
-        if watch.looked or all(given is None for given in answers):
-            return ()
-        if _are_right(exact, answers, samples):
-            return answers
-    return ()
+        answers = tuple(trace.watch.answers)
+        if not trace.watch.looked and _are_right(looked, answers, samples, trace.seen):
+            return answers, trace
+    return None, first
 
 
-def _may_unpack(passes: Passes, parameters: Tensor, few: Sample, exact: Looked, draw: Draw) -> bool:
+def _may_unpack(plain: Looked, looked: Looked) -> bool:
     """Whether the model packs sequences, and records have the same losses if these are padded instead."""
-    if not any(isinstance(layer, nn.RNNBase) for layer in passes.model.module.modules()):
+    if not any(isinstance(layer, nn.RNNBase) for layer in plain.passes.model.module.modules()):
         return False
-    if watched(passes, parameters, few).looked != "pack_padded_sequence":
+    if watched(plain.passes, plain.parameters, plain.draw(_FEW, 0)).looked != "pack_padded_sequence":
         return False
-    some, others = (draw(len(few.labels), seed) for seed in range(2))
+    some, others = (looked.draw(_FEW, seed) for seed in range(2))
     samples = [some, some.shortened(), some.with_holes(), others.times(0.0)]
-    return _is_right(exact, replace(exact.passes, unpacks=True), samples)
+    return _is_right(looked, replace(looked.passes, unpacks=True), samples)
 
 
-def _are_right(looked: Looked, answers: Answers, samples: list[Sample]) -> bool:
-    """Whether records in passes with these answers have the same losses as each record alone.
+def _are_right(looked: Looked, answers: Answers, samples: list[Sample], seen: Seen) -> bool:
+    """Whether records in passes with these answers have the same losses as each record alone; seen: one of the passes.
 
     Real records may have larger numbers than made-up ones, as of the longest record's length. So an answer that is a
     number must either not matter, or be the largest one that the model takes.
@@ -674,44 +634,47 @@ def _are_right(looked: Looked, answers: Answers, samples: list[Sample]) -> bool:
         return given == more
 
     numbers = [(i, answer) for i, answer in enumerate(answers) if not isinstance(answer, bool | None)]
-    return _is_right(looked, answering, samples) and all(
+    return _is_right(looked, answering, samples, seen) and all(
         _is_right(looked, changed(place, number - 1), samples) or is_largest(place, number)
         for place, number in numbers
     )
 
 
-def _is_right(exact: Looked, passes: Passes, samples: list[Sample]) -> bool:
-    """Whether records in one of these passes have the same losses as each record alone."""
-    together = replace(exact, passes=passes)
+def _is_right(looked: Looked, passes: Passes, samples: list[Sample], seen: Seen | None = None) -> bool:
+    """Whether records in one of these passes have the same losses as each record alone, in evaluation mode."""
+    module, together = looked.passes.model.module, replace(looked, passes=passes)
+    if any(layer.training for layer in module.modules()):
+        seen = None
 
     def agree(sample: Sample) -> bool:
-        alone = torch.cat([exact.losses(sample.alone(i)) for i in range(len(sample.labels))])
-        return exact.close(together.losses(sample), alone)
+        alone = torch.cat([looked.losses(sample.alone(i)) for i in range(len(sample.labels))])
+        known = together.losses(sample) if seen is None or sample is not seen.sample else seen.losses
+        return looked.close(known, alone)
 
     try:
-        with still(exact.passes.model.module):
+        with still(module):
             return all(agree(sample) for sample in samples)
     except Exception:  # the model may not go on after a wrong answer
         return False
 
 
-def _recorded(
-    looked: Looked, sample: Sample, layouts: Layouts, without_rule: set[str] | None = None
-) -> PerExampleGradients:
-    with same_randomness():
-        return looked.passes.recorded(looked.parameters, sample.inputs, sample.labels, layouts, without_rule)
-
-
-def _check_gradients(looked: Looked, sample: Sample, layouts: Layouts, weight: float = 1.0) -> None:
+def _check_gradients(
+    looked: Looked, sample: Sample, layouts: Layouts, tolerance: float | None = None, weight: float = 1.0
+) -> None:
     """Raises UnrecordedError if recorded gradients differ from autograd's, or are finite for no record."""
-    found = _recorded(looked, sample, layouts)
+
+    def recorded(some: Sample) -> PerExampleGradients:
+        with same_randomness():
+            return looked.passes.recorded(looked.parameters, some.inputs, some.labels, layouts)
+
+    found = recorded(sample)
     finite = found.finite(L2(1.0))
     if not bool(finite.all()):
         if not bool(finite.any()):
             raise UnrecordedError("gradients that are not finite")
         sample = sample.some(finite)
-        found = _recorded(looked, sample, layouts)
-    _compare(looked, sample, found, weight=weight)
+        found = recorded(sample)
+    _compare(looked, sample, found, tolerance, weight)
 
 
 def _compare(

@@ -250,13 +250,14 @@ class OpTracer(_Watch):
     whole number, or into a number of values; "" for none. answers: to each question about a bool or a whole number,
     None if no record can influence it.
     is_narrow: whether there were 16-bit numbers. is_short: whether values of records had 32 bits or fewer.
+    is_drawn: whether random numbers were drawn, as far as that can be seen.
     """
 
     def __init__(
         self, records: Sequence[Tensor], known: Sequence[Tensor], answer: bool | None = None
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.is_narrow = self.is_short = False
+        self.is_narrow = self.is_short = self.is_drawn = False
         self.looked = ""
         self.answer = answer
         self.answers: list[Answer] = []
@@ -405,8 +406,11 @@ def watching(
 ) -> Iterator[OpTracer]:
     """Trace the operations within the block, with the same random numbers each time."""
     watch = OpTracer(records, known, answer)
-    with watch, _LookingFunctions(watch), same_randomness():
-        yield watch
+    with same_randomness():
+        before = torch.default_generator.get_state()
+        with watch, _LookingFunctions(watch):
+            yield watch
+        watch.is_drawn = records[0].is_cuda or not torch.equal(before, torch.default_generator.get_state())
 
 
 def fills(passes: Passes, form: Form, sizes: Sequence[int]) -> bool:

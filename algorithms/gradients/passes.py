@@ -60,21 +60,21 @@ class Passes:
         labels: Tensor,
         layouts: Layouts | None = None,
         other: GradSampleRecorder | None = None,
-    ) -> GradSampleRecorder:
-        """Record a forward pass.
+    ) -> tuple[GradSampleRecorder, Tensor]:
+        """Record a forward pass; also returns the loss of each record, [batch].
 
         Without layouts the recorder learns them from the shapes that `other` noted for another number of records.
         """
         before = None if other is None else (other.shapes, other.batch)
         tape, inputs = self._tape(parameters, inputs, len(labels), layouts, before)
 
-        def run() -> None:
+        def run() -> Tensor:
             with tape, self._unpacking():  # includes the loss, which may read values or use parameters
-                self.model.losses(self.model.module(inputs), labels)
+                return self.model.losses(self.model.module(inputs), labels)
 
         with torch.enable_grad(), self._precision(inputs.device), self._answering():
-            self.model.inside(tape.parameters, run)
-        return tape
+            losses = self.model.inside(tape.parameters, run)
+        return tape, losses.detach()
 
     def recorded(
         self,

@@ -263,6 +263,26 @@ def test_a_look_at_a_large_model_holds_few_copies_of_it() -> None:
     assert memory.most < 3 * 4 * made.model.parameter_count
 
 
+@pytest.mark.parametrize(("asks", "most"), [(False, 14), (True, 16)])
+def test_a_look_at_a_large_model_takes_few_passes(
+    asks: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as forward passes of so many records; the shapes of a full pass are computed without numbers."""
+    monkeypatch.setattr(model_inspection, "_LIGHT", 0)
+    monkeypatch.setattr(model_inspection, "_QUICK", 0)
+    records = 0
+
+    def counted(self: Wired, x: Tensor) -> Tensor:
+        nonlocal records
+        records += 0 if x.is_meta else len(x)
+        masked = torch.where(x < 0, 0.0, x) if not asks or not bool((x >= 0).all()) else x
+        return self.layer(masked)
+
+    made = problem(Spec(lambda: Wired(counted, layer=nn.Linear(4, 2)).eval(), (4,)), torch.float32)
+    assert made.engine().physical_batch >= 32
+    assert records <= most
+
+
 @pytest.mark.parametrize("mixing", [lambda x: x - x.mean(dim=0), lambda x: x.flip(0), lambda x: x.cumsum(0)])
 def test_a_large_model_that_mixes_in_larger_batches_than_are_compared_takes_one_record_at_a_time(
     mixing: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
