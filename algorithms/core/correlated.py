@@ -20,7 +20,7 @@ from torch import Tensor
 
 from algorithms.core.calibration import Batches, Releases, Repeated
 from algorithms.core.method import Plan, PublicInfo
-from algorithms.core.minibatch import State, expected_batch
+from algorithms.core.minibatch import State, sgd_step
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.gradients import Clipping
@@ -321,14 +321,6 @@ def correlated_step(
 ) -> State:
     """One gradient with the step's noise, and one update; before the first step, a count if the number is private."""
     kept = plan.params(CorrelatedPlan)
-    divisor = float(state.divisor) or expected_batch(barrier, plan)
     noise = Correlated(plan.noise_multiplier, kept.correlation(), plan.steps, int(state.moving.count))
-    gradient = barrier.gradient(
-        state.parameters,
-        sampling=kept.sampling(plan.sampling_rate),
-        clipping=clipping,
-        noise=noise,
-        divisor=divisor,
-    )
-    moving = update.apply(state.moving, gradient, steps=plan.steps)
-    return state.after(moving, divisor)
+    sampling = kept.sampling(plan.sampling_rate)
+    return sgd_step(state, plan, barrier, clipping=clipping, update=update, sampling=sampling, noise=noise)

@@ -13,7 +13,13 @@ from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L2, Clipping
 from algorithms.privacy.accounting.epsilon import Array, in_levels
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Poisson, gradient_release
+from algorithms.privacy.mechanisms.release import (
+    Gaussian,
+    Noise,
+    Poisson,
+    Sampling,
+    gradient_release,
+)
 
 
 @dataclass(frozen=True)
@@ -139,19 +145,19 @@ def noisy_gradient(
     barrier: Barrier,
     *,
     clipping: Clipping,
-    sampling: FullBatch | None = None,
-    noise_multiplier: float | None = None,
+    sampling: Sampling | None = None,
+    noise: Noise | None = None,
 ) -> Answer:
     """The noisy gradient of a step; before the first step, a count if the number of records is private.
 
-    sampling: by default a Poisson sample at the plan's rate. noise_multiplier: by default the plan's.
+    sampling: by default a Poisson sample at the plan's rate. noise: by default Gaussian, with the plan's multiplier.
     """
     divisor = float(state.divisor) or expected_batch(barrier, plan)
     gradient = barrier.gradient(
         state.parameters,
         sampling=sampling or Poisson(plan.sampling_rate),
         clipping=clipping,
-        noise=Gaussian(noise_multiplier or plan.noise_multiplier),
+        noise=noise or Gaussian(plan.noise_multiplier),
         divisor=divisor,
     )
     return Answer(gradient, divisor)
@@ -164,13 +170,11 @@ def sgd_step(
     *,
     clipping: Clipping,
     update: OptimizerConfig,
-    sampling: FullBatch | None = None,
-    noise_multiplier: float | None = None,
+    sampling: Sampling | None = None,
+    noise: Noise | None = None,
 ) -> State:
     """One noisy gradient and one update; arguments as in `noisy_gradient`."""
-    answer = noisy_gradient(
-        state, plan, barrier, clipping=clipping, sampling=sampling, noise_multiplier=noise_multiplier
-    )
+    answer = noisy_gradient(state, plan, barrier, clipping=clipping, sampling=sampling, noise=noise)
     moving = update.apply(state.moving, answer.gradient, steps=plan.steps)
     return state.after(moving, answer.divisor)
 

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from algorithms.core.calibration import plan_fixed
 from algorithms.core.method import Answered, Plan, PublicInfo, SingleRelease, Target, by_accountants
-from algorithms.core.minibatch import Descent, State, batches
+from algorithms.core.minibatch import Descent, State, batches, sgd_step
 from algorithms.core.optimizers import Count, OptimizerConfig, Steps
 from algorithms.core.training import asked_of_rows
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Unclipped
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.mechanisms.release import Gaussian, Minimum, NoNoise, Poisson, total_release
+from algorithms.privacy.mechanisms.release import Gaussian, Minimum, NoNoise, total_release
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,7 @@ class NonPrivate(Descent):
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One exact gradient, one update."""
-        gradient = barrier.gradient(
-            state.parameters,
-            sampling=Poisson(plan.sampling_rate),
-            clipping=Unclipped(),
-            noise=NoNoise(),
-            divisor=float(state.divisor),
-        )
-        return replace(state, moving=self.update.apply(state.moving, gradient, steps=plan.steps))
+        return sgd_step(state, plan, barrier, clipping=Unclipped(), update=self.update, noise=NoNoise())
 
 
 LEAST_REGULARISATION = 1e-12

@@ -23,6 +23,7 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.accounting.epsilon import Array
 from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.mechanisms.release import Gaussian
 
 LEAST_SHARE = 1e-3
 
@@ -84,7 +85,7 @@ class DPSGDDecay(Sampled):
             barrier,
             clipping=L2(self.clip_norm),
             update=self.update,
-            noise_multiplier=multiplier_at(plan, int(state.moving.count)),
+            noise=Gaussian(multiplier_at(plan, int(state.moving.count))),
         )
 
 
@@ -206,9 +207,7 @@ class ADPSGD(Sampled):
         """One gradient with the noise of its step over a fresh Poisson sample, one update of its length."""
         count = int(state.moving.count)
         multiplier = multiplier_at(plan, count)
-        answer = noisy_gradient(
-            state, plan, barrier, clipping=L2(self.clip_norm), noise_multiplier=multiplier
-        )
+        answer = noisy_gradient(state, plan, barrier, clipping=L2(self.clip_norm), noise=Gaussian(multiplier))
         squared = state.squared
         if self.decay.form == "adaptive":
             noise = multiplier * self.clip_norm / answer.divisor
