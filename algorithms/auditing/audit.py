@@ -16,6 +16,7 @@ mechanism's event.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -197,7 +198,11 @@ def noise_checks(game: Game, played: Played) -> list[Check]:
 
 def noise_of(game: Game, played: Played, kind: type) -> Array:
     """All noise of one kind that is observed without contributions, in units of the charged noise; shape [draws]."""
-    rows = [_residuals(game, *pair) for pair in _seen_alone(played) if type(pair[0].noise) is kind]
+    rows = []
+    for answer, event in [pair for pair in _seen_alone(played) if type(pair[0].noise) is kind]:
+        charged = charged_multiplier(event, kind)
+        ratio = 1.0 if charged is None else answer.noise.multiplier / charged
+        rows.append(answer.value[game.silent] / answer.scale * ratio)
     return np.concatenate(rows) if rows else np.zeros(0)
 
 
@@ -212,11 +217,6 @@ def _seen_alone(played: Played) -> list[tuple[Answer, dp.DpEvent]]:
     return [
         (replace(answer, value=value), event) for (answer, event), value in zip(found, values, strict=True)
     ]
-
-
-def _residuals(game: Game, answer: Answer, event: dp.DpEvent) -> Array:
-    charged, asked = charged_multiplier(event, type(answer.noise)), answer.noise.multiplier
-    return answer.value[game.silent] / answer.scale * (1.0 if charged is None else asked / charged)
 
 
 def charged_multiplier(event: dp.DpEvent, kind: type) -> float | None:
@@ -365,7 +365,12 @@ def audit(
     checks = noise_checks(wide, run.played)
     draws = sum(len(noise_of(wide, run.played, kind)) for kind in _LAWS)
     checks += reach_checks(game, plan, range(seed * 8, seed * 8 + 8))
-    clear, clear_plan = _with_little_noise(wide, wide_plan)
+    clear, clear_plan = wide, wide_plan
+    with suppress(
+        RefusedError
+    ):  # at an epsilon so large that coins are visible through the noise, if it is allowed
+        larger = replace(wide, epsilon=max(wide.epsilon, _CLEAR), accountant="rdp")
+        clear, clear_plan = larger, larger.plan()
     checks += coin_checks(clear, clear_plan, one_run(clear, clear_plan, seed))
     return Audit(
         method=game.algorithm,
@@ -379,15 +384,6 @@ def audit(
         runs=runs,
         canaries=canaries,
     )
-
-
-def _with_little_noise(game: Game, plan: Plan) -> tuple[Game, Plan]:
-    """The same game at an epsilon so large that coins are visible through the noise; unchanged if that is refused."""
-    clear = replace(game, epsilon=max(game.epsilon, _CLEAR), accountant="rdp")
-    try:
-        return clear, clear.plan()
-    except RefusedError:
-        return game, plan
 
 
 DELTA = 1e-5

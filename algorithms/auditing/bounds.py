@@ -337,7 +337,17 @@ def family_of(
 
     def at(leak: float) -> Profile:
         if leak not in known:
-            known[leak] = _coarse_profile(leaking(schedule, leak), relation)
+            # On a coarser grid: faster, and still an upper bound on delta, which lowers the attack's bound.
+            divided = leaking(schedule, leak)
+            try:
+                found = composed(in_few_kinds(divided), _GRID, relation)
+            except RefusedError:
+                known[leak] = profile(divided, adjacency=relation)
+            else:
+                most = min(max(float(found.get_epsilon_for_delta(1e-9)), 1e-6), 100.0)
+                epsilons = np.linspace(0.0, most, 300)
+                deltas = np.asarray(found.get_delta_for_epsilon(epsilons))
+                known[leak] = Profile(epsilons, np.clip(deltas, 0.0, 1.0))
         return known[leak]
 
     def cost(leak: float) -> float:
@@ -346,17 +356,6 @@ def family_of(
         return epsilon(of, delta, accountant=accountant, adjacency=relation, discretisation=coarse)
 
     return at, cost
-
-
-def _coarse_profile(schedule: Schedule, relation: Adjacency) -> Profile:
-    """`profile` on a coarser grid: faster, and still an upper bound on delta, which lowers the attack's bound."""
-    few = in_few_kinds(schedule)
-    try:
-        found = composed(few, _GRID, relation)
-    except RefusedError:
-        return profile(schedule, adjacency=relation)
-    epsilons = np.linspace(0.0, min(max(float(found.get_epsilon_for_delta(1e-9)), 1e-6), 100.0), 300)
-    return Profile(epsilons, np.clip(np.asarray(found.get_delta_for_epsilon(epsilons)), 0.0, 1.0))
 
 
 def power_of(

@@ -361,8 +361,13 @@ def log_likelihood(game: Game, plan: Plan, answers: Sequence[Answer], canary: in
     series = [answer for answer in answers if isinstance(answer.noise, Correlated)]
     others = [answer for answer in answers if not isinstance(answer.noise, Correlated)]
     ratios = [_log_ratio(game, plan, answer, canary, alone=alone) for answer in others]
-    if series:
-        ratios.append(_of_series(game, plan, series, canary))
+    if series:  # whitened, and averaged over the record's coins
+        features = game.canary(canary)
+        charged = next(event for event, _ in plan.schedule if isinstance(event, CorrelatedDpEvent))
+        through = whitening(charged, len(series))
+        ratios.append(_of_taking_part(game, series, through, features))
+        if plan.adjacency == REPLACE_ONE.name:
+            ratios.append(-_of_taking_part(game, series, through, -features))
     return math.fsum(ratios)
 
 
@@ -403,17 +408,6 @@ def _tree_noise(leaves: int, steps: int) -> Array:
                     sums[done, below] += np.ones(size) @ np.linalg.pinv(covers[below, a : a + size])
                     a += size
     return np.diff(sums, axis=0)
-
-
-def _of_series(game: Game, plan: Plan, series: Sequence[Answer], canary: int) -> float:
-    """The log likelihood ratio of all steps of correlated noise: whitened, and averaged over the record's coins."""
-    features = game.canary(canary)
-    charged = next(event for event, _ in plan.schedule if isinstance(event, CorrelatedDpEvent))
-    through = whitening(charged, len(series))
-    found = _of_taking_part(game, series, through, features)
-    if plan.adjacency == REPLACE_ONE.name:
-        found -= _of_taking_part(game, series, through, -features)
-    return found
 
 
 def _of_taking_part(game: Game, series: Sequence[Answer], through: Array, features: Array) -> float:

@@ -13,13 +13,7 @@ from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L2, Clipping
 from algorithms.privacy.accounting.epsilon import Array, in_levels
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.mechanisms.release import (
-    Gaussian,
-    Noise,
-    Poisson,
-    Sampling,
-    gradient_release,
-)
+from algorithms.privacy.mechanisms.release import Gaussian, Noise, Poisson, Sampling, gradient_release
 
 
 @dataclass(frozen=True)

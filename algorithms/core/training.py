@@ -79,22 +79,19 @@ def of_people(model: Model, rows: int | None) -> Model:
     if rows is None:
         return model
     packing = None if model.packing is None else Packing(model.packing.parts * rows)
+
+    def of_person(outputs: Tensor, labels: Tensor) -> Tensor:
+        there, labels = _there(labels, 2)
+        each = model.losses(outputs.flatten(0, 1), labels.flatten(0, 1)).view(there.shape)
+        return torch.where(there, each, 0.0).sum(1) / there.sum(1).clamp(min=1)
+
     return replace(
         model,
         module=OfRows(model.module, None if packing is None else rows),
         packing=packing,
-        losses=_mean_of_rows(model.losses),
+        losses=of_person,
         label_shape=(rows, *model.label_shape),
     )
-
-
-def _mean_of_rows(losses: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    def of_person(outputs: Tensor, labels: Tensor) -> Tensor:
-        there, labels = _there(labels, 2)
-        each = losses(outputs.flatten(0, 1), labels.flatten(0, 1)).view(there.shape)
-        return torch.where(there, each, 0.0).sum(1) / there.sum(1).clamp(min=1)
-
-    return of_person
 
 
 def _there(labels: Tensor, dims: int) -> tuple[Tensor, Tensor]:
@@ -221,7 +218,13 @@ def load(folder: Path, start: S, *, run_id: str, last_norms: LastNorms) -> tuple
         )
         return None
     kept = tensors.pop(_LAST_NORMS, None)
-    _check_forms(folder, tensors, expected)
+    for name in sorted({*tensors, *expected}):
+        there, here = (_form(held[name]) if name in held else "missing" for held in (tensors, expected))
+        if there != here:
+            raise RefusedError(
+                f"{name} is {there} in the checkpoint in {folder}, but {here} in this run; go on with the version that"
+                " wrote it, or forfeit that run and start a new one."
+            )
     if kept is not None:
         last_norms.restore(kept)
     placed = {name: tensor.to(expected[name].device) for name, tensor in tensors.items()}
@@ -237,19 +240,7 @@ def _checksum(facts: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _check_forms(folder: Path, stored: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    for name in sorted({*stored, *expected}):
-        there, here = _form(stored.get(name)), _form(expected.get(name))
-        if there != here:
-            raise RefusedError(
-                f"{name} is {there} in the checkpoint in {folder}, but {here} in this run; go on with the version that"
-                " wrote it, or forfeit that run and start a new one."
-            )
-
-
-def _form(tensor: Tensor | None) -> str:
-    if tensor is None:
-        return "missing"
+def _form(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {list(tensor.shape)}"
 
 

@@ -7,7 +7,7 @@ no privacy. They are a fixed public list, so that a resumed run uses the same on
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -215,11 +215,18 @@ def with_views(model: Model, count: int, shape: tuple[int, ...]) -> Model:
     for name, layer in model.module.named_children():
         seen.add_module(name, layer)
     seen.views = VIEWS[:count]
+
+    def of_views(outputs: Tensor, labels: Tensor) -> Tensor:
+        views = outputs.shape[1]  # one in evaluation
+        same = labels[:, None].expand(-1, views, *labels.shape[1:])
+        each = model.losses(outputs.flatten(0, 1), same.flatten(0, 1))
+        return each.view(-1, views).mean(dim=1)
+
     note = f"Each record is seen in {count} fixed views; its gradient is their mean, clipped once."
     return replace(
         model,
         module=seen,
-        losses=_mean_of_views(model.losses),
+        losses=of_views,
         scores=lambda outputs: model.scores(outputs[:, 0]),
         notes=(*model.notes, note),
     )
@@ -234,14 +241,3 @@ def for_evaluation(model: Model) -> Model:
         if isinstance(layer, Seen):
             layer.views = VIEWS[:1]
     return replace(model, module=module)
-
-
-def _mean_of_views(losses: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    def of_records(outputs: Tensor, labels: Tensor) -> Tensor:
-        count = outputs.shape[1]
-        each = losses(
-            outputs.flatten(0, 1), labels[:, None].expand(-1, count, *labels.shape[1:]).flatten(0, 1)
-        )
-        return each.view(-1, count).mean(dim=1)
-
-    return of_records
