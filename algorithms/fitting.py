@@ -446,9 +446,7 @@ class _Account:
         public: bool,
         unit: str,
     ) -> "_Account":
-        """Raises RefusedError if the population has other terms, is charged in another ledger, or is new without a cap
-        that covers `limit`.
-        """
+        """Raises RefusedError if the population has other terms or another ledger, or is new with no cap of `limit`."""
         if population is None:
             if url is not None or cap is not None:
                 raise RefusedError(

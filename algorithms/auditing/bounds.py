@@ -230,9 +230,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Power:
-    """What this audit would find with half of the claimed noise. caught: probability that it is detected. found: the
-    epsilon that attacks would find.
-    """
+    """What this audit would find with half of the claimed noise: how probably it sees that, and which epsilon."""
 
     caught: float
     found: float

@@ -389,9 +389,7 @@ def whitening(event: CorrelatedDpEvent, steps: int) -> Array:
 
 
 def _tree_noise(leaves: int, steps: int) -> Array:
-    """The noise of each step by that of the nodes of the trees, [steps, nodes]: sums by least squares over the nodes
-    below, as far as they are complete (Honaker 2015).
-    """
+    """The noise of each step by that of the nodes, [steps, nodes]: least squares over complete nodes (Honaker 2015)."""
     sizes = [1 << level for level in range(leaves.bit_length())]
     trees = [(start, min(start + leaves, steps)) for start in range(0, steps, leaves)]
     spans = [

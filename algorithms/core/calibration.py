@@ -1,16 +1,18 @@
 """How plans are made: noise calibrated to a target, noise given by a formula, or a budget that is spent adaptively."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import dp_accounting as dp
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from algorithms.core.method import Plan, PublicInfo, Target, adapter, by_accountants
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.accounting import MOST_EPSILON
-from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, adjacency_named, calibrate
+from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, adjacency_named, calibrate, rdp, smallest
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import RenyiBudget, RenyiFilter, ZCDPBudget, epsilon_of_zcdp
 from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Release, Sampling, total_release
@@ -129,6 +131,25 @@ def calibrated_multiplier(
         accountant=target.accountant,
         adjacency=adjacency_named(adjacency),
     )
+
+
+MOST_NOISE = 1e8
+
+
+def least_noise(
+    events: Callable[[float], Schedule], limits: Mapping[float, float]
+) -> tuple[float, float] | None:
+    """The least noise at which events keep to the limit of one Rényi order, and that order; None above `MOST_NOISE`.
+
+    limits: by order, above 0.
+    """
+    orders, allowed = tuple(limits), np.array(list(limits.values())) * (1 - SLACK)
+
+    def parts(noise: float) -> NDArray[np.float64]:
+        return np.asarray(rdp(events(noise), orders=orders) / allowed)
+
+    found = smallest(lambda noise: float(parts(noise).min()), 1.0, low=1e-2, high=MOST_NOISE, tolerance=1e-10)
+    return None if found is None else (found, orders[int(parts(found).argmin())])
 
 
 def plan_zcdp(

@@ -267,9 +267,7 @@ def _encode(
 
 
 def _traced(network: nn.Module, batch: int, side: int) -> nn.Module:
-    """The traced network: each convolution, its normalisation and its clamp are one kernel, in three quarters of the
-    time.
-    """
+    """The traced network: a convolution, its normalisation and its clamp are one kernel, three quarters of the time."""
     example = torch.zeros(batch, 3, side, side).contiguous(memory_format=torch.channels_last)
     with torch.inference_mode(), warnings.catch_warnings():
         # PyTorch advises torch.compile, which needs a C++ compiler.

@@ -194,9 +194,7 @@ class AdaCliP(Sampled):
         return found.clamp(self.h1, self.highest(len(squares)))
 
     def highest(self, parameters: int) -> float:
-        """h2 for a model of so many parameters; raises RefusedError where it is missing, or given and derived at
-        once.
-        """
+        """h2 for a model of so many parameters; raises RefusedError where it is missing, or both given and derived."""
         needed = self.scale == "paper" or self.paper_update
         if needed and self.h2 is None:
             raise RefusedError(

@@ -58,9 +58,7 @@ class LBFGS(SingleRelease):
     regularisation: Annotated[float, Field(ge=0, le=1e6)] = 1e-4
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
-        """The schedule at infinite epsilon; raises RefusedError for another model and where the records are not
-        counted.
-        """
+        """The schedule at infinite epsilon; raises RefusedError for another model and a private number of records."""
         public.known_records("'lbfgs'")
         public.check_rows()
         if public.inputs is None or public.inputs.outputs != 1:

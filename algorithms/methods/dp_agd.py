@@ -1,7 +1,6 @@
 """Descent by noisy selection: DP-AGD, and PrivGene, with which it was compared (Lee and Kifer 2018)."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Annotated, Literal
@@ -11,12 +10,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import SLACK, plan_renyi, plan_zcdp
+from algorithms.core.calibration import SLACK, least_noise, plan_renyi, plan_zcdp
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.optimizers import STRICT, Bound, Count, NotNegative, Positive, Share
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, LineCandidates
-from algorithms.privacy.accounting.epsilon import rdp, smallest
+from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import conversion, rho_of_budget
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import (
@@ -30,7 +29,6 @@ from algorithms.privacy.mechanisms.release import (
 )
 
 _ORDERS = (*range(2, 33), *range(36, 65, 4), *range(80, 129, 16), 192, 256, 384, 512, 768, 1024)
-_MULTIPLIERS = (1e-2, 1e9)
 
 
 @dataclass(frozen=True)
@@ -61,33 +59,24 @@ def plan_sampled(iterations: int, share: float, rate: float, target: Target, pub
     """
     target.budget.check_spendable()
     epsilon, delta = target.budget.epsilon, target.budget.delta
-    limits = {order: epsilon - conversion(order, delta) for order in _ORDERS}
+    limits = {float(order): (epsilon - conversion(order, delta)) / iterations for order in _ORDERS}
+    measuring = {order: (1 - share) * limit for order, limit in limits.items() if limit > 0}
 
-    def gradient(multiplier: float) -> dp.DpEvent:
-        return dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier))
+    def gradient(multiplier: float) -> Schedule:
+        return [(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier)), 1)]
 
-    def selection(multiplier: float) -> dp.DpEvent:
-        return argmin_release(1.0, Gumbel(multiplier), Poisson(rate)).event()
+    def selection(multiplier: float) -> Schedule:
+        return [(argmin_release(1.0, Gumbel(multiplier), Poisson(rate)).event(), 1)]
 
-    def least(event: Callable[[float], dp.DpEvent], order: int, part: float) -> float:
-        """The least noise multiplier whose event costs at most a part of an iteration's share at a Rényi order."""
-        limit = part * (1 - SLACK) * limits[order] / iterations
-        found = smallest(
-            lambda multiplier: float(rdp([(event(multiplier), 1)], orders=(float(order),))[0]),
-            limit,
-            low=_MULTIPLIERS[0],
-            high=_MULTIPLIERS[1],
-            tolerance=1e-10,
-        )
-        return _MULTIPLIERS[1] if found is None else found
-
-    usable = [order for order, limit in limits.items() if limit > 0]
-    if not usable:
+    measured = least_noise(gradient, measuring) if measuring else None
+    selected = (
+        None if measured is None else least_noise(selection, {measured[1]: share * limits[measured[1]]})
+    )
+    if measured is None or selected is None:
         raise RefusedError(
             f"epsilon {epsilon:g} at delta {delta:g} is too small for a sampled run; raise one of them."
         )
-    order = min(usable, key=lambda order: least(gradient, order, 1 - share))
-    spent = Iteration(0.5 / least(gradient, order, 1 - share) ** 2, least(selection, order, share))
+    spent, order = Iteration(0.5 / measured[0] ** 2, selected[0]), measured[1]
     return plan_renyi(
         order, target=target, public=public, steps=iterations, sampling_rate=rate, method_params=spent
     )
@@ -363,9 +352,7 @@ class PrivGene:
     __pydantic_config__ = STRICT
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
-        """An equal part of rho for each round; raises RefusedError for losses below 0 and where rounds are not
-        public.
-        """
+        """An equal part of rho for each round; raises RefusedError for losses below 0 and for a private number."""
         public.check_losses("a candidate")
         rho, rounds = rho_of_budget(target.budget), self.rounds
         if rounds is None and public.records is None:

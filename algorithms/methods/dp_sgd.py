@@ -194,9 +194,7 @@ def epsilon_by_moments(releases: Repeated, delta: float) -> float:
 
 
 def calibrated(releases: Releases, budget: Budget) -> float:
-    """The least noise multiplier whose epsilon by moments is at most the budget's; raises RefusedError where none
-    is.
-    """
+    """The least noise multiplier whose epsilon by moments is within the budget; raises RefusedError if none is."""
     found = smallest(
         lambda multiplier: epsilon_by_moments(releases(multiplier), budget.delta),
         budget.epsilon,

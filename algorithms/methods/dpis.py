@@ -19,24 +19,31 @@ the next clip norm lies between public bounds, and K* is taken at the parameters
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import dp_accounting as dp
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import SLACK, Batches, Repeated, events_before, plan_fixed, plan_renyi
+from algorithms.core.calibration import (
+    MOST_NOISE,
+    SLACK,
+    Batches,
+    Repeated,
+    events_before,
+    least_noise,
+    plan_fixed,
+    plan_renyi,
+)
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import batches, expected_batch
 from algorithms.core.optimizers import STRICT, Bound, Count, OptimizerConfig, OptimizerState, Positive, Share
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised
-from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.epsilon import rdp, smallest
+from algorithms.privacy.accounting.epsilon import rdp
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import RenyiBudget, conversion
 from algorithms.privacy.barrier.barrier import Barrier
@@ -49,10 +56,7 @@ from algorithms.privacy.mechanisms.release import (
 )
 
 _ORDERS = (*map(float, range(2, 33)), *map(float, range(36, 65, 4)), 80.0, 96.0, 128.0, 192.0, 256.0, 512.0)
-_NOISE_RANGE = (1e-2, 1e8)
 
-Event = Callable[[float, float], dp.DpEvent]
-"""The event of a step at a fraction K / (N C) and a noise sigma_G."""
 Steps = tuple[float, int]
 """A fraction K / (N C), and how many steps are taken at it."""
 
@@ -75,9 +79,7 @@ class EpochParams:
 
 @dataclass(frozen=True)
 class AdaptiveClipping:
-    """The clip norm of an epoch but the first: `factor` times the mean of norms clipped to the largest, within
-    bounds.
-    """
+    """The clip norm of later epochs: `factor` times the mean of norms clipped to the largest, within bounds."""
 
     min_clip_norm: Bound
     max_clip_norm: Bound
@@ -108,81 +110,54 @@ class Epoch:
         return replace(self, **{name: torch.full_like(getattr(self, name), n) for name, n in numbers.items()})
 
 
-def cost(event: Event, steps: Sequence[Steps], noise: float, orders: tuple[float, ...]) -> np.ndarray:
-    """The Rényi divergence bounds of some steps, shape [orders]."""
-    return rdp([(event(fraction, noise), count) for fraction, count in steps if count], orders=orders)
-
-
-def least_noise(
-    event: Event, steps: Sequence[Steps], limits: Mapping[float, float]
-) -> tuple[float, float] | None:
-    """The least noise sigma_G at which the steps keep to the limit of one order, and that order; None above 1e8.
-
-    limits: by order, above 0.
-    """
-    orders, allowed = tuple(limits), np.array(list(limits.values())) * (1 - SLACK)
-
-    def parts(noise: float) -> np.ndarray:
-        return cost(event, steps, noise, orders) / allowed
-
-    low, high = _NOISE_RANGE
-    found = smallest(lambda noise: float(parts(noise).min()), 1.0, low=low, high=high, tolerance=1e-10)
-    return None if found is None else (found, orders[int(parts(found).argmin())])
-
-
 def precommitted(
-    event: Event, steps: int, others: Schedule, target: Target, *, noise_setting: str = "norm_noise"
+    event: Callable[[float], dp.DpEvent],
+    steps: int,
+    others: Schedule,
+    target: Target,
+    *,
+    noise_setting: str = "norm_noise",
 ) -> tuple[float, float]:
     """The order at which `steps` steps at K = N C need the least noise beside other releases, and that noise.
 
-    It follows from public values and is fixed with the plan, as a filter needs it. noise_setting: which decides the
-    noise of the norms among the other releases. Raises RefusedError where the filter or what is released beside the
-    steps leaves nothing, and where no noise up to 1e8 fits in what is left.
+    It follows from public values and is fixed with the plan, as a filter needs it. event: of a step at a noise sigma_G.
+    noise_setting: which decides the noise of the norms among the other releases. Raises RefusedError, with the one to
+    blame, if the filter or what is released beside the steps leaves nothing, and if no noise fits in what is left.
     """
-    budget = target.budget
+    budget, delta = target.budget, target.budget.delta
     budget.check_spendable()
-    found = least_noise(event, [(1.0, steps)], _limits(others, target, noise_setting))
+    asked = f"epsilon {budget.epsilon:g} at delta {delta:g}"
+
+    def left(spent: Schedule) -> dict[float, float]:
+        """What releases leave of the budget at each order, where they leave something."""
+        costs = zip(_ORDERS, map(float, rdp(spent, orders=_ORDERS)), strict=True)
+        limits = {order: budget.epsilon - conversion(order, delta) - cost for order, cost in costs}
+        return {order: limit for order, limit in limits.items() if limit > 0}
+
+    if not left([]):
+        least = min(conversion(order, delta) for order in _ORDERS)
+        raise RefusedError(
+            f"{asked} is not above {least:.4g}, what a Rényi filter costs at any noise; ask for a larger epsilon, or"
+            " give algorithm.public_norms."
+        )
+    if not left(target.prior_events):
+        raise RefusedError(
+            f"{asked} leaves nothing beside the learned features; raise their noise or epsilon."
+        )
+    limits = left(others)
+    if not limits:
+        raise RefusedError(
+            f"{asked} leaves nothing beside the releases of norms; raise algorithm.{noise_setting} or epsilon, or give"
+            " algorithm.public_norms."
+        )
+    found = least_noise(lambda noise: [(event(noise), steps)], limits)
     if found is None:
         raise RefusedError(
-            f"no noise multiplier up to {_NOISE_RANGE[1]:.0e} fits in what {_asked(budget)} leaves for the steps;"
-            " ask for a larger epsilon, or more noise in what is released beside them."
+            f"no noise multiplier up to {MOST_NOISE:.0e} fits in what {asked} leaves for the steps; ask for a larger"
+            " epsilon, or more noise in what is released beside them."
         )
     noise, order = found
     return order, noise
-
-
-def _limits(others: Schedule, target: Target, noise_setting: str) -> dict[float, float]:
-    """What other releases leave of a budget, by order; raises RefusedError, with the one to blame, where that is
-    nothing.
-    """
-    if not _left(target.budget, []):
-        least = min(conversion(order, target.budget.delta) for order in _ORDERS)
-        raise RefusedError(
-            f"{_asked(target.budget)} is not above {least:.4g}, what a Rényi filter costs at any noise; ask for a"
-            " larger epsilon, or give algorithm.public_norms."
-        )
-    if not _left(target.budget, target.prior_events):
-        raise RefusedError(
-            f"{_asked(target.budget)} leaves nothing beside the learned features; raise their noise or epsilon."
-        )
-    left = _left(target.budget, others)
-    if not left:
-        raise RefusedError(
-            f"{_asked(target.budget)} leaves nothing beside the releases of norms; raise algorithm.{noise_setting} or"
-            " epsilon, or give algorithm.public_norms."
-        )
-    return left
-
-
-def _asked(budget: Budget) -> str:
-    return f"epsilon {budget.epsilon:g} at delta {budget.delta:g}"
-
-
-def _left(budget: Budget, others: Schedule) -> dict[float, float]:
-    """What other releases leave of a budget at each order, where they leave something."""
-    costs = map(float, rdp(others, orders=_ORDERS))
-    left = {a: budget.epsilon - conversion(a, budget.delta) - c for a, c in zip(_ORDERS, costs, strict=True)}
-    return {order: limit for order, limit in left.items() if limit > 0}
 
 
 @dataclass(frozen=True)
@@ -312,12 +287,17 @@ class DPIS:
         is_cautious = index < round(self.cautious_share * self.epochs)
         now = (fraction, per_epoch)
         later = (1.0 if is_cautious else fraction, per_epoch * (self.epochs - 1 - index))
-        event = self._event_at(plan.sampling_rate)
-        found = least_noise(event, [now, later], {order: limit - spent - reserved})
+
+        def events(noise: float, *steps: Steps) -> Schedule:
+            return [
+                (self._release(plan.sampling_rate, at, noise).event(), count) for at, count in steps if count
+            ]
+
+        found = least_noise(lambda noise: events(noise, now, later), {order: limit - spent - reserved})
         if found is None:
             return None
         noise, _ = found
-        return epoch.changed(noise=noise, spent=spent + float(cost(event, [now], noise, (order,))[0]))
+        return epoch.changed(noise=noise, spent=spent + float(rdp(events(noise, now), orders=(order,))[0]))
 
     def _plan_released(self, sampled: Batches, own: EpochParams, target: Target, public: PublicInfo) -> Plan:
         """The plan at the order that leaves the steps the least noise if K = N C throughout."""
@@ -330,7 +310,13 @@ class DPIS:
         rate, steps = sampled.rate, own.steps_per_epoch * self.epochs
         setting = "norm_noise" if self.norm_noise_multiplier is None else "norm_noise_multiplier"
         others = [*before, (norm, norms)]
-        order, noise = precommitted(self._event_at(rate), steps, others, target, noise_setting=setting)
+        order, noise = precommitted(
+            lambda noise: self._release(rate, 1.0, noise).event(),
+            steps,
+            others,
+            target,
+            noise_setting=setting,
+        )
         spent, norm_cost = (float(rdp(some, orders=(order,))[0]) for some in (before, [(norm, 1)]))
         own = replace(own, norm_multiplier=multiplier, norm_cost=norm_cost, spent=spent, most_noise=noise)
         return plan_renyi(
@@ -364,9 +350,6 @@ class DPIS:
         sampling = Importance(min(rate / fraction, 1 / self.oversampling), self.oversampling, self.floor)
         clipping = Normalised(clip_norm or self.clip_norm)
         return gradient_release(sampling, clipping, Gaussian(noise / fraction), 1.0)
-
-    def _event_at(self, rate: float) -> Callable[[float, float], dp.DpEvent]:
-        return lambda fraction, noise: self._release(rate, fraction, noise).event()
 
     def _norm_releases(self, epoch: int) -> int:
         return 2 if self.adaptive_clipping is not None and epoch > 0 else 1

@@ -251,9 +251,7 @@ class Settings:
         return 2.0 if self.adjacency == "REPLACE_ONE" else 1.0
 
     def curve(self, public: PublicInfo) -> Curve:
-        """L and mu; raises RefusedError where no public bound is known, or a number is given by hand without its
-        mark.
-        """
+        """L and mu; raises RefusedError without a public bound, and for a number given by hand without its mark."""
         if self.smoothness_is_data_dependent is not (self.smoothness is not None):
             raise RefusedError(
                 "a smoothness constant given by hand may come from the private records; leave algorithm.smoothness"

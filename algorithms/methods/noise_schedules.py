@@ -180,9 +180,7 @@ class ADPSGD(Sampled):
     allocation: Literal["matched", "constant"] = "matched"
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
-        """The least noise with which the whole schedule fits the target; raises RefusedError for impossible step
-        sizes.
-        """
+        """The least noise with which the whole schedule fits the target; raises RefusedError for impossible steps."""
         if self.update.schedule != "constant":
             raise RefusedError(
                 f"the learning rate of 'adp_sgd' follows algorithm.decay, and {self.update.schedule!r} was asked for"

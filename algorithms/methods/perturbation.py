@@ -106,9 +106,7 @@ class ObjectivePerturbation(SingleRelease):
         return private_minimum(public, clip_norm=clip_norm, regularisation=regularisation)
 
     def _check(self, target: Target, public: PublicInfo) -> None:
-        """Raises RefusedError where analysis and accountant do not fit, or the regularisation costs the whole
-        budget.
-        """
+        """Raises RefusedError if analysis and accountant do not fit, or the regularisation costs the whole budget."""
         budget = target.budget
         if self.analysis == "kst" and target.accountant == "pure":
             raise RefusedError(
@@ -159,9 +157,7 @@ class OutputPerturbation(SingleRelease):
     clip_norm: Bound | None = 2.0
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
-        """The least noise that fits the target; raises RefusedError without public bounds and for a loss with a
-        kink.
-        """
+        """The least noise that fits the target; raises RefusedError without public bounds and for a kink."""
 
         def releases(noise_multiplier: float) -> Repeated:
             problem = self._problem(public, noise_multiplier)

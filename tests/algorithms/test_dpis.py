@@ -186,7 +186,7 @@ def test_the_order_is_the_best_for_the_worst_case() -> None:
 def test_the_noise_at_a_fixed_sum_of_norms_has_its_reference_value(name: str) -> None:
     p = GOLDEN[name]["params"]
 
-    def event(_fraction: float, noise: float) -> dp.DpEvent:
+    def event(noise: float) -> dp.DpEvent:
         return dp.PoissonSampledDpEvent(p["b"] / (p["N"] * p["r"]), dp.GaussianDpEvent(noise / p["r"]))
 
     _, noise = precommitted(event, p["T"], [], Target(Budget(4.0, p["delta"])))
