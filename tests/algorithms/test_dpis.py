@@ -259,7 +259,7 @@ def test_without_a_setting_the_noise_of_norms_is_a_part_of_the_number_of_records
 def test_what_eats_the_budget_is_named(epsilon: float, before: Any, message: str) -> None:
     target = Target(Budget(epsilon, DELTA), prior_events=tuple(before))
     with pytest.raises(RefusedError, match=message):
-        precommitted(method()._event_at(0.01), 100, before, target)
+        precommitted(lambda noise: method()._release(0.01, 1.0, noise).event(), 100, before, target)
 
 
 def trained(
