@@ -11,11 +11,12 @@ import json
 import logging
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -28,7 +29,7 @@ from algorithms.errors import RefusedError
 from algorithms.models import Model
 from algorithms.models.feature_transforms import front_of
 from algorithms.models.public_models import in_file
-from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
+from algorithms.privacy.accounting.events import Schedule, run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.barrier.performance import ALONE, Group, ProcessLostError
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
@@ -40,14 +41,13 @@ from data.prepared import load_as, made_anew, preparation_in
 from data.readers.records import Records
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for, plan_in
-from tasks.config import SPEND_AGAIN, home, ledger_url, may_spend_again, params, retraining
+from tasks.config import home, ledger_url, params, retraining
 from tasks.config.params import Params
 from tasks.runs import preflight, store
 from tasks.runs.ledger import bind, digests_of, open_newest, register, signer
-from tasks.runs.preflight import rehearse
 from tasks.runs.processes import joined
 from tasks.runs.stages import main_of
-from tasks.runs.store import described
+from tasks.runs.store import PLAN, RECEIPT, described
 from tasks.tracking.live import live_curve, progress
 
 READS = ("privacy", "features", "algorithm", "model", "performance", "tracking", "ledger")
@@ -89,6 +89,67 @@ class Job:
         return store.digest(decides, self.public, self.prepared, home=home)
 
 
+@dataclass(frozen=True)
+class Charge:
+    """A run that is charged, a training or a search: its ledger, its records and their blocks, and its folders."""
+
+    ledger: Ledger
+    run: store.Run
+    public: PublicDescription
+    prepared: Path
+    blocks: tuple[str, ...]
+    home: Path
+    root: Path
+
+    def identity(self, algorithm: str, device: torch.device, *, diagnostics: bool = False) -> dict[str, Any]:
+        """The part of the receipt that is known before the charge."""
+        return {
+            "run_id": self.run.run_id,
+            "algorithm": algorithm,
+            **described(self.public),
+            "blocks": list(self.blocks),
+            "private_noise": self.run.private_noise,
+            "diagnostics": diagnostics,
+            "device": device.type,
+        }
+
+    def reserve(self, plan: Plan, about: Mapping[str, Any]) -> None:
+        """Reserve the plan's cost. about: the ledger's entry, to which signer and noise are added.
+
+        A settled run without a result was killed in between: it is repeated without another charge.
+        """
+        if self.ledger.status(self.run.run_id) != "settled":
+            self.ledger.reserve(
+                self.run.run_id,
+                self.public.population,
+                plan.cost,
+                events=reserved_events(plan),
+                about={**about, **signer(self.home), **self.run.noise},
+                blocks=self.blocks,
+                held=digests_of(self.public, self.prepared),
+            )
+
+    def settle(self, plan: Plan, identity: Mapping[str, Any], written: Path, schedule: Schedule) -> Path:
+        """Settle the run whose model, trace and plan are in `written`, add its receipt; returns the result's folder.
+
+        schedule: the recorded releases.
+        """
+        run_id, events = self.run.run_id, schedule_to_json(schedule)
+        sums = {
+            name: store.sha256_of(written / name) for name in ("model.safetensors", "trace.parquet", PLAN)
+        }
+        self.ledger.settle(run_id, plan.cost, events=events, model=sums["model.safetensors"])
+        receipt = {
+            **identity,
+            **cost_of(plan, events),
+            **account_of(self.ledger, self.public.population, run_id),
+        }
+        receipt["releases"] = len(pd.read_parquet(written / "trace.parquet"))
+        receipt |= {"software": software(self.root), "sha256": sums}
+        (written / RECEIPT).write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
+        return self.run.finish(written)
+
+
 def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) -> None:
     """Train as planned and write the model, the noise trace, the diagnostics and the receipt into `artifacts`.
 
@@ -116,7 +177,8 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
                 found = preflight.doubts(job.settings, job.plan, records)
                 preflight.question(found, job.public, epsilon=job.plan.target.budget.epsilon)
             register(ledger, job.public, home=home, prepared=job.prepared)
-            result = run.result or _trained(job, model, run, ledger, root, home)
+            charge = Charge(ledger, run, job.public, job.prepared, job.blocks, home, root)
+            result = run.result or _trained(job, model, charge)
         run.forget_secrets()
         store.hand_out(result, artifacts, _ARTIFACTS, said=described(job.public))
 
@@ -126,72 +188,40 @@ def _spends_again(job: Job, run_id: str, is_whole: bool, ledger: Ledger) -> bool
 
     Raises RefusedError if nobody agrees and the result is missing or belongs to another retraining.
     """
-    cost = f"epsilon {job.plan.target.budget.epsilon:g}"
-    question = f"run {run_id} did just this; training again spends {cost} again. Spend it? [y/N] "
-    if may_spend_again() or preflight.agrees(question):
-        return True
     rows = ledger.history(job.public.population) if job.retraining else []
     of_run = [json.loads(row.about) for row in rows if (row.kind, row.run_id) == ("reserve", run_id)]
     is_for = job.retraining is None or any(of.get("retraining") == job.retraining for of in of_run)
-    if is_whole and is_for:
-        return False
-    raise RefusedError(
-        f"run {run_id} did just this, and training again would spend {cost} again; bring its result back by `dvc"
-        f" checkout`, or set {SPEND_AGAIN}=yes."
+    return preflight.spends_again(
+        f"run {run_id}", "training", job.plan.target.budget.epsilon, has_result=is_whole and is_for
     )
 
 
-def _trained(job: Job, model: Model, run: store.Run, ledger: Ledger, root: Path, home: Path) -> Path:
+def _trained(job: Job, model: Model, charge: Charge) -> Path:
     """Inspect the model, reserve, train, settle; returns the folder with the result."""
-    plan = job.plan
+    plan, run, ledger = job.plan, charge.run, charge.ledger
+    identity = charge.identity(
+        job.document["algorithm"],
+        device_of(job.settings.performance.device),
+        diagnostics=job.settings.privacy.diagnostics,
+    )
 
     def reserve() -> None:
-        # A settled run without a result was killed in between: it is repeated without another charge.
         if ledger.status(run.run_id) is None:
-            rehearse(job.document, job.public, _identity(job, run))
-        if ledger.status(run.run_id) != "settled":
-            about = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
-            ledger.reserve(
-                run.run_id,
-                job.public.population,
-                plan.cost,
-                events=reserved_events(plan),
-                about=about
-                | signer(home)
-                | run.noise
-                | ({"retraining": job.retraining} if job.retraining else {}),
-                blocks=job.blocks,
-                held=digests_of(job.public, job.prepared),
-            )
-        bind(ledger, job.public, home=home, prepared=job.prepared)
-        if run.run_id.rpartition("-")[0] != job.digest(home):  # the noise is for these records and no others
+            preflight.rehearse(job.document, job.public, identity)
+        about = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
+        charge.reserve(plan, about | ({"retraining": job.retraining} if job.retraining else {}))
+        bind(ledger, job.public, home=charge.home, prepared=job.prepared)
+        if run.run_id.rpartition("-")[0] != job.digest(
+            charge.home
+        ):  # the noise is for these records and no others
             raise made_anew(job.prepared)
 
     written = run.emptied("written")
-    with live_curve(run.run_id, job.document, job.settings.tracking, root=root) as live:
+    with live_curve(run.run_id, job.document, job.settings.tracking, root=charge.root) as live:
         trace = _train_into(written, job, run, model, live, reserve)
-        events = schedule_to_json(run_lengths(trace.events()))
+        (written / PLAN).write_bytes(job.plan_file)
         # Settled in full even if it ended early, since when to end was then an adaptive choice.
-        sums = {name: store.sha256_of(written / name) for name in ("model.safetensors", "trace.parquet")}
-        sums["plan.json"] = hashlib.sha256(job.plan_file).hexdigest()
-        ledger.settle(run.run_id, plan.cost, events=events, model=sums["model.safetensors"])
-        account = account_of(ledger, job.public.population, run.run_id)
-        receipt = _identity(job, run) | cost_of(plan, events) | account
-        receipt |= {"software": software(root), "sha256": sums}
-        (written / "receipt.json").write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
-        return run.finish(written)
-
-
-def _identity(job: Job, run: store.Run) -> dict[str, Any]:
-    return {
-        "run_id": run.run_id,
-        "algorithm": job.document["algorithm"],
-        **described(job.public),
-        "blocks": list(job.blocks),
-        "private_noise": run.private_noise,
-        "diagnostics": job.settings.privacy.diagnostics,
-        "device": device_of(job.settings.performance.device).type,
-    }
+        return charge.settle(plan, identity, written, run_lengths(trace.events()))
 
 
 def _train_into(

@@ -36,7 +36,7 @@ from data import PublicDescription
 from data.card import card_names, data_card
 from data.files import OWNER_KEY, check_local, owner_key
 from tasks.calibrate import plan_for
-from tasks.config import TRAIN_ANYWAY, home, may_train_anyway, train_anyway
+from tasks.config import SPEND_AGAIN, TRAIN_ANYWAY, home, may_spend_again, may_train_anyway, train_anyway
 from tasks.config.params import Params
 from tasks.prepare import chosen_blocks, public_of
 from tasks.report import Run, compose
@@ -147,6 +147,23 @@ def agrees(question: str) -> bool:
         return sys.stdin.readline().strip().lower() in ("y", "yes")
     except OSError:  # a terminal of another session
         return False
+
+
+def spends_again(what: str, doing: str, epsilon: float, *, has_result: bool) -> bool:
+    """Whether a person agrees to repeat what is already charged, and to charge it again.
+
+    what: its name and id. doing: what is repeated. Raises RefusedError if nobody agrees and there is no result.
+    """
+    if may_spend_again() or agrees(
+        f"{what} did just this; {doing} again spends epsilon {epsilon:g} again. Spend it? [y/N] "
+    ):
+        return True
+    if has_result:
+        return False
+    raise RefusedError(
+        f"{what} did just this, and {doing} again would spend epsilon {epsilon:g} again; bring its result back by `dvc"
+        f" checkout`, or set {SPEND_AGAIN}=yes."
+    )
 
 
 def ask_first(found: Sequence[str], public: PublicDescription, *, epsilon: float) -> None:

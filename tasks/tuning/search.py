@@ -23,7 +23,7 @@ from ruamel.yaml import YAML
 
 from algorithms.core import training
 from algorithms.core.method import Plan
-from algorithms.core.receipt import account_of, cost_of, reserved_events, software
+from algorithms.core.receipt import reserved_events
 from algorithms.core.training import asked_of_rows, of_people
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
@@ -31,7 +31,6 @@ from algorithms.models import Model
 from algorithms.models.feature_transforms import buffers
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import adjacency_named, epsilon
-from algorithms.privacy.accounting.events import schedule_to_json
 from algorithms.privacy.accounting.filters import ScheduleFilter
 from algorithms.privacy.accounting.selection import trials_of
 from algorithms.privacy.barrier.barrier import Barrier, Performance
@@ -47,7 +46,7 @@ from data.files import read_json, write_text, write_whole
 from data.prepared import load_as
 from data.readers.records import Records
 from tasks.calibrate import model_for
-from tasks.config import SPEND_AGAIN, data_mirror, home, ledger_url, may_spend_again, params
+from tasks.config import data_mirror, home, ledger_url, params
 from tasks.config.overrides import value_at
 from tasks.config.params import Params
 from tasks.evaluate import load_model, metrics_of
@@ -55,12 +54,11 @@ from tasks.prepare import prepare
 from tasks.report import Run
 from tasks.reporting.page import environment
 from tasks.runs import preflight, store
-from tasks.runs.ledger import bind, digests_of, open_newest, register, signer, signing_key
+from tasks.runs.ledger import bind, open_newest, register, signing_key
 from tasks.runs.quality import quality
 from tasks.runs.stages import checkout_lock
-from tasks.runs.store import described
 from tasks.tracking.runs import log_winner
-from tasks.train import save_model
+from tasks.train import Charge, save_model
 from tasks.tuning import (
     READS,
     Document,
@@ -270,7 +268,11 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
     public = search.public
 
     def anew(run_id: str, is_whole: bool) -> bool:
-        return not is_whole if public.public else _spends_again(search, run_id, is_whole)
+        if public.public:
+            return not is_whole
+        return preflight.spends_again(
+            f"search {run_id}", "searching", search.priced.cost, has_result=is_whole
+        )
 
     is_secure = search.priced.documents[0]["privacy"].get("noise", "secure") == "secure"
     seed = search.priced.documents[0]["model"].get("seed", 0)
@@ -282,9 +284,10 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
         if result is None:
             with run.abandoned_if_refused(ledger.status):
                 register(ledger, public, home=home, prepared=search.prepared)
-                _reserve(search, run, ledger, home)
+                charge = Charge(ledger, run, public, search.prepared, search.blocks, home, root)
+                _reserve(search, charge)
             bind(ledger, public, home=home, prepared=search.prepared)
-            result = _searched(search, run, ledger, root, run_all)
+            result = _searched(search, charge, run_all)
         run.forget_secrets()
         return _hand_out(search, result, root, home)
 
@@ -329,44 +332,19 @@ def in_threads(workers: int, trials: Sequence[Trial]) -> None:
         list(pool.map(one_by_one, shares(trials, workers)))
 
 
-def _spends_again(search: Search, run_id: str, is_whole: bool) -> bool:
-    cost = f"epsilon {search.priced.cost:g}"
-    if may_spend_again() or preflight.agrees(
-        f"search {run_id} did just this; again it spends {cost}. Spend it? [y/N] "
-    ):
-        return True
-    if is_whole:
-        return False
-    raise RefusedError(
-        f"search {run_id} did just this, and searching again would spend {cost} again; set {SPEND_AGAIN}=yes for that."
-    )
-
-
-def _reserve(search: Search, run: store.Run, ledger: Ledger, home: Path) -> None:
-    # Killed before its result was complete: repeated without another charge.
-    if ledger.status(run.run_id) == "settled":
-        return
+def _reserve(search: Search, charge: Charge) -> None:
     plan, document = search.plan(0)
-    if ledger.status(run.run_id) is None:
+    if charge.ledger.status(charge.run.run_id) is None:
         for settings in distinct_models(search.priced.documents):  # a model that cannot be trained is refused
             model = of_people(model_for(settings, search.public), search.public.pooled)
             limits(settings).engine(model, zeros(search.public))
-        _rehearse(search, run)  # a charged search must end with a card, whichever trial wins
-    about = {name: document[name] for name in ("dataset", "adjacency", "noise")} | signer(home) | run.noise
+        _rehearse(search, charge)  # a charged search must end with a card, whichever trial wins
+    about = {name: document[name] for name in ("dataset", "adjacency", "noise")}
     about["algorithm"] = ", ".join(sorted({plan["algorithm"] for plan in search.priced.plans}))
-    held = digests_of(search.public, search.prepared)
-    ledger.reserve(
-        run.run_id,
-        search.public.population,
-        plan.cost,
-        events=reserved_events(plan),
-        about=about,
-        blocks=search.blocks,
-        held=held,
-    )
+    charge.reserve(plan, about)
 
 
-def _rehearse(search: Search, run: store.Run) -> None:
+def _rehearse(search: Search, charge: Charge) -> None:
     """Make the card of each possible winner; raises RefusedError if that fails.
 
     Only the first is verified and gets a page, since all have the same events.
@@ -384,22 +362,15 @@ def _rehearse(search: Search, run: store.Run) -> None:
         preflight.rehearse(
             document,
             search.public,
-            _identity(search, run, document),
+            _identity(search, charge, document),
             trial=trial_schedule(own, search.tuning.objective),
             report=partial(report, pick),
         )
 
 
-def _identity(search: Search, run: store.Run, document: Document) -> Document:
-    return {
-        "run_id": run.run_id,
-        "algorithm": document["algorithm"],
-        **described(search.public),
-        "blocks": list(search.blocks),
-        "private_noise": run.private_noise,
-        "diagnostics": False,
-        "device": limits(params.parse(search.priced.documents[0], reads=READS)).device.type,
-    }
+def _identity(search: Search, charge: Charge, document: Document) -> Document:
+    device = limits(params.parse(search.priced.documents[0], reads=READS)).device
+    return charge.identity(document["algorithm"], device)
 
 
 def trials_of_run(search: Search, run: store.Run) -> list[tuple[int, Trial]]:
@@ -449,11 +420,11 @@ def _share_features(run: store.Run, trial: Trial) -> None:
     training.save(folder, found, run_id=run_id, step=0, trace=trace, last_norms=LastNorms())
 
 
-def _searched(search: Search, run: store.Run, ledger: Ledger, root: Path, run_all: Runs) -> Path:
-    trials = trials_of_run(search, run)
+def _searched(search: Search, charge: Charge, run_all: Runs) -> Path:
+    run, trials = charge.run, trials_of_run(search, charge.run)
     if not trials:
         plan, _ = search.plan(0)
-        ledger.settle(run.run_id, plan.cost, events=reserved_events(plan))
+        charge.ledger.settle(run.run_id, plan.cost, events=reserved_events(plan))
         run.forget_secrets()
         another = "ask again" if run.private_noise else "set another model.seed"
         raise RefusedError(
@@ -480,20 +451,7 @@ def _searched(search: Search, run: store.Run, ledger: Ledger, root: Path, run_al
             for document in search.priced.documents
         ]
         pd.DataFrame(points).assign(score=scores).to_csv(written / "trials.csv", index=False)
-    sums = {
-        name: store.sha256_of(written / name) for name in ("model.safetensors", "trace.parquet", "plan.json")
-    }
-    events = schedule_to_json(plan.schedule)
-    ledger.settle(run.run_id, plan.cost, events=events, model=sums["model.safetensors"])
-    receipt = _identity(search, run, document) | {
-        **cost_of(plan, events),
-        "releases": len(pd.read_parquet(written / "trace.parquet")),
-        **account_of(ledger, search.public.population, run.run_id),
-        "software": software(root),
-        "sha256": sums,
-    }
-    (written / "receipt.json").write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
-    return run.finish(written)
+    return charge.settle(plan, _identity(search, charge, document), written, plan.schedule)
 
 
 def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Document:
