@@ -18,7 +18,7 @@ from rich.table import Table
 
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Choice, Entry, Head, Ledger, Spread, forecast
-from algorithms.privacy.ledger.chain import NOTHING, Draft, seal
+from algorithms.privacy.ledger.books import NOTHING, Draft, seal
 from algorithms.privacy.ledger.store import open_store
 from benchmarks.postgres import server
 

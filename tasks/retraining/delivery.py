@@ -33,7 +33,7 @@ from algorithms.privacy.ledger import (
     forecast,
     next_retraining,
 )
-from algorithms.privacy.ledger.books import floored
+from algorithms.privacy.ledger.rules import floored
 from data import public_description
 from data.card import DataCard, data_card
 from data.files import write_text

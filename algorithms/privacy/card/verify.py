@@ -37,8 +37,7 @@ from algorithms.privacy.card.build import (
 )
 from algorithms.privacy.card.schema import BY, RELEASED, ROUNDING, Account, Amount, Composition, PrivacyCard
 from algorithms.privacy.ledger.books import Balance
-from algorithms.privacy.ledger.chain import WHOLE_POPULATION
-from algorithms.privacy.ledger.composition import UNIT
+from algorithms.privacy.ledger.composition import UNIT, WHOLE_POPULATION
 
 if TYPE_CHECKING:
     from algorithms.privacy.ledger import Ledger, Settlement

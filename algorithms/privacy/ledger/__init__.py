@@ -1,10 +1,10 @@
 """The durable privacy budget of each population; this is its public face.
 
-chain: rows, and the hashes that bind them. composition: how runs add up, and what one counts for. policy: which blocks
-a retraining uses, and how many more there can be. books: what the rows add up to. rules: the rows of a run, and what is
-refused. balances: the books as tables beside the rows. store: the tables in SQLite or PostgreSQL, made by migrations.
-ledger: the class, whose `reserve` charges a population and its blocks, and whose `verify` reads all rows one by one.
-place: where a home has its ledger, and what it remembers of it. administration: copies, and roles in PostgreSQL.
+composition: how runs add up, and what one counts for. policy: which blocks a retraining uses, and how many more there
+can be. books: rows, the hashes that bind them, and what they add up to. rules: the rows of a run, and what is refused.
+balances: the books as tables beside the rows. store: the tables in SQLite or PostgreSQL, made by migrations. ledger:
+the class, whose `reserve` charges a population and its blocks, and whose `verify` reads all rows one by one. place:
+where a home has its ledger, and what it remembers of it. administration: copies, and roles in PostgreSQL.
 
 Of the rest of privacy they import budgets, and the accountants where a price by zCDP or Rényi is asked for. Cards
 import `composition` by itself, which decides what they say. What opens a database is imported when it is asked for:
@@ -14,9 +14,8 @@ import `composition` by itself, which decides what they say. What opens a databa
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from algorithms.privacy.ledger.books import Balance, Run, Status
-from algorithms.privacy.ledger.chain import NOTHING, WHOLE_POPULATION, Entry, Head
-from algorithms.privacy.ledger.composition import BASIC, Composition, Events, Terms
+from algorithms.privacy.ledger.books import NOTHING, Balance, Entry, Head, Run, Status
+from algorithms.privacy.ledger.composition import BASIC, WHOLE_POPULATION, Composition, Events, Terms
 from algorithms.privacy.ledger.policy import (
     Block,
     Choice,

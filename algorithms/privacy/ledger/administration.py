@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.ledger.chain import Entry, follow
+from algorithms.privacy.ledger.books import Entry, follow
 from algorithms.privacy.ledger.ledger import Ledger
 from algorithms.privacy.ledger.store import Store, open_store
 

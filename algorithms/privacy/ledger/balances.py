@@ -23,9 +23,8 @@ from sqlalchemy.engine import Connection, Dialect
 from sqlalchemy.exc import DBAPIError
 
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger.books import STATES, Account, Books, Run, replay
-from algorithms.privacy.ledger.chain import WHOLE_POPULATION, Entry, Head
-from algorithms.privacy.ledger.composition import Amount, Terms
+from algorithms.privacy.ledger.books import STATES, Account, Books, Entry, Head, Run, replay
+from algorithms.privacy.ledger.composition import WHOLE_POPULATION, Amount, Terms
 
 _NAMES_IN_A_MESSAGE, _MANY = 10, 50
 

@@ -1,4 +1,8 @@
-"""The totals of a ledger's rows for each block: caps, charges, what is left, and why a run does not fit.
+"""The rows of a ledger, the hash chain that binds each to the one before it, and what they add up to for each block.
+
+A row's hash is the SHA-256 of its canonical JSON, which contains the hash of the row before it. So a row that was
+edited, removed or inserted breaks the chain at its position. Rows missing at the end leave a shorter valid chain, which
+only a head kept elsewhere (in a receipt) reveals. Nothing here knows a database.
 
 Sums are exact: every number counts as the decimal that a person reads (three times 0.1 is 0.3). A sum fits if it
 exceeds the cap by at most one part in 10^12, so that rounding refuses no run exactly at the cap.
@@ -7,19 +11,177 @@ A charge to the whole population counts in each of its blocks. If a person may h
 counts k times, so that a block's balance holds for a person with records in k blocks.
 """
 
+import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import ROUND_FLOOR, Context
 from fractions import Fraction
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii as _quote
 from typing import Any, Literal, NamedTuple
 
-from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger.chain import WHOLE_POPULATION, Draft, Entry
-from algorithms.privacy.ledger.composition import BASIC, Amount, Composition, Events, Terms, plus, times
+from algorithms.privacy.ledger.composition import (
+    BASIC,
+    WHOLE_POPULATION,
+    Amount,
+    Composition,
+    Events,
+    Terms,
+    plus,
+    times,
+)
 from algorithms.privacy.ledger.policy import Block
+
+Kind = Literal["population", "cap", "reserve", "settle", "forfeit"]
+GENESIS = "0" * 64
+
+
+class Head(NamedTuple):
+    """The last row of a chain, by position and hash, which commit to all rows before it."""
+
+    seq: int
+    hash: str
+
+
+NOTHING = Head(0, GENESIS)
+"""The head of an empty chain."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A row to append; the ledger adds position, time and hashes."""
+
+    kind: Kind
+    population: str
+    budget: Budget
+    run_id: str | None = None
+    events: Sequence[Mapping[str, Any]] = ()
+    about: Mapping[str, object] = field(default_factory=dict)
+    block: str = WHOLE_POPULATION
+
+
+class Entry(NamedTuple):
+    """A row as it is stored.
+
+    seq: 1, 2, 3 without gaps. epsilon: None if it is not finite. events, about: canonical JSON text. written_at: UTC,
+    ISO 8601. previous_hash: the hash of row seq - 1, GENESIS for the first row. written_by: the database's user, or the
+    system's for a file; None in rows of version 0.2, whose hash does not include it.
+    """
+
+    seq: int
+    kind: str
+    population: str
+    block: str
+    run_id: str | None
+    epsilon: float | None
+    delta: float
+    events: str
+    about: str
+    written_at: str
+    previous_hash: str
+    hash: str
+    written_by: str | None = None
+
+    @property
+    def head(self) -> Head:
+        """The head of a chain that ends with this row."""
+        return Head(self.seq, self.hash)
+
+    @property
+    def budget(self) -> Budget:
+        """The row's epsilon and delta: a cap, a reservation or a spend."""
+        return _budget(self.epsilon, self.delta)
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as a JSON object, with events and about as objects rather than text."""
+        return self._asdict() | {"events": json.loads(self.events), "about": json.loads(self.about)}
+
+
+@lru_cache(maxsize=4096)
+def _budget(epsilon: float | None, delta: float) -> Budget:
+    return Budget(math.inf if epsilon is None else epsilon, delta)
+
+
+def seal(draft: Draft, *, after: Head, written_at: str, written_by: str) -> Entry:
+    """The row that appends `draft` to a chain with head `after`; raises RefusedError if it has no JSON form."""
+    epsilon = float(draft.budget.epsilon)
+    row = Entry(
+        seq=after.seq + 1,
+        kind=draft.kind,
+        population=draft.population,
+        block=draft.block,
+        run_id=draft.run_id,
+        epsilon=epsilon + 0.0 if math.isfinite(epsilon) else None,  # + 0.0: SQLite keeps no negative zero
+        delta=float(draft.budget.delta) + 0.0,
+        events=_json_text(list(draft.events)),
+        about=_json_text(dict(draft.about)),
+        written_at=written_at,
+        previous_hash=after.hash,
+        hash="",
+        written_by=written_by,
+    )
+    return row._replace(hash=_digest(row))
+
+
+def is_intact(entry: Entry) -> bool:
+    """Whether a row's hash is that of its content."""
+    try:
+        return entry.hash == _digest(entry)
+    except TypeError:
+        return False
+
+
+def follow(entries: Iterable[Entry], *, name: str, after: Head = NOTHING) -> Iterator[Entry]:
+    """Yield the rows, each after checking that it continues the chain. name: of the ledger, for messages.
+
+    after: the head that they continue. Raises LedgerBrokenError at the first row whose position, content or predecessor
+    does not match its hash.
+    """
+    seq, previous = after
+    for entry in entries:
+        seq += 1
+        if entry.seq != seq or entry.previous_hash != previous or not is_intact(entry):
+            raise broken(name, seq)
+        previous = entry.hash
+        yield entry
+
+
+def broken(name: str, seq: int) -> LedgerBrokenError:
+    """The error for a row that was changed. name: of the ledger."""
+    return LedgerBrokenError(
+        f"the hash chain of the ledger {name} breaks at row {seq}: that row was changed, removed or"
+        " inserted outside the ledger; restore the ledger from a copy whose chain holds."
+    )
+
+
+def _digest(entry: Entry) -> str:
+    """SHA-256 of the row's JSON with sorted keys, without its own hash, and without the writer if there is none.
+
+    The JSON is written by hand, since `json.dumps` takes three times as long for a million rows. Raises TypeError for a
+    value of another type.
+    """
+    seq, kind, population, block, run_id, epsilon, delta, events, about, written_at, previous, _, by = entry
+    name = "" if by is None else f',"written_by":{_quote(by)}'
+    text = (
+        f'{{"about":{_quote(about)},"block":{_quote(block)},"delta":{delta!r},"epsilon":'
+        f'{"null" if epsilon is None else repr(epsilon)},"events":{_quote(events)},"kind":{_quote(kind)},"population":'
+        f'{_quote(population)},"previous_hash":{_quote(previous)},"run_id":'
+        f'{"null" if run_id is None else _quote(run_id)},"seq":{seq!r},"written_at":{_quote(written_at)}{name}}}'
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _json_text(value: object) -> str:
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise RefusedError(
+            f"the events and the notes of a ledger entry must be JSON with finite numbers: {error}."
+        ) from None
+
 
 Status = Literal["open", "settled", "forfeited"]
 STATES: tuple[Status, ...] = ("open", "settled", "forfeited")
@@ -249,15 +411,6 @@ def adjacency_of(about: Mapping[str, object]) -> str:
     return str(about.get("adjacency", ADJACENCY))
 
 
-def blocks_in_words(blocks: Sequence[str]) -> str:
-    """Some blocks as messages name them: the first three."""
-    shown = ", ".join(map(repr, blocks[:3])) + (f" and {len(blocks) - 3} more" if blocks[3:] else "")
-    return shown or "none"
-
-
-_RAISED = "unless the owner of the data raises the cap by `epsilonflow ledger cap`."
-
-
 @dataclass(frozen=True)
 class Balance:
     """Where a population or one of its blocks stands, for a person who is in as many blocks as one may be.
@@ -284,7 +437,7 @@ def balance_of(books: Books, population: str, block: str) -> Balance:
     terms, cap = books.term(population), books.cap(population, block)
     spent = books.charged(population, block, "settled", "forfeited")
     reserved = books.charged(population, block, "open")
-    rest = _rest(books.limit(population, block), plus(spent, reserved))
+    rest = left_of(books.limit(population, block), plus(spent, reserved))
     untouched = not any(plus(spent, reserved))
     return Balance(
         population=population,
@@ -321,7 +474,7 @@ def standing(books: Books, population: str, also: Sequence[str] = ()) -> list[Bl
     for name in [*declared, *(name for name in also if name not in declared)] or [WHOLE_POPULATION]:
         account = name if name in declared else WHOLE_POPULATION
         limit, charged = books.limit(population, account), books.charged(population, account, *STATES)
-        left = _floats(_rest(limit, charged))
+        left = _floats(left_of(limit, charged))
         is_retired = (population, name) in books.retired
         blocks.append(Block(name, _floats(limit), left, books.charges.get((population, name), 0), is_retired))
     return blocks
@@ -345,79 +498,12 @@ def affordable(
     return min((count for count in counts if count is not None), default=None if counts else 0)
 
 
-def refusal(books: Books, account: tuple[str, str], draft: Draft, charge: Amount) -> BudgetRefusedError:
-    """Why a run does not fit a block: requested, remaining, and what would fit."""
-    run_id, cost = draft.run_id, draft.budget
-    population, block = account
-    where = f"population {population!r}"
-    where = where if block == WHOLE_POPULATION else f"block {block!r} of {where}"
-    if math.isinf(cost.epsilon):
-        return BudgetRefusedError(
-            f"run {run_id!r} adds no noise (infinite epsilon), which the private {where}"
-            " never allows; choose a private algorithm or public records."
-        )
-    if account in books.retired:
-        return BudgetRefusedError(
-            f"run {run_id!r} asks for {where}, which is retired for ever; choose other blocks."
-        )
-    words = _basic if books.term(population).composition.kind == "basic" else _by_events
-    return BudgetRefusedError(words(books, account, f"run {run_id!r}", where, draft, charge))
-
-
-def _basic(books: Books, account: tuple[str, str], run: str, where: str, draft: Draft, charge: Amount) -> str:
-    balance, terms, cost = balance_of(books, *account), books.term(account[0]), draft.budget
-    count = terms.blocks_per_person
-    left = Budget(floored(balance.remaining.epsilon), floored(balance.remaining.delta))
-    each = Budget(floored(left.epsilon / count), floored(left.delta / count)) if count > 1 else left
-    fitting = Budget(min(cost.epsilon, each.epsilon), _share(min(cost.delta, each.delta), draft))
-    fits = left.epsilon > 0 and books.how_many(*account, terms.charge(fitting, draft.about)) != 0
-    return (
-        f"{run} asks for {in_words(cost)}{_counted(count)}, but {where} has {in_words(left)} left"
-        f" of its cap {in_words(balance.cap)}, with {in_words(balance.spent)} spent and"
-        f" {in_words(balance.reserved)} reserved{_held(books, account)}; "
-        + (f"at most {in_words(fitting)} would fit" if fits else "nothing more fits")
-        + f", {_RAISED}"
-    )
-
-
-def _by_events(
-    books: Books, account: tuple[str, str], run: str, where: str, draft: Draft, charge: Amount
-) -> str:
-    terms, limit = books.term(account[0]), books.limit(*account)
-    say, balance = terms.composition.in_words, balance_of(books, *account)
-    rest = _rest(limit, books.charged(*account, *STATES))
-    asked = times(charge, Fraction(1, terms.blocks_per_person))
-    return (
-        f"{run} of {in_words(draft.budget)} asks for {say(asked)}{_counted(terms.blocks_per_person)}, but {where} has"
-        f" {say(rest)} left of the {say(limit)} of its cap {in_words(balance.cap)}, with {in_words(balance.spent)}"
-        f" spent and {in_words(balance.reserved)} reserved{_held(books, account)}; ask for less, {_RAISED}"
-    )
-
-
-def _share(delta: float, draft: Draft) -> float:
-    """Of a delta that fits, what a run may state that reads several records of a person."""
-    together = draft.about.get("together", 1)
-    if not isinstance(together, int) or together == 1:
-        return delta
-    grows = math.fsum(math.exp(min(700.0, i * draft.budget.epsilon)) for i in range(together)) / together
-    return floored(delta / grows)
-
-
 def in_words(budget: Budget) -> str:
     """A budget as messages write it, to 12 digits."""
     return f"epsilon={budget.epsilon:.12g}, delta={budget.delta:.12g}"
 
 
-def _counted(count: int) -> str:
-    return f", counted {count} times since a person may be in {count} blocks" if count > 1 else ""
-
-
-def _held(books: Books, account: tuple[str, str]) -> str:
-    holders = books.open_runs(*account)
-    return f" by open runs ({blocks_in_words(holders)})" if holders else ""
-
-
-def _rest(limit: Amount, charged: Amount) -> Amount:
+def left_of(limit: Amount, charged: Amount) -> Amount:
     """What a limit leaves; less than its rounding is nothing."""
     rest = plus(limit, charged, sign=-1)
     return tuple(
@@ -427,8 +513,3 @@ def _rest(limit: Amount, charged: Amount) -> Amount:
 
 def _floats(amount: Amount) -> tuple[float, ...]:
     return tuple(map(float, amount))
-
-
-def floored(number: float) -> float:
-    """The number to 6 digits, never above it."""
-    return float(Context(prec=6, rounding=ROUND_FLOOR).create_decimal(repr(number)))

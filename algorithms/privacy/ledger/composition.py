@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger.chain import WHOLE_POPULATION
 
 if TYPE_CHECKING:
     from algorithms.privacy.accounting.events import Schedule
+
+WHOLE_POPULATION = "all"
+"""The block of a population without blocks."""
 
 Kind = Literal["basic", "zcdp", "renyi"]
 Events: TypeAlias = Sequence[Mapping[str, Any]]

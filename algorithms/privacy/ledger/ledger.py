@@ -35,8 +35,13 @@ from algorithms.privacy.ledger import balances, rules
 from algorithms.privacy.ledger.balances import Part
 from algorithms.privacy.ledger.books import (
     ADJACENCY,
+    GENESIS,
+    NOTHING,
     Balance,
     Books,
+    Draft,
+    Entry,
+    Head,
     Run,
     Status,
     adjacency_of,
@@ -47,8 +52,7 @@ from algorithms.privacy.ledger.books import (
     replay,
     standing,
 )
-from algorithms.privacy.ledger.chain import GENESIS, NOTHING, WHOLE_POPULATION, Draft, Entry, Head
-from algorithms.privacy.ledger.composition import BASIC, Composition, Events, Terms
+from algorithms.privacy.ledger.composition import BASIC, WHOLE_POPULATION, Composition, Events, Terms
 from algorithms.privacy.ledger.policy import Block
 from algorithms.privacy.ledger.store import (
     Store,

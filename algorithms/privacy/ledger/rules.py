@@ -4,21 +4,23 @@ import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from decimal import ROUND_FLOOR, Context
 from fractions import Fraction
 
 from algorithms.errors import BudgetRefusedError, NoiseElsewhereError, RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger.books import (
     NOISE_KEY,
+    STATES,
     Books,
+    Draft,
     Run,
     adjacency_of,
-    blocks_in_words,
+    balance_of,
     in_words,
-    refusal,
+    left_of,
 )
-from algorithms.privacy.ledger.chain import WHOLE_POPULATION, Draft
-from algorithms.privacy.ledger.composition import Composition, Events, Terms
+from algorithms.privacy.ledger.composition import WHOLE_POPULATION, Amount, Composition, Events, Terms, times
 
 
 def find(books: Books, run_id: str) -> Run:
@@ -66,7 +68,7 @@ def check_fits(books: Books, drafts: Sequence[Draft]) -> None:
         charge = terms.charge(cost, draft.about)
         forbidden = math.isinf(cost.epsilon) and not terms.public
         if forbidden or books.how_many(population, draft.block, charge) == 0:
-            raise refusal(books, (population, draft.block), draft, charge)
+            raise _refusal(books, (population, draft.block), draft, charge)
         if not terms.public:
             _check_adjacency(books, draft)
 
@@ -256,3 +258,84 @@ def _notes(terms: Terms, price: float | None, together: int) -> dict[str, object
     """What the ledger itself keeps in a row, whatever the caller's notes say."""
     notes: dict[str, object] = {} if price is None else {"price": price}
     return notes | ({"together": together} if terms.blocks_per_person > 1 else {})
+
+
+_RAISED = "unless the owner of the data raises the cap by `epsilonflow ledger cap`."
+
+
+def blocks_in_words(blocks: Sequence[str]) -> str:
+    """Some blocks as messages name them: the first three."""
+    shown = ", ".join(map(repr, blocks[:3])) + (f" and {len(blocks) - 3} more" if blocks[3:] else "")
+    return shown or "none"
+
+
+def _refusal(books: Books, account: tuple[str, str], draft: Draft, charge: Amount) -> BudgetRefusedError:
+    """Why a run does not fit a block: requested, remaining, and what would fit."""
+    run_id, cost = draft.run_id, draft.budget
+    population, block = account
+    where = f"population {population!r}"
+    where = where if block == WHOLE_POPULATION else f"block {block!r} of {where}"
+    if math.isinf(cost.epsilon):
+        return BudgetRefusedError(
+            f"run {run_id!r} adds no noise (infinite epsilon), which the private {where}"
+            " never allows; choose a private algorithm or public records."
+        )
+    if account in books.retired:
+        return BudgetRefusedError(
+            f"run {run_id!r} asks for {where}, which is retired for ever; choose other blocks."
+        )
+    words = _basic if books.term(population).composition.kind == "basic" else _by_events
+    return BudgetRefusedError(words(books, account, f"run {run_id!r}", where, draft, charge))
+
+
+def _basic(books: Books, account: tuple[str, str], run: str, where: str, draft: Draft, charge: Amount) -> str:
+    balance, terms, cost = balance_of(books, *account), books.term(account[0]), draft.budget
+    count = terms.blocks_per_person
+    left = Budget(floored(balance.remaining.epsilon), floored(balance.remaining.delta))
+    each = Budget(floored(left.epsilon / count), floored(left.delta / count)) if count > 1 else left
+    fitting = Budget(min(cost.epsilon, each.epsilon), _share(min(cost.delta, each.delta), draft))
+    fits = left.epsilon > 0 and books.how_many(*account, terms.charge(fitting, draft.about)) != 0
+    return (
+        f"{run} asks for {in_words(cost)}{_counted(count)}, but {where} has {in_words(left)} left"
+        f" of its cap {in_words(balance.cap)}, with {in_words(balance.spent)} spent and"
+        f" {in_words(balance.reserved)} reserved{_held(books, account)}; "
+        + (f"at most {in_words(fitting)} would fit" if fits else "nothing more fits")
+        + f", {_RAISED}"
+    )
+
+
+def _by_events(
+    books: Books, account: tuple[str, str], run: str, where: str, draft: Draft, charge: Amount
+) -> str:
+    terms, limit = books.term(account[0]), books.limit(*account)
+    say, balance = terms.composition.in_words, balance_of(books, *account)
+    rest = left_of(limit, books.charged(*account, *STATES))
+    asked = times(charge, Fraction(1, terms.blocks_per_person))
+    return (
+        f"{run} of {in_words(draft.budget)} asks for {say(asked)}{_counted(terms.blocks_per_person)}, but {where} has"
+        f" {say(rest)} left of the {say(limit)} of its cap {in_words(balance.cap)}, with {in_words(balance.spent)}"
+        f" spent and {in_words(balance.reserved)} reserved{_held(books, account)}; ask for less, {_RAISED}"
+    )
+
+
+def _share(delta: float, draft: Draft) -> float:
+    """Of a delta that fits, what a run may state that reads several records of a person."""
+    together = draft.about.get("together", 1)
+    if not isinstance(together, int) or together == 1:
+        return delta
+    grows = math.fsum(math.exp(min(700.0, i * draft.budget.epsilon)) for i in range(together)) / together
+    return floored(delta / grows)
+
+
+def _counted(count: int) -> str:
+    return f", counted {count} times since a person may be in {count} blocks" if count > 1 else ""
+
+
+def _held(books: Books, account: tuple[str, str]) -> str:
+    holders = books.open_runs(*account)
+    return f" by open runs ({blocks_in_words(holders)})" if holders else ""
+
+
+def floored(number: float) -> float:
+    """The number to 6 digits, never above it."""
+    return float(Context(prec=6, rounding=ROUND_FLOOR).create_decimal(repr(number)))

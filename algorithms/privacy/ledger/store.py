@@ -33,8 +33,17 @@ from sqlalchemy.pool import NullPool, QueuePool
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.ledger import balances
 from algorithms.privacy.ledger.balances import Statement, exchange
-from algorithms.privacy.ledger.books import Books
-from algorithms.privacy.ledger.chain import NOTHING, Draft, Entry, Head, broken, follow, is_intact, seal
+from algorithms.privacy.ledger.books import (
+    NOTHING,
+    Books,
+    Draft,
+    Entry,
+    Head,
+    broken,
+    follow,
+    is_intact,
+    seal,
+)
 from algorithms.privacy.ledger.place import system_user
 
 PATIENCE_SECONDS = 30.0
