@@ -192,7 +192,11 @@ def _spends_again(job: Job, run_id: str, is_whole: bool, ledger: Ledger) -> bool
     of_run = [json.loads(row.about) for row in rows if (row.kind, row.run_id) == ("reserve", run_id)]
     is_for = job.retraining is None or any(of.get("retraining") == job.retraining for of in of_run)
     return preflight.spends_again(
-        f"run {run_id}", "training", job.plan.target.budget.epsilon, has_result=is_whole and is_for
+        f"run {run_id}",
+        "training",
+        job.plan.target.budget.epsilon,
+        has_result=is_whole and is_for,
+        or_else="bring its result back by `dvc checkout`, or ",
     )
 
 

@@ -149,10 +149,11 @@ def agrees(question: str) -> bool:
         return False
 
 
-def spends_again(what: str, doing: str, epsilon: float, *, has_result: bool) -> bool:
+def spends_again(what: str, doing: str, epsilon: float, *, has_result: bool, or_else: str = "") -> bool:
     """Whether a person agrees to repeat what is already charged, and to charge it again.
 
-    what: its name and id. doing: what is repeated. Raises RefusedError if nobody agrees and there is no result.
+    what: its name and id. doing: what is repeated. or_else: what to do instead. Raises RefusedError if nobody agrees
+    and there is no result.
     """
     if may_spend_again() or agrees(
         f"{what} did just this; {doing} again spends epsilon {epsilon:g} again. Spend it? [y/N] "
@@ -161,8 +162,8 @@ def spends_again(what: str, doing: str, epsilon: float, *, has_result: bool) -> 
     if has_result:
         return False
     raise RefusedError(
-        f"{what} did just this, and {doing} again would spend epsilon {epsilon:g} again; bring its result back by `dvc"
-        f" checkout`, or set {SPEND_AGAIN}=yes."
+        f"{what} did just this, and {doing} again would spend epsilon {epsilon:g} again; {or_else}set"
+        f" {SPEND_AGAIN}=yes."
     )
 
 
