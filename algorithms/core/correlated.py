@@ -307,11 +307,10 @@ def correlated_steps(kept: CorrelatedPlan, sampled: Batches, clipping: Clipping,
     sampling, strategy = kept.sampling(sampled.rate), kept.correlation()
 
     def releases(noise_multiplier: float) -> Repeated:
-        first, later = (
-            gradient_release(sampling, clipping, Correlated(noise_multiplier, strategy, steps, number), 1.0)
-            for number in (0, 1)
-        )
-        return [(first, 1)] + ([(later, steps - 1)] if steps > 1 else [])
+        counts = [(number, count) for number, count in ((0, 1), (1, steps - 1)) if count]
+        noises = [Correlated(noise_multiplier, strategy, steps, number) for number, _ in counts]
+        asked = [gradient_release(sampling, clipping, noise, 1.0) for noise in noises]
+        return [(release, count) for release, (_, count) in zip(asked, counts, strict=True)]
 
     return releases
 

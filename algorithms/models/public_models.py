@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field, JsonValue, model_validator
@@ -75,18 +75,13 @@ class TimmSettings(_Public):
     options: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-Task: TypeAlias = Literal[
-    "sequence-classification", "token-classification", "image-classification", "language-modelling"
-]
-_CLASSES: Mapping[Task, str] = {
+_CLASSES = {
     "sequence-classification": "AutoModelForSequenceClassification",
     "token-classification": "AutoModelForTokenClassification",
     "image-classification": "AutoModelForImageClassification",
     "language-modelling": "AutoModelForCausalLM",
 }
-
-
-_PEFT: Mapping[Task, str] = {
+_PEFT = {
     "sequence-classification": "SEQ_CLS",
     "token-classification": "TOKEN_CLS",
     "language-modelling": "CAUSAL_LM",
@@ -96,20 +91,17 @@ _PROBLEMS = {"labels": "multi_label_classification", "number": "regression"}
 """A sequence classifier's `problem_type` for targets other than classes."""
 
 
-def _task(predicts: str, *, is_text: bool) -> Task:
+def _task(predicts: str, *, is_text: bool) -> str:
     """The task for a target."""
-    by_token: dict[str, Task] = {"next token": "language-modelling", "tags": "token-classification"}
-    if predicts in by_token:
-        return by_token[predicts]
-    return "sequence-classification" if is_text else "image-classification"
+    by_record = "sequence-classification" if is_text else "image-classification"
+    return {"next token": "language-modelling", "tags": "token-classification"}.get(predicts, by_record)
 
 
 class HuggingFaceSettings(_Public):
-    """task: by default the one for the data's target. config: as in config.json, including model_type; or config_file,
-    the path of such a file; or neither with a checkpoint.
+    """config: as in config.json, including model_type; or config_file, the path of such a file; or neither with a
+    checkpoint.
     """
 
-    task: Task | None = None
     config: dict[str, JsonValue] | None = None
     config_file: str | None = Field(default=None, min_length=1)
 
@@ -202,12 +194,6 @@ def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
     """A model of transformers from its configuration; raises ModelRefusedError if it does not fit the records."""
     task, content = _task(given.predicts, is_text=given.tokens is not None), settings.content()
     is_text = task != "image-classification"
-    if settings.task not in (None, task):
-        raise ModelRefusedError(
-            f"the model 'huggingface' was asked for {settings.task}, and the records are"
-            f" {'numbers' if given.tokens is None else 'tokens of a text'} with the target of {given.predicts}; leave"
-            " the setting task out."
-        )
     if is_text and content.get("vocab_size", 0) < (given.tokens or 0):
         raise ModelRefusedError(
             f"the configuration has vocab_size {content.get('vocab_size')}, and the data have {given.tokens} tokens;"

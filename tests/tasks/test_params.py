@@ -77,8 +77,8 @@ def test_a_value_that_cannot_be_is_refused_by_its_path(key: str, value: object) 
 
 
 def test_a_setting_of_a_librarys_model_is_given_once() -> None:
-    own = {"name": "huggingface", "checkpoint": "bert", "settings": {"task": "image-classification"}}
-    assert Model.model_validate(own).own_settings == {"task": "image-classification", "checkpoint": "bert"}
+    own = {"name": "huggingface", "checkpoint": "bert", "settings": {"replace_batch_norm": True}}
+    assert Model.model_validate(own).own_settings == {"replace_batch_norm": True, "checkpoint": "bert"}
     with pytest.raises(ValueError, match=r"model\.checkpoint and model\.settings\.checkpoint are both given"):
         Model.model_validate(own | {"settings": {"checkpoint": "bert"}})
 

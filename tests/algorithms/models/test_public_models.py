@@ -203,12 +203,7 @@ def test_a_release_is_read_by_timm_in_one_line(tmp_path: Path) -> None:
         ("timm", None, {"architecture": "no_such_net"}, "cannot be made with these settings"),
         ("huggingface", 9, {}, "config or config_file, one of them"),
         ("huggingface", 10, {"config": TINY_BERT}, "vocab_size 9, and the data have 10 tokens"),
-        (
-            "huggingface",
-            None,
-            {"config": TINY_BERT, "task": "sequence-classification"},
-            "leave the setting task out",
-        ),
+        ("huggingface", None, {"config": TINY_BERT}, "cannot be made with these settings"),
         ("huggingface", 9, {"config": TINY_BERT, "adapter": LORA | {"targets": ["nowhere"]}}, "nowhere"),
     ],
 )
