@@ -23,8 +23,8 @@ from algorithms.errors import RefusedError
 from algorithms.methods import CATALOGUE
 from data.files import write_text
 from tasks.config import params
+from tasks.reporting import AUDIT, AUDIT_PAGE, audit_folder, environment
 from tasks.reporting.figures import Theme, empty, legend, picture
-from tasks.reporting.page import AUDIT, AUDIT_PAGE, audit_folder, environment
 
 _WORDS = "What the claim lets any test reach, and what the attack reached"
 

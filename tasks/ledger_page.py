@@ -11,7 +11,7 @@ from pathlib import Path
 
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Balance, Entry, Ledger, settlement
-from tasks.reporting.page import environment
+from tasks.reporting import environment
 
 _MOST_POINTS, _MOST_RUNS = 60, 200
 _WIDTH, _HEIGHT, _MARGIN = 640.0, 180.0, 8.0

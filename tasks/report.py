@@ -26,6 +26,18 @@ from algorithms.privacy.card import (
 from data import PublicDescription
 from data.files import read_json
 from tasks.config import home, params
+from tasks.reporting import (
+    History,
+    drawings,
+    history,
+    is_on_blocks,
+    newest_audit,
+    nothing,
+    page,
+    risk_of,
+    score,
+    shown,
+)
 from tasks.reporting.figures import (
     Curve,
     Drawing,
@@ -38,8 +50,6 @@ from tasks.reporting.figures import (
     picture,
     risk_figure,
 )
-from tasks.reporting.history import History, drawings, history, is_on_blocks, nothing, shown
-from tasks.reporting.page import newest_audit, page, risk_of, score
 from tasks.runs.ledger import open_ledger, signing_key
 from tasks.runs.stages import main_of
 from tasks.runs.store import check_described, check_evaluated

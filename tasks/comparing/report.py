@@ -22,8 +22,8 @@ from tasks.comparing import METRICS, Trial, read_published
 from tasks.comparing.trial import Place, write_parquet
 from tasks.comparing.work import Work
 from tasks.config import params
+from tasks.reporting import environment
 from tasks.reporting.figures import Picture, Theme, picture, styled
-from tasks.reporting.page import environment
 from tasks.runs.quality import MEASURES
 from tasks.tracking.runs import Member, log_group
 

@@ -1,1 +1,362 @@
-"""The report of a run as one HTML page: its texts, figures and templates."""
+"""The report of a run as one self-contained HTML page: plain text first, details for experts collapsed.
+
+Also what it shares with other pages, such as that of a comparison: pictures, style, environment.
+
+The history of a run on blocks is the state of the population's blocks according to the ledger, and earlier periods of
+the retraining. Everything is shown as of the run's settlement, so that a later report says the same. Nothing here is
+about private records, except numbers that were released and paid for; held-out records are public.
+"""
+
+import base64
+import itertools
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_FLOOR, Context, Decimal
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from algorithms.privacy.accounting.risk import Profile, advantage, caught, gaussian_mu
+from algorithms.privacy.card import PrivacyCard, Verification, text
+from algorithms.privacy.card.schema import BY
+from algorithms.privacy.card.text import rounded_up
+from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger, Settlement, settlement
+from data.files import read_json
+from tasks.reporting.figures import (
+    THIS_RUN,
+    Drawing,
+    Picture,
+    blocks_figure,
+    quality_figure,
+    retrainings_figure,
+)
+from tasks.retraining.registry import Registry, State, States
+from tasks.runs.quality import ACCURACY, Said, amount, measure, percent, quality, said
+
+_SHARED = Path(__file__).parent
+
+
+_PEOPLE = ("gaussian", "gumbel", "laplace", "poisson")
+"""Kinds of noise and sampling that are named after a person."""
+FALSE_ALARMS = (0.001, 0.01, 0.05)
+_STRONG, _REASONABLE = 1.0, 10.0
+_MOST_EVENTS = 40
+AUDIT, AUDIT_PAGE = "audit.json", "audit.html"
+BLOCKS = ("block", "spent_epsilon", "spent_delta", "cap_epsilon", "cap_delta", "retired")
+RETRAININGS = ("period", "outcome", "run_id", "epsilon", "quality", "blocks")
+_MOST_ROWS = 12
+_DIFFERS = 1.02
+"""Quality is drawn against epsilon if the largest epsilon is more than this many times the smallest."""
+_BECAME = {
+    "promoted": "its model served",
+    "kept": "its model did not serve",
+    "forfeited": "given up; all of it counts as spent",
+    "given up": "given up",
+    "open": "not finished",
+    THIS_RUN: THIS_RUN,
+}
+
+
+def environment(*, below: Path = _SHARED, autoescape: bool = True) -> Environment:
+    """An environment with the templates of `below` and of this folder, and with their filters."""
+    made = Environment(
+        loader=FileSystemLoader([below, _SHARED]),
+        autoescape=autoescape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "source": lambda png: "data:image/png;base64," + base64.b64encode(png).decode(),
+        "up": _up,
+        "down": _down,
+        "percent": percent,
+        "at_most": lambda share: f"{math.ceil(1000 * share - 1e-9) / 10:.1f} %",
+        "number": _number,
+        "plain": lambda number: f"{Decimal(repr(number)):f}",  # without an exponent
+        "text": _text,
+        "named": lambda kind: kind.capitalize() if kind in _PEOPLE else kind,
+    }
+    return made
+
+
+def audit_folder(method: str) -> Path:
+    """The folder of a method's newest audit, relative to the checkout."""
+    return Path("audits", re.sub(r"\W+", "_", method))
+
+
+def newest_audit(method: str, root: Path) -> dict[str, Any] | None:
+    """The newest audit of a method in a checkout, if any, with the path of its page relative to `artifacts`."""
+    folder = audit_folder(method)
+    try:
+        document = read_json(root / folder / AUDIT)
+    except (OSError, ValueError):
+        return None
+    return document | {"page": str(Path("..") / folder / AUDIT_PAGE)}
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What the best attacker achieves who tells whether a record was used. Rates are from 0 to 1."""
+
+    false_alarms: float
+    caught: float
+
+
+@dataclass(frozen=True)
+class Risk:
+    """What the best attacker can achieve.
+
+    attacks: at selected false alarm rates. advantage: in [0, 1]. guess: how often the attacker is right if half of the
+    records in question were used. mu: of the smallest Gaussian mechanism that reveals at least as much.
+    """
+
+    attacks: tuple[Attack, ...]
+    advantage: float
+    guess: float
+    mu: float
+
+
+def risk_of(found: Profile) -> Risk:
+    """The risk that follows from a run's privacy profile; see `algorithms.privacy.accounting.risk`."""
+    share = advantage(found)
+    attacks = tuple(Attack(rate, float(caught(found, rate))) for rate in FALSE_ALARMS)
+    return Risk(attacks, share, 0.5 + share / 2, gaussian_mu(found))
+
+
+def score(metrics: Mapping[str, Any], classes: pd.DataFrame) -> Said:
+    """The page's sentences about the model. classes: columns `class`, `accuracy`, `records`."""
+    records = int(classes["records"].sum())
+    return said(metrics, records, float(classes["records"].max()) / max(1, records))
+
+
+def strength(epsilon: float) -> str:
+    """How epsilon is usually judged (Ponomareva et al. 2023, "How to DP-fy ML", section 5.2)."""
+    if epsilon <= _STRONG:
+        return "strong"
+    return "reasonable" if epsilon <= _REASONABLE else "weak"
+
+
+def page(
+    card: PrivacyCard,
+    verification: Verification,
+    result: Said,
+    pictures: Mapping[str, Picture],
+    past: Mapping[str, object],
+    *,
+    risk: Risk | None,
+    attack: Mapping[str, float] | None = None,
+    audit: Mapping[str, Any] | None = None,
+) -> str:
+    """Make the page.
+
+    pictures: epsilon, risk, noise, confusion and per_class, and those of the history. past: template variables of the
+    history. risk: None for a run that promises nothing. attack: the attack to which the noise was calibrated, if any.
+    audit: the newest audit of the method, if any.
+    """
+    epsilon, delta = card.setting.epsilon, card.setting.delta
+    cap, spent = card.accounting.population.cap.epsilon, card.accounting.population.spent.epsilon
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            card=card,
+            verification=verification,
+            score=result,
+            pictures=pictures,
+            **past,
+            risk=risk,
+            attack=attack,
+            audit=audit,
+            factor=None if epsilon is None else rounded_up(math.exp(min(epsilon, 700.0)), 3),
+            strength=None if epsilon is None else strength(epsilon),
+            one_in=f"{1 / delta:,.0f}" if delta else None,
+            spent_share=100.0 if not cap or spent is None else min(100.0, 100 * spent / cap),
+            said=text,
+            accountants=BY,
+            start=None if card.mechanism.model.start is None else text.STARTED,
+            events=[(json.dumps(row.event, indent=1), row.count) for row in card.events[:_MOST_EVENTS]],
+            so_far=None if card.accounting.composition.kind == "schedule" else text.SO_FAR,
+            more_events=max(0, len(card.events) - _MOST_EVENTS),
+        )
+    )
+
+
+def _up(number: float | None, digits: int = 4) -> str:
+    return "infinite" if number is None else rounded_up(number, digits)
+
+
+def _down(number: float | None) -> str:
+    """The remaining budget, rounded down to four decimals and at most seven digits, which fit a narrow tile.
+
+    Example:
+        >>> _down(999_994.00076), _down(8.00034)
+        ('999,994', '8.0003')
+    """
+    if number is None:
+        return "infinite"
+    short = Context(prec=7, rounding=ROUND_FLOOR).create_decimal(repr(number))
+    return f"{short.quantize(Decimal('0.0001'), ROUND_FLOOR).normalize():,f}"
+
+
+def _number(number: float | None) -> str:
+    """A number in six significant digits, without an exponent."""
+    return "none" if number is None else f"{Context(prec=6).create_decimal(repr(number)).normalize():,f}"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {_text(item)}" for key, item in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(_text, value))
+    return "none" if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class History:
+    """The history of a run.
+
+    blocks: the population's blocks in order, with the columns BLOCKS. retrainings: from the oldest to this run, with
+    the columns RETRAININGS: epsilon is what a run is charged; quality is on held-out records, NaN if there is no model;
+    blocks are a text. Both tables may be empty. measure: the name of the quality metric.
+    """
+
+    blocks: pd.DataFrame
+    retrainings: pd.DataFrame
+    measure: str = ACCURACY
+
+
+def nothing() -> History:
+    """The history of a run on a whole population."""
+    return History(_frame([], BLOCKS), _frame([], RETRAININGS))
+
+
+def is_on_blocks(receipt: Mapping[str, Any]) -> bool:
+    """Whether a run was charged to blocks; other runs have no history and do not need the ledger."""
+    return bool(receipt.get("blocks", [WHOLE_POPULATION]) != [WHOLE_POPULATION])
+
+
+def history(
+    receipt: Mapping[str, Any], metrics: Mapping[str, Any], *, ledger: Ledger, home: Path, root: Path
+) -> History:
+    """The history of a finished run on blocks.
+
+    receipt, metrics: of the run. home: folder of the states of retrainings. root: the checkout, with its models. If the
+    ledger does not know the run, the history has only the blocks that the receipt names.
+    """
+    if ledger.status(receipt["run_id"]) != "settled":
+        return History(_blocks_of_receipt(receipt), nothing().retrainings)
+    past = settlement(ledger, receipt["population"], receipt["run_id"])
+    rows = [
+        (b.block, b.spent.epsilon, b.spent.delta, b.cap.epsilon, b.cap.delta, b.retired) for b in past.blocks
+    ]
+    return History(_frame(rows, BLOCKS), _retrainings(receipt, metrics, past, home, root), measure(metrics))
+
+
+def _blocks_of_receipt(receipt: Mapping[str, Any]) -> pd.DataFrame:
+    rows = [
+        (row["name"], *(row[part][name] for part in ("spent", "cap") for name in ("epsilon", "delta")), False)
+        for row in receipt["ledger"].get("blocks", ())
+    ]
+    return _frame(rows, BLOCKS)
+
+
+def _retrainings(
+    receipt: Mapping[str, Any], metrics: Mapping[str, Any], past: Settlement, home: Path, root: Path
+) -> pd.DataFrame:
+    if past.run.retraining is None:
+        return nothing().retrainings
+    name, _, period = past.run.retraining.rpartition(" ")
+    registry = Registry(root / "models" / name)
+    # In the order in which they began, since names of periods of several lengths do not sort by time.
+    earlier = itertools.takewhile(
+        lambda state: state.period != period, States(home / "retrainings" / name).all()
+    )
+    rows = [_row(state, past, registry) for state in earlier]
+    this = (receipt["run_id"], metrics["epsilon"], quality(metrics), _words(receipt["blocks"]))
+    return _frame([*rows, (period, THIS_RUN, *this)], RETRAININGS)
+
+
+def _row(state: State, past: Settlement, registry: Registry) -> tuple[Any, ...]:
+    """An earlier period. Without a model, epsilon is what the ledger charged for the run; without a run, it is 0."""
+    found = registry.metrics(state.run_id) if state.run_id else {}
+    run = past.books.runs.get(state.run_id or "")
+    epsilon = found.get("epsilon", run.charged.epsilon if run else 0.0)
+    value = quality(found) if found else None
+    return state.period, state.kind, state.run_id, epsilon, value, _words(state.blocks)
+
+
+def _words(blocks: Sequence[str]) -> str:
+    """Blocks in a table cell: up to three are listed, more are shown as the first, the last and their number."""
+    return ", ".join(blocks) if len(blocks) < 4 else f"{blocks[0]} to {blocks[-1]} ({len(blocks)})"
+
+
+def _frame(rows: Sequence[tuple[Any, ...]], columns: Sequence[str]) -> pd.DataFrame:
+    """Make a table; a missing or infinite number becomes NaN."""
+    table = pd.DataFrame(rows, columns=list(columns))
+    numbers = [name for name in columns if name.endswith(("epsilon", "delta", "quality"))]
+    return table.assign(**{name: pd.to_numeric(table[name]).replace(math.inf, math.nan) for name in numbers})
+
+
+def drawings(history: History) -> dict[str, tuple[Drawing, str]]:
+    """The figures that have data, by name, each with its alternative text."""
+    blocks, retrainings, of = history.blocks, history.retrainings, history.measure
+    found: dict[str, tuple[Drawing, str]] = {}
+    if not blocks.empty:
+        found["blocks"] = lambda theme: blocks_figure(blocks, theme=theme), _blocks_in_words(blocks)
+    models = retrainings.dropna(subset=["quality"])
+    if len(models) > 1:
+        words = (
+            f"Held-out {of} of {len(models)} models over {len(retrainings)} periods, from"
+            f" {amount(models['quality'].iloc[0], of, 1)} to {amount(models['quality'].iloc[-1], of, 1)}, and epsilon"
+            " of each run below."
+        )
+        found["retrainings"] = lambda theme: retrainings_figure(retrainings, measure=of, theme=theme), words
+    private = models.dropna(subset=["epsilon"])
+    least, most = private["epsilon"].min(), private["epsilon"].max()
+    if most > _DIFFERS * least:
+        words = f"Held-out {of} of {len(private)} models whose epsilon is between {least:.3g} and {most:.3g}."
+        found["quality"] = lambda theme: quality_figure(private, measure=of, theme=theme), words
+    return found
+
+
+def _blocks_in_words(blocks: pd.DataFrame) -> str:
+    spent, cap = blocks["spent_epsilon"], blocks["cap_epsilon"]
+    over = "" if (spent <= cap).all() else " Some are above a cap that was lowered later."
+    return (
+        f"Epsilon spent on each of {len(blocks)} blocks, from {spent.min():.3g} to {spent.max():.3g}, against caps of"
+        f" at most {cap.max():,.10g}; {int(blocks['retired'].sum())} are retired.{over}"
+    )
+
+
+def shown(history: History, *, read: int) -> dict[str, object]:
+    """The variables of the template. read: the number of blocks that this run read."""
+    blocks, retrainings = history.blocks, history.retrainings
+    served = retrainings.loc[retrainings["outcome"] == "promoted", "period"]
+    serving = None if served.empty else str(served.iloc[-1])
+    last = retrainings.iloc[::-1].head(_MOST_ROWS)
+    return {
+        "history": history,
+        "read": read,
+        "retired": int(blocks["retired"].sum()),
+        "most_spent": 0.0 if blocks.empty else float(blocks["spent_epsilon"].max()),
+        "serving": serving,
+        "retrainings": [_table_row(row, serving, history.measure) for row in last.to_dict("records")],
+        "earlier": len(retrainings) - len(last),
+    }
+
+
+def _table_row(row: Mapping[Any, Any], serving: str | None, of: str) -> dict[str, str]:
+    is_serving = row["period"] == serving
+    return {
+        "period": row["period"],
+        "became": "its model serves" if is_serving else _BECAME[row["outcome"]],
+        "epsilon": "no bound" if math.isnan(row["epsilon"]) else rounded_up(row["epsilon"]),
+        "quality": "no model" if math.isnan(row["quality"]) else amount(row["quality"], of, 1),
+        "blocks": row["blocks"],
+    }

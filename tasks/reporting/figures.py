@@ -3,12 +3,14 @@
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from algorithms.privacy.accounting.risk import Profile, caught
+from tasks.runs.quality import ACCURACY
 
 if TYPE_CHECKING:  # imported by what draws: training draws nothing, and the import takes half a second
     from matplotlib.axes import Axes
@@ -17,6 +19,11 @@ if TYPE_CHECKING:  # imported by what draws: training draws nothing, and the imp
 _WIDTH, _DOTS_PER_INCH = 5.0, 190
 _FAR_APART = 8.0
 """The scale is logarithmic if the largest noise is more than this many times the smallest."""
+THIS_RUN = "this run"
+"""The outcome of the run itself, which is compared with the model in use only after its report is made."""
+_MOST_NAMES, _LONGEST_NAME, _FEWEST_PLACES, _MOST_BARS = 10, 12, 6, 60
+_OUT_OF_SIGHT = 20.0
+"""A cap of more than this many times the largest spending is named and not drawn, since no bar would be visible."""
 _MOST_LABELLED = 12
 """With more classes than this, the cells of the confusion matrix have no numbers."""
 
@@ -187,6 +194,128 @@ def class_figure(classes: pd.DataFrame, *, overall: float, theme: Theme) -> "Fig
     axes.set(xlabel="right answers", ylabel="class (held-out records)")
     legend(axes, theme, outside=True)
     return figure
+
+
+def blocks_figure(blocks: pd.DataFrame, *, theme: Theme) -> "Figure":
+    """Draw epsilon spent on each block against its cap, in the order of declaration; columns as in `History.blocks`."""
+    figure, axes = empty(theme)
+    places, retired = np.arange(len(blocks)), blocks["retired"].to_numpy(dtype=bool)
+    spent, cap = blocks["spent_epsilon"].to_numpy(), blocks["cap_epsilon"].to_numpy()
+    # Gaps between very many bars would be uneven.
+    shape: dict[str, Any] = (
+        {"width": 0.8} if len(blocks) <= _MOST_BARS else {"width": 1.0, "antialiased": False}
+    )
+    for chosen, colour, alpha, words in (
+        (~retired, theme.accent, 1.0, "spent"),
+        (retired, theme.muted, 0.55, "spent, retired"),
+    ):
+        if chosen.any():
+            axes.bar(
+                places[chosen], spent[chosen], color=colour, alpha=alpha, label=words, linewidth=0, **shape
+            )
+    top = _caps(axes, places, cap, float(spent.max()), theme)
+    axes.set(xlabel="block", ylabel="privacy spent (epsilon)", ylim=(0, top or 1.0))
+    _name(axes, list(blocks["block"]))
+    legend(axes, theme, outside=True, columns=3)
+    return figure
+
+
+def _caps(axes: "Axes", places: NDArray[Any], cap: NDArray[Any], spent: float, theme: Theme) -> float:
+    """Draw the cap of each block, or name it in the legend if it is far above; returns the end of the axis."""
+    highest = float(cap.max())
+    look: dict[str, Any] = {"color": theme.second, "linestyle": "--"}
+    if 0 < spent * _OUT_OF_SIGHT < highest:
+        number = f"{highest:,.0f}" if highest >= 1000 else f"{highest:g}"
+        axes.plot([], [], label=f"cap {number}, far above", **look)
+        return 1.1 * spent
+    edges = np.append(places - 0.5, places[-1] + 0.5)
+    axes.plot(np.repeat(edges, 2)[1:-1], np.repeat(cap, 2), label="cap", **look)
+    return 1.08 * max(spent, highest)
+
+
+def retrainings_figure(retrainings: pd.DataFrame, *, measure: str = ACCURACY, theme: Theme) -> "Figure":
+    """Draw held-out quality above epsilon, over the periods; columns as in `History.retrainings`."""
+    figure, above = empty(theme, height=4.6, rows=2)
+    below = styled(figure.add_subplot(2, 1, 2, sharex=above), theme)
+    _qualities(above, retrainings, measure, theme)
+    _costs(below, retrainings, theme)
+    _name(below, list(retrainings["period"]))
+    above.tick_params(labelbottom=False)
+    below.set(xlabel="period")
+    return figure
+
+
+def _qualities(axes: "Axes", retrainings: pd.DataFrame, measure: str, theme: Theme) -> None:
+    places, quality = np.arange(len(retrainings)), retrainings["quality"].to_numpy()
+    models = np.isfinite(quality)
+    axes.plot(places[models], quality[models], color=theme.accent, linewidth=1, zorder=1)
+    for outcome, words, colour, edge in (
+        ("promoted", "served", theme.accent, theme.accent),
+        ("kept", "did not serve", theme.ground, theme.accent),
+        (THIS_RUN, THIS_RUN, theme.second, theme.second),
+    ):
+        chosen = models & (retrainings["outcome"] == outcome).to_numpy()
+        if chosen.any():
+            axes.scatter(
+                places[chosen], quality[chosen], color=colour, edgecolor=edge, s=26, label=words, zorder=2
+            )
+    _label(axes, measure)
+    legend(axes, theme, outside=True, columns=3)
+
+
+def _label(axes: "Axes", measure: str) -> None:
+    """Label the vertical axis; accuracies are in percent."""
+    from matplotlib.ticker import PercentFormatter
+
+    if measure.endswith(ACCURACY):
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set(ylabel=f"held-out {measure}")
+
+
+def _costs(axes: "Axes", retrainings: pd.DataFrame, theme: Theme) -> None:
+    places, epsilon = np.arange(len(retrainings)), retrainings["epsilon"].fillna(0.0).to_numpy()
+    models = retrainings["quality"].notna().to_numpy()
+    for chosen, colour, words in (
+        (models, theme.accent, "of a model"),
+        (~models, theme.muted, "spent without a model"),
+    ):
+        if chosen.any():
+            axes.bar(places[chosen], epsilon[chosen], color=colour, width=0.6, label=words)
+    axes.set(ylabel="epsilon of the run")
+    if not models.all():
+        legend(axes, theme, outside=True, columns=2)
+
+
+def quality_figure(retrainings: pd.DataFrame, *, measure: str = ACCURACY, theme: Theme) -> "Figure":
+    """Draw the held-out quality of the models against their epsilon; columns as in `History.retrainings`."""
+    figure, axes = empty(theme, height=2.8)
+    for chosen, colour, words in (
+        (retrainings["outcome"] != THIS_RUN, theme.accent, "earlier models"),
+        (retrainings["outcome"] == THIS_RUN, theme.second, THIS_RUN),
+    ):
+        axes.scatter(
+            retrainings["epsilon"][chosen], retrainings["quality"][chosen], color=colour, s=26, label=words
+        )
+    axes.locator_params(axis="x", nbins=6)
+    _label(axes, measure)
+    axes.set(xlabel="epsilon of the run")
+    legend(axes, theme, outside=True, columns=2)
+    return figure
+
+
+def _name(axes: "Axes", names: Sequence[str]) -> None:
+    """Label evenly spaced positions 0, 1, ... of the horizontal axis with names, including the last."""
+    step = -(-len(names) // _MOST_NAMES)
+    shown = range((len(names) - 1) % step, len(names), step)
+    short = [
+        name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+        for name in (names[place] for place in shown)
+    ]
+    axes.set_xticks(list(shown), labels=short)
+    if len(shown) > _FEWEST_PLACES // 2 or max(map(len, names)) > _FEWEST_PLACES:
+        axes.tick_params(axis="x", labelrotation=45)
+    margin = 0.6 + max(0.0, (_FEWEST_PLACES - len(names)) / 2)
+    axes.set_xlim(-margin, len(names) - 1 + margin)
 
 
 def png(figure: "Figure") -> bytes:

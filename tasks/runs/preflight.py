@@ -40,8 +40,8 @@ from tasks.config import SPEND_AGAIN, TRAIN_ANYWAY, home, may_spend_again, may_t
 from tasks.config.params import Params
 from tasks.prepare import chosen_blocks, public_of
 from tasks.report import Run, compose
+from tasks.reporting import nothing
 from tasks.reporting.figures import Picture
-from tasks.reporting.history import nothing
 from tasks.runs import quality
 from tasks.runs.ledger import check_terms, open_ledger
 

@@ -26,8 +26,8 @@ from algorithms.privacy.card.text import SO_FAR, statement
 from data import PublicDescription
 from data.files import read_json
 from tasks.config.params import Tracking
+from tasks.reporting import History
 from tasks.reporting.figures import Curve
-from tasks.reporting.history import History
 from tasks.runs.quality import measure, quality, tracked
 from tasks.tracking import add_file, reason, safely, session, valid
 

@@ -52,7 +52,7 @@ from tasks.config.params import Params
 from tasks.evaluate import load_model, metrics_of
 from tasks.prepare import prepare
 from tasks.report import Run
-from tasks.reporting.page import environment
+from tasks.reporting import environment
 from tasks.runs import preflight, store
 from tasks.runs.ledger import bind, open_newest, register, signing_key
 from tasks.runs.quality import quality

@@ -10,8 +10,8 @@ import pandas as pd
 from algorithms.privacy.card import load
 from data import PublicDescription
 from tasks.config.params import Tracking
+from tasks.reporting import History
 from tasks.reporting.figures import Curve
-from tasks.reporting.history import History
 from tasks.tracking.live import live_curve
 from tasks.tracking.runs import Finished, log_promotion, log_report, log_run
 

@@ -15,7 +15,7 @@ from algorithms.errors import RefusedError
 from tasks import auditing
 from tasks.auditing import Asked, auditable, run_audit
 from tasks.config.params import ParamsRefusedError
-from tasks.reporting.page import newest_audit
+from tasks.reporting import newest_audit
 from tests.support.waiting import before_long
 
 

@@ -15,17 +15,7 @@ from algorithms.core.receipt import account_of
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Ledger
 from tasks.report import report
-from tasks.reporting.figures import (
-    DARK,
-    LIGHT,
-    Curve,
-    class_figure,
-    confusion_figure,
-    epsilon_figure,
-    noise_figure,
-    png,
-)
-from tasks.reporting.history import (
+from tasks.reporting import (
     BLOCKS,
     RETRAININGS,
     THIS_RUN,
@@ -37,6 +27,16 @@ from tasks.reporting.history import (
     quality_figure,
     retrainings_figure,
     shown,
+)
+from tasks.reporting.figures import (
+    DARK,
+    LIGHT,
+    Curve,
+    class_figure,
+    confusion_figure,
+    epsilon_figure,
+    noise_figure,
+    png,
 )
 from tasks.retraining.registry import Kind, State, States
 from tests.support.synthetic_run import CLASSES, DELTA, Folders, read_json, write_json, write_run

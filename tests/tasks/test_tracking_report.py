@@ -12,8 +12,8 @@ import pytest
 
 from algorithms.privacy.card.text import SO_FAR, statement
 from tasks.config.params import Tracking
+from tasks.reporting import History, nothing
 from tasks.reporting.figures import Curve
-from tasks.reporting.history import History, nothing
 from tasks.tracking.runs import HISTORY, STEP, Finished, log_report, sections
 from tests.support.offline_run import write_finished
 from tests.support.tracked_run import HISTORY as PAST
