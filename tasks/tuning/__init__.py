@@ -17,8 +17,7 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.models import Model
 from algorithms.privacy.accounting.epsilon import Accountant, adjacency_named
-from algorithms.privacy.accounting.events import Schedule, schedule_from_json
-from algorithms.privacy.accounting.selection import Trials, after_shared, all_shown
+from algorithms.privacy.accounting.events import Schedule, Trials, after_shared, all_shown, schedule_from_json
 from algorithms.privacy.barrier.unnoised_queries import Statistic, shape_of
 from algorithms.privacy.mechanisms.release import Gaussian, total_release
 from data import PublicDescription

@@ -31,8 +31,8 @@ from algorithms.models import Model
 from algorithms.models.feature_transforms import buffers
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import adjacency_named, epsilon
+from algorithms.privacy.accounting.events import trials_of
 from algorithms.privacy.accounting.filters import ScheduleFilter
-from algorithms.privacy.accounting.selection import trials_of
 from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.barrier.importance import LastNorms
 from algorithms.privacy.barrier.trace import Row, Trace

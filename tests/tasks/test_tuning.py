@@ -18,7 +18,7 @@ from torch import nn
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.models.model import ModelSpec
 from algorithms.privacy import card
-from algorithms.privacy.accounting import selection
+from algorithms.privacy.accounting import events
 from algorithms.privacy.accounting.epsilon import epsilon
 from algorithms.privacy.accounting.events import event_from_json
 from algorithms.privacy.card import text
@@ -173,7 +173,7 @@ def test_a_search_that_drew_no_trial_ends_and_another_may_be_paid_for(
 ) -> None:
     search = search_of(place, public=False, epsilon=1.0, trials={"distribution": "poisson", "mean": 2.0})
     ledger, numbers = ledger_of(own_home), iter([0, 0, 2] if is_killed else [0, 2])
-    monkeypatch.setattr(selection.Trials, "number", lambda *_: next(numbers))
+    monkeypatch.setattr(events.Trials, "number", lambda *_: next(numbers))
     if is_killed:
         with killed_in(store.Run, "forget_secrets"):
             tune(search, ledger=ledger, home=own_home, root=place, run_all=never)

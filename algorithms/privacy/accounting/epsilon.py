@@ -140,7 +140,7 @@ def _event_rdp(asked: _Asked) -> np.ndarray:
 
 def is_not_private(event: dp.DpEvent) -> bool:
     """Whether an event, or one of its parts, gives no privacy."""
-    return rule_of(event).is_not_private(event)
+    return isinstance(event, dp.NonPrivateDpEvent) or any(map(is_not_private, parts(event)))
 
 
 def composed(schedule: Schedule, grid: float, adjacency: Adjacency) -> PrivacyLossDistribution:

@@ -102,10 +102,6 @@ class EventRule:
         """Whether a theorem covers the event itself, without its parts, under an adjacency."""
         return True
 
-    def is_not_private(self, event: Any) -> bool:
-        """Whether the event, or one of its parts, gives no privacy."""
-        return any(rule_of(part).is_not_private(part) for part in parts(event))
-
     def to_json(self, event: Any) -> dict[str, Any]:
         """The event's fields under their own names."""
         fields: tuple[Any, ...] = attrs.fields(type(event))
@@ -152,10 +148,6 @@ class EventRule:
     def poisson_amplified(self, event: Any, rate: float) -> dp.DpEvent:
         """A Poisson sample of the event, in a form that accountants support."""
         return dp.PoissonSampledDpEvent(rate, event)
-
-    def poisson_rdp(self, event: Any, rate: float, orders: Orders) -> np.ndarray | None:
-        """The Rényi bounds of a Poisson sample, shape [orders]; None leaves them to dp_accounting."""
-        return None
 
     def sample_replacing(self, event: Any, records: int, size: int) -> dp.DpEvent:
         """The event that stands for a sample of `size` of `records` without replacement, under replace-one."""
@@ -206,9 +198,6 @@ class _Nothing(EventRule):
 
 
 class _NotPrivate(EventRule):
-    def is_not_private(self, event: Any) -> bool:
-        return True
-
     def traced(self, event: Any) -> Traced:
         return Traced({"nonoise": 0.0}, ("full batch", "poisson", "importance", "without replacement"))
 
@@ -259,9 +248,6 @@ class _Gaussian(_Scaled):
 class _Laplace(_Scaled):
     def traced(self, event: Any) -> Traced:
         return Traced({"laplace": event.noise_multiplier})
-
-    def poisson_rdp(self, event: Any, rate: float, orders: Orders) -> np.ndarray:
-        return rdp_of_pure(_of_sample(rate, self.pure_epsilon(event)), np.array(orders))
 
     def pure_epsilon(self, event: Any) -> float:
         return float(1.0 / event.noise_multiplier)
@@ -364,9 +350,8 @@ class _Poisson(EventRule):
         return by_pld(event, count, grid, adjacency)
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
-        own = rule_of(event.event).poisson_rdp(event.event, event.sampling_probability, orders)
-        if own is not None:
-            return own
+        if isinstance(event.event, dp.LaplaceDpEvent):
+            return rdp_of_pure(self.pure_epsilon(event), np.array(orders))
         if _is_sampled_gaussian(event, adjacency):
             rate = event.sampling_probability
             found = rdp_of_sampled_gaussian(event.event.noise_multiplier, rate, orders)

@@ -1,13 +1,18 @@
-"""Privacy events as JSON: dp_accounting's own class and field names, nested as the events are, and five more."""
+"""Schedules of privacy events, also as JSON and of a search: dp_accounting's events, nested, and six more."""
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import dp_accounting as dp
+from dp_accounting.rdp.rdp_privacy_accountant import _gamma_truncated_negative_binomial
+from scipy.stats import logser, nbinom, poisson
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, CorrelatedStepDpEvent, check_paid
 from algorithms.privacy.accounting.event_rules import (
+    EitherDpEvent,
     ObjectivePerturbationDpEvent,
     PureDpEvent,
     RenyiDpEvent,
@@ -23,12 +28,16 @@ __all__ = [
     "PureDpEvent",
     "RenyiDpEvent",
     "Schedule",
+    "Trials",
+    "after_shared",
+    "all_shown",
     "event_from_json",
     "event_to_json",
     "merged",
     "run_lengths",
     "schedule_from_json",
     "schedule_to_json",
+    "trials_of",
     "unrolled",
 ]
 
@@ -81,3 +90,92 @@ def merged(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:
 def run_lengths(events: Sequence[dp.DpEvent]) -> list[tuple[dp.DpEvent, int]]:
     """Single events in their order as a schedule: neighbours that are equal are counted together."""
     return merged([(event, 1) for event in events])
+
+
+@dataclass(frozen=True)
+class Trials:
+    """How the number of trials is drawn in a private selection, which releases the best of them alone.
+
+    The number must be random: the best of a fixed number tells about how many it was the best of, and costs like all of
+    them. Which settings a trial takes is drawn without a look at the records, so a trial is an `EitherDpEvent` of the
+    candidates.
+
+    Attributes:
+        mean: Of the number, at least 1.
+        shape: Of the truncated negative binomial: 1 is geometric, 0 logarithmic; infinite for Poisson, which may be 0.
+
+    Source: Papernot and Steinke 2022, arXiv:2110.03620, Theorems 2 (truncated negative binomial) and 6 (Poisson).
+    """
+
+    mean: float
+    shape: float = 1.0
+
+    def number(self, uniform: float) -> int:
+        """The number that a uniform draw in (0, 1) stands for, by inversion.
+
+        Example:
+            >>> [Trials(10.0).number(u) for u in (0.05, 0.5, 0.95)]
+            [1, 7, 29]
+        """
+        if math.isinf(self.shape):
+            return int(poisson.ppf(uniform, self.mean))
+        if self.mean == 1:
+            return 1
+        gamma = float(_gamma_truncated_negative_binomial(self.shape, self.mean))
+        if self.shape == 0:
+            return int(logser.ppf(uniform, 1 - gamma))
+        none = gamma**self.shape
+        return max(1, int(nbinom.ppf(none + uniform * (1 - none), self.shape, gamma)))
+
+    def event(self, candidates: Sequence[Schedule]) -> dp.DpEvent:
+        """What the whole search costs, whose trials are each one of the candidates."""
+        return dp.dp_event.RepeatAndSelectDpEvent(
+            EitherDpEvent([trial_event(schedule) for schedule in candidates]), self.mean, self.shape
+        )
+
+
+def trial_event(schedule: Schedule) -> dp.DpEvent:
+    """The releases of one trial as one event."""
+    return dp.ComposedDpEvent([dp.SelfComposedDpEvent(event, count) for event, count in schedule])
+
+
+def all_shown(trials: Sequence[Schedule]) -> dp.DpEvent:
+    """What it costs to show every trial: all of them."""
+    return dp.ComposedDpEvent([trial_event(schedule) for schedule in trials])
+
+
+def trials_of(schedule: Schedule) -> list[list[tuple[dp.DpEvent, int]]] | None:
+    """The schedules that a trial may have had, where a schedule is that of a search, else None.
+
+    The search is its last event; what comes before it was released once, and every trial begins with it.
+    """
+    if not schedule or schedule[-1][1] != 1:
+        return None
+    *shared, (whole, _) = schedule
+    inner = whole.event if isinstance(whole, dp.dp_event.RepeatAndSelectDpEvent) else whole
+    if not isinstance(inner, EitherDpEvent) and not (
+        inner is whole and isinstance(whole, dp.ComposedDpEvent)
+    ):
+        return None
+    if not all(
+        isinstance(trial, dp.ComposedDpEvent)
+        and all(isinstance(part, dp.SelfComposedDpEvent) for part in trial.events)
+        for trial in inner.events
+    ):
+        return None
+    return [[*shared, *((part.event, int(part.count)) for part in trial.events)] for trial in inner.events]
+
+
+def after_shared(schedule: Schedule, shared: Schedule) -> list[tuple[dp.DpEvent, int]]:
+    """What a schedule has after the releases that it begins with.
+
+    Raises RefusedError where it does not begin with them.
+    """
+    left, rest = [*shared], [*schedule]
+    while left:
+        (event, count), *left = left
+        if not rest or rest[0][0] != event or rest[0][1] < count:
+            raise RefusedError("the trials of a search begin with other releases than those that they share.")
+        (_, there), *rest = rest
+        rest = [(event, there - count), *rest] if there > count else rest
+    return rest

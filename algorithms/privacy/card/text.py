@@ -4,8 +4,7 @@ from decimal import ROUND_CEILING, Context
 
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, releases_of
-from algorithms.privacy.accounting.events import schedule_from_json
-from algorithms.privacy.accounting.selection import trials_of
+from algorithms.privacy.accounting.events import schedule_from_json, trials_of
 from algorithms.privacy.card.schema import BY, Features, Mechanism, Model, PrivacyCard, Rounding, Setting
 from algorithms.privacy.ledger.composition import Composition, group_of
 

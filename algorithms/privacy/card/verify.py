@@ -18,7 +18,7 @@ from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting import epsilon as accounting
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, Adjacency, adjacency_named, rdp
-from algorithms.privacy.accounting.events import Schedule, merged, schedule_from_json
+from algorithms.privacy.accounting.events import Schedule, merged, schedule_from_json, trials_of
 from algorithms.privacy.accounting.filters import (
     FIXED,
     conversion,
@@ -26,7 +26,6 @@ from algorithms.privacy.accounting.filters import (
     holding_from_json,
     rho_of,
 )
-from algorithms.privacy.accounting.selection import trials_of
 from algorithms.privacy.card.build import (
     column_problem,
     composition_of,

@@ -8,6 +8,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
+from dp_accounting.rdp.rdp_privacy_accountant import _gamma_truncated_negative_binomial
 from scipy import stats
 
 from algorithms.privacy.accounting.epsilon import (
@@ -19,8 +20,7 @@ from algorithms.privacy.accounting.epsilon import (
     epsilon,
 )
 from algorithms.privacy.accounting.event_rules import EitherDpEvent
-from algorithms.privacy.accounting.events import event_from_json, event_to_json
-from algorithms.privacy.accounting.selection import Trials, all_shown, trials_of
+from algorithms.privacy.accounting.events import Trials, all_shown, event_from_json, event_to_json, trials_of
 
 QUIET, LOUD, ONE = [(GaussianDpEvent(8.0), 4)], [(GaussianDpEvent(5.0), 2)], [(GaussianDpEvent(2.0), 1)]
 DELTA = 1e-4
@@ -54,10 +54,17 @@ def released(centre: float, std: float) -> np.ndarray:
 def best(centre: float, mean: float, shape: float, score: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """The chances of each of Y to be the best of trials that each release one number with noise of 2."""
     order, numbers = np.argsort(score(Y), kind="stable"), np.arange(1, 800)
-    is_poisson = math.isinf(shape)
-    chances = (
-        stats.poisson(mean).pmf(numbers) if is_poisson else np.exp(Trials(mean, shape)._log_chances(numbers))
-    )
+    if math.isinf(shape):
+        chances = stats.poisson(mean).pmf(numbers)
+    elif mean == 1:
+        chances = 1.0 * (numbers == 1)
+    else:
+        gamma = _gamma_truncated_negative_binomial(shape, mean)
+        chances = (
+            stats.nbinom(shape, gamma).pmf(numbers) / (1 - gamma**shape)
+            if shape
+            else stats.logser(1 - gamma).pmf(numbers)
+        )
     one = released(centre, 2.0)
     reached = np.empty_like(one)
     reached[order] = np.cumsum(one[order])
