@@ -1,7 +1,8 @@
 """Shared by DP-SGD and its relatives: settings, sampling, state, a noisy step, and noise that changes between steps."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -218,10 +219,26 @@ def plan_noise_schedule(
     )
 
 
-def multiplier_at(plan: Plan, count: int) -> float:
-    """The noise multiplier of the step after `count` other steps; raises BudgetRefusedError after the last one."""
-    for run in plan.params(NoiseSchedule).noise:
+class _Run(Protocol):
+    """Consecutive steps."""
+
+    @property
+    def steps(self) -> int: ...
+
+
+R = TypeVar("R", bound=_Run)
+
+
+def run_at(runs: Sequence[R], count: int) -> tuple[R, int]:
+    """The run that holds the step after `count` others, and its place there; raises BudgetRefusedError after all."""
+    for run in runs:
         if count < run.steps:
-            return plan.noise_multiplier * run.weight
+            return run, count
         count -= run.steps
     raise BudgetRefusedError("the plan allows no further release; calibrate a run of more steps.")
+
+
+def multiplier_at(plan: Plan, count: int) -> float:
+    """The noise multiplier of the step after `count` other steps; raises BudgetRefusedError after the last one."""
+    run, _ = run_at(plan.params(NoiseSchedule).noise, count)
+    return plan.noise_multiplier * run.weight

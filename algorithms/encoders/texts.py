@@ -133,8 +133,9 @@ def tokenizer(name: str, settings: Frozen) -> Encoder:
     padding token, the end-of-text token is used.
     """
 
-    def made(folder: Path, **more: Any) -> Any:
-        found = _library().AutoTokenizer.from_pretrained(str(folder), **more)
+    def made(**more: Any) -> Any:
+        with folder_of(name) as folder:
+            found = _library().AutoTokenizer.from_pretrained(str(folder), **more)
         if found.pad_token_id is None:
             found.pad_token = found.eos_token
         if found.pad_token_id is None:
@@ -145,14 +146,14 @@ def tokenizer(name: str, settings: Frozen) -> Encoder:
         found.padding_side = "right"
         return found
 
+    own = made()
     with folder_of(name) as folder:
-        own, checksum = made(folder), digest(folder / "tokenizer.json")
+        checksum = digest(folder / "tokenizer.json")
 
     how = {"truncation": True, "padding": "max_length", "max_length": settings.length}
 
     def load() -> Encode:
-        with folder_of(name) as folder:
-            tokenize = made(folder)
+        tokenize = made()
 
         def encode(texts: Any) -> NDArray[np.int32]:
             return np.array([tokenize(text, **how)["input_ids"] for text in texts], np.int32)
@@ -162,14 +163,12 @@ def tokenizer(name: str, settings: Frozen) -> Encoder:
     of_words = {"add_prefix_space": True}  # words are tokenized as within a text
 
     def write(to: Path, words: bool) -> None:
-        with folder_of(name) as folder:
-            found = made(folder, **(of_words if words else {}))
+        found = made(**(of_words if words else {}))
         found.model_max_length = settings.length
         found.save_pretrained(str(to))
 
     def load_aligned() -> Encode:
-        with folder_of(name) as folder:
-            tokenize = made(folder, **of_words)
+        tokenize = made(**of_words)
 
         def both(text: str) -> tuple[list[int], list[int]]:
             found = tokenize(text.split(BETWEEN), is_split_into_words=True, **how)

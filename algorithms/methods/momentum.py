@@ -37,9 +37,9 @@ from torch import Tensor
 
 from algorithms.core.calibration import ALL, Batches, Repeated, calibrated_multiplier, plan_fixed
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import NoiseSchedule, multiplier_at, noise_runs
+from algorithms.core.minibatch import NoiseSchedule, multiplier_at, noise_runs, run_at
 from algorithms.core.optimizers import STRICT, Count, NotNegative, Positive, Steps
-from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Box
 from algorithms.privacy.accounting.epsilon import in_levels
 from algorithms.privacy.barrier.barrier import Barrier
@@ -293,9 +293,9 @@ class Settings:
         start = parameters.clone() if self.start is None else torch.full_like(parameters, self.start)
         return State(start, start.clone(), torch.tensor(0))
 
-    def gradient(self, point: Tensor, plan: Plan, noise_multiplier: float, barrier: Barrier) -> Tensor:
-        """The noisy gradient of the objective, shape [d]; the regulariser's part is exact."""
-        asked = self.release(plan.public, noise_multiplier)
+    def gradient(self, point: Tensor, plan: Plan, count: int, barrier: Barrier) -> Tensor:
+        """The noisy gradient of the objective after `count` iterations, shape [d]; the regulariser's part is exact."""
+        asked = self.release(plan.public, multiplier_at(plan, count))
         answer = barrier.gradient(
             point,
             sampling=asked.sampling,
@@ -364,33 +364,12 @@ _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class Iteration:
-    """The public numbers of one iteration; restarts: whether a stage begins, where momentum is dropped."""
-
-    step_size: float
-    momentum: float
-    noise_multiplier: float
-    restarts: bool
-
-
-@dataclass(frozen=True)
 class PathParams(NoiseSchedule):
     """What the plan keeps: the path, the noise relative to the plan's multiplier, and the constants L and mu."""
 
     smoothness: float
     strong_convexity: float
     stages: tuple[Stage, ...]
-
-
-def iteration(plan: Plan, count: int) -> Iteration:
-    """The numbers of the iteration after `count` others."""
-    place = count
-    for stage in plan.params(PathParams).stages:
-        if place < stage.steps:
-            multiplier = multiplier_at(plan, count)
-            return Iteration(stage.step_size, stage.momentum, multiplier, restarts=place == 0)
-        place -= stage.steps
-    raise BudgetRefusedError("the plan allows no further release; calibrate a run of more steps.")
 
 
 def plan_path(
@@ -504,8 +483,8 @@ class HeavyBall(Settings):
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One noisy gradient at the iterate; then theta - a g + beta (theta - theta before)."""
-        now = iteration(plan, int(state.count))
-        gradient = self.gradient(state.parameters, plan, now.noise_multiplier, barrier)
+        now, _ = run_at(plan.params(PathParams).stages, int(state.count))
+        gradient = self.gradient(state.parameters, plan, int(state.count), barrier)
         kept = now.momentum * (state.parameters - state.previous)
         return state.moved(state.parameters - now.step_size * gradient + kept)
 
@@ -545,8 +524,10 @@ class Nesterov(Settings):
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One noisy gradient at the point ahead of the iterate, and a step from there."""
-        now = iteration(plan, int(state.count))
-        kept = 0.0 if now.restarts else now.momentum * (state.parameters - state.previous)
+        now, place = run_at(plan.params(PathParams).stages, int(state.count))
+        kept = (
+            now.momentum * (state.parameters - state.previous) if place else 0.0
+        )  # dropped where a stage begins
         ahead = state.parameters + kept
-        gradient = self.gradient(ahead, plan, now.noise_multiplier, barrier)
+        gradient = self.gradient(ahead, plan, int(state.count), barrier)
         return state.moved(ahead - now.step_size * gradient)

@@ -232,42 +232,35 @@ def scatter_cnn(given: ModelSpec, settings: GroupSettings) -> Model:
     for other numbers of channels and for maps smaller than 2 x 2.
     """
     normalised = _normalisation("scatter_cnn", given, settings.groups)
-    layers = {_GREY: _grey, _COLOUR: _colour}.get(given.input_shape[0])
-    if layers is None or min(given.input_shape[1:]) < 2:
+    channels, height, width = given.input_shape
+    if channels not in (_GREY, _COLOUR) or min(height, width) < 2:
         raise ModelRefusedError(
             f"the model 'scatter_cnn' takes scattering coefficients of {_GREY} or {_COLOUR} channels and at least 2 x 2"
             f" places, not inputs of shape {given.input_shape}; set data.transform to scattering."
         )
-    module = nn.Sequential(normalised, *layers(given))
-    return classifier("scatter_cnn", module)
-
-
-def _grey(given: ModelSpec) -> list[nn.Module]:
-    channels, height, width = given.input_shape
-    places = ((height + 1) // 2) * ((width + 1) // 2)
-    return [
-        nn.Conv2d(channels, 16, kernel_size=3, stride=2, padding=1),
-        nn.Tanh(),
-        nn.Conv2d(16, 32, kernel_size=3, padding=1),
-        nn.Tanh(),
-        nn.Flatten(),
-        nn.Linear(32 * places, 32),
-        nn.Tanh(),
-        nn.Linear(32, given.classes),
-    ]
-
-
-def _colour(given: ModelSpec) -> list[nn.Module]:
-    channels, height, width = given.input_shape
-    return [
-        nn.Conv2d(channels, 64, kernel_size=3, padding=1),
-        nn.Tanh(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, kernel_size=3, padding=1),
-        nn.Tanh(),
-        nn.Flatten(),
-        nn.Linear(64 * (height // 2) * (width // 2), given.classes),
-    ]
+    layers = (
+        [
+            nn.Conv2d(channels, 16, kernel_size=3, stride=2, padding=1),
+            nn.Tanh(),
+            nn.Conv2d(16, 32, kernel_size=3, padding=1),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(32 * ((height + 1) // 2) * ((width + 1) // 2), 32),
+            nn.Tanh(),
+            nn.Linear(32, given.classes),
+        ]
+        if channels == _GREY
+        else [
+            nn.Conv2d(channels, 64, kernel_size=3, padding=1),
+            nn.Tanh(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(64, 64, kernel_size=3, padding=1),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(64 * (height // 2) * (width // 2), given.classes),
+        ]
+    )
+    return classifier("scatter_cnn", nn.Sequential(normalised, *layers))
 
 
 def _readout(given: ModelSpec) -> nn.Linear:

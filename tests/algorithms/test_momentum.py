@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from algorithms.core.method import Plan, Target
+from algorithms.core.minibatch import multiplier_at
 from algorithms.errors import RefusedError
 from algorithms.methods.momentum import (
     Array,
@@ -23,7 +24,6 @@ from algorithms.methods.momentum import (
     divide_epsilon,
     error_bounds,
     growing_stages,
-    iteration,
     laplace_scale,
 )
 from algorithms.privacy.accounting import Budget
@@ -181,7 +181,7 @@ PAPER: dict[str, Any] = {"noise": "laplace", "smoothness": 5.1, "smoothness_is_d
 
 def multipliers(plan: Plan) -> np.ndarray:
     """The noise multiplier of each iteration, shape [steps]."""
-    return np.array([iteration(plan, t).noise_multiplier for t in range(plan.steps)])
+    return np.array([multiplier_at(plan, t) for t in range(plan.steps)])
 
 
 def importance(plan: Plan) -> np.ndarray:
