@@ -155,7 +155,7 @@ def _squares(values: Tensor, dimension: int) -> Tensor:
     """Sums of squares along a dimension, float64, with a margin for squares that underflow the type."""
     norms: Tensor = torch.linalg.vector_norm(values, dim=dimension)
     lost = values.shape[dimension] * torch.finfo(values.dtype).tiny
-    return norms.double().square() + lost
+    return norms.double().square().add_(lost)
 
 
 WHOLE = 64

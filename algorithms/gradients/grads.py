@@ -7,7 +7,7 @@ of outer products are computed by the cheaper of two algorithms, a few records a
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Protocol
 
 import torch
@@ -88,16 +88,26 @@ def add_weighted_products(inputs: Tensor, errors: Tensor, weights: Tensor, total
     of sensitivity in differentially private libraries and how to fix it").
     """
     (_, p), o = inputs.shape, errors.shape[1]
-    size = max(1, min(rows_of_product(p, o, inputs.device), len(weights)))
+    size = max(1, rows_of_product(p, o, inputs.device))
+    if len(weights) <= size:
+        return _add_product(inputs.double(), errors.double(), weights, total)
     seen, back = (torch.empty(size, n, dtype=torch.float64, device=inputs.device) for n in (p, o))
-    for some, their, each in zip(
-        *(torch.split(part, size) for part in (inputs, errors, weights)), strict=True
-    ):
-        some, their = seen[: len(each)].copy_(some), back[: len(each)].copy_(their)
-        (some if p < o else their).mul_(each[:, None])  # the narrower side takes the weights
-        total.addmm_(their.T, some)
+    parts = (torch.split(part, size) for part in (inputs, errors, weights))
+    for some, their, each in zip(*parts, strict=True):
+        _add_product(seen[: len(each)].copy_(some), back[: len(each)].copy_(their), each, total)
+    return None
 
 
+def _add_product(inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor) -> None:
+    """`add_weighted_products` of a few rows in float64; the narrower side takes the weights."""
+    if inputs.shape[1] < errors.shape[1]:
+        inputs = inputs * weights[:, None]
+    else:
+        errors = errors * weights[:, None]
+    total.addmm_(errors.T, inputs)
+
+
+@lru_cache
 def rows_of_product(p: int, o: int, device: torch.device) -> int:
     """How many rows of [n, p] and [n, o] to multiply at once, in 64 bits.
 
@@ -153,7 +163,8 @@ def add_short(inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor) ->
 
     [batch, length, p], [batch, length, o], [batch], and [o, p], float64.
     """
-    each = weights.repeat_interleave(inputs.shape[1])
+    length = inputs.shape[1]
+    each = weights.repeat_interleave(length) if length > 1 else weights
     add_weighted_products(inputs.flatten(0, 1), errors.flatten(0, 1), each, total)
 
 
@@ -251,6 +262,7 @@ def product_sizes(inputs: Tensor, errors: Tensor) -> Tensor:
     return torch.where(sizes > torch.finfo(wide(errors).dtype).max / 4, torch.inf, sizes)
 
 
+@lru_cache
 def slice_of(numbers: int, device: torch.device) -> int:
     """How many records to process at once if each takes this many numbers."""
     most = (_ON_DEVICE if device.type == "cuda" else _IN_CACHE) // max(1, numbers)

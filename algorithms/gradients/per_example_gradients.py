@@ -201,10 +201,9 @@ class PerExampleGradients:
             added = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
             add_rows(rows[: len(self.losses)], weights.double(), added)
             places = [self.places[name] for name in together]
-            for place, part in zip(
-                places, torch.split(added, [at.stop - at.start for at in places]), strict=True
-            ):
-                total[place] += part.to(total.device)
+            parts = torch.split(added.to(total.device), [at.stop - at.start for at in places])
+            for place, part in zip(places, parts, strict=True):
+                total[place].add_(part)
         self._add_weighted({name: weights for name in self.places if name not in together}, total)
 
     def _add_weighted(self, weights: dict[str, Tensor], total: Tensor) -> None:

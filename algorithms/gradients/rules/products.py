@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from string import ascii_letters
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,95 +115,120 @@ def _recorded(
     result: str,
 ) -> Any:
     at = [i for i, factor in enumerate(factors) if tape.name(factor) is not None]
-    layouts = [tape.layout_if_any(factor) for factor in factors]
-    out = tape.output_layout
-    record = result[out.dimension]
-    is_alike = all(
-        layout == Layout(word.find(record), out.folded)
-        if layout is not None
-        else record not in word or factor.shape[word.index(record)] == 1
-        for factor, word, layout in zip(factors, words, layouts, strict=True)
-    )
-    if len(at) != 1 or not is_alike or any(not factor.is_floating_point() for factor in factors):
+    layouts = tuple(tape.layout_if_any(factor) for factor in factors)
+    shapes = tuple(factor.shape for factor in factors)
+    if len(at) != 1 or not all(factor.is_floating_point() for factor in factors):
         return general(tape, func, args, kwargs)
-    output = func(*args, **kwargs)
+    plan = _plan(at[0], tuple(words), result, shapes, layouts, tape.output_layout)
+    if plan is None:
+        return general(tape, func, args, kwargs)
     name, batch = str(tape.name(factors[at[0]])), tape.batch
-    terms = [
-        _Term(factor.detach(), word, layout)
-        for factor, word, layout in zip(factors, words, layouts, strict=True)
-    ]
-    own = terms.pop(at[0]).letters(record)
-    seen = frozenset(letter for term in terms for letter in term.letters(record))
-    given = _Term(output.detach(), result, out).letters(record)
-    if not set(own) <= seen | set(given):  # a sum over the weight alone
-        return general(tape, func, args, kwargs)
+    others = [factor for i, factor in enumerate(factors) if i != at[0]]
+    values = [factor.detach() for factor in others]
 
     def gradients(errors: Tensor) -> Gradients:
-        back = _Term(errors, result, out)
-        return {name: _gradient(own, terms, back, record, batch)}
+        return {name: plan.gradient(values, errors, batch)}
 
-    return tape.keep(output, gradients, *(factor for i, factor in enumerate(factors) if i != at[0]))
+    return tape.keep(func(*args, **kwargs), gradients, *others)
+
+
+class _Term(NamedTuple):
+    """A tensor's layout, and the letters and sizes of all dimensions except the batch and broadcast ones."""
+
+    layout: Layout | None
+    letters: str
+    sizes: tuple[int, ...]
+
+    @staticmethod
+    def of(word: str, shape: tuple[int, ...], layout: Layout | None, record: str) -> "_Term":
+        kept = [(letter, n) for letter, n in zip(word, shape, strict=True) if letter != record and n > 1]
+        return _Term(layout, "".join(letter for letter, _ in kept), tuple(n for _, n in kept))
+
+    def by_record(self, values: Tensor, batch: int) -> tuple[Tensor, str]:
+        """The values, batch first and in at least 32 bits, with their letters."""
+        if self.layout is None:
+            return wide(values).reshape(self.sizes), self.letters
+        values, folded = wide(self.layout.by_record(values, batch)), self.layout.folded
+        return values.reshape(batch, folded, *self.sizes), _RECORD + _FOLDED + self.letters
 
 
 @dataclass(frozen=True)
-class _Term:
-    """A tensor, the letters of its dimensions, and its layout."""
+class _Plan:
+    """How a weight's gradients follow from the other factors and the output's gradient.
 
-    values: Tensor
-    word: str
-    layout: Layout | None
+    own: the weight's letters. entering, leaving, blocks: those that only the other factors have, that only the output
+    has, and that both have. along: one outer product for each index of these; letters that only the other factors have
+    are summed before.
+    """
 
-    def letters(self, record: str) -> str:
-        """The letters of all dimensions except the batch and broadcast ones."""
-        pairs = zip(self.word, self.values.shape, strict=True)
-        return "".join(letter for letter, size in pairs if letter != record and size > 1)
+    own: str
+    terms: tuple[_Term, ...]
+    back: _Term
+    entering: str
+    leaving: str
+    blocks: str
+    along: str
 
-    def by_record(self, record: str, batch: int) -> tuple[Tensor, str]:
-        """The values, batch first and in at least 32 bits, with their letters."""
-        letters = self.letters(record)
-        sizes = [size for letter, size in zip(self.word, self.values.shape, strict=True) if letter in letters]
-        if self.layout is None:
-            return wide(self.values).reshape(sizes), letters
-        values, folded = wide(self.layout.by_record(self.values, batch)), self.layout.folded
-        return values.reshape(batch, folded, *sizes), _RECORD + _FOLDED + letters
+    def gradient(self, values: Sequence[Tensor], errors: Tensor, batch: int) -> PerExample:
+        """From the other factors' values and the output's gradient."""
+        parts = [term.by_record(each, batch) for term, each in zip(self.terms, values, strict=True)]
+        errors, given = self.back.by_record(errors, batch)
+        letters = _RECORD + self.along + self.blocks + self.entering
+        inputs = _multiplied([part for part, _ in parts], [word for _, word in parts], letters)
+        if self.blocks:
+            rows = _multiplied((inputs, errors), (letters, given), _RECORD + self.own)
+            return DenseGrad(rows.flatten(start_dim=1))
+        length = math.prod(inputs.shape[1 : 1 + len(self.along)])
+        shapes = inputs.shape[1 + len(self.along) :]
+        inputs = inputs.reshape(batch, length, -1)
+        errors = _multiplied((errors,), (given,), _RECORD + self.along + self.leaving)
+        shapes = errors.shape[1 + len(self.along) :] + shapes
+        errors = errors.reshape(batch, length, -1)
+        if self.own == self.entering + self.leaving:
+            return LinearGrad(errors, inputs)
+        if self.own == self.leaving + self.entering:
+            return LinearGrad(inputs, errors)
+        order = map((self.leaving + self.entering).index, self.own)
+        return Reordered(LinearGrad(inputs, errors), tuple(shapes), tuple(order))
 
 
-def _gradient(own: str, terms: list[_Term], back: _Term, record: str, batch: int) -> PerExample:
-    """The weight's gradients, from the values that it was multiplied with and the output's gradient."""
-    values, seen = zip(*(term.by_record(record, batch) for term in terms), strict=True)
-    errors, given = back.by_record(record, batch)
-    entering = "".join(letter for letter in own if letter not in given)
-    leaving = "".join(letter for letter in own if letter not in "".join(seen))
-    # One outer product for each index of these letters; letters that only the values have are summed before.
-    along = "".join(letter for letter in given[1:] if letter not in own)
-    blocks = "".join(letter for letter in own if letter not in entering + leaving)
-    size = dict(zip(given, errors.shape, strict=True))
-    size |= {
-        letter: n
-        for part, word in zip(values, seen, strict=True)
-        for letter, n in zip(word, part.shape, strict=True)
-    }
-    inputs = _multiplied(values, seen, _RECORD + along + blocks + entering)
-    if blocks:
-        return DenseGrad(
-            _multiplied(
-                (inputs, errors), (_RECORD + along + blocks + entering, given), _RECORD + own
-            ).flatten(start_dim=1)
+@lru_cache(maxsize=4096)
+def _plan(
+    at: int,
+    words: tuple[str, ...],
+    result: str,
+    shapes: tuple[torch.Size, ...],
+    layouts: tuple[Layout | None, ...],
+    out: Layout,
+) -> _Plan | None:
+    """The plan for a product of a weight, the factor `at`, with other factors; None if it has no such gradients."""
+    record, size = result[out.dimension], dict[str, int]()
+    for word, shape, layout in zip(words, shapes, layouts, strict=True):
+        is_alike = (
+            record not in word or shape[word.index(record)] == 1
+            if layout is None
+            else layout == Layout(word.find(record), out.folded)
         )
-    length = math.prod(size[letter] for letter in along)
-    inputs = inputs.reshape(batch, length, -1)
-    errors = _multiplied((errors,), (given,), _RECORD + along + leaving).reshape(batch, length, -1)
-    if own == entering + leaving:
-        return LinearGrad(errors, inputs)
-    if own == leaving + entering:
-        return LinearGrad(inputs, errors)
-    shape, order = [size[letter] for letter in leaving + entering], map((leaving + entering).index, own)
-    return Reordered(LinearGrad(inputs, errors), tuple(shape), tuple(order))
+        if not is_alike:
+            return None
+        size |= {letter: n for letter, n in zip(word, shape, strict=True) if n > 1}
+    terms = [_Term.of(*each, record) for each in zip(words, shapes, layouts, strict=True)]
+    back = _Term.of(result, tuple(size.get(letter, 1) for letter in result), out, record)
+    own, given, seen = terms.pop(at).letters, _FOLDED + back.letters, "".join(term.letters for term in terms)
+    if not set(own) <= {*seen, *given}:  # a sum over the weight alone
+        return None
+    entering = "".join(letter for letter in own if letter not in given)
+    leaving = "".join(letter for letter in own if letter not in seen)
+    blocks = "".join(letter for letter in own if letter not in entering + leaving)
+    along = "".join(letter for letter in given if letter not in own)
+    return _Plan(own, tuple(terms), back, entering, leaving, blocks, along)
 
 
 def _multiplied(factors: Sequence[Tensor], words: Sequence[str], result: str) -> Tensor:
     if list(words) == [result]:
         return factors[0]
+    if len(words) == 1 and len(words[0]) == len(result):
+        return factors[0].permute([words[0].index(letter) for letter in result])
     return torch.einsum(f"{','.join(words)}->{result}", *factors)
 
 
