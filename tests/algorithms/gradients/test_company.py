@@ -15,6 +15,7 @@ from algorithms.gradients.grads import DenseGrad, EmbeddingGrad, LinearGrad, Per
 from algorithms.gradients.linear import LinearRecords
 from algorithms.gradients.per_example_gradients import PerExampleGradients
 from algorithms.gradients.rules.convolution import ConvGrad, Window
+from algorithms.gradients.rules.layers import HAS_FAST_LINEAR, FastLinear
 from algorithms.models import Model, build
 from tests.algorithms.gradients import forms
 from tests.algorithms.gradients.networks import NETWORKS, SPECS
@@ -179,6 +180,35 @@ def test_a_record_is_the_same_bit_for_bit_in_any_company(name: str) -> None:
         expected = alone(engine, made, [0], 0)
         for company, place in (([0, 1], 0), ([3, 2, 0], 2), ([1, 2, 0, 4, 5], 2), ([5, 4, 3, 2, 1, 0, 2], 5)):
             assert torch.equal(alone(engine, made, company, place), expected), (company, place)
+
+
+@pytest.mark.skipif(not HAS_FAST_LINEAR, reason="oneDNN's products need AVX-512")
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("p", "o"), [(60, 1000), (1000, 10), (97, 101), (768, 256), (5000, 2), (1, 9000)])
+def test_a_row_of_a_fast_layer_is_the_same_bit_for_bit_in_any_company(p: int, o: int, threads: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    weight, rows = torch.randn(o, p, generator=draw), torch.randn(640, p, generator=draw)
+    with cpu_threads(threads):
+        alone = FastLinear.apply(rows[:64], weight, None)
+        for count in range(64, 641, 64):
+            order = torch.randperm(count, generator=draw)
+            together = FastLinear.apply(rows[order], weight, None)
+            assert torch.equal(together[order.argsort()[:64]], alone)
+
+
+@pytest.mark.skipif(not HAS_FAST_LINEAR, reason="oneDNN's products need AVX-512")
+def test_a_fast_layer_has_the_derivatives_of_a_slow_one() -> None:
+    """Of second order too, since some models differentiate within their forward pass."""
+    draw = torch.Generator().manual_seed(0)
+    rows, weight = torch.randn(64, 3, 50, generator=draw), torch.randn(70, 50, generator=draw)
+    bias = torch.randn(70, generator=draw)
+    found = []
+    for layer in (FastLinear.apply, functional.linear):
+        leaf = rows.clone().requires_grad_()
+        first = torch.autograd.grad(layer(leaf, weight, bias).sin().sum(), leaf, create_graph=True)[0]
+        found.append((first, torch.autograd.grad(first.square().sum(), leaf)[0]))
+    for fast, slow in zip(*found, strict=True):
+        assert torch.allclose(fast, slow, rtol=1e-4, atol=1e-4 * float(slow.abs().max()))
 
 
 @pytest.mark.parametrize(("asked", "taken"), [(31, 31), (32, 32), (63, 32), (64, 64), (130, 128)])
