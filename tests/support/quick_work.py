@@ -8,12 +8,12 @@ import pytest
 
 from algorithms.privacy.accounting.risk import Profile, risk_profile
 from algorithms.privacy.ledger import store
-from tasks import report
-from tasks.reporting import figures, page
+from tasks import report, reporting
+from tasks.reporting import figures
 from tests.support.costs import computed_once
 
 _PROFILES: dict[str, Profile] = {}
-_TEMPLATES = cache(page.environment)
+_TEMPLATES = cache(reporting.environment)
 _PRAGMAS = [pragma.replace("synchronous = FULL", "synchronous = OFF") for pragma in store._SQLITE_PRAGMAS]
 
 
@@ -34,6 +34,6 @@ def quick_work() -> Iterator[None]:
     with computed_once(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "png", lambda _figure: b"undrawn")
         patch.setattr(report, "risk_profile", _once)
-        patch.setattr(page, "environment", _TEMPLATES)
+        patch.setattr(reporting, "environment", _TEMPLATES)
         patch.setattr(store, "_SQLITE_PRAGMAS", _PRAGMAS)
         yield
