@@ -7,13 +7,20 @@ is the batch, and whether the model can be clipped at all.
 """
 
 import copy
+import inspect
 import logging
 import math
+import re
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from algorithms.gradients.arithmetic import (
     FEWEST,
@@ -26,7 +33,8 @@ from algorithms.gradients.arithmetic import (
 )
 from algorithms.gradients.clipping import L2, Clipping
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
-from algorithms.gradients.model_inspection import ModelInspection, examine, refusing
+from algorithms.gradients.independence import RecordsNotIndependentError
+from algorithms.gradients.model_inspection import ModelInspection, examine
 from algorithms.gradients.op_tracer import Form, fills, fills_briefly
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.per_example_gradients import PerExampleGradients, all_finite
@@ -50,6 +58,12 @@ _INSPECTED = 3
 
 _MOST, _MOST_ON_DEVICE = 2**12, 2**16
 """The largest physical batch on a CPU and on a device; the inspection makes up this many records."""
+
+_HOUSE = (Path(torch.__file__).parent, Path(__file__).parent, Path(inspect.getfile(Model)).parent)
+_AROUND = r"(module\.)+"
+"""The prefix of layer names in modules that wrap a model, as for named inputs or for people with several records."""
+_REENTRANT = "None of the inputs have requires_grad"
+"""PyTorch's warning for checkpointing with `use_reentrant=True` outside of a graph."""
 
 
 class Engine:
@@ -77,8 +91,7 @@ class Engine:
 
     Raises:
         RecordsNotIndependentError: if the model mixes records; the message names the layer.
-        ModelRefusedError: if the model fails on made-up records, cannot be sharded, or needs more memory for the
-            inspection than both memory_mb and the amount that is always allowed.
+        ModelRefusedError: if the model fails on made-up records or cannot be sharded.
 
     Example:
         >>> import torch
@@ -120,7 +133,7 @@ class Engine:
         device = device or torch.device("cpu")
         inspected_on = torch.device("cpu") if offload or mesh is not None else device
         self._is_sharded = mesh is not None
-        with refusing(model, input_shape, input_dtype):
+        with _refusing(model, input_shape, input_dtype):
             self._passes = Passes(_on(model, inspected_on))
             form = Form(
                 input_shape,
@@ -130,7 +143,7 @@ class Engine:
                 label_shape=model.label_shape,
                 label_dtype=model.label_dtype,
             )
-            self._examined = examine(self._passes, form, memory_mb)
+            self._examined = examine(self._passes, form)
             found = self._examined
             self._passes = replace(self._passes, answers=found.answers, unpacks=found.unpacks)
             self.physical_batch = self._size(physical_batch, memory_mb, device)
@@ -405,3 +418,56 @@ def _on(model: Model, device: torch.device) -> Model:
     """A copy of the model on a device; it shares the parameters on the CPU."""
     shared = model.module.parameters() if device.type == "cpu" else ()
     return replace(model, module=copied(model.module, shared).to(device))
+
+
+@contextmanager
+def _refusing(model: Model, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[None]:
+    """Turn any exception that a model raises on made-up records into a ModelRefusedError of one sentence."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=_REENTRANT)
+            yield
+    except ModelRefusedError:
+        raise
+    except RecordsNotIndependentError as mixed:
+        said = re.sub(rf"\b(layer|buffer|parameter|attribute) {_AROUND}", r"\1 ", str(mixed))
+        raise RecordsNotIndependentError(said) from None
+    except Exception as error:
+        why = str(error).strip().partition("\n")[0][:200]
+        if "use_reentrant=True" in why or _REENTRANT in why:
+            raise ModelRefusedError(
+                f"the model {model.name} uses gradient checkpointing with use_reentrant=True, which gives no gradients"
+                " to ask for; set use_reentrant=False."
+            ) from error
+        if "to satisfy the constraint" in why:
+            raise ModelRefusedError(
+                f"the model {model.name} checks the arguments of a distribution{_place(error)} and stops where a record"
+                " is missing; give it validate_args=False, or call"
+                " torch.distributions.Distribution.set_default_validate_args(False) before."
+            ) from error
+        is_float = dtype.is_floating_point
+        numbers = (
+            "normal numbers, also large, 0 and missing"
+            if is_float
+            else "whole numbers, as far as its tables go"
+        )
+        raise ModelRefusedError(
+            f"the model {model.name} raised {type(error).__name__}{_place(error)} on made-up records ({why}); it has to"
+            f" take any records of the shape {list(shape)} ({numbers}): bound what it looks up in a table, as by"
+            " .long().clamp(0, entries - 1), pool by a mask and not at a mark such as the end of a text, and take out"
+            " what fails."
+        ) from error
+
+
+def _place(error: Exception) -> str:
+    """Where an exception was raised: the innermost layer and the model's line of code, if there are any."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    layers = [layer for frame, _ in frames if isinstance(layer := frame.f_locals.get("self"), nn.Module)]
+    names = {id(part): name for name, part in layers[0].named_modules()} if layers else {}
+    lines = traceback.extract_tb(error.__traceback__)
+    # Without those of PyTorch, of this folder and of `algorithms.models`.
+    own = [line for line in lines if not any(folder in Path(line.filename).parents for folder in _HOUSE)]
+    name = names.get(id(layers[-1]), "") if layers else ""
+    layer = re.sub(rf"^({_AROUND}|module$)+", "", name)
+    found = f" in the layer {layer} ({type(layers[-1]).__name__})" if layer else ""
+    return f"{found}, at '{own[-1].line}'," if own else found

@@ -4,15 +4,10 @@ The model must process each record independently; otherwise gradients cannot be 
 the batch dimension of each tensor is known and the recorded gradients agree with autograd's.
 """
 
-import inspect
 import math
-import re
-import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +40,7 @@ from algorithms.gradients.op_tracer import (
     Operations,
     OpTracer,
     Sample,
-    away_from_start,
+    form_of,
     mixes,
     near_start,
     watched,
@@ -53,15 +48,10 @@ from algorithms.gradients.op_tracer import (
 )
 from algorithms.gradients.passes import Answers, Passes
 from algorithms.gradients.per_example_gradients import PerExampleGradients
-from algorithms.models import Model, ModelRefusedError
-from algorithms.models.model import Packing, copied, same_randomness
+from algorithms.models import ModelRefusedError
+from algorithms.models.model import copied, same_randomness
 
 _FEW, _MORE = 3, 17
-_LABELLINGS = 6
-"""How many made-up labels of a record are tried."""
-_BYTE = 256
-"""The range of made-up integers for a model without an embedding table."""
-_HOUSE = (Path(torch.__file__).parent, Path(__file__).parent, Path(inspect.getfile(Model)).parent)
 _LARGE = 1e3
 _KINKS = 3e-2
 """Relative tolerance for gradients of a deep model in 32 bits, where rounding may cross kinks such as ReLU's."""
@@ -71,16 +61,8 @@ _LIGHT = 2e7
 """Operations in one record's forward pass up to which a full inspection, a thousand such passes, is quick."""
 _QUICK = 1e11
 """Operations that a large model may take for a forward pass of as many records as a full pass has: about a second."""
-_SPECIAL = 8
-"""How many first entries of a table are treated as special tokens, such as padding."""
-_ALWAYS_MB = 4000.0
-"""Memory that an inspection may always use, even if a pass may use less."""
-_VECTORS = 16
-"""How many parameter vectors in 64 bits an inspection holds at once."""
-_AROUND = r"(module\.)+"
-"""The prefix of layer names in modules that wrap a model, as for named inputs or for people with several records."""
-_REENTRANT = "None of the inputs have requires_grad"
-"""PyTorch's warning for checkpointing with `use_reentrant=True` outside of a graph."""
+_MUCH = 4e9
+"""Memory in bytes up to which an inspection is a full one."""
 _ROUNDING = 1e-2
 """Share of the tolerance by which rounding may move a zero gradient, relative to the whole gradient."""
 
@@ -131,59 +113,6 @@ class _Cost:
 
 
 @contextmanager
-def refusing(model: Model, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[None]:
-    """Turn any exception that a model raises on made-up records into a ModelRefusedError of one sentence."""
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message=_REENTRANT)
-            yield
-    except ModelRefusedError:
-        raise
-    except RecordsNotIndependentError as mixed:
-        said = re.sub(rf"\b(layer|buffer|parameter|attribute) {_AROUND}", r"\1 ", str(mixed))
-        raise RecordsNotIndependentError(said) from None
-    except Exception as error:
-        why = str(error).strip().partition("\n")[0][:200]
-        if "use_reentrant=True" in why or _REENTRANT in why:
-            raise ModelRefusedError(
-                f"the model {model.name} uses gradient checkpointing with use_reentrant=True, which gives no gradients"
-                " to ask for; set use_reentrant=False."
-            ) from error
-        if "to satisfy the constraint" in why:
-            raise ModelRefusedError(
-                f"the model {model.name} checks the arguments of a distribution{_place(error)} and stops where a record"
-                " is missing; give it validate_args=False, or call"
-                " torch.distributions.Distribution.set_default_validate_args(False) before."
-            ) from error
-        is_float = dtype.is_floating_point
-        numbers = (
-            "normal numbers, also large, 0 and missing"
-            if is_float
-            else "whole numbers, as far as its tables go"
-        )
-        raise ModelRefusedError(
-            f"the model {model.name} raised {type(error).__name__}{_place(error)} on made-up records ({why}); it has to"
-            f" take any records of the shape {list(shape)} ({numbers}): bound what it looks up in a table, as by"
-            " .long().clamp(0, entries - 1), pool by a mask and not at a mark such as the end of a text, and take out"
-            " what fails."
-        ) from error
-
-
-def _place(error: Exception) -> str:
-    """Where an exception was raised: the innermost layer and the model's line of code, if there are any."""
-    frames = list(traceback.walk_tb(error.__traceback__))
-    layers = [layer for frame, _ in frames if isinstance(layer := frame.f_locals.get("self"), nn.Module)]
-    names = {id(part): name for name, part in layers[0].named_modules()} if layers else {}
-    lines = traceback.extract_tb(error.__traceback__)
-    # Without those of PyTorch, of this folder and of `algorithms.models`.
-    own = [line for line in lines if not any(folder in Path(line.filename).parents for folder in _HOUSE)]
-    name = names.get(id(layers[-1]), "") if layers else ""
-    layer = re.sub(rf"^({_AROUND}|module$)+", "", name)
-    found = f" in the layer {layer} ({type(layers[-1]).__name__})" if layer else ""
-    return f"{found}, at '{own[-1].line}'," if own else found
-
-
-@contextmanager
 def _recording() -> Iterator[None]:
     """Turn any error of a recorded pass into UnrecordedError, since the model's own passes had none."""
     try:
@@ -200,29 +129,17 @@ def _recording() -> Iterator[None]:
         raise UnrecordedError(str(error).strip().partition("\n")[0][:200]) from error
 
 
-def _check_memory(passes: Passes, parameters: Tensor, form: Form, memory_mb: float) -> None:
-    """Raises ModelRefusedError if an inspection would need too much memory, estimated by passes over few records.
+def _needs_much(passes: Passes, parameters: Tensor, form: Form) -> bool:
+    """Whether a full inspection would need much memory, estimated by passes over few records.
 
     The peak is either a forward pass of many records in 64 bits, or a recorded pass of some records with its graph.
-    Copies of the module, in 32 and 64 bits, and parameter vectors are added.
     """
     few, start = form.draw(_FEW, 0), parameters.clone().requires_grad_()
-    forward = _measured(few, lambda some: passes.losses(parameters, some.inputs, some.labels)).each
+    forward = _measured(few, lambda some: passes.losses(parameters, some.inputs, some.labels))
     back = _measured(
         few, lambda some: passes.back(start, passes.followed(start, some.inputs, some.labels).sum())
     )
-    kept = _kept_each(passes, parameters, form, 1, _FEW)
-    each = max(MANY * forward, 2 * _MORE * max(back.each, kept))
-    own = (*passes.model.module.parameters(), *passes.model.module.buffers())
-    fixed = back.fixed + 4 * sum(part.nbytes for part in own) + 8 * _VECTORS * len(parameters)
-    needed = (fixed + 2 * each) / 1e6
-    most = max(memory_mb, _ALWAYS_MB)
-    if needed > most:
-        raise ModelRefusedError(
-            f"inspecting the model {passes.model.name} with made-up records would take about {needed:,.0f} MB, more"
-            f" than {most:,.0f}; set performance.memory_mb to at least {needed:.0f} where the machine has as much, or"
-            " make the records or the model smaller."
-        )
+    return 2 * max(MANY * forward.each, 2 * _MORE * back.each) > _MUCH
 
 
 def _measured(few: Sample, run: Callable[[Sample], object]) -> _Cost:
@@ -236,24 +153,25 @@ def _measured(few: Sample, run: Callable[[Sample], object]) -> _Cost:
     return _Cost(max(0, most[0] - each), each)
 
 
-def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
+def examine(passes: Passes, least: Form) -> ModelInspection:
     """Determine how to compute a model's per-example gradients; cheap checks and refusals come first.
 
     1. Layers that are known to mix records.
-    2. Whether the inspection fits into memory, by passes of one and of three records.
-    3. The form of the records: the entries of the model's tables, and the labels.
-    4. Whether a forward pass changes the model's state, and whether a record's loss or gradient depends on others.
-    5. The batch dimension of the tensors that the rules need, and whether recorded gradients agree with autograd's. If
+    2. The form of the records: the entries of the model's tables, and the labels.
+    3. Whether a forward pass changes the model's state, and whether a record's loss or gradient depends on others.
+    4. The batch dimension of the tensors that the rules need, and whether recorded gradients agree with autograd's. If
        they do not, or if they cannot be recorded, the model is differentiated record by record.
+
+    A full inspection compares records among many others in 64 bits. A brief one, for models with slow passes or of much
+    memory, takes few passes of at most three records in 32 bits, as far as rounding leaves no doubt.
 
     Args:
         passes: of the model.
         least: the form of the records, as far as it is known without the number of entries of the model's tables.
-        memory_mb: for one pass.
 
     Raises:
         RecordsNotIndependentError: if records mix.
-        ModelRefusedError: if the inspection needs too much memory.
+        ModelRefusedError: if the losses depend on no parameter.
 
     Example:
         >>> import torch
@@ -270,7 +188,7 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
         ...     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         ...         return -torch.cdist(inputs, self.places)
         >>> model = Model("centres", Centres(), nn.CrossEntropyLoss(reduction="none"), scores=lambda outputs: outputs)
-        >>> found = examine(Passes(model), Form((3,), torch.float32, torch.device("cpu")), memory_mb=1024)
+        >>> found = examine(Passes(model), Form((3,), torch.float32, torch.device("cpu")))
         >>> found.layouts is None, found.is_random, found.without_rule
         (False, False, ('cdist',))
     """
@@ -282,13 +200,14 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
         raise RecordsNotIndependentError(f"the model {passes.model.name} has no parameters to train")
     unused = copied(module, module.parameters())
     parameters = near_start(passes.model).to(least.device)
-    is_brief = _operations(passes, parameters, least) > _LIGHT
-    if not is_brief:
-        parameters = away_from_start(passes.model).to(least.device)
-        _check_memory(passes, parameters, least, memory_mb)
     with Operations() as operations:
-        form = _form(passes, parameters, least, count=1 if is_brief else _MORE)
-    is_quick = operations.count * MANY <= _QUICK
+        form = form_of(passes, parameters, least, count=1)
+    # Parameter vectors are summed many times.
+    is_light = operations.count + 20 * len(parameters) <= _LIGHT
+    needs_much = is_light and _needs_much(passes, parameters, form)
+    is_brief, is_quick = not is_light or needs_much, operations.count * MANY <= _QUICK and not needs_much
+    if not is_brief:
+        form = form_of(passes, parameters, least, _MORE)
     in_32_bits = replace(passes, model=replace(passes.model, precision=torch.float32))
     plain = Looked(in_32_bits, parameters, form, tolerance=_IN_32_BITS)
     looked = plain if is_brief else _exact(plain, form.draw(_MORE, 0))
@@ -324,7 +243,7 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
         layouts, reason = None, str(why)
         cost = _measured(few, lambda some: _take_alone(plain.passes, parameters, some))
         cost = replace(cost, written=4 * len(parameters))
-    each = cost.each // 3 if is_brief else max(1, _kept_each(passes, parameters, form, _FEW, _MORE))
+    each = cost.each // 3 if is_brief else max(1, _kept_each(passes, parameters, form))
     return ModelInspection(
         form=form,
         is_narrow=first.watch.is_narrow or passes.model.precision == torch.bfloat16,
@@ -340,20 +259,6 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
         without_rule=cost.without_rule,
         is_brief=is_brief,
     )
-
-
-def _operations(passes: Passes, parameters: Tensor, form: Form) -> int:
-    """The number of operations in one record's forward pass; it decides how thorough the inspection is."""
-    of_vectors = 20 * len(parameters)  # parameter vectors are summed many times
-    if of_vectors > _LIGHT:
-        return of_vectors
-    sample = form.draw(1, 0)
-    with Operations() as operations, same_randomness():
-        try:
-            passes.losses(parameters, sample.inputs, sample.labels)
-        except Exception:  # the full inspection reports which records a model rejects
-            return 0
-    return int(operations.count) + of_vectors
 
 
 @dataclass(frozen=True)
@@ -464,67 +369,6 @@ def _learned(
         except UnrecordedError:
             raise why from None
     return layouts, cost
-
-
-def _form(passes: Passes, parameters: Tensor, least: Form, count: int = _MORE) -> Form:
-    """The form with all entries of the model's tables, or those of a byte, and all labels that the model accepts."""
-    layers = [
-        layer for layer in passes.model.module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
-    ]
-    paddings = {layer.padding_idx for layer in layers if layer.padding_idx is not None}
-    tables = sorted({layer.num_embeddings for layer in layers} or {_BYTE}, reverse=True)
-    form, outputs = least, None
-    for place in (0,) if least.packing is None else least.packing.entries:
-        for some in (_with_entries(form, entries, paddings, place) for entries in tables):
-            found = _taken(passes, parameters, some, count)
-            if found is not None:
-                form, outputs = some, found
-                break
-    if outputs is None:
-        sample = form.draw(count, 0)
-        with torch.no_grad(), same_randomness():
-            outputs = passes.model.outputs(passes.model.named(parameters), sample.inputs)
-    if form.label_dtype.is_floating_point:
-        signed = replace(form, is_signed=True)
-        losses = _labelled(passes, outputs, signed)
-        if losses is not None and bool(losses.isfinite().all()):
-            return signed
-    labelled = replace(form, classes=min(max(2, outputs.shape[-1]), _MORE))
-    return form if _labelled(passes, outputs, labelled) is None else labelled
-
-
-def _labelled(passes: Passes, outputs: Tensor, form: Form) -> Tensor | None:
-    """The losses of some outputs with made-up labels; None if the loss rejects a label, such as another class."""
-    labels = (form.draw(len(outputs), seed).labels for seed in range(_LABELLINGS))
-    try:
-        with torch.no_grad():
-            return torch.cat([passes.model.losses(outputs, some) for some in labels])
-    except Exception:
-        return None
-
-
-def _with_entries(form: Form, entries: int, paddings: set[int], place: int) -> Form:
-    """The form with this many entries in one of its parts."""
-    packing, most = form.packing, entries
-    if packing is not None:
-        parts = list(packing.parts)
-        parts[place] = replace(parts[place], entries=entries)
-        packing, most = Packing(tuple(parts)), max(entries, form.entries)
-    constants = {*paddings, *range(_SPECIAL), entries - 1, most - 1}
-    chosen = tuple(sorted(c for c in constants if c < most))
-    return replace(form, entries=most, constants=chosen, packing=packing)
-
-
-def _taken(passes: Passes, parameters: Tensor, form: Form, count: int) -> Tensor | None:
-    """The outputs for records of a form; None if the model cannot compute losses for them."""
-    model, sample = passes.model, form.draw(count, 0)
-    try:
-        with torch.no_grad(), same_randomness():
-            outputs = model.outputs(model.named(parameters), sample.inputs)
-            model.losses(outputs, sample.labels)
-    except Exception:
-        return None
-    return outputs
 
 
 def _exact(plain: Looked, sample: Sample) -> Looked:
@@ -707,27 +551,18 @@ def _compare(
         raise UnrecordedError("its recorded gradients differ from those of autograd")
 
 
-def _kept_each(passes: Passes, parameters: Tensor, form: Form, few: int, more: int) -> int:
+def _kept_each(passes: Passes, parameters: Tensor, form: Form) -> int:
     """Bytes that autograd saves for each record, from passes with few and with more records."""
-    sizes = [_kept_bytes(passes, parameters, form.draw(count, 0)) for count in (few, more)]
-    return (sizes[1] - sizes[0]) // (more - few)
+    start, sizes = parameters.clone().requires_grad_(), []
+    for sample in (form.draw(_FEW, 0), form.draw(_MORE, 0)):
+        kept: dict[int, int] = {}
 
+        def note(tensor: Tensor, kept: dict[int, int] = kept) -> Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
 
-def _kept_bytes(passes: Passes, parameters: Tensor, sample: Sample) -> int:
-    """Bytes that autograd saves for a backward pass."""
-    kept: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    start = parameters.clone().requires_grad_()
-    with (
-        suppress(
-            RuntimeError
-        ),  # torch.func does not support these hooks; what a pass needs is measured besides
-        same_randomness(),
-        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
-    ):
-        passes.followed(start, sample.inputs, sample.labels)
-    return sum(kept.values())
+        hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+        with suppress(RuntimeError), same_randomness(), hooks:  # torch.func does not support these hooks
+            passes.followed(start, sample.inputs, sample.labels)
+        sizes.append(sum(kept.values()))
+    return (sizes[1] - sizes[0]) // (_MORE - _FEW)

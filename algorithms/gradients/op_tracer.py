@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,6 +23,15 @@ from algorithms.models.model import Packing, Part, same_randomness
 
 _NUMBERS = torch.tensor([0.0, 1.0, -1.0, 0.5, -2.5, 10.0])
 """Labels of a regression; a loss may treat some specially, such as -1 for an unknown one."""
+
+_LABELLINGS = 6
+"""How many made-up labels of a record are tried."""
+_BYTE = 256
+"""The range of made-up integers for a model without an embedding table."""
+_SPECIAL = 8
+"""How many first entries of a table are treated as special tokens, such as padding."""
+_CLASSES = 17
+"""How many classes of labels are made up at most."""
 
 
 @dataclass(frozen=True)
@@ -165,16 +174,11 @@ class Sample:
         return replace(self, inputs=self.packing.joined([change(*pair) for pair in pairs]))
 
 
-def away_from_start(model: Model) -> Tensor:
-    """Parameters near the initial ones with no zero layer, which would hide the layers before it."""
-    start = model.initial_parameters()
-    draw = torch.Generator().manual_seed(2)
-    moved: Tensor = start + (0.1 * torch.randn(len(start), generator=draw)).to(start)
-    return moved
-
-
 def near_start(model: Model) -> Tensor:
-    """`away_from_start` for a deep model: moves are proportional to a parameter's size, so outputs do not explode."""
+    """Parameters near the initial ones with no zero layer, which would hide the layers before it.
+
+    Moves are proportional to a parameter's size, so that outputs of a deep model do not explode.
+    """
     moved, draw = model.initial_parameters(), torch.randn(2**16, generator=torch.Generator().manual_seed(2))
     for place in model.places.values():
         part = moved[place]
@@ -182,6 +186,67 @@ def near_start(model: Model) -> Tensor:
         for some in torch.split(part, len(draw)):
             some.add_(draw[: len(some)].to(part), alpha=0.1 * size)
     return moved
+
+
+def form_of(passes: Passes, parameters: Tensor, least: Form, count: int) -> Form:
+    """The form with all entries of the model's tables, or those of a byte, and all labels that the model accepts."""
+    layers = [
+        layer for layer in passes.model.module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+    ]
+    paddings = {layer.padding_idx for layer in layers if layer.padding_idx is not None}
+    tables = sorted({layer.num_embeddings for layer in layers} or {_BYTE}, reverse=True)
+    form, outputs = least, None
+    for place in (0,) if least.packing is None else least.packing.entries:
+        for some in (_with_entries(form, entries, paddings, place) for entries in tables):
+            found = _taken(passes, parameters, some, count)
+            if found is not None:
+                form, outputs = some, found
+                break
+    if outputs is None:
+        sample = form.draw(count, 0)
+        with torch.no_grad(), same_randomness():
+            outputs = passes.model.outputs(passes.model.named(parameters), sample.inputs)
+    if form.label_dtype.is_floating_point:
+        signed = replace(form, is_signed=True)
+        losses = _labelled(passes, outputs, signed)
+        if losses is not None and bool(losses.isfinite().all()):
+            return signed
+    labelled = replace(form, classes=min(max(2, outputs.shape[-1]), _CLASSES))
+    return form if _labelled(passes, outputs, labelled) is None else labelled
+
+
+def _labelled(passes: Passes, outputs: Tensor, form: Form) -> Tensor | None:
+    """The losses of some outputs with made-up labels; None if the loss rejects a label, such as another class."""
+    labels = (form.draw(len(outputs), seed).labels for seed in range(_LABELLINGS))
+    try:
+        with torch.no_grad():
+            return torch.cat([passes.model.losses(outputs, some) for some in labels])
+    except Exception:
+        return None
+
+
+def _with_entries(form: Form, entries: int, paddings: set[int], place: int) -> Form:
+    """The form with this many entries in one of its parts."""
+    packing, most = form.packing, entries
+    if packing is not None:
+        parts = list(packing.parts)
+        parts[place] = replace(parts[place], entries=entries)
+        packing, most = Packing(tuple(parts)), max(entries, form.entries)
+    constants = {*paddings, *range(_SPECIAL), entries - 1, most - 1}
+    chosen = tuple(sorted(c for c in constants if c < most))
+    return replace(form, entries=most, constants=chosen, packing=packing)
+
+
+def _taken(passes: Passes, parameters: Tensor, form: Form, count: int) -> Tensor | None:
+    """The outputs for records of a form; None if the model cannot compute losses for them."""
+    model, sample = passes.model, form.draw(count, 0)
+    try:
+        with torch.no_grad(), same_randomness():
+            outputs = model.outputs(model.named(parameters), sample.inputs)
+            model.losses(outputs, sample.labels)
+    except Exception:
+        return None
+    return outputs
 
 
 Shapes = tuple[torch.Size, ...]
@@ -420,7 +485,7 @@ def fills(passes: Passes, form: Form, sizes: Sequence[int]) -> bool:
     model puts a row in front of the records or cuts them. Checked with and without an autograd graph; False if control
     flow depends on values.
     """
-    parameters = away_from_start(passes.model).to(form.device)
+    parameters = near_start(passes.model).to(form.device)
     for follow in (_there_and_back, _there):
         first = watched(passes, parameters, form.draw(sizes[0], 0), follow)
         for size in sizes[1:]:
