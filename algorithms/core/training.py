@@ -38,9 +38,8 @@ from algorithms.models.model import Packing
 from algorithms.models.objectives import IGNORED
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.barrier.barrier import Barrier, Performance, Records
-from algorithms.privacy.barrier.importance import LastNorms
 from algorithms.privacy.barrier.trace import Diagnostics, Row, Trace
-from algorithms.privacy.barrier.unnoised_queries import Statistic
+from algorithms.privacy.barrier.unnoised_queries import LastNorms, Statistic
 from algorithms.privacy.mechanisms.noise import Generator
 from algorithms.privacy.mechanisms.release import Release
 

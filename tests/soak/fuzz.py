@@ -26,8 +26,8 @@ from safetensors.torch import save_file
 from algorithms import models
 from algorithms.core import training
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.barrier.importance import LastNorms
 from algorithms.privacy.barrier.trace import Row, Trace
+from algorithms.privacy.barrier.unnoised_queries import LastNorms
 from algorithms.privacy.card import build
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.ledger import Checkpoint, Ledger, export, restore

@@ -29,10 +29,10 @@ from algorithms.gradients import L1, L2, Affine, Clipping, LineCandidates, PerLa
 from algorithms.models import Model
 from algorithms.privacy.accounting.events import event_to_json
 from algorithms.privacy.accounting.filters import Filter
-from algorithms.privacy.barrier.importance import LastNorms
 from algorithms.privacy.barrier.performance import Performance, Records
 from algorithms.privacy.barrier.trace import Answered, Diagnostics, Row, Trace
 from algorithms.privacy.barrier.unnoised_queries import (
+    LastNorms,
     Statistic,
     UnnoisedQueries,
     as_matrix,

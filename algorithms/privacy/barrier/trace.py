@@ -5,6 +5,7 @@ The trace has one row per release and is public by construction: nothing in it i
 
 import json
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from io import BytesIO
@@ -64,7 +65,7 @@ class Trace:
                 step=self.step,
                 kind=release.kind,
                 event=json.dumps(event_to_json(event)),
-                sampling=_SAMPLING[type(release.sampling).__name__],
+                sampling=re.sub("(?<=[a-z])(?=[A-Z])", " ", type(release.sampling).__name__).lower(),
                 sampling_rate=release.sampling.rate,
                 clipping=type(release.clipping).__name__,
                 clip_norm=release.clipping.sensitivity,
@@ -86,16 +87,6 @@ class Trace:
 
         frame = pd.DataFrame([asdict(row) for row in self.rows], columns=list(Row.__dataclass_fields__))
         frame.to_parquet(to, index=False)
-
-
-_SAMPLING = {
-    "Poisson": "poisson",
-    "FullBatch": "full batch",
-    "WithoutReplacement": "without replacement",
-    "Importance": "importance",
-    "CyclicPoisson": "cyclic poisson",
-    "FixedOrder": "fixed order",
-}
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The books as tables next to the chain, so that a write need not read the whole chain.
 
 The tables are written in the transaction that appends to the chain, and hold what a replay of the chain would give;
-`Ledger.verify` replays it and compares. Only the needed part of the books is loaded: one population, the named blocks,
-a run. Amounts are exact fractions as text.
+`Ledger.verify` replays it and compares. Only the needed part of the books is loaded: one population, without the runs
+that have ended. Amounts are exact fractions as text.
 
 Statements go to the database with as few round trips as possible, see `exchange`.
 """
@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError
 
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger.books import STATES, Account, Books, Entry, Head, Run, replay
-from algorithms.privacy.ledger.composition import WHOLE_POPULATION, Amount, Terms
+from algorithms.privacy.ledger.composition import Amount, Terms
 
 _NAMES_IN_A_MESSAGE, _MANY = 10, 50
 
@@ -99,41 +99,29 @@ class _AccountRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """The part of the books that is needed.
+    """The part of the books that is needed: a population with its accounts and open runs, and what is asked for.
 
-    blocks: of the population, besides the whole population; None for all. runs: of any population. retraining: whose
-    run is needed. held: whether digests of blocks' content are needed. opened, scheduled: whether all open runs, and
-    all runs of retrainings, are needed.
+    run: of any population. retraining: whose run is needed. scheduled: whether all runs of retrainings are. held:
+    whether digests of blocks' content are.
     """
 
     population: str
-    blocks: Collection[str] | None = None
-    runs: Collection[str] = ()
+    run: str | None = None
     retraining: object = None
-    held: bool = False
-    opened: bool = False
     scheduled: bool = False
+    held: bool = False
 
     def questions(self) -> list[Statement]:
-        """The queries: for the accounts, and for runs and digests if they are needed."""
+        """The queries: for the accounts, for runs, and for digests if they are needed."""
         population = {"population": self.population}
-        questions: list[Statement] = [(_ACCOUNTS, population)]
-        if self.blocks is not None:
-            named = _numbered("block", {*self.blocks, WHOLE_POPULATION})
-            questions = [(_some_accounts(len(named)), population | named)]
-        if self._asks_runs:
-            named = _numbered("run", set(self.runs))
-            which = self.retraining is not None, self.opened, self.scheduled
-            given = population | named | {"retraining": self.retraining}
-            questions.append((_some_runs(len(named), *which), given))
-        if self.held:
-            questions.append((_HELD, population))
-        return questions
+        runs = population | {"run": self.run, "retraining": self.retraining}
+        questions: list[Statement] = [(_ACCOUNTS, population), (_RUNS[self.scheduled], runs)]
+        return [*questions, (_HELD, population)] if self.held else questions
 
     def books(self, connection: Connection, answers: Sequence[Sequence[Any]]) -> Books:
         """The books from the queries' answers."""
-        books, rest = Books(), iter(answers)
-        accounts = [_AccountRow(*row) for row in next(rest)]
+        books = Books()
+        accounts = [_AccountRow(*row) for row in answers[0]]
         if not accounts:  # the message names some that there are
             for row in connection.execute(_SOME_POPULATIONS):
                 _enter(books, row)
@@ -141,16 +129,11 @@ class Part:
         _enter(books, accounts[0])
         for account in accounts:
             _open_account(books, account)
-        if self._asks_runs:
-            books.runs = {run_id: _run_of(text) for run_id, text in next(rest)}
-        for block, digest in next(rest) if self.held else ():
+        books.runs = {run_id: _run_of(text) for run_id, text in answers[1]}
+        for block, digest in answers[2] if self.held else ():
             place = self.population, block
             books.held[place] = books.held.get(place, frozenset()) | {digest}
         return books
-
-    @property
-    def _asks_runs(self) -> bool:
-        return bool(self.runs) or self.retraining is not None or self.opened or self.scheduled
 
 
 def load(connection: Connection, part: Part) -> Books:
@@ -376,40 +359,20 @@ HEAD_OF = sa.text("SELECT seq, hash FROM epsilonflow_head")
 _SET_HEAD = sa.text("UPDATE epsilonflow_head SET seq = :seq, hash = :hash")
 _POPULATIONS = sa.text("SELECT population, place FROM epsilonflow_population ORDER BY place")
 _OPEN_RUNS = sa.text("SELECT run_id FROM epsilonflow_run WHERE status = 'open'")
-_JOINED = (
+_ACCOUNTS = sa.text(
     f"SELECT {', '.join(_AccountRow._fields).replace('population', 'a.population')}"
     " FROM epsilonflow_population p JOIN epsilonflow_account a ON a.population = p.population"
-    " WHERE p.population = :population"
+    " WHERE p.population = :population ORDER BY a.place, block"
 )
-_ACCOUNTS = sa.text(f"{_JOINED} ORDER BY a.place, block")
 _HELD = sa.text("SELECT block, digest FROM epsilonflow_held WHERE population = :population")
-
-
-def _numbered(name: str, values: Collection[str]) -> dict[str, str]:
-    return {f"{name}_{number}": value for number, value in enumerate(sorted(values))}
-
-
-def _names(name: str, count: int) -> str:
-    return ", ".join(f":{name}_{number}" for number in range(count))
-
-
-@lru_cache(maxsize=64)
-def _some_accounts(count: int) -> sa.TextClause:
-    return sa.text(f"{_JOINED} AND block IN ({_names('block', count)}) ORDER BY a.place, block")
-
-
-@lru_cache(maxsize=64)
-def _some_runs(count: int, of_retraining: bool, opened: bool, scheduled: bool) -> sa.TextClause:
-    conditions = {
-        f"run_id IN ({_names('run', count)})": count > 0,
-        "population = :population AND retraining = :retraining": of_retraining,
-        "population = :population AND status = 'open'": opened,
-        "population = :population AND retraining IS NOT NULL": scheduled,
-    }
-    which = " OR ".join(condition for condition, is_asked in conditions.items() if is_asked)
-    return sa.text(f"SELECT run_id, run FROM epsilonflow_run WHERE {which} ORDER BY run_id")
-
-
+_RUNS = {
+    scheduled: sa.text(
+        "SELECT run_id, run FROM epsilonflow_run WHERE run_id = :run"
+        " OR population = :population AND status = 'open'"
+        f" OR population = :population AND retraining {which} ORDER BY run_id"
+    )
+    for scheduled, which in {False: "= :retraining", True: "IS NOT NULL"}.items()
+}
 _SOME_POPULATIONS = sa.text(
     f"SELECT * FROM epsilonflow_population ORDER BY place LIMIT {_NAMES_IN_A_MESSAGE}"
 )

@@ -20,7 +20,7 @@ open runs, not with the rows; its result can be stored, signed, as a checkpoint 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import takewhile
 from typing import Any, TypeVar
@@ -160,9 +160,9 @@ class Ledger:
         rules.check_name(population, "population")
         rules.check_new(composition, cap, blocks_per_person)
         terms = Terms(bool(public), composition, blocks_per_person, dict(bound or {}))
-        if rules.declaration(self._books(population, blocks=()), population, cap, terms):
-            self._append(
-                lambda books: rules.declaration(books, population, cap, terms), population, blocks=()
+        if rules.declaration(self._books(population), population, cap, terms):
+            self._store.append(
+                Part(population), lambda books: rules.declaration(books, population, cap, terms)
             )
 
     def declare_block(self, population: str, block: str, cap: Budget | None = None) -> None:
@@ -180,8 +180,8 @@ class Ledger:
             draft = Draft("cap", population, limit, about={"declared": True}, block=block)
             return [] if block in books.blocks(population) else [draft]
 
-        if decide(self._books(population, blocks=(block,))):
-            self._append(decide, population)
+        if decide(self._books(population)):
+            self._store.append(Part(population), decide)
 
     def retire_block(self, population: str, block: str) -> None:
         """Retire a block, which no run can use again; repeating it does nothing. Raises RefusedError for an unknown
@@ -194,7 +194,7 @@ class Ledger:
             draft = Draft("cap", population, cap, about={"retired": True}, block=block)
             return [] if (population, block) in books.retired else [draft]
 
-        self._append(decide, population)
+        self._store.append(Part(population), decide)
 
     def overrule(self, population: str, block: str, other: str, *, by: str) -> None:
         """Let two blocks hold exactly the same records, by decision of the data's owner; repeating it does nothing.
@@ -215,7 +215,7 @@ class Ledger:
             is_known = (population, frozenset((block, other))) in books.allowed
             return [] if is_known else [Draft("cap", population, cap, about=about)]
 
-        self._append(decide, population, blocks=())
+        self._store.append(Part(population), decide)
 
     def set_cap(self, population: str, cap: Budget, *, block: str = WHOLE_POPULATION) -> None:
         """Change a cap, by decision of the data's owner; it may be below what is charged, and then no run fits.
@@ -229,7 +229,7 @@ class Ledger:
             rules.check_cap(books.term(population).composition, cap)
             return [Draft("cap", population, cap, block=block)]
 
-        self._append(decide, population)
+        self._store.append(Part(population), decide)
 
     def reserve(
         self,
@@ -258,20 +258,8 @@ class Ledger:
         run = Draft("reserve", population, cost, run_id, events, about)
         # Priced before the database is locked: accountants take their time.
         drafts = rules.reservation(self.terms(population), run, blocks, held or {})
-        named = {draft.block for draft in drafts}
 
-        # What decides is loaded; what a refusal says more, all blocks and all open runs, where there is one.
-        few = None if WHOLE_POPULATION in named else named
-        part = Part(population, few, (run_id,), about.get("retraining"), bool(held))
-
-        def decide(connection: Connection, books: Books) -> list[Draft]:
-            try:
-                return admitted(books)
-            except RefusedError:
-                admitted(balances.load(connection, replace(part, blocks=None, opened=True)))
-                raise
-
-        def admitted(books: Books) -> list[Draft]:
+        def decide(books: Books) -> list[Draft]:
             rules.check_blocks(books, population, [draft.block for draft in drafts])
             if run_id in books.runs:
                 rules.check_resumes(books.runs[run_id], drafts)
@@ -281,7 +269,7 @@ class Ledger:
             rules.check_fits(books, drafts)
             return drafts
 
-        self._store.append(part, decide)
+        self._store.append(Part(population, run_id, about.get("retraining"), held=bool(held)), decide)
 
     def settle(self, run_id: str, spent: Budget, *, events: Events, model: str | None = None) -> None:
         """Settle a run at what it spent; does nothing if it is already settled like this.
@@ -300,7 +288,7 @@ class Ledger:
             rules.check_settles(run_id, run, spent)
             return drafts
 
-        self._store.append(part, lambda _, books: decide(books))
+        self._store.append(part, decide)
 
     def forfeit(self, run_id: str) -> None:
         """Give a run up: its whole reservation counts as spent for ever; repeating it does nothing.
@@ -315,11 +303,11 @@ class Ledger:
             blocks = run.amounts if run.status == "open" else ()
             return [Draft("forfeit", run.population, run.reserved, run_id, block=block) for block in blocks]
 
-        self._store.append(self._of_run(run_id)[0], lambda _, books: decide(books))
+        self._store.append(self._of_run(run_id)[0], decide)
 
     def terms(self, population: str) -> Terms:
         """The terms of a population; raises RefusedError for an unknown one."""
-        return self._books(population, blocks=()).term(population)
+        return self._books(population).term(population)
 
     def balance(self, population: str, block: str | None = None) -> Balance:
         """The balance of a block; for None, of the whole population, or of its most charged block.
@@ -367,12 +355,12 @@ class Ledger:
 
     def held(self, population: str) -> dict[str, frozenset[str]]:
         """The digests of each block's content at its reservations; see `Ledger.reserve`."""
-        books = self._books(population, blocks=(), held=True)
+        books = self._books(population, held=True)
         return {block: found for (_, block), found in books.held.items()}
 
     def check_repeats(self, population: str, held: Mapping[str, Sequence[str]]) -> None:
         """Raises BudgetRefusedError, like `reserve`, for blocks that hold exactly what others hold."""
-        rules.check_repeats(self._books(population, blocks=(), held=True), population, held)
+        rules.check_repeats(self._books(population, held=True), population, held)
 
     def status(self, run_id: str) -> Status | None:
         """The status of a run; None if the ledger does not know it."""
@@ -381,11 +369,11 @@ class Ledger:
 
     def run_of(self, population: str, retraining: str) -> str | None:
         """The run of a scheduled retraining of a population; None if there is none."""
-        return self._books(population, blocks=(), retraining=retraining).run_of(population, retraining)
+        return self._books(population, retraining=retraining).run_of(population, retraining)
 
     def is_charged(self, population: str) -> bool:
         """Whether a run was ever reserved in a population; False for an unknown one."""
-        return self._books(population, blocks=()).is_charged(population)
+        return self._books(population).is_charged(population)
 
     def populations(self) -> list[str]:
         """The populations, in the order of their declaration."""
@@ -397,7 +385,7 @@ class Ledger:
             return self._store.read(lambda connection: list(self._store.rows(connection)))
 
         def of_population(connection: Connection) -> list[Entry]:
-            balances.load(connection, Part(population, blocks=())).term(population)
+            balances.load(connection, Part(population)).term(population)
             return list(self._store.rows_of(connection, population))
 
         return self._store.read(of_population)
@@ -442,9 +430,6 @@ class Ledger:
     def _books(self, population: str, **ask: Any) -> Books:
         return self._store.read(lambda connection: balances.load(connection, Part(population, **ask)))
 
-    def _append(self, decide: Callable[[Books], Sequence[Draft]], population: str, **ask: Any) -> None:
-        self._store.append(Part(population, **ask), lambda _, books: decide(books))
-
     def _of_run(self, run_id: str) -> tuple[Part | None, Books]:
         """A run and what it is charged to, which never changes; None if the ledger does not know it."""
 
@@ -452,7 +437,7 @@ class Ledger:
             run = balances.find_run(connection, run_id)
             if run is None:
                 return None, Books()
-            part = Part(run.population, [*run.amounts], (run_id,))
+            part = Part(run.population, run_id)
             return part, balances.load(connection, part)
 
         return self._store.read(found)
@@ -499,14 +484,14 @@ def settlement(ledger: Ledger, population: str, run_id: str) -> Settlement:
     """The settlement of a run on a population; raises RefusedError for an unknown population and a run not settled."""
 
     def right_after(connection: Connection) -> Books:
-        balances.load(connection, Part(population, blocks=())).term(population)
+        balances.load(connection, Part(population)).term(population)
         place = settled_at(connection, population, run_id)
         if place is None:
             raise RefusedError(
                 f"the ledger has no settlement of run {run_id!r} on {population!r}; settle it first."
             )
         if place == last_of(connection, population):  # today's books: nothing followed
-            return balances.load(connection, Part(population, runs=(run_id,), scheduled=True))
+            return balances.load(connection, Part(population, run_id, scheduled=True))
         return replay(takewhile(lambda row: row.seq <= place, ledger._store.rows_of(connection, population)))
 
     return Settlement(ledger._store.read(right_after), population, run_id)

@@ -197,7 +197,7 @@ def _postgresql(url: URL) -> Place:
 
 
 T = TypeVar("T")
-Decision = Callable[[Connection, Books], Sequence[Draft]]
+Decision = Callable[[Books], Sequence[Draft]]
 
 LATEST = "0002"
 """The latest migration."""
@@ -272,7 +272,7 @@ class Store:
         try:
             self.verified, found = self._transaction(work)
         except _BehindError:
-            self.append(None, lambda *_: ())
+            self.append(None, lambda _: ())
             self.verified, found = self._transaction(work)
         return found
 
@@ -290,7 +290,7 @@ class Store:
             entries, now = list[Entry](), datetime.now(UTC).isoformat(timespec="microseconds")
             # the database's, or for a file the system's
             user = str(connection.info.get("user") or system_user())
-            for draft in decide(connection, books):
+            for draft in decide(books):
                 entries.append(seal(draft, after=head, written_at=now, written_by=user))
                 head = entries[-1].head
             changes = balances.enter(books, entries) if entries else []

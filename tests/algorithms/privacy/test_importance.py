@@ -18,8 +18,8 @@ from algorithms.gradients import L1, L2, Affine, Engine, Normalised
 from algorithms.models import Model, build
 from algorithms.privacy.accounting.epsilon import rdp
 from algorithms.privacy.barrier.barrier import Barrier, Performance
-from algorithms.privacy.barrier.importance import LastNorms, Norms
 from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.barrier.unnoised_queries import LastNorms, Norms
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import (
     FullBatch,
