@@ -1,30 +1,37 @@
-"""The comparison as a Prefect flow: plan every cell, run those without a result on a task runner, write the results.
+"""Many trials on a task runner, as Prefect flows: a comparison on public records, and the private search for settings.
 
-A cell is one trial. Each task runs a group of cells, since a task costs about a tenth of a second; none is retried. A
-cell that fails stops no other.
+A comparison plans every cell, runs those without a result and writes the results. A cell is one trial. Each task runs a
+group of cells, since a task costs about a tenth of a second; none is retried. A cell that fails stops no other.
+
+A search makes one reservation, and only the winner is released. One that was stopped is resumed by the same command,
+at no extra cost.
 """
 
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
-from prefect import flow, task
+from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 from prefect.states import Completed, Failed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+from pydantic import Field
 
-from flows.pipeline import REFUSED
+from flows.pipeline import ended
 from tasks.comparing import TrialGroup, groups
 from tasks.comparing.report import PAGE, log_comparison, report
 from tasks.comparing.trial import Context, build_models
 from tasks.comparing.work import Problem, Work, held, plan_group, prepare_data, progress, run_group, work_of
 from tasks.config.params import ParamsRefusedError
-from tasks.runs.stages import checkout, refusals
+from tasks.runs.stages import checkout
+from tasks.tuning import load
+from tasks.tuning.search import Trial, deliver, one_by_one, shares
 
 Runner = Literal["threads", "dask", "ray"]
 _MOST_NAMED = 3
@@ -50,11 +57,8 @@ def run(context: Context, group: TrialGroup) -> list[Problem]:
 
 def compare(file: Path, *, runner: Runner = "threads", workers: int = 2, renew: bool = False) -> State[Any]:
     """Run the comparison that `file` describes on a task runner with this number of workers; see `comparison`."""
-    try:
-        work_of(file, checkout())  # report errors before a server starts
-        chosen = task_runner(runner, workers)
-    except refusals() as refusal:
-        return Failed(name=REFUSED, message=str(refusal))
+    work_of(file, checkout())  # report errors before a server starts
+    chosen = task_runner(runner, workers)
     logging.getLogger("prefect.task_runs").setLevel(logging.WARNING)  # one line per group hides the progress
     # Accounting sets this level, but threads can reset it for each other.
     logging.getLogger("absl").setLevel(logging.ERROR)
@@ -71,12 +75,13 @@ def comparison(file: str, renew: bool = False) -> State[Any]:
         file: the comparison, such as comparisons/example.yaml.
         renew: rerun cells whose results come from another version of the algorithms' code.
     """
-    try:
+
+    def compared() -> State[Any]:
         work = work_of(Path(file), checkout())
         with held(work.place):
             return _compared(work, renew=renew)
-    except refusals() as refusal:
-        return Failed(name=REFUSED, message=str(refusal))
+
+    return ended(compared)
 
 
 def _compared(work: Work, *, renew: bool) -> State[Any]:
@@ -118,6 +123,43 @@ def _listed(problems: Sequence[Problem]) -> str:
 def _in_words(problems: Sequence[Problem]) -> list[str]:
     """Describe the problems, each once for all seeds and folds."""
     return list(dict.fromkeys(problem.in_words() for problem in problems))
+
+
+@task(name="trials", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def run_share(trials: Sequence[Trial]) -> None:
+    """Train and score a share of the trials."""
+    one_by_one(trials)
+
+
+def run_side_by_side(trials: Sequence[Trial], *, workers: int) -> None:
+    """Run all trials on the flow's task runner."""
+    for future in [run_share.submit(share) for share in shares(trials, workers)]:
+        future.result()
+
+
+def search(file: Path, *, runner: Runner = "threads", workers: int = 2) -> State[Any]:
+    """Run the search that `file` describes on a task runner with this number of workers; see `tune`."""
+    chosen = task_runner(runner, workers)
+    with one_server(runner):
+        state: State[Any] = tune.with_options(task_runner=chosen)(str(file), workers, return_state=True)
+    return state
+
+
+@flow(name="tune", retries=0, persist_result=False)
+def tune(file: str = "tune.yaml", workers: Annotated[int, Field(ge=1)] = 2) -> State[Any]:
+    """Search for settings privately: only the winner is released, for one price that its card states.
+
+    Args:
+        file: settings of the search, such as examples/tune.yaml; everything else about a trial is in params.yaml.
+        workers: how many tasks share the trials.
+    """
+
+    def work() -> State[Any]:
+        root, run_all = checkout(), partial(run_side_by_side, workers=workers)
+        said = deliver(load(root / file), root, say=get_run_logger().info, run_all=run_all)
+        return Completed(message=said)
+
+    return ended(work)
 
 
 def runner_named(name: str) -> Runner:

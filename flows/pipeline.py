@@ -1,4 +1,6 @@
-"""The pipeline as a Prefect flow: prepare, calibrate, train, evaluate, report; each step runs its DVC stage.
+"""The pipeline as a Prefect flow: prepare, calibrate, train, evaluate, report; and its last two steps as another.
+
+Each step runs its DVC stage.
 
 DVC is the only cache, and no task is retried: reusing what DVC has is free, while running a stage again may spend.
 Prefect shows the privacy card as a page and the metrics as a table.
@@ -7,7 +9,7 @@ Prefect shows the privacy card as a page and the metrics as a table.
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
@@ -21,9 +23,18 @@ from algorithms.privacy.card import load
 from algorithms.privacy.card.text import markdown
 from tasks.config.overrides import Request
 from tasks.runs.quality import RunSummary, run_summary
-from tasks.runs.stages import StageFailedError, StageRefusedError, checkout, refusals, reproduce, run_all
+from tasks.runs.stages import (
+    StageFailedError,
+    StageRefusedError,
+    checkout,
+    checkout_lock,
+    refusals,
+    reproduce,
+    run_all,
+)
 
 REFUSED = "Refused"
+T = TypeVar("T")
 Epsilon = Annotated[float, Field(gt=0, le=MOST_EPSILON)]
 Delta = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -98,23 +109,40 @@ def pipeline(
         settings: values for params.yaml by dotted key, such as {"algorithm.steps": 500}; set last.
         encoder: a frozen public encoder, such as efficientnet-lite0, whose features a private head is trained on.
     """
-    be_quiet_where_nothing_was_raised()
-    root = checkout()
     request = Request(dataset, algorithm, epsilon, delta, seed, settings or {}, encoder)
+    say = get_run_logger().info
+    return ended(lambda: run_all(checkout(), request, run_stage=stage_task, finish=publish, say=say))
+
+
+@flow(name="report", retries=0)
+def report() -> RunSummary | State[Any]:
+    """Evaluate the model in this checkout and write its report and privacy card, if they are not up to date."""
+
+    def work() -> RunSummary:
+        root = checkout()
+        with checkout_lock(root, say=get_run_logger().info):
+            stage_task("evaluate", root)
+            stage_task("report", root)
+            return publish(root)
+
+    return ended(work)
+
+
+def ended(work: Callable[[], T]) -> T | State[Any]:
+    """Call `work`, the body of a flow, and return its result; a refusal or a failed stage becomes a state that says so.
+
+    Also drops the empty traceback that Prefect logs for tasks that return a failed state, as ours do.
+    """
+    logging.getLogger("prefect.task_runs").addFilter(_without_empty_traceback)
     try:
-        return run_all(root, request, run_stage=stage_task, finish=publish, say=get_run_logger().info)
+        return work()
     except refusals() as refusal:
         return Failed(name=REFUSED, message=str(refusal))
     except StageFailedError as failure:
         return Failed(message=str(failure))
 
 
-def be_quiet_where_nothing_was_raised() -> None:
-    """Drop the empty traceback that Prefect logs for tasks that return a failed state, as ours do."""
-
-    def without_empty_traceback(record: logging.LogRecord) -> bool:
-        if record.exc_info and record.exc_info[0] is None:
-            record.exc_info = None
-        return True
-
-    logging.getLogger("prefect.task_runs").addFilter(without_empty_traceback)
+def _without_empty_traceback(record: logging.LogRecord) -> bool:
+    if record.exc_info and record.exc_info[0] is None:
+        record.exc_info = None
+    return True

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.table import Column, Table
 
-from flows.cli.terminal import SETTINGS, say, sentences, show, show_json
+from flows.cli.running import SETTINGS, say, show
 
 if TYPE_CHECKING:
     from algorithms.privacy.accounting import Budget
@@ -75,51 +75,48 @@ def forecast(
     as_json: AsJson = False,
 ) -> None:
     """Show how many more retrainings the caps allow and when blocks retire. Spends nothing."""
-    with sentences():
-        from algorithms.privacy.accounting import Budget
-        from algorithms.privacy.ledger import Choice, Spread
-        from algorithms.privacy.ledger import forecast as play
+    from algorithms.privacy.accounting import Budget
+    from algorithms.privacy.ledger import Choice, Spread
+    from algorithms.privacy.ledger import forecast as play
 
-        if file is not None:
-            from tasks.retraining import load
+    if file is not None:
+        from tasks.retraining import load
 
-            asked = load(file)
-            policy, window, at_least = asked.blocks.policy, asked.blocks.window, asked.blocks.at_least
-            spread, planned, fraction = asked.spread.policy, asked.spread.planned, asked.spread.fraction
-            smallest, every, epsilon = asked.smallest, _DAYS[asked.every], None
-        ledger = _ledger()
-        terms = ledger.balance(population, "all")
-        limit = tuple(map(float, terms.composition.amount_of(terms.cap)))  # of a new block, as a price
-        if planned is None and fraction is None and epsilon is None and spread != "geometric":
-            planned = _PLANNED
-            if not as_json:
-                say(f"Each block's budget is spread over {planned} retrainings; see --planned and --epsilon.")
-        pricing: Spread | Price
-        if epsilon is None:
-            pricing = Spread(spread, planned, fraction)
-        else:  # the price of each retraining, for all blocks of a person
-            whole = ledger.balance(population)
-            if delta is None:
-                # Basic sums use up both parts at once; rounded down, since the last payment has to fit.
-                share = min(1.0, epsilon / whole.cap.epsilon) if whole.composition.kind == "basic" else 1.0
-                delta = whole.cap.delta if share == 1.0 else math.nextafter(share * whole.cap.delta, 0.0)
-            cost = Budget(epsilon, delta)
-            pricing = tuple(
-                float(part) * whole.blocks_per_person for part in whole.composition.amount_of(cost)
-            )
-        # The last of the planned payments is that small a part, too, where they fall.
-        share = _SMALLEST_SHARE / (planned or 1) ** 2 if smallest is None else smallest
-        least = pricing if isinstance(pricing, tuple) else tuple(share * part for part in limit)
-        found = play(
-            ledger.blocks(population),
-            Choice(policy, window, at_least),
-            pricing,
-            smallest=least,
-            arriving=limit if new_blocks else None,
-        )
-        document = _document(ledger, population, found, every)
+        asked = load(file)
+        policy, window, at_least = asked.blocks.policy, asked.blocks.window, asked.blocks.at_least
+        spread, planned, fraction = asked.spread.policy, asked.spread.planned, asked.spread.fraction
+        smallest, every, epsilon = asked.smallest, _DAYS[asked.every], None
+    ledger = _ledger()
+    terms = ledger.balance(population, "all")
+    limit = tuple(map(float, terms.composition.amount_of(terms.cap)))  # of a new block, as a price
+    if planned is None and fraction is None and epsilon is None and spread != "geometric":
+        planned = _PLANNED
+        if not as_json:
+            say(f"Each block's budget is spread over {planned} retrainings; see --planned and --epsilon.")
+    pricing: Spread | Price
+    if epsilon is None:
+        pricing = Spread(spread, planned, fraction)
+    else:  # the price of each retraining, for all blocks of a person
+        whole = ledger.balance(population)
+        if delta is None:
+            # Basic sums use up both parts at once; rounded down, since the last payment has to fit.
+            share = min(1.0, epsilon / whole.cap.epsilon) if whole.composition.kind == "basic" else 1.0
+            delta = whole.cap.delta if share == 1.0 else math.nextafter(share * whole.cap.delta, 0.0)
+        cost = Budget(epsilon, delta)
+        pricing = tuple(float(part) * whole.blocks_per_person for part in whole.composition.amount_of(cost))
+    # The last of the planned payments is that small a part, too, where they fall.
+    share = _SMALLEST_SHARE / (planned or 1) ** 2 if smallest is None else smallest
+    least = pricing if isinstance(pricing, tuple) else tuple(share * part for part in limit)
+    found = play(
+        ledger.blocks(population),
+        Choice(policy, window, at_least),
+        pricing,
+        smallest=least,
+        arriving=limit if new_blocks else None,
+    )
+    document = _document(ledger, population, found, every)
     if as_json:
-        show_json(document)
+        say(json.dumps(document, indent=2))
         return
     _show(document)
 
@@ -190,8 +187,7 @@ def show_balances(
     as_json: AsJson = False,
 ) -> None:
     """Show cap, spent, reserved and remaining budget of each population or block."""
-    with sentences():
-        balances = _ledger().balances(population)
+    balances = _ledger().balances(population)
     _show_balances(balances, as_json=as_json)
 
 
@@ -213,12 +209,11 @@ def init(
     Run it again to give a role to more users. PostgreSQL takes the password of the URL's user from PGPASSWORD
     or from a password file (PGPASSFILE).
     """
-    with sentences():
-        from algorithms.privacy.ledger.administration import init as make
-        from tasks.config import checked_url, ledger_url
+    from algorithms.privacy.ledger.administration import init as make
+    from tasks.config import checked_url, ledger_url
 
-        named = ledger_url(None) if url is None else checked_url(url)
-        roles = make(named, {"owner": owner or [], "runner": runner or [], "auditor": auditor or []})
+    named = ledger_url(None) if url is None else checked_url(url)
+    roles = make(named, {"owner": owner or [], "runner": runner or [], "auditor": auditor or []})
     if roles:
         say(f"The ledger exists, with the roles {', '.join(roles)}; GRANT one to each database user.")
         return
@@ -237,13 +232,12 @@ def register(
     as_json: AsJson = False,
 ) -> None:
     """Register the population of a data card, with its cap and its blocks, before the first run. Spends nothing."""
-    with sentences():
-        from tasks.runs.ledger import register_card
-        from tasks.runs.stages import checkout
+    from tasks.runs.ledger import register_card
+    from tasks.runs.stages import checkout
 
-        ledger = _ledger()
-        population = register_card(ledger, checkout(), dataset)
-        balances = ledger.balances(population)
+    ledger = _ledger()
+    population = register_card(ledger, checkout(), dataset)
+    balances = ledger.balances(population)
     _show_balances(balances, as_json=as_json)
 
 
@@ -256,13 +250,12 @@ def cap(
     as_json: AsJson = False,
 ) -> None:
     """Change the cap of a population or block, as the owner of its data. The ledger records the change."""
-    with sentences():
-        from algorithms.privacy.accounting import Budget
+    from algorithms.privacy.accounting import Budget
 
-        ledger = _ledger()
-        block = block or "all"
-        ledger.set_cap(population, Budget(epsilon, delta), block=block)
-        balance = ledger.balance(population, block)
+    ledger = _ledger()
+    block = block or "all"
+    ledger.set_cap(population, Budget(epsilon, delta), block=block)
+    balance = ledger.balance(population, block)
     _show_balances([balance], as_json=as_json)
 
 
@@ -272,10 +265,9 @@ def history(
     as_json: AsJson = False,
 ) -> None:
     """Show every row of the ledger, in order."""
-    with sentences():
-        rows = _ledger().history(population)
+    rows = _ledger().history(population)
     if as_json:
-        show_json([row.to_json() for row in rows])
+        say(json.dumps([row.to_json() for row in rows], indent=2))
         return
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("row", "when", "what", "population", "run"):
@@ -296,15 +288,14 @@ def forfeit(
     run_id: Annotated[str, typer.Argument(help="Id of a run that will not be resumed.")], yes: Yes = False
 ) -> None:
     """Give up an open run. Its whole reservation counts as spent forever, and its folder is deleted."""
-    with sentences():
-        from tasks.config import home
-        from tasks.runs import store
+    from tasks.config import home
+    from tasks.runs import store
 
-        ledger = _ledger()
-        if ledger.status(run_id) == "open":
-            ask(f"Run {run_id} is given up, and its whole reservation counts as spent forever.", yes=yes)
-        ledger.forfeit(run_id)
-        store.abandon(home(), run_id)
+    ledger = _ledger()
+    if ledger.status(run_id) == "open":
+        ask(f"Run {run_id} is given up, and its whole reservation counts as spent forever.", yes=yes)
+    ledger.forfeit(run_id)
+    store.abandon(home(), run_id)
     say(f"The whole reservation of {run_id} counts as spent forever.")
 
 
@@ -316,14 +307,13 @@ def block(
     delta: Annotated[float | None, typer.Option(help="The block's own cap on delta.")] = None,
 ) -> None:
     """Declare a block. Its cap is that of the population unless you give it its own."""
-    with sentences():
-        from algorithms.privacy.accounting import Budget
+    from algorithms.privacy.accounting import Budget
 
-        ledger = _ledger()
-        usual = ledger.balance(population, "all").cap
-        own = (usual.epsilon if epsilon is None else epsilon, usual.delta if delta is None else delta)
-        ledger.declare_block(population, name, Budget(*own))
-        balance = ledger.balance(population, name)
+    ledger = _ledger()
+    usual = ledger.balance(population, "all").cap
+    own = (usual.epsilon if epsilon is None else epsilon, usual.delta if delta is None else delta)
+    ledger.declare_block(population, name, Budget(*own))
+    balance = ledger.balance(population, name)
     _show_balances([balance], as_json=False)
 
 
@@ -334,11 +324,10 @@ def retire(
     yes: Yes = False,
 ) -> None:
     """Retire a block forever."""
-    with sentences():
-        ledger = _ledger()
-        ledger.balance(population, name)
-        ask(f"Block {name} of population {population} retires forever.", yes=yes)
-        ledger.retire_block(population, name)
+    ledger = _ledger()
+    ledger.balance(population, name)
+    ask(f"Block {name} of population {population} retires forever.", yes=yes)
+    ledger.retire_block(population, name)
     say(f"No run will use block {name} of population {population} again.")
 
 
@@ -357,13 +346,12 @@ def overrule(
 
     The ledger records who declared it.
     """
-    with sentences():
-        from algorithms.privacy.ledger.place import system_user
+    from algorithms.privacy.ledger.place import system_user
 
-        who = by or system_user()
-        ledger = _ledger()
-        ledger.overrule(population, name, other, by=who)
-        declared = {balance.block for balance in ledger.balances(population)}
+    who = by or system_user()
+    ledger = _ledger()
+    ledger.overrule(population, name, other, by=who)
+    declared = {balance.block for balance in ledger.balances(population)}
     for unknown in sorted({name, other} - declared):
         say(f"Note: there is no block {unknown!r} yet; this will hold for a block of exactly that name.")
     say(
@@ -384,19 +372,18 @@ def verify(
 
     Exit status 2 if anything differs.
     """
-    with sentences():
-        from algorithms.privacy.card import check_charged, load
-        from tasks.runs.ledger import keep_checkpoint, kept_checkpoint
+    from algorithms.privacy.card import check_charged, load
+    from tasks.runs.ledger import keep_checkpoint, kept_checkpoint
 
-        ledger = _ledger()
-        shown = None if card is None else load(card)
-        for containing in [head] if shown is None else [head, shown.evidence.ledger_head]:
-            if containing is not None:
-                ledger.check_contains(containing)
-        found = ledger.verify(since=kept_checkpoint(ledger) if resume else None, prices=True)
-        if shown is not None:
-            check_charged(shown, ledger)
-        keep_checkpoint(found.checkpoint)
+    ledger = _ledger()
+    shown = None if card is None else load(card)
+    for containing in [head] if shown is None else [head, shown.evidence.ledger_head]:
+        if containing is not None:
+            ledger.check_contains(containing)
+    found = ledger.verify(since=kept_checkpoint(ledger) if resume else None, prices=True)
+    if shown is not None:
+        check_charged(shown, ledger)
+    keep_checkpoint(found.checkpoint)
     prices = "one price is" if found.priced == 1 else f"{found.priced} prices are"
     recomputed = f"; {prices} recomputed from the events of runs" if found.priced else ""
     after = f", {found.read} of them read now" if resume else ""
@@ -408,21 +395,19 @@ def verify(
 @app.command()
 def report(to: Annotated[Path, typer.Argument(help="File to write.")] = Path("ledger.html")) -> None:
     """Write an HTML page of all populations and blocks: spent, reserved, left, forecast, and the runs."""
-    with sentences():
-        from tasks.ledger_page import page
+    from tasks.ledger_page import page
 
-        text = page(_ledger())
-        to.write_text(text, encoding="utf-8")
+    text = page(_ledger())
+    to.write_text(text, encoding="utf-8")
     say(f"Wrote {to}: one file, which contains nothing about a record.")
 
 
 @app.command()
 def export(file: Annotated[Path, typer.Argument(help="File to create.")]) -> None:
     """Back up every row with its hashes to a file that only you can read. Runs may continue meanwhile."""
-    with sentences():
-        from algorithms.privacy.ledger import export as write
+    from algorithms.privacy.ledger import export as write
 
-        rows = write(_ledger(), file)
+    rows = write(_ledger(), file)
     say(f"Wrote {rows} rows to {file}.")
 
 
@@ -432,10 +417,9 @@ def restore(
     to: Annotated[str, typer.Option(help="URL of an empty ledger.")],
 ) -> None:
     """Restore an export into an empty ledger, hash for hash."""
-    with sentences():
-        from algorithms.privacy.ledger import restore as write
+    from algorithms.privacy.ledger import restore as write
 
-        rows = write(file, to)
+    rows = write(file, to)
     say(f"Restored {rows} rows; the chain holds.")
 
 
@@ -451,7 +435,7 @@ def _ledger() -> "Ledger":
 
 def _show_balances(balances: "list[Balance]", *, as_json: bool) -> None:
     if as_json:
-        show_json([_entry_document(balance) for balance in balances])
+        say(json.dumps([_entry_document(balance) for balance in balances], indent=2))
         return
     table = Table(Column("population", overflow="fold"), "", "epsilon", "delta", caption=_units(balances))
     for balance in balances:

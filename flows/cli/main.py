@@ -14,9 +14,8 @@ import typer
 from flows.cli import ledger
 from flows.cli.models import card_app, export, predict, release
 from flows.cli.projects import data_app, doctor, init
-from flows.cli.runs import advise, plan, retrain, run
-from flows.cli.searches import audit, compare, tune
-from flows.cli.terminal import SETTINGS, say
+from flows.cli.running import SETTINGS, OneSentence, say
+from flows.cli.runs import advise, audit, compare, plan, retrain, run, tune
 
 # Objects made by imports stay alive. Looking for garbage among them takes a third of a short command: after every 700
 # of them, and once more at its end.
@@ -24,6 +23,7 @@ gc.set_threshold(50_000, 20, 50)
 atexit.register(gc.freeze)
 
 app = typer.Typer(
+    cls=OneSentence,
     **{**SETTINGS, "add_completion": True},
     help="Train models with differential privacy, and prove what it cost.",
 )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.terminal import SETTINGS, say, sentences
+from flows.cli.running import SETTINGS, say
 
 card_app = typer.Typer(**SETTINGS, help="Verify or print a privacy card.")
 
@@ -29,24 +29,23 @@ def predict(
     ] = None,
 ) -> None:
     """Predict new records, which are prepared as the model's training records were."""
-    with sentences():
-        from algorithms.models.saved import load
-        from data.card import DataRefusedError
-        from tasks.predict import predict as predictions
-        from tasks.predict import write
+    from algorithms.models.saved import load
+    from data.card import DataRefusedError
+    from tasks.predict import predict as predictions
+    from tasks.predict import write
 
-        if to is not None and to.exists() and to.samefile(file):
-            raise DataRefusedError(
-                f"{to} holds the records to predict on; write the predictions to another file."
-            )
-        trained, count = load(model), 0
-        for count in write(predictions(trained, file), trained.classes, to or sys.stdout):
-            if to is not None and sys.stderr.isatty():
-                typer.echo(f"{count:,} records\r", nl=False, err=True)
-        if not count:
-            raise DataRefusedError(f"{file} holds no records, so nothing was written.")
-        if to is not None:
-            say(f"Wrote {count:,} prediction{'' if count == 1 else 's'} to {to}.")
+    if to is not None and to.exists() and to.samefile(file):
+        raise DataRefusedError(
+            f"{to} holds the records to predict on; write the predictions to another file."
+        )
+    trained, count = load(model), 0
+    for count in write(predictions(trained, file), trained.classes, to or sys.stdout):
+        if to is not None and sys.stderr.isatty():
+            typer.echo(f"{count:,} records\r", nl=False, err=True)
+    if not count:
+        raise DataRefusedError(f"{file} holds no records, so nothing was written.")
+    if to is not None:
+        say(f"Wrote {count:,} prediction{'' if count == 1 else 's'} to {to}.")
 
 
 def export(
@@ -60,16 +59,15 @@ def export(
     model: Model = ARTIFACTS,
 ) -> None:
     """Export the model to another format, load it again and compare its predictions on synthetic records."""
-    with sentences():
-        from tasks.config.params import ParamsRefusedError
-        from tasks.export import FORMS
-        from tasks.export import export as write
+    from tasks.config.params import ParamsRefusedError
+    from tasks.export import FORMS
+    from tasks.export import export as write
 
-        if form not in FORMS:
-            raise ParamsRefusedError(f"there is no format {form!r}; choose {', '.join(FORMS)}.")
-        place = output or Path({"onnx": "model.onnx", "torchscript": "model.pt"}.get(form, form))
-        far = write(model, form, place)
-        say(f"Wrote {place}. Its scores differ from the model's by at most {far:.1g}.")
+    if form not in FORMS:
+        raise ParamsRefusedError(f"there is no format {form!r}; choose {', '.join(FORMS)}.")
+    place = output or Path({"onnx": "model.onnx", "torchscript": "model.pt"}.get(form, form))
+    far = write(model, form, place)
+    say(f"Wrote {place}. Its scores differ from the model's by at most {far:.1g}.")
 
 
 def release(
@@ -77,12 +75,11 @@ def release(
     model: Annotated[Path, typer.Option("--model", help="Folder of the run.")] = ARTIFACTS,
 ) -> None:
     """Create a folder to publish: the model, its signed card, the files that verify it, a model card."""
-    with sentences():
-        from tasks.config import home
-        from tasks.export import release as make
-        from tasks.runs.ledger import public_key
+    from tasks.config import home
+    from tasks.export import release as make
+    from tasks.runs.ledger import public_key
 
-        names = make(model, folder, key=public_key(home()))
+    names = make(model, folder, key=public_key(home()))
     say(f"Wrote {folder}: {', '.join(names)}. Others can verify it with `epsilonflow card verify`.")
 
 
@@ -101,21 +98,18 @@ def verify(
 
     Exit status 1 if any check fails.
     """
-    with sentences():
-        from algorithms.errors import RefusedError
-        from algorithms.privacy import card
-        from tasks.config import home
-        from tasks.runs.ledger import public_key
+    from algorithms.errors import RefusedError
+    from algorithms.privacy import card
+    from tasks.config import home
+    from tasks.runs.ledger import public_key
 
-        if key is not None and Path(key).is_file():
-            key = Path(key).read_text(encoding="utf-8", errors="replace").strip()
-        if key is not None and not re.fullmatch("[0-9a-f]{64}", key):
-            raise RefusedError(
-                "--key is no public key; give the 64 hexadecimal digits of an owner.pub, or its path."
-            )
-        verification = card.verify(
-            card.load(file), file.parent, key=key or public_key(home()), unsigned=unsigned
+    if key is not None and Path(key).is_file():
+        key = Path(key).read_text(encoding="utf-8", errors="replace").strip()
+    if key is not None and not re.fullmatch("[0-9a-f]{64}", key):
+        raise RefusedError(
+            "--key is no public key; give the 64 hexadecimal digits of an owner.pub, or its path."
         )
+    verification = card.verify(card.load(file), file.parent, key=key or public_key(home()), unsigned=unsigned)
     words = {True: "holds", False: "FAILS", None: "not checked"}
     for check in verification.checks:
         say(f"{words[check.passed]}: {check.name} ({check.detail})")
@@ -126,8 +120,7 @@ def verify(
 @card_app.command("show")
 def show_card(file: Annotated[Path, typer.Argument(help="A privacy_card.json.")] = CARD) -> None:
     """Print a card as text, without verifying it."""
-    with sentences():
-        from algorithms.privacy.card import load
-        from algorithms.privacy.card.text import markdown
+    from algorithms.privacy.card import load
+    from algorithms.privacy.card.text import markdown
 
-        say(markdown(load(file)))
+    say(markdown(load(file)))

@@ -1,15 +1,27 @@
-"""Commands for setting up a project: `init`, `doctor` and `data check`."""
+"""Commands for setting up a project: `init`, `doctor` and `data check`; no row of a table is read by `init`."""
 
+import math
+import os
+import platform
 import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from flows.cli.terminal import SETTINGS, say, sentences
+from flows.cli.running import SETTINGS, has_prefect_api, say
 
 if TYPE_CHECKING:
     from tasks.config.new_project import Declared
+
+T = TypeVar("T")
+_FREE_GB = 5.0
+_KINDS = ("numeric", "categorical", "ignored")
 
 data_app = typer.Typer(**SETTINGS, help="Check a data card and its files.")
 
@@ -31,40 +43,26 @@ def check_data(
     Shows how many values would be clamped, replaced or refused: always for public records, with --counts for private
     ones. These counts are exact and protect nobody, so keep them to yourself.
     """
-    with sentences():
-        from data.card import DataRefusedError
-        from tasks.check_data import look
+    from data.card import DataRefusedError
+    from tasks.check_data import look
 
-        found = look(card, Path.cwd(), counted=counts)
-        for path, line in found.checksums.items():
-            say(f"{path}: if this is the right file, its card needs  {line}")
-        if found.counts is not None:
-            for problem, count in found.counts.items():
-                say(f"{count:>12,}  {problem}")
-        if found.refused is not None:
-            raise DataRefusedError(found.refused)
-        kind = "public" if found.card.public else "private"
-        said = (
-            "is valid; its blocks are read when it is used"
-            if found.card.blocks
-            else "can be read as its card declares"
-        )
-        say(f"The {kind} data set {found.card.name} {said}.")
-        if not found.card.public and not counts and found.card.blocks is None:
-            say("Use --counts to see how many values would be clamped, replaced or refused.")
-
-
-def doctor() -> None:
-    """Check this machine and checkout, and say what is wrong. Exit status 1 if anything is."""
-    from flows.cli.doctor import findings
-
-    is_ill = False
-    for found in findings(Path.cwd()):
-        mark = {True: "ok   ", False: "WRONG", None: "-    "}[found.is_well]
-        say(f"{mark}  {found.name}: {found.text}")
-        is_ill |= found.is_well is False
-    if is_ill:
-        raise typer.Exit(1)
+    found = look(card, Path.cwd(), counted=counts)
+    for path, line in found.checksums.items():
+        say(f"{path}: if this is the right file, its card needs  {line}")
+    if found.counts is not None:
+        for problem, count in found.counts.items():
+            say(f"{count:>12,}  {problem}")
+    if found.refused is not None:
+        raise DataRefusedError(found.refused)
+    kind = "public" if found.card.public else "private"
+    said = (
+        "is valid; its blocks are read when it is used"
+        if found.card.blocks
+        else "can be read as its card declares"
+    )
+    say(f"The {kind} data set {found.card.name} {said}.")
+    if not found.card.public and not counts and found.card.blocks is None:
+        say("Use --counts to see how many values would be clamped, replaced or refused.")
 
 
 _OPTIONS = {
@@ -137,71 +135,54 @@ def init(
 
     It contains params.yaml, dvc.yaml, prefect.yaml and a data card of what you declare.
     """
-    with sentences():
-        from flows.cli.asking import columns_asked, listed, number_asked, two_numbers
-        from tasks.config.new_project import (
-            Declared,
-            absolute,
-            check,
-            make,
-            of_images,
-            of_schema,
-            of_texts,
-            predicted,
-            table_of,
+    from tasks.config import new_project as project
+    from tasks.config.params import ParamsRefusedError
+
+    options = {"from": schema, "label": label, "size": size, "classes": classes, "bounds": bounds}
+    options |= {"tags": tags, "next-token": next_token, "encoder": encoder}
+    kind = "images" if images is not None else "texts" if texts is not None else "a table"
+    odd = [name for name, value in options.items() if value and name not in _OPTIONS[kind]]
+    if odd:
+        raise ParamsRefusedError(
+            f"--{odd[0]} is not for {kind}, which takes --{', --'.join(_OPTIONS[kind])}; leave it out."
         )
-        from tasks.config.params import ParamsRefusedError
+    paths = [path for path in (file, images, texts) if path is not None]
+    project.check(folder, paths, is_table=file is not None)  # before anybody is asked for columns
+    name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-_") or "table"
+    own: dict[str, Any] = {
+        "unit": "one person" if unit is None else unit,
+        "cap": 10.0 if cap is None else cap,
+    }
+    seen = None
+    if encoder is not None:
+        from algorithms.encoders import check_name
 
-        options = {
-            "from": schema,
-            "label": label,
-            "size": size,
-            "classes": classes,
-            "bounds": bounds,
-            "tags": tags,
-        }
-        options |= {"next-token": next_token, "encoder": encoder}
-        kind = "images" if images is not None else "texts" if texts is not None else "a table"
-        odd = [name for name, value in options.items() if value and name not in _OPTIONS[kind]]
-        if odd:
-            raise ParamsRefusedError(
-                f"--{odd[0]} is not for {kind}, which takes --{', --'.join(_OPTIONS[kind])}; leave it out."
-            )
-        paths = [path for path in (file, images, texts) if path is not None]
-        check(folder, paths, is_table=file is not None)  # before anybody is asked for columns
-        name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-_") or "table"
-        own: dict[str, Any] = {
-            "unit": "one person" if unit is None else unit,
-            "cap": 10.0 if cap is None else cap,
-        }
-        seen = None if encoder is None else absolute(encoder)
-        if encoder is not None:
-            from algorithms.encoders import check_name
-
-            check_name(encoder)
-        if images is not None:
-            most = at_most or number_asked()
-            declared = of_images(name, images, listed(classes), most, size or 64, encoder=seen, **own)
-        elif texts is not None:
-            most, named = at_most or number_asked(), listed(columns)
-            held = listed(label) or ([] if next_token else ["tags" if tags else "label"])
-            told = predicted(
-                classes=listed(classes),
-                labels=held if len(held) > 1 else [],
-                bounds=two_numbers(bounds),
-                tags=listed(tags),
-                next_token=next_token,
-            )
-            declared = of_texts(name, texts, named, held, told, most, encoder=seen, **own)
+        seen = project.absolute(encoder)
+        check_name(encoder)
+    if images is not None:
+        most = at_most or _number_asked()
+        declared = project.of_images(name, images, _listed(classes), most, size or 64, encoder=seen, **own)
+    elif texts is not None:
+        most, named = at_most or _number_asked(), _listed(columns)
+        held = _listed(label) or ([] if next_token else ["tags" if tags else "label"])
+        told = project.predicted(
+            classes=_listed(classes),
+            labels=held if len(held) > 1 else [],
+            bounds=_bounds(bounds) if bounds else (),
+            tags=_listed(tags),
+            next_token=next_token,
+        )
+        declared = project.of_texts(name, texts, named, held, told, most, encoder=seen, **own)
+    else:
+        if schema is not None:
+            found, told = project.of_schema(schema, _listed(label))
         else:
-            if schema is not None:
-                found, told = of_schema(schema, listed(label))
-            else:
-                found, values = columns_asked()
-                told = predicted(classes=values)
-            most = at_most or number_asked()
-            declared = Declared(name, table_of(found, file), told, most, file=file, **own)
-        make(folder, declared)
+            found, values = _columns_asked()
+            told = project.predicted(classes=values)
+        most = at_most or _number_asked()
+        table = project.table_of(found, file)
+        declared = project.Declared(name, table, told, most, file=file, **own)
+    project.make(folder, declared)
     given = {"cap": cap, "unit": unit, "size": size}
     _say_next(folder, declared, [key for key, value in given.items() if value is not None])
 
@@ -219,3 +200,223 @@ def _say_next(folder: Path, declared: "Declared", given: list[str]) -> None:
         say(f"  put the table at datasets/raw/{name}.csv; `data check` prints the checksum for the card")
     say(f"  epsilonflow data check {name}\n  epsilonflow plan\n  epsilonflow run")
     say(f'  git add --all && git commit --message "{name}"  # before `dvc exp run` or `dvc metrics diff`')
+
+
+def _columns_asked() -> tuple[list[dict[str, Any]], list[str]]:
+    """Ask the owner of a table for its columns and classes; raises ParamsRefusedError if there is no terminal."""
+    _need_a_terminal("there is no terminal to ask for the columns; give them by --from schema.json.")
+    say("Enter the columns as the file's header names them. An empty name ends the list.")
+    columns: list[dict[str, Any]] = []
+    while name := typer.prompt("column", default="", show_default=False):
+        kind = _asked(f"  {name} is one of {', '.join(_KINDS)}", _kind, default=_KINDS[0])
+        column: dict[str, Any] = {"name": name, "kind": kind}
+        if kind == "numeric":
+            low, high = _asked("  its lowest and highest possible value, separated by a comma", _bounds)
+            column |= {"bounds": [low, high], "missing": (low + high) / 2}
+        elif kind == "categorical":
+            column["categories"] = _asked("  its categories, separated by commas", _listed)
+        columns.append(column)
+    label = typer.prompt("column of the class to predict")
+    classes = _asked("its classes, separated by commas", _listed)
+    return [*columns, {"name": label, "kind": "label"}], classes
+
+
+def _number_asked() -> int:
+    """Ask for the upper bound on the number of records; raises ParamsRefusedError if there is no terminal."""
+    _need_a_terminal("an upper bound on the number of records is needed; give --at-most N.")
+    return _asked("upper bound on the number of records", _number)
+
+
+def _need_a_terminal(otherwise: str) -> None:
+    from tasks.config.params import ParamsRefusedError
+
+    if not sys.stdin.isatty():
+        raise ParamsRefusedError(otherwise)
+
+
+def _asked(question: str, parse: Callable[[str], T], default: str | None = None) -> T:
+    """Ask until the answer can be parsed."""
+    while True:
+        try:
+            return parse(str(typer.prompt(question, default=default)))
+        except ValueError as error:
+            say(f"  {error}")
+
+
+def _kind(text: str) -> str:
+    if text not in _KINDS:
+        raise ValueError(f"{text} is none of these.")
+    return text
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError("It is a whole number, 1 at least.")
+    return int(text)
+
+
+def _listed(text: str) -> list[str]:
+    """Split a text at commas; empty parts are left out."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _bounds(text: str) -> tuple[float, float]:
+    """Parse LOW,HIGH; raises ParamsRefusedError for anything else."""
+    from tasks.config.params import ParamsRefusedError
+
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        low = high = math.nan
+    if not -math.inf < low < high < math.inf:
+        raise ParamsRefusedError(f"bounds are LOW,HIGH, two finite numbers such as 1,5, not {text!r}.")
+    return low, high
+
+
+def doctor() -> None:
+    """Check this machine and checkout, and say what is wrong. Exit status 1 if anything is."""
+    is_ill = False
+    for name, check in _CHECKS.items():
+        try:
+            is_well, text = check(Path.cwd())
+        except (ValueError, OSError, RuntimeError, ImportError) as error:
+            is_well, text = False, " ".join(str(error).split())
+        mark = {True: "ok   ", False: "WRONG", None: "-    "}[is_well]
+        say(f"{mark}  {name}: {text}")
+        is_ill |= is_well is False
+    if is_ill:
+        raise typer.Exit(1)
+
+
+# Each check of the doctor says whether all is well, None where something optional is missing, and a sentence.
+
+
+def _python(_root: Path) -> tuple[bool, str]:
+    return sys.platform != "win32", f"{platform.python_version()} on {sys.platform} (Windows only in WSL)"
+
+
+def _torch(_root: Path) -> tuple[bool, str]:
+    import torch
+
+    found = torch.cuda.is_available()
+    device = torch.cuda.get_device_name(0) if found else "no usable GPU, so runs use the CPU"
+    return True, f"{torch.__version__}, {device}"
+
+
+def _checkout(root: Path) -> tuple[bool, str]:
+    missing = [name for name in ("params.yaml", "dvc.yaml", ".dvc", ".git") if not (root / name).exists()]
+    if missing:
+        return (
+            False,
+            f"{root} has no {', '.join(missing)}; change to a checkout, or run `epsilonflow init DIR`",
+        )
+    from tasks.config import params
+
+    params.load(root / "params.yaml", reads=params.GROUPS)
+    return True, "params.yaml is valid"
+
+
+def _home(_root: Path) -> tuple[bool, str]:
+    from tasks.config import home
+
+    folder = home()
+    return True, f"{folder}{'' if folder.exists() else ' (the first run creates it)'}"
+
+
+def _ledger(root: Path) -> tuple[bool | None, str]:
+    if not (root / "params.yaml").exists():
+        from sqlalchemy import make_url
+
+        from tasks.config import ledger_url
+
+        place = make_url(ledger_url(None)).render_as_string(hide_password=True)
+        return None, f"{place}; run this in a checkout to verify it"
+    from tasks.runs.ledger import open_ledger
+
+    ledger = open_ledger(root)
+    ledger.verify()
+    rows, populations = len(ledger.history()), len(ledger.populations())
+    some = f"{populations} population{'' if populations == 1 else 's'}"
+    return True, f"the hash chain of {rows} rows is intact; {some}"
+
+
+def _owner_key(_root: Path) -> tuple[bool | None, str]:
+    from data.files import OWNER_KEY, OWNER_PUB
+    from tasks.config import home
+
+    path = home() / OWNER_KEY
+    if not path.exists() and (home() / OWNER_PUB).exists():
+        return False, f"{path} is gone; restore it from a copy"
+    if not path.exists():
+        return None, "none yet; the first private run creates it. Then keep a copy in a safe place"
+    others = path.stat().st_mode & 0o077
+    return not others, f"{path}{' can be read by other users; run chmod 600 on it' if others else ''}"
+
+
+def _dvc(root: Path) -> tuple[bool, str]:
+    inside = (root / ".dvc").is_dir()
+    return inside, f"{version('dvc')}{'' if inside else ', but this folder has no .dvc'}"
+
+
+def _prefect(root: Path) -> tuple[bool | None, str]:
+    if not has_prefect_api():
+        start = "prefect server start --background"
+        return None, f"{version('prefect')}, without a server, which runs do not need; `{start}` starts one"
+    return True, f"{version('prefect')}, with a server, which shows all runs"
+
+
+def _wandb(root: Path) -> tuple[bool | None, str]:
+    from tasks.config import params
+
+    if not (root / "params.yaml").exists():
+        return None, version("wandb")
+    mode = params.load(root / "params.yaml", reads=("tracking",)).tracking.mode
+    netrc = Path.home() / ".netrc"
+    known = "WANDB_API_KEY" in os.environ or (
+        netrc.is_file() and "wandb" in netrc.read_text(encoding="utf-8")
+    )
+    if mode == "online" and not known:
+        return False, "tracking.mode is online, but you are not logged in: `wandb login`"
+    return True, f"{version('wandb')}, tracking.mode is {mode}"
+
+
+def _mirror(_root: Path) -> tuple[bool | None, str]:
+    from tasks.config import data_mirror
+
+    mirror = data_mirror()
+    if mirror is None:
+        return None, "none, so data sets are downloaded"
+    return mirror.is_dir(), f"{mirror}{'' if mirror.is_dir() else ', which is not a folder'}"
+
+
+def _disk(root: Path) -> tuple[bool, str]:
+    free = shutil.disk_usage(root).free / 1e9
+    return free > _FREE_GB, f"{free:.0f} GB free; at least {_FREE_GB:.0f} are recommended"
+
+
+def _extras(_root: Path) -> tuple[bool | None, str]:
+    packages = {"postgres": "psycopg", "dask": "prefect_dask", "ray": "prefect_ray", "models": "timm"}
+    packages |= {"encoders": "wordllama", "export": "onnxruntime", "docs": "mkdocs"}
+    there = [extra for extra, package in packages.items() if find_spec(package)]
+    try:
+        version("epsilonflow")
+    except PackageNotFoundError:
+        return False, "epsilonflow itself is not installed; run `make run` or `pip install -e .`"
+    absent = ", ".join(sorted(packages.keys() - there)) or "none"
+    return True if there else None, f"{', '.join(there) or 'none'}; not installed: {absent}"
+
+
+_CHECKS: Mapping[str, Callable[[Path], tuple[bool | None, str]]] = {
+    "Python": _python,
+    "torch": _torch,
+    "checkout": _checkout,
+    "data folder": _home,
+    "ledger": _ledger,
+    "owner key": _owner_key,
+    "DVC": _dvc,
+    "Prefect": _prefect,
+    "Weights & Biases": _wandb,
+    "mirror": _mirror,
+    "disk": _disk,
+    "extras": _extras,
+}

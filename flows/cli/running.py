@@ -1,27 +1,179 @@
-"""Run stages for a command, in this process or in a Prefect flow, until they end or a signal ends them."""
+"""Run stages for a command, in this process or in a Prefect flow, and show them: until they end or a signal ends them.
 
+On the screen is one line per stage, and a progress bar for training if there is a terminal. Without a Prefect API the
+stages run here, in the flow's order, since Prefect would start a server for this one run. Either way, DVC decides what
+has to run. A refusal is one sentence and exit status 2.
+"""
+
+import errno
 import os
+import re
 import signal
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, cast
 
 import typer
-
-from flows.cli.steps import Steps, has_prefect_api, quieten_prefect, stage_here
-from flows.cli.terminal import say
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from prefect.client.schemas.objects import State
+    from rich.progress import TaskID
 
     from tasks.config.overrides import Request
     from tasks.runs.quality import RunSummary
+
+SETTINGS: dict[str, Any] = {
+    "no_args_is_help": True,
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+}
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def say(text: str, *, error: bool = False) -> None:
+    """Print a line to stdout or stderr."""
+    typer.echo(text, err=error)
+
+
+def show(content: RenderableType) -> None:
+    """Print a table to stdout."""
+    Console().print(content)
+
+
+class OneSentence(TyperGroup):
+    """Commands that a refusal, a denied permission or a full disk ends by one sentence on stderr and exit status 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except (typer.Exit, typer.Abort):
+            raise
+        except Exception as error:
+            from tasks.runs.stages import disk_full, refusals
+
+            if isinstance(error, refusals()):
+                words: str | None = str(error)
+            elif isinstance(error, OSError) and error.errno in _DENIED:
+                why = os.strerror(error.errno).lower()
+                words = f"{error.filename or 'a file'}: {why}; use another place, or change its permissions."
+            else:
+                words = disk_full(error)
+            if words is None:
+                raise
+            say(f"refused: {' '.join(words.split())}", error=True)
+            raise typer.Exit(2) from None
+
+
+WORDS = {
+    "prepare": "preparing the data",
+    "calibrate": "calibrating the noise",
+    "train": "training",
+    "evaluate": "evaluating on the held-out records",
+    "report": "writing card and report",
+}
+_STEP = re.compile(
+    r"(?:.* - )?(?P<what>step|encoded) (?P<step>\d+) of (?P<steps>\d+)(?: records)?, (?P<rest>.*)"
+)
+_NOISE = re.compile(
+    r"(Running stage |> python -m |Stage '|(Updating|Generating) lock file|To (track|enable) |\s*(git add|dvc config) "
+    r"|Use `dvc |Verifying data sources|Data and pipelines are up|(ERROR: )?failed to (reproduce|run) )"
+)
+"""Lines of DVC's own, which are not shown."""
+
+
+@dataclass
+class Steps:
+    """Prints what the stages of a run write, in a readable form.
+
+    verbose: show everything unchanged.
+    """
+
+    verbose: bool = False
+    console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False, soft_wrap=True))
+    _bar: Progress | None = None
+    _task: "TaskID | None" = None
+
+    def begin(self, stage: str) -> None:
+        """A stage begins."""
+        self.end()
+        self.console.print(f"{WORDS[stage]} ...", markup=False)
+
+    def line(self, text: str) -> None:
+        """Show a line that a stage or DVC wrote."""
+        found = _STEP.fullmatch(text)
+        if self.verbose or (found is None and not _NOISE.match(text) and not text.startswith("refused: ")):
+            self.end()
+            self.console.print(f"  {text}", markup=False)
+        elif found and self.console.is_terminal:
+            words = {"step": "steps", "encoded": "encoded records"}[found["what"]]
+            self._advance(words, int(found["step"]), int(found["steps"]), found["rest"])
+        elif found:
+            self.console.print(f"  {text}", markup=False)
+
+    def end(self) -> None:
+        """Remove the bar: something else is shown, or the last stage has ended."""
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = self._task = None
+
+    def _advance(self, words: str, step: int, steps: int, rest: str) -> None:
+        if self._bar is None:
+            columns = (
+                TextColumn(f"  {words}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.description}"),
+            )
+            self._bar = Progress(*columns, console=self.console, transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task("", total=steps)
+        if self._task is not None:
+            self._bar.update(self._task, completed=step, description=rest)
+
+
+def has_prefect_api() -> bool:
+    """Whether a Prefect server is configured: PREFECT_API_URL, in the environment or in Prefect's profile."""
+    if os.environ.get("PREFECT_API_URL"):
+        return True
+    folder = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect")
+    try:
+        kept = tomllib.loads((folder / "profiles.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    chosen = kept.get("profiles", {}).get(os.environ.get("PREFECT_PROFILE") or kept.get("active"), {})
+    return bool(chosen.get("PREFECT_API_URL"))
+
+
+def quieten_prefect() -> None:
+    """Send Prefect's own log lines only to its server; call this before Prefect is imported."""
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")
+
+
+def stage_here(steps: Steps) -> Callable[[str, Path], None]:
+    """A function that runs a stage in the checkout at a path, without Prefect.
+
+    The function raises StageRefusedError or StageFailedError.
+    """
+    from tasks.runs.stages import reproduce
+
+    def stage(name: str, root: Path) -> None:
+        steps.begin(name)
+        reproduce(name, root=root, say=steps.line)
+
+    return stage
+
 
 _SECONDS_TO_END = 3.0
 T = TypeVar("T")

@@ -1,15 +1,32 @@
-"""Commands that train, `run` and `retrain`, and `plan` and `advise`, which say beforehand what that would cost."""
+"""Commands that train, and those that say beforehand what that would cost.
 
+Of one run `run`, `plan` and `advise`; over time `retrain`; of many runs `compare`, `tune` and `audit`.
+"""
+
+import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.cli import ledger
-from flows.cli.running import Verbose, alone, completed, deliver, listening, stoppable
-from flows.cli.steps import Steps, has_prefect_api, stage_here
-from flows.cli.terminal import say, sentences, show
+from flows.cli.running import (
+    Steps,
+    Verbose,
+    alone,
+    completed,
+    deliver,
+    has_prefect_api,
+    listening,
+    quieten_prefect,
+    say,
+    show,
+    stage_here,
+    stoppable,
+)
 
 if TYPE_CHECKING:
     from tasks.config.overrides import Request
@@ -48,21 +65,20 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Run the pipeline: prepare, calibrate, train, evaluate, report. Your choices are saved in params.yaml."""
-    with sentences():
-        from tasks.config.overrides import Request, revise, settings_of
-        from tasks.runs.stages import checkout
+    from tasks.config.overrides import Request, revise, settings_of
+    from tasks.runs.stages import checkout
 
-        root, settings = checkout(), settings_of(assignments or ())
-        request = Request(dataset, algorithm, epsilon, delta, seed, settings, encoder)
-        revision = revise(root, request)
-        say(_what(revision.params), error=True)
-        result = _already_there(root, request)
-        if result:
-            say("This run is already done. Nothing was spent. Its results:")
-        else:
-            _look_ahead(root, revision.params)
-            result = deliver(request, root, verbose=verbose)
-        show(result.table())
+    root, settings = checkout(), settings_of(assignments or ())
+    request = Request(dataset, algorithm, epsilon, delta, seed, settings, encoder)
+    revision = revise(root, request)
+    say(_what(revision.params), error=True)
+    result = _already_there(root, request)
+    if result:
+        say("This run is already done. Nothing was spent. Its results:")
+    else:
+        _look_ahead(root, revision.params)
+        result = deliver(request, root, verbose=verbose)
+    show(result.table())
 
 
 def _what(settings: "Params") -> str:
@@ -109,20 +125,19 @@ def plan(
 
     Exit status 2 if the run would be refused, also because a file is missing or is not the declared one.
     """
-    with sentences():
-        import torch  # noqa: F401  # first: its own import looks through all modules that are there, which takes 0.2 s
+    import torch  # noqa: F401  # first: its own import looks through all modules that are there, which takes 0.2 s
 
-        from tasks.config.overrides import Request, revise, settings_of
-        from tasks.runs.stages import checkout
+    from tasks.config.overrides import Request, revise, settings_of
+    from tasks.runs.stages import checkout
 
-        root, settings = checkout(), settings_of(assignments or ())
-        revision = revise(root, Request(dataset, algorithm, epsilon, delta, seed, settings, encoder))
-        from flows.cli.costs import cost_table
-        from tasks.runs.preflight import outlook
+    root, settings = checkout(), settings_of(assignments or ())
+    revision = revise(root, Request(dataset, algorithm, epsilon, delta, seed, settings, encoder))
+    from flows.cli.costs import cost_table
+    from tasks.runs.preflight import outlook
 
-        found = outlook(root, revision.params)
-        show(cost_table(found, revision.params))
-        found.check()
+    found = outlook(root, revision.params)
+    show(cost_table(found, revision.params))
+    found.check()
 
 
 def advise(
@@ -131,12 +146,11 @@ def advise(
     delta: Delta = None,
 ) -> None:
     """Suggest settings from public values only, with reasons and their cost. Spends and changes nothing."""
-    with sentences():
-        from flows.cli.costs import advice_table
-        from tasks.runs.stages import checkout
+    from flows.cli.costs import advice_table
+    from tasks.runs.stages import checkout
 
-        for table in advice_table(checkout(), dataset, epsilon, delta):
-            show(table)
+    for table in advice_table(checkout(), dataset, epsilon, delta):
+        show(table)
 
 
 def retrain(
@@ -151,25 +165,24 @@ def retrain(
     verbose: Verbose = False,
 ) -> None:
     """Train again on new blocks of data if a retraining is due. Repeating it in the same period costs nothing."""
-    with sentences():
-        from tasks.runs.stages import checkout
+    from tasks.runs.stages import checkout
 
-        root, steps = checkout(), Steps(verbose)
-        if give_up:
-            message = _given_up(root, file, yes=yes)
-        elif not has_prefect_api():
-            message = alone(lambda: _retrain_here(root, file, steps), root, steps)
-        else:
-            with listening(steps):
-                from flows.retrain import retrain as flow
+    root, steps = checkout(), Steps(verbose)
+    if give_up:
+        message = _given_up(root, file, yes=yes)
+    elif not has_prefect_api():
+        message = alone(lambda: _retrain_here(root, file, steps), root, steps)
+    else:
+        with listening(steps):
+            from flows.scheduled import retrain as flow
 
-                state = stoppable(lambda: flow(str(file), return_state=True), root)
-                message = str(completed(state).message)
-        say(message)
+            state = stoppable(lambda: flow(str(file), return_state=True), root)
+            message = str(completed(state).message)
+    say(message)
 
 
 def _retrain_here(root: Path, file: Path, steps: Steps) -> str:
-    """Do what `flows.retrain` does, without Prefect; returns the outcome as a sentence."""
+    """Do what `flows.scheduled.retrain` does, without Prefect; returns the outcome as a sentence."""
     from datetime import UTC, datetime
 
     from tasks.retraining import delivery, load
@@ -201,3 +214,133 @@ def _given_up(root: Path, file: Path, *, yes: bool) -> str:
             f"This gives up the retraining of {state.period}; what it was charged counts as spent.", yes=yes
         )
         return delivery.give_up(work, state)
+
+
+def compare(
+    files: Annotated[
+        list[Path], typer.Argument(help="Files such as comparisons/example.yaml, run one after the other.")
+    ],
+    runner: Annotated[str, typer.Option(help="What distributes the runs: threads, dask or ray.")] = "threads",
+    workers: Annotated[int, typer.Option(min=1, help="How many of them run at once.")] = 2,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Repeat runs that an earlier version of the code made.")
+    ] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compare algorithms on public data sets, as YAML files describe. Finished runs are not repeated."""
+    if not verbose:
+        quieten_prefect()
+    from flows.compare import compare as run_comparison
+    from flows.compare import runner_named
+
+    said = "finished runs are kept; the same command continues with the rest."
+    for file in files:
+        run_one = partial(run_comparison, file, runner=runner_named(runner), workers=workers, renew=renew)
+        say(str(completed(stoppable(run_one, Path.cwd(), lambda: said)).message))
+
+
+def tune(
+    file: Annotated[Path, typer.Argument(help="Settings of the search, such as examples/tune.yaml.")] = Path(
+        "tune.yaml"
+    ),
+    runner: Annotated[str, typer.Option(help="What runs the trials: threads, dask or ray.")] = "threads",
+    workers: Annotated[int, typer.Option(min=1, help="How many trials run at once.")] = 2,
+    only_plan: Annotated[
+        bool, typer.Option("--plan", help="Show what it would cost; spends nothing.")
+    ] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Search for settings privately. Only the best trial is released, for one price that its card states."""
+    from tasks.runs.stages import checkout
+
+    root = checkout()
+    if only_plan:
+        from flows.cli.costs import search_table
+
+        table, outlook = search_table(root, root / file)
+        show(table)
+        if outlook is not None:
+            outlook.check()
+        return
+
+    from tasks.tuning import load
+    from tasks.tuning.search import deliver, in_threads
+
+    asked = load(root / file)
+    if runner == "threads" and not has_prefect_api():
+        steps = Steps(verbose)
+        say(f"searching: at most epsilon {asked.epsilon:g} for all trials together ...", error=True)
+        say(
+            alone(
+                lambda: deliver(asked, root, say=steps.line, run_all=partial(in_threads, workers)),
+                root,
+                steps,
+            )
+        )
+        return
+    if not verbose:
+        quieten_prefect()
+    from flows.compare import runner_named, search
+
+    chosen = runner_named(runner)
+    state = stoppable(lambda: search(file, runner=chosen, workers=workers), root)
+    say(str(completed(state).message))
+
+
+def audit(
+    method: Annotated[
+        str | None,
+        typer.Option(help="A built-in method, or package.module:factory.", show_default="all methods"),
+    ] = None,
+    epsilon: Annotated[float, typer.Option(help="The claimed epsilon.")] = 4.0,
+    delta: Annotated[float, typer.Option(help="The claimed delta.")] = 1e-5,
+    runs: Annotated[
+        int, typer.Option(min=1, help="Pairs of runs with and without the worst-case record.")
+    ] = 1000,
+    canaries: Annotated[int, typer.Option(min=8, help="Canary records of the one-run attack.")] = 400,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the audit.")] = 0,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of processes.", show_default="all cores")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the method, such as steps=8."),
+    ] = None,
+) -> None:
+    """Attack the installed code to look for more leakage than a method claims. Spends nothing.
+
+    Exit status 1 if a claim is violated.
+    """
+    from tasks.config.overrides import settings_of
+    from tasks.runs.stages import checkout
+
+    root = checkout()
+    settings = {
+        key.removeprefix("algorithm."): value for key, value in settings_of(assignments or ()).items()
+    }
+
+    from tasks.auditing import Asked, audit_all, audit_one, auditable, check
+
+    cores = workers or os.cpu_count() or 1
+    stays = "an audit that is stopped leaves nothing; the same command begins it again."
+    names = [method] if method else auditable()
+    every = [Asked(name, settings, epsilon, delta, runs, canaries, seed) for name in names]
+    for asked in every:
+        check(asked)
+    if has_prefect_api():
+        quieten_prefect()
+        from flows.scheduled import audit as auditing
+
+        given = (method, epsilon, delta, settings, runs, canaries, seed, workers)
+        said = str(
+            completed(stoppable(lambda: auditing(*given, return_state=True), root, lambda: stays)).message
+        )
+    else:
+        say(f"auditing {', '.join(names)} on {cores} cores ...", error=True)
+        one = partial(audit_one, root=root, workers=cores)
+        each: Callable[[str], object] = partial(say, error=True) if len(every) > 1 else str
+        is_violated, said = stoppable(lambda: audit_all(every, one, say=each), root, lambda: stays)
+        if is_violated:
+            say(said, error=True)
+            raise typer.Exit(1)
+    say(said)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.card import PrivacyCard, load, public_key_of
 from flows.cli.main import app
-from flows.cli.steps import Steps, has_prefect_api
+from flows.cli.running import Steps, has_prefect_api
 from tasks.runs.ledger import signing_key
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.checkout import PROJECT, Checkout

@@ -14,10 +14,9 @@ from prefect.utilities.schema_tools import validate
 from prefect.utilities.templating import apply_values
 from ruamel.yaml import YAML
 
-from flows import retrain as module
+from flows import scheduled as module
 from flows.pipeline import REFUSED
-from flows.retrain import FEW_LEFT
-from flows.verify import BROKEN
+from flows.scheduled import BROKEN, FEW_LEFT
 from tasks.retraining.delivery import Outcome
 from tests.support.checkout import PROJECT
 

@@ -118,15 +118,15 @@ def test_columns_are_asked_for_and_a_slip_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("flows.cli.asking.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
-    age = ["age", "numbers", "numeric", "old", "100", "18", "0", "inf", "18", "100"]
+    monkeypatch.setattr("flows.cli.projects.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    age = ["age", "numbers", "numeric", "old", "100,18", "0,inf", "18,100"]
     other = ["insurance", "categorical", "public, private", "notes", "ignored", "", "returned", "no,yes"]
     typed = "\n".join([*age, *other, "-5", "20000", ""])
     made = CliRunner().invoke(app, ["init", "clinic"], input=typed, env={"COLUMNS": "200"})
     assert made.exit_code == 0, made.output
     card = data_card("clinic", tmp_path / "clinic/data/cards")
     assert (card.input_shape, card.classes, card.records.at_most) == ((4,), ("no", "yes"), 20000)
-    assert "numbers is none of these" in made.output and made.output.count("Both must be finite") == 2
+    assert "numbers is none of these" in made.output and made.output.count("bounds are LOW,HIGH") == 3
 
 
 def test_numbers_that_nobody_said_are_told_and_those_that_were_said_are_not(schema: str) -> None:
@@ -453,7 +453,7 @@ TEXTS = "mine --texts t.csv --at-most 50"
         ("mine --at-most 9", "give them by --from schema.json"),
         (f"{TEXTS} --next-token", "name it by --encoder tokenizer/NAME"),
         (f"{TEXTS} --classes good,bad --encoder wordlama", "there is no encoder 'wordlama'; choose"),
-        (f"{TEXTS} --label stars --bounds 5,1", "--bounds takes LOW,HIGH"),
+        (f"{TEXTS} --label stars --bounds 5,1", "bounds are LOW,HIGH"),
         (f"{TEXTS} --classes a,b --bounds 1,5", "give one of"),
     ],
 )

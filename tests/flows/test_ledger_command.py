@@ -4,12 +4,10 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -17,8 +15,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.card import build
 from algorithms.privacy.ledger import Composition, Ledger, forecast, identity
 from flows.cli.main import app
-from flows.cli.terminal import show, show_json
-from flows.verify import BROKEN, verify
+from flows.scheduled import BROKEN, verify
 from tests.algorithms.privacy.card.test_card_ledger import charged
 from tests.algorithms.privacy.conftest import KEY
 from tests.support.synthetic_run import record, write_run
@@ -162,14 +159,17 @@ def test_the_history_keeps_run_ids_whole_in_80_columns(ledger: Ledger) -> None:
     )
 
 
-@pytest.mark.parametrize("output", [show, show_json])
+@pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_disk_that_has_no_room_for_the_output_is_one_sentence(
-    output: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ledger: Ledger,
+    options: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with suppress(OSError), Path("/dev/full").open("w", buffering=1) as full:
         monkeypatch.setattr(sys, "stdout", full)
-        with pytest.raises(typer.Exit):
-            output("a table")
+        with pytest.raises(SystemExit, match="2"):
+            app(["ledger", "show", *options])
     assert capsys.readouterr().err.startswith("refused: the disk is full")
 
 

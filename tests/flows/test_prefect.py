@@ -20,15 +20,11 @@ from prefect.utilities.callables import parameter_schema
 from typer.testing import CliRunner, Result
 
 from algorithms.privacy.accounting import Budget
-from flows.audit import audit
 from flows.cli import runs
 from flows.cli.main import app
-from flows.compare import comparison, plan, run, task_runner
-from flows.pipeline import pipeline, run_stage
-from flows.report import report
-from flows.retrain import retrain
-from flows.tune import tune
-from flows.verify import verify
+from flows.compare import comparison, plan, run, task_runner, tune
+from flows.pipeline import pipeline, report, run_stage
+from flows.scheduled import audit, retrain, verify
 from tasks.comparing import trial as one_cell
 from tasks.comparing.trial import Place
 from tasks.runs.stages import STAGES

@@ -1,0 +1,115 @@
+"""What a schedule starts, as Prefect flows: retraining, and the nightly checks of the ledger and of the methods.
+
+Late, repeated and simultaneous deliveries of a retraining cost nothing extra: a period is retrained once. The audit
+gives lower bounds on epsilon from the installed code, on synthetic records.
+"""
+
+import os
+from datetime import UTC, datetime
+from functools import partial
+from typing import Annotated, Any
+
+from prefect import flow, get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+from pydantic import Field
+
+from algorithms.errors import LedgerBrokenError
+from flows.pipeline import REFUSED, Delta, Epsilon, Seed, ended, stage_task
+from tasks.auditing import Asked, audit_all, audit_one, auditable, check
+from tasks.retraining import load
+from tasks.retraining.delivery import Work
+from tasks.retraining.delivery import retrain as deliver
+from tasks.runs.ledger import keep_checkpoint, kept_checkpoint, open_ledger
+from tasks.runs.stages import checkout, checkout_lock
+
+BROKEN, FEW_LEFT = "LedgerBroken", "FewRetrainingsLeft"
+
+
+@flow(name="retrain", retries=0, persist_result=False)
+def retrain(file: str = "retrain.yaml") -> State[Any]:
+    """Train again on new blocks of data if a retraining is due, and promote the new model if it is no worse.
+
+    Args:
+        file: the settings, such as examples/retraining/retrain.yaml.
+    """
+
+    def work() -> State[Any]:
+        root, say = checkout(), get_run_logger().info
+        work = Work(load(root / file), root, stage_task, say)
+        with checkout_lock(root, say=say):
+            outcome = deliver(work, now=datetime.now(UTC))
+        name = {"refused": REFUSED, "broken": BROKEN, "failed": "Failed"}.get(outcome.kind)
+        if name is not None:
+            return Failed(name=name, message=outcome.message)
+        if outcome.left is not None and outcome.left < work.settings.warn_below:
+            words = f"The caps allow {outcome.left} more retrainings of {work.settings.name}."
+            return Completed(name=FEW_LEFT, message=f"{outcome.message} {words}")
+        return Completed(message=outcome.message)
+
+    return ended(work)
+
+
+@flow(name="verify", retries=0, persist_result=False)
+def verify(from_the_first_row: bool = False) -> State[Any]:
+    """Recompute the ledger's chain, balances and prices, and sign its last row as a checkpoint; spends nothing.
+
+    Args:
+        from_the_first_row: verify all rows, not only those since the last checkpoint of this home.
+    """
+
+    def work() -> State[Any]:
+        ledger = open_ledger(checkout())
+        try:
+            found = ledger.verify(since=None if from_the_first_row else kept_checkpoint(ledger), prices=True)
+        except LedgerBrokenError as broken:
+            return Failed(name=BROKEN, message=str(broken))
+        keep_checkpoint(found.checkpoint)
+        return Completed(message=f"the chain holds, {found.head.seq} rows, {found.read} of them read now.")
+
+    return ended(work)
+
+
+@task(name="audit", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def audit_task(asked: Asked, workers: int) -> tuple[bool, str]:
+    """Audit one method; returns whether its claim is violated, and the findings as a sentence."""
+    return audit_one(asked, checkout(), workers=workers)
+
+
+@flow(name="audit", retries=0, persist_result=False)
+def audit(
+    method: str | None = None,
+    epsilon: Epsilon = 4.0,
+    delta: Delta = 1e-5,
+    settings: dict[str, Any] | None = None,
+    runs: Annotated[int, Field(ge=1)] = 1000,
+    canaries: Annotated[int, Field(ge=8)] = 400,
+    seed: Seed = 0,
+    workers: Annotated[int, Field(ge=1)] | None = None,
+) -> State[Any]:
+    """Attack the installed code to look for more leakage than a method claims; spends nothing.
+
+    Args:
+        method: a registered method, or package.module:factory; if empty, all methods that claim privacy.
+        epsilon: the claimed epsilon.
+        delta: the claimed delta.
+        settings: settings of the method; those left out get small defaults.
+        runs: pairs of runs with and without the worst record.
+        canaries: number of canaries in the single run.
+        seed: seed of the audit; the same seed gives the same findings.
+        workers: number of parallel processes; if empty, the number of cores.
+    """
+
+    def work() -> State[Any]:
+        every = [
+            Asked(name, settings or {}, epsilon, delta, runs, canaries, seed)
+            for name in ([method] if method else auditable())
+        ]
+        for asked in every:
+            check(asked)
+        one = partial(audit_task, workers=workers or os.cpu_count() or 1)
+        is_violated, said = audit_all(every, one, say=get_run_logger().info)
+        return Failed(message=said) if is_violated else Completed(message=said)
+
+    return ended(work)
