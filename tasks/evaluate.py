@@ -1,6 +1,5 @@
 """The evaluate stage: test the released model on the held-out records, which the data card declares public."""
 
-import csv
 import json
 import math
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -374,19 +374,12 @@ def further(evaluation: Evaluation, labels: NDArray[np.int64]) -> dict[str, floa
 def write_plots(folder: Path, found: Drawn) -> None:
     """Write confusion.csv (actual, predicted) and per_class.csv (class, accuracy, records) into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = found.names
-    pairs = ((names[actual], names[guess]) for actual, guess in zip(found.real, found.predicted, strict=True))
-    _write_csv(folder / "confusion.csv", ("actual", "predicted"), pairs)
-    right = [(name, found.predicted[found.real == index] == index) for index, name in enumerate(names)]
-    rows = ((name, float(hits.mean()) if len(hits) else "", len(hits)) for name, hits in right)
-    _write_csv(folder / "per_class.csv", ("class", "accuracy", "records"), rows)
-
-
-def _write_csv(path: Path, header: tuple[str, ...], rows: Any) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows(rows)
+    names, hits = np.array(found.names, object), found.predicted == found.real
+    pairs = pd.DataFrame({"actual": names[found.real], "predicted": names[found.predicted]})
+    pairs.to_csv(folder / "confusion.csv", index=False)
+    classes = pd.Series(hits).groupby(found.real).agg(["mean", "size"]).reindex(range(len(names)))
+    rows = {"class": names, "accuracy": classes["mean"], "records": classes["size"].fillna(0).astype(int)}
+    pd.DataFrame(rows).to_csv(folder / "per_class.csv", index=False)
 
 
 def _receipt_of(model: Path) -> dict[str, Any]:

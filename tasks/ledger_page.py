@@ -6,56 +6,14 @@ All of it comes from the ledger, so nothing on the page is about a record. The p
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger import Balance, Entry, Ledger, settlement
+from algorithms.privacy.ledger import WHOLE_POPULATION, Balance, Entry, Ledger, settlement
 from tasks.reporting import environment
 
 _MOST_POINTS, _MOST_RUNS = 60, 200
 _WIDTH, _HEIGHT, _MARGIN = 640.0, 180.0, 8.0
-
-
-@dataclass(frozen=True)
-class Past:
-    """A run: when it was reserved, what it was, its status and its cost."""
-
-    when: str
-    run_id: str
-    what: str
-    blocks: str
-    status: str
-    cost: str
-    signer: str
-
-
-@dataclass(frozen=True)
-class Line:
-    """Spending over time, as the points of an SVG line.
-
-    cap: height of the cap, or None if it is too far above the line. top: label of the top of the axis. first, last:
-    dates of the first and the last point.
-    """
-
-    points: str
-    cap: float | None
-    top: str
-    first: str
-    last: str
-
-
-@dataclass(frozen=True)
-class Account:
-    """A population on the page. forecast: a sentence on how many runs like the last one fit."""
-
-    name: str
-    whole: Balance
-    blocks: tuple[Balance, ...]
-    runs: tuple[Past, ...]
-    more_runs: int
-    line: Line | None
-    forecast: str
 
 
 def page(ledger: Ledger) -> str:
@@ -74,37 +32,42 @@ def page(ledger: Ledger) -> str:
     )
 
 
-def _account(ledger: Ledger, name: str, rows: Sequence[Entry]) -> Account:
-    blocks = tuple(ledger.balance(name, block.name) for block in ledger.blocks(name) if block.name != "all")
+def _account(ledger: Ledger, name: str, rows: Sequence[Entry]) -> dict[str, object]:
+    """A population on the page. line: see `_line`."""
     reserved: dict[str, list[Entry]] = {}
     for row in rows:
         if row.kind == "reserve" and row.run_id is not None:
             reserved.setdefault(row.run_id, []).append(row)
-    runs = [_past(ledger, run_id, of_run) for run_id, of_run in reversed(reserved.items())]
-    return Account(
-        name,
-        ledger.balance(name),
-        blocks,
-        tuple(runs[:_MOST_RUNS]),
-        max(0, len(runs) - _MOST_RUNS),
-        _line(ledger, name, rows),
-        _forecast(ledger, name, list(reserved.values())),
-    )
+    newest = list(reversed(reserved.items()))
+    return {
+        "name": name,
+        "whole": ledger.balance(name),
+        "blocks": [
+            ledger.balance(name, block.name)
+            for block in ledger.blocks(name)
+            if block.name != WHOLE_POPULATION
+        ],
+        "runs": [_past(ledger, run_id, of_run) for run_id, of_run in newest[:_MOST_RUNS]],
+        "more_runs": max(0, len(newest) - _MOST_RUNS),
+        "line": _line(ledger, name, rows),
+        "forecast": _forecast(ledger, name, list(reserved.values())),
+    }
 
 
-def _past(ledger: Ledger, run_id: str, rows: Sequence[Entry]) -> Past:
+def _past(ledger: Ledger, run_id: str, rows: Sequence[Entry]) -> dict[str, str]:
+    """A run on the page: when it was reserved, what it was, its status and its cost."""
     first, about = rows[0], json.loads(rows[0].about)
-    blocks = [row.block for row in rows if row.block != "all"]
+    blocks = [row.block for row in rows if row.block != WHOLE_POPULATION]
     what = ", ".join(str(about[key]) for key in ("algorithm", "dataset", "retraining") if about.get(key))
-    return Past(
-        when=first.written_at[:16].replace("T", " "),
-        run_id=run_id,
-        what=what or "unnamed",
-        blocks=", ".join(blocks) if len(blocks) <= 3 else f"{blocks[0]} ... {blocks[-1]} ({len(blocks)})",
-        status=ledger.status(run_id) or "",
-        cost=_number(first.budget.epsilon),
-        signer=str(about.get("card_key", ""))[:8],
-    )
+    return {
+        "when": first.written_at[:16].replace("T", " "),
+        "run_id": run_id,
+        "what": what or "unnamed",
+        "blocks": ", ".join(blocks) if len(blocks) <= 3 else f"{blocks[0]} ... {blocks[-1]} ({len(blocks)})",
+        "status": ledger.status(run_id) or "",
+        "cost": _number(first.budget.epsilon),
+        "signer": str(about.get("card_key", ""))[:8],
+    }
 
 
 def _forecast(ledger: Ledger, name: str, runs: Sequence[Sequence[Entry]]) -> str:
@@ -119,7 +82,12 @@ def _forecast(ledger: Ledger, name: str, runs: Sequence[Sequence[Entry]]) -> str
     return f"{fits:,} more {'run' if fits == 1 else 'runs'} like the last one fit."
 
 
-def _line(ledger: Ledger, name: str, rows: Sequence[Entry]) -> Line | None:
+def _line(ledger: Ledger, name: str, rows: Sequence[Entry]) -> dict[str, object] | None:
+    """Spending over time, as the points of an SVG line; None for fewer than two runs.
+
+    cap: height of the cap, or None if it is too far above the line. top: label of the top of the axis. first, last:
+    dates of the first and the last point.
+    """
     settled = list(
         dict.fromkeys(row.run_id for row in rows if row.kind == "settle" and row.run_id is not None)
     )
@@ -147,13 +115,13 @@ def _line(ledger: Ledger, name: str, rows: Sequence[Entry]) -> Line | None:
         points += [(across, points[-1][1])] if points else []
         points.append((across, down))
     when = {row.run_id: row.written_at[:10] for row in rows if row.kind == "settle"}
-    return Line(
-        " ".join(f"{across:.1f},{down:.1f}" for across, down in points),
-        place(0, cap)[1] if is_near else None,
-        _number(top),
-        when[chosen[0]],
-        when[chosen[-1]],
-    )
+    return {
+        "points": " ".join(f"{across:.1f},{down:.1f}" for across, down in points),
+        "cap": place(0, cap)[1] if is_near else None,
+        "top": _number(top),
+        "first": when[chosen[0]],
+        "last": when[chosen[-1]],
+    }
 
 
 def _number(value: float) -> str:

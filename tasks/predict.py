@@ -8,7 +8,6 @@ Predictions are post-processing of the released model and cost no privacy of the
 protects the records that are predicted on.
 """
 
-import csv
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -129,33 +129,28 @@ def write(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path
     to.parent.mkdir(parents=True, exist_ok=True)
     count, fresh = 0, to.with_name(f".{to.name}.part")
     try:
-        if to.suffix == ".parquet":
-            for count in _parquet(predictions, classes, fresh):
-                yield count
-        else:
-            with fresh.open("w", newline="", encoding="utf-8") as file:
-                for count in _csv(predictions, classes, file):
-                    yield count
+        for count in (_parquet if to.suffix == ".parquet" else _csv)(predictions, classes, fresh):
+            yield count
         if count:
             fresh.replace(to)
     finally:
         fresh.unlink(missing_ok=True)
 
 
-def _csv(predictions: Iterable[Predictions], classes: tuple[str, ...], file: IO[str]) -> Iterator[int]:
-    writer, count = csv.writer(file, lineterminator="\n"), 0
+def _csv(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path | IO[str]) -> Iterator[int]:
+    count = 0
     for some in predictions:
-        if not count:
-            writer.writerow(_header(some, classes))
-        for name, predicted, scores in zip(some.names, some.predicted, some.scores, strict=True):
-            writer.writerow([name, predicted, *(f"{score:.6g}" for score in scores)])
+        _frame(some, classes).to_csv(
+            to, mode="a" if count else "w", header=not count, index=False, float_format="%.6g"
+        )
         count += len(some.names)
         yield count
 
 
-def _header(some: Predictions, classes: tuple[str, ...]) -> list[str]:
+def _frame(some: Predictions, classes: tuple[str, ...]) -> pd.DataFrame:
     what = "probability" if some.is_probability else "score"
-    return ["record", "predicted", *(f"{what} of {name}" for name in classes[: some.scores.shape[1]])]
+    scores = {f"{what} of {name}": score for name, score in zip(classes, some.scores.T, strict=False)}
+    return pd.DataFrame({"record": some.names, "predicted": some.predicted, **scores})
 
 
 def _parquet(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path) -> Iterator[int]:
@@ -166,8 +161,7 @@ def _parquet(predictions: Iterable[Predictions], classes: tuple[str, ...], to: P
     count = 0
     try:
         for some in predictions:
-            columns = [list(some.names), list(some.predicted), *some.scores.T]
-            table = pa.table(dict(zip(_header(some, classes), columns, strict=True)))
+            table = pa.Table.from_pandas(_frame(some, classes), preserve_index=False)
             writer = writer or parquet.ParquetWriter(to, table.schema)
             writer.write_table(table)
             count += len(some.names)

@@ -283,25 +283,16 @@ def log_winner(receipt: Mapping[str, Any], folder: Path, settings: Tracking, *, 
     safely(log, settings, "the winner", root)
 
 
-@dataclass(frozen=True)
-class Section:
-    """A heading and the markdown below it."""
-
-    heading: str
-    text: str
-
-
-def sections(run: Finished, history: History) -> Mapping[str, Section]:
-    """The report's sections, in order: card, epsilon, blocks, noise, accuracy, retrainings."""
+def sections(run: Finished, history: History) -> Mapping[str, tuple[str, str]]:
+    """The report's sections, in order, each a heading and the Markdown below it."""
+    against = f"{measure(run.metrics).capitalize()} against epsilon"
     return {
-        "card": Section("Privacy card", _card(run.card)),
-        "epsilon": Section("Epsilon over time", _epsilon(run)),
-        "blocks": Section("Epsilon by block", _blocks(history.blocks)),
-        "noise": Section("Noise trace", _noise(run.trace)),
-        "accuracy": Section(
-            f"{measure(run.metrics).capitalize()} against epsilon", _accuracy(run, history.retrainings)
-        ),
-        "retrainings": Section("Retraining history", _retrainings(history)),
+        "card": ("Privacy card", _card(run.card)),
+        "epsilon": ("Epsilon over time", _epsilon(run)),
+        "blocks": ("Epsilon by block", _blocks(history.blocks)),
+        "noise": ("Noise trace", _noise(run.trace)),
+        "accuracy": (against, _accuracy(run, history.retrainings)),
+        "retrainings": ("Retraining history", _retrainings(history)),
     }
 
 
@@ -433,8 +424,8 @@ def report(run: Finished, history: History, settings: Tracking) -> "wr.Report":
     entity = settings.entity or (wandb.Api().default_entity if settings.mode == "online" else None) or ""
     blocks: list[wr.BlockTypes] = []
     grids = _grids(run, entity if settings.mode == "online" else "", settings.project)
-    for key, section in sections(run, history).items():
-        blocks += [wr.H2(section.heading), wr.MarkdownBlock(section.text)]
+    for key, (heading, below) in sections(run, history).items():
+        blocks += [wr.H2(heading), wr.MarkdownBlock(below)]
         blocks += [grids[key]] if key in grids else []
     setting = run.card.setting
     title = f"Privacy of {run.card.mechanism.algorithm} on {setting.dataset}, run {run.card.evidence.run_id}"

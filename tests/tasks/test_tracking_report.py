@@ -131,27 +131,27 @@ def test_the_curves_are_of_this_run_and_the_scatter_of_all_trainings(
 
 def test_a_run_that_was_a_retraining_is_told_once(run: Finished) -> None:
     own = PAST.retrainings.assign(run_id=run.card.evidence.run_id)
-    assert len(table(sections(run, History(PAST.blocks, own))["accuracy"].text)) == 1
+    assert len(table(sections(run, History(PAST.blocks, own))["accuracy"][1])) == 1
 
 
 def test_without_a_past_the_report_says_so(run: Finished) -> None:
     told = sections(run, EMPTY)
-    assert told["blocks"].text == "The ledger told of no blocks."
-    assert told["retrainings"].text == "There was no scheduled retraining yet."
-    assert len(table(told["accuracy"].text)) == 1
+    assert told["blocks"][1] == "The ledger told of no blocks."
+    assert told["retrainings"][1] == "There was no scheduled retraining yet."
+    assert len(table(told["accuracy"][1])) == 1
 
 
 def test_the_report_on_releases_chosen_on_the_way_says_what_an_epsilon_so_far_is_not(run: Finished) -> None:
-    assert SO_FAR not in sections(run, EMPTY)["epsilon"].text
+    assert SO_FAR not in sections(run, EMPTY)["epsilon"][1]
     accounting = run.card.accounting
     chosen = accounting.composition.model_copy(update={"kind": "zcdp", "rho": 0.1})
     card = run.card.model_copy(update={"accounting": accounting.model_copy(update={"composition": chosen})})
-    assert sections(replace(run, card=card), EMPTY)["epsilon"].text.endswith(SO_FAR)
+    assert sections(replace(run, card=card), EMPTY)["epsilon"][1].endswith(SO_FAR)
 
 
 def test_a_report_on_a_run_without_noise_has_no_number_for_epsilon(run: Finished) -> None:
     told = sections(replace(run, curve=Curve([], [])), EMPTY)
-    assert told["epsilon"].text == "There is no noise, so epsilon is infinite."
+    assert told["epsilon"][1] == "There is no noise, so epsilon is infinite."
 
 
 def test_long_histories_are_cut_and_long_traces_thinned(run: Finished) -> None:
@@ -159,8 +159,8 @@ def test_long_histories_are_cut_and_long_traces_thinned(run: Finished) -> None:
     trace = pd.concat([run.trace.tail(1)] * 500, ignore_index=True)
     trace = trace.assign(step=range(500), noise_std=np.linspace(1.0, 2.0, 500))
     told = sections(replace(run, trace=trace), History(PAST.blocks, many))
-    assert told["retrainings"].text.endswith("76 earlier rows are not shown.")
-    rows = table(told["noise"].text)
+    assert told["retrainings"][1].endswith("76 earlier rows are not shown.")
+    rows = table(told["noise"][1])
     assert (len(rows), rows[0][0], rows[-1][0]) == (24, "1", "500")
 
 
