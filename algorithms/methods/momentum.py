@@ -221,6 +221,35 @@ class State:
         return State(parameters, self.parameters, self.count + 1)
 
 
+NOT_PRIVATE = (
+    "The smoothness constant, which sets the step sizes, was computed from the private records and no noise covers"
+    " it: the stated epsilon does not hold, and the run is only good to reproduce a publication."
+)
+
+_KINDS = {
+    ("laplace", True): 24,
+    ("laplace", False): 24,
+    ("knorm", True): 24,
+    ("gaussian", True): 64,
+    ("gaussian", False): 8,
+}
+"""The most different releases in a plan, by noise and whether all records take part: what accounts within seconds.
+
+The fewer, the coarser the division; 24 cost the error bound at most 2 percent over 300 iterations."""
+
+_ROUNDING = 1e-12
+"""Share of a pure budget that is left to the rounding of its sum."""
+
+
+@dataclass(frozen=True)
+class PathParams(NoiseSchedule):
+    """What the plan keeps: the path, the noise relative to the plan's multiplier, and the constants L and mu."""
+
+    smoothness: float
+    strong_convexity: float
+    stages: tuple[Stage, ...]
+
+
 @dataclass(frozen=True)
 class Settings:
     """Settings that the methods share.
@@ -309,153 +338,96 @@ class Settings:
         """The last iterate, shape [d]."""
         return state.parameters
 
+    def check(self, target: Target, public: PublicInfo) -> None:
+        """Raises RefusedError, in one sentence, where settings, target and data do not fit each other."""
+        records = public.known_records(WHAT)
+        size = self.batch_size or records
+        if size > records:
+            raise RefusedError(
+                f"a batch of {size} was asked for, but there are {records} training records; set algorithm.batch_size"
+                f" to at most {records}."
+            )
+        if size < records and self.adjacency != "REPLACE_ONE":
+            raise RefusedError(
+                "a sample without replacement has a proven cost under REPLACE_ONE only; leave algorithm.batch_size"
+                " empty or set algorithm.adjacency to REPLACE_ONE."
+            )
+        if not 0.0 < target.budget.epsilon < math.inf:
+            raise RefusedError(
+                f"noise is planned for a finite epsilon above 0, not {target.budget.epsilon}; use 'lbfgs' without"
+                " privacy."
+            )
+        if size < records and self.noise == "gaussian" and target.accountant == "pld":
+            raise RefusedError(
+                "Gaussian noise on samples without replacement has a Rényi bound only; set the accountant to rdp, or"
+                " leave algorithm.batch_size empty."
+            )
+        if target.accountant == "pure" and self.noise == "gaussian":
+            raise RefusedError(
+                "gaussian noise has no pure epsilon; set algorithm.noise to laplace or knorm, or the accountant to pld."
+            )
+        if self.noise == "knorm" and size < records:
+            raise RefusedError(
+                "knorm noise has a proven cost for a full batch only; leave algorithm.batch_size empty or take laplace."
+            )
 
-def check(settings: Settings, target: Target, public: PublicInfo) -> None:
-    """Raises RefusedError, in one sentence, where settings, target and data do not fit each other."""
-    records = public.known_records(WHAT)
-    size = settings.batch_size or records
-    if size > records:
-        raise RefusedError(
-            f"a batch of {size} was asked for, but there are {records} training records; set algorithm.batch_size to"
-            f" at most {records}."
+    def plan_path(
+        self, target: Target, public: PublicInfo, curve: Curve, stages: Sequence[Stage], importance: Array
+    ) -> Plan:
+        """The plan of a run in stages whose noise follows `importance`, shape [steps]: a_t, or ones for equal noise."""
+        rate = self.sampling(public).rate
+        values, counts = in_levels(importance, _KINDS[self.noise, rate == 1.0])
+        if self.noise == "gaussian":  # right up to a factor
+            multipliers, power = values**-0.25, 2
+        else:
+            epsilons = divide_epsilon(target.budget.epsilon * (1.0 - _ROUNDING), values, counts, rate=rate)
+            multipliers, power = self.bounds_apart * laplace_scale(epsilons, rate=rate), 1
+        # The equal multiplier with the same sum of epsilons, or of precisions for Gaussian noise.
+        level = float(np.average(multipliers**-power, weights=counts) ** (-1.0 / power))
+        runs, asked = noise_runs(multipliers / level, counts), self.release(public, level)
+
+        def releases(noise_multiplier: float) -> Repeated:
+            return [(self.release(public, noise_multiplier * run.weight), run.steps) for run in runs]
+
+        return plan_fixed(
+            releases,
+            target=target,
+            public=public,
+            sampled=Batches(asked.sampling, asked.divisor),
+            steps=sum(stage.steps for stage in stages),
+            noise_multiplier=level if target.accountant == "pure" else None,
+            adjacency=self.adjacency,
+            method_params=PathParams(runs, curve.smoothness, curve.strong_convexity, tuple(stages)),
+            not_private=NOT_PRIVATE if self.smoothness_is_data_dependent else None,
         )
-    if size < records and settings.adjacency != "REPLACE_ONE":
-        raise RefusedError(
-            "a sample without replacement has a proven cost under REPLACE_ONE only; leave algorithm.batch_size empty"
-            " or set algorithm.adjacency to REPLACE_ONE."
-        )
-    if not 0.0 < target.budget.epsilon < math.inf:
-        raise RefusedError(
-            f"noise is planned for a finite epsilon above 0, not {target.budget.epsilon}; use 'lbfgs' without privacy."
-        )
-    if size < records and settings.noise == "gaussian" and target.accountant == "pld":
-        raise RefusedError(
-            "Gaussian noise on samples without replacement has a Rényi bound only; set the accountant to rdp, or leave"
-            " algorithm.batch_size empty."
-        )
-    if target.accountant == "pure" and settings.noise == "gaussian":
-        raise RefusedError(
-            "gaussian noise has no pure epsilon; set algorithm.noise to laplace or knorm, or the accountant to pld."
-        )
-    if settings.noise == "knorm" and size < records:
-        raise RefusedError(
-            "knorm noise has a proven cost for a full batch only; leave algorithm.batch_size empty or take laplace."
-        )
 
+    def best_length(
+        self, target: Target, public: PublicInfo, curve: Curve, stages: Sequence[Stage], gap: float
+    ) -> int:
+        """The number of iterations with the least error bound (32), from a public bound on the objective's gap.
 
-NOT_PRIVATE = (
-    "The smoothness constant, which sets the step sizes, was computed from the private records and no noise covers"
-    " it: the stated epsilon does not hold, and the run is only good to reproduce a publication."
-)
-
-_KINDS = {
-    ("laplace", True): 24,
-    ("laplace", False): 24,
-    ("knorm", True): 24,
-    ("gaussian", True): 64,
-    ("gaussian", False): 8,
-}
-"""The most different releases in a plan, by noise and whether all records take part: what accounts within seconds.
-
-The fewer, the coarser the division; 24 cost the error bound at most 2 percent over 300 iterations."""
-
-_ROUNDING = 1e-12
-"""Share of a pure budget that is left to the rounding of its sum."""
-
-
-@dataclass(frozen=True)
-class PathParams(NoiseSchedule):
-    """What the plan keeps: the path, the noise relative to the plan's multiplier, and the constants L and mu."""
-
-    smoothness: float
-    strong_convexity: float
-    stages: tuple[Stage, ...]
-
-
-def plan_path(
-    settings: Settings,
-    target: Target,
-    public: PublicInfo,
-    *,
-    curve: Curve,
-    stages: Sequence[Stage],
-    importance: Array,
-) -> Plan:
-    """The plan of a run in stages whose noise follows `importance`, shape [steps]: a_t, or ones for equal noise."""
-    multipliers, counts = _course(settings, target, public, importance)
-    # The equal multiplier with the same sum of epsilons, or of precisions for Gaussian noise.
-    power = 2 if settings.noise == "gaussian" else 1
-    level = float(np.average(multipliers**-power, weights=counts) ** (-1.0 / power))
-    runs, asked = noise_runs(multipliers / level, counts), settings.release(public, level)
-
-    def releases(noise_multiplier: float) -> Repeated:
-        return [(settings.release(public, noise_multiplier * run.weight), run.steps) for run in runs]
-
-    return plan_fixed(
-        releases,
-        target=target,
-        public=public,
-        sampled=Batches(asked.sampling, asked.divisor),
-        steps=sum(stage.steps for stage in stages),
-        noise_multiplier=level if target.accountant == "pure" else None,
-        adjacency=settings.adjacency,
-        method_params=PathParams(
-            noise=runs,
-            smoothness=curve.smoothness,
-            strong_convexity=curve.strong_convexity,
-            stages=tuple(stages),
-        ),
-        not_private=NOT_PRIVATE if settings.smoothness_is_data_dependent else None,
-    )
-
-
-def best_length(
-    settings: Settings,
-    target: Target,
-    public: PublicInfo,
-    *,
-    curve: Curve,
-    stages: Sequence[Stage],
-    gap: float,
-) -> int:
-    """The number of iterations with the least error bound (32), from a public bound on the objective's gap.
-
-    The bound is that of all records: a sample's amplification makes up for its size, to first order.
-    """
-    records = public.known_records(WHAT)
-    if settings.noise != "gaussian":
-        sensitivity = settings.bounds_apart * settings.clipping(public).sensitivity
-        scale = sensitivity / (records * target.budget.epsilon)
-        d = public.parameters
-        spread = (
-            1.0 if settings.noise == "laplace" else (d + 2) * (d + 3) / 12
-        )  # half a variance: see `KNorm.std`
-        noise, power = d * scale**2 * spread, 1.0 / 3.0
-    else:
-        once = replace(
-            settings, batch_size=None
-        )  # the one release of all records that would spend the target
-        multiplier = calibrated_multiplier(
-            lambda multiplier: [(once.release(public, multiplier), 1)],
-            target,
-            public,
-            ALL,
-            adjacency=settings.adjacency,
-        )
-        scale = once.release(public, multiplier).noise_scale / records
-        noise, power = public.parameters * scale**2 / 2.0, 1.0 / 2.0
-    bounds = error_bounds(stages, curve, gap=gap, noise=noise, power=power)
-    return int(np.argmin(bounds)) + 1
-
-
-def _course(settings: Settings, target: Target, public: PublicInfo, importance: Array) -> tuple[Array, Array]:
-    """The noise multipliers of runs of iterations, right for pure epsilon and else up to a factor; shapes [groups]."""
-    rate = settings.sampling(public).rate
-    values, counts = in_levels(importance, _KINDS[settings.noise, rate == 1.0])
-    if settings.noise == "gaussian":
-        return values**-0.25, counts
-    epsilons = divide_epsilon(target.budget.epsilon * (1.0 - _ROUNDING), values, counts, rate=rate)
-    return settings.bounds_apart * laplace_scale(epsilons, rate=rate), counts
+        The bound is that of all records: a sample's amplification makes up for its size, to first order.
+        """
+        records, d = public.known_records(WHAT), public.parameters
+        if self.noise == "gaussian":  # of the one release of all records that would spend the target
+            once = replace(self, batch_size=None)
+            multiplier = calibrated_multiplier(
+                lambda multiplier: [(once.release(public, multiplier), 1)],
+                target,
+                public,
+                ALL,
+                adjacency=self.adjacency,
+            )
+            scale = once.release(public, multiplier).noise_scale / records
+            noise, power = d * scale**2 / 2.0, 1.0 / 2.0
+        else:
+            scale = self.bounds_apart * self.clipping(public).sensitivity / (records * target.budget.epsilon)
+            half = (
+                1.0 if self.noise == "laplace" else (d + 2) * (d + 3) / 12
+            )  # of a variance, see `KNorm.std`
+            noise, power = d * scale**2 * half, 1.0 / 3.0
+        bounds = error_bounds(stages, curve, gap=gap, noise=noise, power=power)
+        return int(np.argmin(bounds)) + 1
 
 
 @dataclass(frozen=True)
@@ -469,7 +441,7 @@ class HeavyBall(Settings):
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """Equal noise in all iterations, the least that fits the target."""
-        check(self, target, public)
+        self.check(target, public)
         curve = self.curve(public)
         size = self.step_size(curve)
         if self.momentum is None and self.regularisation == 0.0:
@@ -479,7 +451,7 @@ class HeavyBall(Settings):
             )
         momentum = curve.momentum(size) if self.momentum is None else self.momentum
         stages = [Stage(self.steps, size, momentum)]
-        return plan_path(self, target, public, curve=curve, stages=stages, importance=np.ones(self.steps))
+        return self.plan_path(target, public, curve, stages, np.ones(self.steps))
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One noisy gradient at the iterate; then theta - a g + beta (theta - theta before)."""
@@ -503,7 +475,7 @@ class Nesterov(Settings):
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise that fits the target, equal or divided; raises RefusedError without regularisation."""
-        check(self, target, public)
+        self.check(target, public)
         if self.regularisation == 0.0:
             raise RefusedError(
                 "Nesterov's momentum needs a strongly convex objective; set algorithm.regularisation above 0."
@@ -515,12 +487,10 @@ class Nesterov(Settings):
             stages = growing_stages(self.steps, size, curve.condition_number)
         importance = np.ones(self.steps)
         if self.variant.endswith("_opt"):
-            gap = self.initial_gap
-            length = best_length(self, target, public, curve=curve, stages=stages, gap=gap)
-            stages = cut(stages, length)
+            stages = cut(stages, self.best_length(target, public, curve, stages, self.initial_gap))
             importance = coefficients(stages, curve)
         stages = [replace(stage, momentum=curve.momentum(stage.step_size)) for stage in stages]
-        return plan_path(self, target, public, curve=curve, stages=stages, importance=importance)
+        return self.plan_path(target, public, curve, stages, importance)
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One noisy gradient at the point ahead of the iterate, and a step from there."""
