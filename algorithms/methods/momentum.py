@@ -422,9 +422,8 @@ class Settings:
             noise, power = d * scale**2 / 2.0, 1.0 / 2.0
         else:
             scale = self.bounds_apart * self.clipping(public).sensitivity / (records * target.budget.epsilon)
-            half = (
-                1.0 if self.noise == "laplace" else (d + 2) * (d + 3) / 12
-            )  # of a variance, see `KNorm.std`
+            # Half the variance of a coordinate; for K-norm noise see `KNorm.std`.
+            half = 1.0 if self.noise == "laplace" else (d + 2) * (d + 3) / 12
             noise, power = d * scale**2 * half, 1.0 / 3.0
         bounds = error_bounds(stages, curve, gap=gap, noise=noise, power=power)
         return int(np.argmin(bounds)) + 1
@@ -495,9 +494,8 @@ class Nesterov(Settings):
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One noisy gradient at the point ahead of the iterate, and a step from there."""
         now, place = run_at(plan.params(PathParams).stages, int(state.count))
-        kept = (
-            now.momentum * (state.parameters - state.previous) if place else 0.0
-        )  # dropped where a stage begins
+        # Momentum is dropped where a stage begins.
+        kept = now.momentum * (state.parameters - state.previous) if place else 0.0
         ahead = state.parameters + kept
         gradient = self.gradient(ahead, plan, int(state.count), barrier)
         return state.moved(ahead - now.step_size * gradient)
