@@ -13,7 +13,8 @@ from flows.cli.running import SETTINGS, say, show
 
 if TYPE_CHECKING:
     from algorithms.privacy.accounting import Budget
-    from algorithms.privacy.ledger import Balance, Forecast, Ledger, Price
+    from algorithms.privacy.ledger import Balance, Ledger
+    from algorithms.privacy.ledger.policy import Forecast, Price
 
 _SMALLEST_SHARE = 0.01
 _PLANNED = 52
@@ -76,8 +77,8 @@ def forecast(
 ) -> None:
     """Show how many more retrainings the caps allow and when blocks retire. Spends nothing."""
     from algorithms.privacy.accounting import Budget
-    from algorithms.privacy.ledger import Choice, Spread
-    from algorithms.privacy.ledger import forecast as play
+    from algorithms.privacy.ledger.policy import Choice, Spread
+    from algorithms.privacy.ledger.policy import forecast as play
 
     if file is not None:
         from tasks.retraining import load

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from algorithms.privacy.ledger import Choice, Spread
+from algorithms.privacy.ledger.policy import Choice, Spread
 from tasks.config.params import Group, ParamsRefusedError, in_words, read_yaml
 
 Every = Literal["hour", "day", "week", "month"]

@@ -23,16 +23,8 @@ from algorithms.core.receipt import reserved_events
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.models import ModelRefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger import (
-    Balance,
-    Block,
-    Ledger,
-    NotAllowedError,
-    Price,
-    exhausted,
-    forecast,
-    next_retraining,
-)
+from algorithms.privacy.ledger import Balance, Ledger, NotAllowedError
+from algorithms.privacy.ledger.policy import Block, Price, exhausted, forecast, next_retraining
 from algorithms.privacy.ledger.rules import floored
 from data import public_description
 from data.card import DataCard, data_card

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger import Choice, Ledger
+from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.ledger.policy import Choice
 from flows.cli.main import app
 from tasks import prepare, retraining, train
 from tasks.config.params import ParamsRefusedError, load

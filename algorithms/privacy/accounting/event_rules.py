@@ -398,6 +398,20 @@ class _WithoutReplacement(EventRule):
 class _Compound(EventRule):
     """An event that consists of others, to each of which the rule is applied."""
 
+    def combined(self, event: Any, values: list[Any]) -> Any:
+        """A cost of the event from those of its parts: numbers, or Rényi bounds of shape [orders]."""
+        raise NotImplementedError
+
+    def pure_epsilon(self, event: Any) -> float:
+        return float(self.combined(event, [rule_of(inner).pure_epsilon(inner) for inner in parts(event)]))
+
+    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
+        found = self.combined(event, [rule_of(inner).rdp(inner, orders, adjacency) for inner in parts(event)])
+        return np.asarray(found)
+
+    def rho(self, event: Any) -> float:
+        return float(self.combined(event, [rule_of(inner).rho(inner) for inner in parts(event)]))
+
     def replacing(self, event: Any) -> dp.DpEvent:
         return _with_parts(event, lambda inner: rule_of(inner).replacing(inner))
 
@@ -412,23 +426,20 @@ class _Compound(EventRule):
 
 
 class _SelfComposed(_Compound):
+    def combined(self, event: Any, values: list[Any]) -> Any:
+        return event.count * values[0]
+
     def is_possible(self, event: Any) -> bool:
         return bool(event.count >= 0)
-
-    def pure_epsilon(self, event: Any) -> float:
-        return float(event.count * rule_of(event.event).pure_epsilon(event.event))
 
     def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
         return rule_of(event.event).pld(event.event, count * event.count, grid, adjacency)
 
-    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
-        return int(event.count) * rule_of(event.event).rdp(event.event, orders, adjacency)
-
-    def rho(self, event: Any) -> float:
-        return float(event.count * rule_of(event.event).rho(event.event))
-
 
 class _Composed(_Compound):
+    def combined(self, event: Any, values: list[Any]) -> Any:
+        return np.sum(values, axis=0)
+
     def traced(self, event: Any) -> Traced:
         match event.events:
             case [ObjectivePerturbationDpEvent(noise_multiplier=z), dp.GaussianDpEvent()]:
@@ -437,24 +448,13 @@ class _Composed(_Compound):
                 return Traced({"pureobjectivenoise": 1 / epsilon})
         return Traced({})
 
-    def pure_epsilon(self, event: Any) -> float:
-        return math.fsum(rule_of(inner).pure_epsilon(inner) for inner in event.events)
-
     def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
         return loss_of(((inner, count) for inner in event.events), grid, adjacency)
 
-    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
-        return sum(
-            (rule_of(inner).rdp(inner, orders, adjacency) for inner in event.events), np.zeros(len(orders))
-        )
-
-    def rho(self, event: Any) -> float:
-        return math.fsum(rule_of(inner).rho(inner) for inner in event.events)
-
 
 class _Either(_Composed):
-    def pure_epsilon(self, event: Any) -> float:
-        return max(rule_of(inner).pure_epsilon(inner) for inner in event.events)
+    def combined(self, event: Any, values: list[Any]) -> Any:
+        return np.max(values, axis=0)
 
     def is_possible(self, event: Any) -> bool:
         return bool(event.events)
@@ -475,13 +475,6 @@ class _Either(_Composed):
                 grid,
             )
         return one if count == 1 else one.self_compose(count)
-
-    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
-        found: np.ndarray = np.max([rule_of(e).rdp(e, orders, adjacency) for e in event.events], axis=0)
-        return found
-
-    def rho(self, event: Any) -> float:
-        return max(rule_of(inner).rho(inner) for inner in event.events)
 
 
 class _Selection(EventRule):
@@ -640,4 +633,5 @@ def _of_sample(rate: float, epsilon: float) -> float:
 
 
 def _any_of(count: int, rate: float) -> float:
+    """The chance that a sample has any of so many records."""
     return 1.0 if rate == 1 else -math.expm1(count * math.log1p(-rate))

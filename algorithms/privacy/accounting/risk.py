@@ -37,7 +37,7 @@ from algorithms.privacy.accounting.losses import curves_of
 
 Array = NDArray[np.float64]
 _POINTS, _LEAST_DELTA = 300, 1e-10
-_CUSTOMARY_DELTA, _LARGEST_EPSILON = 1e-5, 100.0
+_CUSTOMARY_DELTA, _LARGEST_EPSILON, _LARGEST_MU = 1e-5, 100.0, 1e6
 
 
 @dataclass(frozen=True)
@@ -194,12 +194,9 @@ def _mu_at(epsilon: float, delta: float) -> float:
     def above(mu: float) -> float:
         return gaussian_delta(mu, epsilon) - delta
 
-    high = 1.0
-    while above(high) < 0:
-        high *= 2
-        if high > 1e6:
-            return math.inf
-    return float(brentq(above, 0.0, high, xtol=1e-9)) if above(0.0) < 0 else 0.0
+    if above(0.0) >= 0:
+        return 0.0
+    return float(brentq(above, 0.0, _LARGEST_MU, xtol=1e-9)) if above(_LARGEST_MU) >= 0 else math.inf
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:

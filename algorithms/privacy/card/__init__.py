@@ -3,7 +3,7 @@
 A card holds typed facts and no sentences (`schema`). `build` makes it from a run's documents and signs it with the
 owner's key; `load` reads it from a file, every byte of which matters; `verify` checks its signature, computes epsilon
 again from its events, and compares it with the files beside it; `check_charged` compares it with a ledger. `text`
-writes the sentences for people. `trace` says what the noise trace has to do with events.
+writes the sentences for people.
 
 A card promises no more than its events. Its checksums tie it to the files of the run, its ledger_head to the
 population's ledger. It holds no checksum of private records, since such a number would let anyone test a guess of them.
@@ -12,34 +12,20 @@ Keys come from the caller, as objects of `cryptography`. Of the rest of privacy 
 reading are imported, and nothing imports this package that a run needs while it trains.
 """
 
-from algorithms.privacy.card.build import (
-    RunRecord,
-    build,
-    features_of,
-    guarantee,
-    load,
-    made_up_trace,
-    model_of,
-    trace_schedule,
-)
-from algorithms.privacy.card.schema import RELEASED, PrivacyCard, Signed, public_key_of
-from algorithms.privacy.card.verify import SIGNER, Check, Verification, check_charged, recompute, verify
+from algorithms.privacy.card.build import RunRecord, build, load, made_up_trace, trace_schedule
+from algorithms.privacy.card.schema import RELEASED, PrivacyCard, public_key_of
+from algorithms.privacy.card.verify import SIGNER, Verification, check_charged, recompute, verify
 
 __all__ = [
     "RELEASED",
     "SIGNER",
-    "Check",
     "PrivacyCard",
     "RunRecord",
-    "Signed",
     "Verification",
     "build",
     "check_charged",
-    "features_of",
-    "guarantee",
     "load",
     "made_up_trace",
-    "model_of",
     "public_key_of",
     "recompute",
     "trace_schedule",

@@ -114,17 +114,13 @@ def guarantee(*, cost: float | None, private_noise: bool, is_covered: bool) -> G
 def mechanism_of(plan: Mapping[str, Any]) -> dict[str, Any]:
     """What a card says of the mechanism that a plan has decided."""
     copied = ("algorithm", "settings", "steps", "noise_multiplier", "sampling_rate", "divisor")
+    features = dict(plan["features"])
     return {
         **{name: plan[name] for name in copied},
-        "features": features_of(plan["features"]),
+        "features": {"name": features.pop("name"), "settings": features},
         "model": model_of(plan["model"]),
         "settings_from_records": plan["not_private"] is not None,
     }
-
-
-def features_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The features on a card, from that group of params.yaml."""
-    return {"name": group["name"], "settings": {name: group[name] for name in group if name != "name"}}
 
 
 def model_of(described: Mapping[str, Any]) -> dict[str, Any]:

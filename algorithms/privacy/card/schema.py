@@ -40,48 +40,10 @@ class Section(BaseModel):
 
 
 class Signature(Section):
-    """An Ed25519 signature over `Signed.to_bytes` of the card with null in this place; both parts in hexadecimal."""
+    """An Ed25519 signature over the bytes of the card with null in this place; both parts in hexadecimal."""
 
     public_key: Sha256
     value: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
-
-
-class Signed(Section):
-    """Facts that the owner of the data signs, and the one way in which they are written.
-
-    signature: null where no owner's key was at hand; such a card shows nobody who made it.
-    """
-
-    schema_version: Literal[2]
-    signature: Signature | None
-
-    def to_json(self) -> dict[str, Any]:
-        """The facts as JSON values."""
-        document: dict[str, Any] = self.model_dump(mode="json")
-        return document
-
-    def to_bytes(self) -> bytes:
-        """The facts as the file that holds them: these bytes and no others."""
-        return (json.dumps(self.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-    def signed(self, key: Ed25519PrivateKey | None) -> Self:
-        """The same facts, signed; unsigned without a key."""
-        bare = self.model_copy(update={"signature": None})
-        if key is None:
-            return bare
-        value = key.sign(bare.to_bytes()).hex()
-        return bare.model_copy(update={"signature": Signature(public_key=public_key_of(key), value=value)})
-
-    def signature_holds(self) -> bool:
-        """Whether the facts are those that the holder of the named key signed."""
-        if self.signature is None:
-            return False
-        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.signature.public_key))
-        try:
-            key.verify(bytes.fromhex(self.signature.value), self.signed(None).to_bytes())
-        except InvalidSignature:
-            return False
-        return True
 
 
 def public_key_of(key: Ed25519PrivateKey) -> str:
@@ -363,9 +325,15 @@ class Evidence(Section):
     ]
 
 
-class PrivacyCard(Signed):
-    """What a run's guarantee is, how it came about and how to recompute it."""
+class PrivacyCard(Section):
+    """What a run's guarantee is, how it came about and how to recompute it.
 
+    signature: the owner's, over all other facts, by the one way in which they are written; null where no owner's key
+    was at hand: such a card shows nobody who made it.
+    """
+
+    schema_version: Literal[2]
+    signature: Signature | None
     setting: Setting
     mechanism: Mechanism
     accounting: Accounting
@@ -378,3 +346,31 @@ class PrivacyCard(Signed):
         """Epsilon by the accountant that the run was held to, also where the guarantee is not "private"."""
         cost: float | None = getattr(self.accounting.epsilon, self.accounting.accountant)
         return cost
+
+    def to_json(self) -> dict[str, Any]:
+        """The facts as JSON values."""
+        document: dict[str, Any] = self.model_dump(mode="json")
+        return document
+
+    def to_bytes(self) -> bytes:
+        """The facts as the file that holds them: these bytes and no others."""
+        return (json.dumps(self.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+    def signed(self, key: Ed25519PrivateKey | None) -> Self:
+        """The same facts, signed; unsigned without a key."""
+        bare = self.model_copy(update={"signature": None})
+        if key is None:
+            return bare
+        value = key.sign(bare.to_bytes()).hex()
+        return bare.model_copy(update={"signature": Signature(public_key=public_key_of(key), value=value)})
+
+    def signature_holds(self) -> bool:
+        """Whether the facts are those that the holder of the named key signed."""
+        if self.signature is None:
+            return False
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.signature.public_key))
+        try:
+            key.verify(bytes.fromhex(self.signature.value), self.signed(None).to_bytes())
+        except InvalidSignature:
+            return False
+        return True

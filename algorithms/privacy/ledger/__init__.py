@@ -14,31 +14,12 @@ import `composition` by itself, which decides what they say. What opens a databa
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from algorithms.privacy.ledger.books import NOTHING, Balance, Entry, Head, Run, Status
-from algorithms.privacy.ledger.composition import BASIC, WHOLE_POPULATION, Composition, Events, Terms
-from algorithms.privacy.ledger.policy import (
-    Block,
-    Choice,
-    Choosing,
-    Forecast,
-    Price,
-    Spread,
-    Spreading,
-    exhausted,
-    forecast,
-    next_retraining,
-)
+from algorithms.privacy.ledger.books import Balance, Entry, Head
+from algorithms.privacy.ledger.composition import WHOLE_POPULATION, Composition
 
 if TYPE_CHECKING:
     from algorithms.privacy.ledger.administration import export, restore
-    from algorithms.privacy.ledger.ledger import (
-        Checkpoint,
-        Ledger,
-        Settlement,
-        Verification,
-        identity,
-        settlement,
-    )
+    from algorithms.privacy.ledger.ledger import Checkpoint, Ledger, Settlement, identity, settlement
     from algorithms.privacy.ledger.store import NotAllowedError
 else:
     _OTHER = {"NotAllowedError": "store", "export": "administration", "restore": "administration"}
@@ -51,34 +32,17 @@ else:
 
 
 __all__ = [
-    "BASIC",
-    "NOTHING",
     "WHOLE_POPULATION",
     "Balance",
-    "Block",
     "Checkpoint",
-    "Choice",
-    "Choosing",
     "Composition",
     "Entry",
-    "Events",
-    "Forecast",
     "Head",
     "Ledger",
     "NotAllowedError",
-    "Price",
-    "Run",
     "Settlement",
-    "Spread",
-    "Spreading",
-    "Status",
-    "Terms",
-    "Verification",
-    "exhausted",
     "export",
-    "forecast",
     "identity",
-    "next_retraining",
     "restore",
     "settlement",
 ]
