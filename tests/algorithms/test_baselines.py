@@ -25,6 +25,7 @@ from algorithms.models import Model, build
 from algorithms.privacy.accounting import Budget
 from tests.algorithms import bench
 from tests.algorithms.bench import MadeUp, Outcome, made_up, run, small_model
+from tests.support.refusals import refused
 
 LOGISTIC = small_model("logistic", classes=2)
 LONGEST = math.sqrt(17.0)
@@ -150,12 +151,6 @@ def test_norm_bound_sgd_holds_a_record_beyond_the_bound_to_it() -> None:
     assert float(found.released.norm()) == pytest.approx(LONGEST, abs=1e-3)
 
 
-@pytest.mark.parametrize("missing", [{"inputs": None}, {"loss": None}])
-def test_norm_bound_sgd_needs_public_bounds(missing: dict[str, Any]) -> None:
-    with pytest.raises(RefusedError, match="public bound for sensitivity is missing"):
-        NormBoundSGD(steps=3, expected_batch_size=20).plan(TARGET, public(50, **missing))
-
-
 def majority(model: Model, labels: list[int], *, classes: int = 2, noised: bool = False) -> Outcome:
     records = MadeUp(np.ones((len(labels), 1, 4, 4), np.float32), np.array(labels))
     plan = Majority().plan(TARGET, public(len(labels), model, classes=classes))
@@ -198,11 +193,6 @@ def test_a_record_changes_one_count_by_one() -> None:
     row = found.trace.rows[0]
     assert (row.kind, row.clip_norm) == ("total", 1.0)
     assert 5 < row.noise_std < 6  # epsilon 1 at delta 1e-8
-
-
-def test_the_majority_class_is_refused_for_other_models() -> None:
-    with pytest.raises(RefusedError, match="bias of a linear model"):
-        Majority().plan(TARGET, public(50, inputs=None))
 
 
 @pytest.mark.parametrize(
@@ -260,8 +250,14 @@ def test_sgd_ma_cannot_state_a_small_epsilon() -> None:
     assert fixed.cost.epsilon < 0.5 < fixed.method_params["claimed_epsilon"]
 
 
-def test_noise_that_costs_more_than_the_target_is_refused() -> None:
-    with pytest.raises(RefusedError, match="ask for more epsilon or more noise"):
+def test_what_a_baseline_cannot_do_is_refused_in_one_sentence() -> None:
+    bounded = NormBoundSGD(steps=3, expected_batch_size=20)
+    for missing in ({"inputs": None}, {"loss": None}):
+        with refused("public bound for sensitivity is missing"):
+            bounded.plan(TARGET, public(50, **missing))
+    with refused("bias of a linear model"):
+        Majority().plan(TARGET, public(50, inputs=None))
+    with refused("ask for more epsilon or more noise"):
         SGDMA(steps=1000, noise_multiplier=0.5).plan(TARGET, public(10_000))
 
 

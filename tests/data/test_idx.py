@@ -78,43 +78,27 @@ def test_a_damaged_file_is_refused_by_name(
         files[role].write_bytes(whole)
 
 
-def test_files_that_do_not_belong_together_are_refused(
-    card: DataCard, files: dict[str, Path], idx: Pack
+@pytest.mark.parametrize(
+    ("contents", "said"),
+    [
+        ({"train_labels": LABELS[:2]}, "different numbers of records"),
+        ({"train_labels": PIXELS}, "one label a record"),
+        ({"train_images": PIXELS.reshape(3, 4, 1)}, r"another size than the declared \[1, 2, 2\]"),
+        (
+            {"train_labels": np.array([0, 1, 2], np.uint8)},
+            "training labels of 'dots' go beyond its 2 declared classes",
+        ),
+        ({"test_images": PIXELS[:0], "test_labels": LABELS[:0]}, "has no test records"),
+        (
+            {"train_images": PIXELS[:2], "train_labels": LABELS[:2]},
+            "has 2 training and 1 test records, its card declares 3 and 1",
+        ),
+    ],
+)
+def test_files_that_do_not_fit_each_other_or_the_card_are_refused(
+    card: DataCard, files: dict[str, Path], idx: Pack, contents: dict[str, NDArray[np.uint8]], said: str
 ) -> None:
-    files["train_labels"].write_bytes(idx(LABELS[:2]))
-    with pytest.raises(DataRefusedError, match="different numbers of records"):
-        read(card, files)
-    with pytest.raises(DataRefusedError, match="one label a record"):
-        read(card, {**files, "train_labels": files["train_images"]})
-
-
-def test_images_of_another_size_are_refused(card: DataCard, files: dict[str, Path], idx: Pack) -> None:
-    files["train_images"].write_bytes(idx(PIXELS.reshape(3, 4, 1)))
-    with pytest.raises(DataRefusedError, match=r"another size than the declared \[1, 2, 2\]"):
-        read(card, files)
-
-
-def test_a_label_outside_the_declared_classes_is_refused(
-    card: DataCard, files: dict[str, Path], idx: Pack
-) -> None:
-    files["train_labels"].write_bytes(idx(np.array([0, 1, 2], np.uint8)))
-    with pytest.raises(DataRefusedError, match="training labels of 'dots' go beyond its 2 declared classes"):
-        read(card, files)
-
-
-def test_an_empty_data_set_is_refused(card: DataCard, files: dict[str, Path], idx: Pack) -> None:
-    files["test_images"].write_bytes(idx(PIXELS[:0]))
-    files["test_labels"].write_bytes(idx(LABELS[:0]))
-    with pytest.raises(DataRefusedError, match="has no test records"):
-        read(card, files)
-
-
-def test_another_number_of_records_than_declared_is_refused(
-    card: DataCard, files: dict[str, Path], idx: Pack
-) -> None:
-    files["train_images"].write_bytes(idx(PIXELS[:2]))
-    files["train_labels"].write_bytes(idx(LABELS[:2]))
-    with pytest.raises(
-        DataRefusedError, match="has 2 training and 1 test records, its card declares 3 and 1"
-    ):
+    for role, content in contents.items():
+        files[role].write_bytes(idx(content))
+    with pytest.raises(DataRefusedError, match=said):
         read(card, files)

@@ -119,26 +119,19 @@ def test_an_unknown_algorithm_is_refused_with_the_known_ones() -> None:
         parse(with_value("algorithm.name", "dp_magic"))
 
 
-@pytest.mark.parametrize("group", ["data", "privacy", "model", "algorithm"])
-def test_a_missing_group_is_refused(group: str) -> None:
-    rest = {name: values for name, values in document().items() if name != group}
-    with pytest.raises(ParamsRefusedError, match=f"group {group} is missing"):
-        parse(rest)
-
-
-def test_groups_without_effect_on_results_may_be_missing() -> None:
+def test_groups_without_effect_on_results_alone_may_be_missing() -> None:
     rest = {name: values for name, values in document().items() if name not in params.OPTIONAL}
     assert parse(rest).performance == params.Performance()
+    for group in ("data", "privacy", "model", "algorithm"):
+        with pytest.raises(ParamsRefusedError, match=f"group {group} is missing"):
+            parse({name: values for name, values in document().items() if name != group})
 
 
-def test_only_the_groups_of_a_stage_are_checked() -> None:
-    broken = with_value("privacy.epsilon", -1.0)
-    assert parse(broken, reads=("data",)).data.dataset == "digits"
-
-
-def test_a_group_that_a_stage_does_not_declare_cannot_be_read() -> None:
+def test_only_the_groups_of_a_stage_are_checked_and_can_be_read() -> None:
+    read = parse(with_value("privacy.epsilon", -1.0), reads=("data",))
+    assert read.data.dataset == "digits"
     with pytest.raises(LookupError, match=r"privacy.*READS"):
-        _ = parse(document(), reads=("data",)).privacy
+        _ = read.privacy
 
 
 @pytest.mark.parametrize(
@@ -198,17 +191,16 @@ def test_the_environment_wins_over_the_file(monkeypatch: pytest.MonkeyPatch) -> 
     assert environment.ledger_url("sqlite:////srv/other.sqlite") == "sqlite:////srv/one.sqlite"
 
 
-@pytest.mark.parametrize("url", ["sqlite:///ledger.sqlite", "sqlite+pysqlite:///data/ledger.sqlite"])
-def test_a_relative_ledger_is_refused_since_each_copy_would_have_its_own_budget(url: str) -> None:
-    with pytest.raises(RefusedError, match="relative path"):
-        environment.ledger_url(url)
-
-
-@pytest.mark.parametrize("place", [".epsilonflow", "../budget"])
-def test_a_relative_home_is_refused_for_the_same_reason(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    monkeypatch.setenv("EPSILONFLOW_HOME", place)
-    with pytest.raises(RefusedError, match="relative path"):
-        environment.home()
+def test_a_relative_place_is_refused_since_each_copy_would_have_its_own_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for url in ("sqlite:///ledger.sqlite", "sqlite+pysqlite:///data/ledger.sqlite"):
+        with pytest.raises(RefusedError, match="relative path"):
+            environment.ledger_url(url)
+    for place in (".epsilonflow", "../budget"):
+        monkeypatch.setenv("EPSILONFLOW_HOME", place)
+        with pytest.raises(RefusedError, match="relative path"):
+            environment.home()
 
 
 def test_no_budget_is_kept_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
