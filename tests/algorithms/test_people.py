@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms import DPGD, DPSGD, ObjectivePerturbation, OptimizerConfig, fit, fitting
+from algorithms import DPSGD, ObjectivePerturbation, fit, fitting
 from algorithms.core.training import asked_of_rows, of_people
 from algorithms.errors import RefusedError
 from algorithms.fit_inputs import GivenRecords, pooled, records_of
@@ -181,34 +181,6 @@ def test_what_is_used_of_a_person_follows_from_her_own_records_alone() -> None:
     turned = of(who, np.arange(8)[::-1])
     by_name = dict(zip(["ann", "dee", "bob", "cy"], turned.features, strict=True))
     assert np.array_equal(by_name["ann"], whole.features[0])
-
-
-def test_a_step_is_along_the_mean_of_the_clipped_means_of_people() -> None:
-    """Of many like these four, so that the noise is small beside it."""
-    copies = 200
-    names = [f"{name} {copy}" for copy in range(copies) for name in who]
-    method = DPGD(steps=1, clip_norm=0.5, update=OptimizerConfig(1.0))
-    found = call(
-        X=np.tile(X, (copies, 1)),
-        y=np.tile(Y, copies),
-        people=names,
-        per_person=4,
-        method=method,
-        epsilon=8.0,
-        delta=1e-3,
-    )
-    torch.manual_seed(1)
-    start = nn.Linear(5, 2)
-    total = [torch.zeros_like(part) for part in start.parameters()]
-    for name in sorted(set(who)):
-        own = torch.from_numpy(who == name)
-        loss = nn.functional.cross_entropy(start(torch.from_numpy(X)[own]), torch.from_numpy(Y)[own])
-        gradients = torch.autograd.grad(loss, list(start.parameters()))
-        norm = float(torch.cat([part.flatten() for part in gradients]).norm())
-        for part, gradient in zip(total, gradients, strict=True):
-            part += gradient * min(1.0, 0.5 / norm)
-    for before, after, part in zip(start.parameters(), found.model.parameters(), total, strict=True):
-        assert torch.allclose(after, before - part / 4, atol=0.005)
 
 
 def test_the_card_and_the_ledger_speak_of_people(own_home: Any) -> None:

@@ -20,12 +20,6 @@ def test_every_card_of_the_catalogue_is_valid_and_public(name: str) -> None:
     assert (public.records is None) == (public.test_records is None) == (name == "ipums")
 
 
-def test_the_catalogue_has_the_promised_sets() -> None:
-    assert {"adult", "digits", "fashion-mnist", "mnist"} <= set(card_names())
-    assert {"adult-a9a", "bank-encoded", "bank-marketing", "ipums"} <= set(card_names())
-    assert {"kddcup99", "kddcup99-10-percent", "synthetic-logistic"} <= set(card_names())
-
-
 def test_the_two_cards_of_kddcup99_differ_in_their_training_records_only() -> None:
     full, tenth = data_card("kddcup99"), data_card("kddcup99-10-percent")
     assert (full.reader, full.classes, full.population) == (tenth.reader, tenth.classes, tenth.population)

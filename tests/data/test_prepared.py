@@ -101,6 +101,7 @@ def test_a_write_that_fails_leaves_the_old_folder(
 @pytest.mark.parametrize(
     "spoil",
     [
+        shutil.rmtree,
         lambda folder: (folder / "public.json").unlink(),
         lambda folder: (folder / "public.json").write_text("{}"),
         lambda folder: (folder / "test_labels.npy").unlink(),
@@ -110,7 +111,17 @@ def test_a_write_that_fails_leaves_the_old_folder(
         lambda folder: np.save(folder / "train_features.npy", np.zeros((5, 4))),
         lambda folder: np.save(folder / "train_features.npy", np.zeros((5, 3), np.float32)),
     ],
-    ids=["no json", "other json", "no array", "empty", "cut", "too few labels", "float64", "narrow"],
+    ids=[
+        "no folder",
+        "no json",
+        "other json",
+        "no array",
+        "empty",
+        "cut",
+        "too few labels",
+        "float64",
+        "narrow",
+    ],
 )
 def test_a_folder_that_is_not_whole_is_refused(
     public: PublicDescription, tmp_path: Path, spoil: Callable[[Path], None]
@@ -119,11 +130,6 @@ def test_a_folder_that_is_not_whole_is_refused(
     spoil(tmp_path / "p")
     with pytest.raises(DataRefusedError, match="run the prepare stage"):
         prepared.load(tmp_path / "p")
-
-
-def test_no_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataRefusedError, match="holds no whole prepared data"):
-        prepared.load(tmp_path / "absent")
 
 
 def test_what_a_killed_process_left_goes_and_what_another_writes_stays(
