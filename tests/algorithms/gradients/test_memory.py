@@ -1,12 +1,27 @@
-"""Batches of changing size, as Poisson sampling gives them, do not fill the memory."""
+"""What lies in memory: batches of changing size do not fill it, and few offloaded weights lie on the device at once."""
 
 import json
 import os
 import subprocess
 import sys
+import weakref
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from algorithms.errors import ModelRefusedError
+from algorithms.gradients import L2, Engine, placement
+from algorithms.models import Model
+from tests.algorithms.gradients import naive
+from tests.algorithms.gradients.layers import ATTENTION
+from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, SHARING, WITHOUT_RULE
+from tests.algorithms.gradients.zoo import Problem, frozen, problem
+from tests.support.device import DEVICE
 
 ROOT = Path(__file__).parents[3]
 NAMES = ["cnn", "bilstm", "merged low-rank adaptation"]
@@ -49,3 +64,118 @@ def test_many_passes_do_not_fill_the_memory() -> None:
     grown = json.loads(done.stdout)
     assert len(grown) == len(NAMES)
     assert all(megabytes < ALLOWED_MB for megabytes in grown), grown
+
+
+SPECS = ATTENTION | SHARING | OF_PARAMETERS | WITHOUT_RULE | NETWORKS
+
+
+def engine_of(made: Problem, *, is_offloaded: bool) -> Engine:
+    shape, dtype = tuple(made.inputs.shape[1:]), made.inputs.dtype
+    return Engine(made.model, input_shape=shape, input_dtype=dtype, device=DEVICE, offload=is_offloaded)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_sums_are_those_of_parameters_on_the_device(name: str) -> None:
+    """Bit for bit on a CPU, by every clipping."""
+    made = problem(SPECS[name], torch.float32)
+    usual, offloaded = (engine_of(made, is_offloaded=each) for each in (False, True))
+    inputs, labels = made.inputs.to(DEVICE), made.labels.to(DEVICE)
+    for kind, clipping in naive.clippings(made.model, made.gradients).items():
+        found = offloaded.clipped_sum(made.parameters, inputs, labels, clipping)
+        assert found.device.type == "cpu"
+        if DEVICE.type == "cpu":
+            assert torch.equal(found, usual.clipped_sum(made.parameters, inputs, labels, clipping)), kind
+        else:
+            each = naive.contributions(made.model, made.gradients, clipping)
+            assert naive.relative(found, each.sum(dim=0)) < 1e-5, kind
+        norms = offloaded.norms(made.parameters, inputs, labels, clipping)
+        assert naive.relative(norms.cpu(), naive.norms(made.model, made.gradients, clipping)) < 1e-5
+
+
+def test_a_layer_or_two_are_on_the_device_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    width, copies, most = 32, weakref.WeakSet[Tensor](), []
+    brought = placement._brought
+
+    def counted(parameter: Tensor, device: torch.device) -> Tensor:
+        copy = brought(parameter, device)
+        copies.add(copy)
+        most.append(sum(each.numel() for each in copies))
+        return copy
+
+    monkeypatch.setattr(placement, "_brought", counted)
+    layers = [part for _ in range(12) for part in (nn.Linear(width, width), nn.Tanh())]
+    losses = nn.CrossEntropyLoss(reduction="none")
+    model = Model("deep", nn.Sequential(*layers), losses, scores=lambda outputs: outputs)
+    engine, point = Engine(model, input_shape=(width,), offload=True), model.initial_parameters()
+    most.clear()
+    found = engine.clipped_sum(point, torch.randn(40, width), torch.arange(40) % 3, L2(1.0))
+    assert len(most) == 12 * 2 + 11 and float(found.norm()) > 0  # 12 weights and biases, and 11 weights again
+    assert max(most) <= 2 * width * (width + 1) and not copies
+
+
+class _Back(TorchFunctionMode):
+    """What the meta device lacks as a stand-in for a GPU: values that come back, and answers."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.to and args[0].is_meta and torch.device("cpu") in args:
+            return torch.zeros(args[0].shape, dtype=args[0].dtype)
+        if func is Tensor.__bool__ and args[0].is_meta:
+            return True
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_is_computed_of_two_places() -> None:
+    """PyTorch refuses tensors of several devices in one operation; the meta device stands in for a GPU."""
+    network = nn.Sequential(
+        *(nn.Conv1d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten()),
+        *(nn.Linear(24, 16), nn.Tanh(), frozen(nn.Linear(16, 16)), nn.LayerNorm(16), nn.Linear(16, 3)),
+    )
+    model = Model("mixed", network, nn.CrossEntropyLoss(reduction="none"), scores=lambda outputs: outputs)
+    engine, point, meta = Engine(model, input_shape=(2, 8), offload=True), model.initial_parameters(), "meta"
+    passes = engine._passes
+    passes.model.module[5].to_empty(device=meta)  # type: ignore[operator,index]
+    engine._passes = replace(passes, offload=torch.device(meta))
+    inputs, labels = torch.empty(64, 2, 8, device=meta), torch.zeros(64, dtype=torch.int64, device=meta)
+    gradients = torch.rand(6, len(point))
+    with _Back():
+        for clipping in naive.clippings(model, gradients).values():
+            assert engine.clipped_sum(point, inputs, labels, clipping).device.type == "cpu"
+            assert engine.norms(point, inputs, labels, clipping).is_meta
+        assert engine.clipped_losses(point, inputs, labels, 1.0).device.type == "cpu"
+
+
+class Asking(nn.Module):
+    """Takes its parameters' place, type and shape, and uses one after the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        weight = self.layer.weight
+        steps = torch.arange(weight.shape[1], device=weight.device, dtype=weight.dtype)
+        outputs: Tensor = self.layer(inputs.to(weight) + steps / weight.size(0))
+        return outputs
+
+
+def test_a_model_sees_its_parameters_on_the_device() -> None:
+    module = Asking()
+
+    def losses(outputs: Tensor, labels: Tensor) -> Tensor:
+        return outputs[torch.arange(len(labels)), labels].square() + module.layer.bias.square().sum()
+
+    model = Model("asking", module, losses, scores=lambda outputs: outputs)
+    inputs, labels = torch.randn(9, 4, device=DEVICE), torch.arange(9, device=DEVICE) % 3
+    sums = [
+        Engine(model, input_shape=(4,), device=DEVICE, offload=each).clipped_sum(
+            model.initial_parameters().to("cpu" if each else DEVICE), inputs, labels, L2(0.5)
+        )
+        for each in (True, False)
+    ]
+    torch.testing.assert_close(sums[0], sums[1].cpu())
+
+
+def test_a_model_that_is_taken_record_by_record_is_refused() -> None:
+    made = problem(next(iter(AS_A_WHOLE.values())), torch.float32)
+    with pytest.raises(ModelRefusedError, match="record by record; set performance"):
+        engine_of(made, is_offloaded=True)

@@ -1,4 +1,4 @@
-"""Models of timm and Hugging Face: made, refused, started from files, adapted, and read again by their libraries."""
+"""Models of timm and Hugging Face, which are extras: made, refused, started from files, adapted, and read again."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from torch import nn
 
 from algorithms.gradients import L2, Engine
 from algorithms.models import Model, ModelRefusedError, build
-from algorithms.models.libraries import imported_library
+from algorithms.models.libraries import LibraryMissingError, imported_library
 from algorithms.models.public_models import (
     batch_norm_layers,
     library_model,
@@ -211,3 +211,16 @@ def test_what_does_not_fit_is_refused(name: str, tokens: int | None, settings: A
     shape = (3, 8, 8) if name == "timm" else (4,)
     with pytest.raises(ModelRefusedError, match=message):
         build(name, input_shape=shape, classes=2, seed=0, tokens=tokens, settings=settings)
+
+
+def test_a_library_whose_compiled_part_does_not_load_is_imported_all_the_same() -> None:
+    model = imported_library("timm").create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=3)
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
+    assert imported_library("transformers").BertConfig().hidden_size == 768
+
+
+def test_a_library_that_is_not_there_says_how_to_get_it() -> None:
+    with pytest.raises(
+        LibraryMissingError, match=r"^nowhere was asked for.*pip install 'epsilonflow\[models\]'\.$"
+    ):
+        imported_library("nowhere.at_all")
