@@ -371,11 +371,6 @@ class Tokens(Strict):
     length: PositiveInt
     words_sha256: Sha256 | None = Field(default=None, exclude_if=lambda given: given is None)
 
-    @property
-    def as_reviews(self) -> Reviews:
-        """The same settings for reviews, whose functions read the list."""
-        return Reviews(kind="reviews", **self.model_dump())
-
 
 class Texts(Rows):
     """Texts in one or more columns, joined by `join`.

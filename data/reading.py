@@ -39,10 +39,10 @@ from data.formats import (
     Synthetic,
     Texts,
 )
-from data.readers import builtin, cifar, idx, images, reviews
-from data.readers.of_rows import RowReader
+from data.readers import images, texts
+from data.readers.encoding import check_columns
 from data.readers.records import PARTS, Block, OwnReader, Records, checked
-from data.readers.rows import check_columns
+from data.readers.rows import RowReader
 
 _BLOCK = 16384
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -139,43 +139,40 @@ def word_list(card: DataCard, files: Mapping[str, Path]) -> bytes | None:
     Raises DataRefusedError as `read` does, and if the words do not match words_sha256 of the card.
     """
     if isinstance(card.reader, Reviews):
-        return reviews.word_list(files, card.reader)
+        return texts.word_list(files, card.reader)
     if isinstance(card.reader, Texts) and card.reader.tokens is not None:
-        return reviews.word_list(files, card.reader.tokens.as_reviews)
+        return texts.word_list(files, card.reader.tokens)
     return None
 
 
 def row_reader(card: DataCard, files: Mapping[str, Path], *, key: bytes, as_texts: bool = False) -> RowReader:
     """The reader of the card's rows."""
-    assert isinstance(card.reader, OF_ROWS)
     secret = keyed(key, ["records of a person", card.population])
-    return RowReader(
-        card.reader, card.known, card.input_shape, files, card.person, secret, as_texts, card.public
-    )
+    return RowReader(card, files, secret, as_texts)
 
 
 def _of_the_source(
     card: DataCard, files: Mapping[str, Path], *, key: bytes, own: OwnReader | None, as_texts: bool
 ) -> Iterator[Block]:
     if isinstance(card.reader, Idx):
-        return idx.read(files, shape=card.input_shape)
+        return images.read_idx(files, shape=card.input_shape)
     if isinstance(card.reader, Digits):
-        return builtin.read_digits(card.reader, shape=card.input_shape)
+        return images.read_digits(card.reader, shape=card.input_shape)
     if isinstance(card.reader, Synthetic):
-        return builtin.read_synthetic(card.reader, card.records, features=card.input_shape[0])
+        return images.read_synthetic(card.reader, card.records, features=card.input_shape[0])
     if isinstance(card.reader, Cifar):
-        return cifar.read(files, card.reader, shape=card.input_shape)
+        return images.read_cifar(files, card.reader, shape=card.input_shape)
     if isinstance(card.reader, Reviews):
         if as_texts:
-            return reviews.read_texts(files, classes=card.classes)
-        return reviews.read(files, card.reader, classes=card.classes)
+            return texts.read_texts(files, classes=card.classes)
+        return texts.read_tokens(files, card.reader, classes=card.classes)
     if isinstance(card.reader, Images):
         declared = card.reader
         return (
             Block(part, records)
             for part in PARTS
             if part in files
-            for records in images.read(files[part], declared, card.classes, card.input_shape)
+            for records in images.read_folder(files[part], declared, card.classes, card.input_shape)
         )
     if isinstance(card.reader, OF_ROWS):
         return row_reader(card, files, key=key, as_texts=as_texts).read()
@@ -321,7 +318,7 @@ def _records(
         portions = _rows_in_database(source, rows.wanted, name, _given(card, source, url))
     where = f"block {name!r} of {card.name!r}" if path is None else str(path)
     chosen = counted = digests.counted(name, portions, rows.declared, path)
-    if rows.person is not None:
+    if card.person is not None:
         held = list(counted)
         chosen = rows.drawn(lambda: iter(held), elsewhere, "train")
     for some in chosen:

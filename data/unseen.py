@@ -32,7 +32,7 @@ from data.formats import (
 )
 from data.readers import images
 from data.readers.records import Block, Features, OwnReader, Records, files_in
-from data.readers.reviews import token_rows, without_breaks
+from data.readers.texts import token_rows, without_breaks
 from data.targets import Classes, Tags, Target
 from data.transforms import scattered
 
@@ -212,10 +212,10 @@ def _arrays(path: Path, shape: tuple[int, ...], tokens: int | None) -> Iterator[
 
 
 def _rows(path: Path, reader: Table) -> Iterator[Features]:
-    from data.readers import table
+    from data.readers import encoding, rows
 
-    for rows in table.tables_in(path, reader):
-        features = table.features(rows, reader, str(path))
+    for some in rows.tables_in(path, reader):
+        features = encoding.features(some, reader, str(path))
         for first in range(0, len(features), _AT_ONCE):
             yield features[first : first + _AT_ONCE]
 
@@ -235,7 +235,7 @@ def _tables(path: Path, reader: Rows, target: Target | None) -> Iterator[Any]:
     form = "datasets" if path.is_dir() else _FORMATS[_ending(path)]
     # The stand-in for an invalid line has a label, which is ignored.
     known = target or Classes(classes=("-",))
-    return rows.tables(path, reader.model_copy(update={"format": form}), known)
+    return rows.tables("test", path, reader.model_copy(update={"format": form}), known)
 
 
 def _row_texts(path: Path, reader: Texts, target: Target | None) -> Iterator[tuple[str, str]]:

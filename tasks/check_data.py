@@ -32,9 +32,10 @@ from data.formats import (
     Table,
     Texts,
 )
-from data.readers import encoding, images, table
+from data.readers import encoding, images
+from data.readers.encoding import check_columns
 from data.readers.records import Block, files_in, stand_ins
-from data.readers.rows import check_columns
+from data.readers.rows import tables
 from data.reading import read
 from data.targets import Labels, Number
 from tasks.config import data_mirror, home
@@ -123,7 +124,9 @@ def _stand_ins(block: Block, reader: Format) -> Iterator[tuple[str, int]]:
 
 
 def _problems(part: str, file: Path, card: DataCard, reader: Table) -> Iterator[tuple[str, int]]:
-    for rows in table.tables("test" if part == "test" else "train", file, reader, names_rows=card.public):
+    for rows in tables(
+        "test" if part == "test" else "train", file, reader, card.known, names_rows=card.public
+    ):
         check_columns(rows, reader.in_the_file, file)
         yield f"{part}: records", rows.num_rows
         for column in reader.columns:

@@ -26,8 +26,8 @@ from ruamel.yaml.error import YAMLError
 from algorithms.methods import CATALOGUE
 from algorithms.models.libraries import imported_library
 from data.card import DataCard, data_card
-from data.formats import Format, Table
-from data.readers.table import tables
+from data.formats import Format
+from data.readers.rows import RowReader
 from flows.cli.main import app
 from tasks.config import params
 from tasks.retraining import Retraining
@@ -183,10 +183,9 @@ def test_the_made_up_weeks_of_the_tutorial_fit_its_card(
     )
     monkeypatch.chdir(tmp_path)
     exec(examples(PROJECT / "docs/tutorials/weekly.md")[0], {})
-    reader = data_card("visits-weekly", tmp_path / "data/cards").reader
-    assert isinstance(reader, Table)
+    reader = RowReader(data_card("visits-weekly", tmp_path / "data/cards"), {})
     weeks = sorted((tmp_path / "datasets/raw/visits-weekly").iterdir())
-    assert [sum(rows.num_rows for rows in tables("train", week, reader)) for week in weeks] == [200] * 6
+    assert [sum(rows.num_rows for rows in reader.tables("train", week)) for week in weeks] == [200] * 6
 
 
 def keys_of(document: Any, path: str = "") -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""One reader per format; `data.reading` chooses among them."""
+"""Readers by kind of records: rows, texts and images; `data.reading` chooses among them."""

@@ -1,4 +1,4 @@
-"""Encode one column of a table as features or labels: each value independently, as the card declares the column.
+"""Encode the columns of a table as features or labels: each value independently, as the card declares the column.
 
 Functions take the values as they were read, and `where`, which names file and column in a refusal. No message contains
 a value.
@@ -6,6 +6,7 @@ a value.
 
 import json
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -15,14 +16,35 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from data.card import DataRefusedError
-from data.formats import Binned, Categorical, Column, Date, Label, Numeric
+from data.formats import Binned, Categorical, Column, Date, Label, Numeric, Table
+from data.readers.records import Records
 from data.targets import IGNORED, Known, Labels, NextToken, Number, Tags
 
 _FIRST_DAY, _LAST_DAY = 31 + 1, 31 * 12 + 31
 _WHOLE = re.compile("[+-]?[0-9]+")
 
 
-def fill(
+def features(table: pa.Table, declared: Table, path: str) -> NDArray[np.float32]:
+    """The features of some rows, [n, width]; the label is not read. Raises DataRefusedError as `records` does."""
+    check_columns(table, declared.content, path)
+    made = np.zeros((table.num_rows, declared.width), np.float32)
+    start = 0
+    for column in declared.columns:
+        _fill(made[:, start : start + column.width], column, table, declared.missing, path)
+        start += column.width
+    return made
+
+
+def records(table: pa.Table, declared: Table, known: Known, path: str) -> Records:
+    """The records of some rows. path: name of their source in messages. Raises DataRefusedError for an invalid
+    value.
+    """
+    check_columns(table, declared.in_the_file, path)
+    made = features(table, declared, path)
+    return Records(made, labels(table, declared.label_columns, known, declared.missing, path))
+
+
+def _fill(
     place: NDArray[np.float32], column: Column, table: pa.Table, missing: tuple[str, ...], path: str
 ) -> None:
     """Write the features of `column`, each in [0, 1], into `place`, which is zero and [n, column.width].
@@ -240,3 +262,15 @@ def _is_not(what: str, where: str) -> DataRefusedError:
 def _is_text(kind: pa.DataType) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def check_columns(table: pa.Table, names: Iterable[str], where: object) -> None:
+    """Raise DataRefusedError unless the table has one column of each name. where: name of its source in messages."""
+    for name in names:
+        if table.column_names.count(name) != 1:
+            raise not_one_column(name, where)
+
+
+def not_one_column(name: str, where: object) -> DataRefusedError:
+    """The error for a table that lacks a column, or has two of its name."""
+    return DataRefusedError(f"{where} must have one column {name!r}; correct the file or its card.")

@@ -1,24 +1,36 @@
-"""Read PNG and JPEG images as pixels of the declared size, from a folder with one subfolder per class or from rows.
+"""Images: PNG and JPEG from a folder with one subfolder per class or from rows, and published sets in other formats.
 
-An image that cannot be read becomes the stand-in, without an error or a warning, since either would reveal something
-about the record.
+A PNG or JPEG image that cannot be read becomes the stand-in, without an error or a warning, since either would reveal
+something about the record. The other formats are IDX, that of MNIST; the batches of CIFAR-10 and CIFAR-100 in every
+form that their author publishes (Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html); scikit-learn's digits;
+and, for problems with a known answer, synthetic points, which are the same on every machine.
 """
 
+import gzip
+import hashlib
+import lzma
 import os
+import pickle
+import struct
+import tarfile
 import warnings
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import IO, TYPE_CHECKING, TypeAlias
 
 import numpy as np
+from numpy._core.multiarray import _reconstruct
+from numpy.random import RandomState
 from numpy.typing import NDArray
 
 from data.card import DataRefusedError
-from data.formats import Images, ImageTable, Pixels
-from data.readers.records import Records, files_in
+from data.card import Records as Numbers
+from data.formats import Cifar, Digits, Images, ImageTable, Pixels, Synthetic
+from data.readers.records import PARTS, Block, Records, files_in
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,10 +40,13 @@ _ENDINGS = (".png", ".jpg", ".jpeg")
 _AT_ONCE = 256
 _BYTES_A_PIXEL, _BYTES_BESIDE = 8, 2**20
 """A file with more bytes than this is not accepted as an image of that number of pixels."""
+_UNSIGNED_BYTE = 0x08
 _Source: TypeAlias = Path | bytes | None
 
 
-def read(folder: Path, declared: Images, classes: Sequence[str], shape: tuple[int, ...]) -> Iterator[Records]:
+def read_folder(
+    folder: Path, declared: Images, classes: Sequence[str], shape: tuple[int, ...]
+) -> Iterator[Records]:
     """Read some hundred images at a time, in the order of `listed`: float32 in [0, 1] (pixel / 255) of `shape`."""
     each = listed(folder, classes)
     for start in range(0, len(each), _AT_ONCE):
@@ -106,7 +121,7 @@ def pixels(
         if image is None and strict:
             raise DataRefusedError(f"{source!s} is not an image in PNG or JPEG; convert it, or take it out.")
         stand_in = np.full(shape, declared.stand_in, np.float32)
-        return stand_in if image is None else image, sha256(content).digest()
+        return stand_in if image is None else image, hashlib.sha256(content).digest()
 
     if not sources:
         return np.zeros((0, *shape), np.float32), []
@@ -155,3 +170,183 @@ def _decoded(content: bytes, declared: Pixels, shape: tuple[int, ...]) -> NDArra
         return None
     found = np.asarray(image, np.float32) / np.float32(255)
     return found[None] if shape[0] == 1 else np.ascontiguousarray(found.transpose(2, 0, 1))
+
+
+def read_idx(files: Mapping[str, Path], *, shape: tuple[int, ...]) -> Iterator[Block]:
+    """Read one block per part: images as float32 in [0, 1] (pixel / 255) of `shape`, labels as int64.
+
+    Raises DataRefusedError, which names the file, if one is not IDX, is truncated, or does not have such images.
+    """
+    for part in PARTS:
+        yield Block(part, _of_idx(files[f"{part}_images"], files[f"{part}_labels"], shape))
+
+
+def _of_idx(images: Path, labels: Path, shape: tuple[int, ...]) -> Records:
+    pixels, classes = parse_idx(images), parse_idx(labels)
+    if classes.ndim != 1:
+        raise DataRefusedError(f"{labels} must hold one label a record; give the published label file.")
+    if [side for side in pixels.shape[1:] if side != 1] != [side for side in shape if side != 1]:
+        raise DataRefusedError(
+            f"{images} holds images of another size than the declared {list(shape)}; correct one."
+        )
+    if len(pixels) != len(classes):
+        raise DataRefusedError(
+            f"{images} and {labels} hold different numbers of records; give files that belong together."
+        )
+    scaled = pixels.reshape(-1, *shape).astype(np.float32)
+    scaled /= 255.0
+    return Records(scaled, classes.astype(np.int64))
+
+
+def parse_idx(path: Path) -> NDArray[np.uint8]:
+    """The array in a gzipped IDX file of unsigned bytes; raises DataRefusedError for any other file."""
+    try:
+        content = gzip.decompress(path.read_bytes())
+        zero, kind, dimensions = struct.unpack_from(">HBB", content)
+        sizes = struct.unpack_from(f">{dimensions}I", content, 4)
+    except (OSError, EOFError, zlib.error, struct.error):
+        raise DataRefusedError(f"{path} is not a whole gzipped IDX file; fetch it again.") from None
+    body = np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions)
+    if zero != 0 or kind != _UNSIGNED_BYTE or not sizes or body.size != np.prod(sizes, dtype=np.float64):
+        raise DataRefusedError(
+            f"{path} is not an IDX file of unsigned bytes of the length it states; fetch it again."
+        )
+    return body.reshape(sizes)
+
+
+_OF_ARRAYS: Mapping[tuple[str, str], Callable[..., object]] = {
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): lambda code, *_: np.dtype(code),  # NumPy warns of the other arguments of Python 2
+}
+"""The names in a pickled array."""
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Callable[..., object]:
+        """What a name stands for; the pickle can call nothing else."""
+        if (module, name) not in _OF_ARRAYS:
+            raise pickle.UnpicklingError("the pickle names something that no array needs")
+        return _OF_ARRAYS[module, name]
+
+
+def load_pickle(file: IO[bytes]) -> object:
+    """The plain value or array in a pickle from Python 2, with text as bytes.
+
+    Raises pickle.UnpicklingError if the pickle names anything else, and whatever Python raises for a broken pickle.
+    """
+    return _Plain(file, encoding="bytes").load()
+
+
+_CIFAR_ROWS = 2000
+_BROKEN_CIFAR = (
+    OSError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, MemoryError,
+    pickle.UnpicklingError, tarfile.TarError, lzma.LZMAError, zlib.error,
+)  # fmt: skip
+
+_CifarRows: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.integer]]
+"""Pixels [n, size] and labels [n]."""
+
+
+def read_cifar(files: Mapping[str, Path], declared: Cifar, *, shape: tuple[int, ...]) -> Iterator[Block]:
+    """Read blocks of some thousand images: float32 in [0, 1] (pixel / 255) of `shape`, labels as int64.
+
+    files: `archive`, or a file for each batch by its name. Raises DataRefusedError, which names the file, if one is
+    truncated, lacks a batch, or has anything but such images.
+    """
+    for part in PARTS:
+        for name in declared.train if part == "train" else (declared.test,):
+            for pixels, labels in _cifar_batch(files, name, declared, size=int(np.prod(shape))):
+                images = pixels.reshape(-1, *shape).astype(np.float32)
+                images /= 255.0
+                yield Block(part, Records(images, labels.astype(np.int64)))
+
+
+def _cifar_batch(files: Mapping[str, Path], name: str, declared: Cifar, *, size: int) -> Iterator[_CifarRows]:
+    path = files.get(name) or files["archive"]
+    reader = _in_bytes, _in_a_pickle
+    try:
+        with _opened(path, name) as (file, is_pickled):
+            yield from reader[is_pickled](file, fine=declared.labels == "fine", size=size)
+    except _BROKEN_CIFAR:
+        raise DataRefusedError(
+            f"{path} is no whole file with the batch {name!r} of images of {size} bytes; fetch it again."
+        ) from None
+
+
+@contextmanager
+def _opened(path: Path, name: str) -> Iterator[tuple[IO[bytes], bool]]:
+    """The content of a batch, and whether it is a pickle."""
+    if ".tar" not in path.suffixes:
+        with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
+            yield file, ".bin" not in path.suffixes
+        return
+    with tarfile.open(path) as archive:
+        for member in archive:
+            content = archive.extractfile(member)
+            if content is not None and member.name.rsplit("/", 1)[-1] in (name, f"{name}.bin"):
+                yield content, not member.name.endswith(".bin")
+                return
+    raise ValueError("no such batch")
+
+
+def _in_bytes(file: IO[bytes], *, fine: bool, size: int) -> Iterator[_CifarRows]:
+    """Read consecutive records: one label, or a coarse and a fine one, and then the pixels, one byte each."""
+    labels = 2 if fine else 1
+    while content := file.read(_CIFAR_ROWS * (labels + size)):
+        rows = np.frombuffer(content, np.uint8).reshape(-1, labels + size)
+        yield rows[:, labels:], rows[:, labels - 1]
+
+
+def _in_a_pickle(file: IO[bytes], *, fine: bool, size: int) -> Iterator[_CifarRows]:
+    batch = load_pickle(file)
+    if not isinstance(batch, dict) or getattr(batch[b"data"], "dtype", None) != np.uint8:
+        raise ValueError("no images")
+    pixels = batch[b"data"].reshape(-1, size)
+    labels = np.array(batch[b"fine_labels" if fine else b"labels"], np.int64)
+    if labels.shape != (len(pixels),):
+        raise ValueError("not one label an image")
+    for start in range(0, len(pixels), _CIFAR_ROWS):
+        yield pixels[start : start + _CIFAR_ROWS], labels[start : start + _CIFAR_ROWS]
+
+
+def read_digits(declared: Digits, *, shape: tuple[int, ...]) -> Iterator[Block]:
+    """The 1797 images as one block: float32 in [0, 1] (ink 0..16, divided by 16) of `shape`, labels as int64.
+
+    Raises DataRefusedError if the installed scikit-learn has other digits than the declared ones.
+    """
+    from sklearn.datasets import load_digits  # takes a second to import, and only this reader needs it
+
+    bunch = load_digits()
+    pixels, labels = bunch.images.astype(np.uint8), bunch.target.astype(np.uint8)
+    if hashlib.sha256(pixels.tobytes() + labels.tobytes()).hexdigest() != declared.sha256:
+        raise DataRefusedError(
+            "the digits of the installed scikit-learn are not the declared ones; install the locked one."
+        )
+    images = pixels.reshape(-1, *shape).astype(np.float32) / np.float32(16)
+    yield Block("train", Records(images, labels.astype(np.int64)))
+
+
+def read_synthetic(declared: Synthetic, numbers: Numbers, *, features: int) -> Iterator[Block]:
+    """One block per part: features uniform in [0, 1] as float32 [n, features], label 1 if X w is positive, else 0.
+
+    The generators are NumPy's RandomState, whose numbers never change. Features are drawn column by column, first for
+    training and then for test records, and w is standard normal. Labels are computed in 64 bits. Raises
+    DataRefusedError if this machine makes other records than the declared ones.
+    """
+    uniform = RandomState(declared.features_seed)
+    normal: NDArray[np.float64] = RandomState(declared.hyperplane_seed).standard_normal(features)
+    train = _synthetic(uniform, normal, numbers.train or 0)
+    test = _synthetic(uniform, normal, numbers.test or 0)
+    digest = hashlib.sha256()
+    for part in (train, test):
+        part.add_to(digest)
+    if digest.hexdigest() != declared.sha256:
+        raise DataRefusedError("the synthetic records are not the declared ones; install the locked NumPy.")
+    yield Block("train", train)
+    yield Block("test", test)
+
+
+def _synthetic(uniform: RandomState, normal: NDArray[np.float64], n: int) -> Records:
+    points = uniform.random_sample((len(normal), n)).T
+    return Records(np.ascontiguousarray(points, np.float32), (points @ normal > 0).astype(np.int64))

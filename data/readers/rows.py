@@ -1,86 +1,414 @@
-"""Rows with named columns for texts and images, from CSV, JSON lines, Parquet and the Arrow files of Hugging Face.
+"""Rows with named columns, from CSV, JSON lines, Parquet and the Arrow files of Hugging Face, as records.
 
-Rows are independent: CSV and JSON are split into lines before a line is parsed. An invalid line becomes a row without
-content and with the first class, the lowest number or no label. So no record affects the next one or stops the rest.
+A table is read as it is declared: a line with too many fields is refused. Rows of texts and images are independent: CSV
+and JSON are split into lines before a line is parsed, and an invalid line becomes a row without content and with the
+first class, the lowest number or no label. So no record affects the next one or stops the rest.
 """
 
 import csv
 import gzip
 import json
+import re
+import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property, partial
+from hashlib import blake2b, sha256
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pyarrow import csv as tables_of_text
 from pyarrow import parquet
 
-from data.card import DataRefusedError
-from data.formats import Rows
-from data.readers import encoding
+from data.card import DataCard, DataRefusedError
+from data.formats import (
+    OF_ROWS,
+    Csv,
+    Datasets,
+    ImageTable,
+    Label,
+    OfRows,
+    Parquet,
+    Rows,
+    SkipLines,
+    Table,
+    Texts,
+)
+from data.readers import encoding, images, texts
+from data.readers.encoding import check_columns
+from data.readers.records import PARTS, Block, Features, Part, Records
 from data.targets import Classes, Known, Number, Tags
 
-_ROWS = 1024
+_BLOCK_BYTES = 4 * 2**20
+_TABLE_ROWS, _ROWS = 65536, 1024
+"""Rows at a time, of a table and of texts or images."""
 _LONGEST_LINE = 2**26
 csv.field_size_limit(_LONGEST_LINE)  # a long text exceeds Python's default, 2**17
 _Row: TypeAlias = Mapping[str, Any]
-_BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, ValueError, KeyError, TypeError)
-
-
-def tables(path: Path, declared: Rows, known: Known, *, more: Sequence[str] = ()) -> Iterator[pa.Table]:
-    """The declared columns of a file, in portions; label columns are left out if the file does not have them.
-
-    more: names of further columns, such as the person's. Raises DataRefusedError if the file is incomplete or lacks a
-    column. JSON lines have no common columns: a key that an object lacks is a missing value.
-    """
-    own = [label.name for label in declared.label_columns]
-    wanted = (*declared.content, *own, *more)
-    try:
-        for table in _formats[declared.format](path, wanted, declared, known):
-            check_columns(table, [name for name in wanted if name not in own], path)
-            yield table
-    except _BROKEN as error:
-        if isinstance(error, DataRefusedError):
-            raise
-        raise DataRefusedError(
-            f"{path} cannot be read as {_WORDS[declared.format]}; correct the file or its card."
-        ) from None
-
-
-def check_columns(table: pa.Table, names: Iterable[str], where: object) -> None:
-    """Raise DataRefusedError unless the table has one column of each name. where: name of its source in messages."""
-    for name in names:
-        if table.column_names.count(name) != 1:
-            raise _missing(name, where)
-
-
-def _missing(column: str, where: object) -> DataRefusedError:
-    return DataRefusedError(f"{where} must have one column {column!r}; correct the file or its card.")
-
-
+_Tables: TypeAlias = Iterator[pa.Table]
+_BROKEN = (
+    pa.ArrowException,
+    OSError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+    ValueError,
+    KeyError,
+    TypeError,
+)
 _WORDS = {
     "csv": "lines with a header in UTF-8",
     "jsonl": "lines",
     "parquet": "a whole Parquet file",
     "datasets": "a split that save_to_disk of Hugging Face wrote, a folder with state.json",
 }
+_NOBODY = frozenset((b"", b"nan", b"NaN"))
+"""Names that name nobody: empty, or the spelling of a missing number."""
+_WHOLE = re.compile(rb"([+-]?\d+)\.0+")
+"""A whole number as a column of real numbers spells it, which it is where some row names nobody."""
+_SCIENTIFIC = re.compile(rb"[+-]?\d+(\.\d+)?[eE][+-]?\d{1,3}")
+"""How such a column spells a number of more than ten digits."""
 
 
-def column(table: pa.Table, name: str) -> pa.ChunkedArray:
-    """A column of the table; raises DataRefusedError if there is no column of that name, or two."""
+@dataclass(frozen=True)
+class RowReader:
+    """Reads the rows of a card.
+
+    files: files by role, including those besides the rows. key: a secret that decides which of a person's rows are
+    used. as_texts: return texts unchanged, even if they could be tokens.
+    """
+
+    card: DataCard
+    files: Mapping[str, Path]
+    key: bytes = b""
+    as_texts: bool = False
+
+    @property
+    def declared(self) -> OfRows:
+        """The card's reader."""
+        assert isinstance(self.card.reader, OF_ROWS)
+        return self.card.reader
+
+    @property
+    def _person(self) -> tuple[str, ...]:
+        """The column that names the person, if the card has one."""
+        return () if self.card.person is None else (self.card.person.column,)
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Names of the columns that are read, including the person's."""
+        return tuple(dict.fromkeys((*self.declared.in_the_file, *self._person)))
+
+    def read(self) -> Iterator[Block]:
+        """The records of the train file and, if there is one, of the test file.
+
+        A block is a few megabytes of its file, so that memory does not grow with the file. Raises DataRefusedError,
+        which names the file and the column but no value.
+        """
+        if "images" in self.files and not self.files["images"].is_dir():
+            raise images.not_a_folder(self.files["images"])
+        elsewhere = self.held_out_people()
+        for part in PARTS:
+            if part in self.files:
+                for some in self.drawn(partial(self.tables, part, self.files[part]), elsewhere, part):
+                    yield Block(part, self.records(some, str(self.files[part])))
+
+    def tables(self, part: Part, path: Path) -> _Tables:
+        """The rows of a file, in portions; raises DataRefusedError if the file is not as declared."""
+        card = self.card
+        return tables(part, path, self.declared, card.known, more=self._person, names_rows=card.public)
+
+    def records(self, some: pa.Table, where: str) -> Records:
+        """The records of some rows. where: name of their source in messages. Raises DataRefusedError as `read` does."""
+        declared, known = self.declared, self.card.known
+        if isinstance(declared, Table):
+            made = encoding.records(some, declared, known, where)
+        else:
+            if isinstance(declared, ImageTable):
+                found: Features
+                found, keys = images.of_rows(some, declared, self.card.input_shape, self.files.get("images"))
+            else:
+                joined, keys = texts.joined(some, declared, known if isinstance(known, Tags) else None)
+                found = texts.as_features(joined, declared, self._words)
+            check_columns(some, (label.name for label in declared.label_columns), where)
+            made = Records(found, encoding.labels(some, declared.label_columns, known, ("",), where), keys)
+        if self.card.person is None:
+            return made
+        return Records(made.features, made.labels, [sha256(who).digest() for who in self._who(some)])
+
+    def held_out_people(self) -> frozenset[bytes]:
+        """All people that the test file names, if the card names a person column and has such a file."""
+        if self.card.person is None or "test" not in self.files:
+            return frozenset()
+        return frozenset(who for some in self.tables("test", self.files["test"]) for who in self._who(some))
+
+    def drawn(self, make: Callable[[], _Tables], elsewhere: frozenset[bytes], part: Part) -> _Tables:
+        """Select as many rows of each person as the card allows; of test records, which are public, all rows.
+
+        make: returns the rows, each time from the start. elsewhere: people of whom no row is used. The rows with the
+        smallest keyed hashes are used, so the selection depends only on the person's own rows, and not on their order.
+        """
+        if self.card.person is None or part == "test":
+            yield from make()
+            return
+        owners, ranks, usable = bytearray(), bytearray(), []
+        for some in make():
+            names = (*self.declared.content, *(label.name for label in self.declared.label_columns))
+            has_lists = isinstance(self.card.known, Tags)
+            columns = (encoding.contents(_column(some, name), lists=has_lists) for name in names)
+            for who, *row in zip(self._who(some), *columns, strict=True):
+                owner = blake2b(who, key=self.key, digest_size=16).digest()
+                owners += owner
+                content = owner + b"".join(b"%d " % len(part or b"") + (part or b"") for part in row)
+                ranks += blake2b(content, key=self.key, digest_size=8).digest()
+                usable.append(bool(who) and who not in elsewhere)
+        taken = _first_of_each(owners, ranks, self.card.person.per_person) & np.array(usable, bool)
+        start = 0
+        for some in make():
+            yield some.filter(pa.array(taken[start : start + some.num_rows]))
+            start += some.num_rows
+
+    def _who(self, some: pa.Table) -> list[bytes]:
+        """The person that each row names; an empty name for nobody. 17.0 is 17, since files may spell it either way."""
+        (column,) = (_column(some, name) for name in self._person)
+        names = [_named(who or b"") for who in encoding.contents(column)]
+        return [b"" if who in self._nobody else who for who in names]
+
+    @cached_property
+    def _nobody(self) -> frozenset[bytes]:
+        declared = self.declared.missing if isinstance(self.declared, Table) else ()
+        return _NOBODY.union(_named(one.encode()) for one in declared)
+
+    @cached_property
+    def _words(self) -> dict[str, int] | None:
+        tokens = self.declared.tokens if isinstance(self.declared, Texts) else None
+        return None if tokens is None or self.as_texts else texts.words_of(self.files, tokens)
+
+
+def _named(who: bytes) -> bytes:
+    """A name in one spelling: 17.0 becomes 17, and 1.2345678901e+10 becomes 12345678901."""
+    name = who.strip()
+    if _SCIENTIFIC.fullmatch(name):
+        name = format(Decimal(name.decode()), "f").encode()
+    is_whole = _WHOLE.fullmatch(name)
+    return is_whole[1] if is_whole else name
+
+
+def _first_of_each(owners: bytearray, ranks: bytearray, count: int) -> NDArray[np.bool_]:
+    """Whether each row is among the first `count` of its owner by rank; bool [n]."""
+    who = np.frombuffer(owners, "<u8").reshape(-1, 2)
+    order = np.lexsort((np.frombuffer(ranks, "<u8"), who[:, 1], who[:, 0]))
+    sorted_, places = who[order], np.arange(len(order))
+    is_first = np.ones(len(order), bool)
+    is_first[1:] = (sorted_[1:] != sorted_[:-1]).any(axis=1)
+    begins = np.maximum.accumulate(np.where(is_first, places, 0))
+    taken = np.empty(len(order), bool)
+    taken[order] = places - begins < count
+    return taken
+
+
+def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
     check_columns(table, [name], "the table")
     return table[name]
 
 
-def labels(table: pa.Table, declared: Rows, known: Known, where: str) -> NDArray[Any]:
-    """The result of `encoding.labels` for the rows; raises DataRefusedError for an unknown label."""
-    check_columns(table, (label.name for label in declared.label_columns), where)
-    return encoding.labels(table, declared.label_columns, known, ("",), where)
+def tables(
+    part: Part,
+    path: Path,
+    declared: OfRows | Rows,
+    known: Known,
+    *,
+    more: Sequence[str] = (),
+    names_rows: bool = False,
+) -> _Tables:
+    """The rows of a file, in portions.
+
+    Of texts and images these are the declared columns; label columns are left out if the file does not have them. JSON
+    lines have no common columns: a key that an object lacks is a missing value.
+
+    more: names of further columns, such as the person's. names_rows: a refusal may name the row that is wrong, as the
+    records are public. Raises DataRefusedError if the file does not have the declared format, is incomplete or lacks a
+    column.
+    """
+    if isinstance(declared, Rows):
+        return _rows(path, declared, known, more)
+    if isinstance(declared, Datasets):
+        return (pa.Table.from_batches([some]) for some in _arrow(path))
+    if path.is_dir():
+        raise DataRefusedError(
+            f"{path} is a folder, and a table is one file; join its files, or let each be a block of the population."
+        )
+    if isinstance(declared, Parquet):
+        return _table_of_parquet(path, declared)
+    assert isinstance(declared, Csv)
+    skip_lines = declared.skip_lines.test if part == "test" else declared.skip_lines.train
+    return _table_of_text(path, declared, skip_lines=skip_lines, names_rows=names_rows)
 
 
-def _csv(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> Iterator[pa.Table]:
+def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
+    """The rows of a file of unlabelled records: Parquet by its suffix, otherwise text as declared, or with a header
+    line.
+
+    The label's column may be missing. Raises DataRefusedError as the readers do.
+    """
+    if path.is_dir():
+        yield from (pa.Table.from_batches([some]) for some in _arrow(path))
+        return
+    if path.suffix == ".parquet":
+        yield from _table_of_parquet(
+            path, Parquet(kind="parquet", columns=declared.columns, missing=declared.missing)
+        )
+        return
+    text = (
+        declared
+        if isinstance(declared, Csv)
+        else Csv(kind="csv", columns=declared.columns, missing=declared.missing)
+    )
+    member = text.member if zipfile.is_zipfile(path) else None
+    plain = text.model_copy(update={"member": member, "skip_lines": SkipLines()})
+    try:
+        yield from _table_of_text(path, plain, skip_lines=0)
+    except DataRefusedError:
+        if plain.header:
+            raise
+        unlabelled = tuple(column for column in declared.columns if not isinstance(column, Label))
+        yield from _table_of_text(path, plain.model_copy(update={"columns": unlabelled}), skip_lines=0)
+
+
+def _table_of_text(
+    path: Path, declared: Csv, *, skip_lines: int, names_rows: bool = False
+) -> Iterator[pa.Table]:
+    """The file's columns as text, some megabytes at a time; gzip is recognised by the file's suffix.
+
+    Names of columns are trimmed, as values are. Raises DataRefusedError if a line has too many or too few fields, or is
+    not UTF-8. names_rows: with the number of that line, for public records. An empty file has no rows.
+    """
+    names, wrong = list(declared.in_the_file), list[int]()
+
+    def note(row: tables_of_text.InvalidRow) -> str:
+        wrong.append(row.number)
+        return "error"
+
+    try:
+        if declared.header:
+            with _opened(path, declared, skip_lines, {}, note) as first:
+                names = first.schema.names
+            if len(names) == 1 < len(declared.content) and names[0].strip() not in declared.in_the_file:
+                raise DataRefusedError(_what_is_wrong(path, declared))
+        with _opened(path, declared, skip_lines, dict.fromkeys(names, pa.string()), note) as batches:
+            for batch in batches:
+                table = pa.Table.from_batches([batch])
+                if declared.quotes and any(_holds_a_line_break(column) for column in table.columns):
+                    raise DataRefusedError(
+                        f"{path} has a field with a line break in quotes, which may be several records read as one; "
+                        "remove the line break or the stray quote."
+                    )
+                yield table.rename_columns([name.strip() for name in names])
+    except (
+        pa.ArrowException,
+        OSError,
+        zipfile.BadZipFile,
+        zlib.error,
+        KeyError,
+        UnicodeDecodeError,
+    ) as error:
+        if "Empty CSV file" not in str(error):
+            said = _what_is_wrong(path, declared)
+            said += f" See row {wrong[0]}, not counting empty lines." if names_rows and wrong else ""
+            raise DataRefusedError(said) from None  # the cause quotes the line
+
+
+@contextmanager
+def _opened(
+    path: Path,
+    declared: Csv,
+    skip_lines: int,
+    types: dict[str, pa.DataType],
+    note: Callable[[tables_of_text.InvalidRow], str],
+) -> Iterator[tables_of_text.CSVStreamingReader]:
+    with ExitStack() as stack:
+        if declared.member is None and zipfile.is_zipfile(path):
+            raise DataRefusedError(
+                f"{path} is a zip archive; name the CSV file in it as reader.member of the card, or save a spreadsheet"
+                " as CSV."
+            )
+        if declared.member is None:
+            content: Any = stack.enter_context(pa.input_stream(str(path), compression="detect"))
+        else:
+            content = stack.enter_context(stack.enter_context(zipfile.ZipFile(path)).open(declared.member))
+        reader = tables_of_text.open_csv(
+            content,
+            read_options=tables_of_text.ReadOptions(
+                skip_rows=skip_lines,
+                column_names=None if declared.header else list(declared.in_the_file),
+                block_size=_BLOCK_BYTES,
+                use_threads=False,
+            ),
+            parse_options=tables_of_text.ParseOptions(
+                delimiter=declared.separator,
+                quote_char='"' if declared.quotes else False,
+                newlines_in_values=declared.quotes,
+                invalid_row_handler=note,
+            ),
+            convert_options=tables_of_text.ConvertOptions(column_types=types),
+        )
+        yield stack.enter_context(reader)
+
+
+def _what_is_wrong(path: Path, declared: Csv) -> str:
+    archive = f"it must be a zip archive that holds {declared.member!r}, where " if declared.member else ""
+    return (
+        f"{path} cannot be read as declared: {archive}every line needs the same number of fields, separated by "
+        f"{declared.separator!r}, in UTF-8; correct the file, or reader.separator in its card."
+    )
+
+
+def _holds_a_line_break(column: pa.ChunkedArray) -> bool:
+    return bool(pc.any(pc.match_substring_regex(column.cast(pa.string()), "[\\r\\n]")).as_py())
+
+
+def _table_of_parquet(path: Path, declared: Parquet) -> Iterator[pa.Table]:
+    """The declared columns that the file has, in portions.
+
+    Raises DataRefusedError if it is not a complete Parquet file.
+    """
+    try:
+        yield from _parquet(path, declared.in_the_file, _TABLE_ROWS)
+    except (pa.ArrowException, OSError, UnicodeDecodeError):
+        raise DataRefusedError(f"{path} is not a whole Parquet file; correct it or its card.") from None
+
+
+def _rows(path: Path, declared: Rows, known: Known, more: Sequence[str]) -> _Tables:
+    own = [label.name for label in declared.label_columns]
+    wanted = (*declared.content, *own, *more)
+    try:
+        if declared.format == "parquet":
+            found = _parquet(path, wanted, _ROWS)
+        elif declared.format == "datasets":
+            batches = (pa.Table.from_batches([batch]) for batch in _arrow(path))
+            found = (some.select([name for name in wanted if name in some.schema.names]) for some in batches)
+        else:
+            found = (_csv if declared.format == "csv" else _jsonl)(path, wanted, declared, known)
+        for table in found:
+            check_columns(table, [name for name in wanted if name not in own], path)
+            yield table
+    except DataRefusedError:
+        raise
+    except _BROKEN:
+        raise DataRefusedError(
+            f"{path} cannot be read as {_WORDS[declared.format]}; correct the file or its card."
+        ) from None
+
+
+def _csv(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> _Tables:
     """Read CSV. Fields stay bytes, even if not UTF-8: lines are read as Latin-1, in which every byte is a character."""
     lines = _lines(path)
     first = next(lines, None) or b""
@@ -88,7 +416,7 @@ def _csv(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> Ite
     names = [name.decode().strip() for name in header or ()]
     for name in wanted:
         if names.count(name) > 1:
-            raise _missing(name, path)
+            raise encoding.not_one_column(name, path)
     places = {name: names.index(name) for name in wanted if name in names}
 
     def row(line: bytes | None) -> _Row:
@@ -97,7 +425,7 @@ def _csv(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> Ite
             return _stand_in(declared, known)
         return {name: fields[place] for name, place in places.items()}
 
-    yield from _tables((row(line) for line in lines if line is None or line.strip()), tuple(places))
+    yield from _in_tables((row(line) for line in lines if line is None or line.strip()), tuple(places))
 
 
 def _fields(line: bytes, separator: str) -> list[bytes] | None:
@@ -108,7 +436,7 @@ def _fields(line: bytes, separator: str) -> list[bytes] | None:
         return None
 
 
-def _jsonl(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> Iterator[pa.Table]:
+def _jsonl(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> _Tables:
     def row(line: bytes | None) -> _Row:
         try:
             found = json.loads(line or b"")
@@ -118,7 +446,7 @@ def _jsonl(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> I
             return _stand_in(declared, known)
         return {name: _as_bytes(found.get(name), lists=isinstance(known, Tags)) for name in wanted}
 
-    yield from _tables((row(line) for line in _lines(path) if line is None or line.strip()), wanted)
+    yield from _in_tables((row(line) for line in _lines(path) if line is None or line.strip()), wanted)
 
 
 def _as_bytes(value: object, *, lists: bool) -> bytes | None:
@@ -153,7 +481,7 @@ def _lines(path: Path) -> Iterator[bytes | None]:
             yield None
 
 
-def _tables(rows: Iterator[_Row], names: Sequence[str]) -> Iterator[pa.Table]:
+def _in_tables(rows: Iterator[_Row], names: Sequence[str]) -> _Tables:
     """Tables of the rows; at least one, so that missing columns are noticed in a file without rows."""
     kinds = pa.schema([(name, pa.large_binary()) for name in names])
     yield kinds.empty_table()
@@ -161,11 +489,7 @@ def _tables(rows: Iterator[_Row], names: Sequence[str]) -> Iterator[pa.Table]:
         yield pa.Table.from_pylist(some, kinds)
 
 
-def _parquet(path: Path, wanted: Sequence[str], _: Rows, __: Known) -> Iterator[pa.Table]:
-    return parquet_tables(path, wanted, _ROWS)
-
-
-def parquet_tables(path: Path, wanted: Sequence[str], most: int) -> Iterator[pa.Table]:
+def _parquet(path: Path, wanted: Sequence[str], most: int) -> Iterator[pa.Table]:
     """The wanted columns that a Parquet file has, in tables of at most `most` rows.
 
     The first has no rows, so that missing columns are noticed in a file without rows. Views, as Polars writes texts and
@@ -179,12 +503,7 @@ def parquet_tables(path: Path, wanted: Sequence[str], most: int) -> Iterator[pa.
             yield pa.Table.from_batches([batch]).cast(pa.schema(fields))
 
 
-def _datasets(path: Path, wanted: Sequence[str], _: Rows, __: Known) -> Iterator[pa.Table]:
-    for batch in arrow(path):
-        yield pa.Table.from_batches([batch]).select([name for name in wanted if name in batch.schema.names])
-
-
-def arrow(path: Path) -> Iterator[pa.RecordBatch]:
+def _arrow(path: Path) -> Iterator[pa.RecordBatch]:
     """The rows of one split that `save_to_disk` wrote; raises DataRefusedError if it is not one, or incomplete."""
     if (path / "dataset_dict.json").is_file():
         raise DataRefusedError(
@@ -204,6 +523,3 @@ def arrow(path: Path) -> Iterator[pa.RecordBatch]:
         raise DataRefusedError(
             f"{path} cannot be read as {_WORDS['datasets']}; correct the folder or its card."
         ) from None
-
-
-_formats = {"csv": _csv, "jsonl": _jsonl, "parquet": _parquet, "datasets": _datasets}

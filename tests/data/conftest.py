@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from ruamel.yaml import YAML
 
 from data.card import DataCard
-from data.readers.of_rows import RowReader
 from data.readers.records import Records
+from data.readers.rows import RowReader
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.parts import whole
 
@@ -33,7 +33,7 @@ def named_files(*names: str) -> Document:
 def train_records(card: DataCard, path: Path) -> Records:
     """The records to train on of a table in one file."""
     assert card.reader.kind in ("csv", "parquet")
-    return whole(RowReader(card.reader, card.known, (), {"train": path}).read()).train
+    return whole(RowReader(card, {"train": path}).read()).train
 
 
 def tar(path: Path, members: Mapping[str, bytes]) -> Path:

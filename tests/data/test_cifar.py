@@ -18,7 +18,7 @@ from data import DataRefusedError
 from data.card import DataCard, data_card
 from data.files import Places, fetch
 from data.formats import Cifar
-from data.readers import cifar
+from data.readers import images
 from data.reading import read
 from tests.data.conftest import CardOf, Document, tar
 from tests.data.test_real_sets import MIRROR, needs_mirror
@@ -85,14 +85,14 @@ def loose(folder: Path, contents: Mapping[str, bytes]) -> dict[str, Path]:
 
 def read_in(files: Mapping[str, Path], declared: Cifar = DECLARED) -> Parts:
     """The records of some files."""
-    return whole(cifar.read(files, declared, shape=SHAPE))
+    return whole(images.read_cifar(files, declared, shape=SHAPE))
 
 
 @pytest.mark.parametrize("fine", [False, True])
 def test_every_form_gives_the_same_records(
     tmp_path: Path, fine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cifar, "_ROWS", 2)
+    monkeypatch.setattr(images, "_CIFAR_ROWS", 2)
     made, declared = batches(), FINE if fine else DECLARED
     plain = {f"{name}.bin": in_bytes(batch, fine=fine) for name, batch in made.items()}
     pickled = {name: in_a_pickle(batch, fine=fine) for name, batch in made.items()}
@@ -138,7 +138,7 @@ def test_a_pickle_that_runs_something_is_refused_and_runs_nothing(tmp_path: Path
 )
 def test_a_pickle_gets_nothing_but_what_an_array_needs(name: str) -> None:
     with pytest.raises(pickle.UnpicklingError, match="no array needs"):
-        cifar.load(io.BytesIO(b"\x80\x02c" + name.encode() + b"\n."))
+        images.load_pickle(io.BytesIO(b"\x80\x02c" + name.encode() + b"\n."))
 
 
 def spoiled() -> dict[str, bytes]:
@@ -254,7 +254,7 @@ def test_real_cifar_10(tmp_path: Path) -> None:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     assert digest == "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"
     few = Cifar(kind="cifar", train=("data_batch_1",), test="test_batch")
-    blocks = cifar.read(files, few, shape=card.input_shape)
+    blocks = images.read_cifar(files, few, shape=card.input_shape)
     train = whole(takewhile(lambda block: block.part == "train", blocks)).train
     assert np.bincount(train.labels).tolist() == [1005, 974, 1032, 1016, 999, 937, 1030, 1001, 1025, 981]
     assert train.features.shape == (10000, 3, 32, 32) and train.features.max() == 1

@@ -142,7 +142,7 @@ def test_an_image_of_16_bits_and_one_of_too_many_pixels(card: CardOf, tmp_path: 
     content = {"dark/deep.png": deep.getvalue(), "light/a.png": PICTURES["light/a.png"]}
     place = folder(tmp_path / "photos", content)
     few = card(most_pixels=23)
-    (found,) = images.read(place, few.reader, few.classes, few.input_shape)  # type: ignore[arg-type]
+    (found,) = images.read_folder(place, few.reader, few.classes, few.input_shape)  # type: ignore[arg-type]
     np.testing.assert_allclose(found.features[0], 0.2, rtol=1e-6)
     assert (found.features[1] == np.float32(GREY)).all()
 

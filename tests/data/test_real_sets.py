@@ -10,7 +10,7 @@ from data import DataRefusedError, public_description
 from data.card import data_card
 from data.files import Places, fetch
 from data.formats import Digits, Synthetic
-from data.readers import builtin
+from data.readers import images
 from data.readers.records import Records
 from data.reading import read
 from tests.data.conftest import CardOf, Document
@@ -56,7 +56,7 @@ def test_digits(tmp_path: Path) -> None:
 
 def test_digits_that_are_not_the_declared_ones_are_refused() -> None:
     with pytest.raises(DataRefusedError, match="installed scikit-learn are not the declared ones"):
-        whole(builtin.read_digits(Digits(kind="digits", sha256="0" * 64), shape=(1, 8, 8)))
+        whole(images.read_digits(Digits(kind="digits", sha256="0" * 64), shape=(1, 8, 8)))
 
 
 MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]

@@ -13,7 +13,7 @@ from data.card import data_card
 from data.description import rule_of
 from data.files import Places, fetch
 from data.formats import Reviews
-from data.readers import reviews
+from data.readers import texts
 from data.readers.records import Block, Records
 from data.reading import read, word_list
 from tests.data.conftest import CardOf, Document, tar
@@ -64,7 +64,7 @@ def card(images: Document, card_of: CardOf) -> CardOf:
     ids=["empty", "blank", "short", "case", "html", "punctuation", "apostrophe", "long", "unicode"],
 )
 def test_the_tokens_of_a_text(text: str, tokens: list[int]) -> None:
-    found = reviews.tokens(text, WORDS, length=5)
+    found = texts.tokens(text, WORDS, length=5)
     assert found.tolist() == tokens and found.dtype == np.int32
 
 
@@ -80,9 +80,9 @@ def test_an_archive_becomes_records_in_an_order_of_their_own(card: CardOf, tmp_p
 
 
 def test_only_the_first_words_that_a_text_can_have_get_a_token(tmp_path: Path) -> None:
-    found = reviews._vocabulary(LISTED, 8, tmp_path)
+    found = texts._vocabulary(LISTED, 8, tmp_path)
     assert found == WORDS | {"naive": 6, "café": 7}
-    assert reviews._vocabulary(LISTED, 6, tmp_path) == WORDS
+    assert texts._vocabulary(LISTED, 6, tmp_path) == WORDS
 
 
 def test_a_list_of_words_may_be_a_file_of_its_own(
@@ -92,7 +92,7 @@ def test_a_list_of_words_may_be_a_file_of_its_own(
     (tmp_path / "words").write_bytes(LISTED)
     declared = Reviews(kind="reviews", vocabulary=6, length=5)
     files = {"archive": path, "words": tmp_path / "words"}
-    train, _ = reviews.read(files, declared, classes=("neg", "pos"))
+    train, _ = texts.read_tokens(files, declared, classes=("neg", "pos"))
     assert train.records.features[1].tolist() == [2, 4, 3, 2, 1]
     with pytest.raises(ValueError, match="must be archive, and words"):
         card(words=None)
@@ -182,5 +182,5 @@ def test_real_imdb(tmp_path: Path) -> None:
         assert np.bincount(block.records.labels).tolist() == [12500, 12500]
         assert features.shape == (25000, 80) and features.dtype == np.int32
         assert (features.min(), features.max()) == (0, 19999)
-        assert 0.03 < (features == reviews.UNKNOWN).mean() < 0.05
-        assert (features[:, -1] != reviews.PADDING).all()
+        assert 0.03 < (features == texts.UNKNOWN).mean() < 0.05
+        assert (features[:, -1] != texts.PADDING).all()

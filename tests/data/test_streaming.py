@@ -10,8 +10,7 @@ import pytest
 from data import DataRefusedError, prepared, public_description
 from data.card import DataCard
 from data.prepared import _Rows
-from data.readers import table as parquet
-from data.readers import table as text
+from data.readers import rows
 from data.readers.records import Block, Records
 from data.reading import read
 from tests.data.conftest import CardOf, Document
@@ -30,8 +29,8 @@ def card(table: Document, card_of: CardOf) -> CardOf:
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few kilobytes."""
-    monkeypatch.setattr(text, "_BLOCK_BYTES", 8192)
-    monkeypatch.setattr(parquet, "_ROWS", 300)
+    monkeypatch.setattr(rows, "_BLOCK_BYTES", 8192)
+    monkeypatch.setattr(rows, "_TABLE_ROWS", 300)
 
 
 def written(card: DataCard, path: Path, folder: Path) -> dict[str, bytes]:

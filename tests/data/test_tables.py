@@ -16,7 +16,8 @@ from pyarrow import parquet
 from data import DataRefusedError
 from data.formats import Parquet
 from data.readers.records import Records
-from data.readers.table import tables as read_tables
+from data.readers.rows import tables as read_tables
+from data.targets import Classes
 from data.unseen import preparation_of, records_in
 from tests.data.conftest import CardOf, Document, train_records
 
@@ -149,7 +150,9 @@ def test_another_separator_an_archive_and_a_folder_are_named_as_such(encode: Enc
     ):
         encode(packed.getvalue())
     with pytest.raises(DataRefusedError, match="is a folder, and a table is one file"):
-        read_tables("train", tmp_path, Parquet.model_construct(kind="parquet"))
+        read_tables(
+            "train", tmp_path, Parquet.model_construct(kind="parquet"), Classes(classes=("no", "yes"))
+        )
 
 
 def test_the_archive_of_training_is_predicted_on_as_its_text_is(

@@ -31,10 +31,9 @@ from algorithms.privacy.barrier.unnoised_queries import LastNorms
 from algorithms.privacy.card import build
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.ledger import Checkpoint, Ledger, export, restore
-from data.card import data_card
+from data.card import DataCard, data_card
 from data.formats import Csv, Parquet
-from data.readers.of_rows import RowReader
-from data.targets import Classes
+from data.readers.rows import RowReader
 from tasks import retraining
 from tasks.config import params
 from tasks.evaluate import load_model
@@ -212,7 +211,8 @@ def _table(kind: str) -> Callable[[Path], bool]:
     )
 
     def take(path: Path) -> bool:
-        read = whole(RowReader(declared, Classes(classes=("no", "yes")), (), {"train": path}).read()).train
+        card = DataCard.model_construct(classes=("no", "yes"), reader=declared, public=False)
+        read = whole(RowReader(card, {"train": path}).read()).train
         return bool((read.features >= 0).all() and (read.features <= 1).all() and set(read.labels) <= {0, 1})
 
     return take

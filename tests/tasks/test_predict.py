@@ -23,7 +23,7 @@ from algorithms.privacy.card.text import statement
 from data import public_description
 from data.card import DataRefusedError, data_card
 from data.prepared import load_held_out
-from data.readers.reviews import read_texts
+from data.readers.texts import read_texts
 from data.unseen import preparation_of, records_in
 from flows.cli.main import app
 from tasks.export import export, release

@@ -19,7 +19,7 @@ from algorithms.privacy.card import load as load_card
 from algorithms.privacy.ledger import Ledger
 from data.card import DataCard, DataRefusedError, data_card
 from data.prepared import load as load_prepared
-from data.readers import table
+from data.readers import encoding, rows
 from tasks import calibrate, evaluate, prepare
 from tasks.config import params
 from tasks.config.overrides import recipe
@@ -195,6 +195,6 @@ def test_a_label_that_is_no_number_is_refused_without_its_value(root: Path, tmp_
     path.write_text("size,kind,price\n0.5,old,a secret\n")
     card = data_card("prices", root / "data/cards")
     with pytest.raises(DataRefusedError) as refused:
-        read = table.tables("train", path, card.reader)  # type: ignore[arg-type]
-        [table.records(rows, card.reader, card.known, "train.csv") for rows in read]  # type: ignore[arg-type]
+        read = rows.tables("train", path, card.reader, card.known)  # type: ignore[arg-type]
+        [encoding.records(some, card.reader, card.known, "train.csv") for some in read]  # type: ignore[arg-type]
     assert "not a number" in str(refused.value) and "secret" not in str(refused.value)

@@ -12,7 +12,7 @@ from algorithms.models import ModelRefusedError
 from data import prepared, public_description
 from data.card import CARDS, DataCard, data_card
 from data.files import Places, fetch
-from data.readers import reviews
+from data.readers import texts as of_texts
 from data.reading import word_list
 from tasks.calibrate import model_of
 from tasks.config import params
@@ -67,7 +67,7 @@ def test_every_word_of_a_list_with_words_that_no_text_has_gets_its_own_vector(tm
     card = data_card("small", tmp_path)
     rows = table(card, made / "words.txt", {word: 10.0 * i for word, i in TOKENS.items()}, tmp_path)
     tokens = prepared.load(made).train_features[0].tolist()
-    assert [rows[token].item() for token in tokens if token != reviews.UNKNOWN] == [20.0, 40.0, 30.0]
+    assert [rows[token].item() for token in tokens if token != of_texts.UNKNOWN] == [20.0, 40.0, 30.0]
     for token in TOKENS.values():
         assert rows[token].tolist() == [10.0 * token]
     (tmp_path / "listed.txt").write_text("\n".join(LISTED[:4]))
@@ -81,13 +81,13 @@ def test_the_words_of_imdb_stand_at_their_tokens(tmp_path: Path) -> None:
     files = fetch(card, Places(root=tmp_path, mirror=Path(MIRROR or ""), cache=tmp_path), key=bytes(32))
     listed = word_list(card, files) or b""
     (tmp_path / "words.txt").write_bytes(listed)
-    words = reviews._vocabulary(reviews._member(files["archive"], "aclImdb/imdb.vocab"), 20000, tmp_path)
+    words = of_texts._vocabulary(of_texts._member(files["archive"], "aclImdb/imdb.vocab"), 20000, tmp_path)
     assert (words["good"], len(words), "!" in words) == (48, 19998, False)
     marks = {word: float(i) for i, word in enumerate(("the", "good", "awful", "don't", "terrible"), start=3)}
     rows = table(card, tmp_path / "words.txt", marks, tmp_path)
     for word, mark in marks.items():
-        assert rows[int(reviews.tokens(word, words, length=1)[0])].tolist() == [mark]
-    published = reviews._member(files["archive"], "aclImdb/imdb.vocab").decode().splitlines()
+        assert rows[int(of_texts.tokens(word, words, length=1)[0])].tolist() == [mark]
+    published = of_texts._member(files["archive"], "aclImdb/imdb.vocab").decode().splitlines()
     (tmp_path / "imdb.vocab").write_text("\n".join(published[:19998]))
     with pytest.raises(ModelRefusedError, match="not the list of the words"):
         table(card, tmp_path / "imdb.vocab", marks, tmp_path)
