@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from algorithms.auditing.audit import Array, Audit, Tested, audit, tested
+from algorithms.auditing.audit import Array, Audit, audit, tested
 from algorithms.auditing.game import Game
 from algorithms.core.receipt import software
 from algorithms.errors import RefusedError
@@ -84,7 +84,7 @@ def audit_one(asked: Asked, root: Path, *, workers: int) -> tuple[bool, str]:
 
 
 def run_audit(asked: Asked, root: Path, *, workers: int = 1) -> tuple[dict[str, Any], Path]:
-    """Audit a method, and each mechanism alone; returns the content of audit.json and the path of the page.
+    """Audit a method, and each mechanism alone; write audit.json and audit.html, and return content and path.
 
     Raises RefusedError or ParamsRefusedError if the method is unknown or claims no privacy, or its settings do not fit.
     """
@@ -92,8 +92,28 @@ def run_audit(asked: Asked, root: Path, *, workers: int = 1) -> tuple[dict[str, 
     game = Game(asked.method, dict(asked.settings), asked.epsilon, asked.delta, 1)
     several = partial(_side_by_side, workers=workers) if workers > 1 else None
     found = audit(game, runs=asked.runs, canaries=asked.canaries, seed=asked.seed, several=several)
-    alone = tested(draws=4 * asked.runs, seed=asked.seed)
-    return write(found, alone, root / audit_folder(asked.method), software(root))
+    mechanisms = [
+        {
+            "name": row.name,
+            "claimed": row.claimed,
+            "found": row.attack.found,
+            "is_violated": row.attack.is_violated,
+        }
+        for row in tested(draws=4 * asked.runs, seed=asked.seed)
+    ]
+    document: dict[str, Any] = json.loads(json.dumps(found.to_json())) | {
+        "mechanisms": mechanisms,
+        "is_violated": found.is_violated or any(row["is_violated"] for row in mechanisms),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "software": software(root),
+    }
+    shown = picture(lambda theme: _figure(found, theme), _WORDS)
+    page = environment().get_template("audit.html.j2").render(audit=document, picture=shown)
+    folder = root / audit_folder(asked.method)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / AUDIT, json.dumps(document, indent=2) + "\n")
+    write_text(folder / AUDIT_PAGE, page)
+    return document, folder / AUDIT_PAGE
 
 
 def _side_by_side(share: Callable[[Sequence[int]], Array], seeds: Sequence[int], *, workers: int) -> Array:
@@ -118,33 +138,6 @@ def _end_with_parent() -> None:
             os._exit(1)
 
     Thread(target=end, daemon=True).start()
-
-
-def write(
-    found: Audit, alone: Sequence[Tested], folder: Path, ran: Mapping[str, Any]
-) -> tuple[dict[str, Any], Path]:
-    """Write audit.json and audit.html; returns the content of the first and the path of the second."""
-    folder.mkdir(parents=True, exist_ok=True)
-    mechanisms = [
-        {
-            "name": row.name,
-            "claimed": row.claimed,
-            "found": row.attack.found,
-            "is_violated": row.attack.is_violated,
-        }
-        for row in alone
-    ]
-    document: dict[str, Any] = json.loads(json.dumps(found.to_json())) | {
-        "mechanisms": mechanisms,
-        "is_violated": found.is_violated or any(row["is_violated"] for row in mechanisms),
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "software": dict(ran),
-    }
-    shown = picture(lambda theme: _figure(found, theme), _WORDS)
-    page = environment().get_template("audit.html.j2").render(audit=document, picture=shown)
-    write_text(folder / AUDIT, json.dumps(document, indent=2) + "\n")
-    write_text(folder / AUDIT_PAGE, page)
-    return document, folder / AUDIT_PAGE
 
 
 def _figure(found: Audit, theme: Theme) -> Figure:

@@ -217,8 +217,16 @@ def load(path: Path) -> Comparison:
     _check_once("problems", [(problem.dataset, problem.model) for problem in comparison.problems], path)
     _check_once("variants of methods", [(v.method, v.setting) for v in variants(comparison)], path)
     for key, method in comparison.methods.items():
-        _check_delta(key, method, comparison, path)
-        _check_epsilons(key, method, comparison, path)
+        if method.private and delta_of(method, comparison) == 0 and method.accountant != "pure":
+            raise ParamsRefusedError(
+                f"{path.name}: methods.{key}.accountant is {method.accountant}, which needs a delta above 0;"
+                " set delta, or the accountant to pure."
+            )
+        if unknown := sorted(set(method.by_epsilon) - set(method.epsilons or comparison.epsilons)):
+            raise ParamsRefusedError(
+                f"{path.name}: methods.{key}.by_epsilon has settings for epsilon {unknown[0]:g}, which is not compared;"
+                " leave it out, or add it to the epsilons."
+            )
     return comparison
 
 
@@ -228,23 +236,6 @@ def _check_once(what: str, values: Any, path: Path) -> None:
         if value in kept:
             raise ParamsRefusedError(f"{path.name}: {what} list {value} twice; leave one of them out.")
         kept.append(value)
-
-
-def _check_delta(key: str, method: Method, comparison: Comparison, path: Path) -> None:
-    if method.private and delta_of(method, comparison) == 0 and method.accountant != "pure":
-        raise ParamsRefusedError(
-            f"{path.name}: methods.{key}.accountant is {method.accountant}, which needs a delta above 0;"
-            " set delta, or the accountant to pure."
-        )
-
-
-def _check_epsilons(key: str, method: Method, comparison: Comparison, path: Path) -> None:
-    unknown = sorted(set(method.by_epsilon) - set(method.epsilons or comparison.epsilons))
-    if unknown:
-        raise ParamsRefusedError(
-            f"{path.name}: methods.{key}.by_epsilon has settings for epsilon {unknown[0]:g}, which is not compared;"
-            " leave it out, or add it to the epsilons."
-        )
 
 
 @dataclass(frozen=True)
@@ -349,6 +340,9 @@ def cells(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> l
         for variant in variants(comparison)
         for epsilon in (variant.epsilons if variant.private else (None,))
     ]
+    folds: list[Fold | None] = [None]
+    if (cut := comparison.folds) is not None:
+        folds = [Fold(cut.k, cut.seed, *place) for place in product(range(cut.repeats), range(cut.k))]
     recorded = comparison.record.model_dump()
     if not comparison.record.diagnostics:
         del recorded["diagnostics"]  # left out, so that cells from before this key existed stay valid
@@ -387,7 +381,7 @@ def cells(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> l
         )
         for problem, files, encoder in found
         for variant, epsilon, settings in known
-        for seed, fold in product(range(comparison.seeds), _folds(comparison))
+        for seed, fold in product(range(comparison.seeds), folds)
     ]
 
 
@@ -410,14 +404,6 @@ def code_digest() -> str:
     folder = Path(next(iter(algorithms.__path__)))
     files = sorted(folder.rglob("*.py"))
     return digest_of([[str(file.relative_to(folder)), file.read_text(encoding="utf-8")] for file in files])
-
-
-def _folds(comparison: Comparison) -> Sequence[Fold | None]:
-    chosen = comparison.folds
-    if chosen is None:
-        return [None]
-    places = product(range(chosen.repeats), range(chosen.k))
-    return [Fold(chosen.k, chosen.seed, repeat, fold) for repeat, fold in places]
 
 
 def _model_settings(problem: Problem, files: dict[str, str], named: Iterable[str]) -> dict[str, Any]:

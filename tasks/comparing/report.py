@@ -126,13 +126,6 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(parts).reset_index()
 
 
-def write_tables(place: Place, table: pd.DataFrame, totals: pd.DataFrame) -> None:
-    """Write results.parquet, results.csv and summary.csv into the comparison's folder."""
-    write_parquet(place.folder / "results.parquet", table)
-    for name, frame in (("results", table), ("summary", totals)):
-        write_whole(place.folder / f"{name}.csv", partial(frame.to_csv, index=False))
-
-
 def by_epsilon(totals: pd.DataFrame, metric: str, theme: Theme, *, words: str) -> Figure:
     """Draw a metric against a logarithmic epsilon, with bars of one standard error; methods without noise are dashed.
 
@@ -335,7 +328,9 @@ def report(work: Work, *, refused: Sequence[str]) -> Report:
     place = work.place
     table = results(place, work.cells)
     totals = summary(table)
-    write_tables(place, table, totals)
+    write_parquet(place.folder / "results.parquet", table)
+    for name, frame in (("results", table), ("summary", totals)):
+        write_whole(place.folder / f"{name}.csv", partial(frame.to_csv, index=False))
     runs = len(place.finished())
     pictures = _pictures(work, table, totals) if len(table) else {}
     for name, drawn in pictures.items():

@@ -16,7 +16,9 @@ __all__ = ["checked_url", "home", "ledger_url", "sqlite_url"]
 
 RETRAINING = "EPSILONFLOW_RETRAINING"
 SPEND_AGAIN = "EPSILONFLOW_SPEND_AGAIN"
+"""Consent to repeat finished runs on private records."""
 TRAIN_ANYWAY = "EPSILONFLOW_TRAIN_ANYWAY"
+"""Consent to spend on settings that look wrong."""
 
 
 def first_checkout(root: Path) -> Path:
@@ -38,22 +40,8 @@ def database_url(source: Source | None) -> str | None:
     return os.environ.get(source.url_from) if isinstance(source, Query) else None
 
 
-def may_spend_again() -> bool:
-    """Whether a person agreed beforehand to repeat finished runs on private records."""
-    return _says_yes(SPEND_AGAIN)
-
-
-def may_train_anyway() -> bool:
-    """Whether a person agreed to spend on settings that look wrong."""
-    return _says_yes(TRAIN_ANYWAY)
-
-
-def train_anyway() -> None:
-    """Record the consent, for this process and its child processes."""
-    os.environ[TRAIN_ANYWAY] = "yes"
-
-
-def _says_yes(variable: str) -> bool:
+def agreed(variable: str) -> bool:
+    """Whether a person agreed beforehand, by SPEND_AGAIN or TRAIN_ANYWAY."""
     return os.environ.get(variable, "").lower() in ("y", "yes", "1", "true")
 
 

@@ -100,33 +100,16 @@ def newest_audit(method: str, root: Path) -> dict[str, Any] | None:
     return document | {"page": str(Path("..") / folder / AUDIT_PAGE)}
 
 
-@dataclass(frozen=True)
-class Attack:
-    """What the best attacker achieves who tells whether a record was used. Rates are from 0 to 1."""
+def risk_of(found: Profile) -> dict[str, Any]:
+    """The template's variables on what the best attacker can achieve who tells whether a record was used.
 
-    false_alarms: float
-    caught: float
-
-
-@dataclass(frozen=True)
-class Risk:
-    """What the best attacker can achieve.
-
-    attacks: at selected false alarm rates. advantage: in [0, 1]. guess: how often the attacker is right if half of the
-    records in question were used. mu: of the smallest Gaussian mechanism that reveals at least as much.
+    attacks: what is caught at selected false alarm rates. guess: how often the attacker is right if half of the records
+    in question were used. mu: of the smallest Gaussian mechanism that reveals at least as much. Rates are from 0 to 1;
+    see `algorithms.privacy.accounting.risk`.
     """
-
-    attacks: tuple[Attack, ...]
-    advantage: float
-    guess: float
-    mu: float
-
-
-def risk_of(found: Profile) -> Risk:
-    """The risk that follows from a run's privacy profile; see `algorithms.privacy.accounting.risk`."""
     share = advantage(found)
-    attacks = tuple(Attack(rate, float(caught(found, rate))) for rate in FALSE_ALARMS)
-    return Risk(attacks, share, 0.5 + share / 2, gaussian_mu(found))
+    attacks = [{"false_alarms": rate, "caught": float(caught(found, rate))} for rate in FALSE_ALARMS]
+    return {"attacks": attacks, "advantage": share, "guess": 0.5 + share / 2, "mu": gaussian_mu(found)}
 
 
 def score(metrics: Mapping[str, Any], classes: pd.DataFrame) -> Said:
@@ -149,7 +132,7 @@ def page(
     pictures: Mapping[str, Picture],
     past: Mapping[str, object],
     *,
-    risk: Risk | None,
+    risk: Mapping[str, Any] | None,
     attack: Mapping[str, float] | None = None,
     audit: Mapping[str, Any] | None = None,
 ) -> str:

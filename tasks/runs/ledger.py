@@ -142,13 +142,14 @@ def declare(
     a cap for each definition.
     """
     cap = Budget(public.cap_epsilon, public.cap_delta)
+    bound = {UNIT: public.unit, _HOLDOUT: public.holdout_rule, _BLOCKS: public.blocks_by}
     ledger.declare(
         public.population,
         cap,
         public=public.public,
         composition=Composition(public.composition, public.composition_order),
         blocks_per_person=public.blocks_per_person,
-        bound=_bound(public),
+        bound={name: value for name, value in bound.items() if value is not None},
     )
     check_terms(ledger, public)
     ledger.check_repeats(public.population, held or {})
@@ -158,16 +159,6 @@ def declare(
 
 def check_terms(ledger: Ledger, public: PublicDescription) -> None:
     """Raise RefusedError if a population in the ledger has other terms than the card; none of them ever changes."""
-    _check_kind(ledger, public)
-    _check_bound(ledger, public)
-
-
-def _bound(public: PublicDescription) -> dict[str, str]:
-    asked = {UNIT: public.unit, _HOLDOUT: public.holdout_rule, _BLOCKS: public.blocks_by}
-    return {name: value for name, value in asked.items() if value is not None}
-
-
-def _check_kind(ledger: Ledger, public: PublicDescription) -> None:
     balance, name = ledger.balance(public.population), public.population
     if balance.public != public.public:
         kinds = ("private", "public")
@@ -183,9 +174,6 @@ def _check_kind(ledger: Ledger, public: PublicDescription) -> None:
             f" {balance.blocks_per_person} records of a person, but the card of {public.dataset!r} says {composition}"
             f" and {count}; neither ever changes, so set the card back or give it a population of its own."
         )
-
-
-def _check_bound(ledger: Ledger, public: PublicDescription) -> None:
     bound = ledger.terms(public.population).bound
     if public.unit != bound[UNIT]:
         raise RefusedError(

@@ -13,6 +13,7 @@ At last, before the charge, a run is rehearsed: its card and page are made with 
 
 import logging
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ from data import PublicDescription
 from data.card import card_names, data_card
 from data.files import OWNER_KEY, check_local, owner_key
 from tasks.calibrate import plan_for
-from tasks.config import SPEND_AGAIN, TRAIN_ANYWAY, home, may_spend_again, may_train_anyway, train_anyway
+from tasks.config import SPEND_AGAIN, TRAIN_ANYWAY, agreed, home
 from tasks.config.params import Params
 from tasks.prepare import chosen_blocks, public_of
 from tasks.report import Run, compose
@@ -128,7 +129,7 @@ def question(found: Sequence[str], public: PublicDescription, *, epsilon: float)
     if public.public:
         for doubt in found:
             _LOG.warning("these settings look wrong: %s.", doubt)
-    elif found and not may_train_anyway():
+    elif found and not agreed(TRAIN_ANYWAY):
         doubt = "; and ".join(found)
         if not agrees(f"these settings look wrong: {doubt}. Spend epsilon {epsilon:g} all the same? [y/N] "):
             raise RefusedError(
@@ -155,7 +156,7 @@ def spends_again(what: str, doing: str, epsilon: float, *, has_result: bool, or_
     what: its name and id. doing: what is repeated. or_else: what to do instead. Raises RefusedError if nobody agrees
     and there is no result.
     """
-    if may_spend_again() or agrees(
+    if agreed(SPEND_AGAIN) or agrees(
         f"{what} did just this; {doing} again spends epsilon {epsilon:g} again. Spend it? [y/N] "
     ):
         return True
@@ -172,9 +173,9 @@ def ask_first(found: Sequence[str], public: PublicDescription, *, epsilon: float
 
     This process and its child processes do not ask again. Raises RefusedError unless somebody agrees.
     """
-    if found and not public.public and not may_train_anyway():
+    if found and not public.public and not agreed(TRAIN_ANYWAY):
         question(found, public, epsilon=epsilon)
-        train_anyway()
+        os.environ[TRAIN_ANYWAY] = "yes"
 
 
 @dataclass(frozen=True)
@@ -267,28 +268,27 @@ def in_the_ledger(
     return Outlook(public, plan, tuple(doubts), cap, balance, fits, begun)
 
 
-def _composed(run: Run) -> None:
-    compose(run, nothing(), folder=None, draw=lambda _, words: Picture(b"", b"", words), key=None)
-
-
 def rehearse(
     plan: Mapping[str, Any],
     public: PublicDescription,
     receipt: Mapping[str, Any],
     *,
     trial: Schedule | None = None,
-    report: Callable[[Run], object] = _composed,
+    report: Callable[[Run], object] | None = None,
 ) -> None:
     """Make the card and the page of a run that is not charged yet.
 
     plan: its document. receipt: the known part of its receipt. trial: for a search, the releases of the winner, which
-    are in its trace. report: makes card and page. Everything else is made up: the releases of an adaptive plan, the
-    population's account, the metrics. Figures are not drawn. Raises RefusedError if the card or the page cannot be
-    made, or the card would not verify.
+    are in its trace. report: makes card and page, by default those of a run. Everything else is made up: the releases
+    of an adaptive plan, the population's account, the metrics. Figures are not drawn. Raises RefusedError if the card
+    or the page cannot be made, or the card would not verify.
     """
     run = _made_up(plan, public, receipt, trial)
     with rehearsal():
-        report(run)
+        if report is not None:
+            report(run)
+        else:
+            compose(run, nothing(), folder=None, draw=lambda _, words: Picture(b"", b"", words), key=None)
 
 
 def _made_up(

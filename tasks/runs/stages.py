@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -176,10 +176,13 @@ def _dvc(*stage: str, root: Path, say: Say) -> tuple[int, list[str]]:
 
     An exception here, such as a cancellation, ends the process.
     """
+    here = str(Path(sys.executable).parent)
+    path = os.pathsep.join([here, os.environ.get("PATH", os.defpath)])
     process = subprocess.Popen(
         [sys.executable, "-m", "tasks.runs.stages", *stage],
         cwd=root,
-        env=_environment(),
+        # `python` is this one, output is unbuffered, and the user has a name, for DVC
+        env=os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1", "LOGNAME": system_user()},
         stdin=subprocess.PIPE,  # nothing is written; it is closed whenever and however this process ends
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -196,13 +199,6 @@ def _dvc(*stage: str, root: Path, say: Say) -> tuple[int, list[str]]:
         return process.wait(), lines
     finally:
         _end(process)
-
-
-def _environment() -> Mapping[str, str]:
-    """The environment of a stage: its `python` is this one, its output unbuffered, and its user has a name, for DVC."""
-    here = str(Path(sys.executable).parent)
-    path = os.pathsep.join([here, os.environ.get("PATH", os.defpath)])
-    return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1", "LOGNAME": system_user()}
 
 
 def _end(process: subprocess.Popen[str]) -> None:
