@@ -251,11 +251,11 @@ class Plan:
     target: Target
     public: PublicInfo
     steps: int
-    noise_multiplier: float
-    sampling_rate: float
-    divisor: float | None
     schedule: Schedule
     epsilon: Mapping[str, float]
+    noise_multiplier: float = 0.0
+    sampling_rate: float = 1.0
+    divisor: float | None = None
     filter: Holding = FIXED
     adjacency: str = ADD_OR_REMOVE_ONE.name
     method_params: Mapping[str, JsonValue] = field(default_factory=dict)

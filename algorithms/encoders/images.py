@@ -64,7 +64,22 @@ def from_timm(name: str, checkpoint: Path | None, settings: Frozen) -> Encoder:
         raise ModelRefusedError(f"timm has no model {name!r} ({error}); see timm.list_models().") from None
     config = timm.data.resolve_model_data_config(network)
     side = settings.size or int(config["input_size"][-1])
-    file = checkpoint or _cached(network.pretrained_cfg.get("hf_hub_id"), name)
+    file, hub = checkpoint, network.pretrained_cfg.get("hf_hub_id")
+    if file is None:
+        found = (
+            imported_library("huggingface_hub").try_to_load_from_cache(hub, "model.safetensors") if hub else 0
+        )
+        if not isinstance(found, str):
+            get = (
+                f"hf download {hub} model.safetensors"
+                if hub
+                else "have a look at where timm names its weights"
+            )
+            raise ModelRefusedError(
+                f"the weights of timm's {name!r} are not on this machine; get them by `{get}`, or give"
+                " data.encoder.checkpoint the path of a safetensors file."
+            )
+        file = Path(found)
 
     def load() -> Encode:
         pretrained = timm.get_pretrained_cfg(name)
@@ -275,16 +290,3 @@ def _traced(network: nn.Module, batch: int, side: int) -> nn.Module:
         traced = torch.jit.trace(network, example)  # type: ignore[no-untyped-call]
         made: nn.Module = torch.jit.optimize_for_inference(traced)
     return made
-
-
-def _cached(hub: str | None, name: str) -> Path:
-    found = (
-        imported_library("huggingface_hub").try_to_load_from_cache(hub, "model.safetensors") if hub else None
-    )
-    if not isinstance(found, str):
-        get = f"hf download {hub} model.safetensors" if hub else "have a look at where timm names its weights"
-        raise ModelRefusedError(
-            f"the weights of timm's {name!r} are not on this machine; get them by `{get}`, or give"
-            " data.encoder.checkpoint the path of a safetensors file."
-        )
-    return Path(found)

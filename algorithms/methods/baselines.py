@@ -89,7 +89,6 @@ def _exact(target: Target, public: PublicInfo, *, steps: int, rate: float, divis
         target=target,
         public=public,
         steps=steps,
-        noise_multiplier=0.0,
         sampling_rate=rate,
         divisor=divisor,
         schedule=schedule,

@@ -131,9 +131,9 @@ def facts_of(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             facts: dict[str, Any] = json.loads((file.metadata() or {})[FACTS])
-        if not (isinstance(facts["model"], str) and _is_list_of(int, facts["input_shape"])):
-            raise TypeError
-        if not _is_list_of(str, facts["classes"]):
+        lists = [(facts["input_shape"], int), (facts["classes"], str)]
+        fits = all(isinstance(row, list) and all(isinstance(x, kind) for x in row) for row, kind in lists)
+        if not (fits and isinstance(facts["model"], str)):
             raise TypeError
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         raise ModelRefusedError(
@@ -142,10 +142,6 @@ def facts_of(path: Path) -> dict[str, Any]:
             else f"there is no model at {path}; give the model.safetensors of a run, or the folder that contains it."
         ) from None
     return facts
-
-
-def _is_list_of(kind: type, value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
 
 def load_model(path: Path) -> tuple[Model, dict[str, Tensor]]:
