@@ -310,38 +310,27 @@ def play(
     return Played(seen, trace.events(), method.released(state).detach().double().numpy())
 
 
-def contribution(game: Game, answer: Answer, features: Array) -> Array | None:
-    """A canary's clipped contribution to a sum; None for a query without a known sum."""
+def contribution(game: Game, answer: Answer, features: Array) -> Array:
+    """A canary's clipped contribution to a sum."""
     bound = answer.bound
-    match answer.kind:
-        case "norms":
-            return np.array([bound.norm])
-        case "norm count":
-            return np.array([-0.5])
-        case "total":
-            label = torch.tensor(int(features.any()))
-            found = answer.asked(torch.from_numpy(features.astype(np.float32)), label)
-            vector = found.double().numpy().reshape(-1)
-            norm = float(np.linalg.norm(vector, 1 if isinstance(bound, L1) else 2))
-            shrunk: Array = vector * min(1.0, bound.norm / max(norm, 1e-300))
-            return shrunk
-        case "gradient" | "minimum":
-            return _clipped(game, bound, features)
-    return None
-
-
-def _clipped(game: Game, bound: Any, gradient: Array) -> Array:
+    if answer.kind == "norms":
+        return np.array([bound.norm])
+    if answer.kind == "norm count":
+        return np.array([-0.5])
+    if answer.kind == "total":
+        label = torch.tensor(int(features.any()))
+        found = answer.asked(torch.from_numpy(features.astype(np.float32)), label)
+        vector = found.double().numpy().reshape(-1)
+        norm = float(np.linalg.norm(vector, 1 if isinstance(bound, L1) else 2))
+        shrunk: Array = vector * min(1.0, bound.norm / max(norm, 1e-300))
+        return shrunk
     if isinstance(bound, PerLayer):
-        layers = np.split(gradient, len(bound.norms))
-        parts = [
-            layer * norm / np.linalg.norm(layer) for layer, norm in zip(layers, bound.norms, strict=True)
-        ]
-        return np.concatenate(parts)
+        layers = zip(np.split(features, len(bound.norms)), bound.norms, strict=True)
+        return np.concatenate([layer * norm / np.linalg.norm(layer) for layer, norm in layers])
     if isinstance(bound, Affine):
-        gradient = (gradient - bound.shift.double().numpy()) / bound.scale.double().numpy()
-    norm = bound.clip_norm if isinstance(bound, Minimum) else bound.norm
-    norm = min(norm, bound.input_norm) if isinstance(bound, Minimum) else norm
-    clipped: Array = gradient * norm / length_of(gradient, bound)
+        features = (features - bound.shift.double().numpy()) / bound.scale.double().numpy()
+    norm = min(bound.clip_norm, bound.input_norm) if isinstance(bound, Minimum) else bound.norm
+    clipped: Array = features * norm / length_of(features, bound)
     return clipped
 
 
@@ -412,7 +401,6 @@ def _of_taking_part(game: Game, series: Sequence[Answer], through: Array, featur
     """The log likelihood ratio of an answer with a record and with nothing in its place."""
     first, steps = series[0], len(series)
     whole = contribution(game, first, features)
-    assert whole is not None
     length = float(np.linalg.norm(whole))
     seen = through @ np.array([answer.value @ whole for answer in series]) / (length * first.scale)
     moves = through * (length / first.scale)
@@ -435,15 +423,13 @@ def _log_ratio(game: Game, plan: Plan, answer: Answer, canary: int, *, alone: bo
     replaced = -features if plan.adjacency == REPLACE_ONE.name else np.zeros_like(features)
     if answer.kind == "argmin":
         return _of_selection(answer, features, replaced) if alone else 0.0
-    with_it = contribution(game, answer, features)
-    if with_it is None or (not alone and answer.kind not in ("gradient", "minimum")):
+    if not alone and answer.kind not in ("gradient", "minimum"):
         return 0.0
+    with_it = contribution(game, answer, features)
     without = contribution(game, answer, replaced) if replaced.any() else np.zeros_like(with_it)
-    assert without is not None
     others = np.zeros_like(with_it)
     if answer.kind == "total":
-        nobody = contribution(game, answer, np.zeros_like(features))
-        others = game.zeros * answer.sampling.rate * (0.0 if nobody is None else nobody)
+        others = game.zeros * answer.sampling.rate * contribution(game, answer, np.zeros_like(features))
     if answer.kind == "norm count":
         others = np.array([0.5 * game.zeros * answer.sampling.rate])
     seen = answer.value - others
