@@ -148,25 +148,17 @@ def scores(game: Game, plan: Plan, seeds: Iterable[int]) -> Array:
     return np.array(found, dtype=np.float64).reshape(-1, 2)
 
 
-@dataclass(frozen=True)
-class OneRun:
-    """A run in which each canary was included by a fair coin."""
-
-    coins: NDArray[np.bool_]
-    played: Played
-
-
-def one_run(game: Game, plan: Plan, seed: int) -> OneRun:
-    """Play the run with a seed."""
+def one_run(game: Game, plan: Plan, seed: int) -> Played:
+    """Play a run in which each canary is included by a fair coin."""
     coins = key_of("who is in", game.algorithm, seed).stream(0).coins(game.canaries, 0.5)
-    return OneRun(coins, play(game, plan, coins, key_of("one run", game.algorithm, seed)))
+    return play(game, plan, coins, key_of("one run", game.algorithm, seed))
 
 
-def attacks_of(game: Game, plan: Plan, run: OneRun, claimed: Profile) -> list[Attack]:
+def attacks_of(game: Game, plan: Plan, run: Played, claimed: Profile) -> list[Attack]:
     """The attacks on one run: by all answers, and by the released parameters alone."""
     canaries = range(game.canaries)
-    white = np.array([log_likelihood(game, plan, run.played.answers, i, alone=False) for i in canaries])
-    black = np.array([-float(run.played.released @ game.canary(i)) for i in canaries])
+    white = np.array([log_likelihood(game, plan, run.answers, i, alone=False) for i in canaries])
+    black = np.array([-float(run.released @ game.canary(i)) for i in canaries])
     return [
         by_guesses(f"one run, {box} box", scored, run.coins, claimed, game.delta)
         for box, scored in (("white", white), ("black", black))
@@ -278,11 +270,11 @@ def _same_question(one: Answer, other: Answer) -> bool:
     )
 
 
-def coin_checks(game: Game, plan: Plan, run: OneRun) -> list[Check]:
+def coin_checks(game: Game, plan: Plan, run: Played) -> list[Check]:
     """Check how often canaries take part, and whether the coins and noise of two answers are independent."""
     inside = np.flatnonzero(run.coins)
     rows, rates, are_independent = [], [], True
-    for answer in run.played.answers:
+    for answer in run.answers:
         if answer.kind not in ("gradient", "minimum"):
             continue
         are_independent = are_independent and not isinstance(answer.sampling, Cyclic)
@@ -291,7 +283,7 @@ def coin_checks(game: Game, plan: Plan, run: OneRun) -> list[Check]:
         projected = [_part(game, answer, int(i)) for i in inside]
         rows.append(np.array(projected))
         rates.append(answer.sampling.rate)
-    noise = [answer.value[game.silent] / answer.scale for answer, _ in _seen_alone(run.played)]
+    noise = [answer.value[game.silent] / answer.scale for answer, _ in _seen_alone(run)]
     found: list[Check] = []
     if rows:
         seen, claimed = np.concatenate(rows), np.repeat(rates, len(inside))
@@ -361,8 +353,8 @@ def audit(
     wide_plan = wide.plan()
     run = one_run(wide, wide_plan, seed)
     attacks += attacks_of(wide, wide_plan, run, claim_of(wide_plan))
-    checks = noise_checks(wide, run.played)
-    draws = sum(len(noise_of(wide, run.played, kind)) for kind in _LAWS)
+    checks = noise_checks(wide, run)
+    draws = sum(len(noise_of(wide, run, kind)) for kind in _LAWS)
     checks += reach_checks(game, plan, range(seed * 8, seed * 8 + 8))
     clear, clear_plan = wide, wide_plan
     with suppress(

@@ -202,51 +202,50 @@ class Watched(Barrier):
 
     def gradient(self, parameters: Tensor, **asked: Any) -> Tensor:
         answer = super().gradient(parameters, **asked)
-        self._keep(
-            "gradient", asked["sampling"], asked["clipping"], asked["noise"], answer * asked["divisor"]
-        )
+        self._keep("gradient", answer * asked["divisor"], asked["clipping"], asked)
         return answer
 
-    def total(self, statistic: Any, *, bound: L1 | L2, noise: Any, sampling: Any = None) -> Tensor:
-        answer = super().total(statistic, bound=bound, noise=noise, sampling=sampling)
-        self._keep("total", sampling or FullBatch(), bound, noise, answer, statistic)
+    def total(self, statistic: Any, **asked: Any) -> Tensor:
+        answer = super().total(statistic, **asked)
+        self._keep("total", answer, asked["bound"], asked, statistic)
         return answer
 
-    def norm_total(self, parameters: Tensor, *, bound: L2, noise: Any) -> float:
-        answer = super().norm_total(parameters, bound=bound, noise=noise)
-        self._keep("norms", FullBatch(), bound, noise, torch.tensor([answer]))
+    def norm_total(self, parameters: Tensor, **asked: Any) -> float:
+        answer = super().norm_total(parameters, **asked)
+        self._keep("norms", torch.tensor([answer]), asked["bound"], asked)
         return answer
 
-    def norm_count(self, parameters: Tensor, *, bound: L2, noise: Any, sampling: Any = None) -> float:
-        answer = super().norm_count(parameters, bound=bound, noise=noise, sampling=sampling)
-        self._keep("norm count", sampling or FullBatch(), L2(0.5), noise, torch.tensor([answer]))
+    def norm_count(self, parameters: Tensor, **asked: Any) -> float:
+        answer = super().norm_count(parameters, **asked)
+        self._keep("norm count", torch.tensor([answer]), L2(0.5), asked)
         return answer
 
-    def argmin(self, candidates: Any, *, bound: float, noise: Any, sampling: Any = None) -> int:
-        answer = super().argmin(candidates, bound=bound, noise=noise, sampling=sampling)
+    def argmin(self, candidates: Any, **asked: Any) -> int:
+        answer = super().argmin(candidates, **asked)
         points = candidates.candidates if isinstance(candidates, LineCandidates) else candidates
-        self._keep(
-            "argmin", sampling or FullBatch(), L1(bound), noise, torch.tensor([answer]), points.double()
-        )
+        self._keep("argmin", torch.tensor([answer]), L1(asked["bound"]), asked, points.double())
         return answer
 
-    def minimum(self, problem: Minimum, *, noise: Any) -> Tensor:
+    def minimum(self, problem: Minimum, **asked: Any) -> Tensor:
         """For linear losses the minimum is -(sum of gradients + noise) / regularisation."""
-        answer = super().minimum(problem, noise=noise)
-        self._keep("minimum", FullBatch(), problem, noise, -problem.regularisation * answer)
+        answer = super().minimum(problem, **asked)
+        self._keep("minimum", -problem.regularisation * answer, problem, asked)
         return answer
 
     def _keep(
-        self, kind: str, sampling: Any, bound: Any, noise: Any, value: Tensor, asked: Any = None
+        self, kind: str, value: Tensor, bound: Any, asked: Mapping[str, Any], about: Any = None
     ) -> None:
-        found = value.detach().double().cpu().numpy()
-        self._seen.append(Answer(kind, sampling, bound, noise, found, asked))
+        found, sampling = value.detach().double().cpu().numpy(), asked.get("sampling") or FullBatch()
+        self._seen.append(Answer(kind, sampling, bound, asked["noise"], found, about))
 
 
 @dataclass(frozen=True)
 class Played:
-    """answers: of the barrier, in order. events: charged for each. released: the parameters, [width]."""
+    """coins: of the canaries. answers: of the barrier, in order. events: charged for each. released: the parameters,
+    [width].
+    """
 
+    coins: NDArray[np.bool_]
     answers: Sequence[Answer]
     events: Sequence[dp.DpEvent]
     released: Array
@@ -307,7 +306,7 @@ def play(
             on_step=lambda *_: None,
             barrier_of=lambda *args, **kwargs: Watched(*args, seen=seen, **kwargs),
         )
-    return Played(seen, trace.events(), method.released(state).detach().double().numpy())
+    return Played(coins, seen, trace.events(), method.released(state).detach().double().numpy())
 
 
 def contribution(game: Game, answer: Answer, features: Array) -> Array:
