@@ -145,46 +145,37 @@ class Group:
 
     def sum(self, part: Tensor) -> Tensor:
         """Sum a tensor over all processes, in place."""
-        if self.count > 1:
-            with _connected():
-                distributed.all_reduce(part)
+        self._together(lambda: distributed.all_reduce(part))
         return part
 
     def most(self, count: int) -> int:
         """The largest of the processes' counts."""
         largest = torch.tensor(count)
-        if self.count > 1:
-            with _connected():
-                distributed.all_reduce(largest, distributed.ReduceOp.MAX)
+        self._together(lambda: distributed.all_reduce(largest, distributed.ReduceOp.MAX))
         return int(largest)
 
     def first(self, answer: Tensor) -> Tensor:
         """Send a tensor from the first process to all, in place."""
-        if self.count > 1:
-            with _connected():
-                distributed.broadcast(answer, src=0)
+        self._together(lambda: distributed.broadcast(answer, src=0))
         return answer
 
     def told(self, value: Any) -> Any:
         """Send a picklable value from the first process to all; returns that value."""
-        if self.count == 1:
-            return value
-        box = [value]
-        with _connected():
-            distributed.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        box, cpu = [value], torch.device("cpu")
+        self._together(lambda: distributed.broadcast_object_list(box, src=0, device=cpu))
         return box[0]
+
+    def _together(self, act: Callable[[], object]) -> None:
+        """What all processes do at once; nothing for a single one."""
+        if self.count == 1:
+            return
+        try:
+            act()
+        except (RuntimeError, torch.distributed.DistError) as reason:
+            raise ProcessLostError from reason
 
 
 ALONE = Group()
-
-
-@contextmanager
-def _connected() -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, torch.distributed.DistError) as reason:
-        raise ProcessLostError from reason
-
 
 _LOG = logging.getLogger(__name__)
 

@@ -35,6 +35,7 @@ from algorithms.models.networks import UnitRecords
 from algorithms.privacy.barrier.performance import (
     Batch,
     Load,
+    OnDevice,
     Performance,
     ProcessLostError,
     Records,
@@ -114,8 +115,7 @@ def all_in_closed_form(model: Model, records: Records, performance: Performance)
     fits = performance.holds(2 * math.prod(records.features.shape[1:]))
     if performance.offload or not (has_closed_forms(model) and fits):
         return None
-    features, labels = (torch.from_numpy(np.array(part)) for part in (records.features, records.labels))
-    return LinearRecords(model, features.to(performance.device), labels.to(performance.device))
+    return LinearRecords(model, *OnDevice.of(records, performance.device).tensors)
 
 
 def loss_sums(

@@ -55,13 +55,14 @@ from algorithms.privacy.ledger.books import (
 from algorithms.privacy.ledger.composition import BASIC, WHOLE_POPULATION, Composition, Events, Terms
 from algorithms.privacy.ledger.policy import Block
 from algorithms.privacy.ledger.store import (
+    FIRST_HASH,
+    LAST_OF,
+    PLACE_OF_HASH,
+    SETTLED_AT,
     Store,
-    first_hash,
-    last_of,
+    found_by,
     open_store,
     pages,
-    place_of_hash,
-    settled_at,
 )
 
 T = TypeVar("T")
@@ -421,7 +422,10 @@ class Ledger:
 
     def place_of(self, head: str) -> int | None:
         """The position of the row with a hash; None if there is none."""
-        return self._store.read(lambda connection: place_of_hash(connection, head))
+        place: int | None = self._store.read(
+            lambda connection: found_by(connection, PLACE_OF_HASH, hash=head)
+        )
+        return place
 
     def rows(self, take: Callable[[Iterator[Entry]], T]) -> T:
         """Call `take` with all rows, verified one by one and never all in memory; it may be called again."""
@@ -445,7 +449,8 @@ class Ledger:
 
 def identity(ledger: Ledger) -> str | None:
     """The hash of the first row, which identifies a ledger and its copies; None for an empty ledger."""
-    return ledger._store.read(first_hash)
+    first: str | None = ledger._store.read(lambda connection: found_by(connection, FIRST_HASH))
+    return first
 
 
 @dataclass(frozen=True)
@@ -485,12 +490,12 @@ def settlement(ledger: Ledger, population: str, run_id: str) -> Settlement:
 
     def right_after(connection: Connection) -> Books:
         balances.load(connection, Part(population)).term(population)
-        place = settled_at(connection, population, run_id)
+        place = found_by(connection, SETTLED_AT, population=population, run_id=run_id)
         if place is None:
             raise RefusedError(
                 f"the ledger has no settlement of run {run_id!r} on {population!r}; settle it first."
             )
-        if place == last_of(connection, population):  # today's books: nothing followed
+        if place == found_by(connection, LAST_OF, population=population):  # today's books: nothing followed
             return balances.load(connection, Part(population, run_id, scheduled=True))
         return replay(takewhile(lambda row: row.seq <= place, ledger._store.rows_of(connection, population)))
 
@@ -503,9 +508,10 @@ def verified(store: Store, connection: Connection, since: Checkpoint | None, *, 
     Raises LedgerBrokenError if the chain, a price or a balance does not hold, or if the ledger does not contain the
     checkpoint's head.
     """
-    first = first_hash(connection)
+    first = found_by(connection, FIRST_HASH)
     books, start = (deepcopy(since.books), since.head) if since else (Books(), NOTHING)
-    if since is not None and (since.first != first or not _has(store, connection, since.head)):
+    is_here = start == NOTHING or found_by(connection, PLACE_OF_HASH, hash=start.hash) == start.seq
+    if since is not None and (since.first != first or not is_here):
         raise LedgerBrokenError(
             f"the ledger {store.place.name} has no row {start.seq} with the hash {start.hash[:16]}... of the"
             " checkpoint: rows were cut off or an older copy was put back; restore the newest copy."
@@ -521,13 +527,6 @@ def verified(store: Store, connection: Connection, since: Checkpoint | None, *, 
         raise _wrong(store, wrong)
     is_priced = prices and (since is None or since.priced)
     return Verification(Checkpoint(first, head, books, is_priced), count, priced)
-
-
-def _has(store: Store, connection: Connection, head: Head) -> bool:
-    if head == NOTHING:
-        return True
-    found = next(store.rows_from(connection, head.seq), None)
-    return found is not None and found.head == head
 
 
 def _enter(books: Books, page: list[Entry], *, prices: bool) -> int:

@@ -233,13 +233,14 @@ _COLUMNS = Entry._fields
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM epsilonflow_ledger"
 _FROM = sa.text(f"{_SELECT} WHERE seq >= :seq ORDER BY seq LIMIT :page")
 _OF = sa.text(f"{_SELECT} WHERE population = :population AND seq >= :seq ORDER BY seq LIMIT :page")
-_BY_HASH = sa.text("SELECT seq FROM epsilonflow_ledger WHERE hash = :hash")
-_LAST_OF = sa.text("SELECT max(seq) FROM epsilonflow_ledger WHERE population = :population")
-_SETTLED = sa.text(
+FIRST_HASH = sa.text("SELECT hash FROM epsilonflow_ledger WHERE seq = 1")
+"""Which identifies a ledger and its copies."""
+PLACE_OF_HASH = sa.text("SELECT seq FROM epsilonflow_ledger WHERE hash = :hash")
+LAST_OF = sa.text("SELECT max(seq) FROM epsilonflow_ledger WHERE population = :population")
+SETTLED_AT = sa.text(
     "SELECT max(seq) FROM epsilonflow_ledger"
     " WHERE run_id = :run_id AND kind = 'settle' AND population = :population"
 )
-_FIRST = sa.text("SELECT hash FROM epsilonflow_ledger WHERE seq = 1")
 
 
 class NotAllowedError(RefusedError):
@@ -344,10 +345,6 @@ class Store:
     def rows(self, connection: Connection, *, after: Head = NOTHING) -> Iterator[Entry]:
         """The rows after a head, verified one by one."""
         return follow(_rows(connection, _FROM, after.seq + 1), name=self.place.name, after=after)
-
-    def rows_from(self, connection: Connection, seq: int) -> Iterator[Entry]:
-        """The rows from a position on, not verified."""
-        return _rows(connection, _FROM, seq)
 
     def rows_of(self, connection: Connection, population: str) -> Iterator[Entry]:
         """The rows of a population, each checked against its hash."""
@@ -484,26 +481,9 @@ def _begin(connection: Connection, *, writes: bool, deadline: float) -> None:
     connection.exec_driver_sql(_PATIENT)
 
 
-def first_hash(connection: Connection) -> str | None:
-    """The hash of the first row, which identifies a ledger and its copies; None for an empty ledger."""
-    found = connection.execute(_FIRST).scalar_one_or_none()
-    return None if found is None else str(found)
-
-
-def place_of_hash(connection: Connection, head: str) -> int | None:
-    """The position of the row with a hash; None if there is none."""
-    return connection.execute(_BY_HASH, {"hash": head}).scalar_one_or_none()
-
-
-def settled_at(connection: Connection, population: str, run_id: str) -> int | None:
-    """The position of the last row that settles a run of a population; None if there is none."""
-    found = connection.execute(_SETTLED, {"population": population, "run_id": run_id})
-    return found.scalar_one_or_none()
-
-
-def last_of(connection: Connection, population: str) -> int | None:
-    """The position of the last row of a population."""
-    return connection.execute(_LAST_OF, {"population": population}).scalar_one_or_none()
+def found_by(connection: Connection, query: sa.TextClause, **asked: str) -> Any:
+    """The one value that a query finds; None if there is none."""
+    return connection.execute(query, asked).scalar_one_or_none()
 
 
 def pages(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
