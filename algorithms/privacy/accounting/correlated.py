@@ -130,11 +130,6 @@ def squared_tree_sensitivity(*, leaves: int, steps: int, parts: int) -> float:
     return float(totals.max())
 
 
-def is_banded(event: CorrelatedDpEvent) -> bool:
-    """Whether the columns of one record do not overlap."""
-    return 0 < len(event.coefficients) <= event.parts
-
-
 @lru_cache(maxsize=256)
 def _squared(event: CorrelatedDpEvent) -> float:
     if event.leaves:
@@ -152,7 +147,7 @@ def releases_of(event: CorrelatedDpEvent) -> tuple[dp.DpEvent, int]:
     if event.rate == 1.0:
         squared = _squared(attrs.evolve(event, noise_multiplier=1.0))
         return dp.GaussianDpEvent(event.noise_multiplier / math.sqrt(squared)), 1
-    if not is_banded(event):
+    if not 0 < len(event.coefficients) <= event.parts:  # the columns of one record overlap
         bands = "a tree" if event.leaves else f"{len(event.coefficients) or event.steps} bands"
         raise RefusedError(
             f"a sample from each of {event.parts} parts was asked for with the noise of {bands}; its gain is proven for"

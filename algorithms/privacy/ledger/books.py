@@ -309,15 +309,6 @@ class Books:
         """Whether a run was ever reserved in a population."""
         return population in self.adjacencies
 
-    def open_runs(self, population: str, block: str) -> list[str]:
-        """The open runs in a block or on the whole population."""
-        places = {block, WHOLE_POPULATION}
-        return [
-            name
-            for name, run in self.runs.items()
-            if run.status == "open" and run.population == population and places & set(run.amounts)
-        ]
-
     def run_of(self, population: str, retraining: str) -> str | None:
         """The run of a scheduled retraining of a population; None if there is none."""
         asked = population, retraining

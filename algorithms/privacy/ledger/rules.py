@@ -332,7 +332,12 @@ def _counted(count: int) -> str:
 
 
 def _held(books: Books, account: tuple[str, str]) -> str:
-    holders = books.open_runs(*account)
+    population, places = account[0], {account[1], WHOLE_POPULATION}
+    holders = [
+        name
+        for name, run in books.runs.items()
+        if run.status == "open" and run.population == population and places & set(run.amounts)
+    ]
     return f" by open runs ({blocks_in_words(holders)})" if holders else ""
 
 

@@ -17,7 +17,6 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
@@ -267,8 +266,15 @@ class Store:
         """
 
         def work(connection: Connection) -> tuple[Head, T]:
-            with self.damage():
+            try:
                 return self._current(connection)[0], ask(connection)
+            except _DAMAGE as error:  # in rows that no ledger can have written
+                if isinstance(error, RefusedError):
+                    raise
+                raise LedgerBrokenError(
+                    f"the ledger {self.place.name} is damaged, what it holds cannot be read ({type(error).__name__});"
+                    " restore it from a copy whose chain holds."
+                ) from error
 
         try:
             self.verified, found = self._transaction(work)
@@ -352,19 +358,6 @@ class Store:
             if not is_intact(entry):
                 raise broken(self.place.name, entry.seq)
             yield entry
-
-    @contextmanager
-    def damage(self) -> Iterator[None]:
-        """Turn errors in rows that no ledger can have written into one sentence, within a block that only reads."""
-        try:
-            yield
-        except _DAMAGE as error:
-            if isinstance(error, RefusedError):
-                raise
-            raise LedgerBrokenError(
-                f"the ledger {self.place.name} is damaged, what it holds cannot be read ({type(error).__name__});"
-                " restore it from a copy whose chain holds."
-            ) from error
 
     def _current(
         self, connection: Connection, *, writes: bool = False, questions: Sequence[Statement] = ()
