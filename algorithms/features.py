@@ -15,8 +15,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.core.method import chosen
-from algorithms.core.optimizers import STRICT, Positive
+from algorithms.core.method import Strict, chosen
+from algorithms.core.optimizers import Positive
 from algorithms.core.training import Features
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
@@ -27,7 +27,7 @@ from algorithms.privacy.mechanisms.release import Gaussian, Release, total_relea
 
 
 @dataclass(frozen=True)
-class Standardised:
+class Standardised(Strict):
     """Normalises the channels of maps [c, h, w] by noisy means and variances ("data normalisation", Tramèr and Boneh
     2021, Section 2.2).
 
@@ -38,8 +38,6 @@ class Standardised:
     noise: Positive = 8.0
     mean_bound: Positive = 1.0
     square_bound: Positive = 1.0
-
-    __pydantic_config__ = STRICT
 
     def releases(self, shape: Shape) -> list[Release]:
         """A sum of channel means, then of channel mean squares."""
@@ -70,7 +68,7 @@ class Standardised:
 
 
 @dataclass(frozen=True)
-class PrincipalComponents:
+class PrincipalComponents(Strict):
     """Projects on the first principal components of noisy second moments (Dwork et al. 2014; Abadi et al. 2016,
     Section 4).
 
@@ -80,8 +78,6 @@ class PrincipalComponents:
 
     components: Annotated[int, Field(ge=1)] = 60
     noise: Positive = 16.0
-
-    __pydantic_config__ = STRICT
 
     def releases(self, shape: Shape) -> list[Release]:
         """A sum of second moments."""
@@ -108,7 +104,7 @@ class PrincipalComponents:
 
 
 @dataclass(frozen=True)
-class Whitened:
+class Whitened(Strict):
     """Centres maps [c, h, w] by their mean and whitens channels, so that one step size suits all directions.
 
     groups: of a per-record group normalisation before it, or 0 for none. mean_noise, moment_noise: noise multipliers of
@@ -123,8 +119,6 @@ class Whitened:
     map_norm: Positive | None = None
     moment_bound: Positive | None = None
     ridge: Positive = 0.3
-
-    __pydantic_config__ = STRICT
 
     def releases(self, shape: Shape) -> list[Release]:
         """A sum of maps, then a sum of second moments."""
@@ -174,7 +168,7 @@ _MOST = 4096
 
 
 @dataclass(frozen=True)
-class Centred:
+class Centred(Strict):
     """Centres flattened records of unit length by a noisy mean and whitens them by a noisy second moment.
 
     For the features of a frozen encoder. Each record is first scaled to unit length, so that mean and moment have a
@@ -192,8 +186,6 @@ class Centred:
     ridge: Positive = 0.01
     head_noise: Positive | None = None
     head_length: Positive = 10.0
-
-    __pydantic_config__ = STRICT
 
     def releases(self, shape: Shape) -> list[Release]:
         """A sum of records; with their noise, a sum of second moments, and class sums."""

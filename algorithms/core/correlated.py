@@ -28,7 +28,7 @@ from algorithms.privacy.accounting.events import CorrelatedDpEvent, event_from_j
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.correlated import Buffered, Correlated, Strategy, Toeplitz, strategy_of
 from algorithms.privacy.mechanisms.noise import Stream
-from algorithms.privacy.mechanisms.release import Cyclic, CyclicPoisson, FixedOrder, gradient_release
+from algorithms.privacy.mechanisms.release import Cyclic, CyclicPoisson, FixedOrder, Release, gradient_release
 
 Array = NDArray[np.float64]
 
@@ -307,10 +307,11 @@ def correlated_steps(kept: CorrelatedPlan, sampled: Batches, clipping: Clipping,
     sampling, strategy = kept.sampling(sampled.rate), kept.correlation()
 
     def releases(noise_multiplier: float) -> Repeated:
-        counts = [(number, count) for number, count in ((0, 1), (1, steps - 1)) if count]
-        noises = [Correlated(noise_multiplier, strategy, steps, number) for number, _ in counts]
-        asked = [gradient_release(sampling, clipping, noise, 1.0) for noise in noises]
-        return [(release, count) for release, (_, count) in zip(asked, counts, strict=True)]
+        def step(number: int) -> Release:
+            noise = Correlated(noise_multiplier, strategy, steps, number)
+            return gradient_release(sampling, clipping, noise, 1.0)
+
+        return [(step(0), 1)] + ([(step(1), steps - 1)] if steps > 1 else [])
 
     return releases
 

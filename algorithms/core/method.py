@@ -410,10 +410,14 @@ class Answered:
     parameters: Tensor
 
 
-class SingleRelease:
-    """The base of methods that make one query and publish its answer."""
+class Strict:
+    """The base of settings: unknown keys, and values of another type, are refused."""
 
     __pydantic_config__ = STRICT
+
+
+class SingleRelease(Strict):
+    """The base of methods that make one query and publish its answer."""
 
     def init(self, parameters: Tensor, plan: Plan) -> Answered:
         """The model's initial parameters."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from algorithms.core.calibration import Batches, Releases, Repeated, plan_fixed
-from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.optimizers import STRICT, Count, OptimizerConfig, OptimizerState, Share, Steps
+from algorithms.core.method import Plan, PublicInfo, Strict, Target
+from algorithms.core.optimizers import Count, OptimizerConfig, OptimizerState, Share, Steps
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L2, Clipping
 from algorithms.privacy.accounting.epsilon import Array, in_levels
@@ -93,12 +93,10 @@ def gradient_steps(sampled: Batches, clipping: Clipping, steps: int) -> Releases
     ]
 
 
-class Descent:
+class Descent(Strict):
     """The base of methods that move a model with the optimizer `update`."""
 
     update: OptimizerConfig
-
-    __pydantic_config__ = STRICT
 
     def init(self, parameters: Tensor, plan: Plan) -> State:
         """The state at the model's start; without a public divisor it waits for the count."""

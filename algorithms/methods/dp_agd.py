@@ -11,8 +11,8 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.core.calibration import SLACK, least_noise, plan_renyi, plan_zcdp
-from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.optimizers import STRICT, Bound, Count, NotNegative, Positive, Share
+from algorithms.core.method import Plan, PublicInfo, Strict, Target
+from algorithms.core.optimizers import Bound, Count, NotNegative, Positive, Share
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, LineCandidates
 from algorithms.privacy.accounting.events import Schedule
@@ -123,7 +123,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class DPAGD:
+class DPAGD(Strict):
     """DP-AGD: descent that spends its privacy budget as the data ask for it (Lee and Kifer 2018, Algorithm 2).
 
     An iteration measures the gradient of all records with Gaussian(1 / sqrt(2 rho)) and lets a noisy selection
@@ -170,8 +170,6 @@ class DPAGD:
     iterates: Literal["last", "average"] | None = None
     regularisation: NotNegative = 0.0
     sampling_rate: Share | None = None
-
-    __pydantic_config__ = STRICT
 
     @cached_property
     def choices(self) -> Choices:
@@ -326,7 +324,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class PrivGene:
+class PrivGene(Strict):
     """PrivGene: descent by noisy selection alone, without gradients (Zhang, Xiao, Yang, Zhang and Winslett 2013).
 
     A round moves each coordinate of the parameters both ways and selects the candidate whose total loss is least:
@@ -348,8 +346,6 @@ class PrivGene:
     first_move: Positive = 0.5
     move: Positive = 0.7
     decay: Share = 0.98
-
-    __pydantic_config__ = STRICT
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """An equal part of rho for each round; raises RefusedError for losses below 0 and for a private number."""

@@ -38,9 +38,9 @@ from algorithms.core.calibration import (
     plan_fixed,
     plan_renyi,
 )
-from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.method import Plan, PublicInfo, Strict, Target
 from algorithms.core.minibatch import batches, expected_batch
-from algorithms.core.optimizers import STRICT, Bound, Count, OptimizerConfig, OptimizerState, Positive, Share
+from algorithms.core.optimizers import Bound, Count, OptimizerConfig, OptimizerState, Positive, Share
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised
 from algorithms.privacy.accounting.epsilon import rdp
@@ -78,14 +78,12 @@ class EpochParams:
 
 
 @dataclass(frozen=True)
-class AdaptiveClipping:
+class AdaptiveClipping(Strict):
     """The clip norm of later epochs: `factor` times the mean of norms clipped to the largest, within bounds."""
 
     min_clip_norm: Bound
     max_clip_norm: Bound
     factor: Positive = 1.0
-
-    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
@@ -174,7 +172,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class DPIS:
+class DPIS(Strict):
     """Settings of DPIS.
 
     epochs: each of records / b steps, rounded up. expected_batch_size: b, where the number of records is
@@ -198,8 +196,6 @@ class DPIS:
     adaptive_clipping: AdaptiveClipping | None = None
     public_norms: tuple[Share, Share] | None = None
     update: OptimizerConfig = field(default_factory=OptimizerConfig)
-
-    __pydantic_config__ = STRICT
 
     def __post_init__(self) -> None:
         if self.norm_noise is None and self.norm_noise_multiplier is None:

@@ -36,9 +36,9 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from algorithms.core.calibration import ALL, Batches, Repeated, calibrated_multiplier, plan_fixed
-from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.method import Plan, PublicInfo, Strict, Target
 from algorithms.core.minibatch import NoiseSchedule, multiplier_at, noise_runs, run_at
-from algorithms.core.optimizers import STRICT, Count, NotNegative, Positive, Steps
+from algorithms.core.optimizers import Count, NotNegative, Positive, Steps
 from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Box
 from algorithms.privacy.accounting.epsilon import in_levels
@@ -251,7 +251,7 @@ class PathParams(NoiseSchedule):
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Strict):
     """Settings that the methods share.
 
     steps: iterations, or the most of them where their number is chosen. relative_step: c in the step size c / L.
@@ -271,8 +271,6 @@ class Settings:
     smoothness: Positive | None = None
     smoothness_is_data_dependent: bool = False
     start: Annotated[float, Field(gt=-math.inf, lt=math.inf)] | None = None
-
-    __pydantic_config__ = STRICT
 
     @property
     def bounds_apart(self) -> float:

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.method import Plan, PublicInfo, Strict, Target
 from algorithms.core.minibatch import (
     Answer,
     Sampled,
@@ -18,7 +18,7 @@ from algorithms.core.minibatch import (
     plan_noise_schedule,
     sgd_step,
 )
-from algorithms.core.optimizers import STRICT, Bound, Count, Share
+from algorithms.core.optimizers import Bound, Count, Share
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.accounting.epsilon import Array
@@ -94,7 +94,7 @@ NotNegative = Annotated[float, Field(ge=0, le=1e12)]
 
 
 @dataclass(frozen=True)
-class Decay:
+class Decay(Strict):
     """How steps become shorter: eta_t is update.learning_rate times a factor of t = 0, 1, .. of T.
 
     form: "polynomial" (offset + rate t)^(-power); "linear_in_sqrt" 1 - (1 - end) sqrt(t / T); "constant" 1; "adaptive"
@@ -111,8 +111,6 @@ class Decay:
     period: Count = 195
     least_growth: Positive = 1e-5
     noise_growth: NotNegative = 0.01
-
-    __pydantic_config__ = STRICT
 
     def factors(self, steps: int) -> Array:
         """What the learning rate is multiplied by, in "adaptive" as it is foreseen for the noise; shape [steps].
