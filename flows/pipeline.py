@@ -22,7 +22,7 @@ from algorithms.privacy.accounting import MOST_EPSILON
 from algorithms.privacy.card import load
 from algorithms.privacy.card.text import markdown
 from tasks.config.overrides import Request
-from tasks.runs.quality import RunSummary, run_summary
+from tasks.runs.quality import Rows, run_summary
 from tasks.runs.stages import (
     StageFailedError,
     StageRefusedError,
@@ -42,14 +42,14 @@ LISTENERS: list[Callable[[str, str | None], object]] = []
 """Callbacks of the command line: called with a stage's name and None when it begins, and with each line it writes."""
 
 
-def publish(root: Path) -> RunSummary:
+def publish(root: Path) -> Rows:
     """Make the Prefect artifacts `privacy-card` and `metrics` from the results in `root`, log and return them."""
     card = load(root / "artifacts" / "privacy_card.json")
     result = run_summary(root)
     create_markdown_artifact(markdown(card), key="privacy-card", description="what the guarantee is")
-    table = [{"what": name, "value": text} for name, text in result.rows()]
+    table = [{"what": name, "value": text} for name, text in result]
     create_table_artifact(table, key="metrics", description="result and budget")
-    for name, text in result.rows():
+    for name, text in result:
         get_run_logger().info("%s: %s", name, text)
     return result
 
@@ -97,7 +97,7 @@ def pipeline(
     seed: Seed | None = None,
     settings: dict[str, Any] | None = None,
     encoder: str | None = None,
-) -> RunSummary | State[Any]:
+) -> Rows | State[Any]:
     """Train a model under differential privacy in this checkout and report what it spent.
 
     Args:
@@ -115,10 +115,10 @@ def pipeline(
 
 
 @flow(name="report", retries=0)
-def report() -> RunSummary | State[Any]:
+def report() -> Rows | State[Any]:
     """Evaluate the model in this checkout and write its report and privacy card, if they are not up to date."""
 
-    def work() -> RunSummary:
+    def work() -> Rows:
         root = checkout()
         with checkout_lock(root, say=get_run_logger().info):
             stage_task("evaluate", root)

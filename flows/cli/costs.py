@@ -18,6 +18,7 @@ from tasks.config.overrides import Request, reasons, recipe, revise
 from tasks.config.params import Params
 from tasks.prepare import public_of
 from tasks.runs.preflight import Outlook, in_the_ledger, outlook
+from tasks.runs.quality import two_columns
 
 if TYPE_CHECKING:
     from tasks import tuning
@@ -25,14 +26,9 @@ if TYPE_CHECKING:
 
 def cost_table(outlook: Outlook, settings: Params) -> Table:
     """A table of a run's plan and its population's balance."""
-    table = Table(show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
     questioned = [("these settings look wrong", doubt) for doubt in outlook.doubts]
     rows = [*_plan_rows(settings, outlook.plan), *_person_rows(outlook), *questioned, *_ledger_rows(outlook)]
-    for name, text in rows:
-        table.add_row(name, text)
-    return table
+    return two_columns(rows)
 
 
 def advice_table(root: Path, dataset: str, epsilon: float, delta: float | None) -> tuple[Table, Table]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from tasks.config.overrides import Request
-    from tasks.runs.quality import RunSummary
+    from tasks.runs.quality import Rows
 
 SETTINGS: dict[str, Any] = {
     "no_args_is_help": True,
@@ -181,7 +181,7 @@ T = TypeVar("T")
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show all output of DVC and Prefect.")]
 
 
-def deliver(request: "Request", root: Path, *, verbose: bool) -> "RunSummary":
+def deliver(request: "Request", root: Path, *, verbose: bool) -> "Rows":
     """Run the pipeline; as a Prefect flow if there is a server."""
     steps = Steps(verbose)
     if has_prefect_api():
@@ -189,7 +189,7 @@ def deliver(request: "Request", root: Path, *, verbose: bool) -> "RunSummary":
             from flows.pipeline import pipeline
 
             state = stoppable(lambda: pipeline(**asdict(request), return_state=True), root)
-            return cast("RunSummary", completed(state).result())
+            return cast("Rows", completed(state).result())
     from tasks.runs.quality import run_summary
     from tasks.runs.stages import run_all
 

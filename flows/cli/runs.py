@@ -31,7 +31,7 @@ from flows.cli.running import (
 if TYPE_CHECKING:
     from tasks.config.overrides import Request
     from tasks.config.params import Params
-    from tasks.runs.quality import RunSummary
+    from tasks.runs.quality import Rows
 
 Dataset = Annotated[
     str | None, typer.Option(help="Name of a data card. The model and settings follow its recipe.")
@@ -66,6 +66,7 @@ def run(
 ) -> None:
     """Run the pipeline: prepare, calibrate, train, evaluate, report. Your choices are saved in params.yaml."""
     from tasks.config.overrides import Request, revise, settings_of
+    from tasks.runs.quality import two_columns
     from tasks.runs.stages import checkout
 
     root, settings = checkout(), settings_of(assignments or ())
@@ -78,7 +79,7 @@ def run(
     else:
         _look_ahead(root, revision.params)
         result = deliver(request, root, verbose=verbose)
-    show(result.table())
+    show(two_columns(result))
 
 
 def _what(settings: "Params") -> str:
@@ -101,7 +102,7 @@ def _look_ahead(root: Path, settings: "Params") -> None:
         ask_first(found.doubts, found.public, epsilon=found.plan.target.budget.epsilon)
 
 
-def _already_there(root: Path, request: "Request") -> "RunSummary | None":
+def _already_there(root: Path, request: "Request") -> "Rows | None":
     """The results of an identical run if they are in the checkout, so that not even Prefect has to start."""
     from tasks.config.overrides import revise
     from tasks.runs.quality import run_summary

@@ -323,66 +323,39 @@ def _decimals(value: float | None) -> str:
 REPORT = Path("artifacts/report.html")
 
 
-@dataclass(frozen=True)
-class RunSummary:
-    """The result of a run.
+def run_summary(root: Path) -> Rows:
+    """The result of the run in `root` as pairs of a name and a text, from the files of the stages and the ledger.
 
-    measured: metrics on held-out records, as pairs of a name and a text. epsilon: the cost at `delta`; None for a run
-    without privacy. spent, remaining: epsilon of the population according to the ledger, None if the ledger does not
-    know the population.
+    Raises RefusedError or ParamsRefusedError if the ledger cannot be read.
     """
-
-    dataset: str
-    algorithm: str
-    measured: tuple[tuple[str, str], ...]
-    epsilon: float | None
-    delta: float
-    population: str
-    spent: float | None
-    remaining: float | None
-    report: Path
-
-    def rows(self) -> list[tuple[str, str]]:
-        """The summary as pairs of a name and a text."""
-        cost = "not private" if self.epsilon is None else f"{self.epsilon:.4g} at delta {self.delta:g}"
-        return [
-            ("data set", self.dataset),
-            ("algorithm", self.algorithm),
-            *self.measured,
-            ("epsilon of this run", cost),
-            ("population", self.population),
-            ("epsilon spent on it", _number(self.spent)),
-            ("epsilon left for it", _number(self.remaining)),
-            ("report", os.path.relpath(self.report)),
-        ]
-
-    def table(self) -> Table:
-        """The rows as a table for a terminal."""
-        table = Table(show_header=False)
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, text in self.rows():
-            table.add_row(name, text)
-        return table
-
-
-def run_summary(root: Path) -> RunSummary:
-    """The result of the run in `root`; raises RefusedError or ParamsRefusedError if the ledger cannot be read."""
     metrics, receipt = (read_json(root / "artifacts" / name) for name in ("metrics.json", "receipt.json"))
     ledger, population = open_ledger(root), receipt["population"]
     balance = ledger.balance(population) if population in ledger.populations() else None
-    return RunSummary(
-        dataset=receipt["dataset"],
-        algorithm=receipt["algorithm"],
-        measured=tuple(rows(metrics)),
-        epsilon=metrics["epsilon"],
-        delta=metrics["delta"],
-        population=population,
-        spent=None if balance is None else balance.spent.epsilon,
-        remaining=None if balance is None else balance.remaining.epsilon,
-        report=root / REPORT,
+    spent, left = ("unknown to this ledger",) * 2
+    if balance is not None:
+        spent, left = (f"{budget.epsilon:,.6g}" for budget in (balance.spent, balance.remaining))
+    cost = (
+        "not private"
+        if metrics["epsilon"] is None
+        else f"{metrics['epsilon']:.4g} at delta {metrics['delta']:g}"
     )
+    return [
+        ("data set", receipt["dataset"]),
+        ("algorithm", receipt["algorithm"]),
+        *rows(metrics),
+        ("epsilon of this run", cost),
+        ("population", population),
+        ("epsilon spent on it", spent),
+        ("epsilon left for it", left),
+        ("report", os.path.relpath(root / REPORT)),
+    ]
 
 
-def _number(value: float | None) -> str:
-    return "unknown to this ledger" if value is None else f"{value:,.6g}"
+def two_columns(pairs: Rows) -> Table:
+    """Pairs of a name and a text as a table for a terminal."""
+    made = Table(show_header=False)
+    made.add_column(no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, text in pairs:
+        made.add_row(name, text)
+    return made

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Ledger
-from tasks.runs.quality import run_summary
+from tasks.runs.quality import run_summary, two_columns
 from tasks.tracking import live as module
 from tasks.tracking.live import progress
 from tests.support.checkout import PROJECT
@@ -82,7 +82,7 @@ def finished(root: Path, **changes: Any) -> dict[str, str]:
         "delta": 1e-5,
     }
     (root / "artifacts" / "metrics.json").write_text(json.dumps(metrics | changes))
-    return dict(run_summary(root).rows())
+    return dict(run_summary(root))
 
 
 def test_it_tells_the_result_and_what_the_population_has_left(root: Path, own_home: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_long_name_leaves_room_for_the_numbers(root: Path) -> None:
     )
     finished(root)
     out = io.StringIO()
-    Console(file=out, width=80).print(run_summary(root).table())
+    Console(file=out, width=80).print(two_columns(run_summary(root)))
     assert "91.23%" in out.getvalue() and out.getvalue().count("d" * 9) > 2
 
 

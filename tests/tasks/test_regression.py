@@ -137,7 +137,7 @@ def test_a_run_ends_with_errors_in_the_numbers_own_units(root: Path, monkeypatch
     page = (root / "artifacts/report.html").read_text()
     assert "of the variance explained (R2)" in page and "right answers" not in page
     assert load_card(root / "artifacts/privacy_card.json").setting.private
-    rows = dict(run_summary(root).rows())
+    rows = dict(run_summary(root))
     assert rows["variance explained (R2)"] == f"{measured['test_r2']:.2%}" and "test accuracy" not in rows
     assert load(root / "artifacts").target == {"bounds": [LOW, HIGH]}
 

@@ -90,7 +90,7 @@ def test_a_table_of_several_labels_goes_from_its_card_to_a_column_for_each(
     loss = np.log1p(np.exp(-(2 * real - 1) * scores)).mean()
     assert found["test_loss"] == pytest.approx(loss, rel=1e-5)
     assert "F1 over all labels" in page_of(workspace) and "right answers" not in page_of(workspace)
-    assert dict(run_summary(workspace.root).rows())["AUC averaged over labels"] == f"{found['test_auc']:.3f}"
+    assert dict(run_summary(workspace.root))["AUC averaged over labels"] == f"{found['test_auc']:.3f}"
 
 
 def test_images_in_a_table_may_have_several_labels(workspace: Workspace, declared: Declare) -> None:
@@ -184,7 +184,7 @@ def test_the_next_token_of_texts_is_measured_by_perplexity(
     assert found["test_loss"] == pytest.approx(sums[0] / sums[1], rel=1e-4)
     assert found["test_perplexity"] == pytest.approx(np.exp(sums[0] / sums[1]), rel=1e-4)
     assert "perplexity" in page_of(workspace)
-    assert dict(run_summary(workspace.root).rows())["perplexity"] == f"{found['test_perplexity']:.4g}"
+    assert dict(run_summary(workspace.root))["perplexity"] == f"{found['test_perplexity']:.4g}"
 
     (tmp_path / "new.txt").write_text("a good film\nfilm\n")
     (said,) = predict(model, tmp_path / "new.txt")
@@ -248,7 +248,7 @@ def test_a_word_has_its_tag_at_its_first_token(
     assert measured["test_token_accuracy"] == (real == guessed).mean()
     assert measured["test_token_f1"] == f1_score(real, guessed, labels=[1, 2], average="micro")
     assert "F1 over all tags" in page_of(workspace)
-    assert "tag accuracy" in dict(run_summary(workspace.root).rows())
+    assert "tag accuracy" in dict(run_summary(workspace.root))
 
     (tmp_path / "new.jsonl").write_text(json.dumps({"words": ["the", "good-film", "bad"]}))
     (new,) = predict(model, tmp_path / "new.jsonl")
