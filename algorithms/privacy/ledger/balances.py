@@ -101,21 +101,19 @@ class _AccountRow(NamedTuple):
 class Part:
     """The part of the books that is needed: a population with its accounts and open runs, and what is asked for.
 
-    run: of any population. retraining: whose run is needed. scheduled: whether all runs of retrainings are. held:
-    whether digests of blocks' content are.
+    run: of any population. retraining: whose run is needed. held: whether digests of blocks' content are.
     """
 
     population: str
     run: str | None = None
     retraining: object = None
-    scheduled: bool = False
     held: bool = False
 
     def questions(self) -> list[Statement]:
         """The queries: for the accounts, for runs, and for digests if they are needed."""
         population = {"population": self.population}
         runs = population | {"run": self.run, "retraining": self.retraining}
-        questions: list[Statement] = [(_ACCOUNTS, population), (_RUNS[self.scheduled], runs)]
+        questions: list[Statement] = [(_ACCOUNTS, population), (_RUNS, runs)]
         return [*questions, (_HELD, population)] if self.held else questions
 
     def books(self, connection: Connection, answers: Sequence[Sequence[Any]]) -> Books:
@@ -365,14 +363,11 @@ _ACCOUNTS = sa.text(
     " WHERE p.population = :population ORDER BY a.place, block"
 )
 _HELD = sa.text("SELECT block, digest FROM epsilonflow_held WHERE population = :population")
-_RUNS = {
-    scheduled: sa.text(
-        "SELECT run_id, run FROM epsilonflow_run WHERE run_id = :run"
-        " OR population = :population AND status = 'open'"
-        f" OR population = :population AND retraining {which} ORDER BY run_id"
-    )
-    for scheduled, which in {False: "= :retraining", True: "IS NOT NULL"}.items()
-}
+_RUNS = sa.text(
+    "SELECT run_id, run FROM epsilonflow_run WHERE run_id = :run"
+    " OR population = :population AND status = 'open'"  # each by an index of its own
+    " OR population = :population AND retraining = :retraining ORDER BY run_id"
+)
 _SOME_POPULATIONS = sa.text(
     f"SELECT * FROM epsilonflow_population ORDER BY place LIMIT {_NAMES_IN_A_MESSAGE}"
 )

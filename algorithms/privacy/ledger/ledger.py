@@ -56,7 +56,6 @@ from algorithms.privacy.ledger.composition import BASIC, WHOLE_POPULATION, Compo
 from algorithms.privacy.ledger.policy import Block
 from algorithms.privacy.ledger.store import (
     FIRST_HASH,
-    LAST_OF,
     PLACE_OF_HASH,
     SETTLED_AT,
     Store,
@@ -122,7 +121,7 @@ class Ledger:
     """An open ledger; threads may share it, and any number of processes may open the same one.
 
     Every method raises LedgerBrokenError if the hash chain is broken after the last verified row, and RefusedError if
-    the database fails.
+    the database fails and for a population, a block or a run that the ledger does not know.
     """
 
     _store: Store = field(repr=False)
@@ -170,8 +169,7 @@ class Ledger:
         """Register a block; does nothing if it exists.
 
         cap: by default the population's present cap. Charges to the whole population, before it had blocks, count in
-        each block. Raises RefusedError for an unknown population, and for a name that differs from another only in
-        case.
+        each block. Raises RefusedError for a name that differs from another only in case.
         """
         rules.check_block_name(block)
 
@@ -185,9 +183,7 @@ class Ledger:
             self._store.append(Part(population), decide)
 
     def retire_block(self, population: str, block: str) -> None:
-        """Retire a block, which no run can use again; repeating it does nothing. Raises RefusedError for an unknown
-        block.
-        """
+        """Retire a block, which no run can use again; repeating it does nothing."""
         rules.check_block_name(block)
 
         def decide(books: Books) -> list[Draft]:
@@ -200,8 +196,7 @@ class Ledger:
     def overrule(self, population: str, block: str, other: str, *, by: str) -> None:
         """Let two blocks hold exactly the same records, by decision of the data's owner; repeating it does nothing.
 
-        by: who decided, which the row records. Raises RefusedError for an unknown population, and for the same block
-        twice.
+        by: who decided, which the row records. Raises RefusedError for the same block twice.
         """
         for name in (block, other):
             rules.check_block_name(name)
@@ -221,8 +216,8 @@ class Ledger:
     def set_cap(self, population: str, cap: Budget, *, block: str = WHOLE_POPULATION) -> None:
         """Change a cap, by decision of the data's owner; it may be below what is charged, and then no run fits.
 
-        The cap of a population with blocks is the initial cap of its next blocks. Raises RefusedError for an unknown
-        population or block, and for an infinite cap.
+        The cap of a population with blocks is the initial cap of its next blocks. Raises RefusedError for an infinite
+        cap.
         """
 
         def decide(books: Books) -> list[Draft]:
@@ -251,9 +246,9 @@ class Ledger:
         held: keyed digests of each block's content; blocks with a common digest hold the same records.
 
         Raises BudgetRefusedError if a cap does not allow the run, and if a block holds exactly what a block of another
-        name holds or held, unless the owner overruled that. Raises RefusedError for unknown names, for events without a
-        bound under the population's composition, for an adjacency other than that of earlier charges to a private
-        population, and for a run_id of another reservation or of a run that has ended.
+        name holds or held, unless the owner overruled that. Raises RefusedError for events without a bound under the
+        population's composition, for an adjacency other than that of earlier charges to a private population, and for a
+        run_id of another reservation or of a run that has ended.
         """
         rules.check_name(run_id, "run_id")
         run = Draft("reserve", population, cost, run_id, events, about)
@@ -276,7 +271,7 @@ class Ledger:
         """Settle a run at what it spent; does nothing if it is already settled like this.
 
         events: the releases that happened. model: its SHA-256. Raises BudgetRefusedError if the run spent more than it
-        reserved, and RefusedError for a run that is unknown or ended otherwise.
+        reserved, and RefusedError for a run that ended otherwise.
         """
         part, found = self._of_run(run_id)
         drafts = rules.settlement(found, run_id, spent, events, model)
@@ -292,10 +287,7 @@ class Ledger:
         self._store.append(part, decide)
 
     def forfeit(self, run_id: str) -> None:
-        """Give a run up: its whole reservation counts as spent for ever; repeating it does nothing.
-
-        Raises RefusedError for an unknown and for a settled run.
-        """
+        """Give a run up: its whole reservation counts as spent for ever; not a settled one. Repeating does nothing."""
 
         def decide(books: Books) -> list[Draft]:
             run = rules.find(books, run_id)
@@ -307,14 +299,11 @@ class Ledger:
         self._store.append(self._of_run(run_id)[0], decide)
 
     def terms(self, population: str) -> Terms:
-        """The terms of a population; raises RefusedError for an unknown one."""
+        """The terms of a population."""
         return self._books(population).term(population)
 
     def balance(self, population: str, block: str | None = None) -> Balance:
-        """The balance of a block; for None, of the whole population, or of its most charged block.
-
-        Raises RefusedError for an unknown population or block.
-        """
+        """The balance of a block; for None, of the whole population, or of its most charged block."""
         books = self._books(population)
         name = most_charged(books, population) if block is None else block
         return balance_of(books, population, name)
@@ -333,7 +322,7 @@ class Ledger:
         ]
 
     def blocks(self, population: str, also: Sequence[str] = ()) -> list[Block]:
-        """The blocks, in the policies' form; the whole population if it has none. RefusedError for an unknown one.
+        """The blocks, in the policies' form; the whole population if it has none.
 
         also: names of blocks that may not be declared yet, which come last, as they would be.
         """
@@ -350,7 +339,7 @@ class Ledger:
     ) -> int | None:
         """How many more such runs the caps allow, on these blocks or on all that are not retired; None for no limit.
 
-        Raises RefusedError for an unknown population or block, and for events without a bound.
+        Raises RefusedError for events without a bound.
         """
         return affordable(self._books(population), population, cost, events, adjacency, blocks)
 
@@ -381,7 +370,7 @@ class Ledger:
         return self._store.read(balances.names)
 
     def history(self, population: str | None = None) -> list[Entry]:
-        """The rows of a population, or all of them, in order; raises RefusedError for an unknown population."""
+        """The rows of a population, or all of them, in order."""
         if population is None:
             return self._store.read(lambda connection: list(self._store.rows(connection)))
 
@@ -495,8 +484,6 @@ def settlement(ledger: Ledger, population: str, run_id: str) -> Settlement:
             raise RefusedError(
                 f"the ledger has no settlement of run {run_id!r} on {population!r}; settle it first."
             )
-        if place == found_by(connection, LAST_OF, population=population):  # today's books: nothing followed
-            return balances.load(connection, Part(population, run_id, scheduled=True))
         return replay(takewhile(lambda row: row.seq <= place, ledger._store.rows_of(connection, population)))
 
     return Settlement(ledger._store.read(right_after), population, run_id)

@@ -11,7 +11,7 @@ A release draws its sample of records and its noise, and nothing else.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Literal
@@ -553,21 +553,20 @@ def chosen(release: Release, count: int, stream: Stream) -> NDArray[np.intp]:
 
 def add_noise(total: Tensor, release: Release, stream: Stream) -> Tensor:
     """A sum [d], float64, plus noise, both on the grid; the sum itself for a release without noise."""
-    if isinstance(release.noise, NoNoise):
-        return total
-    return add_steps(total, _noise_in_steps(release, stream, len(total), None), std=release.noise_scale)
+    return NoiseAhead.of(release, stream, len(total)).added(total)
 
 
 @dataclass(frozen=True)
 class NoiseAhead:
     """The noise of a release, drawn by another thread while the sum is computed.
 
-    start: the position in the release's stream where its draws begin. steps: in grid steps, None without noise.
+    start: the position in the release's stream where its draws begin. steps: waits for the noise, in grid steps; None
+    without noise.
     """
 
     release: Release
     start: int
-    steps: Future[NDArray[np.float64]] | None
+    steps: Callable[[], NDArray[np.float64]] | None
 
     @staticmethod
     def of(
@@ -584,19 +583,19 @@ class NoiseAhead:
         """
         if isinstance(release.noise, NoNoise):
             return NoiseAhead(release, stream.position + skip, None)
-        later, start = stream.later(skip), stream.position + skip
-        asked = release, later, dimension, correlator
+        asked = release, stream.later(skip), dimension, correlator
         if dimension >= _MANY:
-            return NoiseAhead(release, start, _drawer().submit(_noise_in_steps, *asked))
-        steps: Future[NDArray[np.float64]] = Future()
-        steps.set_result(_noise_in_steps(*asked))
-        return NoiseAhead(release, start, steps)
+            return NoiseAhead(
+                release, stream.position + skip, _drawer().submit(_noise_in_steps, *asked).result
+            )
+        steps = _noise_in_steps(*asked)
+        return NoiseAhead(release, stream.position + skip, lambda: steps)
 
     def added(self, total: Tensor) -> Tensor:
         """The sum [d], on any device, plus the noise, both on the grid; float64."""
         if self.steps is None:
             return total
-        return add_steps(total, self.steps.result(), std=self.release.noise_scale)
+        return add_steps(total, self.steps(), std=self.release.noise_scale)
 
 
 @cache
@@ -607,14 +606,10 @@ def _drawer() -> ThreadPoolExecutor:
 def words_of_sample(sampling: Sampling, count: int) -> int:
     """The number of words in a release's stream for the sample of `count` records, which comes before the noise."""
     match sampling:
-        case FullBatch():
+        case FullBatch() | FixedOrder() | Poisson(rate=1) | CyclicPoisson(chance=1):
             return 0
         case Importance():
             return 2 * count
-        case Poisson() | FixedOrder() if sampling.rate >= 1 or isinstance(sampling, FixedOrder):
-            return 0
-        case CyclicPoisson() if sampling.chance >= 1:
-            return 0
     return count
 
 
