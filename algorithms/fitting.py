@@ -242,14 +242,11 @@ def fit(
             f"secret noise would promise what does not hold: {plan.not_private} To reproduce it all the same,"
             ' on public records, give public=True and noise="seeded".'
         )
-    run = _Run(
-        plan=plan,
-        document=_document(
-            plan, model, trained, name=name, settings=settings, dataset=dataset, seed=seed, noise=noise
-        ),
-        facts=_facts(dataset, unit, known, public=public) | {"per_person": per_person, "pooled": rows},
-        device=performance.device.type,
-    )
+    about = {"algorithm": name, "settings": settings, "dataset": dataset, "noise": noise}
+    facts = {"dataset": dataset, "title": dataset, "unit": unit, "public": public, "records": known}
+    facts |= {"per_person": per_person, "pooled": rows}
+    document = _document(plan, model, trained, seed=seed, about=about)
+    run = _Run(plan, document, _FACTS | facts, performance.device.type)
     run.rehearse()
     with tempfile.TemporaryDirectory(prefix="epsilonflow-") as place:
         folder, limit = Path(place), target.budget
@@ -372,15 +369,7 @@ def _filled(own: nn.Module, published: Mapping[str, Tensor], *, like: nn.Module)
 
 
 def _document(
-    plan: Plan,
-    module: nn.Module,
-    model: Model,
-    *,
-    name: str,
-    settings: Mapping[str, Any],
-    dataset: str,
-    seed: int,
-    noise: str,
+    plan: Plan, module: nn.Module, model: Model, *, seed: int, about: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The plan's document, as the pipeline writes it."""
     start = _published(model, model.initial_parameters())
@@ -393,30 +382,21 @@ def _document(
         "freeze": [name for name, part in module.named_parameters() if not part.requires_grad],
     }
     return {
-        "algorithm": name,
-        "settings": settings,
+        **about,
         "features": {"name": "none"},
         "model": described,
-        "dataset": dataset,
         "diagnostics": False,
-        "noise": noise,
         **plan.to_json(),
     }
 
 
-def _facts(dataset: str, unit: str, records: int | None, *, public: bool) -> dict[str, Any]:
-    """The facts on the records that a data card would state."""
-    return {
-        "dataset": dataset,
-        "title": dataset,
-        "source": "records in memory, of which no data card names a source",
-        "licence": "not stated",
-        "unit": unit,
-        "public": public,
-        "transform": "none",
-        "records": records,
-        "holdout": "none",
-    }
+_FACTS = {
+    "source": "records in memory, of which no data card names a source",
+    "licence": "not stated",
+    "transform": "none",
+    "holdout": "none",
+}
+"""What a data card would state on the records besides."""
 
 
 @dataclass(frozen=True)

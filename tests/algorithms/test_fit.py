@@ -213,7 +213,7 @@ def test_a_call_without_a_ledger_says_what_it_cost_only_once_it_has_begun(
 def test_what_a_card_cannot_state_is_refused_before_the_charge(
     own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fitting, "_facts", lambda *_, **__: {"dataset": None})
+    monkeypatch.setattr(fitting, "_FACTS", {"source": None})
     with pytest.raises(RefusedError, match="could not be reported, so it is not charged"):
         call(population="visits", cap=(9.0, 1e-2))
     assert ledger_rows(own_home) == []
