@@ -13,6 +13,7 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -215,9 +216,8 @@ def _trained(job: Job, model: Model, charge: Charge) -> Path:
         about = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
         charge.reserve(plan, about | ({"retraining": job.retraining} if job.retraining else {}))
         bind(ledger, job.public, home=charge.home, prepared=job.prepared)
-        if run.run_id.rpartition("-")[0] != job.digest(
-            charge.home
-        ):  # the noise is for these records and no others
+        # The noise is for these records and no others.
+        if run.run_id.rpartition("-")[0] != job.digest(charge.home):
             raise made_anew(job.prepared)
 
     written = run.emptied("written")
@@ -247,18 +247,12 @@ def _train_into(
             shown(step, epsilon, noise_std)
             live(step, epsilon, noise_std)
 
-        state, trace, model = run_training(
-            job.settings.algorithm,
-            job.plan,
-            model,
-            open_records=lambda: _records_of(job),
+        state, trace, model = _trainer(job, model)(
             generator=run.generator(),
             run_id=run.run_id,
             folder=run.folder,
-            performance=_limits(job),
             checkpoint_seconds=performance.checkpoint_seconds,
             on_step=on_step,
-            features=job.settings.features,
             diagnostics=diagnostics if job.settings.privacy.diagnostics else None,
             reserve=reserve,
         )
@@ -302,9 +296,33 @@ def save_model(
     save_file(by_name(in_file(model, model.published(released))), path, metadata=described)
 
 
-def _records_of(job: Job) -> Records:
-    data = load_as(job.prepared, job.public)
-    return Records(data.train_features, data.train_labels)
+def _trainer(job: Job, model: Model) -> Callable[..., tuple[Any, Trace, Model]]:
+    """The training loop, given all that is the same in each process of a run."""
+
+    def records() -> Records:
+        data = load_as(job.prepared, job.public)
+        return Records(data.train_features, data.train_labels)
+
+    wanted = job.settings.performance
+    performance = Performance(
+        device_of(wanted.device),
+        wanted.memory_mb,
+        wanted.physical_batch,
+        workers=None if wanted.workers == "auto" else wanted.workers,
+        threads=wanted.threads,
+        group=job.group,
+        shard_frozen=wanted.shard_frozen,
+        offload=wanted.offload,
+    )
+    return partial(
+        run_training,
+        job.settings.algorithm,
+        job.plan,
+        model,
+        open_records=records,
+        performance=performance,
+        features=job.settings.features,
+    )
 
 
 @dataclass(frozen=True)
@@ -350,33 +368,13 @@ def _help(job: Job, model: Model, on_step: OnStep) -> None:
     with tempfile.TemporaryDirectory() as folder:
         if start.checkpoint is not None:
             (Path(folder) / CHECKPOINT).write_bytes(start.checkpoint)
-        run_training(
-            job.settings.algorithm,
-            job.plan,
-            model,
-            open_records=lambda: _records_of(job),
+        _trainer(job, model)(
             generator=start.generator,
             run_id=start.run_id,
             folder=Path(folder),
-            performance=_limits(job),
             checkpoint_seconds=math.inf,
             on_step=on_step,
-            features=job.settings.features,
         )
-
-
-def _limits(job: Job) -> Performance:
-    wanted = job.settings.performance
-    return Performance(
-        device_of(wanted.device),
-        wanted.memory_mb,
-        wanted.physical_batch,
-        workers=None if wanted.workers == "auto" else wanted.workers,
-        threads=wanted.threads,
-        group=job.group,
-        shard_frozen=wanted.shard_frozen,
-        offload=wanted.offload,
-    )
 
 
 def main() -> None:

@@ -114,6 +114,11 @@ class Trial:
         plan = Plan.from_json(self.plan)
         held, taught = self.records()
         start = model_for(settings, self.public)
+        before = None if self.shared is None else load_shared(start, *self.shared)
+        if self.shared is not None and before is None:  # a trial must not learn it again
+            raise RefusedError(
+                f"{self.shared[1]} has nothing of what all trials share; run them where that folder can be read."
+            )
         state, trace, model = training.train(
             settings.algorithm,
             plan,
@@ -126,7 +131,7 @@ class Trial:
             checkpoint_seconds=settings.performance.checkpoint_seconds,
             on_step=lambda *_: None,
             features=settings.features,
-            learned_before=None if self.shared is None else _shared(start, *self.shared),
+            learned_before=before,
         )
         released = settings.algorithm.released(state)
         file = self.folder / "model.safetensors"
@@ -199,16 +204,6 @@ def load_shared(model: Model, run_id: str, folder: Path) -> tuple[training.Learn
     form = training.Learned(buffers(model), model.initial_parameters())
     found = training.load(folder, form, run_id=run_id, last_norms=LastNorms())
     return None if found is None else (found[0], found[2])
-
-
-def _shared(model: Model, run_id: str, folder: Path) -> tuple[training.Learned, Trace]:
-    """Raises RefusedError if nothing is shared there: a trial must not learn it again."""
-    found = load_shared(model, run_id, folder)
-    if found is None:
-        raise RefusedError(
-            f"{folder} has nothing of what all trials share; run them where that folder can be read."
-        )
-    return found
 
 
 def limits(settings: Params) -> Performance:
