@@ -207,14 +207,6 @@ def _folded(
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A cell's plan and the parameters from which it was made."""
-
-    plan: Plan
-    settings: Params
-
-
-@dataclass(frozen=True)
 class Context:
     """What all cells share.
 
@@ -227,7 +219,7 @@ class Context:
     performance: Performance = field(default_factory=Performance)
 
 
-def plan_cell(context: Context, cell: Trial) -> Planned:
+def plan_cell(context: Context, cell: Trial) -> Plan:
     """Plan a cell, or read the plan from disk if there is one with equal inputs.
 
     Raises RefusedError, ParamsRefusedError, ModelRefusedError or DataRefusedError if the cell cannot run, for example
@@ -239,11 +231,15 @@ def plan_cell(context: Context, cell: Trial) -> Planned:
     name = digest_of([*inputs, json.loads(public.to_json()), context.code])
     path = context.place.plans / f"{name}.json"
     if path.exists():
-        return Planned(Plan.from_json(read_json(path)), settings)
+        return Plan.from_json(read_json(path))
     plan = plan_for(settings, public)
-    _check_is_as_declared(cell, plan)
+    is_private = math.isfinite(plan.cost.epsilon)
+    if is_private and cell.epsilon is None:
+        raise RefusedError(f"methods.{cell.method} adds noise, but says private: false; leave that out.")
+    if not is_private and cell.epsilon is not None:
+        raise RefusedError(f"methods.{cell.method} adds no noise; say private: false, and it runs once.")
     write_json(path, plan.to_json())
-    return Planned(plan, settings)
+    return plan
 
 
 def _params(cell: Trial) -> Params:
@@ -255,14 +251,6 @@ def _params(cell: Trial) -> Params:
         "model": cell.model_group,
     }
     return params.parse(document, reads=READS, name=f"methods.{cell.method}")
-
-
-def _check_is_as_declared(cell: Trial, plan: Plan) -> None:
-    is_private = math.isfinite(plan.cost.epsilon)
-    if is_private and cell.epsilon is None:
-        raise RefusedError(f"methods.{cell.method} adds noise, but says private: false; leave that out.")
-    if not is_private and cell.epsilon is not None:
-        raise RefusedError(f"methods.{cell.method} adds no noise; say private: false, and it runs once.")
 
 
 class Curve:
@@ -341,11 +329,12 @@ def run_cell(context: Context, cell: Trial) -> None:
     """Run a cell with one thread of torch and write its result. Raises what planning and training raise."""
     torch.set_num_threads(1)
     place, data = context.place, sides(context.place.store, cell)
-    prepared = plan_cell(context, cell)
-    trained = _trained(cell, prepared, data, context.performance)
-    results = _results(cell, prepared, trained, data)
+    plan, objective = plan_cell(context, cell), cell.record["objective"]
+    regularisation = objective["regularisation"] if objective else 0.0
+    trained = _trained(cell, plan, data, context.performance)
+    results = _results(plan, trained, data, regularisation if objective else None)
     if trained.curve is not None:
-        frame = trained.curve.frame(trained.model, trained.trace, data, regularisation=_regularisation(cell))
+        frame = trained.curve.frame(trained.model, trained.trace, data, regularisation=regularisation)
         write_parquet(place.cells / f"{cell.digest}.curve.parquet", frame)
     if cell.is_first:
         rows = pd.DataFrame([asdict(row) for row in trained.trace.rows])
@@ -391,10 +380,10 @@ class _Trained:
     steps: int
 
 
-def _trained(cell: Trial, prepared: Planned, data: Sides, performance: Performance) -> _Trained:
+def _trained(cell: Trial, plan: Plan, data: Sides, performance: Performance) -> _Trained:
     """Train from the start and without checkpoints: cells are short, and an interrupted one runs again."""
-    model = deepcopy(_model(cell, data.public))
-    algorithm, plan = prepared.settings.algorithm, prepared.plan
+    model, settings = deepcopy(_model(cell, data.public)), _params(cell)
+    algorithm = settings.algorithm
     start = algorithm.init(model.initial_parameters(), plan)
     curve = Curve(algorithm.released, plan.steps, start=start) if cell.record["curves"] else None
     diagnostics, taken = Diagnostics() if cell.is_diagnosed else None, 0
@@ -416,23 +405,23 @@ def _trained(cell: Trial, prepared: Planned, data: Sides, performance: Performan
         checkpoint_seconds=math.inf,
         on_step=on_step,
         on_state=curve.on_state if curve else None,
-        features=prepared.settings.features,
+        features=settings.features,
         diagnostics=diagnostics,
     )
     seconds = time.perf_counter() - began - (curve.seconds if curve else 0.0)
     return _Trained(model, algorithm.released(state), trace, curve, diagnostics, seconds, taken)
 
 
-def _results(cell: Trial, prepared: Planned, trained: _Trained, data: Sides) -> dict[str, Any]:
-    plan, trace = prepared.plan, trained.trace
+def _results(plan: Plan, trained: _Trained, data: Sides, regularisation: float | None) -> dict[str, Any]:
+    """The numbers of a finished cell. regularisation: None where the objective is not recorded."""
     records, known = HeldOut(data.public, data.test.features, data.test.labels), data.public.known
     evaluation = evaluate(trained.model, trained.model.published(trained.parameters), records)
     found = measured(known, evaluation, data.test.labels)
     objective = None
-    if cell.record["objective"] is not None:
+    if regularisation is not None:
         (loss,) = mean_losses(trained.model, trained.parameters[None], data.train)
         norm = float(trained.parameters.double().square().sum())
-        objective = loss + _regularisation(cell) * norm
+        objective = loss + regularisation * norm
     return {
         **{name: _finite(value) for name, value in measures(found).items()},
         "test_loss": _finite(evaluation.loss),
@@ -440,17 +429,12 @@ def _results(cell: Trial, prepared: Planned, trained: _Trained, data: Sides) -> 
         "seconds": trained.seconds,
         "steps": trained.steps,
         "planned_steps": plan.steps,
-        "epsilon_spent": _finite(trace.rows[-1].epsilon) if trace.rows else 0.0,
+        "epsilon_spent": _finite(trained.trace.rows[-1].epsilon) if trained.trace.rows else 0.0,
         "epsilon_planned": _finite(plan.cost.epsilon),
         "noise_multiplier": plan.fixed_noise,
         "sampling_rate": plan.sampling_rate,
         "records": data.public.records,
     }
-
-
-def _regularisation(cell: Trial) -> float:
-    objective = cell.record["objective"]
-    return objective["regularisation"] if objective else 0.0
 
 
 def _finite(number: float | None) -> float | None:

@@ -43,11 +43,17 @@ _RIVALS = (("expected_batch_size", "sampling_rate"), ("norm_noise", "norm_noise_
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe. model: its name. of_model: further keys of its group. settings: of the algorithm, without `name`."""
+    """A recipe.
+
+    model: its name. settings: of the algorithm, without `name`. of_model: further keys of the model's group. encoder,
+    features: the groups of params.yaml; encoder is None for untransformed records.
+    """
 
     model: str
     settings: dict[str, Any]
     of_model: dict[str, Any] = field(default_factory=dict)
+    encoder: dict[str, Any] | None = None
+    features: dict[str, Any] = field(default_factory=lambda: {"name": "none"})
 
 
 def recipe(card: DataCard, algorithm: str, epsilon: float, *, by_numbers: bool = False) -> Recipe:
@@ -69,16 +75,7 @@ def recipe(card: DataCard, algorithm: str, epsilon: float, *, by_numbers: bool =
     return Recipe(model, _with_learning_rate(settings, card, model, epsilon))
 
 
-@dataclass(frozen=True)
-class EncoderRecipe:
-    """encoder, features: the groups of params.yaml. recipe: the model and the algorithm on the encoder's output."""
-
-    encoder: dict[str, Any]
-    features: dict[str, Any]
-    recipe: Recipe
-
-
-def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float) -> EncoderRecipe:
+def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float) -> Recipe:
     """The recipe for an encoder: a linear head on its features, which are centred by a private mean.
 
     For a tokenizer it is the public model that the tokenizer belongs to, with adapters. If the file gives several
@@ -98,10 +95,13 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
             math.log(epsilon), [math.log(place) for place in places], [rates[place] for place in places]
         )
         settings["update"] = settings.get("update", {}) | {"learning_rate": float(f"{rate:.2g}")}
-    made = {"name": encoder, "settings": own.get("settings", {})}
-    model = {"checkpoint": public, "adapter": {}} if kind == "tokenizer" else {}
-    chosen = Recipe(own["model"], _with_batches(settings, card.records), model)
-    return EncoderRecipe(made, own["features"], chosen)
+    return Recipe(
+        own["model"],
+        _with_batches(settings, card.records),
+        {"checkpoint": public, "adapter": {}} if kind == "tokenizer" else {},
+        {"name": encoder, "settings": own.get("settings", {})},
+        own["features"],
+    )
 
 
 def reasons(card: DataCard, advised: Recipe) -> dict[str, str]:
@@ -301,17 +301,19 @@ def _follow_recipe(document: dict[str, Any], request: Request, epsilon: Any, *, 
     name = request.algorithm or value_at(document, "algorithm.name")
     usable = isinstance(epsilon, int | float) and 0 < epsilon < math.inf
     card, aim = data_card(stands.data.dataset, cards), epsilon if usable else 1.0
-    encoded = None if request.encoder is None else encoder_recipe(card, request.encoder, str(name), aim)
-    chosen = encoded.recipe if encoded else recipe(card, str(name), aim)
+    if request.encoder is None:
+        chosen = recipe(card, str(name), aim)
+    else:
+        chosen = encoder_recipe(card, request.encoder, str(name), aim)
     kept = {key: getattr(stands.model, key) for key in ("seed", "precision")}
     _become(document["model"], Model(name=chosen.model, **kept, **chosen.of_model).model_dump())
     _become(document["algorithm"], {"name": name, **chosen.settings})
     # A recipe is for untransformed records, or for the output of the encoder.
-    if encoded or "transform" in document["data"]:
-        _set(document, "data.transform", "encoder" if encoded else "none")
-    if encoded or "encoder" in document["data"]:
-        document["data"]["encoder"] = encoded.encoder if encoded else None
-    _become(document["features"], encoded.features if encoded else {"name": "none"})
+    if chosen.encoder or "transform" in document["data"]:
+        _set(document, "data.transform", "encoder" if chosen.encoder else "none")
+    if chosen.encoder or "encoder" in document["data"]:
+        document["data"]["encoder"] = chosen.encoder
+    _become(document["features"], chosen.features)
 
 
 def _become(target: dict[str, Any], values: Mapping[str, Any]) -> None:
