@@ -312,17 +312,9 @@ def _run_row(run_id: str, run: Run) -> dict[str, Any]:
 
 def _run_text(run: Run) -> str:
     """A run as text; blocks keep the order of the run's rows."""
-    document = {
-        "reserved": _pair(run.reserved),
-        "charged": _pair(run.charged),
-        "amounts": {block: _text(amount) for block, amount in run.amounts.items()},
-        "adjacency": run.adjacency,
-        "model": run.model,
-        "status": run.status,
-        "retraining": run.retraining,
-        "population": run.population,
-    }
-    return json.dumps(document | ({} if run.noise_key is None else {"noise_key": run.noise_key}))
+    budgets = {"reserved": _pair(run.reserved), "charged": _pair(run.charged)}
+    amounts = {block: _text(amount) for block, amount in run.amounts.items()}
+    return json.dumps(run._asdict() | budgets | {"amounts": amounts})
 
 
 def _run_of(text: str) -> Run:

@@ -17,7 +17,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
 from json.encoder import encode_basestring_ascii as _quote
 from typing import Any, Literal, NamedTuple
 
@@ -93,16 +92,11 @@ class Entry(NamedTuple):
     @property
     def budget(self) -> Budget:
         """The row's epsilon and delta: a cap, a reservation or a spend."""
-        return _budget(self.epsilon, self.delta)
+        return Budget(math.inf if self.epsilon is None else self.epsilon, self.delta)
 
     def to_json(self) -> dict[str, Any]:
         """The row as a JSON object, with events and about as objects rather than text."""
         return self._asdict() | {"events": json.loads(self.events), "about": json.loads(self.about)}
-
-
-@lru_cache(maxsize=4096)
-def _budget(epsilon: float | None, delta: float) -> Budget:
-    return Budget(math.inf if epsilon is None else epsilon, delta)
 
 
 def seal(draft: Draft, *, after: Head, written_at: str, written_by: str) -> Entry:
