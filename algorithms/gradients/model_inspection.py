@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,6 @@ from algorithms.gradients.independence import (
     Seen,
     check_apart,
     check_apart_briefly,
-    check_apart_in_full_pass,
     check_first_records,
     check_shape,
     crowd,
@@ -286,26 +286,21 @@ def _traced(
     except UnrecordedError as error:
         with watching(records, known, answer) as watch:
             losses = looked.passes.losses(parameters, *records)
-        return _Trace(Seen(sample, losses), watch, None, str(error))
-    return _Trace(Seen(sample, losses), watch, tape)
+        return _Trace(Seen(sample, losses, watch.is_drawn), watch, None, str(error))
+    return _Trace(Seen(sample, losses, watch.is_drawn), watch, tape)
 
 
 def _check_briefly(plain: Looked, few: _Trace, crowded: _Trace, *, is_quick: bool) -> bool:
     """`check_apart` for a large model, of which two passes are known; returns whether it draws random numbers."""
-    is_random = few.watch.is_drawn and plain.varies(few.seen, seeds=1)
-
-    def check(looked: Looked, *seen: Seen) -> None:
-        check_apart_briefly(looked, *seen, is_random=is_random)
-        if is_quick and not is_random:
-            check_apart_in_full_pass(looked)
-
+    is_random = plain.varies(few.seen, seeds=1)
+    check = partial(check_apart_briefly, is_random=is_random, is_quick=is_quick)
     try:
         check(plain, few.seen, crowded.seen)
     except RecordsNotIndependentError:  # rounding in 32 bits can exceed the tolerance in a deep network
         exact = _exact(plain, few.seen.sample)
         if not exact.is_exact:
             raise
-        check(exact, exact.see(exact.draw(2, 0)), exact.see(crowd(exact)))
+        check(exact, *(exact.see(some) for some in (exact.draw(2, 0), crowd(exact))))
     return is_random
 
 

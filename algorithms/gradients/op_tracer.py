@@ -315,7 +315,7 @@ class OpTracer(_Watch):
     whole number, or into a number of values; "" for none. answers: to each question about a bool or a whole number,
     None if no record can influence it.
     is_narrow: whether there were 16-bit numbers. is_short: whether values of records had 32 bits or fewer.
-    is_drawn: whether random numbers were drawn, as far as that can be seen.
+    is_drawn: whether random numbers may have been drawn.
     """
 
     def __init__(
@@ -475,7 +475,12 @@ def watching(
         before = torch.default_generator.get_state()
         with watch, _LookingFunctions(watch):
             yield watch
-        watch.is_drawn = records[0].is_cuda or not torch.equal(before, torch.default_generator.get_state())
+        watch.is_drawn = draws_since(before, records[0])
+
+
+def draws_since(before: Tensor, records: Tensor) -> bool:
+    """Whether random numbers may have been drawn since the generator had a state."""
+    return records.is_cuda or not torch.equal(before, torch.default_generator.get_state())
 
 
 def fills(passes: Passes, form: Form, sizes: Sequence[int]) -> bool:
