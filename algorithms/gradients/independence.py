@@ -99,6 +99,15 @@ class Looked:
         """The losses [count] of a pass."""
         return self.see(sample).losses
 
+    def gradient(self, sample: Sample, weight: float = 1.0) -> Tensor:
+        """The gradient [d] of the sum of losses times a weight."""
+        total = torch.zeros_like(self.parameters)
+        with same_randomness():
+            found = self.passes.gradients(self.parameters, sample.inputs, sample.labels, weight)[1]
+        for name, part in found.items():
+            total[self.passes.model.places[name]] = part.flatten()
+        return total
+
     def close(self, a: Tensor, b: Tensor) -> bool:
         """Whether two values differ only by rounding."""
         return torch.allclose(
@@ -254,22 +263,9 @@ def _check_gradients_apart(looked: Looked, sample: Sample, weight: float) -> Non
 
     weight: of the losses, since some backward passes mix records only if errors are large.
     """
-
-    def gradient(some: Sample) -> Tensor | None:
-        point = looked.parameters.clone().requires_grad_()
-        with same_randomness():
-            losses = looked.passes.followed(point, some.inputs, some.labels)
-            return looked.passes.back(point, weight * losses.sum())
-
-    together = gradient(sample)
-    if together is None:
-        return
-    apart, sizes = torch.zeros_like(together), torch.zeros_like(together)
-    for place in range(len(sample.labels)):
-        one = gradient(sample.alone(place))
-        if one is not None:
-            apart += one
-            sizes += one.abs()
+    together = looked.gradient(sample, weight)
+    alone = torch.stack([looked.gradient(sample.alone(i), weight) for i in range(len(sample.labels))])
+    apart, sizes = alone.sum(dim=0), alone.abs().sum(dim=0)
     if not bool(sizes.isfinite().all()):
         return
     if not bool(((together - apart).abs() <= 10.0 * looked.tolerance * (sizes + sizes.amax())).all()):

@@ -134,11 +134,9 @@ def _needs_much(passes: Passes, parameters: Tensor, form: Form) -> bool:
 
     The peak is either a forward pass of many records in 64 bits, or a recorded pass of some records with its graph.
     """
-    few, start = form.draw(_FEW, 0), parameters.clone().requires_grad_()
+    few = form.draw(_FEW, 0)
     forward = _measured(few, lambda some: passes.losses(parameters, some.inputs, some.labels))
-    back = _measured(
-        few, lambda some: passes.back(start, passes.followed(start, some.inputs, some.labels).sum())
-    )
+    back = _measured(few, lambda some: passes.gradients(parameters, some.inputs, some.labels))
     return 2 * max(MANY * forward.each, 2 * _MORE * back.each) > _MUCH
 
 
@@ -381,18 +379,12 @@ def _exact(plain: Looked, sample: Sample) -> Looked:
         return plain
     if bool(lost.any()) and bool(plain.losses(sample)[lost].isfinite().any()):
         return plain
-    if not _has_finite_gradient(wider, sample.in_64_bits()) and _has_finite_gradient(plain, sample):
+    if not bool(wider.gradient(sample.in_64_bits()).isfinite().all()) and bool(
+        plain.gradient(sample).isfinite().all()
+    ):
         return plain
     # Some layers always compute in 32 bits, such as the RMS norms of language models.
     return wider if watch.is_short else replace(wider, tolerance=_IN_64_BITS)
-
-
-def _has_finite_gradient(looked: Looked, sample: Sample) -> bool:
-    point = looked.parameters.clone().requires_grad_()
-    with same_randomness():
-        losses = looked.passes.followed(point, sample.inputs, sample.labels)
-        found = looked.passes.back(point, losses.sum())
-    return found is None or bool(found.isfinite().all())
 
 
 def _take_alone(passes: Passes, parameters: Tensor, sample: Sample) -> None:
@@ -400,8 +392,7 @@ def _take_alone(passes: Passes, parameters: Tensor, sample: Sample) -> None:
 
     Raises ModelRefusedError if the losses depend on no parameter.
     """
-    start = parameters.clone().requires_grad_()
-    if not passes.followed(start, sample.inputs, sample.labels).requires_grad:
+    if not passes.gradients(parameters, sample.inputs, sample.labels)[1]:
         raise ModelRefusedError(
             f"the losses of the model {passes.model.name} have no gradient, as after .detach(), torch.no_grad() or a"
             " detour through NumPy; compute them from the outputs, and those from the parameters, in PyTorch alone."
@@ -531,7 +522,7 @@ def _compare(
     count, device = len(sample.labels), sample.labels.device
     weights = weight * torch.linspace(0.5, 2.0, count, dtype=torch.float64, device=device)
     with same_randomness():
-        expected = looked.passes.gradients(looked.parameters, sample.inputs, sample.labels, weights)
+        expected = looked.passes.gradients(looked.parameters, sample.inputs, sample.labels, weights)[1]
     if not expected:
         raise UnrecordedError("a loss that depends on no parameter")
     tolerance = 10.0 * looked.tolerance if tolerance is None else tolerance
@@ -548,7 +539,7 @@ def _compare(
 
 def _kept_each(passes: Passes, parameters: Tensor, form: Form) -> int:
     """Bytes that autograd saves for each record, from passes with few and with more records."""
-    start, sizes = parameters.clone().requires_grad_(), []
+    sizes = []
     for sample in (form.draw(_FEW, 0), form.draw(_MORE, 0)):
         kept: dict[int, int] = {}
 
@@ -558,6 +549,6 @@ def _kept_each(passes: Passes, parameters: Tensor, form: Form) -> int:
 
         hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
         with suppress(RuntimeError), same_randomness(), hooks:  # torch.func does not support these hooks
-            passes.followed(start, sample.inputs, sample.labels)
+            passes.gradients(parameters, sample.inputs, sample.labels)
         sizes.append(sum(kept.values()))
     return (sizes[1] - sizes[0]) // (_MORE - _FEW)

@@ -491,10 +491,10 @@ def fills(passes: Passes, form: Form, sizes: Sequence[int]) -> bool:
     flow depends on values.
     """
     parameters = near_start(passes.model).to(form.device)
-    for follow in (_there_and_back, _there):
-        first = watched(passes, parameters, form.draw(sizes[0], 0), follow)
+    for is_back in (True, False):
+        first = watched(passes, parameters, form.draw(sizes[0], 0), is_back=is_back)
         for size in sizes[1:]:
-            other = watched(passes, parameters, form.draw(size, 0), follow)
+            other = watched(passes, parameters, form.draw(size, 0), is_back=is_back)
             if not _fill_alike(first, other, (sizes[0], size)):
                 return False
     return True
@@ -521,28 +521,16 @@ def fills_briefly(passes: Passes, form: Form, sizes: Sequence[int]) -> bool:
     return _fill_alike(few, many, (sizes[0], sizes[1]))
 
 
-Follow = Callable[[Passes, Tensor, Sample, OpTracer], object]
-
-
-def _there_and_back(passes: Passes, point: Tensor, sample: Sample, watch: OpTracer) -> None:
-    losses = passes.followed(point, sample.inputs, sample.labels)
-    watch.turn()
-    passes.back(point, losses.sum())
-
-
-def _there(passes: Passes, point: Tensor, sample: Sample, watch: OpTracer) -> None:
-    passes.losses(point.detach(), sample.inputs, sample.labels)
-
-
 def watched(
-    passes: Passes, parameters: Tensor, sample: Sample, follow: Follow = _there, answer: bool | None = None
+    passes: Passes, parameters: Tensor, sample: Sample, *, answer: bool | None = None, is_back: bool = False
 ) -> OpTracer:
-    """Trace a model on some records; answer: as in `OpTracer`."""
-    point = parameters.clone().requires_grad_()
-    module = passes.model.module
-    known = (point, *module.parameters(), *module.buffers())
-    with watching((sample.inputs, sample.labels), known, answer) as watch:
-        follow(passes, point, sample, watch)
+    """Trace a model on some records; answer: as in `OpTracer`. is_back: also through the backward pass."""
+    module, records = passes.model.module, (sample.inputs, sample.labels)
+    with watching(records, (parameters, *module.parameters(), *module.buffers()), answer) as watch:
+        if is_back:
+            passes.gradients(parameters, *records, turn=watch.turn)
+        else:
+            passes.losses(parameters, *records)
     return watch
 
 

@@ -1,6 +1,6 @@
 """Forward and backward passes over some records: recorded for all of them at once, or record by record."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -156,38 +156,29 @@ class Passes:
 
     def _each_in_a_pass(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
         """Each record in a separate pass: slow, but correct for everything that autograd differentiates."""
-        losses, rows, alone = [], [], replace(self, answers=())
-        for one_input, one_label in zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True):
-            point = parameters.detach().clone().requires_grad_()
-            loss = alone.followed(point, one_input, one_label)
-            gradient = alone.back(point, loss.sum())
-            rows.append(torch.zeros_like(point) if gradient is None else gradient)
-            losses.append(loss.detach())
-        written = torch.stack(rows)
+        losses, alone = [], replace(self, answers=())
+        written = parameters.new_zeros(len(labels), len(parameters))
+        ones = zip(written, torch.split(inputs, 1), torch.split(labels, 1), strict=True)
+        for row, one_input, one_label in ones:
+            loss, found = alone.gradients(parameters, one_input, one_label)
+            losses.append(loss)
+            for name, gradient in found.items():
+                row[self.model.places[name]] = gradient.flatten()
         gradients = {name: DenseGrad(written[:, place]) for name, place in self.model.places.items()}
         return self.contributions(parameters, torch.cat(losses), dict(gradients))
 
-    def followed(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss of each record, [batch], with the autograd graph."""
-        with torch.enable_grad(), self._precision(inputs.device), self._answering():
-            return self.model.losses(self.model.outputs(self.model.named(parameters), inputs), labels)
-
-    def back(self, parameters: Tensor, total: Tensor) -> Tensor | None:
-        """The gradient [d] of a scalar computed from `followed`; None if it does not depend on parameters."""
-        if not total.requires_grad:
-            return None
-        named = self.model.named(parameters)
-        with self._answering(again=True):
-            (found,) = self.model.inside(
-                named, lambda: torch.autograd.grad(total, parameters, allow_unused=True)
-            )
-        self._check_left_to_autograd(parameters)
-        return found
-
     def gradients(
-        self, parameters: Tensor, inputs: Tensor, labels: Tensor, weights: Tensor
-    ) -> dict[str, Tensor]:
-        """The gradients of the weighted sum of losses, by parameter, except parameters that it does not depend on."""
+        self,
+        parameters: Tensor,
+        inputs: Tensor,
+        labels: Tensor,
+        weights: Tensor | float = 1.0,
+        turn: Callable[[], object] = lambda: None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of each record, [batch], and the gradients of their sum, by parameter that it depends on.
+
+        weights: of the losses in the sum. turn: called before the backward pass.
+        """
         named = {
             name: part.detach().requires_grad_()
             for name, part in self.model.named(parameters.detach()).items()
@@ -196,19 +187,18 @@ class Passes:
             losses = self.model.losses(self.model.outputs(named, inputs), labels)
             total = (losses * weights).sum()
         if not total.requires_grad:
-            return {}
+            return losses, {}
+        turn()
         leaves = tuple(named.values())
         with self._answering(again=True):
             found = self.model.inside(named, lambda: torch.autograd.grad(total, leaves, allow_unused=True))
-        self._check_left_to_autograd(*leaves)
-        return {name: part for name, part in zip(named, found, strict=True) if part is not None}
-
-    def _check_left_to_autograd(self, *leaves: Tensor) -> None:
         if any(leaf.grad is not None for leaf in leaves):
             raise ModelRefusedError(
                 f"the model {self.model.name} adds up gradients by a backward pass of its own inside of the backward"
                 " pass, as reversible layers do, where no record's can be told apart; leave it to autograd."
             )
+        gradients = {name: part for name, part in zip(named, found, strict=True) if part is not None}
+        return losses.detach(), gradients
 
     def losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each record, [batch]."""
