@@ -34,7 +34,7 @@ from algorithms.gradients.arithmetic import (
 from algorithms.gradients.clipping import L2, Clipping
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
 from algorithms.gradients.independence import RecordsNotIndependentError
-from algorithms.gradients.model_inspection import ModelInspection, examine
+from algorithms.gradients.model_inspection import PassCost, examine
 from algorithms.gradients.op_tracer import Form, fills, fills_briefly
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.per_example_gradients import PerExampleGradients, all_finite
@@ -157,7 +157,7 @@ class Engine:
         """The physical batch."""
         model = self._passes.model
         found = self._examined
-        size = round_batch(physical_batch or _fitting(found, memory_mb, device))
+        size = round_batch(physical_batch or _fitting(found.cost, memory_mb, device))
         if size > 1 and not self._fills(size):
             size = 1
             _LOG.warning(
@@ -171,9 +171,9 @@ class Engine:
                 " and need performance.memory_mb: %d",
                 model.name,
                 size,
-                found.needed_bytes / 1e6,
+                found.cost.each / 1e6,
                 FEWEST,
-                math.ceil((found.fixed_bytes + FEWEST * found.needed_bytes) / 1e6),
+                math.ceil((found.cost.fixed + FEWEST * found.cost.each) / 1e6),
             )
         return size
 
@@ -222,7 +222,7 @@ class Engine:
     @property
     def pass_bytes(self) -> int:
         """Memory of a pass with the physical batch, in bytes."""
-        return self._examined.fixed_bytes + self.physical_batch * max(1, self._examined.needed_bytes)
+        return self._examined.cost.fixed + self.physical_batch * max(1, self._examined.cost.each)
 
     @property
     def is_batched(self) -> bool:
@@ -398,13 +398,13 @@ def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
     return PerExampleGradients.of_rows(wide(rows)).clipped_sum(clipping)
 
 
-def _fitting(examined: ModelInspection, memory_mb: int, device: torch.device) -> int:
+def _fitting(cost: PassCost, memory_mb: int, device: torch.device) -> int:
     """How many records fit into memory; on a CPU no more than is fast, but at least `WHOLE` if that fits."""
     is_cpu = device.type != "cuda"
-    kept = _PASSES * (examined.bytes_per_record + examined.written_bytes)
-    most = max(1, examined.needed_bytes)  # frozen layers save nothing, but running them needs memory
+    kept = _PASSES * (cost.saved + cost.written)
+    most = max(1, cost.each)  # frozen layers save nothing, but running them needs memory
     best = max(WHOLE, _CACHED_BYTES / kept) if is_cpu else math.inf
-    free = memory_mb * 1e6 - examined.fixed_bytes
+    free = memory_mb * 1e6 - cost.fixed
     return max(1, int(min(free / most, best, _MOST if is_cpu else _MOST_ON_DEVICE)))
 
 

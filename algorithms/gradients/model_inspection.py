@@ -68,6 +68,19 @@ _ROUNDING = 1e-2
 
 
 @dataclass(frozen=True)
+class PassCost:
+    """What a pass takes, in bytes: its peak memory, fixed (as for copies of weights) and for each record.
+
+    saved: by autograd for each record. written: the size of one record's materialised gradients.
+    """
+
+    fixed: int
+    each: int
+    saved: int = 0
+    written: int = 0
+
+
+@dataclass(frozen=True)
 class ModelInspection:
     """The result of an inspection.
 
@@ -77,12 +90,10 @@ class ModelInspection:
         answers: the answers to the model's questions about tensor values.
         unpacks: whether packed sequences are processed as padded ones.
         layouts: the layouts of all uses of parameters; None if passes cannot be recorded, for the given `reason`.
-        bytes_per_record: saved by autograd for each record.
-        written_bytes: size of one record's materialised gradients.
-        needed_bytes: peak memory of a pass for each record. fixed_bytes: and besides, as for copies of weights.
+        cost: of a pass.
         is_random: whether the model draws random numbers.
         without_rule: operations that are differentiated record by record.
-        is_brief: whether this was a brief inspection, for a large model.
+        is_brief: whether this was a brief inspection.
     """
 
     form: Form
@@ -91,25 +102,10 @@ class ModelInspection:
     unpacks: bool
     layouts: Layouts | None
     reason: str
-    bytes_per_record: int
-    written_bytes: int
-    needed_bytes: int
-    fixed_bytes: int
+    cost: PassCost
     is_random: bool
     without_rule: tuple[str, ...]
-    is_brief: bool = False
-
-
-@dataclass(frozen=True)
-class _Cost:
-    """Peak memory of a pass in bytes, fixed and for each record, bytes of one record's materialised gradients, and
-    operations without a rule.
-    """
-
-    fixed: int
-    each: int
-    written: int = 0
-    without_rule: tuple[str, ...] = ()
+    is_brief: bool
 
 
 @contextmanager
@@ -140,7 +136,7 @@ def _needs_much(passes: Passes, parameters: Tensor, form: Form) -> bool:
     return 2 * max(MANY * forward.each, 2 * _MORE * back.each) > _MUCH
 
 
-def _measured(few: Sample, run: Callable[[Sample], object]) -> _Cost:
+def _measured(few: Sample, run: Callable[[Sample], object]) -> PassCost:
     """The peak memory of something that runs for one and for a few records, with these."""
     most = []
     for some in (few.alone(0), few):
@@ -148,7 +144,7 @@ def _measured(few: Sample, run: Callable[[Sample], object]) -> _Cost:
             run(some)
         most.append(some.inputs.nbytes + memory.most)
     each = max(0, most[1] - most[0]) // (len(few.labels) - 1)
-    return _Cost(max(0, most[0] - each), each)
+    return PassCost(max(0, most[0] - each), each)
 
 
 def examine(passes: Passes, least: Form) -> ModelInspection:
@@ -235,13 +231,13 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
                 f"its control flow may depend on the values of a tensor{by}; masks are faster"
             )
         with _recording():
-            layouts, cost = _learned(plain, looked, first, second, is_brief=is_brief)
+            layouts, cost, without_rule = _learned(plain, looked, first, second, is_brief=is_brief)
         reason = ""
     except UnrecordedError as why:
-        layouts, reason = None, str(why)
+        layouts, reason, without_rule = None, str(why), ()
         cost = _measured(few, lambda some: _take_alone(plain.passes, parameters, some))
         cost = replace(cost, written=4 * len(parameters))
-    each = cost.each // 3 if is_brief else max(1, _kept_each(passes, parameters, form))
+    saved = cost.each // 3 if is_brief else max(1, _kept_each(passes, parameters, form))
     return ModelInspection(
         form=form,
         is_narrow=first.watch.is_narrow or passes.model.precision == torch.bfloat16,
@@ -249,12 +245,9 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
         unpacks=unpacks,
         layouts=layouts,
         reason=reason,
-        bytes_per_record=each,
-        written_bytes=cost.written,
-        needed_bytes=cost.each,
-        fixed_bytes=cost.fixed,
+        cost=replace(cost, saved=saved),
         is_random=is_random,
-        without_rule=cost.without_rule,
+        without_rule=without_rule,
         is_brief=is_brief,
     )
 
@@ -304,8 +297,11 @@ def _check_briefly(plain: Looked, few: _Trace, crowded: _Trace, *, is_quick: boo
 
 def _learned(
     plain: Looked, looked: Looked, first: _Trace, second: _Trace, *, is_brief: bool
-) -> tuple[Layouts, _Cost]:
-    """The layouts of all uses of parameters, after comparing recorded gradients with autograd's, and a pass's cost."""
+) -> tuple[Layouts, PassCost, tuple[str, ...]]:
+    """The layouts of all uses of parameters, a pass's cost, and the operations without a rule.
+
+    Raises UnrecordedError if recorded gradients differ from autograd's.
+    """
     for trace in (first, second):
         if trace.tape is None:
             raise UnrecordedError(trace.reason)
@@ -317,11 +313,11 @@ def _learned(
         tape = _traced(plain, other, other=first.tape).tape
         if tape is None or tape.shapes != second.tape.shapes:
             raise UnrecordedError("a size depends on the values of the records")
-    cost = _Cost(0, 0)
+    cost, without_rule = PassCost(0, 0), set[str]()
 
     def check(layouts: Layouts) -> None:
         nonlocal cost
-        without_rule: set[str] = set()
+        without_rule.clear()
         found: list[tuple[PerExampleGradients, Tensor]] = []
 
         def run(some: Sample) -> None:
@@ -334,8 +330,7 @@ def _learned(
         compared = first.seen.sample.shortened() if is_brief else first.seen.sample
         cost = _measured(compared, run)
         gradients, finite = found.pop()
-        written = gradients.written_bytes // len(compared.labels)
-        cost = replace(cost, written=written, without_rule=tuple(sorted(without_rule)))
+        cost = replace(cost, written=gradients.written_bytes // len(compared.labels))
         if not is_brief:
             for sample in (looked.draw(_FEW, 0), looked.draw(_MORE, 0).shortened()):
                 _check_gradients(looked, sample, layouts)
@@ -361,7 +356,7 @@ def _learned(
             check(layouts)
         except UnrecordedError:
             raise why from None
-    return layouts, cost
+    return layouts, cost, tuple(sorted(without_rule))
 
 
 def _exact(plain: Looked, sample: Sample) -> Looked:
