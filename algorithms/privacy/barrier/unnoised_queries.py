@@ -327,72 +327,44 @@ class LastNorms:
         self._norms, self._point = kept.numpy().copy(), None
 
 
-class Norms:
-    """Exact answers from the norms of gradients: before noise, for the barrier alone.
+def importance_sum(
+    point: Tensor,
+    count: int,
+    sampling: Importance,
+    clipping: Clipping,
+    stream: Stream,
+    *,
+    engine: Engine,
+    batches: Callable[[Rows], Iterator[Batch]],
+    last: LastNorms,
+) -> Tensor:
+    """The sum of C g / |g| over an importance sample of `count` records, shape [d], float64.
 
-    batches: yields the records at some indices in physical batches. each: runs the same passes in parallel. last: the
-    remembered norms.
+    The exact norms are unknown before a step's gradients are computed. So candidates are drawn by bounds that follow
+    from the last norms. A candidate's gradient is clipped to its bound, and the candidate is accepted with probability
+    norm / bound. A record thus takes part with probability rate * |g| / C, for g clipped to both, whatever its last
+    norm was: these only decide how many gradients are computed in vain, and how much of a norm that has outgrown its
+    bound counts. A record without a finite norm is never accepted. Each record has two coins of its own.
+
+    batches: yields the records at some indices in physical batches. Source: Wei et al. 2022 (DPIS).
     """
-
-    def __init__(
-        self,
-        engine: Engine,
-        batches: Callable[[Rows], Iterator[Batch]],
-        each: Callable[[Callable[[Engine, Load], Tensor], Rows], Iterator[Tensor]],
-        last: LastNorms,
-    ) -> None:
-        self._engine, self._batches, self._each, self.last = engine, batches, each, last
-
-    def total(self, point: Tensor, count: int, bound: L2) -> float:
-        """The sum of the norms of all `count` records, each clipped to the bound; zero if not finite."""
-        norms = self.last.at(point, self._engine, lambda: self._measured(point, np.arange(count), bound))
-        return float(np.where(np.isfinite(norms), np.minimum(norms, bound.norm), 0.0).sum())
-
-    def balance(self, point: Tensor, rows: Rows, bound: L2) -> float:
-        """Half the difference between the numbers of chosen records with norms within and above the bound.
-
-        Norms within 1 % of the bound count in part: the last bits of a norm depend on the batch, and with a step one
-        record could change the contributions of many.
-        """
-        norms = np.nan_to_num(self._measured(point, rows, bound), nan=np.inf, posinf=np.inf)
-        parts = np.clip((1.0 - norms / bound.norm) / (2.0 * _BLURRED), -0.5, 0.5)
-        return float(parts.sum())
-
-    def importance_sum(
-        self, point: Tensor, count: int, sampling: Importance, clipping: Clipping, stream: Stream
-    ) -> Tensor:
-        """The sum of C g / |g| over an importance sample of `count` records, shape [d], float64.
-
-        The exact norms are unknown before a step's gradients are computed. So candidates are drawn by bounds that
-        follow from the last norms. A candidate's gradient is clipped to its bound, and the candidate is accepted with
-        probability norm / bound. A record thus takes part with probability rate * |g| / C, for g clipped to both,
-        whatever its last norm was: these only decide how many gradients are computed in vain, and how much of a norm
-        that has outgrown its bound counts. A record without a finite norm is never accepted. Each record has two coins
-        of its own. Source: Wei et al. 2022 (DPIS).
-        """
-        words, clip_norm = stream.pairs(count), clipping.sensitivity
-        bounds = self.last.bounds(count, sampling, clip_norm)
-        candidates = np.flatnonzero(is_below(words[:, 0], _DOWN * sampling.rate * bounds / clip_norm))
-        total, start = torch.zeros(len(point), dtype=torch.float64), 0
-        for inputs, labels in self._batches(candidates):
-            rows = candidates[start : start + len(labels)]
-            start += len(labels)
-            found = self._engine.contributions(point, inputs, labels)
-            measured = found.norms(clipping)
-            norms = measured.cpu().numpy()
-            clipped = np.minimum(np.minimum(norms, bounds[rows]), clip_norm)
-            chances = np.where(np.isfinite(norms), clipped, 0.0) / bounds[rows]
-            accepted = is_below(words[rows, 1], chances)
-            self.last.see(rows, norms)
-            places = torch.from_numpy(np.flatnonzero(accepted)).to(inputs.device)
-            total += found.take(places).clipped_sum(clipping, measured[places]).cpu()
-        return total
-
-    def _measured(self, point: Tensor, rows: Rows, bound: L2) -> NDArray[np.float64]:
-        """Upper bounds on the norms of the chosen records' gradients, [rows]; not finite if a gradient is not."""
-        each = list(self._each(lambda engine, records: engine.norms(point, *records(), bound), rows))
-        found: NDArray[np.float64] = torch.cat(each).cpu().numpy() if each else np.zeros(0)
-        return found
+    words, clip_norm = stream.pairs(count), clipping.sensitivity
+    bounds = last.bounds(count, sampling, clip_norm)
+    candidates = np.flatnonzero(is_below(words[:, 0], _DOWN * sampling.rate * bounds / clip_norm))
+    total, start = torch.zeros(len(point), dtype=torch.float64), 0
+    for inputs, labels in batches(candidates):
+        rows = candidates[start : start + len(labels)]
+        start += len(labels)
+        found = engine.contributions(point, inputs, labels)
+        measured = found.norms(clipping)
+        norms = measured.cpu().numpy()
+        clipped = np.minimum(np.minimum(norms, bounds[rows]), clip_norm)
+        chances = np.where(np.isfinite(norms), clipped, 0.0) / bounds[rows]
+        accepted = is_below(words[rows, 1], chances)
+        last.see(rows, norms)
+        places = torch.from_numpy(np.flatnonzero(accepted)).to(inputs.device)
+        total += found.take(places).clipped_sum(clipping, measured[places]).cpu()
+    return total
 
 
 P = ParamSpec("P")
@@ -443,7 +415,7 @@ class UnnoisedQueries:
         self.model = replace(model, module=copy.deepcopy(model.module))
         self.engine = performance.engine(self.model, records)
         self._side_by_side = performance.side_by_side(self.engine, model.parameter_count)
-        self._norms = Norms(self.engine, self._batches, self._each, last_norms)
+        self.last_norms = last_norms
 
     @functools.cached_property
     def records(self) -> Records:
@@ -454,11 +426,6 @@ class UnnoisedQueries:
     def _whole(self) -> LinearRecords | None:
         """Closed forms over all records, if the model has them and the records fit into memory."""
         return all_in_closed_form(self.model, self._given, self.performance)
-
-    @property
-    def last_norms(self) -> LastNorms:
-        """The norms that importance sampling remembers so far."""
-        return self._norms.last
 
     @_computed
     def ahead_of(self, model: Model) -> tuple[Model, Records]:
@@ -472,7 +439,16 @@ class UnnoisedQueries:
         """The sum of the sample's clipped gradients at a point [d], in a training step; shape [d], float64."""
         point = self._copied(point)
         if isinstance(release.sampling, Importance):
-            return self._norms.importance_sum(point, self._count, release.sampling, clipping, stream)
+            return importance_sum(
+                point,
+                self._count,
+                release.sampling,
+                clipping,
+                stream,
+                engine=self.engine,
+                batches=self._batches,
+                last=self.last_norms,
+            )
         is_whole = isinstance(release.sampling, FullBatch) and has_one_bound(clipping)
         if is_whole and self._whole is not None:
             return self._whole.at_step(step).clipped_sum(point, clipping)
@@ -531,14 +507,21 @@ class UnnoisedQueries:
 
     @_computed
     def norm_total(self, point: Tensor, bound: L2) -> float:
-        """The sum of the norms of all records' gradients at a point [d], each clipped to `bound`."""
-        return self._norms.total(self._copied(point), self._count, bound)
+        """The sum of all records' gradient norms at a point [d], each clipped to `bound`; zero if not finite."""
+        at = self._copied(point)
+        norms = self.last_norms.at(at, self.engine, lambda: self._norms(at, np.arange(self._count), bound))
+        return float(np.where(np.isfinite(norms), np.minimum(norms, bound.norm), 0.0).sum())
 
     @_computed
     def norm_balance(self, point: Tensor, bound: L2, release: Release, stream: Stream) -> float:
-        """Half the difference between the numbers of the sample's norms at a point [d] within and above `bound`."""
-        rows = chosen(release, self._count, stream)
-        return self._norms.balance(self._copied(point), rows, bound)
+        """Half the difference between the numbers of the sample's norms at a point [d] within and above `bound`.
+
+        Norms within 1 % of the bound count in part: the last bits of a norm depend on the batch, and with a step one
+        record could change the contributions of many.
+        """
+        measured = self._norms(self._copied(point), chosen(release, self._count, stream), bound)
+        norms = np.nan_to_num(measured, nan=np.inf, posinf=np.inf)
+        return float(np.clip((1.0 - norms / bound.norm) / (2.0 * _BLURRED), -0.5, 0.5).sum())
 
     @_computed
     def minimum(self, release: Release, stream: Stream) -> Tensor:
@@ -557,9 +540,14 @@ class UnnoisedQueries:
     def _count(self) -> int:
         return len(self.records.labels)
 
-    def _each(self, run: Callable[[Engine, Load], T], rows: Rows) -> Iterator[T]:
-        """Yield the results of `run` for each pass over some indices, in order."""
-        return self._side_by_side.map(run, self._passes(rows))
+    def _norms(self, point: Tensor, rows: Rows, bound: L2) -> NDArray[np.float64]:
+        """Upper bounds on the norms of the chosen records' gradients, [rows]; not finite if a gradient is not."""
+
+        def norms(engine: Engine, records: Load) -> Tensor:
+            return engine.norms(point, *records(), bound)
+
+        each = list(self._side_by_side.map(norms, self._passes(rows)))
+        return torch.cat(each).cpu().numpy() if each else np.zeros(0)
 
     def _passes(self, rows: Rows) -> Iterator[Load]:
         """Yield a function for each pass over some indices that returns its records."""

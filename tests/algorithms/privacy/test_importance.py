@@ -19,7 +19,7 @@ from algorithms.models import Model, build
 from algorithms.privacy.accounting.epsilon import rdp
 from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.barrier.trace import Trace
-from algorithms.privacy.barrier.unnoised_queries import LastNorms, Norms
+from algorithms.privacy.barrier.unnoised_queries import LastNorms, importance_sum
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import (
     FullBatch,
@@ -58,16 +58,14 @@ def step(asked: Barrier, point: Tensor, sampling: Importance = IMPORTANCE, **cha
     return asked.gradient(point, sampling=sampling, **terms).double()
 
 
-def norms_of(engine: Engine, inputs: Tensor, labels: Tensor, last: LastNorms) -> Norms:
-    """Norms of records in one pass."""
-
-    def batches(rows: np.ndarray) -> Any:
-        return iter([(inputs[rows], labels[rows])])
-
-    def each(run: Any, rows: np.ndarray) -> Any:
-        return iter([run(engine, lambda: (inputs[rows], labels[rows]))])
-
-    return Norms(engine, batches, each, last)
+def summed(
+    engine: Engine, inputs: Tensor, labels: Tensor, last: LastNorms, sampling: Importance, stream: Any
+) -> Tensor:
+    """The importance sum of records in one batch at zero, by the inside of the barrier."""
+    point = torch.zeros(len(labels))
+    inside: dict[str, Any] = {"engine": engine, "last": last}
+    inside["batches"] = lambda rows: iter([(inputs[rows], labels[rows])])
+    return importance_sum(point, len(labels), sampling, Normalised(C), stream, **inside)
 
 
 def taking_part(sampling: Importance, *, warm: np.ndarray | None, scales: np.ndarray = SCALES) -> Any:
@@ -79,13 +77,12 @@ def taking_part(sampling: Importance, *, warm: np.ndarray | None, scales: np.nda
     many = axes(np.tile(scales, COPIES))
     inputs, labels = torch.from_numpy(many.features), torch.from_numpy(many.labels)
     engine = Engine(axes_model(len(labels)), input_shape=(len(labels),))
-    last, point = LastNorms(), torch.zeros(len(labels))
-    norms, totals = norms_of(engine, inputs, labels, last), []
+    last, totals = LastNorms(), []
     before = np.full(len(labels), np.inf) if warm is None else np.tile(warm, COPIES)
     for release in range(DRAWS // COPIES):
         last.restore(torch.from_numpy(before))
         stream = seeded_generator(1).stream(release)
-        totals.append(norms.importance_sum(point, len(labels), sampling, Normalised(C), stream))
+        totals.append(summed(engine, inputs, labels, last, sampling, stream))
     parts = torch.stack(totals).numpy().reshape(DRAWS, COUNT)
     return parts > 1e-9, parts
 
@@ -318,9 +315,8 @@ def test_rounding_makes_no_record_more_likely_than_its_event_says() -> None:
     records = axes(np.full(len(cases), 2.0))
     inputs, labels = torch.from_numpy(records.features), torch.from_numpy(records.labels)
     engine = Engine(axes_model(len(cases)), input_shape=(len(cases),))
-    norms = norms_of(engine, inputs, labels, LastNorms())
     words = Words(*(word for (one, _), (other, _) in cases for word in (one, other)))
-    total = norms.importance_sum(torch.zeros(len(cases)), len(cases), sampling, Normalised(C), words)
+    total = summed(engine, inputs, labels, LastNorms(), sampling, words)
     assert (total > 0.5).tolist() == [one and other for (_, one), (_, other) in cases]
 
 
