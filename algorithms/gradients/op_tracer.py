@@ -80,7 +80,9 @@ class Form:
             constants = tuple(c for c in self.constants if c < part.entries)
         length = values.shape[1]
         begins = torch.randint(int(part.is_mask), length + 1, (count, 1), generator=source)
-        begins[1:][-1:] = length  # one has no padding, so that no other one is longer
+        begins[-1:] = (
+            length  # one has no padding, so that no other one is longer, and a single one names the last entry
+        )
         rests = torch.tensor(constants)[(seed + torch.arange(count)) % len(constants)]
         values = torch.where(torch.arange(length) >= begins, rests[:, None], values)
         return values.view(count, *part.shape).to(self.dtype)
