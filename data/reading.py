@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -44,7 +43,6 @@ from data.readers.encoding import check_columns
 from data.readers.records import PARTS, Block, OwnReader, Records, checked
 from data.readers.rows import RowReader
 
-_BLOCK = 16384
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _WHOLE_POPULATION, _TEST_FILE = "all", "the test file"
 _DIGEST_BYTES = 16
@@ -77,34 +75,20 @@ def is_test(records: Records, rule: Split) -> NDArray[np.bool_]:
     keys = records.keys
     if keys is None and records.features.dtype == object:
         keys = [text.encode() for text in records.features]
-    if keys is not None:
-        hashes = _hashes(salted, keys)
-    else:
-        hashes = np.empty(len(records), dtype="<u8")
-        for start in range(0, len(records), _BLOCK):
-            stop = min(start + _BLOCK, len(records))
-            hashes[start:stop] = _hashes(salted, _canonical(records, start, stop))
-    found: NDArray[np.bool_] = hashes.astype(np.float64) < rule.test_fraction * 2.0**64
-    return found
-
-
-def _canonical(records: Records, start: int, stop: int) -> NDArray[np.uint8]:
-    """One row of bytes per record: features as little-endian float32 without negative zeros, label as int64 or
-    float32.
-    """
-    features = (records.features[start:stop].reshape(stop - start, -1) + 0.0).astype("<f4")
-    is_number = records.labels.dtype.kind == "f"
-    labels = (records.labels[start:stop].reshape(stop - start, -1) + 0).astype("<f4" if is_number else "<i8")
-    return np.hstack([features.view(np.uint8), labels.view(np.uint8)])
-
-
-def _hashes(salted: "hashlib.blake2b", rows: Iterable[Any]) -> NDArray[np.uint64]:
     digests = bytearray()
-    for row in rows:
+    for row in _canonical(records) if keys is None else keys:
         hasher = salted.copy()
         hasher.update(row)
         digests += hasher.digest()
-    return np.frombuffer(digests, dtype="<u8")
+    found: NDArray[np.bool_] = np.frombuffer(digests, "<u8").astype(float) < rule.test_fraction * 2.0**64
+    return found
+
+
+def _canonical(records: Records) -> Iterator[bytes]:
+    """Each record's bytes: features as little-endian float32 without negative zeros, label as int64 or float32."""
+    kind = "<f4" if records.labels.dtype.kind == "f" else "<i8"
+    for features, label in zip(records.features, records.labels, strict=True):
+        yield (features + 0.0).astype("<f4").tobytes() + (label + 0).astype(kind).tobytes()
 
 
 def read(

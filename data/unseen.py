@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image, UnidentifiedImageError
 from pydantic import TypeAdapter, ValidationError
 
 from data.card import DataCard, DataRefusedError
@@ -30,9 +31,8 @@ from data.formats import (
     Texts,
     Tokens,
 )
-from data.readers import images
+from data.readers import encoding, images, rows, texts
 from data.readers.records import Block, Features, OwnReader, Records, files_in
-from data.readers.texts import token_rows, without_breaks
 from data.targets import Classes, Tags, Target
 from data.transforms import scattered
 
@@ -125,7 +125,7 @@ def records_in(
         if path.is_dir() and not isinstance(reader, Datasets):
             raise DataRefusedError(f"{path} is a folder; give a table, as CSV or Parquet.")
         found = _numbered(_rows(path, reader))
-    elif isinstance(reader, ImageTable) and _is_rows(path):
+    elif isinstance(reader, ImageTable) and _form(path):
         found = _numbered(_row_images(path, card, reader))
     elif card.has_texts:
         read = _row_texts(path, reader, card.target) if isinstance(reader, Texts) else _each_text(path)
@@ -212,37 +212,28 @@ def _arrays(path: Path, shape: tuple[int, ...], tokens: int | None) -> Iterator[
 
 
 def _rows(path: Path, reader: Table) -> Iterator[Features]:
-    from data.readers import encoding, rows
-
     for some in rows.tables_in(path, reader):
         features = encoding.features(some, reader, str(path))
         for first in range(0, len(features), _AT_ONCE):
             yield features[first : first + _AT_ONCE]
 
 
-def _is_rows(path: Path) -> bool:
-    """Whether a path has rows with columns, and not texts or images themselves."""
-    return (path / "state.json").is_file() if path.is_dir() else bool(_FORMATS.get(_ending(path)))
-
-
-def _ending(path: Path) -> str:
-    return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+def _form(path: Path) -> str | None:
+    """The format of rows with columns; None for a path of texts or images themselves."""
+    if path.is_dir():
+        return "datasets" if (path / "state.json").is_file() else None
+    return _FORMATS.get(path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix)
 
 
 def _tables(path: Path, reader: Rows, target: Target | None) -> Iterator[Any]:
-    from data.readers import rows
-
-    form = "datasets" if path.is_dir() else _FORMATS[_ending(path)]
     # The stand-in for an invalid line has a label, which is ignored.
     known = target or Classes(classes=("-",))
-    return rows.tables("test", path, reader.model_copy(update={"format": form}), known)
+    return rows.tables("test", path, reader.model_copy(update={"format": _form(path)}), known)
 
 
 def _row_texts(path: Path, reader: Texts, target: Target | None) -> Iterator[tuple[str, str]]:
-    from data.readers import texts
-
     tags = target if isinstance(target, Tags) else None
-    if not _is_rows(path):
+    if _form(path) is None:
         for name, text in _each_text(path):
             yield name, texts.cut(text, reader) if tags is None else texts.apart(text.split(), tags)
         return
@@ -256,8 +247,8 @@ def _row_texts(path: Path, reader: Texts, target: Target | None) -> Iterator[tup
 def _row_images(path: Path, card: DataCard, reader: ImageTable) -> Iterator[Features]:
     """Images in rows; if the column has paths instead of bytes, they are relative to the folder of the table."""
     for some in _tables(path, reader, card.target):
-        is_table_of_text = _FORMATS.get(_ending(path)) in ("csv", "jsonl")
-        beside = path.parent if is_table_of_text or not images.has_bytes(some, reader) else None
+        has_bytes = _form(path) in ("parquet", "datasets") and images.has_bytes(some, reader)
+        beside = None if has_bytes else path.parent
         found, _ = images.of_rows(some, reader, card.input_shape, beside)
         if len(found):
             yield found
@@ -267,12 +258,12 @@ def _texts(each: Iterator[tuple[str, str]], reader: Format, listed: list[str] | 
     """Texts as tokens of the listed words, or unchanged without a list."""
     words = {word: place + 2 for place, word in enumerate(listed or ())}
     tokens_of = reader.tokens if isinstance(reader, Texts) else reader
-    for names, texts in _batches(each):
+    for names, some in _batches(each):
         if listed is None or not isinstance(tokens_of, Reviews | Tokens):
-            made = map(without_breaks, texts) if isinstance(reader, Reviews) else texts
+            made = map(texts.without_breaks, some) if isinstance(reader, Reviews) else some
             yield Unseen(names, np.array([*made], dtype=object))
         else:
-            yield Unseen(names, token_rows(texts, words, length=tokens_of.length))
+            yield Unseen(names, texts.token_rows(some, words, length=tokens_of.length))
 
 
 def _each_text(path: Path) -> Iterator[tuple[str, str]]:
@@ -299,22 +290,17 @@ def _images(path: Path, card: DataCard) -> Iterator[Unseen]:
         named = {path.name: path}
     if not named:
         raise DataRefusedError(f"{path} holds no images; give a folder of {', '.join(_IMAGES)} files.")
-    most = _INK if isinstance(card.reader, Digits) else 255.0
+    most = np.float32(_INK if isinstance(card.reader, Digits) else 255.0)
     for names, chosen in _batches(iter(named.items())):
-        pixels = np.stack([_pixels(file, card.input_shape, card.reader) for file in chosen])
-        yield Unseen(names, (pixels / np.float32(most)).clip(0.0, 1.0))
+        if isinstance(card.reader, Pixels):  # as in training, but what cannot be read is refused
+            yield Unseen(names, images.pixels(chosen, card.reader, card.input_shape, strict=True)[0])
+        else:
+            pixels = np.stack([_pixels(file, card.input_shape) for file in chosen])
+            yield Unseen(names, (pixels / most).clip(0.0, 1.0))
 
 
-def _pixels(file: Path, shape: tuple[int, ...], reader: Format) -> Features:
-    """The pixels of an image file, float32 [channels, height, width]; raises DataRefusedError if it has another
-    size.
-    """
-    from PIL import Image, UnidentifiedImageError
-
-    if isinstance(reader, Pixels):
-        # As in training, but an image that cannot be read is refused instead of a stand-in.
-        resized: Features = images.pixels([file], reader, shape, strict=True)[0][0] * np.float32(255)
-        return resized
+def _pixels(file: Path, shape: tuple[int, ...]) -> Features:
+    """The pixels of an image file of the shape [channels, height, width]; raises DataRefusedError for another size."""
     channels, height, width = shape
     try:
         with Image.open(file) as opened:

@@ -20,21 +20,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeAlias
+from typing import IO, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 from numpy._core.multiarray import _reconstruct
 from numpy.random import RandomState
 from numpy.typing import NDArray
+from PIL import Image, ImageOps
 
 from data.card import DataRefusedError
 from data.card import Records as Numbers
 from data.formats import Cifar, Digits, Images, ImageTable, Pixels, Synthetic
+from data.readers import encoding
 from data.readers.records import PARTS, Block, Records, files_in
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from PIL import Image
 
 _ENDINGS = (".png", ".jpg", ".jpeg")
 _AT_ONCE = 256
@@ -81,19 +80,15 @@ def not_a_folder(path: Path) -> DataRefusedError:
 
 
 def of_rows(
-    table: "pa.Table", declared: ImageTable, shape: tuple[int, ...], folder: Path | None
+    table: pa.Table, declared: ImageTable, shape: tuple[int, ...], folder: Path | None
 ) -> tuple[NDArray[np.float32], list[bytes]]:
     """The images of some rows, and a digest of each source. folder: of the paths, None if the rows have the bytes."""
-    from data.readers import encoding
-
     found = encoding.contents(table[declared.image])
     return pixels([_below(folder, one) if folder else one for one in found], declared, shape)
 
 
-def has_bytes(table: "pa.Table", declared: ImageTable) -> bool:
+def has_bytes(table: pa.Table, declared: ImageTable) -> bool:
     """Whether the column has images, and not paths of images."""
-    import pyarrow as pa
-
     kind = table[declared.image].type
     return bool(pa.types.is_struct(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
@@ -143,19 +138,15 @@ def _content(path: Path | None, most_pixels: int) -> bytes:
     return content if len(content) <= most_pixels * _BYTES_A_PIXEL + _BYTES_BESIDE else b""
 
 
-def in_mode(image: "Image.Image", mode: str) -> "Image.Image":
+def in_mode(image: Image.Image, mode: str) -> Image.Image:
     """The image in a mode of 8 bits; of 16 bits the upper 8, since Pillow would clip all but the darkest pixels."""
     if image.mode.startswith("I"):
-        from PIL import Image
-
         image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
     return image.convert(mode)
 
 
 def _decoded(content: bytes, declared: Pixels, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
     """One image, float32 of `shape`; None if it is not an image or too large."""
-    from PIL import Image, ImageOps
-
     size, bilinear = (shape[2], shape[1]), Image.Resampling.BILINEAR
     try:
         with Image.open(BytesIO(content), formats=("PNG", "JPEG")) as opened:

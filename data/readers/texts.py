@@ -14,18 +14,17 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from data.card import DataRefusedError
 from data.formats import Reviews, Texts, Tokens
-from data.targets import Tags
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from data.readers import encoding
 from data.readers.records import PARTS, Block, Part, Records
+from data.targets import Tags
 
 PADDING, UNKNOWN = 0, 1
 BETWEEN = "\x1f"
@@ -183,14 +182,12 @@ def _members(path: Path, wanted: re.Pattern[str]) -> Iterator[tuple[str, bytes]]
         raise DataRefusedError(f"{path} is not a whole tar archive; fetch it again.") from None
 
 
-def joined(table: "pa.Table", declared: Texts, tags: Tags | None = None) -> tuple[list[str], list[bytes]]:
+def joined(table: pa.Table, declared: Texts, tags: Tags | None = None) -> tuple[list[str], list[bytes]]:
     """The texts of some rows, cut to the longest allowed length, and a key of each row's content.
 
     The key decides on which side of the split a record is, so another `longest` or `join` moves no record. tags: the
     target, if words are tagged; the words are then separated by BETWEEN, and at most as many as the target uses.
     """
-    from data.readers import encoding  # pyarrow takes half a second to import, and only rows need it
-
     columns = [encoding.contents(table[name], lists=tags is not None) for name in declared.columns]
     whole = list(zip(*columns, strict=True))
     if tags is None:
