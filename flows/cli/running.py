@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console, RenderableType
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
     from rich.progress import TaskID
 
-    from tasks.config.overrides import Request
-    from tasks.runs.quality import Rows
 
 SETTINGS: dict[str, Any] = {
     "no_args_is_help": True,
@@ -51,7 +49,10 @@ def show(content: RenderableType) -> None:
 
 
 class OneSentence(TyperGroup):
-    """Commands that a refusal, a denied permission or a full disk ends by one sentence on stderr and exit status 2."""
+    """Commands that a refusal, a denied permission or a full disk ends by one sentence on stderr and exit status 2.
+
+    A stage that failed ends them by its last line and exit status 1.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
@@ -60,8 +61,11 @@ class OneSentence(TyperGroup):
         except (typer.Exit, typer.Abort):
             raise
         except Exception as error:
-            from tasks.runs.stages import disk_full, refusals
+            from tasks.runs.stages import StageFailedError, disk_full, refusals
 
+            if isinstance(error, StageFailedError):
+                say(str(error), error=True)
+                raise typer.Exit(1) from None
             if isinstance(error, refusals()):
                 words: str | None = str(error)
             elif isinstance(error, OSError) and error.errno in _DENIED:
@@ -108,6 +112,13 @@ class Steps:
         """A stage begins."""
         self.end()
         self.console.print(f"{WORDS[stage]} ...", markup=False)
+
+    def run(self, stage: str, root: Path) -> None:
+        """Run a stage in the checkout at `root`, without Prefect; raises StageRefusedError or StageFailedError."""
+        from tasks.runs.stages import reproduce
+
+        self.begin(stage)
+        reproduce(stage, root=root, say=self.line)
 
     def line(self, text: str) -> None:
         """Show a line that a stage or DVC wrote."""
@@ -161,56 +172,10 @@ def quieten_prefect() -> None:
     os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")
 
 
-def stage_here(steps: Steps) -> Callable[[str, Path], None]:
-    """A function that runs a stage in the checkout at a path, without Prefect.
-
-    The function raises StageRefusedError or StageFailedError.
-    """
-    from tasks.runs.stages import reproduce
-
-    def stage(name: str, root: Path) -> None:
-        steps.begin(name)
-        reproduce(name, root=root, say=steps.line)
-
-    return stage
-
-
 _SECONDS_TO_END = 3.0
 T = TypeVar("T")
 
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show all output of DVC and Prefect.")]
-
-
-def deliver(request: "Request", root: Path, *, verbose: bool) -> "Rows":
-    """Run the pipeline; as a Prefect flow if there is a server."""
-    steps = Steps(verbose)
-    if has_prefect_api():
-        with listening(steps):
-            from flows.pipeline import pipeline
-
-            state = stoppable(lambda: pipeline(**asdict(request), return_state=True), root)
-            return cast("Rows", completed(state).result())
-    from tasks.runs.quality import run_summary
-    from tasks.runs.stages import run_all
-
-    here = stage_here(steps)
-    return alone(
-        lambda: run_all(root, request, run_stage=here, finish=run_summary, say=steps.line), root, steps
-    )
-
-
-def alone(work: Callable[[], T], root: Path, steps: Steps) -> T:
-    """Call `work`, which runs stages here, and return its result; a failed stage ends the command."""
-    from tasks.runs.stages import StageFailedError
-
-    try:
-        return stoppable(work, root)
-    except StageFailedError as failure:
-        steps.end()
-        say(str(failure), error=True)
-        raise typer.Exit(1) from None
-    finally:
-        steps.end()
 
 
 @contextmanager
@@ -245,8 +210,10 @@ class _Stopped(BaseException):
     """A signal asked this process to end."""
 
 
-def stoppable(work: Callable[[], T], root: Path, stays: Callable[[], str] | None = None) -> T:
-    """Call `work`, which runs stages in the checkout at `root`, and return its result.
+def stoppable(
+    work: Callable[[], T], root: Path, stays: str | None = None, *, steps: Steps | None = None
+) -> T:
+    """Call `work`, which runs stages in the checkout at `root` and shows them by `steps`, and return its result.
 
     Ctrl-C or SIGTERM ends this process. `work` runs in another thread, where Prefect leaves signals alone. SIGINT is
     blocked in that thread and therefore in the processes that it starts. Otherwise Ctrl-C would also end Prefect's
@@ -274,10 +241,12 @@ def stoppable(work: Callable[[], T], root: Path, stays: Callable[[], str] | None
         try:
             return thread.submit(copy_context().run, blocked).result()
         except _Stopped as stopped:
-            _end(stopped.args[0], stays or (lambda: _what_stays(root, before)))
+            _end(stopped.args[0], lambda: stays or _what_stays(root, before))
         finally:
             for each, handler in handlers.items():
                 signal.signal(each, handler)
+            if steps is not None:
+                steps.end()
 
 
 def _end(number: int, stays: Callable[[], str]) -> NoReturn:

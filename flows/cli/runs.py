@@ -6,9 +6,10 @@ Of one run `run`, `plan` and `advise`; over time `retrain`; of many runs `compar
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -16,15 +17,12 @@ from flows.cli import ledger
 from flows.cli.running import (
     Steps,
     Verbose,
-    alone,
     completed,
-    deliver,
     has_prefect_api,
     listening,
     quieten_prefect,
     say,
     show,
-    stage_here,
     stoppable,
 )
 
@@ -78,7 +76,7 @@ def run(
         say("This run is already done. Nothing was spent. Its results:")
     else:
         _look_ahead(root, revision.params)
-        result = deliver(request, root, verbose=verbose)
+        result = _delivered(request, root, Steps(verbose))
     show(two_columns(result))
 
 
@@ -90,6 +88,21 @@ def _what(settings: "Params") -> str:
         f"{settings.data.dataset}: {settings.algorithm_settings['name']} with model {settings.model.name},"
         f" {target}, delta {privacy.delta:g} (goes into params.yaml)"
     )
+
+
+def _delivered(request: "Request", root: Path, steps: Steps) -> "Rows":
+    """Run the pipeline; as a Prefect flow if there is a server."""
+    if has_prefect_api():
+        with listening(steps):
+            from flows.pipeline import pipeline
+
+            state = stoppable(lambda: pipeline(**asdict(request), return_state=True), root)
+            return cast("Rows", completed(state).result())
+    from tasks.runs.quality import run_summary
+    from tasks.runs.stages import run_all
+
+    work = partial(run_all, root, request, run_stage=steps.run, finish=run_summary, say=steps.line)
+    return stoppable(work, root, steps=steps)
 
 
 def _look_ahead(root: Path, settings: "Params") -> None:
@@ -172,7 +185,7 @@ def retrain(
     if give_up:
         message = _given_up(root, file, yes=yes)
     elif not has_prefect_api():
-        message = alone(lambda: _retrain_here(root, file, steps), root, steps)
+        message = stoppable(lambda: _retrain_here(root, file, steps), root, steps=steps)
     else:
         with listening(steps):
             from flows.scheduled import retrain as flow
@@ -189,7 +202,7 @@ def _retrain_here(root: Path, file: Path, steps: Steps) -> str:
     from tasks.retraining import delivery, load
     from tasks.runs.stages import StageFailedError, StageRefusedError, checkout_lock
 
-    work = delivery.Work(load(root / file), root, stage_here(steps), steps.line)
+    work = delivery.Work(load(root / file), root, steps.run, steps.line)
     with checkout_lock(root, say=steps.line):
         outcome = delivery.retrain(work, now=datetime.now(UTC))
     if outcome.kind == "refused":
@@ -237,7 +250,7 @@ def compare(
     said = "finished runs are kept; the same command continues with the rest."
     for file in files:
         run_one = partial(run_comparison, file, runner=runner_named(runner), workers=workers, renew=renew)
-        say(str(completed(stoppable(run_one, Path.cwd(), lambda: said)).message))
+        say(str(completed(stoppable(run_one, Path.cwd(), said)).message))
 
 
 def tune(
@@ -271,13 +284,8 @@ def tune(
     if runner == "threads" and not has_prefect_api():
         steps = Steps(verbose)
         say(f"searching: at most epsilon {asked.epsilon:g} for all trials together ...", error=True)
-        say(
-            alone(
-                lambda: deliver(asked, root, say=steps.line, run_all=partial(in_threads, workers)),
-                root,
-                steps,
-            )
-        )
+        work = partial(deliver, asked, root, say=steps.line, run_all=partial(in_threads, workers))
+        say(stoppable(work, root, steps=steps))
         return
     if not verbose:
         quieten_prefect()
@@ -333,14 +341,12 @@ def audit(
         from flows.scheduled import audit as auditing
 
         given = (method, epsilon, delta, settings, runs, canaries, seed, workers)
-        said = str(
-            completed(stoppable(lambda: auditing(*given, return_state=True), root, lambda: stays)).message
-        )
+        said = str(completed(stoppable(lambda: auditing(*given, return_state=True), root, stays)).message)
     else:
         say(f"auditing {', '.join(names)} on {cores} cores ...", error=True)
         one = partial(audit_one, root=root, workers=cores)
         each: Callable[[str], object] = partial(say, error=True) if len(every) > 1 else str
-        is_violated, said = stoppable(lambda: audit_all(every, one, say=each), root, lambda: stays)
+        is_violated, said = stoppable(lambda: audit_all(every, one, say=each), root, stays)
         if is_violated:
             say(said, error=True)
             raise typer.Exit(1)
