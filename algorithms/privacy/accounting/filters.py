@@ -102,30 +102,26 @@ class ScheduleFilter:
     """
 
     def __init__(self, schedule: Schedule, total: Budget, adjacency: Adjacency = ADD_OR_REMOVE_ONE) -> None:
-        self._schedule = list(schedule)
-        for event, count in self._schedule:
+        for event, count in schedule:
             if count < 1 or count != int(count):
                 raise RefusedError(f"{event} is planned {count} times; give a whole number from 1.")
+        self._events = (event for event, count in schedule for _ in range(int(count)))
+        self._next = next(self._events, None)
         self._total = total
         self._adjacency = adjacency
-        self._position = 0
-        self._done = 0
         self._rdp = np.zeros(len(ORDERS))
 
     def affords(self, event: dp.DpEvent) -> bool:
-        return self._position < len(self._schedule) and event == self._schedule[self._position][0]
+        return bool(event == self._next)
 
     def charge(self, event: dp.DpEvent) -> None:
         if not self.affords(event):
-            is_done = self._position == len(self._schedule)
-            following = "no further release" if is_done else f"{self._schedule[self._position][0]} next"
+            following = "no further release" if self._next is None else f"{self._next} next"
             raise BudgetRefusedError(
                 f"{event} was asked for, but the plan allows {following}; follow the plan."
             )
         self._rdp = self._rdp + self._cost(event)
-        self._done += 1
-        if self._done == self._schedule[self._position][1]:
-            self._position, self._done = self._position + 1, 0
+        self._next = next(self._events, None)
 
     def spent(self, delta: float) -> float:
         by_rdp = epsilon_of_rdp(self._rdp, delta) if delta > 0 else math.inf if self._rdp.any() else 0.0

@@ -11,6 +11,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
 
+from algorithms.privacy.accounting.epsilon import Accountant
 from algorithms.privacy.ledger.composition import Composition as Rule
 from algorithms.privacy.mechanisms.noise import GRID_BITS
 
@@ -25,7 +26,6 @@ Positive: TypeAlias = Annotated[float, Field(gt=0)]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
 Probability: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Adjacency: TypeAlias = Literal["ADD_OR_REMOVE_ONE", "REPLACE_ONE"]
-Accountant: TypeAlias = Literal["pld", "rdp", "pure"]
 Settings: TypeAlias = dict[str, JsonValue]
 
 Guarantee: TypeAlias = Literal["private", "seeded", "diagnosed", "none"]

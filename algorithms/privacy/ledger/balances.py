@@ -157,7 +157,7 @@ def _texts(connection: Connection, run_ids: Collection[str]) -> dict[str, str]:
 
 def find_run(connection: Connection, run_id: str) -> Run | None:
     """A run; None if the ledger does not know it."""
-    text = connection.execute(_RUN, {"run_id": run_id}).scalar_one_or_none()
+    text = _texts(connection, [run_id]).get(run_id)
     return None if text is None else _run_of(text)
 
 
@@ -370,7 +370,6 @@ _NAMED_RUNS = {
         "sqlite": "IN (SELECT value FROM json_each(:names))",
     }.items()
 }
-_RUN = sa.text("SELECT run FROM epsilonflow_run WHERE run_id = :run_id")
 _ENTER_POPULATION = sa.text(
     "INSERT INTO epsilonflow_population (population, place, terms, allowed)"
     " VALUES (:population, :place, :terms, :allowed)"
