@@ -371,6 +371,8 @@ class Engine:
 
     def _batches(self, inputs: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
         size = pass_size(len(labels), self.physical_batch)
+        if len(labels) <= size:
+            return [(inputs, labels)]
         return list(zip(torch.split(inputs, size), torch.split(labels, size), strict=True))
 
     def _log(self) -> None:

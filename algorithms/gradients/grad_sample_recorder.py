@@ -42,7 +42,7 @@ class Layout(NamedTuple):
         if values.shape[self.dimension] != batch * self.folded:
             raise UnrecordedError("a tensor that does not have its part of each record")
         if self.folded == 1:
-            return values.movedim(self.dimension, 0)
+            return values.movedim(self.dimension, 0) if self.dimension else values
         sizes = (self.folded, batch) if self.alternates else (batch, self.folded)
         here = self.dimension
         apart = torch.unflatten(values, here, sizes)

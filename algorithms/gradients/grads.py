@@ -412,13 +412,16 @@ class LinearGrad:
     def add_weighted(self, weights: Tensor, total: Tensor) -> None:
         parts, numbers = (self.inputs, self.errors, weights), self._numbers
         products = total.view(self.errors.shape[2], self.inputs.shape[2])
+        if self.length == 1:
+            return add_short(*parts, products)
         is_single = is_formed_singly(self.inputs, numbers)
-        if self.length == 1 or (self._prefers_gram and is_short(self.length, is_single=is_single)):
+        if self._prefers_gram and is_short(self.length, is_single=is_single):
             add_short(*parts, products)
         elif is_single:
             add_single(_written, *parts, total)
         else:
             add_written(written, *parts, total=total, numbers=numbers)
+        return None
 
     def take(self, chosen: Tensor | slice) -> "LinearGrad":
         return LinearGrad(self.inputs[chosen], self.errors[chosen])
