@@ -80,8 +80,12 @@ def written(inputs: Tensor, errors: Tensor) -> Tensor:
     return (torch.cat([first, *others]) if others else first).flatten(start_dim=1)
 
 
-def add_weighted_products(inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor) -> None:
-    """Add sum_i weights_i errors_i inputs_i^T to a total; [n, p], [n, o], [n], and [o, p], float64.
+def add_weighted_products(
+    inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor, bias: Tensor | None = None
+) -> None:
+    """Add sum_i weights_i errors_i inputs_i^T to a total, and sum_i weights_i errors_i to a bias's.
+
+    [n, p], [n, o], [n], and [o, p] and [o], float64.
 
     64 bits are needed for privacy: in 32 bits a record's contribution would be rounded relative to the sum of the
     others, so that one more record could change all contributions (Casacuberta et al. 2022, "Widespread underestimation
@@ -90,16 +94,18 @@ def add_weighted_products(inputs: Tensor, errors: Tensor, weights: Tensor, total
     (_, p), o = inputs.shape, errors.shape[1]
     size = max(1, rows_of_product(p, o, inputs.device))
     if len(weights) <= size:
-        return _add_product(inputs.double(), errors.double(), weights, total)
+        return _add_product(inputs.double(), errors.double(), weights, total, bias)
     seen, back = (torch.empty(size, n, dtype=torch.float64, device=inputs.device) for n in (p, o))
     parts = (torch.split(part, size) for part in (inputs, errors, weights))
     for some, their, each in zip(*parts, strict=True):
-        _add_product(seen[: len(each)].copy_(some), back[: len(each)].copy_(their), each, total)
+        _add_product(seen[: len(each)].copy_(some), back[: len(each)].copy_(their), each, total, bias)
     return None
 
 
-def _add_product(inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor) -> None:
+def _add_product(inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor, bias: Tensor | None) -> None:
     """`add_weighted_products` of a few rows in float64; the narrower side takes the weights."""
+    if bias is not None:
+        bias.addmv_(errors.T, weights)
     if inputs.shape[1] < errors.shape[1]:
         inputs = inputs * weights[:, None]
     else:
@@ -435,7 +441,10 @@ class BiasGrad:
     """Gradients of a linear layer's bias, shape [outputs]: sums of the errors in its weight's gradients."""
 
     of: LinearGrad
-    is_written = True
+
+    @property
+    def is_written(self) -> bool:
+        return self.of.length > 1
 
     @cached_property
     def rows(self) -> Tensor:
@@ -454,6 +463,11 @@ class BiasGrad:
 
     def add_weighted(self, weights: Tensor, total: Tensor) -> None:
         add_rows(self.rows, weights, total)
+
+    def add_with_weight(self, weights: Tensor, total: Tensor, products: Tensor) -> None:
+        """`add_weighted`, and that of the layer's weight to `products`, if there is no sequence."""
+        inputs, errors = self.of.inputs[:, 0], self.of.errors[:, 0]
+        add_weighted_products(inputs, errors, weights, products.view(errors.shape[1], -1), total)
 
     def take(self, chosen: Tensor | slice) -> "BiasGrad":
         return BiasGrad(self.of.take(chosen))

@@ -9,7 +9,15 @@ from torch import Tensor
 
 from algorithms.gradients.arithmetic import in_full_precision, square_norms, wide
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, PerLayer, factors, margin
-from algorithms.gradients.grads import DenseGrad, EmbeddingGrad, LinearGrad, PerExample, add_rows, as_measured
+from algorithms.gradients.grads import (
+    BiasGrad,
+    DenseGrad,
+    EmbeddingGrad,
+    LinearGrad,
+    PerExample,
+    add_rows,
+    as_measured,
+)
 
 _FEW_NUMBERS = 512
 """Size of a parameter up to which function calls take longer than the arithmetic on its gradients."""
@@ -208,14 +216,32 @@ class PerExampleGradients:
 
     def _add_weighted(self, weights: dict[str, Tensor], total: Tensor) -> None:
         """Add the weighted sum of the gradients, with separate weights for each parameter, to a total [d], float64."""
+        added = set()
+        for name, weight in self._with_bias.items() if total.device == self.losses.device else ():
+            if name in weights and weights[name] is weights.get(weight):
+                found = self._counted(self.gradients[name])
+                assert isinstance(found, BiasGrad)
+                places = self.places[name], self.places[weight]
+                found.add_with_weight(weights[name].double(), *(total[place] for place in places))
+                added |= {name, weight}
         for name, each in weights.items():
-            if name in self.gradients:
+            if name in self.gradients and name not in added:
                 self._add_weighted_of(name, each, total[self.places[name]])
 
+    @property
+    def _with_bias(self) -> dict[str, str]:
+        """By bias, the weights of linear layers without a sequence, where one product sums both."""
+        products = {name: as_measured(each) for name, each in self.gradients.items()}
+        linear = {id(each): name for name, each in products.items() if isinstance(each, LinearGrad)}
+        biases = {name: each.of for name, each in self.gradients.items() if isinstance(each, BiasGrad)}
+        return {name: linear[id(of)] for name, of in biases.items() if of.length == 1 and id(of) in linear}
+
+    def _counted(self, gradient: PerExample) -> PerExample:
+        """The gradients without those of the padding."""
+        return gradient.take(slice(0, len(self.losses))) if self.padding else gradient
+
     def _add_weighted_of(self, name: str, weights: Tensor, total: Tensor) -> None:
-        gradient = as_measured(self.gradients[name])
-        if self.padding:
-            gradient = gradient.take(slice(0, len(self.losses)))
+        gradient = self._counted(as_measured(self.gradients[name]))
         if total.device == self.losses.device:
             gradient.add_weighted(weights.double(), total)
             return
