@@ -39,8 +39,6 @@ from tasks.retraining.registry import Registry, State, States
 from tasks.runs.quality import ACCURACY, Said, amount, measure, percent, quality, said
 
 _SHARED = Path(__file__).parent
-
-
 _PEOPLE = ("gaussian", "gumbel", "laplace", "poisson")
 """Kinds of noise and sampling that are named after a person."""
 FALSE_ALARMS = (0.001, 0.01, 0.05)

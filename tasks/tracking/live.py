@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from algorithms.core.training import OnStep
 from tasks.config.params import Tracking
 from tasks.tracking import places, reason, session
 
@@ -48,7 +47,7 @@ _PATIENCE, _PATIENCE_AFTER_A_FAILURE = 20.0, 2.0
 
 
 @contextmanager
-def progress(steps: int, *, console: Console | None = None) -> Iterator[OnStep]:
+def progress(steps: int, *, console: Console | None = None) -> Iterator["OnStep"]:
     """A callback that shows the progress of a training of `steps` steps: steps, rate, time left, epsilon so far."""
     console = console or Console(stderr=True)
     if not console.is_terminal:
@@ -72,7 +71,7 @@ def progress(steps: int, *, console: Console | None = None) -> Iterator[OnStep]:
         yield on_step
 
 
-def _lines(steps: int) -> OnStep:
+def _lines(steps: int) -> "OnStep":
     began = last = time.monotonic()
     first: int | None = None
 
