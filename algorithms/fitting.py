@@ -36,7 +36,7 @@ from algorithms.errors import RefusedError
 from algorithms.fit_inputs import Losses, check_index, model_of, pooled, records_of
 from algorithms.methods import CATALOGUE
 from algorithms.models.model import Called, Model
-from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting import MOST_EPSILON, Budget
 from algorithms.privacy.accounting.epsilon import Accountant
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import Performance
@@ -191,7 +191,8 @@ def fit(
     Raises:
         RefusedError: If something does not fit, in one sentence; BudgetRefusedError if the population cannot pay.
         Exception: Of any kind, if training fails or is interrupted. A note of the exception then says what was charged,
-            which stays charged.
+            which stays charged. If the ledger fails after training, the exception has the trained module as `model`; a
+            notebook finds it in `sys.last_value.model`.
 
     Example:
         >>> import numpy as np, torch
@@ -274,9 +275,14 @@ def fit(
                 "trace.parquet": table.getvalue(),
             }
             frame = pd.read_parquet(table)
-            card = run.settled(account, files, frame, schedule_to_json(run_lengths(trace.events())))
-            files["privacy_card.json"] = card.to_bytes()
             result = _filled(trained.module, published, like=model)
+            try:
+                card = run.settled(account, files, frame, schedule_to_json(run_lengths(trace.events())))
+            except BaseException as error:
+                vars(error)["model"] = result
+                error.add_note("The model is trained: it is this exception's `model`, without a card.")
+                raise
+            files["privacy_card.json"] = card.to_bytes()
             return Fitted(result, frame, dict(plan.epsilon), delta, card, files)
 
 
@@ -301,6 +307,10 @@ def _check_given(given: Mapping[str, Any]) -> None:
     if given["noise"] == "seeded" and not given["public"]:
         raise RefusedError(
             'seeded noise protects nobody, and the records are private; set noise to "secure".'
+        )
+    if not 0 < given["epsilon"] <= MOST_EPSILON:
+        raise RefusedError(
+            f"epsilon is {given['epsilon']:g}; give a number above 0, such as 1, and at most {MOST_EPSILON:g}."
         )
     if given["memory_mb"] < 1:
         raise RefusedError(f"memory_mb is {given['memory_mb']}; give at least 1.")
@@ -484,11 +494,16 @@ class _Account:
                 status = self.ledger.status(run.run_id)
                 if status == "open":
                     self.ledger.forfeit(run.run_id)
+                    status = "forfeited"
             if status is not None and not self.public:
                 whose = f" of the population {self.population!r}, for run {run.run_id}" if self.url else ""
                 error.add_note(
                     f"{in_words(run.plan.cost)}{whose} were charged before this happened and count as spent; the same"
                     " call is not resumed, and is charged again."
+                )
+            if self.url is not None and status in ("open", "unknown"):
+                error.add_note(
+                    f"Its end is not in the ledger yet: `epsilonflow ledger forfeit {run.run_id}`."
                 )
             raise
 

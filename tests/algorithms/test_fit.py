@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from typer.testing import CliRunner
 
 import algorithms
 from algorithms import DPSGD, NonPrivate, OptimizerConfig, fit, fitting
@@ -36,6 +37,7 @@ from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.card import load, text, verify
 from algorithms.privacy.ledger import Ledger, export, restore
 from data.prepared import load_as
+from flows.cli.main import app
 from tests.algorithms import bench
 from tests.support.checkout import PROJECT
 from tests.support.costs import costs_once
@@ -190,7 +192,8 @@ def test_a_call_that_fails_after_its_charge_is_given_up_and_says_what_it_cost(
     assert ledger_rows(own_home) == ["population", "reserve", "forfeit"]
     balance = ledger.balance("visits")
     assert balance.reserved.epsilon == 0 and balance.spent.epsilon > 2.0
-    assert failed.value.__notes__ == [
+    assert hasattr(failed.value, "model") is (owner is Ledger)
+    assert failed.value.__notes__[-1:] == [
         f"epsilon={balance.spent.epsilon:.12g}, delta=0.001 of the population 'visits', for run"
         f" {ledger.history()[1].run_id} were charged before this happened and count as spent; the same call is not"
         " resumed, and is charged again."
@@ -198,11 +201,31 @@ def test_a_call_that_fails_after_its_charge_is_given_up_and_says_what_it_cost(
     assert call(population="visits").card.setting.private
 
 
+def test_a_ledger_that_is_gone_after_training_leaves_the_trained_model_to_the_caller(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise OSError
+
+    start = linear()
+    with monkeypatch.context() as patch, pytest.raises(OSError) as failed:
+        patch.setattr(Ledger, "settle", unreachable)
+        patch.setattr(Ledger, "forfeit", unreachable)
+        call(model=start, population="visits", cap=(7.0, 1e-2))
+    model = failed.value.model  # type: ignore[attr-defined]
+    assert not model.training and not torch.equal(model.weight, start.weight)
+    told = " ".join(failed.value.__notes__)
+    run_id = Ledger.open(f"sqlite:///{own_home}/ledger.sqlite").history()[1].run_id
+    assert "`model`, without a card" in told and f"`epsilonflow ledger forfeit {run_id}`" in told
+    done = CliRunner().invoke(app, ["ledger", "forfeit", run_id, "--yes"])
+    assert done.exit_code == 0 and ledger_rows(own_home) == ["population", "reserve", "forfeit"], done.output
+
+
 def test_a_call_without_a_ledger_says_what_it_cost_only_once_it_has_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(RefusedError) as refused:
-        call(epsilon=-1)
+        call(epsilon=-1.0)
     assert not hasattr(refused.value, "__notes__")
     monkeypatch.setattr(Barrier, "gradient", lambda *_, **__: 1 // 0)
     with pytest.raises(ZeroDivisionError) as failed:
@@ -253,6 +276,15 @@ def test_a_population_that_is_charged_in_another_ledger_is_refused(
         call(population="visits", cap=(9.0, 1e-2))
     assert ledger_rows(own_home) == []
     call(**other)
+
+
+@pytest.mark.parametrize("epsilon", [0, -1.0, float("nan"), float("inf"), 20_000])
+def test_a_target_that_is_no_budget_is_refused(epsilon: float, own_home: Path) -> None:
+    with pytest.raises(
+        RefusedError, match=rf"epsilon is {epsilon:g}; give a number above 0, .*at most 10000"
+    ):
+        call(epsilon=epsilon, population="visits", cap=(9.0, 1e-2))
+    assert ledger_rows(own_home) == []
 
 
 def test_a_private_number_of_records_is_released_with_noise_and_charged() -> None:
