@@ -178,7 +178,7 @@ class RecordedTensor(Tensor):
         cls, tensor: Tensor, *, parameter: str | None = None, offload: Bringing | None = None
     ) -> "RecordedTensor":
         """The same values, as a tensor whose uses are recorded."""
-        found: RecordedTensor = Tensor._make_subclass(cls, tensor)
+        found: RecordedTensor = Tensor._make_subclass(cls, tensor.detach())
         if parameter is not None:
             found.parameter, found.offload = parameter, offload
         return found
