@@ -34,15 +34,15 @@ def linear(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> 
         return general(tape, func, args, kwargs)
     layout = tape.layout(input)
     names = tape.name(weight), tape.name(bias)
-    of_each = input.numel() // tape.batch * max(len(weight), _NARROW)  # whatever the number of records
-    if of_each >= _LARGE and names[0] is not None and _is_fast(input, weight, bias):
+    is_large = weight.shape[1] * max(len(weight), _NARROW) >= _LARGE  # whatever the number of records
+    if is_large and names[0] is not None and _is_fast(input, weight, bias):
         func = FastLinear.apply
     output = func(input, weight, bias)
     return tape.keep(output, lambda errors: linear_gradients(input, errors, layout, names, tape.batch), input)
 
 
 _LARGE, _NARROW = 2**14, 32
-"""Multiplications for a record from which oneDNN is faster than PyTorch, to which fewer outputs cost as much as 32."""
+"""Size of a weight from which oneDNN is faster than PyTorch, to which fewer outputs cost as much as 32."""
 
 _ONE_DNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 HAS_FAST_LINEAR = (

@@ -262,16 +262,10 @@ def _transformer(*, batch_first: bool, norm_first: bool) -> nn.Module:
     return Wired(wiring, table=nn.Embedding(7, 6), encoder=encoder, last=nn.Linear(6, 3))
 
 
-def _wide() -> nn.Module:
-    """Linear layers that are large enough for the faster products."""
-    return nn.Sequential(nn.Linear(90, 100), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(200, 90))
-
-
 NETWORKS = {
     "cnn": Spec(_cnn, (1, 10, 10), losses=cross_entropy),
     "resnet": Spec(_resnet, (2, 8, 8), losses=cross_entropy),
     "scattering": Spec(_scattering, (81, 7, 7), losses=cross_entropy),
-    "wide layers": Spec(_wide, (2, 90), losses=cross_entropy),
     "bilstm": Spec(_bilstm, (6,), entries=7, losses=cross_entropy),
     "transformer": Spec(
         lambda: _transformer(batch_first=True, norm_first=True), (5,), entries=7, losses=cross_entropy

@@ -17,10 +17,10 @@ from algorithms.gradients.per_example_gradients import PerExampleGradients
 from algorithms.gradients.rules.convolution import ConvGrad, Window
 from algorithms.gradients.rules.layers import HAS_FAST_LINEAR, FastLinear
 from algorithms.models import Model, build
-from tests.algorithms.gradients import forms
+from tests.algorithms.gradients import forms, naive
 from tests.algorithms.gradients.networks import NETWORKS, SPECS
 from tests.algorithms.gradients.test_engine import WAYS
-from tests.algorithms.gradients.zoo import Problem, once, unlike_alone
+from tests.algorithms.gradients.zoo import Problem, Spec, once, problem, unlike_alone
 from tests.support.threads import cpu_threads
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -209,6 +209,14 @@ def test_a_fast_layer_has_the_derivatives_of_a_slow_one() -> None:
         found.append((first, torch.autograd.grad(first.square().sum(), leaf)[0]))
     for fast, slow in zip(*found, strict=True):
         assert torch.allclose(fast, slow, rtol=1e-4, atol=1e-4 * float(slow.detach().abs().max()))
+
+
+def test_a_model_with_a_fast_layer_has_the_sums_of_the_loop() -> None:
+    layers = (nn.Linear(8, 128), nn.Linear(128, 128), nn.ReLU(inplace=True), nn.Linear(128, 3))
+    made = problem(Spec(lambda: nn.Sequential(*layers), (8,)), torch.float32)
+    clipping = naive.clippings(made.model, made.gradients)["L2"]
+    expected = naive.contributions(made.model, made.gradients, clipping).sum(dim=0)
+    assert naive.relative(made.engine().clipped_sum(*made.arguments, clipping), expected) < 1e-5
 
 
 @pytest.mark.parametrize(("asked", "taken"), [(31, 31), (32, 32), (63, 32), (64, 64), (130, 128)])
