@@ -125,6 +125,11 @@ def pooled(records: GivenRecords, people: Any, most: int, key: bytes) -> GivenRe
             f"per_person is {most}; give the most records of a person that are used, at least 1."
         )
     features, labels = records.features, records.labels
+    if most > len(labels):
+        raise RefusedError(
+            f"per_person is {most}, and room is made for as many of each person, but there are {len(labels)} records;"
+            " give the most that one person usually has."
+        )
     try:
         fits = np.shape(people) == (len(labels),)
         codes, names = pd.factorize(pd.Series(people.cpu().numpy() if isinstance(people, Tensor) else people))

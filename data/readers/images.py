@@ -139,7 +139,8 @@ def _content(path: Path | None, most_pixels: int) -> bytes:
 
 
 def in_mode(image: Image.Image, mode: str) -> Image.Image:
-    """The image in a mode of 8 bits; of 16 bits the upper 8, since Pillow would clip all but the darkest pixels."""
+    """The image upright, as its EXIF data say, in a mode of 8 bits; of 16 bits the upper 8, which Pillow would clip."""
+    image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):
         image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
     return image.convert(mode)

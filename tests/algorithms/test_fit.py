@@ -1017,6 +1017,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"people": Y, "per_person": 1.5},
         "per_person is of type float; give a whole",
     ),
+    "room beyond all records": ({"people": Y, "per_person": 10**7}, "per_person is 10000000, and room"),
     "delta": ({"delta": 0.1}, "set delta to at most 0.0167"),
     "delta of a private number": ({"n_is_public": False}, "number of records is private"),
     "BatchNorm": (

@@ -21,6 +21,7 @@ from data.card import DataCard
 from data.description import rule_of
 from data.files import PUBLIC_KEY, Places, checksum_for, fetch
 from data.readers import images
+from data.readers.images import in_mode
 from data.reading import read, row_reader
 from data.unseen import preparation_of, records_in
 from tests.data.conftest import CardOf, Document, named_files
@@ -34,6 +35,14 @@ def image(size: tuple[int, int], colour: tuple[int, int, int], form: str = "PNG"
     made = io.BytesIO()
     Image.new("RGB", size, colour).save(made, form)
     return made.getvalue()
+
+
+def test_an_image_is_turned_upright_as_its_camera_says() -> None:
+    made, turned = io.BytesIO(), Image.Exif()
+    turned[0x0112] = 6  # orientation: a quarter turn
+    Image.new("RGB", (4, 2)).save(made, "JPEG", exif=turned)
+    with Image.open(made) as opened:
+        assert opened.size == (4, 2) and in_mode(opened, "RGB").size == (2, 4)
 
 
 def bomb() -> bytes:
