@@ -105,6 +105,12 @@ def owner_key(home: Path) -> bytes:
     return key
 
 
+def public_key(home: Path) -> str | None:
+    """The public half of a home's key; None if no card was ever signed there."""
+    path = home / OWNER_PUB
+    return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else None
+
+
 def keyed(key: bytes, words: Iterable[str]) -> bytes:
     """32 bytes that only a holder of `key` can derive from `words` (HMAC-SHA256, RFC 2104)."""
     return hmac.digest(key, "\n".join(words).encode(), "sha256")

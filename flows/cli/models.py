@@ -75,9 +75,9 @@ def release(
     model: Annotated[Path, typer.Option("--model", help="Folder of the run.")] = ARTIFACTS,
 ) -> None:
     """Create a folder to publish: the model, its signed card, the files that verify it, a model card."""
+    from data.files import public_key
     from tasks.config import home
     from tasks.export import release as make
-    from tasks.runs.ledger import public_key
 
     names = make(model, folder, key=public_key(home()))
     say(f"Wrote {folder}: {', '.join(names)}. Others can verify it with `epsilonflow card verify`.")
@@ -100,8 +100,8 @@ def verify(
     """
     from algorithms.errors import RefusedError
     from algorithms.privacy import card
+    from data.files import public_key
     from tasks.config import home
-    from tasks.runs.ledger import public_key
 
     if key is not None and Path(key).is_file():
         key = Path(key).read_text(encoding="utf-8", errors="replace").strip()

@@ -20,7 +20,7 @@ from algorithms.privacy.ledger.composition import UNIT
 from algorithms.privacy.ledger.place import check_place, keep_usual, remember
 from data import PublicDescription, public_description
 from data.card import data_card
-from data.files import OWNER_PUB, keyed, owner_key, read_json, write_text
+from data.files import OWNER_PUB, keyed, owner_key, public_key, read_json, write_text
 from data.prepared import block_digests, made_anew
 from tasks.config import database_url, home, ledger_url, params
 
@@ -206,12 +206,6 @@ def signing_key(home: Path) -> "Ed25519PrivateKey":
     if public_key(home) != public_key_of(key):
         write_text(home / OWNER_PUB, f"{public_key_of(key)}\n")
     return key
-
-
-def public_key(home: Path) -> str | None:
-    """The public key of a home; None if no card was ever signed there."""
-    path = home / OWNER_PUB
-    return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else None
 
 
 def signer(home: Path) -> dict[str, str]:

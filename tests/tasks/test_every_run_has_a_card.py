@@ -30,11 +30,11 @@ from algorithms.privacy.card.text import SO_FAR
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from data.card import CARDS as SHIPPED
 from data.card import data_card
+from data.files import public_key
 from tasks import calibrate, evaluate, prepare, report, train
 from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.reporting.figures import Picture
-from tasks.runs.ledger import public_key
 from tests.support.cards import card, category, csv_of, label, number
 
 RECORDS, TEST_RECORDS, STEPS = 120, 30, 2

@@ -16,9 +16,9 @@ from algorithms.privacy.card import load, trace_schedule, verify
 from algorithms.privacy.card.text import NOTHING_LEARNED, STARTED, TRANSFORMS, rounded_up
 from data import PublicDescription
 from data.card import DataRefusedError
+from data.files import public_key
 from tasks.config import home
 from tasks.report import Report, epsilon_curve, report
-from tasks.runs.ledger import public_key
 from tests.support.synthetic_run import DELTA, Folders, Kind, read_json, write_json, write_run
 
 WRITTEN = ("privacy_card.json", "report.html", "plots/epsilon.csv")
