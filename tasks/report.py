@@ -1,7 +1,4 @@
-"""The report stage: make the privacy card, its verification, the figures and the page from the stages' results.
-
-Before a run is charged it is rehearsed: card and page are made with made-up results.
-"""
+"""The report stage: make the privacy card, its verification, the figures and the page from the stages' results."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -13,11 +10,9 @@ import numpy as np
 import pandas as pd
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from algorithms.core.method import Plan
-from algorithms.core.rehearsal import made_up, rehearsal
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.epsilon import COARSENING, FINE, adjacency_named, epsilon
-from algorithms.privacy.accounting.events import Schedule, schedule_from_json
+from algorithms.privacy.accounting.events import schedule_from_json
 from algorithms.privacy.accounting.filters import FIXED, holding_from_json
 from algorithms.privacy.accounting.risk import Profile, risk_profile
 from algorithms.privacy.card import (
@@ -28,7 +23,6 @@ from algorithms.privacy.card import (
     trace_schedule,
     verify,
 )
-from algorithms.privacy.ledger.composition import Composition
 from data import PublicDescription
 from data.files import read_json
 from tasks.config import home, params
@@ -56,7 +50,6 @@ from tasks.reporting.figures import (
     picture,
     risk_figure,
 )
-from tasks.runs import quality
 from tasks.runs.ledger import open_ledger, signing_key
 from tasks.runs.stages import main_of
 from tasks.runs.store import check_described, check_evaluated
@@ -75,8 +68,6 @@ _NEEDED = (
     "plots/per_class.csv",
 )
 _POINTS, _MOST_EVENTS = 24, 64
-_NO_HEAD = "0" * 64
-_SOFTWARE = {"recorded": "training", "python": "3", "packages": {"torch": "2"}, "git": None}
 
 
 @dataclass(frozen=True)
@@ -290,54 +281,6 @@ def main() -> None:
     )
     if tracking.log_run(run, settings.tracking, artifacts=Path("artifacts"), root=Path()):
         log_report(run, finished.history, settings.tracking, root=Path())
-
-
-def rehearse(
-    plan: Mapping[str, Any],
-    public: PublicDescription,
-    receipt: Mapping[str, Any],
-    *,
-    trial: Schedule | None = None,
-    report: Callable[[Run], object] | None = None,
-) -> None:
-    """Make the card and the page of a run that is not charged yet.
-
-    plan: its document. receipt: the known part of its receipt. trial: for a search, the releases of the winner, which
-    are in its trace. report: makes card and page, by default those of a run. Everything else is made up: the releases
-    of an adaptive plan, the population's account, the metrics. Figures are not drawn. Raises RefusedError if the card
-    or the page cannot be made, or the card would not verify.
-    """
-    run = _made_up(plan, public, receipt, trial)
-    with rehearsal():
-        if report is not None:
-            report(run)
-        else:
-            compose(run, nothing(), folder=None, draw=lambda _, words: Picture(b"", b"", words), key=None)
-
-
-def _made_up(
-    document: Mapping[str, Any], public: PublicDescription, receipt: Mapping[str, Any], trial: Schedule | None
-) -> Run:
-    cap = {"epsilon": public.cap_epsilon, "delta": public.cap_delta}
-    entries, columns = made_up(Plan.from_json(document), cap=cap, trial=trial)
-    trace, account = pd.DataFrame(columns), entries["ledger"]
-    composition = Composition(public.composition, public.composition_order).to_json()
-    entries["ledger"] = account | {"head": _NO_HEAD, "composition": composition}
-    if blocks := public.blocks:
-        entries["ledger"] |= {
-            "blocks_per_person": public.blocks_per_person,
-            "blocks": [{"name": name} | account for name in blocks],
-        }
-    names = list(public.known.names) or ["all"]
-    return Run(
-        plan=document,
-        receipt={**receipt, **entries, "software": _SOFTWARE, "releases": len(trace)},
-        metrics=quality.made_up(public.known.kind),
-        public=public,
-        trace=trace,
-        pairs=pd.DataFrame({"actual": names, "predicted": names}),
-        classes=pd.DataFrame({"class": names, "accuracy": 1.0, "records": 1}),
-    )
 
 
 if __name__ == "__main__":

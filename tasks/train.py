@@ -40,7 +40,6 @@ from algorithms.privacy.mechanisms.noise import Generator, secure_generator, see
 from data import PublicDescription
 from data.prepared import load_as, made_anew, preparation_in
 from data.readers.records import Records
-from tasks import report
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for, plan_in
 from tasks.config import home, ledger_url, params, retraining
@@ -213,7 +212,7 @@ def _trained(job: Job, model: Model, charge: Charge) -> Path:
 
     def reserve() -> None:
         if ledger.status(run.run_id) is None:
-            report.rehearse(job.document, job.public, identity)
+            preflight.rehearse(job.document, job.public, identity)
         about = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
         charge.reserve(plan, about | ({"retraining": job.retraining} if job.retraining else {}))
         bind(ledger, job.public, home=charge.home, prepared=job.prepared)

@@ -10,8 +10,7 @@ from algorithms.core.method import Algorithm, chosen
 from algorithms.methods.adaptive_clipping import AdaCliP, QuantileClipping
 from algorithms.methods.baselines import LBFGS, Majority, NonPrivate
 from algorithms.methods.dp_agd import DPAGD, PrivGene
-from algorithms.methods.dp_gd import DPGD, NormBoundSGD
-from algorithms.methods.dp_sgd import DPSGD, SGDMA, SGDAdv
+from algorithms.methods.dp_sgd import DPGD, DPSGD, SGDMA, NormBoundSGD, SGDAdv
 from algorithms.methods.dpis import DPIS
 from algorithms.methods.matrix_factorisation import DPFTRL, MatrixFactorisation
 from algorithms.methods.momentum import HeavyBall, Nesterov

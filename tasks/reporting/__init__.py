@@ -35,7 +35,7 @@ from tasks.reporting.figures import (
     quality_figure,
     retrainings_figure,
 )
-from tasks.retraining.registry import Registry, State, States
+from tasks.retraining import Registry, State, States
 from tasks.runs.quality import ACCURACY, Said, amount, measure, percent, quality, said
 
 _SHARED = Path(__file__).parent

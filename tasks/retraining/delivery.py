@@ -36,8 +36,7 @@ from tasks.config.overrides import Request, Revision, revise
 from tasks.config.params import ParamsRefusedError
 from tasks.evaluate import metrics_of
 from tasks.prepare import public_of
-from tasks.retraining import Retraining
-from tasks.retraining.registry import Registry, State, States
+from tasks.retraining import Registry, Retraining, State, States
 from tasks.runs import store
 from tasks.runs.ledger import declare, open_ledger
 from tasks.runs.quality import quality, worded

@@ -7,23 +7,29 @@ They are judged only by public values: the plan, the settings, and the number of
 A person at a terminal is asked; without a terminal the run is refused, unless TRAIN_ANYWAY is set. For public records a
 line of the log is enough. The limits are far beyond useful settings; the numbers behind them are in
 docs/results/defaults.md.
+
+At last, before the charge, a run is rehearsed: its card and page are made with made-up results.
 """
 
 import logging
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from algorithms.core.method import Plan
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.receipt import reserved_events
+from algorithms.core.rehearsal import made_up, rehearsal
 from algorithms.core.training import device_of
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.ledger import WHOLE_POPULATION, Balance
+from algorithms.privacy.ledger.composition import Composition
 from algorithms.privacy.ledger.place import check_place
 from data import PublicDescription
 from data.card import card_names, data_card
@@ -34,6 +40,9 @@ from tasks.config.params import Params
 from tasks.prepare import chosen_blocks, public_of
 from tasks.runs.ledger import check_terms, open_ledger
 
+if TYPE_CHECKING:
+    from tasks.report import Run
+
 LEAST_SIGNAL = 1.0
 """The required ratio of the sum of all clipped gradients, if all are equal, to the total noise on it."""
 LONGEST_STEP = 1000.0
@@ -42,6 +51,8 @@ SHORTEST_WAY = 0.01
 """How far all steps together must be able to move the parameters. The usual settings can go 10 to 10,000."""
 
 _LOG = logging.getLogger(__name__)
+_NO_HEAD = "0" * 64
+_SOFTWARE = {"recorded": "training", "python": "3", "packages": {"torch": "2"}, "git": None}
 
 
 def doubts(settings: Params, plan: Plan, records: int | None) -> list[str]:
@@ -252,3 +263,60 @@ def in_the_ledger(
         too_much = cost.epsilon * most > cap.epsilon or cost.delta * most > cap.delta
         fits = 0 if too_much and not public.public else None
     return Outlook(public, plan, tuple(doubts), cap, balance, fits, begun)
+
+
+def rehearse(
+    plan: Mapping[str, Any],
+    public: PublicDescription,
+    receipt: Mapping[str, Any],
+    *,
+    trial: Schedule | None = None,
+    report: Callable[["Run"], object] | None = None,
+) -> None:
+    """Make the card and the page of a run that is not charged yet.
+
+    plan: its document. receipt: the known part of its receipt. trial: for a search, the releases of the winner, which
+    are in its trace. report: makes card and page, by default those of a run. Everything else is made up: the releases
+    of an adaptive plan, the population's account, the metrics. Figures are not drawn. Raises RefusedError if the card
+    or the page cannot be made, or the card would not verify.
+    """
+    from tasks.report import compose  # plans do without, and without pandas
+    from tasks.reporting import nothing
+    from tasks.reporting.figures import Picture
+
+    run = _made_up(plan, public, receipt, trial)
+    with rehearsal():
+        if report is not None:
+            report(run)
+        else:
+            compose(run, nothing(), folder=None, draw=lambda _, words: Picture(b"", b"", words), key=None)
+
+
+def _made_up(
+    document: Mapping[str, Any], public: PublicDescription, receipt: Mapping[str, Any], trial: Schedule | None
+) -> "Run":
+    import pandas as pd
+
+    from tasks.report import Run
+    from tasks.runs import quality
+
+    cap = {"epsilon": public.cap_epsilon, "delta": public.cap_delta}
+    entries, columns = made_up(Plan.from_json(document), cap=cap, trial=trial)
+    trace, account = pd.DataFrame(columns), entries["ledger"]
+    composition = Composition(public.composition, public.composition_order).to_json()
+    entries["ledger"] = account | {"head": _NO_HEAD, "composition": composition}
+    if blocks := public.blocks:
+        entries["ledger"] |= {
+            "blocks_per_person": public.blocks_per_person,
+            "blocks": [{"name": name} | account for name in blocks],
+        }
+    names = list(public.known.names) or ["all"]
+    return Run(
+        plan=document,
+        receipt={**receipt, **entries, "software": _SOFTWARE, "releases": len(trace)},
+        metrics=quality.made_up(public.known.kind),
+        public=public,
+        trace=trace,
+        pairs=pd.DataFrame({"actual": names, "predicted": names}),
+        classes=pd.DataFrame({"class": names, "accuracy": 1.0, "records": 1}),
+    )

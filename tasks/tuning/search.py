@@ -51,7 +51,7 @@ from tasks.config.overrides import value_at
 from tasks.config.params import Params
 from tasks.evaluate import load_model, metrics_of
 from tasks.prepare import prepare
-from tasks.report import Run, rehearse
+from tasks.report import Run
 from tasks.reporting import environment
 from tasks.runs import preflight, store
 from tasks.runs.ledger import bind, open_newest, register, signing_key
@@ -354,7 +354,7 @@ def _rehearse(search: Search, charge: Charge) -> None:
 
     for pick, own in enumerate(search.priced.plans):
         _, document = search.plan(pick)
-        rehearse(
+        preflight.rehearse(
             document,
             search.public,
             _identity(search, charge, document),

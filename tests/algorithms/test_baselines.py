@@ -19,8 +19,7 @@ from algorithms.core.method import Algorithm, Inputs, Plan, PublicInfo, Target
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.methods.baselines import Majority, log_odds
-from algorithms.methods.dp_gd import DPGD, NormBoundSGD, steps_for
-from algorithms.methods.dp_sgd import DPSGD, SGDMA, SGDAdv
+from algorithms.methods.dp_sgd import DPGD, DPSGD, SGDMA, NormBoundSGD, SGDAdv, steps_for
 from algorithms.models import Model, build
 from algorithms.privacy.accounting import Budget
 from tests.algorithms import bench

@@ -38,7 +38,7 @@ from tasks.reporting.figures import (
     noise_figure,
     png,
 )
-from tasks.retraining.registry import Kind, State, States
+from tasks.retraining import Kind, State, States
 from tests.support.synthetic_run import CLASSES, DELTA, Folders, read_json, write_json, write_run
 
 RUN = "20250101T120000-0a1b2c3d"

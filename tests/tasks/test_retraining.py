@@ -23,9 +23,8 @@ from algorithms.privacy.ledger.policy import Choice
 from flows.cli.main import app
 from tasks import prepare, retraining, train
 from tasks.config.params import ParamsRefusedError, load
-from tasks.retraining import Retraining, delivery
+from tasks.retraining import Registry, Retraining, States, delivery
 from tasks.retraining.delivery import Outcome, Work, retrain
-from tasks.retraining.registry import Registry, States
 from tasks.runs.stages import StageFailedError, StageRefusedError, refusals
 from tests.support.cards import card, csv_of, label, number
 from tests.support.workspace import killed_in

@@ -27,8 +27,15 @@ from torch import Tensor, nn
 from algorithms.errors import QueryFailedError, RefusedError
 from algorithms.gradients import L1, L2, Clipping, Engine, LineCandidates, clip_and_sum, pad_to_multiple
 from algorithms.gradients.clipping import margin
-from algorithms.gradients.linear import LinearRecords, has_closed_forms, has_one_bound
-from algorithms.gradients.minimum import Objective, OutOfReachError, exact_minimum, minimum
+from algorithms.gradients.linear import (
+    LinearRecords,
+    Objective,
+    OutOfReachError,
+    exact_minimum,
+    has_closed_forms,
+    has_one_bound,
+    minimum,
+)
 from algorithms.models import Model
 from algorithms.models.feature_transforms import front_of, shape_after
 from algorithms.models.networks import UnitRecords

@@ -553,7 +553,9 @@ def chosen(release: Release, count: int, stream: Stream) -> NDArray[np.intp]:
 
 def add_noise(total: Tensor, release: Release, stream: Stream) -> Tensor:
     """A sum [d], float64, plus noise, both on the grid; the sum itself for a release without noise."""
-    return NoiseAhead.of(release, stream, len(total)).added(total)
+    if isinstance(release.noise, NoNoise):
+        return total
+    return add_steps(total, _noise_in_steps(release, stream, len(total), None), std=release.noise_scale)
 
 
 @dataclass(frozen=True)

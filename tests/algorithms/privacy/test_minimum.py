@@ -14,7 +14,7 @@ from scipy.special import expit, logsumexp
 from sklearn.linear_model import LogisticRegression
 
 from algorithms.errors import RefusedError
-from algorithms.gradients.minimum import Objective, OutOfReachError, minimum
+from algorithms.gradients.linear import Objective, OutOfReachError, minimum
 from algorithms.models import Model, build
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, composed, rdp
 from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent
