@@ -205,7 +205,7 @@ def _retrain_here(root: Path, file: Path, steps: Steps) -> str:
     work = delivery.Work(load(root / file), root, steps.run, steps.line)
     with checkout_lock(root, say=steps.line):
         outcome = delivery.retrain(work, now=datetime.now(UTC))
-    if outcome.kind == "refused":
+    if outcome.kind in ("refused", "broken"):
         raise StageRefusedError(outcome.message)
     if outcome.kind == "failed":
         raise StageFailedError(outcome.message)

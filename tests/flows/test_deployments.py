@@ -13,10 +13,14 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.utilities.schema_tools import validate
 from prefect.utilities.templating import apply_values
 from ruamel.yaml import YAML
+from typer.testing import CliRunner
 
 from flows import scheduled as module
+from flows.cli import runs
+from flows.cli.main import app
 from flows.pipeline import REFUSED
 from flows.scheduled import BROKEN, FEW_LEFT
+from tasks.retraining import delivery
 from tasks.retraining.delivery import Outcome
 from tests.support.checkout import PROJECT
 
@@ -67,17 +71,35 @@ SETTINGS = "name: m\ndataset: digits\nblocks: {policy: all}\nspread: {policy: eq
 def test_an_outcome_becomes_a_state(
     kind: Any, left: int | None, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("params.yaml", "dvc.yaml"):
-        (tmp_path / name).touch()
-    (tmp_path / ".dvc").mkdir()
-    (tmp_path / "retrain.yaml").write_text(SETTINGS + "warn_below: 3\n")
-    monkeypatch.chdir(tmp_path)
+    _checkout(tmp_path, monkeypatch)
     monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
     monkeypatch.setattr(module, "deliver", lambda work, now: Outcome(kind, "how it went.", left))
     found = module.retrain.fn()
     assert found.name == state
     few = " The caps allow 2 more retrainings of m." if left == 2 else ""
     assert found.message == f"how it went.{few}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [("promoted", 0), ("kept", 0), ("refused", 2), ("broken", 2), ("failed", 1)]
+)
+def test_without_prefect_an_outcome_becomes_an_exit_status(
+    kind: Any, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _checkout(tmp_path, monkeypatch)
+    monkeypatch.setattr(runs, "has_prefect_api", lambda: False)
+    monkeypatch.setattr(delivery, "retrain", lambda work, now: Outcome(kind, "how it went."))
+    done = CliRunner().invoke(app, ["retrain"])
+    assert done.exit_code == status
+    assert "how it went." in done.output
+
+
+def _checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("params.yaml", "dvc.yaml"):
+        (folder / name).touch()
+    (folder / ".dvc").mkdir()
+    (folder / "retrain.yaml").write_text(SETTINGS + "warn_below: 3\n")
+    monkeypatch.chdir(folder)
 
 
 DEPLOY = PROJECT / "deploy"
