@@ -253,7 +253,10 @@ def _cast(values: pa.ChunkedArray, kind: pa.DataType, where: str) -> pa.ChunkedA
 
 
 def _is_not(what: str, where: str) -> DataRefusedError:
-    hint = ", or list it in reader.missing if it stands for a missing value" if what == "a number" else ""
+    if what == "a number":
+        hint = " (decimals have a point), or list it in reader.missing if it stands for a missing value"
+    else:
+        hint = " (texts are in UTF-8)"
     return DataRefusedError(
         f"{where}: holds something that is not {what}; correct the file or its card{hint}."
     )

@@ -133,6 +133,13 @@ def test_quotes_separators_and_undeclared_columns(encode: Encode, table: Documen
     assert records.features.tolist() == [[pytest.approx(0.1), 1, 0]] and records.labels.tolist() == [1]
 
 
+def test_decimal_commas_and_other_encodings_are_told_what_is_read(encode: Encode) -> None:
+    with pytest.raises(DataRefusedError, match=r"column 'age': .*decimals have a point"):
+        encode('age;town;answer\n"1,5";Oslo;no\n', separator=";")
+    with pytest.raises(DataRefusedError, match="in UTF-8"):
+        encode("age,town,answer\n1,Lübeck,no\n".encode("latin-1"))
+
+
 def test_names_of_columns_are_trimmed_as_values_are(encode: Encode) -> None:
     assert encode("age, town ,answer\n25, Oslo, no\n").features.tolist() == [[0.25, 0, 1, 0]]
 
