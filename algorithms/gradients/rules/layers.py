@@ -54,7 +54,9 @@ HAS_FAST_LINEAR = (
 
 
 def _is_fast(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether `FastLinear` computes this layer."""
+    """Whether `FastLinear` computes this layer; oneDNN reads a bias as numbers next to each other, whatever it is."""
+    if bias is not None and not (bias.shape == weight.shape[:1] and bias.is_contiguous()):
+        return False
     parts = (input, weight) if bias is None else (input, weight, bias)
     is_plain = all(part.dtype == torch.float32 and part.device.type == "cpu" for part in parts)
     return HAS_FAST_LINEAR and is_plain and not torch.is_autocast_enabled("cpu")

@@ -1,5 +1,6 @@
 """What a record counts does not depend on how many others there are, on its place among them, or on what they count."""
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from itertools import pairwise
@@ -20,7 +21,7 @@ from algorithms.models import Model, build
 from tests.algorithms.gradients import forms, naive
 from tests.algorithms.gradients.networks import NETWORKS, SPECS
 from tests.algorithms.gradients.test_engine import WAYS
-from tests.algorithms.gradients.zoo import Problem, Spec, once, problem, unlike_alone
+from tests.algorithms.gradients.zoo import SMALL, Problem, Spec, Wired, once, problem, rows, unlike_alone
 from tests.support.threads import cpu_threads
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -217,6 +218,30 @@ def test_a_model_with_a_fast_layer_has_the_sums_of_the_loop() -> None:
     clipping = naive.clippings(made.model, made.gradients)["L2"]
     expected = naive.contributions(made.model, made.gradients, clipping).sum(dim=0)
     assert naive.relative(made.engine().clipped_sum(*made.arguments, clipping), expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [
+        lambda self, x: self.table[:1, 0].expand(128),
+        lambda self, x: self.table[:, 0],
+        lambda self, x: self.layer.weight.diagonal(),
+        lambda self, x: self.before(x),
+    ],
+    ids=["expanded", "a column", "the diagonal of its weight", "each record's own"],
+)
+def test_a_large_layer_takes_a_bias_in_any_form(bias: Callable[[Wired, Tensor], Tensor]) -> None:
+    """A look in 64 bits does not find what a layer in 32 bits reads outside of its bias."""
+
+    def run(self: Wired, x: Tensor) -> Tensor:
+        return functional.linear(x, self.layer.weight, bias(self, x))
+
+    parts = {"layer": nn.Linear(128, 128, bias=False), "before": nn.Linear(128, 128)}
+    spec = Spec(lambda: Wired(run, table=nn.Parameter(torch.randn(128, 5)), **parts), (128,))
+    made = problem(spec, torch.float32)
+    engine = made.engine(physical_batch=SMALL)
+    assert engine.is_batched
+    assert naive.relative(rows(made, engine), made.gradients) < 1e-4
 
 
 @pytest.mark.parametrize(("asked", "taken"), [(31, 31), (32, 32), (63, 32), (64, 64), (130, 128)])
