@@ -23,7 +23,7 @@ from algorithms.models.model import copied, same_randomness
 _FEW, MANY = 3, 64
 """An odd number of records, and a full pass's: some layers mix records only in batches of some sizes."""
 
-_MANY_SEEDS = 100
+_FEW_SEEDS, _MANY_SEEDS = 5, 100
 _LARGE = 1e3
 """The factor between large records and ordinary ones."""
 
@@ -57,12 +57,16 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Looked:
-    """A model at given parameters, with the form of its records and a tolerance for the rounding of its losses."""
+    """A model at given parameters, with the form of its records and a tolerance for the rounding of its losses.
+
+    seed: of the random numbers that it draws.
+    """
 
     passes: Passes
     parameters: Tensor
     form: Form
     tolerance: float
+    seed: int = 0
 
     @property
     def is_exact(self) -> bool:
@@ -88,9 +92,9 @@ class Looked:
         drawn = self.form.draw(count, seed)
         return drawn.in_64_bits() if self.is_exact else drawn
 
-    def see(self, sample: Sample, seed: int = 0) -> Seen:
-        """Run a pass; a seed fixes what dropout drops."""
-        with same_randomness(seed):
+    def see(self, sample: Sample) -> Seen:
+        """Run a pass; the seed fixes what dropout drops."""
+        with same_randomness(self.seed):
             before = torch.default_generator.get_state()
             losses = self.passes.losses(self.parameters, sample.inputs, sample.labels)
             return Seen(sample, losses, draws_since(before, sample.inputs))
@@ -116,7 +120,8 @@ class Looked:
 
     def varies(self, seen: Seen, seeds: int) -> bool:
         """Whether losses differ between seeds; a layer may rarely use what it draws, so that several are tried."""
-        others = (self.see(seen.sample, seed).losses for seed in range(1, seeds + 1) if seen.is_drawn)
+        drawn = (replace(self, seed=seed) for seed in range(1, seeds + 1) if seen.is_drawn)
+        others = (looked.see(seen.sample).losses for looked in drawn)
         return any(
             not torch.allclose(seen.losses, other, rtol=0.0, atol=0.0, equal_nan=True) for other in others
         )
@@ -188,6 +193,9 @@ def check_apart_briefly(looked: Looked, few: Seen, crowded: Seen, *, is_random: 
     factors = [math.nan] if looked.form.dtype.is_floating_point else []
     for factor in [*factors, _LARGE] if is_random else factors:
         _check_same(looked, few, 1, few.sample.among(others.times(factor), 1), 1)
+    for seed in range(1, _FEW_SEEDS) if is_random else ():  # a random order of two records is often theirs
+        drawn = replace(looked, seed=seed)
+        _check_same(drawn, drawn.see(few.sample), 1, few.sample.among(others.times(_LARGE), 1), 1)
     with still(looked.passes.model.module) if is_random else nullcontext():
         if is_random:
             try:

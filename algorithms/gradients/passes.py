@@ -214,10 +214,10 @@ class Passes:
     def contributions(
         self, parameters: Tensor, losses: Tensor, gradients: dict[str, PerExample]
     ) -> PerExampleGradients:
-        """Combine gradients by parameter with the model's layers and the parameters' positions."""
-        return PerExampleGradients(
-            losses, gradients, self.model.places, self.model.layers, wide(parameters).dtype
-        )
+        """Combine gradients by parameter, without those of no numbers, with the model's layers and positions."""
+        places = self.model.places
+        some = {name: part for name, part in gradients.items() if places[name].stop > places[name].start}
+        return PerExampleGradients(losses, some, places, self.model.layers, wide(parameters).dtype)
 
     def _answering(self, *, again: bool = False) -> AbstractContextManager[Any]:
         """A context that answers questions. again: for a backward pass, where checkpointed layers ask out of order."""

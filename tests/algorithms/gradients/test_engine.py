@@ -22,7 +22,7 @@ from algorithms.models import Model, build
 from algorithms.models.objectives import cross_entropy
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.networks import NETWORKS, SPECS
-from tests.algorithms.gradients.zoo import Problem, Spec, Wired, frozen, once, problem
+from tests.algorithms.gradients.zoo import SMALL, Problem, Spec, Wired, frozen, once, problem
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
 
 WAYS = [
@@ -71,6 +71,17 @@ def test_an_empty_batch_is_zero(name: str) -> None:
         assert found.shape == made.parameters.shape and found.dtype == torch.float64
         assert not found.any()
         assert len(engine.norms(*nobody.arguments, clipping)) == 0
+
+
+def test_a_layer_without_outputs_adds_nothing() -> None:
+    parts = {"layer": nn.Linear(4, 3), "empty": nn.Linear(4, 0)}
+    made = problem(
+        Spec(lambda: Wired(lambda self, x: torch.cat([self.layer(x), self.empty(x)], 1), **parts), (4,))
+    )
+    engine = made.engine(physical_batch=SMALL)
+    for kind, clipping in naive.clippings(made.model, made.gradients).items():
+        expected = naive.contributions(made.model, made.gradients, clipping).sum(dim=0)
+        assert naive.relative(engine.clipped_sum(*made.arguments, clipping), expected) < 1e-10, kind
 
 
 def test_the_physical_batch_follows_the_memory(caplog: pytest.LogCaptureFixture) -> None:

@@ -263,6 +263,25 @@ def test_a_look_at_a_large_model_holds_few_copies_of_it() -> None:
     assert memory.most < 3 * 4 * made.model.parameter_count
 
 
+@pytest.mark.parametrize("is_brief", [False, True])
+def test_records_in_a_random_order_are_found_by_several_seeds(
+    is_brief: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by mixup: of the two records of a brief look, one seed may keep the order."""
+    if is_brief:
+        monkeypatch.setattr(model_inspection, "_LIGHT", 0)
+
+    def mixup(self: Wired, x: Tensor) -> Tensor:
+        mixed: Tensor = self.layer(0.7 * x + 0.3 * x[torch.randperm(len(x))])
+        return mixed
+
+    spec = Spec(lambda: Wired(mixup, layer=nn.Linear(4, 3)), (4,))
+    with pytest.raises(
+        RecordsNotIndependentError, match="the forward pass of the model made up mixes records"
+    ):
+        problem(spec, torch.float32).engine()
+
+
 @pytest.mark.parametrize(("asks", "most"), [(False, 14), (True, 16)])
 def test_a_look_at_a_large_model_takes_few_passes(
     asks: bool, most: int, monkeypatch: pytest.MonkeyPatch
