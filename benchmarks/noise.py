@@ -6,7 +6,6 @@ rounds of random order. The sum keeps one core busy, so that noise has the other
 """
 
 import os
-import random
 import statistics
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import Annotated
 import numpy as np
 import torch
 import typer
-from torch import nn
+from torch import Tensor, nn
 
 from algorithms.gradients import L2
 from algorithms.models import Model
@@ -25,6 +24,7 @@ from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import add_steps, seeded_generator, steps_of
 from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Noise, NoNoise
 from benchmarks.importance import Free, MadeUp
+from benchmarks.measure import Plan, alternate
 
 _DRAWS = 4_000_000
 
@@ -63,13 +63,14 @@ def main(
         barrier.gradient(parameters, sampling=FullBatch(), clipping=L2(1.0), noise=noise, divisor=records)
 
     total, steps = torch.zeros(count, dtype=torch.float64), steps_of(stream.normal(count), std=1.0)
-    runs: dict[str, Callable[[], object]] = {
-        "sum": lambda: release(NoNoise()),
-        "noise": lambda: steps_of(stream.normal(count), std=1.0),
-        "adding": lambda: add_steps(total, steps, std=1.0),
-        "release": lambda: release(Gaussian(1.0)),
+    parts = {
+        "sum": _Part(lambda: release(NoNoise())),
+        "noise": _Part(lambda: steps_of(stream.normal(count), std=1.0)),
+        "adding": _Part(lambda: add_steps(total, steps, std=1.0)),
+        "release": _Part(lambda: release(Gaussian(1.0))),
     }
-    seconds = {name: statistics.median(each) for name, each in _seconds(runs, rounds).items()}
+    times = alternate(parts, Plan(rounds=rounds, warmup=1, repeat=False), time.perf_counter)
+    seconds = {name: statistics.median(each) for name, each in times.items()}
     waited = max(0.0, seconds["release"] - seconds["sum"] - seconds["adding"])
     typer.echo(
         f"{count:,} parameters, {records} records, {os.cpu_count()} cores: "
@@ -78,15 +79,22 @@ def main(
     )
 
 
-def _seconds(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(rounds + 1):
-        for name in random.Random(number).sample(sorted(runs), len(runs)):
-            began = time.perf_counter()
-            runs[name]()
-            if number:  # the first round starts threads
-                found[name].append(time.perf_counter() - began)
-    return found
+class _Part:
+    """A part of a release, timed as a method is."""
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self._run = run
+
+    def step(self) -> None:
+        """Do it once."""
+        self._run()
+
+    def wait(self) -> None:
+        """Nothing runs on after a step."""
+
+    def released(self) -> dict[str, Tensor]:
+        """Nothing is compared."""
+        return {}
 
 
 if __name__ == "__main__":

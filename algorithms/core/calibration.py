@@ -57,7 +57,8 @@ def events_before(target: Target, public: PublicInfo, sampled: Batches) -> Sched
     return [*target.prior_events, *count]
 
 
-def _events_of(releases: Repeated) -> Schedule:
+def events_of(releases: Repeated) -> Schedule:
+    """The events of releases, each with its count."""
     return [(release.event(), count) for release, count in releases]
 
 
@@ -81,7 +82,7 @@ def plan_fixed(
     """
     if noise_multiplier is None:
         noise_multiplier = calibrated_multiplier(releases, target, public, sampled, adjacency=adjacency)
-    schedule = [*events_before(target, public, sampled), *_events_of(releases(noise_multiplier))]
+    schedule = [*events_before(target, public, sampled), *events_of(releases(noise_multiplier))]
     costs = by_accountants(schedule, target.budget.delta, adjacency_named(adjacency))
     if target.accountant not in costs:
         raise RefusedError(
@@ -126,7 +127,7 @@ def calibrated_multiplier(
         )
     before = events_before(target, public, sampled)
     return calibrate(
-        lambda noise: [*before, *_events_of(releases(noise))],
+        lambda noise: [*before, *events_of(releases(noise))],
         target.budget,
         accountant=target.accountant,
         adjacency=adjacency_named(adjacency),

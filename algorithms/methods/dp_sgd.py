@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from algorithms.core.calibration import Batches, Claim, Releases, Repeated, plan_fixed
+from algorithms.core.calibration import Batches, Claim, Releases, Repeated, events_of, plan_fixed
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import (
     Descent,
@@ -195,8 +195,7 @@ def epsilon_by_moments(releases: Repeated, delta: float) -> float:
 
     A moment m of the privacy loss is m times the Rényi divergence of order m + 1 (Abadi et al. 2016, Theorem 2).
     """
-    schedule = [(release.event(), count) for release, count in releases]
-    divergences = rdp(schedule, orders=tuple(float(moment + 1) for moment in MOMENTS))
+    divergences = rdp(events_of(releases), orders=tuple(float(moment + 1) for moment in MOMENTS))
     return float(np.min(divergences - math.log(delta) / MOMENTS))
 
 
