@@ -166,24 +166,21 @@ def make_ready(store: Path, cell: Trial, *, root: Path) -> None:
 
 def sides(store: Path, cell: Trial) -> Sides:
     """The records of a cell, memory-mapped without a fold; raises DataRefusedError if a fold cannot be trained on."""
-    data = _loaded(prepared_folder(store, cell))
+    folder = prepared_folder(store, cell)
+    data = _loaded(folder)
     if cell.fold is None:
         train = Records(data.train_features, data.train_labels)
         return Sides(data.public, train, Records(data.test_features, data.test_labels))
     features = np.concatenate([data.train_features, data.test_features])
     labels = np.concatenate([data.train_labels, data.test_labels])
-    train, test = (Records(features[side], labels[side]) for side in _folded(data, labels, cell.fold))
-    return Sides(public_of(store, cell), train, test)
+    public, *places = _folded(folder, cell.fold)
+    return Sides(public, *(Records(features[side], labels[side]) for side in places))
 
 
 def public_of(store: Path, cell: Trial) -> PublicDescription:
     """The public facts of the records that a cell trains on; raises DataRefusedError as `sides` does."""
-    data = _loaded(prepared_folder(store, cell))
-    if cell.fold is None:
-        return data.public
-    labels = np.concatenate([data.train_labels, data.test_labels])
-    train, test = _folded(data, labels, cell.fold)
-    return replace(data.public, records=len(train), test_records=len(test))
+    folder = prepared_folder(store, cell)
+    return _loaded(folder).public if cell.fold is None else _folded(folder, cell.fold)[0]
 
 
 @lru_cache(maxsize=64)
@@ -191,19 +188,20 @@ def _loaded(folder: Path) -> Prepared:
     return load(folder)
 
 
-def _folded(
-    data: Prepared, labels: NDArray[Any], chosen: Fold
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The indices of a fold's records in the union, training records first. labels: of the union, [n, ...]."""
+@lru_cache(maxsize=8)
+def _folded(folder: Path, chosen: Fold) -> tuple[PublicDescription, NDArray[np.int64], NDArray[np.int64]]:
+    """The facts of a fold, and the indices in the union, training records first, of its records for either use."""
+    data = _loaded(folder)
     if data.public.pooled is not None:
         raise DataRefusedError(
             f"folds of {data.public.dataset!r} were asked for, whose training records are people with several rows;"
             " leave folds out, or keep one record a person."
         )
-    found = cut(len(labels), chosen)
+    labels = np.concatenate([data.train_labels, data.test_labels])
+    train, test = cut(len(labels), chosen)
     if data.public.known.kind == "class":
-        check_classes(labels, *found)
-    return found
+        check_classes(labels, train, test)
+    return replace(data.public, records=len(train), test_records=len(test)), train, test
 
 
 @dataclass(frozen=True)
