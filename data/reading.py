@@ -55,6 +55,8 @@ _ENDINGS = {
 """Of the files of blocks; a block may also be a folder, whose name has none."""
 _ROWS = 65536
 """How many rows are fetched from a database at a time."""
+_HASHED_AT_ONCE = 1024
+"""How many records are converted at a time, so that a copy of a few is made and not of all."""
 
 
 def split(blocks: Iterable[Block], rule: Split) -> Iterator[Block]:
@@ -87,8 +89,13 @@ def is_test(records: Records, rule: Split) -> NDArray[np.bool_]:
 def _canonical(records: Records) -> Iterator[bytes]:
     """Each record's bytes: features as little-endian float32 without negative zeros, label as int64 or float32."""
     kind = "<f4" if records.labels.dtype.kind == "f" else "<i8"
-    for features, label in zip(records.features, records.labels, strict=True):
-        yield (features + 0.0).astype("<f4").tobytes() + (label + 0).astype(kind).tobytes()
+    for start in range(0, len(records), _HASHED_AT_ONCE):
+        some = slice(start, start + _HASHED_AT_ONCE)
+        features, labels = (
+            (records.features[some] + 0.0).astype("<f4"),
+            (records.labels[some] + 0).astype(kind),
+        )
+        yield from (one.tobytes() + label.tobytes() for one, label in zip(features, labels, strict=True))
 
 
 def read(
