@@ -236,7 +236,7 @@ def _named(names: list[str], gradients: tuple[Tensor, ...]) -> Gradients:
 def elementwise(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """An elementwise function with one output, whose arguments broadcast to its shape."""
     name, out, batch = name_of(func), tape.output_layout, tape.batch
-    leaves, structure = tree_flatten((args, kwargs))
+    leaves = [*args, *kwargs.values()]
     names = {i: own for i, leaf in enumerate(leaves) if (own := tape.name(leaf)) is not None}
     is_real = not any(isinstance(leaf, Tensor) and leaf.is_complex() for leaf in leaves)
     is_sum = name in _STRETCHES or (name in _SUMS and not kwargs and is_real)
@@ -262,14 +262,11 @@ def elementwise(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs
         elif not is_sum:
             free = {i: before[i].expand(shape).detach().requires_grad_() for i in names}
             with torch.enable_grad():
-                some, named = tree_unflatten(
-                    [
-                        free.get(i, leaf.clone() if i == 0 and _writes(name, kwargs) else leaf)
-                        for i, leaf in enumerate(before)
-                    ],
-                    structure,
-                )
-                again = func(*some, **named)
+                some = [
+                    free.get(i, leaf.clone() if i == 0 and _writes(name, kwargs) else leaf)
+                    for i, leaf in enumerate(before)
+                ]
+                again = func(*some[: len(args)], **dict(zip(kwargs, some[len(args) :], strict=True)))
             back = torch.autograd.grad(again, list(free.values()), errors, materialize_grads=True)
             stretched = dict(zip(free, back, strict=True))
         rows: dict[str, Tensor] = {}

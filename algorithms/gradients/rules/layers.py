@@ -183,11 +183,11 @@ def embedding_bag(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwar
     """The sum or mean of each bag's entries of a table, for input [bags, length], or [entries] with offsets [bags]."""
     call = _bound(func, args, kwargs)
     input, weight, mode = call["input"], call["weight"], call.get("mode", "mean")
-    shares = call.get("per_sample_weights")
+    weighting = call.get("per_sample_weights")
     layout = tape.layout_if_any(input)
     is_other = call.get("max_norm") is not None or call.get("scale_grad_by_freq") or mode == "max"
     is_by_record = layout is not None and layout.dimension == 0 and not layout.alternates
-    if is_other or not is_by_record or tape.name(shares) is not None:
+    if is_other or not is_by_record or tape.name(weighting) is not None:
         return general(tape, func, args, kwargs)
     name, batch, padding = str(tape.name(weight)), tape.batch, call.get("padding_idx")
     output = func(*args, **kwargs)
@@ -198,15 +198,21 @@ def embedding_bag(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwar
             bag = order // input.shape[1]
         else:
             bag = torch.searchsorted(call["offsets"], order, right=True) - 1
-        share = errors.new_ones(len(places)) if shares is None else shares.detach().flatten()
+        share = errors.new_ones(len(places)) if weighting is None else weighting.detach().flatten()
         if padding is not None:
             share = share * (places != padding % len(weight))
         if mode == "mean":
             share = share / share.new_zeros(len(errors)).index_add_(0, bag, share).clamp(min=1.0)[bag]
-        back = (errors.detach()[bag] * share[:, None]).view(batch, -1, errors.shape[1])
-        return {name: EmbeddingGrad(places.view(batch, -1).long(), back, len(weight))}
+        count, width = weight.shape
+        if (
+            len(errors) * count <= 2 * len(places) * width
+        ):  # less than the lookups' sums in 64 bits: a linear layer
+            shares = share.new_zeros(len(errors) * count).index_add_(0, bag * count + places, share)
+            return {name: LinearGrad(errors.detach().view(batch, -1, width), shares.view(batch, -1, count))}
+        back = (errors.detach()[bag] * share[:, None]).view(batch, -1, width)
+        return {name: EmbeddingGrad(places.view(batch, -1).long(), back, count)}
 
-    return tape.keep(output, gradients, input, *(() if shares is None else (shares,)))
+    return tape.keep(output, gradients, input, *(() if weighting is None else (weighting,)))
 
 
 def entries(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:

@@ -116,6 +116,10 @@ EMBEDDING = {
         lambda: Wired(_bags, bag=nn.EmbeddingBag(5, 3, mode="mean", padding_idx=1)), (7,), entries=5
     ),
     "bags in records": Spec(lambda: _folded(nn.EmbeddingBag(5, 3, mode="sum")), (2, 4), entries=5),
+    "bags of a large table": Spec(
+        lambda: Wired(_bags, bag=nn.EmbeddingBag(60, 3, mode="mean", padding_idx=1)), (7,), entries=60
+    ),
+    "large bags in records": Spec(lambda: _folded(nn.EmbeddingBag(60, 3, mode="sum")), (2, 4), entries=60),
     "weighted bags": Spec(
         lambda: Wired(_weighted, bag=nn.EmbeddingBag(5, 3, mode="sum"), weights=nn.Embedding(5, 1)),
         (4,),
