@@ -46,7 +46,9 @@ _ENDINGS = ((signal.SIGINT, 5.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 1.0))
 
 def main_of(function: Callable[[], object]) -> None:
     """Run a stage's main function; a refusal or a full disk becomes one sentence on stderr and exit status 2."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)  # of libraries only warnings
+    for ours in ("__main__", "algorithms", "data", "tasks"):
+        logging.getLogger(ours).setLevel(logging.INFO)
     atexit.register(gc.freeze)  # a search for garbage at the end of a process takes tenths of a second
     try:
         function()

@@ -202,6 +202,23 @@ def test_a_refusal_is_one_sentence_and_status_2(
     assert capsys.readouterr().err == "refused: no, not so; do this.\n"
 
 
+def test_only_warnings_of_other_libraries_are_shown() -> None:
+    """As of matplotlib, which tells in the first run of all that it looks for fonts."""
+    code = """
+import logging
+from tasks.runs.stages import main_of
+def work():
+    logging.getLogger("matplotlib.font_manager").info("fonts")
+    logging.getLogger("matplotlib").warning("a warning")
+    logging.getLogger("algorithms.core").info("progress")
+main_of(work)
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PROJECT
+    )
+    assert told.stderr.splitlines() == ["a warning", "progress"]
+
+
 def test_another_error_keeps_its_traceback() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         main_of(lambda: int("x"))
