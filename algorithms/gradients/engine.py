@@ -145,7 +145,12 @@ class Engine:
             )
             self._examined = examine(self._passes, form)
             found = self._examined
-            self._passes = replace(self._passes, answers=found.answers, unpacks=found.unpacks)
+            self._passes = replace(
+                self._passes,
+                answers=found.answers,
+                unpacks=found.unpacks,
+                keeps_format=found.keeps_format,
+            )
             self.physical_batch = self._size(physical_batch, memory_mb, device)
         self._log()
         if mesh is not None:

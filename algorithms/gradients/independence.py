@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from algorithms.gradients.grad_sample_recorder import tensors_in
 from algorithms.gradients.op_tracer import Form, Sample, draws_since
-from algorithms.gradients.passes import Answers, Passes
+from algorithms.gradients.passes import Passes
 from algorithms.models.model import copied, same_randomness
 
 _FEW, MANY = 3, 64
@@ -83,9 +83,9 @@ class Looked:
         """The name of the loss, for errors that no layer causes."""
         return f"the loss of the model {self.passes.model.name}"
 
-    def deciding(self, answers: Answers, *, unpacks: bool) -> "Looked":
-        """The same model with other answers to its questions; see `Passes`."""
-        return replace(self, passes=replace(self.passes, answers=answers, unpacks=unpacks))
+    def deciding(self, **decided: Any) -> "Looked":
+        """The same model with other `answers`, `unpacks` or `keeps_format`; see `Passes`."""
+        return replace(self, passes=replace(self.passes, **decided))
 
     def draw(self, count: int, seed: int) -> Sample:
         """Draw made-up records of the form, in 64 bits if the model computes in them."""

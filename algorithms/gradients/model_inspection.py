@@ -88,7 +88,7 @@ class ModelInspection:
         form: the form of the made-up records.
         is_narrow: whether the model computes in 16 bits somewhere.
         answers: the answers to the model's questions about tensor values.
-        unpacks: whether packed sequences are processed as padded ones.
+        unpacks, keeps_format: as in `Passes`.
         layouts: the layouts of all uses of parameters; None if passes cannot be recorded, for the given `reason`.
         cost: of a pass.
         is_random: whether the model draws random numbers.
@@ -100,6 +100,7 @@ class ModelInspection:
     is_narrow: bool
     answers: Answers
     unpacks: bool
+    keeps_format: bool
     layouts: Layouts | None
     reason: str
     cost: PassCost
@@ -207,9 +208,13 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
     looked = plain if is_brief else _exact(plain, form.draw(_MORE, 0))
 
     unpacks = _may_unpack(plain, looked)
-    plain, looked = (some.deciding((), unpacks=unpacks) for some in (plain, looked))
+    plain, looked = (some.deciding(unpacks=unpacks) for some in (plain, looked))
     few = form.draw(2 if is_brief else _FEW, 0)
     with unchanged(plain):
+        first = _traced(plain, few)
+    keeps_format = first.tape is None and plain.passes.is_channels_last
+    if keeps_format:
+        plain, looked = (some.deciding(keeps_format=True) for some in (plain, looked))
         first = _traced(plain, few)
     check_shape(plain, first.seen)
     if is_brief:
@@ -219,7 +224,7 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
         samples = [some, some.times(10.0), some.times(_LARGE), some.times(0.0), some.with_holes()]
         samples.append(looked.draw(_MORE, 1))
     answers, first = _decided(plain, looked, first, samples)
-    plain, looked = (some.deciding(answers or (), unpacks=unpacks) for some in (plain, looked))
+    plain, looked = (some.deciding(answers=answers or ()) for some in (plain, looked))
     check_first_records(unused, plain)
     second = _traced(plain, crowd(plain) if is_brief else form.draw(_MORE, 0), other=first.tape)
     is_random = _check_briefly(plain, first, second, is_quick=is_quick) if is_brief else check_apart(looked)
@@ -243,6 +248,7 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
         is_narrow=first.watch.is_narrow or passes.model.precision == torch.bfloat16,
         answers=answers or (),
         unpacks=unpacks,
+        keeps_format=keeps_format,
         layouts=layouts,
         reason=reason,
         cost=replace(cost, saved=saved),

@@ -41,17 +41,21 @@ class Passes:
     the longest one is. Each is a public constant, since an answer that depends on one record would change the results
     of others; None for a question that no record can influence. A pass over a single record uses the record's own
     answers. offload: where parameters are brought to that stay in main memory; None if they are where the records are.
-    unpacks: whether recurrent layers process packed sequences as padded ones.
+    unpacks: whether recurrent layers process packed sequences as padded ones. keeps_format: whether a recorded pass
+    leaves images and kernels in their memory format, since the model rejects the one that is fastest for max pooling,
+    as `view` does.
     """
 
     model: Model
     answers: Answers = ()
     offload: torch.device | None = None
     unpacks: bool = False
+    keeps_format: bool = False
 
     @cached_property
-    def _pools(self) -> bool:
-        return _pools(self.model.module)
+    def is_channels_last(self) -> bool:
+        """Whether a recorded pass takes images and kernels in the channels-last format."""
+        return not self.keeps_format and _pools(self.model.module)
 
     def taped(
         self,
@@ -129,7 +133,7 @@ class Passes:
     ) -> tuple[GradSampleRecorder, Tensor]:
         """A new recorder with the parameters by name, and the inputs; both in the model's fastest memory format."""
         named = self.model.named(parameters.detach())
-        if self._pools:
+        if self.is_channels_last:
             named = {name: _channels_last(part) for name, part in named.items()}
             inputs = _channels_last(inputs)
         offload = None if self.offload is None else Offload(self.offload)
@@ -197,7 +201,10 @@ class Passes:
                 f"the model {self.model.name} adds up gradients by a backward pass of its own inside of the backward"
                 " pass, as reversible layers do, where no record's can be told apart; leave it to autograd."
             )
-        gradients = {name: part for name, part in zip(named, found, strict=True) if part is not None}
+        # An embedding with `sparse=True` has sparse gradients.
+        gradients = {
+            name: part.to_dense() for name, part in zip(named, found, strict=True) if part is not None
+        }
         return losses.detach(), gradients
 
     def losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from algorithms.gradients.rules.general import general, summed_to
 def linear(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """output = input weight^T + bias, for input [..., p], weight [o, p], bias [o]."""
     input, weight, bias = _arguments(*args, **kwargs)
-    if tape.name(input) is not None:
+    if tape.name(input) is not None or weight.dim() == 1:
         return general(tape, func, args, kwargs)
     layout = tape.layout(input)
     names = tape.name(weight), tape.name(bias)

@@ -148,6 +148,15 @@ IMAGES = {
         ),
         (2, 5, 5),
     ),
+    "viewed around max pooling": Spec(
+        lambda: Wired(
+            lambda self, x: self.pool(self.layer(x) + self.scale.view(3, 1, 4)).view(len(x), -1),
+            layer=nn.Conv2d(2, 3, 2),
+            pool=nn.MaxPool2d(1),
+            scale=nn.Parameter(torch.randn(1, 3, 2, 2)),
+        ),
+        (2, 5, 5),
+    ),
     "turned": Spec(
         lambda: Wired(lambda self, x: self.layer(x.mT).mT, layer=nn.Conv2d(2, 3, (2, 3))), (2, 4, 5)
     ),
@@ -158,6 +167,7 @@ IMAGES = {
 def test_images_are_found_wherever_they_are(name: str) -> None:
     made = problem(IMAGES[name])
     engine = made.engine()
+    assert engine.is_batched
     for count in (1, 3, 4):
         check(made.some(slice(0, count)), engine)
 

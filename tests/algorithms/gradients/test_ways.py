@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from algorithms.gradients import L2
 from tests.algorithms.gradients import naive
-from tests.algorithms.gradients.zoo import Spec, Wired, check, problem, rows, zero_start
+from tests.algorithms.gradients.zoo import Problem, Spec, Wired, check, problem, rows, zero_start
 
 
 def _overwritten(self: Wired, inputs: Tensor) -> Tensor:
@@ -261,3 +261,34 @@ def test_no_gradient_is_left_out_or_mistaken_because_it_is_small_at_the_start(na
     found = rows(made, made.engine())
     for place in made.model.places.values():
         assert naive.relative(found[:, place], made.gradients[:, place]) < 1e-9
+
+
+@pytest.mark.parametrize(("kind", "width"), [(nn.Embedding, 12), (nn.EmbeddingBag, 4)])
+def test_a_table_of_sparse_gradients_is_taken_as_one_of_dense_ones(
+    kind: Callable[..., nn.Embedding | nn.EmbeddingBag], width: int
+) -> None:
+    def of_words(self: Wired, words: Tensor) -> Tensor:
+        return self.last(self.table(words).flatten(1))
+
+    def made(*, sparse: bool) -> Problem:
+        return problem(
+            Spec(
+                lambda: Wired(of_words, table=kind(5, 4, sparse=sparse), last=nn.Linear(width, 2)),
+                (3,),
+                entries=5,
+            )
+        )
+
+    check(made(sparse=False), made(sparse=True).engine())
+
+
+def test_a_weight_may_be_a_vector() -> None:
+    made = problem(
+        Spec(
+            lambda: Wired(lambda self, x: functional.linear(x, self.w), w=nn.Parameter(torch.randn(4))),
+            (3, 4),
+        )
+    )
+    engine = made.engine()
+    assert engine.is_batched
+    check(made, engine)
