@@ -157,8 +157,7 @@ def check_apart(looked: Looked) -> bool:
         _check_places(looked, shown, contexts, range(_FEW), alone=not is_random)
     for constant in constants:
         _check_places(looked, sample.all_of(constant), [looked.draw(_FEW, 1)], (0,), alone=not is_random)
-    many, others = looked.draw(MANY, 2), looked.draw(MANY, 3).times(_LARGE)
-    _check_places(looked, many, [others], (0, MANY // 2, MANY - 1), alone=not is_random)
+    check_many_apart(looked, alone=not is_random)
     _check_losses_apart(looked, sample)
     if not is_random:
         large = sample.times(_LARGE)
@@ -173,6 +172,12 @@ def check_apart(looked: Looked) -> bool:
         if is_steady:
             check_apart(looked)
     return True
+
+
+def check_many_apart(looked: Looked, *, alone: bool) -> None:
+    """`check_apart` for as many records as a full pass has; alone: whether each is also compared alone."""
+    many, others = looked.draw(MANY, 2), looked.draw(MANY, 3).times(_LARGE)
+    _check_places(looked, many, [others], (0, MANY // 2, MANY - 1), alone=alone)
 
 
 def crowd(looked: Looked) -> Sample:

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from algorithms.gradients.arithmetic import FEWEST
 from algorithms.gradients.clipping import L2
 from algorithms.gradients.grad_sample_recorder import (
     GradSampleRecorder,
@@ -28,6 +29,7 @@ from algorithms.gradients.independence import (
     check_apart,
     check_apart_briefly,
     check_first_records,
+    check_many_apart,
     check_shape,
     crowd,
     mixing_layer,
@@ -157,8 +159,9 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
     4. The batch dimension of the tensors that the rules need, and whether recorded gradients agree with autograd's. If
        they do not, or if they cannot be recorded, the model is differentiated record by record.
 
-    A full inspection compares records among many others in 64 bits. A brief one, for models with slow passes or of much
-    memory, takes few passes of at most three records in 32 bits, as far as rounding leaves no doubt.
+    A full inspection compares records among many others in 64 bits, and some of them in the precision of training. A
+    brief one, for models with slow passes or of much memory, takes few passes of at most three records in 32 bits, as
+    far as rounding leaves no doubt.
 
     Args:
         passes: of the model.
@@ -228,6 +231,9 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
     check_first_records(unused, plain)
     second = _traced(plain, crowd(plain) if is_brief else form.draw(_MORE, 0), other=first.tape)
     is_random = _check_briefly(plain, first, second, is_quick=is_quick) if is_brief else check_apart(looked)
+    if looked.is_exact:
+        # A kernel may be wrong in 32 bits alone. A record's place stays, and so does its rounding.
+        check_many_apart(plain, alone=False)
 
     try:
         if answers is None:
@@ -236,7 +242,9 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
                 f"its control flow may depend on the values of a tensor{by}; masks are faster"
             )
         with _recording():
-            layouts, cost, without_rule = _learned(plain, looked, first, second, is_brief=is_brief)
+            layouts, cost, without_rule = _learned(
+                plain, looked, first, second, is_brief=is_brief, precision=passes.model.precision
+            )
         reason = ""
     except UnrecordedError as why:
         layouts, reason, without_rule = None, str(why), ()
@@ -302,11 +310,17 @@ def _check_briefly(plain: Looked, few: _Trace, crowded: _Trace, *, is_quick: boo
 
 
 def _learned(
-    plain: Looked, looked: Looked, first: _Trace, second: _Trace, *, is_brief: bool
+    plain: Looked,
+    looked: Looked,
+    first: _Trace,
+    second: _Trace,
+    *,
+    is_brief: bool,
+    precision: torch.dtype,
 ) -> tuple[Layouts, PassCost, tuple[str, ...]]:
     """The layouts of all uses of parameters, a pass's cost, and the operations without a rule.
 
-    Raises UnrecordedError if recorded gradients differ from autograd's.
+    precision: of training. Raises UnrecordedError if recorded gradients differ from autograd's.
     """
     for trace in (first, second):
         if trace.tape is None:
@@ -322,6 +336,7 @@ def _learned(
         if tape is None or tape.shapes != second.tape.shapes:
             raise UnrecordedError("a size depends on the values of the records")
     cost, without_rule = PassCost(0, 0), set[str]()
+    trained = plain.deciding(model=replace(plain.passes.model, precision=precision))
 
     def check(layouts: Layouts) -> None:
         nonlocal cost
@@ -342,6 +357,12 @@ def _learned(
         if not is_brief:
             for sample in (looked.draw(_FEW, 0), looked.draw(_MORE, 0).shortened()):
                 _check_gradients(looked, sample, layouts)
+            if looked.is_exact:
+                sample, gradients = _recorded(trained, plain.draw(FEWEST, 0), layouts)
+                try:
+                    _compare(trained, sample, gradients)
+                except UnrecordedError:
+                    _compare_rounding(trained, looked, sample, gradients, 10.0 * plain.tolerance)
         elif not bool(finite.all()):
             _check_gradients(plain, first.seen.sample, layouts, _KINKS, _LARGE)
         else:
@@ -352,6 +373,7 @@ def _learned(
                 if not exact.is_exact:
                     raise
                 _check_gradients(exact, compared.in_64_bits(), layouts, weight=_LARGE)
+                _compare_rounding(plain, exact, compared, gradients, _KINKS)
 
     try:
         layouts = second.tape.layouts()
@@ -491,10 +513,8 @@ def _is_right(looked: Looked, passes: Passes, samples: list[Sample], seen: Seen 
         return False
 
 
-def _check_gradients(
-    looked: Looked, sample: Sample, layouts: Layouts, tolerance: float | None = None, weight: float = 1.0
-) -> None:
-    """Raises UnrecordedError if recorded gradients differ from autograd's, or are finite for no record."""
+def _recorded(looked: Looked, sample: Sample, layouts: Layouts) -> tuple[Sample, PerExampleGradients]:
+    """The records whose recorded gradients are finite, with these; raises UnrecordedError if there are none."""
 
     def recorded(some: Sample) -> PerExampleGradients:
         with same_randomness():
@@ -507,7 +527,14 @@ def _check_gradients(
             raise UnrecordedError("gradients that are not finite")
         sample = sample.some(finite)
         found = recorded(sample)
-    _compare(looked, sample, found, tolerance, weight)
+    return sample, found
+
+
+def _check_gradients(
+    looked: Looked, sample: Sample, layouts: Layouts, tolerance: float | None = None, weight: float = 1.0
+) -> None:
+    """Raises UnrecordedError if recorded gradients differ from autograd's, or are finite for no record."""
+    _compare(looked, *_recorded(looked, sample, layouts), tolerance, weight)
 
 
 def _compare(
@@ -538,6 +565,32 @@ def _compare(
             raise UnrecordedError("its recorded gradients differ from those of autograd")
     if any(not sizes[name] <= floor for name in expected):
         raise UnrecordedError("its recorded gradients differ from those of autograd")
+
+
+def _compare_rounding(
+    trained: Looked, exact: Looked, sample: Sample, found: PerExampleGradients, tolerance: float
+) -> None:
+    """Raises UnrecordedError if recorded gradients are wrong in the precision of training, as by a faulty kernel.
+
+    Rounding may move those of a deep model far: they may be ten times as far from the exact ones as autograd's are.
+    trained, exact: the model in the precision of training and in 64 bits. tolerance: relative, besides.
+    """
+    weights = torch.linspace(0.5, 2.0, len(sample.labels), dtype=torch.float64, device=sample.labels.device)
+
+    def gradients(looked: Looked, some: Sample) -> dict[str, Tensor]:
+        with same_randomness():
+            return looked.passes.gradients(looked.parameters, some.inputs, some.labels, weights)[1]
+
+    own, right = gradients(trained, sample), gradients(exact, sample.in_64_bits())
+    sizes = {name: float(torch.linalg.vector_norm(part)) for name, part in right.items()}
+    floor = 0.1 * _ROUNDING * tolerance * math.hypot(*sizes.values())
+    for name, part in found.weighted_parts(weights):
+        if name in right:
+            expected = right[name].reshape(-1)
+            room = 10.0 * float(torch.linalg.vector_norm(own[name].reshape(-1) - expected))
+            room += tolerance * sizes[name] + floor
+            if not float(torch.linalg.vector_norm(part - expected)) <= room:
+                raise UnrecordedError("its recorded gradients are wrong in the precision of training")
 
 
 def _kept_each(passes: Passes, parameters: Tensor, form: Form) -> int:

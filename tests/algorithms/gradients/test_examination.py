@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from torch.nn import functional
 from algorithms.core.training import of_people
 from algorithms.gradients import L2, Engine, RecordsNotIndependentError, Unclipped, model_inspection
 from algorithms.gradients.arithmetic import in_full_precision
+from algorithms.gradients.grad_sample_recorder import Args, Func, GradSampleRecorder, Kwargs
 from algorithms.gradients.independence import _attributes
 from algorithms.gradients.linear import LinearRecords, linear_layer
 from algorithms.gradients.op_tracer import Memory
+from algorithms.gradients.rules import RULES
 from algorithms.models import Model, build
 from algorithms.models.objectives import cross_entropy
 from tests.algorithms.gradients import naive
@@ -227,6 +230,53 @@ def test_losses_that_rounding_in_32_bits_moves_far_are_compared_in_64(
             made.engine()
     else:
         assert made.engine().physical_batch >= 64
+
+
+@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+def test_gradients_that_are_wrong_in_32_bits_alone_are_found(
+    light: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As by a kernel that 64 bits do not have."""
+    plain = RULES[functional.linear]
+
+    def faulty(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+        input, *rest = args
+        output: Tensor = plain(tape, func, (input, *rest), kwargs)
+        return output if input.dtype == torch.float64 else Scaled.apply(output)  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr(model_inspection, "_LIGHT", light)
+    spec = Spec(lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)), (4,))
+    assert problem(spec, torch.float32).engine().is_batched
+    monkeypatch.setitem(RULES, functional.linear, faulty)
+    made = problem(spec, torch.float32)
+    engine = made.engine()
+    assert not engine.is_batched and "wrong in the precision of training" in caplog.text
+    total = engine.clipped_sum(*made.arguments, Unclipped())
+    assert naive.relative(total, made.gradients.sum(dim=0)) < 1e-5
+
+
+class Scaled(torch.autograd.Function):
+    """Gradients that are a tenth too large."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, errors: Tensor) -> Tensor:
+        return 1.1 * errors
+
+
+def test_records_that_mix_in_32_bits_alone_are_refused() -> None:
+    """As in a kernel that 64 bits do not have."""
+
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        return self.layer(x - x.mean(dim=0) if x.dtype == torch.float32 else x)
+
+    with pytest.raises(
+        RecordsNotIndependentError, match="the forward pass of the model made up mixes records"
+    ):
+        problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2)), (4,)), torch.float32).engine()
 
 
 def test_a_layer_that_renews_its_buffers_is_taken_in_evaluation_mode() -> None:
