@@ -257,7 +257,8 @@ def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
     """The rows of a file of unlabelled records: Parquet by its suffix, otherwise text as declared, or with a header
     line.
 
-    The label's column may be missing. Raises DataRefusedError as the readers do.
+    The label's column may be missing, and so may the lines that training skips before the header. Raises
+    DataRefusedError as the readers do.
     """
     if path.is_dir():
         yield from (pa.Table.from_batches([some]) for some in _arrow(path))
@@ -274,13 +275,14 @@ def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
     )
     member = text.member if zipfile.is_zipfile(path) else None
     plain = text.model_copy(update={"member": member, "skip_lines": SkipLines()})
+    skipped = text.skip_lines.train if plain.header else 0
     try:
         yield from _table_of_text(path, plain, skip_lines=0)
     except DataRefusedError:
-        if plain.header:
+        if plain.header and not skipped:
             raise
         unlabelled = tuple(column for column in declared.columns if not isinstance(column, Label))
-        yield from _table_of_text(path, plain.model_copy(update={"columns": unlabelled}), skip_lines=0)
+        yield from _table_of_text(path, plain.model_copy(update={"columns": unlabelled}), skip_lines=skipped)
 
 
 def _table_of_text(
@@ -290,26 +292,24 @@ def _table_of_text(
 
     Names of columns are trimmed, as values are. Raises DataRefusedError if a line has too many or too few fields, or is
     not UTF-8. names_rows: with the number of that line, for public records. An empty file has no rows.
+
+    Arrow reads ahead in a thread of its own. It is given no Python function to call: releasing one from that thread
+    while Python shuts down would abort the process.
     """
-    names, wrong = list(declared.in_the_file), list[int]()
-
-    def note(row: tables_of_text.InvalidRow) -> str:
-        wrong.append(row.number)
-        return "error"
-
+    names = list(declared.in_the_file)
     try:
         if declared.header:
-            with _opened(path, declared, skip_lines, {}, note) as first:
+            with _opened(path, declared, skip_lines, {}) as first:
                 names = first.schema.names
             if len(names) == 1 < len(declared.content) and names[0].strip() not in declared.in_the_file:
                 raise DataRefusedError(_what_is_wrong(path, declared))
-        with _opened(path, declared, skip_lines, dict.fromkeys(names, pa.string()), note) as batches:
+        with _opened(path, declared, skip_lines, dict.fromkeys(names, pa.string())) as batches:
             for batch in batches:
                 table = pa.Table.from_batches([batch])
                 if declared.quotes and any(_holds_a_line_break(column) for column in table.columns):
                     raise DataRefusedError(
                         f"{path} has a field with a line break in quotes, which may be several records read as one; "
-                        "remove the line break or the stray quote."
+                        "remove the line break or the stray quote, or write the table as Parquet."
                     )
                 yield table.rename_columns([name.strip() for name in names])
     except (
@@ -322,7 +322,8 @@ def _table_of_text(
     ) as error:
         if "Empty CSV file" not in str(error):
             said = _what_is_wrong(path, declared)
-            said += f" See row {wrong[0]}, not counting empty lines." if names_rows and wrong else ""
+            row = re.search(r"Row #(\d+)", str(error))
+            said += f" See row {row[1]}, not counting empty lines." if names_rows and row else ""
             raise DataRefusedError(said) from None  # the cause quotes the line
 
 
@@ -332,7 +333,6 @@ def _opened(
     declared: Csv,
     skip_lines: int,
     types: dict[str, pa.DataType],
-    note: Callable[[tables_of_text.InvalidRow], str],
 ) -> Iterator[tables_of_text.CSVStreamingReader]:
     with ExitStack() as stack:
         if declared.member is None and zipfile.is_zipfile(path):
@@ -356,7 +356,6 @@ def _opened(
                 delimiter=declared.separator,
                 quote_char='"' if declared.quotes else False,
                 newlines_in_values=declared.quotes,
-                invalid_row_handler=note,
             ),
             convert_options=tables_of_text.ConvertOptions(column_types=types),
         )

@@ -119,6 +119,17 @@ def test_a_stray_quote_stays_within_its_record_or_is_refused_in_any_block(
         list(read(card(quotes=True), {"train": tmp_path / "t.csv"}))
 
 
+def test_a_file_in_another_encoding_is_refused_and_nothing_else_is_printed(
+    card: CardOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", printed.append)
+    (tmp_path / "t.csv").write_bytes((HEADER + '1,Köln,no,"a, b"\n' + "".join(LINES)).encode("utf-16"))
+    with pytest.raises(DataRefusedError, match="in UTF-8"):
+        list(read(card(), {"train": tmp_path / "t.csv"}))
+    assert not printed
+
+
 @pytest.mark.parametrize("name", ["absent.csv", "no zip"])
 def test_an_archive_without_its_table_is_refused(card: CardOf, tmp_path: Path, name: str) -> None:
     with zipfile.ZipFile(tmp_path / "t.zip", "w") as archive:

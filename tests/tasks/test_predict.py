@@ -148,6 +148,11 @@ def test_a_table_without_labels_becomes_the_features_of_training(tmp_path: Path)
     assert found.names == ("1", "2")
     expected = [[32 / 82, 1, 0, 0, 1, 0, 1, 0, 0, 0, 0], [0, 0.2, 0, 0, 0, 1, 0, 0, 1, 0, 0]]
     np.testing.assert_allclose(found.features, expected, rtol=1e-6)
+    carried["reader"]["skip_lines"] = {"train": 1}
+    for first in ("sep=,\n", ""):
+        (tmp_path / "new.csv").write_text(first + rows)
+        (again,) = records_in(tmp_path / "new.csv", carried, shape)
+        np.testing.assert_array_equal(again.features, found.features)
     frame = pd.DataFrame({"age": [50], "distance_km": [100.0], "insurance": ["none"], "reason": ["pain"]})
     frame.to_parquet(tmp_path / "new.parquet")
     (again,) = records_in(tmp_path / "new.parquet", carried, shape)
