@@ -446,6 +446,10 @@ def _refusing(model: Model, shape: tuple[int, ...], dtype: torch.dtype) -> Itera
                 f"the model {model.name} uses gradient checkpointing with use_reentrant=True, which gives no gradients"
                 " to ask for; set use_reentrant=False."
             ) from error
+        if "more than 1 value per channel when training" in why:
+            raise RecordsNotIndependentError(
+                f"the model {model.name} normalises over the batch{_place(error)} and so mixes records"
+            ) from error
         if "to satisfy the constraint" in why:
             raise ModelRefusedError(
                 f"the model {model.name} checks the arguments of a distribution{_place(error)} and stops where a record"

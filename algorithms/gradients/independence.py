@@ -239,8 +239,9 @@ def _check_same(looked: Looked, seen: Seen, place: int, changed: Sample | Seen, 
         return
     if not looked.close(looked.losses(seen.sample), looked.losses(seen.sample)):
         raise RecordsNotIndependentError(
-            f"{looked.pass_name} draws random numbers that no seed of PyTorch repeats, as SpecAugment of wav2vec 2.0"
-            " does by NumPy; draw them by torch, or switch them off"
+            f"{looked.pass_name} gives the same records other losses, by random numbers that no seed of PyTorch repeats"
+            " (SpecAugment of wav2vec 2.0 draws by NumPy) or by what is kept outside of the module; draw by torch,"
+            " keep nothing, or switch it off"
         )
     layer = _first_that_differs(looked, seen.sample, place, other.sample, at)
     raise RecordsNotIndependentError(f"{layer or looked.loss_name} mixes records")

@@ -78,6 +78,18 @@ def test_a_normalisation_over_records_is_refused(
         problem(Spec(lambda: nn.Sequential(layer(), nn.Flatten(), nn.PReLU()), shape)).engine()
 
 
+def test_a_normalisation_over_records_by_its_function_is_refused_by_name() -> None:
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        return functional.batch_norm(self.layer(x), None, None, training=True)
+
+    spec = Spec(lambda: nn.Sequential(nn.Linear(4, 4), Wired(wiring, layer=nn.Linear(4, 3))), (4,))
+    with pytest.raises(
+        RecordsNotIndependentError,
+        match=r"normalises over the batch in the layer 1 \(Wired\).* mixes records",
+    ):
+        problem(spec, torch.float32).engine()
+
+
 def over_pairs(outputs: Tensor, labels: Tensor) -> Tensor:
     return (outputs - outputs.roll(1, 0)).square().sum(dim=1)
 
