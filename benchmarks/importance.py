@@ -20,7 +20,8 @@ from algorithms.gradients import L2, Normalised
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
-from algorithms.privacy.mechanisms.release import Gaussian, Importance, Poisson
+from algorithms.privacy.mechanisms.release import Gaussian
+from algorithms.privacy.mechanisms.sampling import Importance, Poisson
 from benchmarks.measure import Plan, alternate, spread
 from benchmarks.methods import Method
 from benchmarks.workloads import WORKLOADS, Workload

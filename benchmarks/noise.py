@@ -22,7 +22,8 @@ from algorithms.models.objectives import cross_entropy
 from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import add_steps, seeded_generator, steps_of
-from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Noise, NoNoise
+from algorithms.privacy.mechanisms.release import Gaussian, Mechanism, NoNoise
+from algorithms.privacy.mechanisms.sampling import FullBatch
 from benchmarks.importance import Free, MadeUp
 from benchmarks.measure import Plan, alternate
 
@@ -59,7 +60,7 @@ def main(
         performance=Performance(workers=1, threads=1),
     )
 
-    def release(noise: Noise) -> None:
+    def release(noise: Mechanism) -> None:
         barrier.gradient(parameters, sampling=FullBatch(), clipping=L2(1.0), noise=noise, divisor=records)
 
     total, steps = torch.zeros(count, dtype=torch.float64), steps_of(stream.normal(count), std=1.0)

@@ -39,7 +39,8 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
-from algorithms.privacy.mechanisms.release import Gaussian, Poisson, gradient_release
+from algorithms.privacy.mechanisms.release import Gaussian, gradient_release
+from algorithms.privacy.mechanisms.sampling import Poisson
 from tasks.reporting.figures import LIGHT, Theme, png
 
 RECORDS, EPOCHS, NOISE, LEARNING_RATE, DELTA = 1000, 10, 0.1, 0.01, 1e-5

@@ -62,9 +62,6 @@ from algorithms.privacy.accounting.risk import Profile
 from algorithms.privacy.mechanisms.correlated import Correlated, Toeplitz
 from algorithms.privacy.mechanisms.noise import Stream
 from algorithms.privacy.mechanisms.release import (
-    Cyclic,
-    FixedOrder,
-    FullBatch,
     Gaussian,
     Gumbel,
     KNorm,
@@ -72,14 +69,19 @@ from algorithms.privacy.mechanisms.release import (
     Minimum,
     NoiseAhead,
     ObjectiveNoise,
-    Poisson,
     Release,
-    WithoutReplacement,
     add_noise,
     argmin_release,
-    chosen,
     gradient_release,
     noisy_argmin,
+)
+from algorithms.privacy.mechanisms.sampling import (
+    Cyclic,
+    FixedOrder,
+    FullBatch,
+    Poisson,
+    WithoutReplacement,
+    draw_sample,
 )
 
 Array = NDArray[np.float64]
@@ -432,7 +434,7 @@ def _on_a_line(release: Release, stream: Stream, is_in: bool, draws: int) -> Arr
     reached = is_in * np.ones(draws)
     if not isinstance(release.sampling, FullBatch):
         reached = np.zeros(draws)
-        reached[chosen(release, draws, stream)] = float(is_in)
+        reached[draw_sample(release.sampling, draws, stream, step=0)] = float(is_in)
     total = torch.from_numpy(reached * release.clipping.sensitivity)
     seen = add_noise(total, release, stream).numpy() / scale
     shift = release.clipping.sensitivity / scale

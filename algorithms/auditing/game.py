@@ -34,7 +34,8 @@ from algorithms.privacy.accounting.epsilon import REPLACE_ONE, Accountant
 from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.mechanisms.correlated import Correlated
 from algorithms.privacy.mechanisms.noise import Generator
-from algorithms.privacy.mechanisms.release import FullBatch, KNorm, Laplace, Minimum, NoNoise
+from algorithms.privacy.mechanisms.release import KNorm, Laplace, Minimum, NoNoise
+from algorithms.privacy.mechanisms.sampling import FullBatch
 
 Array = NDArray[np.float64]
 LENGTH = 1e3

@@ -15,7 +15,8 @@ from algorithms.privacy.accounting import MOST_EPSILON
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, adjacency_named, calibrate, rdp, smallest
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import RenyiBudget, RenyiFilter, ZCDPBudget, epsilon_of_zcdp
-from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Release, Sampling, total_release
+from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
+from algorithms.privacy.mechanisms.sampling import FullBatch, Sampling
 
 _LARGEST_DELTA_UNKNOWN_N = 1e-5
 

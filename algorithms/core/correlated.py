@@ -28,7 +28,8 @@ from algorithms.privacy.accounting.events import CorrelatedDpEvent, event_from_j
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.correlated import Buffered, Correlated, Strategy, Toeplitz, strategy_of
 from algorithms.privacy.mechanisms.noise import Stream
-from algorithms.privacy.mechanisms.release import Cyclic, CyclicPoisson, FixedOrder, Release, gradient_release
+from algorithms.privacy.mechanisms.release import Release, gradient_release
+from algorithms.privacy.mechanisms.sampling import Cyclic, CyclicPoisson, FixedOrder
 
 Array = NDArray[np.float64]
 

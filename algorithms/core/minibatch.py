@@ -14,7 +14,8 @@ from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L2, Clipping
 from algorithms.privacy.accounting.epsilon import Array, in_levels
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.mechanisms.release import Gaussian, Noise, Poisson, Sampling, gradient_release
+from algorithms.privacy.mechanisms.release import Gaussian, Mechanism, gradient_release
+from algorithms.privacy.mechanisms.sampling import Poisson, Sampling
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def noisy_gradient(
     *,
     clipping: Clipping,
     sampling: Sampling | None = None,
-    noise: Noise | None = None,
+    noise: Mechanism | None = None,
 ) -> Answer:
     """The noisy gradient of a step; before the first step, a count if the number of records is private.
 
@@ -164,7 +165,7 @@ def sgd_step(
     clipping: Clipping,
     update: OptimizerConfig,
     sampling: Sampling | None = None,
-    noise: Noise | None = None,
+    noise: Mechanism | None = None,
 ) -> State:
     """One noisy gradient and one update; arguments as in `noisy_gradient`."""
     answer = noisy_gradient(state, plan, barrier, clipping=clipping, sampling=sampling, noise=noise)

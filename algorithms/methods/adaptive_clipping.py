@@ -15,7 +15,8 @@ from algorithms.core.optimizers import Bound, Positive
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Affine
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.mechanisms.release import Gaussian, Poisson, gradient_release, norm_count_release
+from algorithms.privacy.mechanisms.release import Gaussian, gradient_release, norm_count_release
+from algorithms.privacy.mechanisms.sampling import Poisson
 
 USUAL_SHARE = 0.1
 """Noise of the count over the bound of a record, as a share of the batch: the paper's sigma_b = B / 20 over 1/2."""

@@ -18,15 +18,8 @@ from algorithms.gradients import L2, LineCandidates
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import conversion, rho_of_budget
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.mechanisms.release import (
-    FullBatch,
-    Gaussian,
-    Gumbel,
-    Laplace,
-    Poisson,
-    argmin_release,
-    gradient_release,
-)
+from algorithms.privacy.mechanisms.release import Gaussian, Gumbel, Laplace, argmin_release, gradient_release
+from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson
 
 _ORDERS = (*range(2, 33), *range(36, 65, 4), *range(80, 129, 16), 192, 256, 384, 512, 768, 1024)
 

@@ -27,7 +27,7 @@ from algorithms.gradients import L2, Normalised, PerLayer
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import rdp, smallest
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.mechanisms.release import FullBatch
+from algorithms.privacy.mechanisms.sampling import FullBatch
 
 STEPS_AT_ONE = 150
 """Steps at epsilon 1 where the settings give none; they grow with its root, so that steps and noise stay in balance."""

@@ -47,13 +47,8 @@ from algorithms.privacy.accounting.epsilon import rdp
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import RenyiBudget, conversion
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.mechanisms.release import (
-    Gaussian,
-    Importance,
-    Release,
-    gradient_release,
-    norm_total_release,
-)
+from algorithms.privacy.mechanisms.release import Gaussian, Release, gradient_release, norm_total_release
+from algorithms.privacy.mechanisms.sampling import Importance
 
 _ORDERS = (*map(float, range(2, 33)), *map(float, range(36, 65, 4)), 80.0, 96.0, 128.0, 192.0, 256.0, 512.0)
 

@@ -34,7 +34,7 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.correlated import Strategy, Tree
-from algorithms.privacy.mechanisms.release import FixedOrder
+from algorithms.privacy.mechanisms.sampling import FixedOrder
 
 _MOST = 64
 """Bands that "auto" tries: each is a vector of memory."""

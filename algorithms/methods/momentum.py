@@ -43,15 +43,8 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Box
 from algorithms.privacy.accounting.epsilon import in_levels
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.mechanisms.release import (
-    FullBatch,
-    Gaussian,
-    KNorm,
-    Laplace,
-    Release,
-    WithoutReplacement,
-    gradient_release,
-)
+from algorithms.privacy.mechanisms.release import Gaussian, KNorm, Laplace, Release, gradient_release
+from algorithms.privacy.mechanisms.sampling import FullBatch, WithoutReplacement
 
 Array = NDArray[np.float64]
 

@@ -18,7 +18,8 @@ from algorithms.methods.dp_agd import DPAGD, OURS, Measured, State
 from algorithms.models import LossBounds
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import rdp
-from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Gumbel, Laplace, Poisson, Sampling
+from algorithms.privacy.mechanisms.release import Gaussian, Gumbel, Laplace
+from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson, Sampling
 from tests.algorithms.descent import (
     DELTA,
     EPSILON,

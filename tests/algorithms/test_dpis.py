@@ -25,11 +25,11 @@ from algorithms.privacy.accounting.filters import conversion
 from algorithms.privacy.barrier.trace import Row
 from algorithms.privacy.mechanisms.release import (
     Gaussian,
-    Importance,
     gradient_release,
     norm_total_release,
     total_release,
 )
+from algorithms.privacy.mechanisms.sampling import Importance
 from tests.algorithms import bench
 from tests.algorithms.bench import RECORDS, small_model
 from tests.algorithms.test_contract import StoppedError

@@ -30,7 +30,8 @@ from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.barrier.unnoised_queries import frozen_prefix
 from algorithms.privacy.mechanisms.noise import seeded_generator
-from algorithms.privacy.mechanisms.release import FullBatch, Gaussian
+from algorithms.privacy.mechanisms.release import Gaussian
+from algorithms.privacy.mechanisms.sampling import FullBatch
 from tests.algorithms import bench
 from tests.algorithms.bench import MadeUp, algorithm
 from tests.algorithms.privacy import test_barrier

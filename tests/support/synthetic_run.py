@@ -19,14 +19,8 @@ from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.accounting.filters import ScheduleFilter
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.card import RunRecord
-from algorithms.privacy.mechanisms.release import (
-    Gaussian,
-    NoNoise,
-    Poisson,
-    Release,
-    gradient_release,
-    total_release,
-)
+from algorithms.privacy.mechanisms.release import Gaussian, NoNoise, Release, gradient_release, total_release
+from algorithms.privacy.mechanisms.sampling import Poisson
 from data import PublicDescription
 from tasks.runs.store import evaluated
 

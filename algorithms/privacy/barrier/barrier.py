@@ -45,19 +45,16 @@ from algorithms.privacy.mechanisms.correlated import Correlated
 from algorithms.privacy.mechanisms.noise import Generator, Stream
 from algorithms.privacy.mechanisms.release import (
     Correlator,
-    Importance,
+    Mechanism,
     Minimum,
-    Noise,
     NoiseAhead,
     NoNoise,
     Release,
-    Sampling,
-    WithoutReplacement,
     add_noise,
     noise_std,
     noisy_argmin,
-    words_of_sample,
 )
+from algorithms.privacy.mechanisms.sampling import Importance, Sampling, WithoutReplacement, words_of_sample
 
 
 class Correlation:
@@ -169,7 +166,7 @@ def check_norms(model: Model, point: Tensor, bound: object = None) -> None:
         )
 
 
-def check_minimum(model: Model, problem: Minimum, noise: Noise) -> None:
+def check_minimum(model: Model, problem: Minimum, noise: Mechanism) -> None:
     """Raises RefusedError if the minimum of the model's losses does not have the bounds that `problem` declares."""
     layer = linear_layer(model.module)
     if layer is None or layer.out_features != 1 or model.bounds is None:
@@ -227,7 +224,7 @@ class Barrier:
         self.__process = os.getpid()
 
     def gradient(
-        self, parameters: Tensor, *, sampling: Sampling, clipping: Clipping, noise: Noise, divisor: float
+        self, parameters: Tensor, *, sampling: Sampling, clipping: Clipping, noise: Mechanism, divisor: float
     ) -> Tensor:
         """Release the noisy sum of a sample's clipped gradients, divided by a public constant.
 
@@ -257,7 +254,7 @@ class Barrier:
         return self.__group.first((noisy / divisor).to(torch.float32).to(parameters.device))
 
     def total(
-        self, statistic: Statistic, *, bound: L1 | L2, noise: Noise, sampling: Sampling | None = None
+        self, statistic: Statistic, *, bound: L1 | L2, noise: Mechanism, sampling: Sampling | None = None
     ) -> Tensor:
         """Release the noisy sum of a statistic of each record, clipped to `bound`.
 
@@ -270,7 +267,7 @@ class Barrier:
         total = self.__exact.statistic_sum(statistic, bound, dimension, release, stream)
         return self.__group.first(add_noise(total, release, stream))
 
-    def moment(self, statistic: Statistic, *, bound: L2, noise: Noise) -> Tensor:
+    def moment(self, statistic: Statistic, *, bound: L2, noise: Mechanism) -> Tensor:
         """Release the noisy sum of A^T A over all records, for a matrix A of each clipped to Frobenius norm `bound`.
 
         statistic: (input [*input_shape], label []) -> A [m, c]. Returns [c, c], float64. Raises as `gradient` does.
@@ -283,7 +280,7 @@ class Barrier:
         noisy = self.__group.first(add_noise(total, release, stream))
         return as_matrix(noisy, columns)
 
-    def norm_total(self, parameters: Tensor, *, bound: L2, noise: Noise) -> float:
+    def norm_total(self, parameters: Tensor, *, bound: L2, noise: Mechanism) -> float:
         """Release the noisy sum of all records' gradient norms, each clipped to `bound`.
 
         Later importance samples use these norms. Raises as `gradient` does.
@@ -295,7 +292,7 @@ class Barrier:
         return float(self.__group.first(add_noise(total, release, stream)))
 
     def norm_count(
-        self, parameters: Tensor, *, bound: L2, noise: Noise, sampling: Sampling | None = None
+        self, parameters: Tensor, *, bound: L2, noise: Mechanism, sampling: Sampling | None = None
     ) -> float:
         """Release the noisy sum over a sample of 1/2 for each gradient norm up to `bound`, and -1/2 for the others.
 
@@ -314,7 +311,7 @@ class Barrier:
         candidates: Tensor | LineCandidates,
         *,
         bound: float,
-        noise: Noise,
+        noise: Mechanism,
         sampling: Sampling | None = None,
     ) -> int:
         """Release the index of the candidate with the smallest total loss, by noisy selection.
@@ -330,7 +327,7 @@ class Barrier:
         found = noisy_argmin(losses, points.cpu(), release, stream)
         return int(self.__group.first(torch.tensor([found])))
 
-    def minimum(self, problem: Minimum, *, noise: Noise) -> Tensor:
+    def minimum(self, problem: Minimum, *, noise: Mechanism) -> Tensor:
         """Release the minimum of a regularised sum of all losses, with noise in the objective or on the result.
 
         For a linear model with one output and a smooth loss. Returns the parameters, shape [d], float32. Raises as

@@ -51,17 +51,15 @@ from algorithms.privacy.barrier.performance import (
 )
 from algorithms.privacy.mechanisms.noise import Stream, is_below
 from algorithms.privacy.mechanisms.release import (
-    FullBatch,
-    Importance,
     Minimum,
     NoNoise,
     ObjectiveNoise,
     Release,
     add_noise,
-    chosen,
     draws,
     minimum_release,
 )
+from algorithms.privacy.mechanisms.sampling import FullBatch, Importance, draw_sample
 
 Statistic = Callable[[Tensor, Tensor], Tensor]
 """Of one record: (input [*input_shape], label []) -> a tensor, of one shape for all records."""
@@ -470,7 +468,7 @@ class UnnoisedQueries:
             return engine.clipped_sum(point, *records(), clipping, into)
 
         group = self.performance.group
-        rows = group.shard(chosen(release, self._count, stream), self._count)
+        rows = group.shard(self._sample(release, stream), self._count)
         total = torch.zeros(len(point), dtype=torch.float64, device=point.device)
         for found in self._side_by_side.map(summed, self._shared_passes(rows)):
             total += found
@@ -526,7 +524,7 @@ class UnnoisedQueries:
         Norms within 1 % of the bound count in part: the last bits of a norm depend on the batch, and with a step one
         record could change the contributions of many.
         """
-        measured = self._norms(self._copied(point), chosen(release, self._count, stream), bound)
+        measured = self._norms(self._copied(point), self._sample(release, stream), bound)
         norms = np.nan_to_num(measured, nan=np.inf, posinf=np.inf)
         return float(np.clip((1.0 - norms / bound.norm) / (2.0 * _BLURRED), -0.5, 0.5).sum())
 
@@ -537,7 +535,10 @@ class UnnoisedQueries:
 
     def drawn(self, release: Release, stream: Stream) -> Iterator[Batch]:
         """The records of the release's sample, in physical batches on the device."""
-        return self._batches(chosen(release, self._count, stream))
+        return self._batches(self._sample(release, stream))
+
+    def _sample(self, release: Release, stream: Stream) -> Rows:
+        return draw_sample(release.sampling, self._count, stream, step=release.noise.step)
 
     def _copied(self, points: Tensor) -> Tensor:
         """A copy of points where sums are, so that a model that changes them changes only the copy."""

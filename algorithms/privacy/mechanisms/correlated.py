@@ -20,7 +20,8 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised, PerLayer
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, CorrelatedStepDpEvent, buffered
 from algorithms.privacy.mechanisms.noise import Stream
-from algorithms.privacy.mechanisms.release import Correlator, CyclicPoisson, FixedOrder, Multiplied
+from algorithms.privacy.mechanisms.release import Correlator, Multiplied
+from algorithms.privacy.mechanisms.sampling import CyclicPoisson, FixedOrder
 
 Array = NDArray[np.float64]
 

@@ -1,11 +1,9 @@
-"""Releases: queries to the private records, as values of sampling, bound and noise; their cost, and their draws.
+"""Releases: queries to the private records, as values of sampling, bound and noise; their cost, and their noise.
 
-First the terms of a release: how records are sampled, what is minimised, what noise is added. Then the release itself:
-it alone turns a query into a privacy event, if its mechanism states that the combination is proven; all others are
-refused. An event states the noise in units of the bound on one record; accounting decides what that means under
-add-or-remove-one or replace-one.
-
-A release draws its sample of records and its noise, and nothing else.
+First the mechanisms, which are kinds of noise. Then the release itself: it alone turns a query into a privacy event, if
+its mechanism states that the combination is proven; all others are refused. An event states the noise in units of the
+bound on one record; accounting decides what that means under add-or-remove-one or replace-one. Samples of records are
+drawn in `sampling`.
 """
 
 import math
@@ -28,119 +26,15 @@ from algorithms.gradients import L1, L2, Affine, Box, Clipping, Normalised, PerL
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, releases_of
 from algorithms.privacy.accounting.event_rules import ObjectivePerturbationDpEvent, PureDpEvent
 from algorithms.privacy.mechanisms.noise import Stream, add_steps, scale_on_grid, std_on_grid, steps_of
-
-
-@dataclass(frozen=True)
-class FullBatch:
-    """Every record takes part."""
-
-    rate: float = 1.0
-
-
-@dataclass(frozen=True)
-class Poisson:
-    """Every record takes part independently with probability `rate`."""
-
-    rate: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise RefusedError(
-                f"a sampling rate must lie in (0, 1], not {self.rate}; give expected batch / records."
-            )
-
-
-@dataclass(frozen=True)
-class WithoutReplacement:
-    """A random subset of `size` of the `records`, whose number is public; proven only under replace-one."""
-
-    size: int
-    records: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.size <= self.records:
-            raise RefusedError(
-                f"a sample of {self.size} without replacement was asked for, of {self.records} records;"
-                f" give a size from 1 to {self.records}."
-            )
-
-    @property
-    def rate(self) -> float:
-        """The probability that a record takes part."""
-        return self.size / self.records
-
-
-@dataclass(frozen=True)
-class Importance:
-    """A record takes part with probability rate * |g| / C, for its gradient g clipped to the norm C (Wei et al. 2022).
-
-    rate: bounds the probability, and is charged. Candidates are drawn before their gradients are known, by their last
-    norms: `oversampling` times more than needed, and with norms of at least `floor` times C.
-    """
-
-    rate: float
-    oversampling: float = 5.0
-    floor: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1 or not 1 <= self.oversampling < math.inf or not 0 < self.floor <= 1:
-            raise RefusedError(
-                f"importance sampling needs a rate and a floor in (0, 1] and an oversampling from 1 up, not {self};"
-                " give other numbers."
-            )
-        if self.oversampling * self.rate > 1:
-            raise RefusedError(
-                f"a rate of {self.rate:g} oversampled {self.oversampling:g} times is above 1, and no coin is;"
-                f" give a rate of at most {1 / self.oversampling:g}."
-            )
-
-
-@dataclass(frozen=True)
-class CyclicPoisson:
-    """A record belongs to one of `parts`, drawn once per run, and takes part with `chance` in every parts-th step.
-
-    rate: of a step over all records; the chance is `parts` times that. Only for correlated noise.
-    """
-
-    parts: int
-    rate: float
-
-    def __post_init__(self) -> None:
-        if self.parts < 1 or not self.rate > 0 or not self.chance <= 1:
-            raise RefusedError(
-                f"{self.parts} parts with a rate of {self.rate:g} were asked for; give at least 1 part and a rate in"
-                f" (0, 1 / parts], so that a record's chance in its step is at most 1."
-            )
-
-    @property
-    def chance(self) -> float:
-        """With which a record takes part in a step of its part."""
-        return self.parts * self.rate
-
-
-@dataclass(frozen=True)
-class FixedOrder:
-    """A record belongs to one of `parts`, drawn once per run, and always takes part in every parts-th step."""
-
-    parts: int
-
-    def __post_init__(self) -> None:
-        if self.parts < 1:
-            raise RefusedError(f"{self.parts} parts were asked for; give 1 or more steps to a pass.")
-
-    @property
-    def rate(self) -> float:
-        """The share of all records in a step."""
-        return 1.0 / self.parts
-
-    @property
-    def chance(self) -> float:
-        """With which a record takes part in a step of its part."""
-        return 1.0
-
-
-Cyclic = CyclicPoisson | FixedOrder
-Sampling = FullBatch | Poisson | WithoutReplacement | Importance | Cyclic
+from algorithms.privacy.mechanisms.sampling import (
+    CyclicPoisson,
+    FixedOrder,
+    FullBatch,
+    Importance,
+    Poisson,
+    Sampling,
+    WithoutReplacement,
+)
 
 
 @dataclass(frozen=True)
@@ -407,9 +301,6 @@ class PureObjectiveNoise(ObjectiveNoise):
         return KNorm(self.output)
 
 
-Noise = Mechanism
-
-
 def _selected(multiplier: float, divisor: float, *, is_sampled: bool) -> dp.DpEvent:
     """A selection by scores within [0, bound] is pure epsilon = 1/z; of its zCDP no sampled form is known."""
     if is_sampled:
@@ -443,7 +334,7 @@ class Release:
     kind: Kind
     sampling: Sampling
     clipping: Bound
-    noise: Noise
+    noise: Mechanism
     divisor: float = 1.0
 
     def __post_init__(self) -> None:
@@ -473,32 +364,32 @@ class Release:
         return _of_sample(self, self.noise.event(self.kind, self.clipping, is_sampled=is_sampled))
 
 
-def gradient_release(sampling: Sampling, clipping: Clipping, noise: Noise, divisor: float) -> Release:
+def gradient_release(sampling: Sampling, clipping: Clipping, noise: Mechanism, divisor: float) -> Release:
     """The noisy sum of a sample's clipped gradients, divided by a public number."""
     return Release("gradient", sampling, clipping, noise, divisor)
 
 
-def total_release(bound: L1 | L2, noise: Noise, sampling: Sampling | None = None) -> Release:
+def total_release(bound: L1 | L2, noise: Mechanism, sampling: Sampling | None = None) -> Release:
     """The noisy sum of a bounded statistic of each record."""
     return Release("total", sampling or FullBatch(), bound, noise)
 
 
-def norm_total_release(bound: L2, noise: Noise) -> Release:
+def norm_total_release(bound: L2, noise: Mechanism) -> Release:
     """The noisy sum of all records' gradient norms, each clipped to the bound."""
     return Release("norms", FullBatch(), bound, noise)
 
 
-def norm_count_release(noise: Noise, sampling: Sampling | None = None) -> Release:
+def norm_count_release(noise: Mechanism, sampling: Sampling | None = None) -> Release:
     """The noisy sum of 1/2 for each gradient norm within a public bound, and -1/2 for the others."""
     return Release("norm count", sampling or FullBatch(), L2(0.5), noise)
 
 
-def argmin_release(bound: float, noise: Noise, sampling: Sampling | None = None) -> Release:
+def argmin_release(bound: float, noise: Mechanism, sampling: Sampling | None = None) -> Release:
     """A noisy selection of the candidate with the smallest total loss, each record's loss clipped to [0, bound]."""
     return Release("argmin", sampling or FullBatch(), L1(bound), noise)
 
 
-def minimum_release(problem: Minimum, noise: Noise) -> Release:
+def minimum_release(problem: Minimum, noise: Mechanism) -> Release:
     """The minimum of a sum of losses, with noise in the objective or on the result."""
     return Release("minimum", FullBatch(), problem, noise)
 
@@ -532,23 +423,6 @@ def _combinations() -> str:
         for noise in noises
         for kind, bound, sampling in noise.proven
     )
-
-
-def chosen(release: Release, count: int, stream: Stream) -> NDArray[np.intp]:
-    """Draw the sample of `count` records, as ascending indices; not for importance sampling."""
-    match sampling := release.sampling:
-        case FullBatch():
-            return np.arange(count)
-        case WithoutReplacement():
-            return stream.subset(count, sampling.size)
-        case CyclicPoisson() | FixedOrder():
-            if isinstance(release.noise, NoNoise):
-                raise TypeError("parts are taken in turn by the steps of correlated noise alone")
-            has_turn = stream.parts(count, sampling.parts) == release.noise.step % sampling.parts
-            return np.flatnonzero(has_turn & stream.coins(count, sampling.chance))
-        case Importance():
-            raise TypeError("who takes part in an importance sample depends on gradients")
-    return np.flatnonzero(stream.coins(count, sampling.rate))
 
 
 def add_noise(total: Tensor, release: Release, stream: Stream) -> Tensor:
@@ -603,16 +477,6 @@ class NoiseAhead:
 @cache
 def _drawer() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="ahead")
-
-
-def words_of_sample(sampling: Sampling, count: int) -> int:
-    """The number of words in a release's stream for the sample of `count` records, which comes before the noise."""
-    match sampling:
-        case FullBatch() | FixedOrder() | Poisson(rate=1) | CyclicPoisson(chance=1):
-            return 0
-        case Importance():
-            return 2 * count
-    return count
 
 
 def noisy_argmin(losses: Tensor, points: Tensor, release: Release, stream: Stream) -> int:

@@ -50,24 +50,24 @@ def one_layer_unclipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def coins_shared_by_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn, last = unnoised_queries.chosen, []
+    drawn, last = unnoised_queries.draw_sample, []
 
-    def shared(*args: Any) -> Any:
-        own = drawn(*args)
+    def shared(*args: Any, **given: Any) -> Any:
+        own = drawn(*args, **given)
         last.append(own if len(last) % 4 != 1 else last[-1])
         return last[-1]
 
-    monkeypatch.setattr(unnoised_queries, "chosen", shared)
+    monkeypatch.setattr(unnoised_queries, "draw_sample", shared)
 
 
 def a_record_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = unnoised_queries.chosen
+    drawn = unnoised_queries.draw_sample
 
-    def twice(*args: Any) -> Any:
-        rows = drawn(*args)
+    def twice(*args: Any, **given: Any) -> Any:
+        rows = drawn(*args, **given)
         return np.append(rows, rows[-1:])
 
-    monkeypatch.setattr(unnoised_queries, "chosen", twice)
+    monkeypatch.setattr(unnoised_queries, "draw_sample", twice)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,9 @@ def noise_without_its_correction(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_record_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unnoised_queries, "chosen", lambda _release, records, _stream: np.arange(records))
+    monkeypatch.setattr(
+        unnoised_queries, "draw_sample", lambda _sampling, records, _stream, step: np.arange(records)
+    )
 
 
 @pytest.mark.parametrize(("method", "settings"), CORRELATED)

@@ -9,7 +9,8 @@ from algorithms.gradients import L2, Engine
 from algorithms.gradients.grads import prefers_gram
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.mechanisms.noise import add_steps, seeded_generator, steps_of
-from algorithms.privacy.mechanisms.release import Gaussian, Poisson
+from algorithms.privacy.mechanisms.release import Gaussian
+from algorithms.privacy.mechanisms.sampling import Poisson
 from tests.algorithms.bench import add_on_grid, made_up, small_model
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.networks import NETWORKS

@@ -12,14 +12,14 @@ from algorithms.gradients import L2, Normalised
 from algorithms.models import Model
 from algorithms.privacy.mechanisms import release as releases
 from algorithms.privacy.mechanisms.noise import Stream, seeded_generator
-from algorithms.privacy.mechanisms.release import (
+from algorithms.privacy.mechanisms.release import Gaussian, Release
+from algorithms.privacy.mechanisms.sampling import (
     FullBatch,
-    Gaussian,
     Importance,
     Poisson,
-    Release,
     Sampling,
     WithoutReplacement,
+    draw_sample,
 )
 from tests.algorithms.bench import RECORDS, made_up, small_model
 from tests.algorithms.privacy.test_barrier import barrier
@@ -50,7 +50,7 @@ def test_the_noise_is_what_comes_after_the_coins(sampling: Sampling) -> None:
     if isinstance(sampling, Importance):
         drawn.pairs(RECORDS)
     else:
-        releases.chosen(release, RECORDS, drawn)
+        draw_sample(sampling, RECORDS, drawn, step=0)
     expected = releases.add_noise(torch.zeros(len(point), dtype=torch.float64), release, drawn)
     assert torch.equal(answer, expected.float())
 

@@ -22,20 +22,18 @@ from algorithms.privacy.barrier.performance import Performance
 from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.mechanisms.noise import secure_generator, seeded_generator
 from algorithms.privacy.mechanisms.release import (
-    FullBatch,
     Gaussian,
     Gumbel,
     Laplace,
     Minimum,
     NoNoise,
-    Poisson,
     Release,
-    WithoutReplacement,
     argmin_release,
     gradient_release,
     minimum_release,
     total_release,
 )
+from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson, WithoutReplacement
 from tests.algorithms.bench import MadeUp, OneLook, made_up, small_model, with_record
 from tests.support.threads import cpu_threads
 

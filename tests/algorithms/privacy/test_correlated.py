@@ -40,15 +40,8 @@ from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.correlated import Buffered, Correlated, Strategy, Toeplitz, Tree
 from algorithms.privacy.mechanisms.noise import seeded_generator
-from algorithms.privacy.mechanisms.release import (
-    CyclicPoisson,
-    FixedOrder,
-    Gaussian,
-    Poisson,
-    Sampling,
-    chosen,
-    gradient_release,
-)
+from algorithms.privacy.mechanisms.release import Gaussian, gradient_release
+from algorithms.privacy.mechanisms.sampling import CyclicPoisson, FixedOrder, Poisson, Sampling, draw_sample
 from tests.algorithms.bench import made_up, small_model
 from tests.algorithms.privacy.test_barrier import FALSE_ALARM, barrier, no_records, wide_model
 from tests.algorithms.privacy.test_golden import GOLDEN, expected
@@ -395,9 +388,8 @@ def test_a_record_takes_part_in_the_steps_of_its_part_alone() -> None:
     count, parts, generator = 20_000, 4, seeded_generator(3)
 
     def took_part(sampling: CyclicPoisson | FixedOrder, step: int) -> np.ndarray:
-        noise = Correlated(1.0, Toeplitz((1.0,)), 8, step)
         found = np.zeros(count, dtype=bool)
-        found[chosen(gradient_release(sampling, L2(1.0), noise, 1.0), count, generator.stream(step))] = True
+        found[draw_sample(sampling, count, generator.stream(step), step=step)] = True
         return found
 
     ordered = np.stack([took_part(FixedOrder(parts), step) for step in range(8)])

@@ -13,7 +13,8 @@ import torch
 from algorithms.gradients import L2, Affine, Clipping, Normalised, PerLayer, Unclipped
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
-from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Importance, NoNoise, Poisson
+from algorithms.privacy.mechanisms.release import Gaussian, NoNoise
+from algorithms.privacy.mechanisms.sampling import FullBatch, Importance, Poisson
 from tests.algorithms.bench import MadeUp, made_up, small_model
 from tests.algorithms.privacy.test_barrier import barrier
 

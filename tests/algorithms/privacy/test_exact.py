@@ -15,7 +15,8 @@ from algorithms.errors import QueryFailedError, RefusedError
 from algorithms.gradients import L2, Engine
 from algorithms.models import Model
 from algorithms.privacy.barrier.barrier import Barrier, Performance
-from algorithms.privacy.mechanisms.release import FullBatch, Gaussian
+from algorithms.privacy.mechanisms.release import Gaussian
+from algorithms.privacy.mechanisms.sampling import FullBatch
 from tests.algorithms.bench import SHAPE, MadeUp, made_up, small_model
 from tests.algorithms.privacy.test_barrier import Free, barrier
 from tests.algorithms.privacy.test_questions import PARAMETERS, QUESTIONS, every_question

@@ -15,7 +15,8 @@ from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.barrier.unnoised_queries import all_in_closed_form, loss_sums
 from algorithms.privacy.mechanisms.noise import seeded_generator
-from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Gumbel, Laplace
+from algorithms.privacy.mechanisms.release import Gaussian, Gumbel, Laplace
+from algorithms.privacy.mechanisms.sampling import FullBatch
 from tests.algorithms.bench import MadeUp, OneLook
 from tests.algorithms.gradients.forms import cancelling
 from tests.algorithms.privacy.test_barrier import barrier

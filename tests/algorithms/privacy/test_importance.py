@@ -22,17 +22,15 @@ from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.barrier.unnoised_queries import LastNorms, importance_sum
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import (
-    FullBatch,
     Gaussian,
     Gumbel,
-    Importance,
     Laplace,
     NoNoise,
-    Poisson,
     gradient_release,
     norm_count_release,
     norm_total_release,
 )
+from algorithms.privacy.mechanisms.sampling import FullBatch, Importance, Poisson
 from tests.algorithms.bench import MadeUp, made_up, small_model, with_record
 from tests.algorithms.privacy.test_barrier import FALSE_ALARM, Free, barrier, no_records, wide_model
 from tests.algorithms.privacy.test_noise import Words

@@ -14,15 +14,14 @@ from algorithms.models import build
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon
 from algorithms.privacy.mechanisms.noise import Stream, seeded_generator
 from algorithms.privacy.mechanisms.release import (
-    FullBatch,
     KNorm,
     Minimum,
-    Poisson,
     PureObjectiveNoise,
     gradient_release,
     minimum_release,
     noise_std,
 )
+from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson
 from tests.algorithms.bench import SHAPE, made_up
 from tests.algorithms.privacy.test_barrier import barrier
 

@@ -9,7 +9,8 @@ import torch
 from algorithms.gradients import L2
 from algorithms.models import build
 from algorithms.privacy.barrier.barrier import Performance
-from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Poisson
+from algorithms.privacy.mechanisms.release import Gaussian
+from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson
 from tests.algorithms.bench import MadeUp
 from tests.algorithms.privacy.test_barrier import barrier
 

@@ -27,7 +27,8 @@ from algorithms.privacy.accounting.filters import ZCDPFilter
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.card import build, verify
 from algorithms.privacy.mechanisms.noise import Stream
-from algorithms.privacy.mechanisms.release import FullBatch, Mechanism, Release, total_release
+from algorithms.privacy.mechanisms.release import Mechanism, Release, total_release
+from algorithms.privacy.mechanisms.sampling import FullBatch
 from tests.algorithms.privacy.test_barrier import barrier, no_records
 from tests.support.synthetic_run import left_by
 

@@ -22,14 +22,8 @@ from algorithms.privacy.accounting.filters import RenyiFilter, rho_of_budget
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.card import RunRecord, build, text, verify
 from algorithms.privacy.ledger import Ledger
-from algorithms.privacy.mechanisms.release import (
-    FullBatch,
-    Gaussian,
-    Laplace,
-    Release,
-    gradient_release,
-    noise_std,
-)
+from algorithms.privacy.mechanisms.release import Gaussian, Laplace, Release, gradient_release, noise_std
+from algorithms.privacy.mechanisms.sampling import FullBatch
 from tests.algorithms.privacy.conftest import card_of
 from tests.support.changed import changed
 from tests.support.synthetic_run import left_by

@@ -25,20 +25,17 @@ from algorithms.privacy.mechanisms.noise import (
     std_on_grid,
 )
 from algorithms.privacy.mechanisms.release import (
-    FullBatch,
     Gaussian,
     Gumbel,
-    Importance,
     KNorm,
     Laplace,
+    Mechanism,
     Minimum,
-    Noise,
     ObjectiveNoise,
-    Poisson,
-    Sampling,
     argmin_release,
     gradient_release,
 )
+from algorithms.privacy.mechanisms.sampling import FullBatch, Importance, Poisson, Sampling
 from tests.algorithms.bench import SHAPE, MadeUp, add_on_grid, made_up, small_model
 from tests.algorithms.privacy.test_barrier import FALSE_ALARM, Free, barrier, no_records, wide_model
 from tests.support.threads import cpu_threads
@@ -79,7 +76,7 @@ def argmin(asked: Barrier, sampling: Sampling | None = None) -> int:
     return asked.argmin(torch.stack([PARAMETERS] * 2), bound=1.0, noise=Gumbel(0.5), sampling=sampling)
 
 
-def minimum(asked: Barrier, noise: Noise = NOISE) -> Tensor:
+def minimum(asked: Barrier, noise: Mechanism = NOISE) -> Tensor:
     return asked.about(BINARY).minimum(PROBLEM, noise=noise)
 
 

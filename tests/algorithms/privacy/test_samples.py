@@ -22,17 +22,14 @@ from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import (
-    FullBatch,
     Gaussian,
     Gumbel,
-    Importance,
     Laplace,
-    Poisson,
-    WithoutReplacement,
     argmin_release,
     gradient_release,
     noisy_argmin,
 )
+from algorithms.privacy.mechanisms.sampling import FullBatch, Importance, Poisson, WithoutReplacement
 from tests.algorithms.bench import MadeUp, made_up, small_model
 from tests.algorithms.privacy.test_barrier import FALSE_ALARM, Free, barrier, no_records, wide_model
 

@@ -18,7 +18,8 @@ from algorithms.gradients import L2, Engine
 from algorithms.gradients.placement import shard_frozen
 from algorithms.models import Model
 from algorithms.privacy.barrier.performance import ALONE, Group, Performance
-from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Poisson
+from algorithms.privacy.mechanisms.release import Gaussian
+from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson
 from tests.algorithms.bench import MadeUp
 from tests.algorithms.privacy.test_barrier import barrier
 from tests.support.device import DEVICE

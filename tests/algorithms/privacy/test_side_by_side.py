@@ -14,7 +14,8 @@ from algorithms.gradients import L2
 from algorithms.privacy.barrier import performance
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.barrier.performance import OnDevice, Records, SideBySide, one_ahead
-from algorithms.privacy.mechanisms.release import NoNoise, Poisson
+from algorithms.privacy.mechanisms.release import NoNoise
+from algorithms.privacy.mechanisms.sampling import Poisson
 from tests.algorithms.bench import made_up, small_model
 from tests.algorithms.privacy.test_barrier import barrier
 

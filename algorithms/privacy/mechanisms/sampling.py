@@ -1,0 +1,151 @@
+"""Who takes part in a release: the ways of sampling records, and the draw of a sample."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.errors import RefusedError
+from algorithms.privacy.mechanisms.noise import Stream
+
+
+@dataclass(frozen=True)
+class FullBatch:
+    """Every record takes part."""
+
+    rate: float = 1.0
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Every record takes part independently with probability `rate`."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise RefusedError(
+                f"a sampling rate must lie in (0, 1], not {self.rate}; give expected batch / records."
+            )
+
+
+@dataclass(frozen=True)
+class WithoutReplacement:
+    """A random subset of `size` of the `records`, whose number is public; proven only under replace-one."""
+
+    size: int
+    records: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= self.records:
+            raise RefusedError(
+                f"a sample of {self.size} without replacement was asked for, of {self.records} records;"
+                f" give a size from 1 to {self.records}."
+            )
+
+    @property
+    def rate(self) -> float:
+        """The probability that a record takes part."""
+        return self.size / self.records
+
+
+@dataclass(frozen=True)
+class Importance:
+    """A record takes part with probability rate * |g| / C, for its gradient g clipped to the norm C (Wei et al. 2022).
+
+    rate: bounds the probability, and is charged. Candidates are drawn before their gradients are known, by their last
+    norms: `oversampling` times more than needed, and with norms of at least `floor` times C.
+    """
+
+    rate: float
+    oversampling: float = 5.0
+    floor: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1 or not 1 <= self.oversampling < math.inf or not 0 < self.floor <= 1:
+            raise RefusedError(
+                f"importance sampling needs a rate and a floor in (0, 1] and an oversampling from 1 up, not {self};"
+                " give other numbers."
+            )
+        if self.oversampling * self.rate > 1:
+            raise RefusedError(
+                f"a rate of {self.rate:g} oversampled {self.oversampling:g} times is above 1, and no coin is;"
+                f" give a rate of at most {1 / self.oversampling:g}."
+            )
+
+
+@dataclass(frozen=True)
+class CyclicPoisson:
+    """A record belongs to one of `parts`, drawn once per run, and takes part with `chance` in every parts-th step.
+
+    rate: of a step over all records; the chance is `parts` times that. Only for correlated noise.
+    """
+
+    parts: int
+    rate: float
+
+    def __post_init__(self) -> None:
+        if self.parts < 1 or not self.rate > 0 or not self.chance <= 1:
+            raise RefusedError(
+                f"{self.parts} parts with a rate of {self.rate:g} were asked for; give at least 1 part and a rate in"
+                f" (0, 1 / parts], so that a record's chance in its step is at most 1."
+            )
+
+    @property
+    def chance(self) -> float:
+        """With which a record takes part in a step of its part."""
+        return self.parts * self.rate
+
+
+@dataclass(frozen=True)
+class FixedOrder:
+    """A record belongs to one of `parts`, drawn once per run, and always takes part in every parts-th step."""
+
+    parts: int
+
+    def __post_init__(self) -> None:
+        if self.parts < 1:
+            raise RefusedError(f"{self.parts} parts were asked for; give 1 or more steps to a pass.")
+
+    @property
+    def rate(self) -> float:
+        """The share of all records in a step."""
+        return 1.0 / self.parts
+
+    @property
+    def chance(self) -> float:
+        """With which a record takes part in a step of its part."""
+        return 1.0
+
+
+Cyclic = CyclicPoisson | FixedOrder
+Sampling = FullBatch | Poisson | WithoutReplacement | Importance | Cyclic
+
+
+def draw_sample(sampling: Sampling, count: int, stream: Stream, *, step: int) -> NDArray[np.intp]:
+    """Draw the sample of `count` records, as ascending indices; not for importance sampling.
+
+    step: of the run, from 0, which decides whose turn it is when records are divided into parts.
+    """
+    match sampling:
+        case FullBatch():
+            return np.arange(count)
+        case WithoutReplacement(size=size):
+            return stream.subset(count, size)
+        case CyclicPoisson(parts=parts) | FixedOrder(parts=parts):
+            has_turn = stream.parts(count, parts) == step % parts
+            return np.flatnonzero(has_turn & stream.coins(count, sampling.chance))
+        case Importance():
+            raise TypeError("who takes part in an importance sample depends on gradients")
+    return np.flatnonzero(stream.coins(count, sampling.rate))
+
+
+def words_of_sample(sampling: Sampling, count: int) -> int:
+    """The number of words in a release's stream for the sample of `count` records, which comes before the noise."""
+    match sampling:
+        case FullBatch() | FixedOrder() | Poisson(rate=1) | CyclicPoisson(chance=1):
+            return 0
+        case Importance():
+            return 2 * count
+    return count
