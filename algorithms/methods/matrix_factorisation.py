@@ -3,43 +3,343 @@
 One event for the whole run, charged with its first step: see `accounting.correlated`. A run that ends early costs the
 whole. Records are divided into parts by a coin of their own, not by their place in a list as in the papers, so that one
 record more or less moves no other.
+
+The iterates are linear in the noisy gradients, with public coefficients: row t of the workload A holds the weights of
+the gradients so far in iterate t. The iterates' noise is A C^-1 W. A strategy C is chosen for the least squared size,
+|A C^-1|^2 times its squared sensitivity.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Annotated, Literal
 
-from pydantic import Field
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, JsonValue
+from scipy.optimize import minimize
+from torch import Tensor
 
-from algorithms.core.calibration import Batches, Releases, calibrated_multiplier, plan_fixed
-from algorithms.core.correlated import (
-    INDEPENDENT,
-    CorrelatedPlan,
-    Participation,
-    banded,
-    buffered,
-    correlated_step,
-    correlated_steps,
-    in_order,
-    mean_squared_noise,
-    square_root,
-    workload,
-)
+from algorithms.core.calibration import Batches, Releases, Repeated, calibrated_multiplier, plan_fixed
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import Sampled, State, gradient_steps, sgd_step
-from algorithms.core.optimizers import Bound, Count
+from algorithms.core.optimizers import Bound, Count, OptimizerConfig
 from algorithms.errors import RefusedError
-from algorithms.gradients import L2, Normalised
+from algorithms.gradients import L2, Clipping, Normalised
+from algorithms.privacy.accounting.events import CorrelatedDpEvent, event_from_json, event_to_json
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.mechanisms.correlated import Strategy, Tree
-from algorithms.privacy.mechanisms.sampling import FixedOrder
+from algorithms.privacy.mechanisms.correlated import (
+    Buffered,
+    Correlated,
+    Strategy,
+    Toeplitz,
+    Tree,
+    strategy_of,
+)
+from algorithms.privacy.mechanisms.noise import Stream
+from algorithms.privacy.mechanisms.release import Release, gradient_release
+from algorithms.privacy.mechanisms.sampling import Cyclic, CyclicPoisson, FixedOrder
 
+Array = NDArray[np.float64]
+
+ROWS = 256
+"""The number of iterates whose noise is counted, evenly spaced over longer runs."""
+MOST_STEPS = 50_000
+"""The largest number of steps; a strategy's search grows with its square, and takes minutes for this number."""
 _MOST = 64
 """Bands that "auto" tries: each is a vector of memory."""
 _WORTH = 0.01
 """Of the noise in the iterates, that twice the bands have to take away."""
+_NOWHERE = 1e6
+_AT_ONCE = 512
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The weights of gradients in iterates. rows: shape [iterates, steps]. after: the number of steps before each."""
+
+    rows: Array
+    after: tuple[int, ...]
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of the run."""
+        return int(self.rows.shape[1])
+
+
+def workload(update: OptimizerConfig, steps: int, *, rows: int = ROWS) -> Workload:
+    """The workload of an optimizer: with averaging that of the average, and for Adam as if its scale were constant.
+
+    Args:
+        update: Its learning rate, schedule, momentum, weight decay and averaging, which are public.
+        steps: Of the run.
+        rows: The largest number of iterates that are counted.
+
+    Returns:
+        The workload, at its last row the last iterate.
+
+    Raises:
+        RefusedError: for more than `MOST_STEPS` steps.
+
+    Example:
+        >>> workload(OptimizerConfig(0.5, momentum=0.5), 3).rows.round(3).tolist()
+        [[0.5, 0.0, 0.0], [0.75, 0.5, 0.0], [0.875, 0.75, 0.5]]
+    """
+    if steps > MOST_STEPS:
+        raise RefusedError(
+            f"{steps:,} steps with correlated noise were asked for, but it is planned for at most {MOST_STEPS:,}; take"
+            " fewer steps with larger batches, or a method with independent noise, such as 'dp_sgd'."
+        )
+    # An update moves its parameters alike by each gradient, so that each step is a coordinate of its own here.
+    plain = OptimizerConfig(
+        update.learning_rate,
+        schedule=update.schedule,
+        momentum=update.momentum,
+        averaging=update.averaging,
+        weight_decay=update.weight_decay,
+    )
+    moving = plain.start(torch.zeros(steps, dtype=torch.float64))
+    places = np.linspace(steps - 1, 0, min(rows, steps), endpoint=rows >= steps)
+    kept = {round(float(place)) for place in places}
+    found = []
+    for step in range(steps):
+        gradient = torch.zeros(steps, dtype=torch.float64)
+        gradient[step] = -1.0
+        moving = plain.apply(moving, gradient, steps=steps)
+        if step in kept:
+            found.append(plain.published(moving).numpy())
+    return Workload(np.stack(found), tuple(step + 1 for step in sorted(kept)))
+
+
+def squared_noise(strategy: Strategy, asked: Workload) -> Array:
+    """The noise variance of a coordinate of each iterate, shape [iterates], if the rows of W have variance 1.
+
+    Example:
+        >>> squared_noise(Toeplitz((1.0,)), workload(OptimizerConfig(1.0), 4)).tolist()
+        [1.0, 2.0, 3.0, 4.0]
+    """
+    if isinstance(strategy, Toeplitz | Buffered):
+        inverse = torch.from_numpy(strategy.inverse(asked.steps))
+        found: Array = _applied(torch.from_numpy(asked.rows), inverse).square().sum(1).numpy()
+        return found
+    total = np.zeros(len(asked.rows))
+    for start in range(0, 2 * asked.steps, _AT_ONCE):
+        draws = _Units(start)
+        correlator = strategy.correlator(_AT_ONCE)
+        noise = np.stack([correlator.draw(draws) for _ in range(asked.steps)])
+        total += np.square(asked.rows @ noise).sum(1)
+    return total
+
+
+def mean_squared_noise(strategy: Strategy, asked: Workload) -> float:
+    """The mean of `squared_noise` over the iterates."""
+    return float(squared_noise(strategy, asked).mean())
+
+
+class _Units(Stream):
+    """Stands in for random draws: the n-th draw is the n-th unit vector, restricted to some coordinates."""
+
+    def __init__(self, start: int) -> None:
+        self._start, self._drawn = start, 0
+
+    def normal(self, count: int) -> Array:
+        found = np.zeros(count)
+        if 0 <= self._drawn - self._start < count:
+            found[self._drawn - self._start] = 1.0
+        self._drawn += 1
+        return found
+
+
+def square_root(bands: int, *, momentum: float = 0.0) -> Toeplitz:
+    """The first bands of the square root of the workload of a constant learning rate, its first column of norm 1.
+
+    Source: Kalinin and Lampert 2024, arXiv:2405.13763, Theorem 1, without weight decay.
+    """
+    falls = np.cumprod(np.concatenate([[1.0], 1.0 - 0.5 / np.arange(1, bands)]))
+    column = np.convolve(falls, falls * momentum ** np.arange(bands))[:bands] if momentum else falls
+    return _normalised(column)
+
+
+@lru_cache(maxsize=64)
+def banded(update: OptimizerConfig, steps: int, bands: int, *, rows: int = ROWS) -> Toeplitz:
+    """The banded Toeplitz strategy with the smallest noise in the iterates, its first column of norm 1.
+
+    rows: as for `workload`. Source: McKenna 2024, arXiv:2405.15913, for records that take part again after `bands`
+    steps or more.
+
+    Example:
+        >>> banded(OptimizerConfig(1.0), 64, 1).coefficients
+        (1.0,)
+    """
+    bands = min(bands, steps)
+    if bands == 1:
+        return Toeplitz((1.0,))
+    weights = torch.from_numpy(workload(update, steps, rows=rows).rows)
+    spectrum = _spectrum(weights)
+
+    def noise(tail: Tensor) -> Tensor:
+        column = torch.cat([torch.ones(1, dtype=torch.float64), tail])
+        error = _applied(weights, _inverse(column, steps), spectrum).square().sum()
+        return torch.log(error * column.square().sum())
+
+    start = square_root(bands, momentum=update.momentum).coefficients
+    found = _minimised(noise, np.array(start[1:]) / start[0])
+    return _normalised(np.concatenate([[1.0], found]))
+
+
+@lru_cache(maxsize=64)
+def buffered(update: OptimizerConfig, steps: int, buffers: int, parts: int, *, rows: int = ROWS) -> Buffered:
+    """The buffered strategy with the smallest noise in the iterates, for records that take part every `parts` steps.
+
+    rows: as for `workload`. Source: McMahan et al. 2024, arXiv:2408.08868.
+    """
+    weights = torch.from_numpy(workload(update, steps, rows=rows).rows)
+    spectrum, powers = _spectrum(weights), torch.arange(max(steps - 1, 1), dtype=torch.float64)
+
+    def terms(point: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.exp(point[:buffers]), torch.sigmoid(point[buffers:])
+
+    def noise(point: Tensor) -> Tensor:
+        sizes, decays = terms(point)
+        column = torch.cat([torch.ones(1, dtype=torch.float64), sizes @ decays[:, None] ** powers])[:steps]
+        error = _applied(weights, _inverse(column, steps), spectrum).square().sum()
+        # No coefficient is negative, so a record's columns move most where all its gradients are alike.
+        moved = torch.zeros_like(column)
+        for place in range(0, steps, parts):
+            moved = moved + torch.nn.functional.pad(column, (place, 0))[:steps]
+        return torch.log(error * moved.square().sum())
+
+    slow = np.linspace(0.5, np.log(max(steps, 8)), buffers)
+    found = _minimised(noise, np.concatenate([np.log(0.4 / buffers) - slow / 2, slow]))
+    sizes, decays = terms(torch.from_numpy(found))
+    return Buffered(tuple(map(float, sizes)), tuple(map(float, decays)))
+
+
+def _normalised(column: Array) -> Toeplitz:
+    return Toeplitz(tuple(map(float, column / np.sqrt(np.square(column).sum()))))
+
+
+def _minimised(value: Callable[[Tensor], Tensor], start: Array) -> Array:
+    """A local minimum by L-BFGS."""
+
+    def with_gradient(point: Array) -> tuple[float, Array]:
+        variables = torch.from_numpy(point.copy()).requires_grad_()
+        found = value(variables)
+        if not torch.isfinite(found):  # an inverse that grows without end; back to where it does not
+            return _NOWHERE, np.zeros_like(point)
+        (slope,) = torch.autograd.grad(found, variables)
+        return float(found.detach()), slope.numpy()
+
+    result = minimize(
+        with_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": 300, "ftol": 1e-9}
+    )
+    return np.asarray(result.x if result.fun <= with_gradient(start)[0] else start)
+
+
+def _spectrum(rows: Tensor) -> Tensor:
+    found: Tensor = torch.fft.rfft(rows, n=2 * rows.shape[1])
+    return found
+
+
+def _applied(rows: Tensor, inverse: Tensor, spectrum: Tensor | None = None) -> Tensor:
+    """A C^-1 for the first column of C^-1, shape [iterates, steps], by the Fourier transform."""
+    steps = rows.shape[1]
+    spectrum = _spectrum(rows) if spectrum is None else spectrum
+    found = torch.fft.irfft(spectrum * torch.fft.rfft(inverse, n=2 * steps).conj(), n=2 * steps)
+    applied: Tensor = found[:, :steps]
+    return applied
+
+
+def _inverse(column: Tensor, steps: int) -> Tensor:
+    """The first column of the inverse of a Toeplitz matrix, shape [steps], by Newton's iteration on power series."""
+    found = 1.0 / column[:1]
+    while len(found) < steps:
+        size = min(2 * len(found), steps)
+        there = torch.fft.rfft(found, n=4 * size)
+        series = torch.fft.rfft(column[:size], n=4 * size)
+        following: Tensor = torch.fft.irfft(there * (2.0 - series * there), n=4 * size)
+        found = following[:size]
+    return found
+
+
+Participation = Literal["cyclic_poisson", "fixed_order"]
+INDEPENDENT = Toeplitz((1.0,))
+"""The strategy of independent noise."""
+_POINTS = 64
+
+
+@dataclass(frozen=True)
+class CorrelatedPlan:
+    """What a plan stores about correlated noise.
+
+    strategy: its event at a noise multiplier of 1, in the form of the card. participation, parts: of the records.
+    noise_against_independent: the ratio of the root mean squared noise in the iterates to that of independent noise
+    with the same cost, batches and steps; below 1 is a gain. course: for each number of steps, the standard deviation
+    of a parameter's noise, and that with independent noise, in units of a record's share of a batch mean.
+    """
+
+    strategy: dict[str, JsonValue]
+    participation: Participation
+    parts: int
+    noise_against_independent: float = 1.0
+    course: tuple[tuple[int, float, float], ...] = ()
+
+    @classmethod
+    def of(cls, strategy: Strategy, participation: Participation, parts: int) -> "CorrelatedPlan":
+        """The plan's values for a strategy."""
+        return cls(event_to_json(strategy.event(1.0, 1)), participation, parts)
+
+    def correlation(self) -> Strategy:
+        """The strategy, in the mechanism's form."""
+        event = event_from_json(self.strategy)
+        assert isinstance(event, CorrelatedDpEvent)
+        return strategy_of(event)
+
+    def beside_independent(self, asked: Workload, *, own: float, independent: float) -> "CorrelatedPlan":
+        """The same with the expected gain over independent noise. own, independent: noise multipliers of equal cost."""
+        strategies = (self.correlation(), own), (INDEPENDENT, independent)
+        one, other = (multiplier**2 * squared_noise(strategy, asked) for strategy, multiplier in strategies)
+        some = np.unique(np.linspace(0, len(asked.after) - 1, _POINTS).round().astype(int))
+        course = [(asked.after[i], math.sqrt(one[i]), math.sqrt(other[i])) for i in some]
+        share = math.sqrt(float(one.mean() / other.mean()))
+        return replace(self, noise_against_independent=share, course=tuple(course))
+
+    def sampling(self, rate: float) -> Cyclic:
+        """How records are sampled, at this rate of a step over all records."""
+        is_ordered = self.participation == "fixed_order"
+        return FixedOrder(self.parts) if is_ordered else CyclicPoisson(self.parts, rate)
+
+
+def in_order(sampled: Batches, public: PublicInfo) -> Batches:
+    """Batches of about the same size; each record is in one batch of every epoch."""
+    parts = max(1, round(1.0 / sampled.rate))
+    return Batches(FixedOrder(parts), None if public.records is None else public.records / parts)
+
+
+def correlated_steps(kept: CorrelatedPlan, sampled: Batches, clipping: Clipping, steps: int) -> Releases:
+    """Like `gradient_steps`; the first step is charged for all of them."""
+    sampling, strategy = kept.sampling(sampled.rate), kept.correlation()
+
+    def releases(noise_multiplier: float) -> Repeated:
+        def step(number: int) -> Release:
+            noise = Correlated(noise_multiplier, strategy, steps, number)
+            return gradient_release(sampling, clipping, noise, 1.0)
+
+        return [(step(0), 1)] + ([(step(1), steps - 1)] if steps > 1 else [])
+
+    return releases
+
+
+def correlated_step(
+    state: State, plan: Plan, barrier: Barrier, *, clipping: Clipping, update: OptimizerConfig
+) -> State:
+    """One gradient with the step's noise, and one update; before the first step, a count if the number is private."""
+    kept = plan.params(CorrelatedPlan)
+    noise = Correlated(plan.noise_multiplier, kept.correlation(), plan.steps, int(state.moving.count))
+    sampling = kept.sampling(plan.sampling_rate)
+    return sgd_step(state, plan, barrier, clipping=clipping, update=update, sampling=sampling, noise=noise)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from ruamel.yaml import YAML
 
-from algorithms.core.correlated import CorrelatedPlan
 from algorithms.core.method import Plan
+from algorithms.methods.matrix_factorisation import CorrelatedPlan
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.risk import caught, risk_profile
 from algorithms.privacy.card.schema import BY

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.core.correlated import INDEPENDENT, CorrelatedPlan, mean_squared_noise, workload
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.methods import from_settings
+from algorithms.methods.matrix_factorisation import INDEPENDENT, CorrelatedPlan, mean_squared_noise, workload
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.events import CorrelatedDpEvent, unrolled
 from algorithms.privacy.mechanisms.correlated import Toeplitz, Tree

@@ -13,19 +13,19 @@ import pytest
 import torch
 from scipy import stats
 
-from algorithms.core.correlated import (
+from algorithms.core.optimizers import OptimizerConfig
+from algorithms.errors import RefusedError
+from algorithms.gradients import L2
+from algorithms.methods.matrix_factorisation import (
     Workload,
     banded,
     mean_squared_noise,
     square_root,
     workload,
 )
-from algorithms.core.correlated import (
+from algorithms.methods.matrix_factorisation import (
     buffered as best_buffered,
 )
-from algorithms.core.optimizers import OptimizerConfig
-from algorithms.errors import RefusedError
-from algorithms.gradients import L2
 from algorithms.privacy.accounting.correlated import (
     CorrelatedStepDpEvent,
     releases_of,
