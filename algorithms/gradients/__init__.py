@@ -1,7 +1,7 @@
 """Clipped sums of per-example gradients.
 
 `engine` computes a sum, pass by pass; a pass records each operation that uses a parameter, and `rules` has the gradient
-of each such operation. `grads` has their norms and weighted sums (ghost clipping), `clipping` the bounds. `linear` has
+of each such operation. `ghost_clipping` has their norms and weighted sums, `clipping` the bounds. `linear` has
 closed forms for linear models. `model_inspection` and `independence` refuse a model whose records cannot be clipped.
 """
 

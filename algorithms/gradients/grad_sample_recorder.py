@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from algorithms.gradients.grads import PerExample
+from algorithms.gradients.ghost_clipping import PerExample
 
 
 class UnrecordedError(Exception):

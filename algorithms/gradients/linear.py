@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from algorithms.gradients.arithmetic import pad_to_multiple
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, Normalised, PerLayer, factors, margin
-from algorithms.gradients.grads import product_in_64_bits
+from algorithms.gradients.ghost_clipping import product_in_64_bits
 from algorithms.models import Model, build
 
 Rows: TypeAlias = tuple[Tensor, Tensor, Tensor]

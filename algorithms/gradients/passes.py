@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
 from algorithms.gradients.arithmetic import wide
+from algorithms.gradients.ghost_clipping import DenseGrad, PerExample
 from algorithms.gradients.grad_sample_recorder import (
     Args,
     Func,
@@ -22,7 +23,6 @@ from algorithms.gradients.grad_sample_recorder import (
     UnrecordedError,
     Use,
 )
-from algorithms.gradients.grads import DenseGrad, PerExample
 from algorithms.gradients.per_example_gradients import PerExampleGradients, combined
 from algorithms.gradients.placement import Offload
 from algorithms.gradients.rules import RULES, general, pulled_back, shared

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from algorithms.gradients.arithmetic import in_full_precision, square_norms, wide
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, PerLayer, factors, margin
-from algorithms.gradients.grads import (
+from algorithms.gradients.ghost_clipping import (
     BiasGrad,
     DenseGrad,
     EmbeddingGrad,

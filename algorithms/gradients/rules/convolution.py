@@ -11,15 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from algorithms.gradients.arithmetic import absolute_norms, raised, square_distances, square_norms, wide
-from algorithms.gradients.grad_sample_recorder import (
-    Args,
-    Func,
-    Gradients,
-    GradSampleRecorder,
-    Kwargs,
-    Layout,
-)
-from algorithms.gradients.grads import (
+from algorithms.gradients.ghost_clipping import (
     DenseGrad,
     add_rows,
     add_short,
@@ -33,6 +25,14 @@ from algorithms.gradients.grads import (
     product_sizes,
     rows_of_product,
     slices,
+)
+from algorithms.gradients.grad_sample_recorder import (
+    Args,
+    Func,
+    Gradients,
+    GradSampleRecorder,
+    Kwargs,
+    Layout,
 )
 from algorithms.gradients.rules.general import general
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from algorithms.gradients.ghost_clipping import DenseGrad, EmbeddingGrad, LinearGrad, PerExample
 from algorithms.gradients.grad_sample_recorder import (
     UNKNOWN,
     Args,
@@ -28,7 +29,6 @@ from algorithms.gradients.grad_sample_recorder import (
     name_of,
     tensors_in,
 )
-from algorithms.gradients.grads import DenseGrad, EmbeddingGrad, LinearGrad, PerExample
 from algorithms.gradients.per_example_gradients import combined
 
 

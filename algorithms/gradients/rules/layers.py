@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from algorithms.gradients.arithmetic import wide
+from algorithms.gradients.ghost_clipping import BiasGrad, DenseGrad, EmbeddingGrad, LinearGrad, PerExample
 from algorithms.gradients.grad_sample_recorder import (
     Args,
     Func,
@@ -23,7 +24,6 @@ from algorithms.gradients.grad_sample_recorder import (
     Layout,
     UnrecordedError,
 )
-from algorithms.gradients.grads import BiasGrad, DenseGrad, EmbeddingGrad, LinearGrad, PerExample
 from algorithms.gradients.rules.general import general, summed_to
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from algorithms.gradients import PerExampleGradients
 from algorithms.gradients.arithmetic import wide
-from algorithms.gradients.grads import BiasGrad, DenseGrad, EmbeddingGrad, LinearGrad, PerExample
+from algorithms.gradients.ghost_clipping import BiasGrad, DenseGrad, EmbeddingGrad, LinearGrad, PerExample
 from algorithms.gradients.rules.convolution import ConvGrad, Window
 
 Draw = Callable[[torch.Generator], PerExample]

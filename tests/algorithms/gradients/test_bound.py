@@ -10,7 +10,7 @@ from torch import Tensor
 
 from algorithms.gradients import L1, L2, Affine, Clipping, Normalised, PerLayer, Unclipped, clip_and_sum
 from algorithms.gradients.clipping import FARTHEST
-from algorithms.gradients.grads import BiasGrad, DenseGrad, EmbeddingGrad, LinearGrad, PerExample
+from algorithms.gradients.ghost_clipping import BiasGrad, DenseGrad, EmbeddingGrad, LinearGrad, PerExample
 from algorithms.gradients.rules.convolution import ConvGrad
 from algorithms.models import Model
 from tests.algorithms.gradients import naive

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.gradients import L1, L2, Affine, Clipping, Engine, LineCandidates, Normalised, PerLayer
-from algorithms.gradients.grads import DenseGrad, EmbeddingGrad, LinearGrad, PerExample
+from algorithms.gradients.ghost_clipping import DenseGrad, EmbeddingGrad, LinearGrad, PerExample
 from algorithms.gradients.linear import LinearRecords
 from algorithms.gradients.per_example_gradients import PerExampleGradients
 from algorithms.gradients.rules.convolution import ConvGrad, Window

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from algorithms.gradients import L2, Engine
-from algorithms.gradients.grads import prefers_gram
+from algorithms.gradients.ghost_clipping import prefers_gram
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.mechanisms.noise import add_steps, seeded_generator, steps_of
 from algorithms.privacy.mechanisms.release import Gaussian

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from algorithms.gradients import L2, PerLayer, grads
+from algorithms.gradients import L2, PerLayer, ghost_clipping
 from algorithms.gradients.rules.convolution import ConvGrad
 from tests.algorithms.gradients.forms import FORMS, absolute, written
 from tests.algorithms.gradients.test_bound import NEAR, drawn, excess
@@ -12,8 +12,8 @@ from tests.algorithms.gradients.test_bound import NEAR, drawn, excess
 @pytest.fixture(autouse=True, params=[0, 64], ids=["singly", "in products of 64 bits"])
 def large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every parameter was large, with records of many outer products, or of few."""
-    monkeypatch.setattr(grads, "_LARGE", 0)
-    monkeypatch.setattr(grads, "_SHORT", request.param)
+    monkeypatch.setattr(ghost_clipping, "_LARGE", 0)
+    monkeypatch.setattr(ghost_clipping, "_SHORT", request.param)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -37,5 +37,5 @@ def test_a_sum_is_that_of_the_gradients_and_nothing_large_is_kept(name: str) -> 
     gradient.add_weighted(weights, found)
     sizes = float(written(absolute(gradient))[0].norm())  # what cancels is rounded relative to this
     assert float((found - 1.0 - weights @ exact).norm()) <= 1e-5 * sizes * float(weights.sum())
-    if isinstance(gradient, grads.LinearGrad | ConvGrad):
+    if isinstance(gradient, ghost_clipping.LinearGrad | ConvGrad):
         assert not {"rows", "_written"} & vars(gradient).keys()

@@ -1,8 +1,8 @@
-"""Per-example gradients of one parameter, in the form in which a backward pass leaves them.
+"""Ghost clipping: norms and weighted sums of one parameter's per-example gradients, without the gradients themselves.
 
-A linear layer's gradient is a sum of outer products of inputs and output gradients. Its norm and a weighted sum over
-records follow from the factors (ghost clipping); the gradients are materialised only if that is cheaper. Norms of sums
-of outer products are computed by the cheaper of two algorithms, a few records at a time.
+A backward pass leaves a linear layer's gradient as a sum of outer products of inputs and output gradients. Its norm and
+a weighted sum over records follow from these factors; the gradients are materialised only if that is cheaper. Norms of
+sums of outer products are computed by the cheaper of two algorithms, a few records at a time.
 """
 
 from collections.abc import Callable, Iterator
