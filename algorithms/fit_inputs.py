@@ -23,6 +23,7 @@ from algorithms.models.model import (
     Model,
     ModelRefusedError,
     Packing,
+    batch_experts,
     check_module,
     copied,
 )
@@ -270,11 +271,7 @@ def _own_copy(module: nn.Module) -> nn.Module:
     for layer in own.modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
             layer.sparse = False  # noise makes every entry's gradient dense
-        config: Any = getattr(layer, "config", None)
-        parts = layer.parameters(recurse=False)
-        if hasattr(config, "_experts_implementation") and any(part.requires_grad for part in parts):
-            # Trained experts of transformers, which would otherwise sort the tokens of all records by expert.
-            config._experts_implementation = "batched_mm"
+    batch_experts(own)
     return own
 
 

@@ -555,7 +555,7 @@ def _fill_alike(few: OpTracer, many: OpTracer, records: tuple[int, int]) -> bool
 
 def mixes(few: Operation, many: Operation) -> bool:
     """Whether a value that depends on the records, but has no batch dimension, entered a tensor that has one."""
-    of_all = any(a == b for a, b in zip(few.of_records, many.of_records, strict=False))
+    of_all = any(a == b and a.numel() for a, b in zip(few.of_records, many.of_records, strict=False))
     return of_all and few.given != many.given
 
 

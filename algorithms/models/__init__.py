@@ -18,6 +18,7 @@ from algorithms.models.model import (
     Model,
     ModelSpec,
     Settings,
+    batch_experts,
     cannot_be_made,
     check_module,
     same_randomness,
@@ -152,6 +153,7 @@ def _not_shipped(name: str, given: ModelSpec, settings: Mapping[str, Any], seed:
             f"the model {name!r} made a {type(made).__name__}; return a Model or a torch.nn.Module."
         )
     check_module(made.module)
+    batch_experts(made.module)
     _check_scores(name, made, given)
     return replace(predicting(made, given), name=name, settings=dict(settings))
 

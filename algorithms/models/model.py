@@ -342,6 +342,15 @@ def copied(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
     return own
 
 
+def batch_experts(module: nn.Module) -> None:
+    """Let trained experts of transformers keep tokens with their records, instead of sorting all by expert."""
+    for layer in module.modules():
+        config: Any = getattr(layer, "config", None)
+        parts = layer.parameters(recurse=False)
+        if hasattr(config, "_experts_implementation") and any(part.requires_grad for part in parts):
+            config._experts_implementation = "batched_mm"
+
+
 def cannot_be_made(name: str, error: Exception) -> ModelRefusedError:
     """The refusal of settings with which a library, or the user's own factory, fails."""
     why = f"{type(error).__name__}: {error}".partition("\n")[0]

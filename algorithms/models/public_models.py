@@ -23,6 +23,7 @@ from algorithms.models.model import (
     ModelRefusedError,
     ModelSpec,
     Settings,
+    batch_experts,
     cannot_be_made,
     same_randomness,
 )
@@ -422,6 +423,7 @@ def _finished(name: str, made: _Made, around: nn.Module, settings: _Public) -> M
             notes.append(_filled(made, folder / "model.safetensors", settings.checkpoint))
     if settings.adapter is not None:
         notes.append(_with_adapters(name, made, settings.adapter))
+    batch_experts(made.module)
     around.eval()  # dropout is off: clipping and noise regularise already
     return classifier(name, around, notes=tuple(notes))
 

@@ -109,6 +109,18 @@ def test_adapters_and_the_head_alone_are_trained_and_clipped_rightly() -> None:
     assert naive.relative(engine.clipped_sum(at, inputs, labels, clipping), expected) < 1e-5
 
 
+def test_trained_experts_are_taken_in_one_pass() -> None:
+    experts = TINY_BERT | {"model_type": "mixtral", "num_key_value_heads": 1, "num_local_experts": 3}
+    model = form_of("huggingface", config=experts)
+    inputs, labels = records(FORMS["huggingface"])
+    at = moved(model)
+    engine = Engine(model, input_shape=(4,), input_dtype=inputs.dtype)
+    assert engine.is_batched and engine.physical_batch > 1
+    rows = naive.loop(model, at, inputs, labels)
+    expected = naive.contributions(model, rows, L2(1e-2)).sum(dim=0)
+    assert naive.relative(engine.clipped_sum(at, inputs, labels, L2(1e-2)), expected) < 1e-5
+
+
 def test_a_checkpoint_gives_all_but_the_head_and_stands_in_the_notes(tmp_path: Path) -> None:
     other = form_of("huggingface", seed=5)
     body = {
