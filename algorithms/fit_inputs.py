@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from algorithms.errors import RefusedError
 from algorithms.models.model import (
@@ -205,12 +205,27 @@ def _array(values: Any, name: str) -> NDArray[Any]:
     except (TypeError, ValueError, RuntimeError):
         found = np.empty(0, object)
     if found.dtype.kind not in _NUMBERS:
+        if isinstance(values, Dataset):
+            raise RefusedError(
+                f"{name} is a {type(values).__name__}, which has the targets as well; leave y out."
+            )
+        if isinstance(values, pd.DataFrame) and (others := _no_numbers(values)):
+            raise RefusedError(
+                f"{name} has columns that hold no numbers: {', '.join(others)}; leave them out, or encode them, such as"
+                " categories that are known without the data by a column of 0 and 1 for each."
+            )
         raise RefusedError(
             f"{name} ({type(values).__name__}, {found.dtype}) is no dense array of numbers; give numbers, as by"
             ' .toarray(), .to_dense() or .astype("float32"), and classes as whole numbers from 0.'
         )
     with np.errstate(over="ignore"):
         return found.astype(np.float32, copy=False) if found.dtype.kind == "f" else found
+
+
+def _no_numbers(table: pd.DataFrame) -> list[str]:
+    return [
+        str(name) for name, of in zip(table.columns, table.dtypes, strict=True) if of.kind not in _NUMBERS
+    ]
 
 
 def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Model, int]:
@@ -244,8 +259,8 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
         raise RefusedError("y holds classes below 0; count the classes from 0.")
     if len(counted) and counted.max() >= classes:
         raise RefusedError(
-            f"y holds classes beyond the model's {classes} outputs; give it an output for each class, or y as real"
-            " numbers if they are no classes."
+            f"y holds classes beyond the model's {classes} outputs, which are for the classes 0 to {classes - 1}; count"
+            " the classes from 0 and give the model an output for each, or y as real numbers if they are no classes."
         )
     model = Model(
         type(module).__name__,

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -403,7 +404,19 @@ def _extras(_root: Path) -> tuple[bool | None, str]:
     except PackageNotFoundError:
         return False, "epsilonflow itself is not installed; run `make run` or `pip install -e .`"
     absent = ", ".join(sorted(packages.keys() - there)) or "none"
-    return True if there else None, f"{', '.join(there) or 'none'}; not installed: {absent}"
+    said = f"{', '.join(there) or 'none'}; not installed: {absent}"
+    if not _torchvision_loads():
+        said += f"; torchvision was built for another torch than {version('torch')}, so `import transformers` may fail"
+        return None, f"{said} in a notebook: install both from the same index"
+    return True if there else None, said
+
+
+def _torchvision_loads() -> bool:
+    """Whether torchvision is absent or can be imported; the command line works without, transformers alone does not."""
+    try:
+        return find_spec("torchvision") is None or bool(import_module("torchvision"))
+    except (ImportError, OSError, RuntimeError):
+        return False
 
 
 _CHECKS: Mapping[str, Callable[[Path], tuple[bool | None, str]]] = {

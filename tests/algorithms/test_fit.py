@@ -902,7 +902,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"X": scipy.sparse.csr_array(X)},
         r"X \(csr_array, object\) is no dense .* \.toarray\(\)",
     ),
-    "a column of dates": ({"X": pd.DataFrame(X).assign(at=pd.Timestamp(0))}, "is no dense array of numbers"),
+    "columns of dates and words": (
+        {"X": pd.DataFrame(X).assign(at=pd.Timestamp(0), town="Rome")},
+        "X has columns that hold no numbers: at, town; ",
+    ),
+    "a dataset with its targets, and targets": (
+        {"X": TensorDataset(torch.zeros(60, 5), torch.zeros(60))},
+        "X is a TensorDataset, which has the targets as well; leave y out",
+    ),
+    "classes from 1": ({"y": Y + 1}, "the classes 0 to 1; count the classes from 0"),
     "missing numbers of pandas": (
         {"X": pd.DataFrame(X).astype("Float64").mask(X > 2)},
         "X holds NaN or infinite",

@@ -408,6 +408,10 @@ def test_the_doctor_says_what_is_off(here: Checkout, monkeypatch: pytest.MonkeyP
     assert "WRONG  owner key" in shown.stdout and "chmod 600" in shown.stdout
     (here.home / "owner.key").unlink()
     assert "owner.key is gone; restore it" in call("doctor").stdout
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "torchvision was built for another torch than " in call("doctor").stdout
     monkeypatch.chdir(tmp_path)
     assert "WRONG  checkout" in call("doctor").stdout
 
