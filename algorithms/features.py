@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.core.method import Strict, chosen
+from algorithms.core.method import Strict, from_registry
 from algorithms.core.optimizers import Positive
 from algorithms.core.training import Features
 from algorithms.errors import RefusedError
@@ -271,5 +271,5 @@ FEATURES: dict[str, type[Features]] = {
 
 
 def from_settings(settings: Mapping[str, Any]) -> Features:
-    """The features that `settings` name under "name", with the other keys as their settings; see `chosen`."""
-    return chosen(settings, FEATURES, "kind of features", needs=("releases", "learn", "module"))
+    """The features that `settings` name under "name", with the other keys as their settings; see `from_registry`."""
+    return from_registry(settings, FEATURES, "kind of features", needs=("releases", "learn", "module"))

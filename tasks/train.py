@@ -238,7 +238,7 @@ def _train_into(
         torch.set_num_threads(performance.threads)
     if job.group.count > 1:
         kept = run.folder / CHECKPOINT
-        job.group.told(
+        job.group.broadcast_object(
             _Start(run.run_id, run.generator(), _asked(job), kept.read_bytes() if kept.exists() else None)
         )
     with progress(job.plan.steps) as shown:
@@ -303,25 +303,28 @@ def _trainer(job: Job, model: Model) -> Callable[..., tuple[Any, Trace, Model]]:
         data = load_as(job.prepared, job.public)
         return Records(data.train_features, data.train_labels)
 
-    wanted = job.settings.performance
-    performance = Performance(
-        device_of(wanted.device),
-        wanted.memory_mb,
-        wanted.physical_batch,
-        workers=None if wanted.workers == "auto" else wanted.workers,
-        threads=wanted.threads,
-        group=job.group,
-        shard_frozen=wanted.shard_frozen,
-        offload=wanted.offload,
-    )
     return partial(
         run_training,
         job.settings.algorithm,
         job.plan,
         model,
         open_records=records,
-        performance=performance,
+        performance=performance_of(job.settings.performance, job.group),
         features=job.settings.features,
+    )
+
+
+def performance_of(wanted: params.Performance, group: Group = ALONE) -> Performance:
+    """The resources that params.yaml gives a training, for the loop and the barrier."""
+    return Performance(
+        device_of(wanted.device),
+        wanted.memory_mb,
+        wanted.physical_batch,
+        workers=None if wanted.workers == "auto" else wanted.workers,
+        threads=wanted.threads,
+        group=group,
+        shard_frozen=wanted.shard_frozen,
+        offload=wanted.offload,
     )
 
 
@@ -360,7 +363,7 @@ def help_train(job: Job, model: Model) -> None:
 
 
 def _help(job: Job, model: Model, on_step: OnStep) -> None:
-    start: _Start = job.group.told(None)
+    start: _Start = job.group.broadcast_object(None)
     if start.asked != _asked(job):
         raise RefusedError(
             "the processes of this run have other plans, models or data; give all of them the same checkout and data."

@@ -200,7 +200,7 @@ def adapter(kind: type[P]) -> TypeAdapter[P]:
     return _ADAPTERS[kind]
 
 
-def chosen(
+def from_registry(
     settings: Mapping[str, Any], shipped: Mapping[str, type[P]], what: str, *, needs: Sequence[str]
 ) -> P:
     """What `settings` name under "name", with the other keys as its settings.

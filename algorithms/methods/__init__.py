@@ -6,7 +6,7 @@ They import core and the barrier's questions; no method imports another one's fi
 from collections.abc import Mapping
 from typing import Any
 
-from algorithms.core.method import Algorithm, chosen
+from algorithms.core.method import Algorithm, from_registry
 from algorithms.methods.adaptive_clipping import AdaCliP, QuantileClipping
 from algorithms.methods.baselines import LBFGS, Majority, NonPrivate
 from algorithms.methods.dp_agd import DPAGD, PrivGene
@@ -44,5 +44,5 @@ CATALOGUE: dict[str, type[Algorithm[Any]]] = {
 
 
 def from_settings(settings: Mapping[str, Any]) -> Algorithm[Any]:
-    """The algorithm that `settings` name under "name", with the other keys as its settings; see `chosen`."""
-    return chosen(settings, CATALOGUE, "algorithm", needs=("plan", "init", "step", "released"))
+    """The algorithm that `settings` name under "name", with the other keys as its settings; see `from_registry`."""
+    return from_registry(settings, CATALOGUE, "algorithm", needs=("plan", "init", "step", "released"))

@@ -48,7 +48,6 @@ from data.readers.records import Records
 from tasks.calibrate import model_for
 from tasks.config import data_mirror, home, ledger_url, params
 from tasks.config.overrides import value_at
-from tasks.config.params import Params
 from tasks.evaluate import load_model, metrics_of
 from tasks.prepare import prepare
 from tasks.report import Run
@@ -58,7 +57,7 @@ from tasks.runs.ledger import bind, open_newest, register, signing_key
 from tasks.runs.quality import quality
 from tasks.runs.stages import checkout_lock
 from tasks.tracking.runs import log_winner
-from tasks.train import Charge, save_model
+from tasks.train import Charge, performance_of, save_model
 from tasks.tuning import (
     READS,
     Document,
@@ -127,7 +126,7 @@ class Trial:
             generator=self._generator("training"),
             run_id=self.run_id,
             folder=self.folder,
-            performance=limits(settings),
+            performance=performance_of(settings.performance),
             checkpoint_seconds=settings.performance.checkpoint_seconds,
             on_step=lambda *_: None,
             features=settings.features,
@@ -204,11 +203,6 @@ def load_shared(model: Model, run_id: str, folder: Path) -> tuple[training.Learn
     form = training.Learned(buffers(model), model.initial_parameters())
     found = training.load(folder, form, run_id=run_id, last_norms=LastNorms())
     return None if found is None else (found[0], found[2])
-
-
-def limits(settings: Params) -> Performance:
-    wanted = settings.performance
-    return Performance(training.device_of(wanted.device), wanted.memory_mb, wanted.physical_batch)
 
 
 @dataclass(frozen=True)
@@ -332,7 +326,7 @@ def _reserve(search: Search, charge: Charge) -> None:
     if charge.ledger.status(charge.run.run_id) is None:
         for settings in distinct_models(search.priced.documents):  # a model that cannot be trained is refused
             model = of_people(model_for(settings, search.public), search.public.pooled)
-            limits(settings).engine(model, zeros(search.public))
+            performance_of(settings.performance).engine(model, zeros(search.public))
         _rehearse(search, charge)  # a charged search must end with a card, whichever trial wins
     about = {name: document[name] for name in ("dataset", "adjacency", "noise")}
     about["algorithm"] = ", ".join(sorted({plan["algorithm"] for plan in search.priced.plans}))
@@ -364,7 +358,7 @@ def _rehearse(search: Search, charge: Charge) -> None:
 
 
 def _identity(search: Search, charge: Charge, document: Document) -> Document:
-    device = limits(params.parse(search.priced.documents[0], reads=READS)).device
+    device = performance_of(params.parse(search.priced.documents[0], reads=READS).performance).device
     return charge.identity(document["algorithm"], device)
 
 
@@ -409,7 +403,7 @@ def _share_features(run: store.Run, trial: Trial) -> None:
         model,
         records=trial.records()[1],
         generator=derived(run.generator().key, _SHARED, private=run.private_noise),
-        performance=limits(settings),
+        performance=performance_of(settings.performance),
     )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     training.save(folder, found, run_id=run_id, step=0, trace=trace, last_norms=LastNorms())

@@ -21,6 +21,7 @@ from algorithms.privacy import card
 from algorithms.privacy.accounting import events
 from algorithms.privacy.accounting.epsilon import epsilon
 from algorithms.privacy.accounting.events import event_from_json
+from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.card import text
 from algorithms.privacy.card.verify import check_charged
 from algorithms.privacy.ledger import Ledger
@@ -353,6 +354,23 @@ def test_a_search_with_a_model_that_mixes_records_is_not_charged(place: Path, ow
     with pytest.raises(RefusedError, match="mixes records"):
         tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
     assert [row.kind for row in ledger.history("digits")] == ["population"]
+
+
+def test_a_trial_has_the_resources_that_params_give_it(
+    place: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Performance] = []
+
+    def train(*_: object, performance: Performance, **__: object) -> NoReturn:
+        given.append(performance)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(searching.training, "train", train)
+    base = BASE | {"performance": {"threads": 1, "workers": 2, "offload": True, "memory_mb": 512}}
+    with pytest.raises(KeyboardInterrupt):
+        tune(search_of(place, base=base), ledger=ledger_of(own_home), home=own_home, root=place)
+    (found,) = given
+    assert (found.threads, found.workers, found.offload, found.memory_mb) == (1, 2, True, 512)
 
 
 def test_a_population_that_cannot_pay_for_the_whole_pays_for_nothing(place: Path, own_home: Path) -> None:

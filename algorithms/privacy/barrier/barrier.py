@@ -246,12 +246,12 @@ class Barrier:
         )
         total = self.__exact.clipped_sum(parameters, clipping, release, stream, step=self.__trace.step)
         if noise_ahead is None:
-            return self.__group.first(torch.empty_like(parameters))
+            return self.__group.broadcast(torch.empty_like(parameters))
         if stream.position != noise_ahead.start:
             raise RuntimeError("the sample's coins and the noise are not beside each other in the stream")
         noisy = noise_ahead.added(total)
         self.__measure(parameters, clipping, release, total, noisy)
-        return self.__group.first((noisy / divisor).to(torch.float32).to(parameters.device))
+        return self.__group.broadcast((noisy / divisor).to(torch.float32).to(parameters.device))
 
     def total(
         self, statistic: Statistic, *, bound: L1 | L2, noise: Mechanism, sampling: Sampling | None = None
@@ -265,7 +265,7 @@ class Barrier:
         dimension = shape_of(statistic, self.__records, self.__model).numel()
         stream = self.__charge(release, dimension=dimension)
         total = self.__exact.statistic_sum(statistic, bound, dimension, release, stream)
-        return self.__group.first(add_noise(total, release, stream))
+        return self.__group.broadcast(add_noise(total, release, stream))
 
     def moment(self, statistic: Statistic, *, bound: L2, noise: Mechanism) -> Tensor:
         """Release the noisy sum of A^T A over all records, for a matrix A of each clipped to Frobenius norm `bound`.
@@ -277,7 +277,7 @@ class Barrier:
         dimension = vector_length(columns)
         stream = self.__charge(release, dimension=dimension)
         total = self.__exact.second_moment_sum(statistic, bound, dimension, release, stream)
-        noisy = self.__group.first(add_noise(total, release, stream))
+        noisy = self.__group.broadcast(add_noise(total, release, stream))
         return as_matrix(noisy, columns)
 
     def norm_total(self, parameters: Tensor, *, bound: L2, noise: Mechanism) -> float:
@@ -289,7 +289,7 @@ class Barrier:
         release = releases.norm_total_release(bound, noise)
         stream = self.__charge(release, dimension=1)
         total = torch.tensor([self.__exact.norm_total(parameters, bound)], dtype=torch.float64)
-        return float(self.__group.first(add_noise(total, release, stream)))
+        return float(self.__group.broadcast(add_noise(total, release, stream)))
 
     def norm_count(
         self, parameters: Tensor, *, bound: L2, noise: Mechanism, sampling: Sampling | None = None
@@ -304,7 +304,7 @@ class Barrier:
         stream = self.__charge(release, dimension=1)
         balance = self.__exact.norm_balance(parameters, bound, release, stream)
         total = torch.tensor([balance], dtype=torch.float64)
-        return float(self.__group.first(add_noise(total, release, stream)))
+        return float(self.__group.broadcast(add_noise(total, release, stream)))
 
     def argmin(
         self,
@@ -325,7 +325,7 @@ class Barrier:
         stream = self.__charge(release, dimension=len(points))
         losses = self.__exact.clipped_losses(candidates, release, stream, step=self.__trace.step)
         found = noisy_argmin(losses, points.cpu(), release, stream)
-        return int(self.__group.first(torch.tensor([found])))
+        return int(self.__group.broadcast(torch.tensor([found])))
 
     def minimum(self, problem: Minimum, *, noise: Mechanism) -> Tensor:
         """Release the minimum of a regularised sum of all losses, with noise in the objective or on the result.
@@ -336,7 +336,7 @@ class Barrier:
         check_minimum(self.__model, problem, noise)
         release = releases.minimum_release(problem, noise)
         stream = self.__charge(release, dimension=self.__model.parameter_count)
-        return self.__group.first(self.__exact.minimum(release, stream).float())
+        return self.__group.broadcast(self.__exact.minimum(release, stream).float())
 
     def about(self, model: Model) -> "Barrier":
         """A barrier for another model of the same records, with the same budget, noise and trace."""

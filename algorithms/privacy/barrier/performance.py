@@ -148,18 +148,18 @@ class Group:
         self._together(lambda: distributed.all_reduce(part))
         return part
 
-    def most(self, count: int) -> int:
+    def max(self, count: int) -> int:
         """The largest of the processes' counts."""
         largest = torch.tensor(count)
         self._together(lambda: distributed.all_reduce(largest, distributed.ReduceOp.MAX))
         return int(largest)
 
-    def first(self, answer: Tensor) -> Tensor:
+    def broadcast(self, answer: Tensor) -> Tensor:
         """Send a tensor from the first process to all, in place."""
         self._together(lambda: distributed.broadcast(answer, src=0))
         return answer
 
-    def told(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any) -> Any:
         """Send a picklable value from the first process to all; returns that value."""
         box, cpu = [value], torch.device("cpu")
         self._together(lambda: distributed.broadcast_object_list(box, src=0, device=cpu))

@@ -566,7 +566,7 @@ class UnnoisedQueries:
         if not self.performance.shards:
             return self._passes(rows)
         passes = list(in_passes(rows, self.engine.physical_batch))
-        missing = self.performance.group.most(len(passes)) - len(passes)
+        missing = self.performance.group.max(len(passes)) - len(passes)
         return self.performance.loaded(self.records, [*passes, *[rows[:0]] * missing])
 
     def _batches(self, rows: Rows) -> Iterator[Batch]:
