@@ -153,8 +153,10 @@ def declare(
     )
     check_terms(ledger, public)
     ledger.check_repeats(public.population, held or {})
+    known = {block.name for block in ledger.blocks(public.population)}
     for block in public.blocks:
-        ledger.declare_block(public.population, block)
+        if block not in known:
+            ledger.declare_block(public.population, block)
 
 
 def check_terms(ledger: Ledger, public: PublicDescription) -> None:

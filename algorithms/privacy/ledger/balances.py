@@ -1,16 +1,17 @@
 """The books as tables next to the chain, so that a write need not read the whole chain.
 
 The tables are written in the transaction that appends to the chain, and hold what a replay of the chain would give;
-`Ledger.verify` replays it and compares. Only the needed part of the books is loaded: one population, without the runs
-that have ended. Amounts are exact fractions as text.
+`Ledger.verify` replays it and compares. Only the needed part of the books is loaded: one population without the runs
+that have ended, and of its blocks those that a write is about. Amounts are exact fractions as text.
 
 Statements go to the database with as few round trips as possible, see `exchange`.
 """
 
 import json
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import groupby
@@ -24,7 +25,7 @@ from sqlalchemy.exc import DBAPIError
 
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger.books import STATES, Account, Books, Entry, Head, Run, replay
-from algorithms.privacy.ledger.composition import Amount, Terms
+from algorithms.privacy.ledger.composition import WHOLE_POPULATION, Amount, Terms
 
 _NAMES_IN_A_MESSAGE, _MANY = 10, 50
 
@@ -101,20 +102,33 @@ class _AccountRow(NamedTuple):
 class Part:
     """The part of the books that is needed: a population with its accounts and open runs, and what is asked for.
 
-    run: of any population. retraining: whose run is needed. held: whether digests of blocks' content are.
+    run: of any population. retraining: whose run is needed. held: digests of blocks' content that are looked for; None
+    if no digests are needed. blocks: whose accounts are enough, with that of the whole population; None for all. With
+    them, no other open runs and no other digests are loaded.
     """
 
     population: str
     run: str | None = None
     retraining: object = None
-    held: bool = False
+    held: Collection[str] | None = None
+    blocks: Collection[str] | None = None
 
-    def questions(self) -> list[Statement]:
+    def whole(self) -> "Part":
+        """The same with all accounts, open runs and digests of the population."""
+        return replace(self, blocks=None)
+
+    def questions(self, dialect: str) -> list[Statement]:
         """The queries: for the accounts, for runs, and for digests if they are needed."""
         population = {"population": self.population}
         runs = population | {"run": self.run, "retraining": self.retraining}
-        questions: list[Statement] = [(_ACCOUNTS, population), (_RUNS, runs)]
-        return [*questions, (_HELD, population)] if self.held else questions
+        if self.blocks is None:
+            questions: list[Statement] = [(_ACCOUNTS, population), (_RUNS, runs)]
+            return [*questions, (_HELD, population)] if self.held is not None else questions
+        accounts = population | {"blocks": _list([*self.blocks, WHOLE_POPULATION], dialect)}
+        questions = [(_NAMED_ACCOUNTS[dialect], accounts), (_ASKED_RUNS, runs)]
+        if self.held is None:
+            return questions
+        return [*questions, (_SHARED[dialect], population | {"held": _list(self.held, dialect)})]
 
     def books(self, connection: Connection, answers: Sequence[Sequence[Any]]) -> Books:
         """The books from the queries' answers."""
@@ -128,7 +142,7 @@ class Part:
         for account in accounts:
             _open_account(books, account)
         books.runs = {run_id: _run_of(text) for run_id, text in answers[1]}
-        for block, digest in answers[2] if self.held else ():
+        for block, digest in answers[2] if self.held is not None else ():
             place = self.population, block
             books.held[place] = books.held.get(place, frozenset()) | {digest}
         return books
@@ -136,7 +150,7 @@ class Part:
 
 def load(connection: Connection, part: Part) -> Books:
     """Load a part of the books."""
-    return part.books(connection, exchange(connection, part.questions()))
+    return part.books(connection, exchange(connection, part.questions(connection.dialect.name)))
 
 
 def differing_run(connection: Connection, runs: Mapping[str, Run]) -> str | None:
@@ -151,8 +165,13 @@ def differing_run(connection: Connection, runs: Mapping[str, Run]) -> str | None
 
 def _texts(connection: Connection, run_ids: Collection[str]) -> dict[str, str]:
     """Runs in their stored form."""
-    given = [*run_ids] if connection.dialect.name == "postgresql" else json.dumps([*run_ids])
-    return dict(exchange(connection, [(_NAMED_RUNS[connection.dialect.name], {"names": given})])[0])
+    dialect = connection.dialect.name
+    return dict(exchange(connection, [(_NAMED_RUNS[dialect], {"names": _list(run_ids, dialect)})])[0])
+
+
+def _list(texts: Collection[str], dialect: str) -> object:
+    """Texts as the value of a list in `_in_each`."""
+    return [*texts] if dialect == "postgresql" else json.dumps([*texts])
 
 
 def find_run(connection: Connection, run_id: str) -> Run | None:
@@ -349,27 +368,35 @@ HEAD_OF = sa.text("SELECT seq, hash FROM epsilonflow_head")
 _SET_HEAD = sa.text("UPDATE epsilonflow_head SET seq = :seq, hash = :hash")
 _POPULATIONS = sa.text("SELECT population, place FROM epsilonflow_population ORDER BY place")
 _OPEN_RUNS = sa.text("SELECT run_id FROM epsilonflow_run WHERE status = 'open'")
-_ACCOUNTS = sa.text(
+
+
+def _in_each(query: str) -> Mapping[str, sa.TextClause]:
+    """A query for each dialect, in which `IN [name]` looks in a list."""
+    forms = {"postgresql": r"= ANY(:\1)", "sqlite": r"IN (SELECT value FROM json_each(:\1))"}
+    return {dialect: sa.text(re.sub(r"IN \[(\w+)\]", form, query)) for dialect, form in forms.items()}
+
+
+_ACCOUNTS_OF = (
     f"SELECT {', '.join(_AccountRow._fields).replace('population', 'a.population')}"
     " FROM epsilonflow_population p JOIN epsilonflow_account a ON a.population = p.population"
-    " WHERE p.population = :population ORDER BY a.place, block"
+    " WHERE p.population = :population {} ORDER BY a.place, block"
 )
+_ACCOUNTS = sa.text(_ACCOUNTS_OF.format(""))
+_NAMED_ACCOUNTS = _in_each(_ACCOUNTS_OF.format("AND block IN [blocks]"))
 _HELD = sa.text("SELECT block, digest FROM epsilonflow_held WHERE population = :population")
-_RUNS = sa.text(
-    "SELECT run_id, run FROM epsilonflow_run WHERE run_id = :run"
-    " OR population = :population AND status = 'open'"  # each by an index of its own
+_SHARED = _in_each(
+    "SELECT block, digest FROM epsilonflow_held WHERE population = :population AND digest IN [held]"
+)
+_RUNS_OF = (
+    "SELECT run_id, run FROM epsilonflow_run WHERE run_id = :run {}"  # each by an index of its own
     " OR population = :population AND retraining = :retraining ORDER BY run_id"
 )
+_RUNS = sa.text(_RUNS_OF.format("OR population = :population AND status = 'open'"))
+_ASKED_RUNS = sa.text(_RUNS_OF.format(""))
 _SOME_POPULATIONS = sa.text(
     f"SELECT * FROM epsilonflow_population ORDER BY place LIMIT {_NAMES_IN_A_MESSAGE}"
 )
-_NAMED_RUNS = {
-    dialect: sa.text(f"SELECT run_id, run FROM epsilonflow_run WHERE run_id {are_named}")
-    for dialect, are_named in {
-        "postgresql": "= ANY(:names)",
-        "sqlite": "IN (SELECT value FROM json_each(:names))",
-    }.items()
-}
+_NAMED_RUNS = _in_each("SELECT run_id, run FROM epsilonflow_run WHERE run_id IN [names]")
 _ENTER_POPULATION = sa.text(
     "INSERT INTO epsilonflow_population (population, place, terms, allowed)"
     " VALUES (:population, :place, :terms, :allowed)"

@@ -160,9 +160,9 @@ class Ledger:
         rules.check_name(population, "population")
         rules.check_new(composition, cap, blocks_per_person)
         terms = Terms(bool(public), composition, blocks_per_person, dict(bound or {}))
-        if rules.declaration(self._books(population), population, cap, terms):
+        if rules.declaration(self._books(population, blocks=()), population, cap, terms):
             self._store.append(
-                Part(population), lambda books: rules.declaration(books, population, cap, terms)
+                Part(population, blocks=()), lambda books: rules.declaration(books, population, cap, terms)
             )
 
     def declare_block(self, population: str, block: str, cap: Budget | None = None) -> None:
@@ -191,7 +191,7 @@ class Ledger:
             draft = Draft("cap", population, cap, about={"retired": True}, block=block)
             return [] if (population, block) in books.retired else [draft]
 
-        self._store.append(Part(population), decide)
+        self._store.append(Part(population, blocks=[block]), decide)
 
     def overrule(self, population: str, block: str, other: str, *, by: str) -> None:
         """Let two blocks hold exactly the same records, by decision of the data's owner; repeating it does nothing.
@@ -211,7 +211,7 @@ class Ledger:
             is_known = (population, frozenset((block, other))) in books.allowed
             return [] if is_known else [Draft("cap", population, cap, about=about)]
 
-        self._store.append(Part(population), decide)
+        self._store.append(Part(population, blocks=()), decide)
 
     def set_cap(self, population: str, cap: Budget, *, block: str = WHOLE_POPULATION) -> None:
         """Change a cap, by decision of the data's owner; it may be below what is charged, and then no run fits.
@@ -225,7 +225,7 @@ class Ledger:
             rules.check_cap(books.term(population).composition, cap)
             return [Draft("cap", population, cap, block=block)]
 
-        self._store.append(Part(population), decide)
+        self._store.append(Part(population, blocks=[block]), decide)
 
     def reserve(
         self,
@@ -265,7 +265,10 @@ class Ledger:
             rules.check_fits(books, drafts)
             return drafts
 
-        self._store.append(Part(population, run_id, about.get("retraining"), held=bool(held)), decide)
+        digests = [digest for found in held.values() for digest in found] if held else None
+        # A run on a whole population has to know whether that has blocks.
+        asked = None if WHOLE_POPULATION in blocks else blocks
+        self._store.append(Part(population, run_id, about.get("retraining"), digests, asked), decide)
 
     def settle(self, run_id: str, spent: Budget, *, events: Events, model: str | None = None) -> None:
         """Settle a run at what it spent; does nothing if it is already settled like this.
@@ -300,7 +303,7 @@ class Ledger:
 
     def terms(self, population: str) -> Terms:
         """The terms of a population."""
-        return self._books(population).term(population)
+        return self._books(population, blocks=()).term(population)
 
     def balance(self, population: str, block: str | None = None) -> Balance:
         """The balance of a block; for None, of the whole population, or of its most charged block."""
@@ -345,12 +348,12 @@ class Ledger:
 
     def held(self, population: str) -> dict[str, frozenset[str]]:
         """The digests of each block's content at its reservations; see `Ledger.reserve`."""
-        books = self._books(population, held=True)
+        books = self._books(population, held=())
         return {block: found for (_, block), found in books.held.items()}
 
     def check_repeats(self, population: str, held: Mapping[str, Sequence[str]]) -> None:
         """Raises BudgetRefusedError, like `reserve`, for blocks that hold exactly what others hold."""
-        rules.check_repeats(self._books(population, held=True), population, held)
+        rules.check_repeats(self._books(population, held=()), population, held)
 
     def status(self, run_id: str) -> Status | None:
         """The status of a run; None if the ledger does not know it."""
@@ -359,11 +362,11 @@ class Ledger:
 
     def run_of(self, population: str, retraining: str) -> str | None:
         """The run of a scheduled retraining of a population; None if there is none."""
-        return self._books(population, retraining=retraining).run_of(population, retraining)
+        return self._books(population, retraining=retraining, blocks=()).run_of(population, retraining)
 
     def is_charged(self, population: str) -> bool:
         """Whether a run was ever reserved in a population; False for an unknown one."""
-        return self._books(population).is_charged(population)
+        return self._books(population, blocks=()).is_charged(population)
 
     def populations(self) -> list[str]:
         """The populations, in the order of their declaration."""
@@ -430,7 +433,7 @@ class Ledger:
             run = balances.find_run(connection, run_id)
             if run is None:
                 return None, Books()
-            part = Part(run.population, run_id)
+            part = Part(run.population, run_id, blocks=run.amounts)
             return part, balances.load(connection, part)
 
         return self._store.read(found)

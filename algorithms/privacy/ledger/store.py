@@ -291,12 +291,19 @@ class Store:
         """
 
         def work(connection: Connection) -> Head:
-            head, answers = self._current(connection, writes=True, questions=part.questions() if part else ())
+            questions = part.questions(connection.dialect.name) if part else ()
+            head, answers = self._current(connection, writes=True, questions=questions)
             books = part.books(connection, answers) if part else Books()
             entries, now = list[Entry](), datetime.now(UTC).isoformat(timespec="microseconds")
             # the database's, or for a file the system's
             user = str(connection.info.get("user") or system_user())
-            for draft in decide(books):
+            try:
+                drafts = decide(books)
+            except RefusedError:
+                if part and part.blocks is not None:
+                    decide(balances.load(connection, part.whole()))  # whose refusal says what else there is
+                raise
+            for draft in drafts:
                 entries.append(seal(draft, after=head, written_at=now, written_by=user))
                 head = entries[-1].head
             changes = balances.enter(books, entries) if entries else []

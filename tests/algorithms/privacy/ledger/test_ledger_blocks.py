@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -12,6 +13,7 @@ import dp_accounting as dp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy.engine import Connection
 
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting import Budget
@@ -19,6 +21,8 @@ from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, group_priva
 from algorithms.privacy.accounting.events import PureDpEvent, schedule_from_json, schedule_to_json
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp, rho_under
 from algorithms.privacy.ledger import Composition, Ledger
+from algorithms.privacy.ledger.balances import Part
+from algorithms.privacy.ledger.books import Books
 from tests.algorithms.privacy.ledger import conftest
 from tests.algorithms.privacy.ledger.conftest import CAP, ONE, declared
 from tests.support.refusals import check_refusals
@@ -223,6 +227,37 @@ def test_records_that_recur_are_in_as_many_blocks_as_a_person_may_be(tmp_path: P
     _hold(ledger, "b", february="A", january="A")
     with pytest.raises(BudgetRefusedError, match="a record is in 2 blocks at most"):
         _hold(ledger, "c", march="A")
+
+
+def test_a_write_reads_the_accounts_of_its_blocks_alone(
+    ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a refusal says all that it would say if it had read the others."""
+    ledger = Ledger.open(ledger_url)
+    ledger.declare("patients", CAP, public=False)
+    for number in range(20):
+        ledger.declare_block("patients", f"block {number}")
+    reserve(ledger, "open", "block 3")
+    read, books = set[int](), Part.books
+
+    def counted(part: Part, connection: Connection, answers: Sequence[Sequence[Any]]) -> Books:
+        read.add(len(answers[0]))
+        return books(part, connection, answers)
+
+    monkeypatch.setattr(Part, "books", counted)
+    _hold(ledger, "a", **{"block 3": "A"})
+    ledger.settle("a", Budget(0.1, 0.0), events=EVENTS)
+    ledger.forfeit("open")
+    assert read == {1, 2}  # the whole population's, and the block's
+    reserve(ledger, "still open", "block 3")
+    check_refusals(
+        {
+            "('block 0', 'block 1', 'block 2' and 17 more)": lambda: reserve(ledger, "b"),
+            ", 'block 18', 'block 19');": lambda: reserve(ledger, "b", "block 20"),
+            "reserved by open runs ('still open')": lambda: reserve(ledger, "b", "block 3"),
+            "hold exactly the same records": lambda: _hold(ledger, "b", **{"block 4": "A"}),
+        }
+    )
 
 
 LARGE, SMALL = Budget(8.0, 1e-5), Budget(1.0, 1e-6)
