@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -208,7 +209,7 @@ def _columns_asked() -> tuple[list[dict[str, Any]], list[str]]:
     _need_a_terminal("there is no terminal to ask for the columns; give them by --from schema.json.")
     say("Enter the columns as the file's header names them. An empty name ends the list.")
     columns: list[dict[str, Any]] = []
-    while name := typer.prompt("column", default="", show_default=False):
+    while name := _asked("column", partial(_other_column, columns=columns), default=""):
         kind = _asked(f"  {name} is one of {', '.join(_KINDS)}", _kind, default=_KINDS[0])
         column: dict[str, Any] = {"name": name, "kind": kind}
         if kind == "numeric":
@@ -217,7 +218,7 @@ def _columns_asked() -> tuple[list[dict[str, Any]], list[str]]:
         elif kind == "categorical":
             column["categories"] = _asked("  its categories, separated by commas", _listed)
         columns.append(column)
-    label = typer.prompt("column of the class to predict")
+    label = _asked("column of the class to predict", partial(_other_column, columns=columns))
     classes = _asked("its classes, separated by commas", _listed)
     return [*columns, {"name": label, "kind": "label"}], classes
 
@@ -239,9 +240,18 @@ def _asked(question: str, parse: Callable[[str], T], default: str | None = None)
     """Ask until the answer can be parsed."""
     while True:
         try:
-            return parse(str(typer.prompt(question, default=default)))
+            return parse(str(typer.prompt(question, default=default, show_default=bool(default))))
         except ValueError as error:
             say(f"  {error}")
+
+
+def _other_column(text: str, columns: list[dict[str, Any]]) -> str:
+    name = text.strip()
+    if any(column["name"] == name for column in columns):
+        raise ValueError(f"{name} has been entered; enter another column.")
+    if not name and all(column["kind"] == "ignored" for column in columns):
+        raise ValueError("A model needs a column that is not ignored; enter one.")
+    return name
 
 
 def _kind(text: str) -> str:

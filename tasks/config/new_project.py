@@ -117,7 +117,8 @@ def of_schema(path: Path, label: Sequence[str]) -> tuple[list[dict[str, Any]], d
         raise ParamsRefusedError(f"there is no file {path}; name a table schema.")
     try:
         schema = read_json(path)
-        limits = {one["name"]: one.get("constraints", {}) for one in schema["fields"]}
+        fields = [_with_enum(one) for one in schema["fields"]]
+        limits = {one["name"]: one.get("constraints", {}) for one in fields}
         listed = [name for name in limits if limits[name].get("enum")]
         wanted = list(label) or [name for name in (schema.get("label"), *listed[-1:]) if name][:1]
         unknown = [name for name in wanted if name not in limits]
@@ -131,7 +132,7 @@ def of_schema(path: Path, label: Sequence[str]) -> tuple[list[dict[str, Any]], d
             if unknown
             else f"{path} has no field with an enum that could hold the class; name what is predicted by --label."
         )
-    columns = [_column(one, path, wanted) for one in schema["fields"]]
+    columns = [_column(one, path, wanted) for one in fields]
     if len(wanted) > 1:
         yes = set(Labels.model_fields["yes"].default)
         odd = [name for name in wanted if name in listed and not yes & set(_enum(name, limits[name], path))]
@@ -151,6 +152,13 @@ def of_schema(path: Path, label: Sequence[str]) -> tuple[list[dict[str, Any]], d
             " minimum and maximum."
         )
     return columns, predicted(bounds=bounds)
+
+
+def _with_enum(field: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The field; one of type boolean has the enum true, false, unless it has its own."""
+    own = field.get("constraints", {})
+    is_open = field.get("type") == "boolean" and not own.get("enum")
+    return {**field, "constraints": {**own, "enum": [True, False]}} if is_open else field
 
 
 def _enum(name: str, limits: Mapping[str, Any], path: Path) -> list[str]:

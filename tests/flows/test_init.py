@@ -119,14 +119,27 @@ def test_columns_are_asked_for_and_a_slip_is_asked_again(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("flows.cli.projects.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
-    age = ["age", "numbers", "numeric", "old", "100,18", "0,inf", "18,100"]
-    other = ["insurance", "categorical", "public, private", "notes", "ignored", "", "returned", "no,yes"]
-    typed = "\n".join([*age, *other, "-5", "20000", ""])
+    notes = ["", "notes", "ignored", ""]
+    age = ["age", "numbers", "numeric", "old", "100,18", "0,inf", "18,100", "age"]
+    other = ["insurance", "categorical", "public, private", "", "age", "returned", "no,yes"]
+    typed = "\n".join([*notes, *age, *other, "-5", "20000", ""])
     made = CliRunner().invoke(app, ["init", "clinic"], input=typed, env={"COLUMNS": "200"})
     assert made.exit_code == 0, made.output
     card = data_card("clinic", tmp_path / "clinic/data/cards")
     assert (card.input_shape, card.classes, card.records.at_most) == ((4,), ("no", "yes"), 20000)
+    assert made.output.count("age has been entered") == 2
+    assert made.output.count("A model needs a column that is not ignored") == 2
     assert "numbers is none of these" in made.output and made.output.count("bounds are LOW,HIGH") == 3
+
+
+def test_a_field_of_type_boolean_is_true_or_false(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fields = [{"name": name, "type": "boolean"} for name in ("smokes", "returned")]
+    Path("schema.json").write_text(json.dumps({"fields": fields}))
+    made = call("init", "clinic", "--from", "schema.json", "--at-most", "900")
+    assert made.exit_code == 0, made.output
+    card = data_card("clinic", tmp_path / "clinic/data/cards")
+    assert (card.input_shape, card.classes) == ((3,), ("true", "false"))
 
 
 def test_numbers_that_nobody_said_are_told_and_those_that_were_said_are_not(schema: str) -> None:
