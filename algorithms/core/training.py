@@ -165,7 +165,7 @@ def schedule_of(features: Features, shape: Shape, records: int | None, count_noi
     return [(release.event(), 1) for release in (*first, *features.releases(shape))]
 
 
-def learned(
+def learn_buffers(
     features: Features, barrier: Barrier, records: int | None, count_noise: float
 ) -> dict[str, Tensor]:
     """Learn the buffers of the features' module, by the releases of `schedule_of`."""
@@ -422,7 +422,7 @@ def learn(
 
 def _learn(features: Features, barrier: Barrier, model: Model, plan: Plan) -> Learned:
     asked = asked_of_rows(barrier, plan.public.pooled)
-    found = learned(features, asked, plan.public.records, plan.target.count_noise)
+    found = learn_buffers(features, asked, plan.public.records, plan.target.count_noise)
     start = model.initial_parameters()
     if hasattr(features, "start"):
         start = features.start(asked, installed(model, found))

@@ -186,7 +186,7 @@ WHAT = "a budget divided over a sum of all records"
 
 
 @dataclass(frozen=True)
-class Mechanism:
+class BoundAndNoise:
     """How a record's gradient is bounded, in the norm of which order, and noised."""
 
     order: Literal[1, 2, "box"]
@@ -195,9 +195,9 @@ class Mechanism:
 
 
 MECHANISMS = {
-    "laplace": Mechanism(1, L1, Laplace),
-    "gaussian": Mechanism(2, L2, Gaussian),
-    "knorm": Mechanism("box", Box, KNorm),
+    "laplace": BoundAndNoise(1, L1, Laplace),
+    "gaussian": BoundAndNoise(2, L2, Gaussian),
+    "knorm": BoundAndNoise("box", Box, KNorm),
 }
 
 

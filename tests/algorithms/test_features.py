@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from algorithms.core import training
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.training import Features, learned, schedule_of
+from algorithms.core.training import Features, learn_buffers, schedule_of
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.features import FEATURES, from_settings
 from algorithms.gradients import L2
@@ -93,7 +93,7 @@ def mapped(features: Features, tensors: dict[str, Tensor], inputs: NDArray[np.fl
 
 def test_whitened_channels_are_centred_and_have_no_correlation_left() -> None:
     features, data = kind("whitened"), records()
-    tensors = learned(features, barrier(features, data), COUNT, QUIET)
+    tensors = learn_buffers(features, barrier(features, data), COUNT, QUIET)
     found = mapped(features, tensors, data.features).transpose(0, 1).flatten(1)
     normal = functional.group_norm(torch.from_numpy(data.features), 2)
     torch.testing.assert_close(tensors["mean"], normal.mean(dim=0), rtol=0, atol=1e-3)
@@ -102,7 +102,7 @@ def test_whitened_channels_are_centred_and_have_no_correlation_left() -> None:
 
 def test_principal_components_are_those_of_records_of_norm_1() -> None:
     features, data = kind("principal_components"), records()
-    tensors = learned(features, barrier(features, data), COUNT, QUIET)
+    tensors = learn_buffers(features, barrier(features, data), COUNT, QUIET)
     unit = functional.normalize(torch.from_numpy(data.features).flatten(1), dim=1).double()
     first = torch.linalg.eigh(unit.T @ unit).eigenvectors[:, -5:].flip(1)
     overlap = (tensors["components"].double() * first).sum(dim=0).abs()
@@ -113,7 +113,7 @@ def test_principal_components_are_those_of_records_of_norm_1() -> None:
 
 def test_centred_records_have_unit_length_mean_0_and_are_whitened_to_a_power() -> None:
     features, data = kind("centred", power=0.5, ridge=1e-9), records()
-    found = mapped(features, learned(features, barrier(features, data), COUNT, QUIET), data.features)
+    found = mapped(features, learn_buffers(features, barrier(features, data), COUNT, QUIET), data.features)
     torch.testing.assert_close(found.mean(dim=0), torch.zeros(36), rtol=0, atol=1e-2)
     torch.testing.assert_close(found.T @ found / COUNT, torch.eye(36), rtol=0, atol=2e-2)
 
@@ -123,7 +123,7 @@ def test_a_linear_head_starts_at_the_sums_of_its_classes(model: str, classes: in
     features, data = kind("centred", moment_noise=None, head_noise=QUIET, head_length=2.0), records()
     data = MadeUp(data.features, data.labels % classes)
     asked = barrier(features, data)
-    tensors = learned(features, asked, COUNT, QUIET)
+    tensors = learn_buffers(features, asked, COUNT, QUIET)
     module = features.module(SHAPE)
     made = in_front(module, build(model, input_shape=shape_after(module, SHAPE), classes=classes, seed=1))
     behind = installed(made, tensors)
@@ -148,7 +148,7 @@ def test_a_network_has_no_head_that_class_sums_can_start() -> None:
 
 def test_standardised_channels_have_mean_0_and_mean_square_1() -> None:
     features, data = kind("standardised"), records()
-    found = mapped(features, learned(features, barrier(features, data), COUNT, QUIET), data.features)
+    found = mapped(features, learn_buffers(features, barrier(features, data), COUNT, QUIET), data.features)
     torch.testing.assert_close(found.mean(dim=(0, 2, 3)), torch.zeros(4), rtol=0, atol=5e-3)
     torch.testing.assert_close(found.square().mean(dim=(0, 2, 3)), torch.ones(4), rtol=0, atol=5e-3)
 
@@ -156,7 +156,7 @@ def test_standardised_channels_have_mean_0_and_mean_square_1() -> None:
 @pytest.mark.parametrize("name", FEATURES)
 def test_a_record_is_mapped_by_itself(name: str) -> None:
     features, data = kind(name), records(20)
-    tensors = learned(features, barrier(features, data), COUNT, QUIET)
+    tensors = learn_buffers(features, barrier(features, data), COUNT, QUIET)
     together = mapped(features, tensors, data.features)
     alone = torch.cat([mapped(features, tensors, data.features[i : i + 1]) for i in range(20)])
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
@@ -170,9 +170,9 @@ def test_a_record_is_mapped_by_itself(name: str) -> None:
 def test_what_is_asked_is_what_was_planned(name: str, count: int | None) -> None:
     features = kind(name)
     asked = barrier(features, records(), count=count)
-    learned(features, asked, count, QUIET)
+    learn_buffers(features, asked, count, QUIET)
     with pytest.raises(BudgetRefusedError, match="no further release"):
-        learned(features, asked, count, QUIET)
+        learn_buffers(features, asked, count, QUIET)
 
 
 @pytest.mark.parametrize("name", FEATURES)
@@ -312,7 +312,7 @@ def test_importance_sampling_goes_on_behind_them_with_what_they_left(tmp_path: P
 @pytest.mark.parametrize("name", FEATURES)
 def test_what_is_taken_ahead_of_the_steps_gives_the_same_gradients(name: str) -> None:
     features, data = kind(name), records()
-    model = installed(model_behind(features), learned(features, barrier(features, data), COUNT, QUIET))
+    model = installed(model_behind(features), learn_buffers(features, barrier(features, data), COUNT, QUIET))
     head, seen = frozen_prefix(model, data, Performance(number=COUNT))
     assert head is not model
     assert len(seen.features) == COUNT
@@ -323,7 +323,7 @@ def test_what_is_taken_ahead_of_the_steps_gives_the_same_gradients(name: str) ->
 
 def test_a_public_number_decides_whether_maps_are_held() -> None:
     features, data = kind("standardised"), records()
-    model = installed(model_behind(features), learned(features, barrier(features, data), COUNT, QUIET))
+    model = installed(model_behind(features), learn_buffers(features, barrier(features, data), COUNT, QUIET))
     most = 10**6 // (4 * math.prod(SHAPE))
     held = [
         frozen_prefix(model, data, Performance(memory_mb=1, number=n))[0] is not model
@@ -380,7 +380,7 @@ def test_a_model_s_own_first_maps_are_taken_ahead_too(
         front({"kind": "whitening", "groups": 2}, SHAPE),
         build(name, input_shape=SHAPE, classes=3, seed=0, settings=settings),
     )
-    model = installed(model, learned(features, barrier(features, data), COUNT, QUIET))
+    model = installed(model, learn_buffers(features, barrier(features, data), COUNT, QUIET))
     head, seen = frozen_prefix(model, data, Performance(number=COUNT))
     assert [type(layer).__name__ for layer in head.module.children()] == layers
     assert seen.features.shape == ((COUNT, *SHAPE) if name == "softmax" else (COUNT, 37))
@@ -396,7 +396,7 @@ def gradient(model: Model, data: Any) -> Tensor:
 def test_mapped_records_go_with_the_barrier_that_held_them() -> None:
     features, data = kind("whitened"), records()
     first = barrier(features, data)
-    model = installed(model_behind(features), learned(features, first, COUNT, QUIET))
+    model = installed(model_behind(features), learn_buffers(features, first, COUNT, QUIET))
     gc.disable()  # nothing but the last reference may have to go
     try:
         second = first.about(model)

@@ -30,7 +30,7 @@ from algorithms.models import Model
 from algorithms.privacy.accounting.events import event_to_json
 from algorithms.privacy.accounting.filters import Filter
 from algorithms.privacy.barrier.performance import Performance, Records
-from algorithms.privacy.barrier.trace import Answered, Diagnostics, Row, Trace
+from algorithms.privacy.barrier.trace import AnsweredGradient, Diagnostics, Row, Trace
 from algorithms.privacy.barrier.unnoised_queries import (
     LastNorms,
     Statistic,
@@ -366,10 +366,6 @@ class Barrier:
         """Whether the filter can pay for a release now."""
         return self.__spend.affords(release.event())
 
-    def spent(self, delta: float) -> float:
-        """The epsilon spent so far at `delta`, an upper bound."""
-        return self.__spend.spent(delta)
-
     def __charge(self, release: Release, *, dimension: int) -> Stream:
         """Charge a release, record it in the trace, and open its stream of noise and coins."""
         if os.getpid() != self.__process:  # a fork is a copy, too
@@ -399,5 +395,5 @@ class Barrier:
         sums = total.cpu().numpy(), noisy.cpu().numpy()
         place = len(self.__trace.rows) - 1, self.__trace.step
         batches = self.__exact.drawn(release, self.__generator.stream(place[0]))
-        answered = Answered(point, clipping, release.divisor, *sums)
+        answered = AnsweredGradient(point, clipping, release.divisor, *sums)
         self.__diagnostics.measure(answered, self.__exact.engine, batches, place=place)

@@ -107,7 +107,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnsweredGradient:
     """A gradient release at a point [d]: clipping, divisor, and its sum without and with noise, [d]."""
 
     point: Tensor
@@ -131,7 +131,7 @@ class Diagnostics:
         self.rows: list[Measured] = []
 
     def measure(
-        self, answered: Answered, engine: Engine, batches: Iterable[Batch], *, place: tuple[int, int]
+        self, answered: AnsweredGradient, engine: Engine, batches: Iterable[Batch], *, place: tuple[int, int]
     ) -> None:
         """Add the row of a gradient, by a second pass over its sample. batches: the sample. place: release and step."""
         found, records, clipped = _exact_sum(answered, engine, batches)
@@ -155,7 +155,7 @@ class Diagnostics:
 
 
 def _exact_sum(
-    answered: Answered, engine: Engine, batches: Iterable[Batch]
+    answered: AnsweredGradient, engine: Engine, batches: Iterable[Batch]
 ) -> tuple[NDArray[np.float64], int, int]:
     """The sum of unclipped gradients, [d]; the number of records, and the number that clipping reduced.
 

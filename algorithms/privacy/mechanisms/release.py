@@ -124,6 +124,8 @@ class Mechanism(ABC):
 
 @dataclass(frozen=True)
 class Multiplied(Mechanism):
+    """Noise whose scale is `multiplier` times the bound on a record. Raises RefusedError unless it is above 0."""
+
     multiplier: float
 
     def __post_init__(self) -> None:
