@@ -1,7 +1,7 @@
 """Many trials on a task runner, as Prefect flows: a comparison on public records, and the private search for settings.
 
-A comparison plans every cell, runs those without a result and writes the results. A cell is one trial. Each task runs a
-group of cells, since a task costs about a tenth of a second; none is retried. A cell that fails stops no other.
+A comparison plans every trial, runs those without a result and writes the results. Each task runs a group of trials,
+since a task costs about a tenth of a second; none is retried. A trial that fails stops no other.
 
 A search makes one reservation, and only the winner is released. One that was stopped is resumed by the same command,
 at no extra cost.
@@ -45,13 +45,13 @@ _QUIET = {
 
 @task(name="plan", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def plan(context: Context, group: TrialGroup) -> list[Problem]:
-    """Make the plans of a group of cells."""
+    """Make the plans of a group of trials."""
     return plan_group(context, group)
 
 
 @task(name="run", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def run(context: Context, group: TrialGroup) -> list[Problem]:
-    """Run a group of cells."""
+    """Run a group of trials."""
     return run_group(context, group)
 
 
@@ -69,11 +69,11 @@ def compare(file: Path, *, runner: Runner = "threads", workers: int = 2, renew: 
 
 @flow(name="compare", retries=0, persist_result=False)
 def comparison(file: str, renew: bool = False) -> State[Any]:
-    """Compare algorithms as a YAML file describes; finished cells are not run again.
+    """Compare algorithms as a YAML file describes; finished trials are not run again.
 
     Args:
         file: the comparison, such as comparisons/example.yaml.
-        renew: rerun cells whose results come from another version of the algorithms' code.
+        renew: rerun trials whose results come from another version of the algorithms' code.
     """
 
     def compared() -> State[Any]:
@@ -90,9 +90,9 @@ def _compared(work: Work, *, renew: bool) -> State[Any]:
     refused = _each(plan, work, list(groups(wanted)))
     if refused and not work.comparison.skip_refused:
         raise ParamsRefusedError(_listed(refused))
-    left_out = {problem.cell.digest for problem in refused}
-    left = [cell for cell in wanted if cell.digest not in left_out]
-    build_models(work.context, left)  # before cells run in threads of this process
+    left_out = {problem.trial.digest for problem in refused}
+    left = [trial for trial in wanted if trial.digest not in left_out]
+    build_models(work.context, left)  # before trials run in threads of this process
     parts = list(groups(left))
     with progress(work.place, parts):
         failed = _each(run, work, parts)
@@ -105,7 +105,7 @@ def _compared(work: Work, *, renew: bool) -> State[Any]:
 
 
 def _each(action: Any, work: Work, parts: Sequence[TrialGroup]) -> list[Problem]:
-    """Submit a task for each group and return the problems. On an interrupt, running cells end and no others start."""
+    """Submit a task for each group and return the problems. On an interrupt, running trials end and no others start."""
     futures = [action.submit(work.context, group) for group in parts]
     try:
         return [problem for future in futures for problem in future.result()]

@@ -35,7 +35,7 @@ Word = Annotated[str, StringConstraints(pattern=r"\S")]
 Epsilons = Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1)]
 Delta = Annotated[float, Field(ge=0, lt=1)]
 FORMAT = 1
-"""Version of a cell's result. Raise it if the computation changes; every cell then runs again."""
+"""Version of a trial's result. Raise it if the computation changes; every trial then runs again."""
 COLUMNS = ("figure", "dataset", "model", "method", "setting", "epsilon", "metric", "value")
 """Of published numbers."""
 METRICS = (*MEASURES, "objective", "gap", "test_loss")
@@ -127,7 +127,7 @@ class Record(Group):
 class Comparison(Group):
     """Algorithms x data sets x models x epsilons x (seeds or folds) x settings.
 
-    skip_refused: list cells that cannot run as refused, instead of refusing the whole comparison. published: path in
+    skip_refused: list trials that cannot run as refused, instead of refusing the whole comparison. published: path in
     the checkout of a CSV file of published numbers. performance: limits of each run; one run per worker runs at a time.
     """
 
@@ -282,7 +282,7 @@ class Trial:
         inputs = asdict(self) | {"format": FORMAT}
         for name in ("method", "label", "setting"):
             del inputs[name]
-        # Empty values are left out, so that cells from before these keys existed stay valid.
+        # Empty values are left out, so that trials from before these keys existed stay valid.
         if self.transform == "none":
             del inputs["transform"]
         for name in ("model_settings", "features", "encoder"):
@@ -292,13 +292,13 @@ class Trial:
 
     @property
     def model_group(self) -> dict[str, Any]:
-        """The group `model` of params.yaml for this cell."""
+        """The group `model` of params.yaml for this trial."""
         chosen = {key: value for key, value in self.model_settings.items() if key != "files"}
         return {"name": self.model, "seed": self.seed} | chosen
 
     @property
     def noise_seed(self) -> int:
-        """The seed of the noise, different for different cells."""
+        """The seed of the noise, different for different trials."""
         return int(self.digest, 16)
 
     @property
@@ -313,7 +313,7 @@ class Trial:
 
 
 TrialGroup = tuple[Trial, ...]
-"""A few cells with the same data set, model, method and epsilon."""
+"""A few trials with the same data set, model, method and epsilon."""
 
 
 def digest_of(document: object) -> str:
@@ -321,8 +321,8 @@ def digest_of(document: object) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:_DIGITS]
 
 
-def cells(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> list[Trial]:
-    """All cells, in the order of the file. cards: the card of each data set. file: name of the file, for messages.
+def trials(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> list[Trial]:
+    """All trials, in the order of the file. cards: the card of each data set. file: name of the file, for messages.
 
     Raises:
         ParamsRefusedError: if a data set is private, or a model, algorithm or setting is unknown.
@@ -345,7 +345,7 @@ def cells(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> l
         folds = [Fold(cut.k, cut.seed, *place) for place in product(range(cut.repeats), range(cut.k))]
     recorded = comparison.record.model_dump()
     if not comparison.record.diagnostics:
-        del recorded["diagnostics"]  # left out, so that cells from before this key existed stay valid
+        del recorded["diagnostics"]  # left out, so that trials from before this key existed stay valid
     digests = {name: digest_of(card.model_dump_json()) for name, card in cards.items()}
     found = [
         (
@@ -386,12 +386,20 @@ def cells(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> l
 
 
 def groups(wanted: Sequence[Trial]) -> Iterator[TrialGroup]:
-    """Group the cells by data set, transform, model, method and epsilon, at most 20 in each group."""
+    """Group the trials by data set, transform, model, method and epsilon, at most 20 in each group."""
     together: dict[tuple[Any, ...], list[Trial]] = {}
-    for cell in wanted:
-        encoder = digest_of(cell.encoder)
-        key = (cell.dataset, cell.transform, encoder, cell.model, cell.method, cell.setting, cell.epsilon)
-        together.setdefault(key, []).append(cell)
+    for trial in wanted:
+        encoder = digest_of(trial.encoder)
+        key = (
+            trial.dataset,
+            trial.transform,
+            encoder,
+            trial.model,
+            trial.method,
+            trial.setting,
+            trial.epsilon,
+        )
+        together.setdefault(key, []).append(trial)
     for members in together.values():
         for start in range(0, len(members), _MOST_IN_A_GROUP):
             yield tuple(members[start : start + _MOST_IN_A_GROUP])
@@ -407,9 +415,9 @@ def code_digest() -> str:
 
 
 def _model_settings(problem: Problem, files: dict[str, str], named: Iterable[str]) -> dict[str, Any]:
-    """The settings with the digests of files and of the user's own code, so that another file is another cell.
+    """The settings with the digests of files and of the user's own code, so that another file is another trial.
 
-    named: what the cell names, of which `package.module:factory` is the user's own.
+    named: what the trial names, of which `package.module:factory` is the user's own.
     """
     files = files | {name: source_digest(name) for name in named if is_own(name)}
     return problem.model_settings | ({"files": files} if files else {})
@@ -438,7 +446,7 @@ def _features(variant: Variant, file: str) -> dict[str, Any]:
 def _complete(
     given: dict[str, Any], make: Callable[[dict[str, Any]], object], key: str, file: str
 ) -> dict[str, Any]:
-    """The settings with every default filled in, so that a changed default changes the cell.
+    """The settings with every default filled in, so that a changed default changes the trial.
 
     make: the factory of the object that they are for; the settings of a user's own code stay as they are. key: where
     they are in the file, for messages.

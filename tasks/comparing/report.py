@@ -62,7 +62,7 @@ _WORDS = {
 
 
 def beside(published: pd.DataFrame, totals: pd.DataFrame) -> pd.DataFrame:
-    """Add the columns `ours`, `stderr` and `difference` to published rows; NaN if the comparison has no such cell.
+    """Add the columns `ours`, `stderr` and `difference` to published rows; NaN if the comparison has no such trial.
 
     totals: from `summary`.
     """
@@ -80,13 +80,13 @@ def beside(published: pd.DataFrame, totals: pd.DataFrame) -> pd.DataFrame:
     return joined.assign(difference=joined["ours"] - joined["value"])
 
 
-def results(place: Place, cells: tuple[Trial, ...]) -> pd.DataFrame:
-    """One row per finished cell, in the order of the cells, with the metrics of the targets that occur.
+def results(place: Place, trials: tuple[Trial, ...]) -> pd.DataFrame:
+    """One row per finished trial, in the order of the trials, with the metrics of the targets that occur.
 
     A number that is infinite or was not recorded is NaN. gap: see `with_gap`.
     """
     done = place.finished()
-    rows = [_row(cell, place.result(cell.digest)) for cell in cells if cell.digest in done]
+    rows = [_row(trial, place.result(trial.digest)) for trial in trials if trial.digest in done]
     there = [name for name in MEASURES if any(name in row for row in rows)]
     columns = [*KEY, "delta", "accountant", "seed", "repeat", "fold", *there, *_RESULTS, "digest", "code"]
     numbers = ("epsilon", "delta", *there, *_NUMBERS)
@@ -99,24 +99,24 @@ def with_gap(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(gap=table["objective"] - least)
 
 
-def _row(cell: Trial, result: dict[str, Any]) -> dict[str, Any]:
-    fold, found = cell.fold, result["results"]
+def _row(trial: Trial, result: dict[str, Any]) -> dict[str, Any]:
+    fold, found = trial.fold, result["results"]
     return {
-        **{name: getattr(cell, name) for name in (*KEY, "accountant", "seed")},
-        "delta": None if cell.epsilon is None else cell.delta,
+        **{name: getattr(trial, name) for name in (*KEY, "accountant", "seed")},
+        "delta": None if trial.epsilon is None else trial.delta,
         "repeat": fold.repeat if fold else 0,
         "fold": fold.fold if fold else 0,
         **{name: found[name] for name in (*MEASURES, *_RESULTS) if name in found},
-        "digest": cell.digest,
+        "digest": trial.digest,
         "code": result["code"],
     }
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """Mean, standard deviation, standard error and number of cells by data set, model, method and epsilon.
+    """Mean, standard deviation, standard error and number of trials by data set, model, method and epsilon.
 
-    The standard error assumes that cells are independent, which is not quite true for folds of the same records. It is
-    NaN for a single cell.
+    The standard error assumes that trials are independent, which is not quite true for folds of the same records. It is
+    NaN for a single trial.
     """
     grouped = table.groupby(KEY, sort=False, dropna=False)
     parts = {"n": grouped.size()}
@@ -312,7 +312,7 @@ def _measured(mean: float, stderr: float, metric: str) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """The finished tables, and the figures by name. runs: all finished ones, also of cells that left the file."""
+    """The finished tables, and the figures by name. runs: all finished ones, also of trials that left the file."""
 
     table: pd.DataFrame
     totals: pd.DataFrame
@@ -321,12 +321,12 @@ class Report:
 
 
 def report(work: Work, *, refused: Sequence[str]) -> Report:
-    """Write results.parquet, results.csv, summary.csv, the figures, report.html and page.md from all finished cells.
+    """Write results.parquet, results.csv, summary.csv, the figures, report.html and page.md from all finished trials.
 
-    refused: sentences that say why cells could not run.
+    refused: sentences that say why trials could not run.
     """
     place = work.place
-    table = results(place, work.cells)
+    table = results(place, work.trials)
     totals = summary(table)
     write_parquet(place.folder / "results.parquet", table)
     for name, frame in (("results", table), ("summary", totals)):
@@ -374,10 +374,10 @@ def _facts(work: Work, table: pd.DataFrame) -> list[tuple[str, str]]:
         ("delta", ", ".join(f"{delta:g}" for delta in deltas)),
         ("split", repeats),
         ("seeds of noise", str(comparison.seeds)),
-        ("finished cells", f"{len(table):,} of {len(work.cells):,}"),
+        ("finished trials", f"{len(table):,} of {len(work.trials):,}"),
     ]
     if versions > 1:
-        facts.append(("versions of the code", f"{versions}: --renew runs the older cells again"))
+        facts.append(("versions of the code", f"{versions}: --renew runs the older trials again"))
     return facts
 
 
@@ -396,7 +396,7 @@ def _pictures(work: Work, table: pd.DataFrame, totals: pd.DataFrame) -> dict[str
     if len(curves):
         gaps = with_gap(curves)
         words = (
-            "How far the objective is above the least known on the same records, by step; mean over cells. A method"
+            "How far the objective is above the least known on the same records, by step; mean over trials. A method"
             " that asks once is dashed."
         )
         draw = partial(over_steps, gaps, x="step", y="gap", words="objective - least known")
@@ -412,11 +412,11 @@ def _pictures(work: Work, table: pd.DataFrame, totals: pd.DataFrame) -> dict[str
 
 
 def _gathered(place: Place, table: pd.DataFrame, kind: str) -> pd.DataFrame:
-    """The curves or traces of the finished cells in one table, with the columns that identify a cell."""
+    """The curves or traces of the finished trials in one table, with the columns that identify a trial."""
     names = ["dataset", "model", "label", "epsilon", "repeat", "fold"]
     frames = []
     for row in table.to_dict("records"):
-        path = place.cells / f"{row['digest']}.{kind}.parquet"
+        path = place.trials / f"{row['digest']}.{kind}.parquet"
         if path.exists():
             frames.append(
                 pd.read_parquet(path)

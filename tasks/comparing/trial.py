@@ -63,9 +63,9 @@ class Place:
         return self.root / "artifacts" / "compare" / self.name
 
     @property
-    def cells(self) -> Path:
-        """The results, one JSON file per finished cell."""
-        return self.folder / "cells"
+    def trials(self) -> Path:
+        """The results, one JSON file per finished trial."""
+        return self.folder / "cells"  # what earlier results are in
 
     @property
     def plans(self) -> Path:
@@ -74,7 +74,7 @@ class Place:
 
     @property
     def failures(self) -> Path:
-        """Tracebacks of cells that failed."""
+        """Tracebacks of trials that failed."""
         return self.folder / "failures"
 
     @property
@@ -84,20 +84,20 @@ class Place:
 
     @property
     def stop(self) -> Path:
-        """A file that asks workers to start no further cell."""
+        """A file that asks workers to start no further trial."""
         return self.folder / "stop"
 
     def finished_at(self) -> dict[str, float]:
-        """The digests of the cells that have a result, each with the time when it was written."""
-        return {path.stem: path.stat().st_mtime for path in self.cells.glob("*.json")}
+        """The digests of the trials that have a result, each with the time when it was written."""
+        return {path.stem: path.stat().st_mtime for path in self.trials.glob("*.json")}
 
     def finished(self) -> set[str]:
-        """The digests of the cells that have a result."""
+        """The digests of the trials that have a result."""
         return set(self.finished_at())
 
     def result(self, digest: str) -> dict[str, Any]:
-        """The result of a finished cell."""
-        return read_json(self.cells / f"{digest}.json")
+        """The result of a finished trial."""
+        return read_json(self.trials / f"{digest}.json")
 
 
 def write_json(path: Path, document: object) -> None:
@@ -112,7 +112,7 @@ def write_parquet(path: Path, frame: pd.DataFrame) -> None:
 
 @dataclass(frozen=True)
 class Sides:
-    """The training and test records of a cell. public: the public facts of exactly these records."""
+    """The training and test records of a trial. public: the public facts of exactly these records."""
 
     public: PublicDescription
     train: Records
@@ -146,41 +146,41 @@ def check_classes(labels: NDArray[np.int64], train: NDArray[np.int64], test: NDA
             raise DataRefusedError(f"the {name} records of a fold are all of one class; choose fewer folds.")
 
 
-def prepared_folder(store: Path, cell: Trial) -> Path:
-    """The folder below `store` of a cell's prepared data set; another card or transform has another folder."""
-    transform = "" if cell.transform == "none" else f"-{cell.transform}"
-    transform += f"-{digest_of(cell.encoder)}" if cell.encoder else ""
-    return store / f"{cell.dataset}-{cell.card}{transform}"
+def prepared_folder(store: Path, trial: Trial) -> Path:
+    """The folder below `store` of a trial's prepared data set; another card or transform has another folder."""
+    transform = "" if trial.transform == "none" else f"-{trial.transform}"
+    transform += f"-{digest_of(trial.encoder)}" if trial.encoder else ""
+    return store / f"{trial.dataset}-{trial.card}{transform}"
 
 
-def make_ready(store: Path, cell: Trial, *, root: Path) -> None:
-    """Prepare a cell's data set below `store` unless it exists; raises DataRefusedError if that is impossible."""
-    folder = prepared_folder(store, cell)
+def make_ready(store: Path, trial: Trial, *, root: Path) -> None:
+    """Prepare a trial's data set below `store` unless it exists; raises DataRefusedError if that is impossible."""
+    folder = prepared_folder(store, trial)
     if not folder.exists():
-        encoder = {key: value for key, value in cell.encoder.items() if key != "sha256"} or None
-        chosen = {"dataset": cell.dataset, "transform": cell.transform, "encoder": encoder}
+        encoder = {key: value for key, value in trial.encoder.items() if key != "sha256"} or None
+        chosen = {"dataset": trial.dataset, "transform": trial.transform, "encoder": encoder}
         wanted = params.parse({"data": chosen}, reads=("data",))
         cards = root / "data" / "cards"
         prepare(wanted, mirror=data_mirror(), home=home(), destination=folder, root=root, cards=cards)
 
 
-def sides(store: Path, cell: Trial) -> Sides:
-    """The records of a cell, memory-mapped without a fold; raises DataRefusedError if a fold cannot be trained on."""
-    folder = prepared_folder(store, cell)
+def sides(store: Path, trial: Trial) -> Sides:
+    """The records of a trial, memory-mapped without a fold; raises DataRefusedError if a fold cannot be trained on."""
+    folder = prepared_folder(store, trial)
     data = _loaded(folder)
-    if cell.fold is None:
+    if trial.fold is None:
         train = Records(data.train_features, data.train_labels)
         return Sides(data.public, train, Records(data.test_features, data.test_labels))
     features = np.concatenate([data.train_features, data.test_features])
     labels = np.concatenate([data.train_labels, data.test_labels])
-    public, *places = _folded(folder, cell.fold)
+    public, *places = _folded(folder, trial.fold)
     return Sides(public, *(Records(features[side], labels[side]) for side in places))
 
 
-def public_of(store: Path, cell: Trial) -> PublicDescription:
-    """The public facts of the records that a cell trains on; raises DataRefusedError as `sides` does."""
-    folder = prepared_folder(store, cell)
-    return _loaded(folder).public if cell.fold is None else _folded(folder, cell.fold)[0]
+def public_of(store: Path, trial: Trial) -> PublicDescription:
+    """The public facts of the records that a trial trains on; raises DataRefusedError as `sides` does."""
+    folder = prepared_folder(store, trial)
+    return _loaded(folder).public if trial.fold is None else _folded(folder, trial.fold)[0]
 
 
 @lru_cache(maxsize=64)
@@ -206,9 +206,9 @@ def _folded(folder: Path, chosen: Fold) -> tuple[PublicDescription, NDArray[np.i
 
 @dataclass(frozen=True)
 class Context:
-    """What all cells share.
+    """What all trials share.
 
-    code: a digest of the algorithms' source. performance: the resources that a cell may use, which do not change its
+    code: a digest of the algorithms' source. performance: the resources that a trial may use, which do not change its
     result.
     """
 
@@ -217,38 +217,38 @@ class Context:
     performance: Performance = field(default_factory=Performance)
 
 
-def plan_cell(context: Context, cell: Trial) -> Plan:
-    """Plan a cell, or read the plan from disk if there is one with equal inputs.
+def plan_trial(context: Context, trial: Trial) -> Plan:
+    """Plan a trial, or read the plan from disk if there is one with equal inputs.
 
-    Raises RefusedError, ParamsRefusedError, ModelRefusedError or DataRefusedError if the cell cannot run, for example
+    Raises RefusedError, ParamsRefusedError, ModelRefusedError or DataRefusedError if the trial cannot run, for example
     because a fold has a single class.
     """
-    settings, public = _params(cell), public_of(context.place.store, cell)
-    inputs = [cell.settings, cell.model, cell.accountant, cell.epsilon, cell.delta]
-    inputs += [extra for extra in (cell.model_settings, cell.features) if extra]
+    settings, public = _params(trial), public_of(context.place.store, trial)
+    inputs = [trial.settings, trial.model, trial.accountant, trial.epsilon, trial.delta]
+    inputs += [extra for extra in (trial.model_settings, trial.features) if extra]
     name = digest_of([*inputs, json.loads(public.to_json()), context.code])
     path = context.place.plans / f"{name}.json"
     if path.exists():
         return Plan.from_json(read_json(path))
     plan = plan_for(settings, public)
     is_private = math.isfinite(plan.cost.epsilon)
-    if is_private and cell.epsilon is None:
-        raise RefusedError(f"methods.{cell.method} adds noise, but says private: false; leave that out.")
-    if not is_private and cell.epsilon is not None:
-        raise RefusedError(f"methods.{cell.method} adds no noise; say private: false, and it runs once.")
+    if is_private and trial.epsilon is None:
+        raise RefusedError(f"methods.{trial.method} adds noise, but says private: false; leave that out.")
+    if not is_private and trial.epsilon is not None:
+        raise RefusedError(f"methods.{trial.method} adds no noise; say private: false, and it runs once.")
     write_json(path, plan.to_json())
     return plan
 
 
-def _params(cell: Trial) -> Params:
-    target = {"epsilon": cell.epsilon, "delta": cell.delta, "accountant": cell.accountant}
+def _params(trial: Trial) -> Params:
+    target = {"epsilon": trial.epsilon, "delta": trial.delta, "accountant": trial.accountant}
     document = {
-        "privacy": (_WITHOUT_NOISE if cell.epsilon is None else target) | {"noise": "seeded"},
-        "features": cell.features,
-        "algorithm": cell.settings,
-        "model": cell.model_group,
+        "privacy": (_WITHOUT_NOISE if trial.epsilon is None else target) | {"noise": "seeded"},
+        "features": trial.features,
+        "algorithm": trial.settings,
+        "model": trial.model_group,
     }
-    return params.parse(document, reads=READS, name=f"methods.{cell.method}")
+    return params.parse(document, reads=READS, name=f"methods.{trial.method}")
 
 
 class Curve:
@@ -323,42 +323,42 @@ def mean_losses(model: Model, parameters: Tensor, part: Records) -> NDArray[np.f
     return result
 
 
-def run_cell(context: Context, cell: Trial) -> None:
-    """Run a cell with one thread of torch and write its result. Raises what planning and training raise."""
+def run_trial(context: Context, trial: Trial) -> None:
+    """Run a trial with one thread of torch and write its result. Raises what planning and training raise."""
     torch.set_num_threads(1)
-    place, data = context.place, sides(context.place.store, cell)
-    plan, objective = plan_cell(context, cell), cell.record["objective"]
+    place, data = context.place, sides(context.place.store, trial)
+    plan, objective = plan_trial(context, trial), trial.record["objective"]
     regularisation = objective["regularisation"] if objective else 0.0
-    trained = _trained(cell, plan, data, context.performance)
+    trained = _trained(trial, plan, data, context.performance)
     results = _results(plan, trained, data, regularisation if objective else None)
     if trained.curve is not None:
         frame = trained.curve.frame(trained.model, trained.trace, data, regularisation=regularisation)
-        write_parquet(place.cells / f"{cell.digest}.curve.parquet", frame)
-    if cell.is_first:
+        write_parquet(place.trials / f"{trial.digest}.curve.parquet", frame)
+    if trial.is_first:
         rows = pd.DataFrame([asdict(row) for row in trained.trace.rows])
-        write_parquet(place.cells / f"{cell.digest}.trace.parquet", rows)
+        write_parquet(place.trials / f"{trial.digest}.trace.parquet", rows)
     if trained.diagnostics is not None:
-        write_parquet(place.cells / f"{cell.digest}.diagnostics.parquet", trained.diagnostics.frame())
+        write_parquet(place.trials / f"{trial.digest}.diagnostics.parquet", trained.diagnostics.frame())
     write_json(
-        place.cells / f"{cell.digest}.json",
+        place.trials / f"{trial.digest}.json",
         {
-            "digest": cell.digest,
-            "cell": asdict(cell),
+            "digest": trial.digest,
+            "cell": asdict(trial),
             "code": context.code,
             "results": results,
         },
     )
 
 
-def build_models(context: Context, cells: Iterable[Trial]) -> None:
-    """Initialise all models before cells run, since initialisation uses torch's global generator."""
-    for cell in cells:
-        _model(cell, public_of(context.place.store, cell))
+def build_models(context: Context, trials: Iterable[Trial]) -> None:
+    """Initialise all models before trials run, since initialisation uses torch's global generator."""
+    for trial in trials:
+        _model(trial, public_of(context.place.store, trial))
 
 
-def _model(cell: Trial, public: PublicDescription) -> Model:
-    """The model of a cell, which is not changed: a cell trains a copy, since threads must not share a module."""
-    return _built(json.dumps({"model": cell.model_group, "features": cell.features}), public)
+def _model(trial: Trial, public: PublicDescription) -> Model:
+    """The model of a trial, which is not changed: a trial trains a copy, since threads must not share a module."""
+    return _built(json.dumps({"model": trial.model_group, "features": trial.features}), public)
 
 
 @cache
@@ -378,13 +378,13 @@ class _Trained:
     steps: int
 
 
-def _trained(cell: Trial, plan: Plan, data: Sides, performance: Performance) -> _Trained:
-    """Train from the start and without checkpoints: cells are short, and an interrupted one runs again."""
-    model, settings = deepcopy(_model(cell, data.public)), _params(cell)
+def _trained(trial: Trial, plan: Plan, data: Sides, performance: Performance) -> _Trained:
+    """Train from the start and without checkpoints: trials are short, and an interrupted one runs again."""
+    model, settings = deepcopy(_model(trial, data.public)), _params(trial)
     algorithm = settings.algorithm
     start = algorithm.init(model.initial_parameters(), plan)
-    curve = Curve(algorithm.released, plan.steps, start=start) if cell.record["curves"] else None
-    diagnostics, taken = Diagnostics() if cell.is_diagnosed else None, 0
+    curve = Curve(algorithm.released, plan.steps, start=start) if trial.record["curves"] else None
+    diagnostics, taken = Diagnostics() if trial.is_diagnosed else None, 0
 
     def on_step(step: int, _epsilon: float, _noise_std: float) -> None:
         nonlocal taken
@@ -396,8 +396,8 @@ def _trained(cell: Trial, plan: Plan, data: Sides, performance: Performance) -> 
         plan,
         model,
         open_records=lambda: data.train,
-        generator=seeded_generator(cell.noise_seed),
-        run_id=cell.digest,
+        generator=seeded_generator(trial.noise_seed),
+        run_id=trial.digest,
         folder=Path(os.devnull),
         performance=performance,
         checkpoint_seconds=math.inf,
@@ -411,7 +411,7 @@ def _trained(cell: Trial, plan: Plan, data: Sides, performance: Performance) -> 
 
 
 def _results(plan: Plan, trained: _Trained, data: Sides, regularisation: float | None) -> dict[str, Any]:
-    """The numbers of a finished cell. regularisation: None where the objective is not recorded."""
+    """The numbers of a finished trial. regularisation: None where the objective is not recorded."""
     records, known = HeldOut(data.public, data.test.features, data.test.labels), data.public.known
     evaluation = evaluate(trained.model, trained.model.published(trained.parameters), records)
     found = measured(known, evaluation, data.test.labels)

@@ -14,14 +14,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from algorithms.privacy.barrier.barrier import Performance
 from data.card import data_card
-from tasks.comparing import Comparison, Trial, TrialGroup, cells, code_digest, load, read_published
+from tasks.comparing import Comparison, Trial, TrialGroup, code_digest, load, read_published, trials
 from tasks.comparing.trial import (
     Context,
     Place,
     make_ready,
-    plan_cell,
+    plan_trial,
     prepared_folder,
-    run_cell,
+    run_trial,
 )
 from tasks.config.params import ParamsRefusedError
 from tasks.runs.stages import refusals
@@ -32,11 +32,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Work:
-    """A comparison and its cells, in the order of its file."""
+    """A comparison and its trials, in the order of its file."""
 
     comparison: Comparison
     context: Context
-    cells: tuple[Trial, ...]
+    trials: tuple[Trial, ...]
 
     @property
     def place(self) -> Place:
@@ -44,30 +44,30 @@ class Work:
         return self.context.place
 
     def unfinished(self, *, renew: bool) -> list[Trial]:
-        """The cells without a result, each once. renew: also those whose result is from other code."""
+        """The trials without a result, each once. renew: also those whose result is from other code."""
         done = self.place.finished()
         if renew:
             done = {one for one in done if self.place.result(one)["code"] == self.context.code}
-        return list({cell.digest: cell for cell in self.cells if cell.digest not in done}.values())
+        return list({trial.digest: trial for trial in self.trials if trial.digest not in done}.values())
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A cell that did not run, and a sentence that says why."""
+    """A trial that did not run, and a sentence that says why."""
 
-    cell: Trial
+    trial: Trial
     sentence: str
 
     def in_words(self) -> str:
-        """The sentence, preceded by the cell's names in the file."""
-        setting = f", {self.cell.setting}" if self.cell.setting else ""
-        return f"{self.cell.method} on {self.cell.dataset}, {self.cell.model}{setting}{_at(self.cell)}: {self.sentence}"
+        """The sentence, preceded by the trial's names in the file."""
+        trial, setting = self.trial, f", {self.trial.setting}" if self.trial.setting else ""
+        return f"{trial.method} on {trial.dataset}, {trial.model}{setting}{_at(trial)}: {self.sentence}"
 
 
 @contextmanager
 def held(place: Place) -> Iterator[None]:
     """Lock the comparison within the block; raises ParamsRefusedError if another process has locked it."""
-    for folder in (place.cells, place.plans, place.failures):
+    for folder in (place.trials, place.plans, place.failures):
         folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(place.folder / "lock").acquire(blocking=False)
@@ -77,7 +77,7 @@ def held(place: Place) -> Iterator[None]:
         ) from None
     with lock:
         place.stop.unlink(missing_ok=True)
-        for half in (path for folder in (place.cells, place.plans) for path in folder.glob(".*")):
+        for half in (path for folder in (place.trials, place.plans) for path in folder.glob(".*")):
             half.unlink()  # left by a process that was killed while writing
         yield
 
@@ -93,51 +93,51 @@ def work_of(file: Path, root: Path) -> Work:
     cards = {problem.dataset: data_card(problem.dataset, folder) for problem in comparison.problems}
     if comparison.published is not None:
         read_published(root / comparison.published)
-    wanted = tuple(cells(comparison, cards, file=file.name))
+    wanted = tuple(trials(comparison, cards, file=file.name))
     performance = Performance(**comparison.performance.model_dump())
     return Work(comparison, Context(Place(root, comparison.name), code_digest(), performance), wanted)
 
 
 def prepare_data(work: Work) -> None:
     """Prepare each data set that does not exist yet; raises DataRefusedError."""
-    for cell in {prepared_folder(work.place.store, cell): cell for cell in work.cells}.values():
-        make_ready(work.place.store, cell, root=work.place.root)
+    for trial in {prepared_folder(work.place.store, trial): trial for trial in work.trials}.values():
+        make_ready(work.place.store, trial, root=work.place.root)
 
 
 def plan_group(context: Context, group: TrialGroup) -> list[Problem]:
-    """Make the plans of a group, which are kept on disk; returns the cells that cannot run."""
+    """Make the plans of a group, which are kept on disk; returns the trials that cannot run."""
     problems = []
-    for cell in group:
+    for trial in group:
         try:
-            plan_cell(context, cell)
+            plan_trial(context, trial)
         except refusals() as refusal:
-            problems.append(Problem(cell, " ".join(str(refusal).split())))
+            problems.append(Problem(trial, " ".join(str(refusal).split())))
     return problems
 
 
 def run_group(context: Context, group: TrialGroup) -> list[Problem]:
-    """Run the cells of a group one after the other until a stop is requested; returns those that failed."""
+    """Run the trials of a group one after the other until a stop is requested; returns those that failed."""
     problems = []
-    for cell in group:
+    for trial in group:
         if context.place.stop.exists():
             break
         try:
-            run_cell(context, cell)
-        except Exception as error:  # a cell that fails must not stop the others
-            path = context.place.failures / f"{cell.digest}.txt"
+            run_trial(context, trial)
+        except Exception as error:  # a trial that fails must not stop the others
+            path = context.place.failures / f"{trial.digest}.txt"
             path.write_text(traceback.format_exc(), encoding="utf-8")
-            problems.append(Problem(cell, " ".join(str(error).split()) or type(error).__name__))
+            problems.append(Problem(trial, " ".join(str(error).split()) or type(error).__name__))
     return problems
 
 
 @contextmanager
 def progress(place: Place, groups: Sequence[TrialGroup]) -> Iterator[None]:
-    """Within the block, show how many of the groups' cells are done, and which one finished last.
+    """Within the block, show how many of the groups' trials are done, and which one finished last.
 
-    It is read from the folder of results, so that it does not matter which process runs the cells: a bar on a terminal,
-    otherwise a line every few seconds and one at the end.
+    It is read from the folder of results, so that it does not matter which process runs the trials: a bar on a
+    terminal, otherwise a line every few seconds and one at the end.
     """
-    wanted = {cell.digest: cell for group in groups for cell in group}
+    wanted = {trial.digest: trial for group in groups for trial in group}
     if not wanted:
         yield
         return
@@ -154,11 +154,11 @@ def progress(place: Place, groups: Sequence[TrialGroup]) -> Iterator[None]:
     def look() -> None:
         fresh = {digest: at for digest, at in place.finished_at().items() if before.get(digest) != at}
         fresh = {digest: at for digest, at in fresh.items() if digest in wanted}
-        cell = wanted[max(fresh, key=fresh.__getitem__)] if fresh else None
-        last = "" if cell is None else f", last {cell.label} on {cell.dataset}{_at(cell)}"
+        trial = wanted[max(fresh, key=fresh.__getitem__)] if fresh else None
+        last = "" if trial is None else f", last {trial.label} on {trial.dataset}{_at(trial)}"
         bar.update(shown, completed=len(fresh), description=last.removeprefix(", "))
         if not console.is_terminal:
-            _log.info("%d of %d cells done%s", len(fresh), len(wanted), last)
+            _log.info("%d of %d trials done%s", len(fresh), len(wanted), last)
 
     def watch() -> None:
         while not ended.wait(_SECONDS if console.is_terminal else _SECONDS_BETWEEN_LINES):
@@ -175,5 +175,5 @@ def progress(place: Place, groups: Sequence[TrialGroup]) -> Iterator[None]:
             look()
 
 
-def _at(cell: Trial) -> str:
-    return "" if cell.epsilon is None else f", epsilon {cell.epsilon:g}"
+def _at(trial: Trial) -> str:
+    return "" if trial.epsilon is None else f", epsilon {trial.epsilon:g}"

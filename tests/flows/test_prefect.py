@@ -25,7 +25,7 @@ from flows.cli.main import app
 from flows.compare import comparison, plan, run, task_runner, tune
 from flows.pipeline import pipeline, report, run_stage
 from flows.scheduled import audit, retrain, verify
-from tasks.comparing import trial as one_cell
+from tasks.comparing import trial as one_trial
 from tasks.comparing.trial import Place
 from tasks.runs.stages import STAGES
 from tests.support.checkout import PROJECT, Checkout
@@ -204,13 +204,13 @@ def test_a_comparison_runs_and_then_has_nothing_to_do(place: Place) -> None:
     assert result.exit_code == 0, result.output
     assert len(table(place)) == 3
     assert (place.folder / "report.html").exists()
-    before = {path: path.stat().st_mtime_ns for path in place.cells.glob("*.json")}
+    before = {path: path.stat().st_mtime_ns for path in place.trials.glob("*.json")}
     assert len(before) == 3
     more = quick() | {"epsilons": [1.0, 2.0, 4.0]}
     result = call(str(write(place.root, more)))
     assert result.exit_code == 0, result.output
     assert sorted(table(place)["epsilon"].dropna()) == [1.0, 2.0, 4.0]
-    after = {path: path.stat().st_mtime_ns for path in place.cells.glob("*.json")}
+    after = {path: path.stat().st_mtime_ns for path in place.trials.glob("*.json")}
     new = after.keys() - before.keys()
     assert len(new) == 1
     assert "There were 4 runs" in (place.folder / "report.html").read_text()
@@ -237,17 +237,17 @@ def test_what_cannot_run_is_listed_where_the_file_says_so(place: Place) -> None:
     assert page.count("2 classes") == 3  # once a method and epsilon, not once a seed
 
 
-def test_a_failed_cell_fails_the_flow_and_leaves_the_others(
+def test_a_failed_trial_fails_the_flow_and_leaves_the_others(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = one_cell._trained
+    real = one_trial._trained
 
-    def fails(cell: Any, *rest: Any) -> Any:
-        if cell.epsilon == 1.0:
+    def fails(trial: Any, *rest: Any) -> Any:
+        if trial.epsilon == 1.0:
             raise RuntimeError("out of luck")
-        return real(cell, *rest)
+        return real(trial, *rest)
 
-    monkeypatch.setattr(one_cell, "_trained", fails)
+    monkeypatch.setattr(one_trial, "_trained", fails)
     result = call(str(write(place.root, quick())))
     assert result.exit_code == 1
     assert "1 of 3 runs failed: dp_sgd on digits, softmax, epsilon 1: out of luck" in result.stderr
@@ -285,7 +285,7 @@ def started(place: Place, content: dict[str, Any]) -> "subprocess.Popen[str]":
 def test_a_stopped_comparison_keeps_what_is_finished_and_goes_on(
     server: str, place: Place, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    """One of its cells would go on for hours, and nobody waits for its end."""
+    """One of its trials would go on for hours, and nobody waits for its end."""
     content = quick() | {"seeds": 3, "epsilons": [1.0]}
     del content["methods"]["plain"]
     long = json.loads(json.dumps(content["methods"]["dp_sgd"]))

@@ -1,4 +1,4 @@
-"""What a comparison's file may say, the cells it makes, their digests, folds and curves."""
+"""What a comparison's file may say, the trials it makes, their digests, folds and curves."""
 
 import re
 from dataclasses import asdict, replace
@@ -17,8 +17,8 @@ from algorithms.privacy.barrier.trace import Trace
 from data import DataCard, DataRefusedError, PublicDescription, public_description
 from data.card import data_card
 from data.readers.records import Records
-from tasks import comparing as comparison_cells
-from tasks.comparing import Fold, Trial, cells, groups, load, variants
+from tasks import comparing as comparison_trials
+from tasks.comparing import Fold, Trial, groups, load, trials, variants
 from tasks.comparing.trial import Curve, Sides, check_classes, cut, mean_losses
 from tasks.comparing.work import work_of
 from tasks.config.params import ParamsRefusedError
@@ -109,13 +109,13 @@ def test_private_records_are_refused(root: Path) -> None:
         work_of(write(root, document()), root)
 
 
-def test_every_combination_is_a_cell_and_a_method_without_noise_runs_once(root: Path) -> None:
+def test_every_combination_is_a_trial_and_a_method_without_noise_runs_once(root: Path) -> None:
     work = work_of(write(root, document() | {"seeds": 2, "folds": {"k": 3, "repeats": 2}}), root)
-    private = [cell for cell in work.cells if cell.epsilon is not None]
+    private = [trial for trial in work.trials if trial.epsilon is not None]
     assert len(private) == 2 * 2 * 3 * 2
-    assert len(work.cells) - len(private) == 2 * 3 * 2
-    assert len({cell.digest for cell in work.cells}) == len(work.cells)
-    assert {(cell.fold.repeat, cell.fold.fold) for cell in private if cell.fold} == {
+    assert len(work.trials) - len(private) == 2 * 3 * 2
+    assert len({trial.digest for trial in work.trials}) == len(work.trials)
+    assert {(trial.fold.repeat, trial.fold.fold) for trial in private if trial.fold} == {
         (repeat, fold) for repeat in range(2) for fold in range(3)
     }
 
@@ -140,16 +140,16 @@ def test_pure_accounting_means_delta_0(root: Path) -> None:
 
 
 @pytest.fixture
-def cell(root: Path) -> Trial:
-    return work_of(write(root, document()), root).cells[0]
+def trial(root: Path) -> Trial:
+    return work_of(write(root, document()), root).trials[0]
 
 
-def test_a_digest_is_of_all_that_decides_a_result(cell: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_digest_is_of_all_that_decides_a_result(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     changes: dict[str, Any] = {
         "dataset": "adult",
         "card": "0",
         "model": "logistic",
-        "settings": cell.settings | {"steps": 6},
+        "settings": trial.settings | {"steps": 6},
         "accountant": "pld",
         "epsilon": 2.0,
         "delta": 1e-6,
@@ -162,35 +162,35 @@ def test_a_digest_is_of_all_that_decides_a_result(cell: Trial, monkeypatch: pyte
         "encoder": {"name": "wordllama"},
     }
     words = {"method": "other", "label": "other", "setting": "other"}
-    assert changes.keys() | words.keys() == asdict(cell).keys()
-    digests = {replace(cell, **{name: value}).digest for name, value in changes.items()}
-    monkeypatch.setattr(comparison_cells, "FORMAT", comparison_cells.FORMAT + 1)
-    digests.add(cell.digest)
+    assert changes.keys() | words.keys() == asdict(trial).keys()
+    digests = {replace(trial, **{name: value}).digest for name, value in changes.items()}
+    monkeypatch.setattr(comparison_trials, "FORMAT", comparison_trials.FORMAT + 1)
+    digests.add(trial.digest)
     monkeypatch.undo()
-    assert len(digests | {cell.digest}) == len(changes) + 2
-    assert replace(cell, **words).digest == cell.digest
-    assert len({replace(cell, seed=seed).noise_seed for seed in range(5)}) == 5
+    assert len(digests | {trial.digest}) == len(changes) + 2
+    assert replace(trial, **words).digest == trial.digest
+    assert len({replace(trial, seed=seed).noise_seed for seed in range(5)}) == 5
 
 
-def test_a_default_that_is_written_out_is_the_same_cell(root: Path, cell: Trial) -> None:
+def test_a_default_that_is_written_out_is_the_same_trial(root: Path, trial: Trial) -> None:
     changed = document()
     changed["methods"]["dp_sgd"]["algorithm"]["clipping"] = "l2"
-    assert work_of(write(root, changed), root).cells[0].digest == cell.digest
+    assert work_of(write(root, changed), root).trials[0].digest == trial.digest
 
 
-def test_a_changed_data_card_is_another_cell(root: Path, cell: Trial) -> None:
+def test_a_changed_data_card_is_another_trial(root: Path, trial: Trial) -> None:
     path = root / "data" / "cards" / "digits.yaml"
     text = path.read_text().replace("test_fraction: 0.2", "test_fraction: 0.25")
     path.unlink()
     path.write_text(text)
-    assert work_of(write(root, document()), root).cells[0].digest != cell.digest
+    assert work_of(write(root, document()), root).trials[0].digest != trial.digest
 
 
 def test_groups_share_what_they_are_named_by_and_are_small(root: Path) -> None:
     work = work_of(write(root, document() | {"seeds": 23}), root)
-    made = list(groups(work.cells))
+    made = list(groups(work.trials))
     assert [len(group) for group in made] == [20, 3] * 3
-    assert [one for group in made for one in group] == list(work.cells)
+    assert [one for group in made for one in group] == list(work.trials)
     assert all(len({(one.method, one.epsilon) for one in group}) == 1 for group in made)
 
 
@@ -198,7 +198,7 @@ def test_every_comparison_of_the_project_is_accepted() -> None:
     for path in sorted((PROJECT / "comparisons").glob("*.yaml")):
         comparison = load(path)
         cards = {problem.dataset: _card(problem.dataset) for problem in comparison.problems}
-        assert cells(comparison, cards, file=path.stem)
+        assert trials(comparison, cards, file=path.stem)
 
 
 def _card(name: str) -> DataCard:
@@ -210,9 +210,9 @@ def test_settings_may_be_tuned_by_epsilon(root: Path) -> None:
     method = changed["methods"]["dp_sgd"]
     epsilon = changed["epsilons"][0]
     method["by_epsilon"] = {epsilon: {"clip_norm": 0.125, "update.momentum": 0.5}}
-    cells = [cell for cell in work_of(write(root, changed), root).cells if cell.method == "dp_sgd"]
-    tuned = [cell.settings for cell in cells if cell.epsilon == epsilon]
-    others = [cell.settings for cell in cells if cell.epsilon != epsilon]
+    trials = [trial for trial in work_of(write(root, changed), root).trials if trial.method == "dp_sgd"]
+    tuned = [trial.settings for trial in trials if trial.epsilon == epsilon]
+    others = [trial.settings for trial in trials if trial.epsilon != epsilon]
     assert {(own["clip_norm"], own["update"]["momentum"]) for own in tuned} == {(0.125, 0.5)}
     assert 0.125 not in {own["clip_norm"] for own in others}
     method["by_epsilon"] = {77.0: {"clip_norm": 0.125}}
@@ -220,11 +220,11 @@ def test_settings_may_be_tuned_by_epsilon(root: Path) -> None:
         work_of(write(root, changed), root)
 
 
-def test_diagnostics_leave_other_cells_as_they_were(root: Path) -> None:
+def test_diagnostics_leave_other_trials_as_they_were(root: Path) -> None:
     content = document() | {"record": {"curves": True}}
-    before = work_of(write(root, content), root).cells[0]
-    off = work_of(write(root, content | {"record": {"curves": True, "diagnostics": False}}), root).cells[0]
-    on = work_of(write(root, content | {"record": {"curves": True, "diagnostics": True}}), root).cells[0]
+    before = work_of(write(root, content), root).trials[0]
+    off = work_of(write(root, content | {"record": {"curves": True, "diagnostics": False}}), root).trials[0]
+    on = work_of(write(root, content | {"record": {"curves": True, "diagnostics": True}}), root).trials[0]
     assert before.digest == off.digest != on.digest
     assert "diagnostics" not in before.record
 

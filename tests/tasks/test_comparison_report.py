@@ -70,7 +70,7 @@ def test_a_summary_has_mean_deviation_and_standard_error(done: Report) -> None:
         assert total[f"{metric}_stderr"] == pytest.approx(values.std(ddof=1) / np.sqrt(3))
 
 
-def test_a_single_cell_has_no_standard_error(done: Report) -> None:
+def test_a_single_trial_has_no_standard_error(done: Report) -> None:
     alone = summary(done.table.iloc[:1])
     assert alone["accuracy_stderr"].isna().all()
     (table,) = [table for table in result_tables(alone) if table.title.startswith("Accuracy")]
@@ -159,7 +159,7 @@ def test_published_numbers_that_are_none_are_refused(tmp_path: Path, text: str, 
 
 
 def test_results_name_the_files_labels_of_today(work: Work, done: Report) -> None:
-    changed = [type(cell)(**(vars(cell) | {"label": "renamed"})) for cell in work.cells]
+    changed = [type(trial)(**(vars(trial) | {"label": "renamed"})) for trial in work.trials]
     assert set(results(work.place, tuple(changed))["label"]) == {"renamed"}
 
 

@@ -1,4 +1,4 @@
-"""Cells that are run: their results, a crash, what fails or is refused, and comparisons of what is no class."""
+"""Trials that are run: their results, a crash, what fails or is refused, and comparisons of what is no class."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ from data.card import DataRefusedError
 from data.prepared import load
 from data.readers.records import Records
 from tasks.comparing import groups
-from tasks.comparing import trial as one_cell
+from tasks.comparing import trial as one_trial
 from tasks.comparing.report import report, results
 from tasks.comparing.trial import make_ready, mean_losses, points, prepared_folder, public_of, sides
 from tasks.comparing.work import Work, held, plan_group, prepare_data, run_group, work_of
@@ -38,9 +38,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Work:
     return run_here(small(tmp_path_factory.mktemp("finished") / "checkout"), document())
 
 
-def test_every_cell_has_a_row_with_its_numbers(finished: Work) -> None:
-    table = results(finished.place, finished.cells)
-    assert list(table["digest"]) == [cell.digest for cell in finished.cells]
+def test_every_trial_has_a_row_with_its_numbers(finished: Work) -> None:
+    table = results(finished.place, finished.trials)
+    assert list(table["digest"]) == [trial.digest for trial in finished.trials]
     assert table["accuracy"].between(0.2, 1).all()
     private = table[table["method"] == "dp_sgd"]
     assert list(private["epsilon"]) == [1.0, 4.0]
@@ -53,11 +53,11 @@ def test_every_cell_has_a_row_with_its_numbers(finished: Work) -> None:
 
 
 def test_an_objective_is_the_mean_training_loss_and_the_regularisation(finished: Work) -> None:
-    cell = finished.cells[0]
-    curve = pd.read_parquet(finished.place.cells / f"{cell.digest}.curve.parquet")
+    trial = finished.trials[0]
+    curve = pd.read_parquet(finished.place.trials / f"{trial.digest}.curve.parquet")
     assert list(curve["step"]) == [0, 1, 2, 3, 4, 5]
     assert curve["objective"].iloc[0] == pytest.approx(np.log(10), rel=1e-6)  # the model starts at zero
-    result = finished.place.result(cell.digest)["results"]
+    result = finished.place.result(trial.digest)["results"]
     assert curve["objective"].iloc[-1] == pytest.approx(result["objective"], rel=1e-9)
     assert (np.diff(curve["epsilon"]) > 0).all()
     assert curve["epsilon"].iloc[-1] == pytest.approx(result["epsilon_spent"])
@@ -89,10 +89,10 @@ def test_diagnostics_are_recorded_of_the_first_seed_alone(tmp_path: Path) -> Non
     content = document() | {"seeds": 2, "record": {"diagnostics": True}}
     del content["methods"]["plain"]
     work = run_here(small(tmp_path / "checkout"), content | {"epsilons": [1.0]})
-    first, second = work.cells
-    table = pd.read_parquet(work.place.cells / f"{first.digest}.diagnostics.parquet")
+    first, second = work.trials
+    table = pd.read_parquet(work.place.trials / f"{first.digest}.diagnostics.parquet")
     assert list(table["step"]) == list(range(5))
-    assert not (work.place.cells / f"{second.digest}.diagnostics.parquet").exists()
+    assert not (work.place.trials / f"{second.digest}.diagnostics.parquet").exists()
 
 
 def test_the_number_of_runs_counts_those_that_the_file_no_longer_has(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_the_number_of_runs_counts_those_that_the_file_no_longer_has(tmp_path: P
     del before["methods"]["plain"], before["record"]
     run_here(root, before)
     work = run_here(root, before | {"epsilons": [2.0]})
-    assert len(work.cells) == 1
+    assert len(work.trials) == 1
     assert report(work, refused=[]).runs == 3
 
 
@@ -109,12 +109,12 @@ def test_folds_are_of_the_union_and_public_numbers_are_theirs(finished: Work, tm
     root = small(tmp_path / "checkout")
     work = work_of(write(root, document() | {"folds": {"k": 4, "repeats": 2, "seed": 3}}), root)
     prepare_data(work)
-    data = load(prepared_folder(work.place.store, work.cells[0]))
+    data = load(prepared_folder(work.place.store, work.trials[0]))
     union = np.concatenate([data.train_features, data.test_features])
     seen = []
-    for cell in work.cells[:8]:
-        both = sides(work.place.store, cell)
-        assert public_of(work.place.store, cell) == both.public
+    for trial in work.trials[:8]:
+        both = sides(work.place.store, trial)
+        assert public_of(work.place.store, trial) == both.public
         assert both.public.records == len(both.train.labels)
         assert both.public.test_records == len(both.test.labels)
         assert len(both.train.labels) + len(both.test.labels) == len(union)
@@ -131,14 +131,14 @@ def _sorted(rows: Any) -> Any:
 
 def test_transformed_records_are_prepared_beside_the_others_and_stay_mapped(tmp_path: Path) -> None:
     root = small(tmp_path / "checkout")
-    plain = work_of(write(root, document()), root).cells[0]
-    cells = [plain, replace(plain, transform="scattering")]
-    for cell, shape in zip(cells, [(1, 8, 8), (81, 2, 2)], strict=True):
-        make_ready(root, cell, root=root)
-        both = sides(root, cell)
-        assert both.train.features.shape[1:] == shape == public_of(root, cell).input_shape
+    plain = work_of(write(root, document()), root).trials[0]
+    trials = [plain, replace(plain, transform="scattering")]
+    for trial, shape in zip(trials, [(1, 8, 8), (81, 2, 2)], strict=True):
+        make_ready(root, trial, root=root)
+        both = sides(root, trial)
+        assert both.train.features.shape[1:] == shape == public_of(root, trial).input_shape
         assert isinstance(both.train.features, np.memmap)
-    assert prepared_folder(root, cells[1]).name == f"{prepared_folder(root, cells[0]).name}-scattering"
+    assert prepared_folder(root, trials[1]).name == f"{prepared_folder(root, trials[0]).name}-scattering"
 
 
 def test_a_fold_of_one_class_is_refused_before_anything_trains(
@@ -150,9 +150,9 @@ def test_a_fold_of_one_class_is_refused_before_anything_trains(
     root = small(tmp_path / "checkout")
     work = work_of(write(root, document() | {"folds": {"k": 2}}), root)
     prepare_data(work)
-    monkeypatch.setattr(one_cell, "check_classes", one_class)
+    monkeypatch.setattr(one_trial, "check_classes", one_class)
     with held(work.place):
-        problems = plan_group(work.context, next(groups(work.cells)))
+        problems = plan_group(work.context, next(groups(work.trials)))
     assert "one class" in problems[0].sentence
     assert problems[0].in_words().startswith("dp_sgd on digits, softmax, epsilon 1: ")
 
@@ -173,7 +173,7 @@ def test_what_cannot_be_planned_is_refused_with_a_sentence(
     finished: Work, method: dict[str, Any], words: str
 ) -> None:
     work = work_of(write(finished.place.root, document() | {"methods": {"odd": method}}), finished.place.root)
-    problems = plan_group(work.context, next(groups(work.cells)))
+    problems = plan_group(work.context, next(groups(work.trials)))
     assert len(problems) == 1
     assert words in problems[0].sentence
     assert "\n" not in problems[0].sentence
@@ -182,9 +182,9 @@ def test_what_cannot_be_planned_is_refused_with_a_sentence(
 def test_what_is_done_is_not_done_again_unless_other_code_made_it(finished: Work) -> None:
     assert finished.unfinished(renew=False) == []
     assert finished.unfinished(renew=True) == []
-    other = Work(finished.comparison, one_cell.Context(finished.place, "other code"), finished.cells)
+    other = Work(finished.comparison, one_trial.Context(finished.place, "other code"), finished.trials)
     assert other.unfinished(renew=False) == []
-    assert other.unfinished(renew=True) == list(finished.cells)
+    assert other.unfinished(renew=True) == list(finished.trials)
 
 
 def test_a_run_may_take_the_memory_that_the_file_says_which_makes_it_no_other_run(
@@ -194,49 +194,49 @@ def test_a_run_may_take_the_memory_that_the_file_says_which_makes_it_no_other_ru
     root = finished.place.root
     work = work_of(write(root, document() | {"performance": limits}), root)
     assert work.unfinished(renew=False) == []
-    seen, real = [], one_cell.train
+    seen, real = [], one_trial.train
 
     def watched(*arguments: Any, performance: Performance, **others: Any) -> Any:
         seen.append(performance)
         return real(*arguments, performance=performance, **others)
 
-    monkeypatch.setattr(one_cell, "train", watched)
+    monkeypatch.setattr(one_trial, "train", watched)
     with held(work.place):
-        assert run_group(work.context, work.cells[:1]) == []
+        assert run_group(work.context, work.trials[:1]) == []
     assert seen == [Performance(memory_mb=3, physical_batch=50)]
 
 
-def test_a_cell_that_fails_stops_no_other_and_runs_when_it_can(
+def test_a_trial_that_fails_stops_no_other_and_runs_when_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = small(tmp_path / "checkout")
     work = work_of(write(root, document() | {"seeds": 3}), root)
-    real = one_cell._trained
+    real = one_trial._trained
 
-    def fails_once(cell: Any, *rest: Any) -> Any:
-        if cell.seed == 1:
+    def fails_once(trial: Any, *rest: Any) -> Any:
+        if trial.seed == 1:
             raise RuntimeError("out of\nluck")
-        return real(cell, *rest)
+        return real(trial, *rest)
 
     with held(work.place):
         prepare_data(work)
-        group = next(groups(work.cells))
-        monkeypatch.setattr(one_cell, "_trained", fails_once)
+        group = next(groups(work.trials))
+        monkeypatch.setattr(one_trial, "_trained", fails_once)
         (problem,) = run_group(work.context, group)
         monkeypatch.undo()
         assert problem.sentence == "out of luck"
-        assert "RuntimeError" in (work.place.failures / f"{problem.cell.digest}.txt").read_text()
-        assert work.place.finished() == {cell.digest for cell in group} - {problem.cell.digest}
-        assert run_group(work.context, (problem.cell,)) == []
-    assert problem.cell.digest in work.place.finished()
+        assert "RuntimeError" in (work.place.failures / f"{problem.trial.digest}.txt").read_text()
+        assert work.place.finished() == {trial.digest for trial in group} - {problem.trial.digest}
+        assert run_group(work.context, (problem.trial,)) == []
+    assert problem.trial.digest in work.place.finished()
 
 
-def test_a_request_to_stop_starts_no_further_cell(finished: Work, tmp_path: Path) -> None:
+def test_a_request_to_stop_starts_no_further_trial(finished: Work, tmp_path: Path) -> None:
     root = small(tmp_path / "checkout")
     work = work_of(write(root, document()), root)
     with held(work.place):
         work.place.stop.touch()
-        assert run_group(work.context, next(groups(work.cells))) == []
+        assert run_group(work.context, next(groups(work.trials))) == []
     assert work.place.finished() == set()
 
 
@@ -249,7 +249,7 @@ def test_one_process_at_a_time(finished: Work) -> None:
         pass
 
 
-def test_a_killed_comparison_leaves_only_finished_cells_and_goes_on(tmp_path: Path) -> None:
+def test_a_killed_comparison_leaves_only_finished_trials_and_goes_on(tmp_path: Path) -> None:
     content = document() | {"seeds": 6, "epsilons": [1.0]}
     content["methods"]["dp_sgd"]["algorithm"]["steps"] = 60
     del content["methods"]["plain"]
@@ -263,19 +263,19 @@ def test_a_killed_comparison_leaves_only_finished_cells_and_goes_on(tmp_path: Pa
     time.sleep(0.05)
     process.kill()
     process.wait()
-    left = {path: path.stat().st_mtime_ns for path in place.cells.glob("*.json")}
+    left = {path: path.stat().st_mtime_ns for path in place.trials.glob("*.json")}
     assert 2 <= len(left) < 6
     assert all(json.loads(path.read_text())["results"]["accuracy"] > 0 for path in left)
 
     work = run_here(root, content)
     assert {path: path.stat().st_mtime_ns for path in left} == left
-    table = results(place, work.cells)
+    table = results(place, work.trials)
     assert len(table) == 6
 
-    shutil.rmtree(place.cells)
+    shutil.rmtree(place.trials)
     again = run_here(root, content)
     numbers = ["accuracy", "test_loss", "objective", "epsilon_spent", "digest"]
-    pd.testing.assert_frame_equal(results(place, again.cells)[numbers], table[numbers])
+    pd.testing.assert_frame_equal(results(place, again.trials)[numbers], table[numbers])
 
 
 CARD = card("mine", public=True, records={"train": 120, "test": 80})
@@ -300,7 +300,7 @@ def compared(root: Path, problem: dict[str, Any], **keys: Any) -> Any:
     content = document() | {"problems": [problem], "epsilons": [2.0]} | keys
     work = run_here(root, content)
     done = report(work, refused=[])
-    return results(work.place, work.cells), done, (work.place.folder / "report.html").read_text()
+    return results(work.place, work.trials), done, (work.place.folder / "report.html").read_text()
 
 
 @pytest.mark.parametrize(("kind", "folds"), [("number", {"k": 2}), ("labels", None)])
