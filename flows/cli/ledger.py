@@ -438,6 +438,9 @@ def _show_balances(balances: "list[Balance]", *, as_json: bool) -> None:
     if as_json:
         say(json.dumps([_entry_document(balance) for balance in balances], indent=2))
         return
+    if not balances:
+        say("The ledger has no population yet; the first run on one declares it.")
+        return
     table = Table(Column("population", overflow="fold"), "", "epsilon", "delta", caption=_units(balances))
     for balance in balances:
         for kind in ("cap", "spent", "reserved", "remaining"):

@@ -99,12 +99,13 @@ def made_up(kind: Kind) -> dict[str, float]:
 
 
 def _rows_of_classes(metrics: Metrics) -> Rows:
-    further = (metrics.get(name) for name in ("test_auc", "test_f1", "calibration_error"))
+    further = {"AUC": "test_auc", "F1": "test_f1", "calibration error": "calibration_error"}
+    known = {name: metrics[key] for name, key in further.items() if metrics.get(key) is not None}
     accuracy, majority = metrics["test_accuracy"], metrics["majority_accuracy"]
     how = verdict(accuracy, majority, metrics["test_records"])
     return [
         ("test accuracy", f"{accuracy:.2%}"),
-        ("AUC, F1, calibration error", ", ".join(map(_decimals, further))),
+        *([(", ".join(known), ", ".join(map(_decimals, known.values())))] if known else []),
         ("majority-class baseline", f"{majority:.2%}: the model is {how}"),
     ]
 

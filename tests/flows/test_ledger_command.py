@@ -45,6 +45,14 @@ def ledger(tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> L
     return ledger
 
 
+def test_a_ledger_without_populations_says_so(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call("show").stdout == "The ledger has no population yet; the first run on one declares it.\n"
+    assert json.loads(call("show", "--json").stdout) == []
+
+
 def test_blocks_are_shown_one_by_one_with_their_unit(ledger: Ledger) -> None:
     shown = json.loads(call("show", "--json").stdout)
     assert [(row["block"], row["reserved"]["epsilon"] > 0) for row in shown] == [
