@@ -170,7 +170,14 @@ class RenyiFilter:
 
 
 class ZCDPFilter:
-    """A zCDP filter: the events' rho add up to at most `rho`, for any adaptive choice (Bun and Steinke 2016)."""
+    """A zCDP filter: the events' rho add up to at most `rho`, for any adaptive choice (Bun and Steinke 2016).
+
+    Example:
+        >>> spend = ZCDPFilter(0.5)
+        >>> spend.charge(dp.GaussianDpEvent(1.0))
+        >>> spend.affords(dp.GaussianDpEvent(1.0))
+        False
+    """
 
     def __init__(self, rho: float) -> None:
         self._limit = rho

@@ -194,6 +194,25 @@ class Barrier:
     that importance sampling remembers, empty at a run's start. diagnostics: records each gradient without noise; for
     public records only. Raises RefusedError, before anything is spent, if the model mixes records or the answers could
     not be private.
+
+    Example:
+        >>> import numpy as np
+        >>> from types import SimpleNamespace
+        >>> from algorithms.models import build
+        >>> from algorithms.privacy.accounting.filters import ZCDPFilter
+        >>> from algorithms.privacy.mechanisms.noise import secure_generator
+        >>> from algorithms.privacy.mechanisms.release import Gaussian
+        >>> from algorithms.privacy.mechanisms.sampling import FullBatch
+        >>> model = build("softmax", input_shape=(3,), classes=2, seed=0)
+        >>> records = SimpleNamespace(features=np.ones((8, 3), np.float32), labels=np.zeros(8, np.int64))
+        >>> run = {"spend": ZCDPFilter(0.5), "generator": secure_generator(), "delta": 1e-5, "trace": Trace()}
+        >>> barrier = Barrier(records, model, **run)
+        >>> terms = {"sampling": FullBatch(), "clipping": L2(1.0), "noise": Gaussian(1.0), "divisor": 8.0}
+        >>> barrier.gradient(model.initial_parameters(), **terms).shape
+        torch.Size([8])
+        >>> barrier.gradient(model.initial_parameters(), **terms)
+        Traceback (most recent call last):
+        algorithms.errors.BudgetRefusedError: ...
     """
 
     def __init__(

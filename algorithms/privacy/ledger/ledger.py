@@ -122,6 +122,16 @@ class Ledger:
 
     Every method raises LedgerBrokenError if the hash chain is broken after the last verified row, and RefusedError if
     the database fails and for a population, a block or a run that the ledger does not know.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     ledger = Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
+        ...     ledger.declare("patients", Budget(3.0, 1e-5), public=False)
+        ...     ledger.reserve("run-1", "patients", Budget(1.0, 1e-6), events=[], about={})
+        ...     ledger.settle("run-1", Budget(1.0, 1e-6), events=[])
+        ...     ledger.balance("patients").remaining
+        Budget(epsilon=2.0, delta=9e-06)
     """
 
     _store: Store = field(repr=False)

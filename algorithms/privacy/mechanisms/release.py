@@ -331,6 +331,10 @@ class Release:
     """One query, with everything that decides its cost and its noise.
 
     divisor: the public number that the noisy sum is divided by; never the realised batch size.
+
+    Example:
+        >>> Release("gradient", Poisson(0.01), L2(1.0), Gaussian(1.1), divisor=256.0).event()
+        PoissonSampledDpEvent(sampling_probability=0.01, event=GaussianDpEvent(noise_multiplier=1.1))
     """
 
     kind: Kind

@@ -127,6 +127,11 @@ def draw_sample(sampling: Sampling, count: int, stream: Stream, *, step: int) ->
     """Draw the sample of `count` records, as ascending indices; not for importance sampling.
 
     step: of the run, from 0, which decides whose turn it is when records are divided into parts.
+
+    Example:
+        >>> from algorithms.privacy.mechanisms.noise import seeded_generator
+        >>> draw_sample(Poisson(0.3), 10, seeded_generator(0).stream(0), step=0).tolist()
+        [5, 6, 8]
     """
     match sampling:
         case FullBatch():
