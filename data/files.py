@@ -62,7 +62,7 @@ def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
     write_whole(path, lambda fresh: fresh.write_text(text, encoding="utf-8"), mode=mode)
 
 
-def taken(path: Path) -> int | None:
+def try_lock(path: Path) -> int | None:
     """Lock a file and return a descriptor that holds the lock until it is closed; None if another process has locked or
     deleted the file.
 

@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from data.card import DataRefusedError
 from data.description import PublicDescription
-from data.files import taken
+from data.files import try_lock
 from data.readers.records import PARTS, Block, Features, Part
 from data.targets import IGNORED
 
@@ -74,7 +74,7 @@ def write(
     folder.parent.mkdir(parents=True, exist_ok=True)
     _sweep(folder)
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    held = taken(fresh / _LOCK)
+    held = try_lock(fresh / _LOCK)
     try:
         (fresh / ".gitignore").write_text("*\n")
         content = fresh / "content"
@@ -116,7 +116,7 @@ def _sweep(folder: Path) -> None:
     """Delete records left by processes that were killed while writing `folder`."""
     for lock in folder.parent.glob(f".{folder.name}-*/{_LOCK}"):
         with suppress(OSError):  # a process that has just ended deleted it
-            if (held := taken(lock)) is not None:
+            if (held := try_lock(lock)) is not None:
                 os.close(held)
                 shutil.rmtree(lock.parent)
 

@@ -25,7 +25,7 @@ from data.targets import IGNORED, Known, Labels, NextToken, Number, Tags
 from tasks.config import home
 from tasks.runs import store
 from tasks.runs.stages import main_of
-from tasks.runs.store import check_described, evaluated, sha256_of
+from tasks.runs.store import check_data_facts, run_facts, sha256_of
 
 READS: tuple[str, ...] = ()
 _BATCH, _INTERVALS = 1024, 10
@@ -406,10 +406,10 @@ def main() -> None:
     path = artifacts / "model.safetensors"
     receipt = _receipt_of(path)
     data = load_held_out(Path("datasets/prepared"))
-    check_described(receipt, data.public)
-    store.take_up(home(), receipt["run_id"], keeps=not data.public.public)
+    check_data_facts(receipt, data.public)
+    store.mark_used(home(), receipt["run_id"], keeps=not data.public.public)
     known, evaluation = data.public.known, evaluate(*load_model(path), data)
-    document = measured(known, evaluation, data.test_labels) | evaluated(receipt)
+    document = measured(known, evaluation, data.test_labels) | run_facts(receipt)
     # Metrics are written last: if they are those of this run, so are the plots.
     write_plots(artifacts / "plots", drawn(known, evaluation, data.test_labels, data.public.tokens))
     (artifacts / "metrics.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -52,7 +52,7 @@ from tasks.reporting.figures import (
 )
 from tasks.runs.ledger import open_ledger, signing_key
 from tasks.runs.stages import main_of
-from tasks.runs.store import check_described, check_evaluated
+from tasks.runs.store import check_data_facts, check_run_facts
 from tasks.tracking import runs as tracking
 from tasks.tracking.runs import log_report
 
@@ -111,8 +111,8 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     for name in (CARD, PAGE):
         (artifacts / name).unlink(missing_ok=True)
     run = _read(artifacts, prepared)
-    check_described(run.receipt, run.public)
-    check_evaluated(run.metrics, run.receipt)
+    check_data_facts(run.receipt, run.public)
+    check_run_facts(run.metrics, run.receipt)
     past = nothing()
     if is_on_blocks(run.receipt):
         past = history(run.receipt, run.metrics, ledger=open_ledger(root), home=home(), root=root)

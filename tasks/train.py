@@ -48,7 +48,7 @@ from tasks.runs import preflight, store
 from tasks.runs.ledger import bind, digests_of, open_newest, register, signer
 from tasks.runs.processes import joined
 from tasks.runs.stages import main_of
-from tasks.runs.store import PLAN, RECEIPT, described
+from tasks.runs.store import PLAN, RECEIPT, data_facts
 from tasks.tracking.live import live_curve, progress
 
 READS = ("privacy", "features", "algorithm", "model", "performance", "tracking", "ledger")
@@ -107,7 +107,7 @@ class Charge:
         return {
             "run_id": self.run.run_id,
             "algorithm": algorithm,
-            **described(self.public),
+            **data_facts(self.public),
             "blocks": list(self.blocks),
             "private_noise": self.run.private_noise,
             "diagnostics": diagnostics,
@@ -181,7 +181,7 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
             charge = Charge(ledger, run, job.public, job.prepared, job.blocks, home, root)
             result = run.result or _trained(job, model, charge)
         run.forget_secrets()
-        store.hand_out(result, artifacts, _ARTIFACTS, said=described(job.public))
+        store.hand_out(result, artifacts, _ARTIFACTS, said=data_facts(job.public))
 
 
 def _spends_again(job: Job, run_id: str, is_whole: bool, ledger: Ledger) -> bool:

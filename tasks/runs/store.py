@@ -37,11 +37,11 @@ from algorithms.errors import NoiseElsewhereError, RefusedError
 from algorithms.privacy.ledger.books import NOISE_KEY
 from algorithms.privacy.mechanisms.noise import Generator
 from data import PublicDescription
-from data.files import KEY_BYTES, keyed, owner_key, read_json, taken, write_text, write_whole
+from data.files import KEY_BYTES, keyed, owner_key, read_json, try_lock, write_text, write_whole
 from data.prepared import contents
 
 RECEIPT, PLAN = "receipt.json", "plan.json"
-_META, _KEY, _LOCK, _RESULT, _TAKEN, _GONE = "run.json", "generator.key", "lock", "result", "taken", ".gone-"
+_META, _KEY, _LOCK, _RESULT, _USED, _GONE = "run.json", "generator.key", "lock", "result", "taken", ".gone-"
 _RELEASED = ("model.safetensors", "trace.parquet")
 _DECIDES_NOTHING = ("title", "source", "licence", "unit", "cap_epsilon", "cap_delta")
 _DIGITS, _POLL_SECONDS = 16, 0.2
@@ -120,7 +120,7 @@ class Run:
     def forget_secrets(self) -> None:
         """Delete the key, checkpoints and trials; only for a run that has its result, or never will have one."""
         for path in self.folder.iterdir():
-            if path.name not in (_META, _LOCK, _RESULT, _TAKEN):
+            if path.name not in (_META, _LOCK, _RESULT, _USED):
                 if path.is_dir():
                     shutil.rmtree(path)
                 else:
@@ -197,7 +197,7 @@ def _attempt(home: Path, digest: str, status: Status, anew: Anew) -> str:
     if not here and not lost:
         return run_id
     last = (here or lost)[-1]
-    is_asked = stands[last] == "lost" or (home / "runs" / last / _TAKEN).exists()
+    is_asked = stands[last] == "lost" or (home / "runs" / last / _USED).exists()
     return run_id if is_asked and anew(last, bool(here)) else last
 
 
@@ -238,7 +238,7 @@ def hand_out(result: Path, artifacts: Path, names: Iterable[str], *, said: Mappi
         fresh.replace(artifacts / name)
 
 
-def take_up(home: Path, run_id: str, *, keeps: bool) -> None:
+def mark_used(home: Path, run_id: str, *, keeps: bool) -> None:
     """Record that a later stage has used the result of a finished run; does nothing for an unfinished run.
 
     keeps: keep the result, since it cannot be had again for free and the checkout may lose it; otherwise it is deleted.
@@ -247,7 +247,7 @@ def take_up(home: Path, run_id: str, *, keeps: bool) -> None:
     folder = home / "runs" / run_id
     with _held(folder) as is_held:
         if is_held and (folder / _RESULT).is_dir():
-            (folder / _TAKEN).touch()
+            (folder / _USED).touch()
             if not keeps:
                 _delete(folder)
 
@@ -280,7 +280,7 @@ def _held(folder: Path) -> Iterator[bool]:
     """Lock a run's folder; yields False if there is none, or another process has locked or just deleted it."""
     lock = None
     with suppress(FileNotFoundError):
-        lock = taken(folder / _LOCK)
+        lock = try_lock(folder / _LOCK)
     try:
         yield lock is not None
     finally:
@@ -312,12 +312,12 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def described(public: PublicDescription) -> dict[str, str]:
-    """The names of the run's data and a digest of their description, for `check_described`."""
+def data_facts(public: PublicDescription) -> dict[str, str]:
+    """The names of the run's data and a digest of their description, for `check_data_facts`."""
     return {"dataset": public.dataset, "population": public.population, "description_sha256": public.digest}
 
 
-def check_described(receipt: Mapping[str, Any], public: PublicDescription) -> None:
+def check_data_facts(receipt: Mapping[str, Any], public: PublicDescription) -> None:
     """Raise RefusedError if the description of the data has changed since the model was trained.
 
     A card would describe other data, and some records that the model was trained on may be held out now.
@@ -329,8 +329,8 @@ def check_described(receipt: Mapping[str, Any], public: PublicDescription) -> No
         )
 
 
-def evaluated(receipt: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts that link metrics to their run, for `check_evaluated`; epsilon is null without privacy.
+def run_facts(receipt: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts that link metrics to their run, for `check_run_facts`; epsilon is null without privacy.
 
     The run's id is a digest of all settings, which DVC shows next to the metrics.
     """
@@ -341,9 +341,9 @@ def evaluated(receipt: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_evaluated(metrics: Mapping[str, Any], receipt: Mapping[str, Any]) -> None:
+def check_run_facts(metrics: Mapping[str, Any], receipt: Mapping[str, Any]) -> None:
     """Raise RefusedError if the metrics belong to another run than the receipt, or do not name their run."""
-    wanted = evaluated(receipt)
+    wanted = run_facts(receipt)
     differing = [name for name, value in wanted.items() if name not in metrics or metrics[name] != value]
     if differing:
         raise RefusedError(

@@ -22,7 +22,7 @@ from algorithms.privacy.card import RunRecord
 from algorithms.privacy.mechanisms.release import Gaussian, NoNoise, Release, gradient_release, total_release
 from algorithms.privacy.mechanisms.sampling import Poisson
 from data import PublicDescription
-from tasks.runs.store import evaluated
+from tasks.runs.store import run_facts
 
 Kind = Literal["private", "seeded", "none"]
 DELTA, RATE, BATCH = 1e-5, 0.1, 40.0
@@ -61,7 +61,7 @@ def write_run(
     receipt = _receipt(folders, kind, steps, costs, events, len(trace.rows))
     write_json(folders.artifacts / "receipt.json", receipt)
     write_json(
-        folders.artifacts / "metrics.json", {"test_accuracy": 0.8, "test_loss": 0.61} | evaluated(receipt)
+        folders.artifacts / "metrics.json", {"test_accuracy": 0.8, "test_loss": 0.61} | run_facts(receipt)
     )
     _write_plots(folders.artifacts / "plots")
     return folders

@@ -98,9 +98,9 @@ class Workspace:
         train.train(job, ledger=self.ledger, home=home or self.home, root=self.root, artifacts=artifacts)
         return self.receipt
 
-    def take_up(self) -> None:
+    def mark_used(self) -> None:
         """As a later stage does that has the result in hand."""
-        store.take_up(self.home, self.receipt["run_id"], keeps=not self.public.public)
+        store.mark_used(self.home, self.receipt["run_id"], keeps=not self.public.public)
 
     @property
     def receipt(self) -> dict[str, Any]:

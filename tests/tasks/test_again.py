@@ -78,7 +78,7 @@ def finished(home: Path, *, retraining: str | None = None, keeps: bool = True) -
         (written / "receipt.json").write_text(json.dumps({"run_id": run_id, "sha256": sums}))
         ledger_of(home).settle(run_id, COST, events=[EVENT])
         run.finish(written)
-    store.take_up(home, run_id, keeps=keeps)
+    store.mark_used(home, run_id, keeps=keeps)
     return run_id
 
 
@@ -121,7 +121,7 @@ def test_a_result_that_nobody_has_in_hand_yet_is_handed_out_to_who_would_spend_a
 ) -> None:
     """A process that is killed between the result and its copy is started again by the same command."""
     with monkeypatch.context() as patch:
-        patch.setattr(store, "take_up", lambda *_, **__: None)
+        patch.setattr(store, "mark_used", lambda *_, **__: None)
         run_id = finished(tmp_path)
     monkeypatch.setenv("EPSILONFLOW_SPEND_AGAIN", "yes")
     assert ask(tmp_path) == (run_id, True)

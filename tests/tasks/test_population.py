@@ -137,7 +137,7 @@ def test_a_population_under_renyi_is_charged_by_the_events_of_its_runs(workspace
     assert block.limit[0] - block.left[0] == pytest.approx(rdp(of_two, orders=(8.0,))[0])
     assert receipt["ledger"]["first"] == workspace.ledger.history()[0].hash
     workspace.declare(composition="zcdp", composition_order=None)
-    workspace.take_up()
+    workspace.mark_used()
     with pytest.raises(
         RefusedError, match=r"declared under Rényi at order 8\.0 with at most 2 records of a person, but the"
     ):
@@ -161,7 +161,7 @@ def test_a_run_on_blocks_charges_each_of_them_and_a_spent_one_refuses_it(workspa
     spent = [ledger.balance("digits", block).spent.epsilon for block in ("january", "february")]
     assert spent == [job.plan.cost.epsilon] * 2
     assert calibrate.plan_for(settings, workspace.public).cost == job.plan.cost
-    workspace.take_up()
+    workspace.mark_used()
     shutil.rmtree(workspace.home / "runs")
     with pytest.raises(BudgetRefusedError, match="block 'january' of population 'digits'"):
         run()

@@ -69,7 +69,7 @@ def test_whichever_process_is_killed_the_run_goes_on_for_nothing_more(workspace:
     first = workspace.train()["run_id"]
     assert reservations(workspace) == ["reserve", "settle"]
     found = released(workspace)
-    workspace.take_up()
+    workspace.mark_used()
     assert workspace.train()["run_id"] != first
     assert torch.allclose(found, released(workspace), rtol=0.0, atol=1e-5)
 
@@ -90,7 +90,7 @@ def test_a_process_that_is_lost_before_they_are_connected_is_not_waited_for(
 def test_torchrun_releases_what_one_process_does(workspace: Workspace) -> None:
     workspace.set("privacy", noise="seeded")
     receipt, alone = workspace.train(), released(workspace)
-    workspace.take_up()
+    workspace.mark_used()
     own = {"EPSILONFLOW_HOME": str(workspace.home), "PYTHONPATH": str(PROJECT), "GLOO_SOCKET_IFNAME": "lo"}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(

@@ -12,7 +12,7 @@ import pytest
 
 from algorithms.privacy.ledger import Ledger
 from data import files
-from data.files import taken
+from data.files import try_lock
 from flows.cli.running import _what_stays
 from tasks import train
 from tasks.config import params
@@ -33,7 +33,7 @@ def test_an_unfinished_run_is_not_taken_up_by_a_later_stage(
 ) -> None:
     crash_before_settling(workspace)
     (folder,) = workspace.run_folders
-    store.take_up(workspace.home, folder.name, keeps=keeps)
+    store.mark_used(workspace.home, folder.name, keeps=keeps)
     assert (folder / "generator.key").exists() and not (folder / "taken").exists()
 
 
@@ -43,7 +43,7 @@ def test_a_run_taken_up_uses_the_noise_it_began_with(
     workspace.set("privacy", noise="seeded")
     workspace.train()
     expected = workspace.model()
-    workspace.take_up()
+    workspace.mark_used()
     crash_before_settling(workspace)
     shutil.rmtree(workspace.run_folders[0] / "written")
     (workspace.run_folders[0] / "state.safetensors").unlink()
@@ -113,9 +113,9 @@ def test_a_lock_that_another_process_took_away_holds_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "flock", late)
-        assert taken(tmp_path / "lock") is None
-    held = taken(tmp_path / "lock")
-    assert held is not None and taken(tmp_path / "lock") is None
+        assert try_lock(tmp_path / "lock") is None
+    held = try_lock(tmp_path / "lock")
+    assert held is not None and try_lock(tmp_path / "lock") is None
     os.close(held)
 
 
@@ -154,12 +154,12 @@ def test_a_receipt_is_never_there_in_part(workspace: Workspace) -> None:
 def test_a_run_that_was_half_deleted_is_not_taken_up(workspace: Workspace) -> None:
     first = workspace.train()
     with killed_in(shutil, "rmtree"):
-        workspace.take_up()
+        workspace.mark_used()
     (left,) = workspace.run_folders
     assert left.name == f".gone-{first['run_id']}"
     second = workspace.train()
     assert second["run_id"] != first["run_id"]
-    workspace.take_up()
+    workspace.mark_used()
     assert workspace.run_folders == []
 
 

@@ -21,7 +21,7 @@ from data.card import DataRefusedError
 from data.files import owner_key
 from tasks import evaluate, report, train
 from tasks.runs import preflight, store
-from tasks.runs.store import check_evaluated
+from tasks.runs.store import check_run_facts
 from tasks.tracking import live
 from tests.support.wandb_stand_in import standing_in
 from tests.support.workspace import PARAMS, Workspace, crash, killed_in, prepared_digits, workspace
@@ -82,7 +82,7 @@ def test_a_run_again_spends_again_with_fresh_secret_noise_or_the_same_seeded_noi
     for noise in ("secure", "secure", "seeded", "seeded"):
         workspace.set("privacy", noise=noise)
         receipt = workspace.train()
-        workspace.take_up()
+        workspace.mark_used()
         assert workspace.run_folders == []
         models.append(workspace.model())
         runs.add(receipt["run_id"])
@@ -102,7 +102,7 @@ def test_a_live_curve_changes_no_result_whether_wandb_hangs_or_answers(
     workspace.set("tracking", mode="online")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     for hangs, patience in ((True, 1.0), (False, 60.0)):
-        workspace.take_up()
+        workspace.mark_used()
         monkeypatch.setattr(live, "_PATIENCE", patience)
         caplog.clear()
         with (
@@ -283,7 +283,7 @@ def test_without_its_checkpoint_a_run_begins_again_and_gives_the_same_model(
     workspace.set("privacy", noise="seeded")
     workspace.train()
     expected = workspace.model()
-    workspace.take_up()
+    workspace.mark_used()
     folder = settled_alone(workspace)
     damaged = (other / "state.safetensors").read_bytes()[: None if is_swapped else 1000]
     (folder / "state.safetensors").write_bytes(damaged)
@@ -377,7 +377,7 @@ def test_evaluation_scores_the_model_and_takes_the_result_up(
     assert metrics["test_records"] == len(labels)
     assert not [value for name, value in metrics.items() if isinstance(value, str) and name != "run_id"]
     assert metrics["epsilon"] == workspace.receipt["epsilon"]["pld"]
-    check_evaluated(metrics, workspace.receipt)
+    check_run_facts(metrics, workspace.receipt)
     confusion = (workspace.root / "artifacts/plots/confusion.csv").read_text().splitlines()
     right = sum(len(set(line.split(","))) == 1 for line in confusion[1:])
     assert len(confusion) - 1 == workspace.public.test_records

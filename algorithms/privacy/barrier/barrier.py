@@ -83,7 +83,7 @@ class Correlation:
             self._terms, self._next = (first, dimension), 0
             self._correlator = noise.strategy.correlator(dimension)
         elif self._correlator is None:
-            self._take_up(first, noise, dimension)
+            self._resume(first, noise, dimension)
         if self._correlator is None or self._terms != (first, dimension) or self._next != noise.step:
             raise RefusedError(
                 f"step {noise.step} of correlated noise was asked for, and it does not go on with the steps before it;"
@@ -95,7 +95,7 @@ class Correlation:
         """Move to the next step; called once the last release given to `of` is charged."""
         self._next += 1
 
-    def _take_up(self, first: Release, noise: Correlated, dimension: int) -> None:
+    def _resume(self, first: Release, noise: Correlated, dimension: int) -> None:
         """Draw the noise of the recorded steps again, if they belong to the same correlated run."""
         rows = self._rows()
         if not rows or json.loads(rows[0].event) != event_to_json(first.event()) or len(rows) > noise.steps:
