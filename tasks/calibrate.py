@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from dp_accounting import DpEvent
 
 from algorithms import models
@@ -149,6 +150,7 @@ def _known(model: Model, public: PublicDescription) -> PublicInfo:
         inputs=_inputs(model, public),
         loss=model.bounds,
         pooled=public.pooled,
+        bfloat16=model.precision == torch.bfloat16,
     )
 
 

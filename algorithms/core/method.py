@@ -67,7 +67,7 @@ class PublicInfo:
     records: number of training records, None if it is private. parameters: d. layers: number of the model's layers.
     classes: number of classes, 1 if the target is not a class. inputs: for a linear model on data whose card bounds
     them, else None. loss: bounds of a record's loss as a function of the outputs, None if unknown. pooled: number of
-    rows of a record that is a person with several rows, else None.
+    rows of a record that is a person with several rows, else None. bfloat16: whether the model computes in it.
     """
 
     records: int | None
@@ -77,6 +77,7 @@ class PublicInfo:
     inputs: Inputs | None = None
     loss: LossBounds | None = None
     pooled: int | None = None
+    bfloat16: bool = False
 
     def known_records(self, what: str) -> int:
         """The number of records, which `what` needs; raises RefusedError if it is private."""
@@ -92,6 +93,14 @@ class PublicInfo:
             raise RefusedError(
                 "the method finds a minimum over single rows, and a training record here is a person with up to"
                 f" {self.pooled}; use a method that takes steps, such as 'dp_sgd', or keep one row of each person."
+            )
+
+    def check_norms(self) -> None:
+        """Raises RefusedError in bfloat16, where products on some processors spoil the rows next to one not finite."""
+        if self.bfloat16:
+            raise RefusedError(
+                "the method releases or samples by norms of gradients, and in bfloat16 a record that is not finite can"
+                " spoil those of others; set model.precision to float32, or take another method."
             )
 
     def check_losses(self, selected: str) -> None:
@@ -141,6 +150,8 @@ class PublicInfo:
                 document[name] = to_finite(document[name])
         if self.pooled is None:
             del document["pooled"]
+        if not self.bfloat16:
+            del document["bfloat16"]
         return document
 
     @classmethod

@@ -63,6 +63,7 @@ class QuantileClipping(Sampled):
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise on gradients that fits the target beside the counts; raises RefusedError where none does."""
+        public.check_norms()
         if not self.min_clip_norm <= self.clip_norm <= self.max_clip_norm:
             raise RefusedError(
                 f"a start of {self.clip_norm:g} lies outside [{self.min_clip_norm:g}, {self.max_clip_norm:g}]; set"

@@ -347,6 +347,7 @@ class DPIS(Strict):
 
     def _check(self, rate: float, public: PublicInfo) -> None:
         """Raises RefusedError where the settings do not fit each other or the data."""
+        public.check_norms()
         adaptive, norms = self.adaptive_clipping, self.public_norms
         least = min(norms or (1.0,))
         if self.oversampling * rate >= least:

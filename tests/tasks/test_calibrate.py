@@ -56,6 +56,23 @@ def test_an_epsilon_that_would_not_hold_is_planned_only_with_seeded_noise(worksp
     assert plan_of(public, privacy=privacy | {"noise": "seeded"}, **changes).not_private
 
 
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"name": "quantile_clipping", "expected_batch_size": 64, "steps": 5},
+        {"name": "dpis", "expected_batch_size": 64, "epochs": 1},
+        {"name": "dpis", "expected_batch_size": 64, "epochs": 1, "public_norms": [1.0, 0.9]},
+    ],
+)
+def test_a_method_that_needs_norms_is_refused_in_bfloat16_by_its_plan(
+    workspace: Workspace, algorithm: dict[str, Any]
+) -> None:
+    """Its first release would be refused, and by then the run is charged."""
+    assert "bfloat16" not in plan_of(workspace.public, algorithm=algorithm).to_json()["public"]
+    with pytest.raises(RefusedError, match=r"set model\.precision to float32"):
+        plan_of(workspace.public, algorithm=algorithm, model={"name": "softmax", "precision": "bfloat16"})
+
+
 def test_diagnostics_of_private_records_are_refused(workspace: Workspace) -> None:
     asked = {"epsilon": 3.0, "delta": 1e-5, "diagnostics": True}
     assert plan_of(workspace.public, privacy=asked).steps == 6
