@@ -67,7 +67,7 @@ class Entry(NamedTuple):
 
     seq: 1, 2, 3 without gaps. epsilon: None if it is not finite. events, about: canonical JSON text. written_at: UTC,
     ISO 8601. previous_hash: the hash of row seq - 1, GENESIS for the first row. written_by: the database's user, or the
-    system's for a file; None in rows of version 0.2, whose hash does not include it.
+    system's for a file; None in rows of an earlier form, whose hash does not include it.
     """
 
     seq: int

@@ -431,7 +431,7 @@ class Store:
                     f"the ledger {self.place.name} is of version {found}, which a newer epsilonflow made; use that one."
                 )
             if found is None and sa.inspect(connection).has_table("epsilonflow_ledger"):
-                command.stamp(config, "0001")  # version 0.2 kept no number
+                command.stamp(config, "0001")  # the first form has no number
             command.upgrade(config, "head")
 
     def _transaction(self, work: Callable[[Connection], T], *, writes: bool = False) -> T:

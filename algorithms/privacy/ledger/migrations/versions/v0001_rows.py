@@ -1,4 +1,4 @@
-"""The rows, as version 0.2 made them: one append-only table."""
+"""The rows: one append-only table."""
 
 import sqlalchemy as sa
 from alembic import op
