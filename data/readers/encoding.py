@@ -154,7 +154,7 @@ def classes(values: pa.ChunkedArray, label: Label, known: tuple[str, ...], where
     found = positions(values, tuple(text for text, _ in written), where)
     if (found == len(written)).any():
         raise DataRefusedError(
-            f"{where}: a label is none of the declared classes; correct the file or the card."
+            f"{where}: a label is missing or none of the declared classes; correct the file or the card."
         )
     return np.array([index for _, index in written], np.int64)[found]
 

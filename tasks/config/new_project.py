@@ -106,6 +106,10 @@ class Declared:
         return max(5, math.ceil(math.log10(self.at_most)) + 1)
 
 
+_NO_TABLES = (".json", ".jsonl", ".xls", ".xlsx", ".ods")
+"""Suffixes of files that would be read as CSV without any record."""
+
+
 def of_schema(path: Path, label: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Read columns and target from a Frictionless Table Schema: its `fields`, with two bounds or with `enum`.
 
@@ -255,6 +259,10 @@ def check(folder: Path, given: Sequence[Path], *, is_table: bool) -> None:
         raise ParamsRefusedError(
             f"{given[0]} is a folder, and --file takes a table; name a CSV or Parquet file, or give a folder of"
             " images by --images."
+        )
+    if given and is_table and given[0].suffix.lower() in _NO_TABLES:
+        raise ParamsRefusedError(
+            f"{given[0]} is no CSV or Parquet file; save the table as one of them, and name that by --file."
         )
     if given and given[0].is_dir() and folder.resolve().is_relative_to(given[0].resolve()):
         raise ParamsRefusedError(
@@ -412,8 +420,11 @@ def of_texts(
 
 def table_of(columns: Sequence[Mapping[str, Any]], file: Path | None) -> dict[str, Any]:
     """The reader of a table of these columns."""
-    kind = "parquet" if file is not None and file.suffix == ".parquet" else "csv"
-    return {"kind": kind, "columns": [dict(column) for column in columns]}
+    suffixes = [] if file is None else file.suffixes
+    reader: dict[str, Any] = {"kind": "parquet" if ".parquet" in suffixes[-1:] else "csv"}
+    if ".tsv" in suffixes:
+        reader["separator"] = "\t"
+    return {**reader, "columns": [dict(column) for column in columns]}
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:

@@ -132,6 +132,14 @@ def test_columns_are_asked_for_and_a_slip_is_asked_again(
     assert "numbers is none of these" in made.output and made.output.count("bounds are LOW,HIGH") == 3
 
 
+def test_a_file_of_tabs_is_read_by_them(schema: str, tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_text("age\tdistance_km\tinsurance\treason\treturned\n")
+    made = call("init", "clinic", "--from", schema, "--at-most", "900", "--file", "t.tsv")
+    assert made.exit_code == 0, made.output
+    reader = data_card("clinic", tmp_path / "clinic/data/cards").reader
+    assert isinstance(reader, Csv) and reader.separator == "\t"
+
+
 def test_a_field_of_type_boolean_is_true_or_false(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     fields = [{"name": name, "type": "boolean"} for name in ("smokes", "returned")]
@@ -460,6 +468,7 @@ TEXTS = "mine --texts t.csv --at-most 50"
     [
         ("schema.json --from schema.json --at-most 9", "schema.json is a file; name a new folder"),
         ("mine --file missing.csv", "there is no missing.csv"),
+        ("mine --file schema.json", "schema.json is no CSV or Parquet file"),
         ("mine --texts films.csv --at-most 9", "there is no films.csv"),
         ("mine --images films.csv --at-most 9", "there is no films.csv"),
         (". --at-most 9", "is not empty"),

@@ -118,7 +118,7 @@ LABELLED: dict[str, tuple[dict[str, Any], list[Any], dict[str, int], str | None]
     "no class": (
         CLASSES,
         ["no", "maybe", None],
-        {REFUSED + "a label is none of the declared classes": 2},
+        {REFUSED + "a label is missing or none of the declared classes": 2},
         "none of",
     ),
     "a label of several": (
