@@ -44,7 +44,7 @@ from algorithms.privacy.mechanisms.noise import Generator
 from algorithms.privacy.mechanisms.release import Release
 
 
-class OfRows(nn.Module):
+class RowWise(nn.Module):
     """Applies a module of rows to people: [batch, k, ...] -> [batch, k, ...].
 
     packed: k if a row's parts are packed; made-up people are then [batch, k * width].
@@ -61,7 +61,7 @@ class OfRows(nn.Module):
         return found.view(*people.shape[:2], *found.shape[1:])
 
 
-def of_people(model: Model, rows: int | None) -> Model:
+def model_of_people(model: Model, rows: int | None) -> Model:
     """The model of people with this number of rows; its flat parameter vector is that of `model`.
 
     For None, if a record is a row, the model itself.
@@ -71,7 +71,7 @@ def of_people(model: Model, rows: int | None) -> Model:
         >>> rows = Model("linear", nn.Linear(3, 2), cross_entropy, scores=lambda outputs: outputs)
         >>> people, labels = torch.zeros(4, 5, 3), torch.full((4, 5), IGNORED)
         >>> labels[:, 0] = 1
-        >>> model = of_people(rows, 5)
+        >>> model = model_of_people(rows, 5)
         >>> model.losses(model.module(people), labels).shape
         torch.Size([4])
     """
@@ -86,7 +86,7 @@ def of_people(model: Model, rows: int | None) -> Model:
 
     return replace(
         model,
-        module=OfRows(model.module, None if packing is None else rows),
+        module=RowWise(model.module, None if packing is None else rows),
         packing=packing,
         losses=of_person,
         label_shape=(rows, *model.label_shape),
@@ -102,7 +102,7 @@ def _there(labels: Tensor, dims: int) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class OfPeople:
+class PeopleBarrier:
     """A barrier for statistics of rows, each of which becomes a person's mean."""
 
     barrier: Barrier
@@ -139,9 +139,9 @@ def _of_each(statistic: Statistic, rows: Tensor, labels: Tensor) -> tuple[Tensor
     return each, there.to(each.dtype)
 
 
-def asked_of_rows(barrier: Barrier, rows: int | None) -> Barrier:
-    """The barrier for statistics of rows: the barrier itself, or `OfPeople` if a record is a person."""
-    return barrier if rows is None else OfPeople(barrier)  # type: ignore[return-value]
+def barrier_of_rows(barrier: Barrier, rows: int | None) -> Barrier:
+    """The barrier for statistics of rows: the barrier itself, or `PeopleBarrier` if a record is a person."""
+    return barrier if rows is None else PeopleBarrier(barrier)  # type: ignore[return-value]
 
 
 class Features(Protocol):
@@ -360,7 +360,7 @@ def train(
         spend.charge(event)
     barrier = (barrier_of or Barrier)(
         open_records(),
-        of_people(model, rows),
+        model_of_people(model, rows),
         spend=spend,
         generator=generator,
         delta=plan.target.budget.delta,
@@ -376,7 +376,7 @@ def train(
             begun = algorithm.init(known.start.to(performance.home), plan)
             found = _Progress(begun, known.buffers)
         model = installed(model, found.buffers)
-        barrier = barrier.about(of_people(model, rows))
+        barrier = barrier.about(model_of_people(model, rows))
     state, saved = found.state, time.monotonic()
     for trace.step in range(step, plan.steps):
         following = algorithm.step(state, plan, barrier)
@@ -410,7 +410,7 @@ def learn(
     trace, rows = Trace(), plan.public.pooled
     barrier = Barrier(
         records,
-        of_people(model, rows),
+        model_of_people(model, rows),
         spend=plan.open_filter(),
         generator=generator,
         delta=plan.target.budget.delta,
@@ -421,7 +421,7 @@ def learn(
 
 
 def _learn(features: Features, barrier: Barrier, model: Model, plan: Plan) -> Learned:
-    asked = asked_of_rows(barrier, plan.public.pooled)
+    asked = barrier_of_rows(barrier, plan.public.pooled)
     found = learn_buffers(features, asked, plan.public.records, plan.target.count_noise)
     start = model.initial_parameters()
     if hasattr(features, "start"):

@@ -17,7 +17,7 @@ from algorithms.core.calibration import plan_fixed
 from algorithms.core.method import Answered, Plan, PublicInfo, SingleRelease, Target, by_accountants
 from algorithms.core.minibatch import Descent, State, batches, sgd_step
 from algorithms.core.optimizers import Count, OptimizerConfig, Steps
-from algorithms.core.training import asked_of_rows
+from algorithms.core.training import barrier_of_rows
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Unclipped
 from algorithms.privacy.barrier.barrier import Barrier
@@ -126,7 +126,7 @@ class Majority(SingleRelease):
     def step(self, state: Answered, plan: Plan, barrier: Barrier) -> Answered:
         """The noisy counts, and the bias that follows."""
         classes = torch.arange(plan.public.classes)
-        counts = asked_of_rows(barrier, plan.public.pooled).total(
+        counts = barrier_of_rows(barrier, plan.public.pooled).total(
             lambda features, label: (classes == label).float(),
             bound=BOUND,
             noise=Gaussian(plan.noise_multiplier),

@@ -24,7 +24,7 @@ from ruamel.yaml import YAML
 from algorithms.core import training
 from algorithms.core.method import Plan
 from algorithms.core.receipt import reserved_events
-from algorithms.core.training import asked_of_rows, of_people
+from algorithms.core.training import barrier_of_rows, model_of_people
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.models import Model
@@ -166,7 +166,7 @@ class Trial:
         rows = self.public.pooled
         barrier = Barrier(
             held,
-            of_people(model, rows),
+            model_of_people(model, rows),
             spend=ScheduleFilter(schedule, Budget(epsilon(schedule, delta, accountant="rdp"), delta)),
             generator=self._generator("score"),
             delta=delta,
@@ -175,7 +175,7 @@ class Trial:
         )
 
         of_record = scored(self.public, model, parameters)
-        asked = asked_of_rows(barrier, rows)
+        asked = barrier_of_rows(barrier, rows)
         score = float(asked.total(of_record, bound=L2(1.0), noise=release.noise)[0])
         so_far = epsilon(
             [*plan.schedule, *schedule],
@@ -325,7 +325,7 @@ def _reserve(search: Search, charge: Charge) -> None:
     plan, document = search.plan(0)
     if charge.ledger.status(charge.run.run_id) is None:
         for settings in distinct_models(search.priced.documents):  # a model that cannot be trained is refused
-            model = of_people(model_for(settings, search.public), search.public.pooled)
+            model = model_of_people(model_for(settings, search.public), search.public.pooled)
             performance_of(settings.performance).engine(model, zeros(search.public))
         _rehearse(search, charge)  # a charged search must end with a card, whichever trial wins
     about = {name: document[name] for name in ("dataset", "adjacency", "noise")}
