@@ -40,7 +40,7 @@ from data.formats import (
 )
 from data.readers import images, texts
 from data.readers.encoding import check_columns
-from data.readers.records import PARTS, Block, OwnReader, Records, checked
+from data.readers.records import PARTS, Block, OwnReader, Records, check_blocks
 from data.readers.rows import RowReader
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -121,7 +121,7 @@ def read(
         DataRefusedError: During iteration, without a record's value in the message.
     """
     blocks = _of_the_source(card, files, key=key, own=own, as_texts=as_texts)
-    return checked(card, blocks if card.split is None else split(blocks, card.split))
+    return check_blocks(card, blocks if card.split is None else split(blocks, card.split))
 
 
 def word_list(card: DataCard, files: Mapping[str, Path]) -> bytes | None:
@@ -269,7 +269,7 @@ def read_blocks(
         _records(card, rows, name, elsewhere, digests, root=root, url=url) for name in chosen
     )
     parts = trained_on if card.split is None else split(trained_on, card.split)
-    return checked(card, itertools.chain(parts, _held_out(card, rows, files, digests)))
+    return check_blocks(card, itertools.chain(parts, _held_out(card, rows, files, digests)))
 
 
 def _held_out(
@@ -311,7 +311,7 @@ def _records(
     chosen = counted = digests.counted(name, portions, rows.declared, path)
     if card.person is not None:
         held = list(counted)
-        chosen = rows.drawn(lambda: iter(held), elsewhere, "train")
+        chosen = rows.select_per_person(lambda: iter(held), elsewhere, "train")
     for some in chosen:
         yield Block("train", rows.records(some, where), source=name)
 

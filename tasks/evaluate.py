@@ -138,7 +138,7 @@ def _pairs(
     return said[counts], real[counts]
 
 
-def measured(known: Known, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
+def compute_metrics(known: Known, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
     """The metrics of the target; models are compared by the first of its kind in `tasks.runs.quality`."""
     if isinstance(known, Number):
         found = _of_numbers(known, evaluation, labels)
@@ -156,7 +156,7 @@ def measured(known: Known, evaluation: Evaluation, labels: NDArray[Any]) -> dict
 def metrics_of(model: Path, prepared: Path) -> dict[str, Any]:
     """The metrics of a model file on the held-out records of prepared data."""
     data = load_held_out(prepared)
-    return measured(data.public.known, evaluate(*load_model(model), data), data.test_labels)
+    return compute_metrics(data.public.known, evaluate(*load_model(model), data), data.test_labels)
 
 
 def _of_numbers(known: Number, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
@@ -299,11 +299,13 @@ def _of_classes(evaluation: Evaluation, labels: NDArray[np.int64]) -> dict[str, 
         "test_accuracy": accuracy,
         "majority_accuracy": majority,
         "test_records": len(labels),
-        **further(evaluation, labels),
+        **classification_metrics(evaluation, labels),
     }
 
 
-def drawn(known: Known, evaluation: Evaluation, labels: NDArray[Any], tokens: int | None = None) -> Drawn:
+def figure_pairs(
+    known: Known, evaluation: Evaluation, labels: NDArray[Any], tokens: int | None = None
+) -> Drawn:
     """True and predicted values for figures.
 
     These are classes or tags; numbers in ten equal intervals of the declared bounds; next tokens in ten intervals of
@@ -340,7 +342,7 @@ def _interval(shares: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.clip((shares * _INTERVALS).astype(np.int64), 0, _INTERVALS - 1)
 
 
-def further(evaluation: Evaluation, labels: NDArray[np.int64]) -> dict[str, float | None]:
+def classification_metrics(evaluation: Evaluation, labels: NDArray[np.int64]) -> dict[str, float | None]:
     """AUC (one class against the rest, averaged), F1 averaged over classes, and the expected calibration error.
 
     AUC is None if a class has no records or scores are not finite. The calibration error is the distance between the
@@ -409,9 +411,9 @@ def main() -> None:
     check_data_facts(receipt, data.public)
     store.mark_used(home(), receipt["run_id"], keeps=not data.public.public)
     known, evaluation = data.public.known, evaluate(*load_model(path), data)
-    document = measured(known, evaluation, data.test_labels) | run_facts(receipt)
+    document = compute_metrics(known, evaluation, data.test_labels) | run_facts(receipt)
     # Metrics are written last: if they are those of this run, so are the plots.
-    write_plots(artifacts / "plots", drawn(known, evaluation, data.test_labels, data.public.tokens))
+    write_plots(artifacts / "plots", figure_pairs(known, evaluation, data.test_labels, data.public.tokens))
     (artifacts / "metrics.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.epsilon import COARSENING, FINE, adjacency_named, epsilon
 from algorithms.privacy.accounting.events import schedule_from_json
-from algorithms.privacy.accounting.filters import FIXED, holding_from_json
+from algorithms.privacy.accounting.filters import FIXED, filter_from_json
 from algorithms.privacy.accounting.risk import Profile, risk_profile
 from algorithms.privacy.card import (
     PrivacyCard,
@@ -153,8 +153,8 @@ def compose(
     curve = epsilon_curve(run, grid=COARSENING * (card.accounting.discretisation.pld_interval or FINE))
     promised = None
     if card.setting.epsilon is not None:
-        held_by = holding_from_json(run.plan["filter"])
-        promised = risk_profile(held_by, schedule_from_json(run.receipt["events"]), run.plan["adjacency"])
+        spec = filter_from_json(run.plan["filter"])
+        promised = risk_profile(spec, schedule_from_json(run.receipt["events"]), run.plan["adjacency"])
     pictures = {name: draw(*drawing) for name, drawing in _drawings(run, curve, promised).items()}
     every = pictures | {name: draw(*drawing) for name, drawing in drawings(past).items()}
     result = score(run.metrics, run.classes)
@@ -231,7 +231,7 @@ def epsilon_curve(run: Run, *, grid: float) -> Curve:
 
 def _is_fixed(run: Run) -> bool:
     """Whether the releases were fixed in advance, rather than chosen adaptively under a filter."""
-    return holding_from_json(run.plan["filter"]) == FIXED
+    return filter_from_json(run.plan["filter"]) == FIXED
 
 
 def _kept_while_training(trace: pd.DataFrame) -> Curve:

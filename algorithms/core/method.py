@@ -32,8 +32,8 @@ from algorithms.privacy.accounting.events import Schedule, schedule_from_json, s
 from algorithms.privacy.accounting.filters import (
     FIXED,
     Filter,
+    FilterSpec,
     FixedSchedule,
-    Holding,
     RenyiBudget,
     RenyiFilter,
     ScheduleFilter,
@@ -41,8 +41,8 @@ from algorithms.privacy.accounting.filters import (
     ZCDPFilter,
     conversion,
     epsilon_of_zcdp,
-    holding_from_json,
-    holding_to_json,
+    filter_from_json,
+    filter_to_json,
 )
 from algorithms.privacy.barrier.barrier import Barrier
 
@@ -267,7 +267,7 @@ class Plan:
     noise_multiplier: float = 0.0
     sampling_rate: float = 1.0
     divisor: float | None = None
-    filter: Holding = FIXED
+    filter: FilterSpec = FIXED
     adjacency: str = ADD_OR_REMOVE_ONE.name
     method_params: Mapping[str, JsonValue] = field(default_factory=dict)
     not_private: str | None = None
@@ -319,7 +319,7 @@ class Plan:
             "sampling_rate": self.sampling_rate,
             "divisor": self.divisor,
             "schedule": schedule_to_json(self.schedule),
-            "filter": holding_to_json(self.filter),
+            "filter": filter_to_json(self.filter),
             "method_params": dict(self.method_params),
             "not_private": self.not_private,
         }
@@ -339,7 +339,7 @@ class Plan:
             schedule=schedule_from_json(document["schedule"]),
             epsilon=from_finite(document["epsilon"]),
             noise_multiplier=document["noise_multiplier"] or 0.0,
-            filter=holding_from_json(document["filter"]),
+            filter=filter_from_json(document["filter"]),
             **{
                 name: document[name]
                 for name in ("steps", "sampling_rate", "divisor", "adjacency", "method_params", "not_private")

@@ -101,7 +101,7 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
 
 
-def checked(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
+def check_blocks(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
     """Pass on the blocks that have records, and check them; at the end, check the number of records.
 
     If a person's training records are pooled, people are counted. Raises DataRefusedError if the records are not as the

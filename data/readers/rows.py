@@ -118,7 +118,9 @@ class RowReader:
         elsewhere = self.held_out_people()
         for part in PARTS:
             if part in self.files:
-                for some in self.drawn(partial(self.tables, part, self.files[part]), elsewhere, part):
+                for some in self.select_per_person(
+                    partial(self.tables, part, self.files[part]), elsewhere, part
+                ):
                     yield Block(part, self.records(some, str(self.files[part])))
 
     def tables(self, part: Part, path: Path) -> _Tables:
@@ -150,7 +152,9 @@ class RowReader:
             return frozenset()
         return frozenset(who for some in self.tables("test", self.files["test"]) for who in self._who(some))
 
-    def drawn(self, make: Callable[[], _Tables], elsewhere: frozenset[bytes], part: Part) -> _Tables:
+    def select_per_person(
+        self, make: Callable[[], _Tables], elsewhere: frozenset[bytes], part: Part
+    ) -> _Tables:
         """Select as many rows of each person as the card allows; of test records, which are public, all rows.
 
         make: returns the rows, each time from the start. elsewhere: people of whom no row is used. The rows with the

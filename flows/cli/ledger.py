@@ -128,7 +128,7 @@ def _document(ledger: "Ledger", population: str, found: "Forecast", every: float
     balance = ledger.balance(population, "all")
 
     def epsilon(price: "Price") -> float:
-        return balance.composition.shown(tuple(map(Fraction, price)), balance.cap.delta).epsilon
+        return balance.composition.as_budget(tuple(map(Fraction, price)), balance.cap.delta).epsilon
 
     rows = [
         {

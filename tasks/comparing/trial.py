@@ -40,7 +40,7 @@ from tasks.calibrate import READS, model_for, plan_for
 from tasks.comparing import Fold, Trial, digest_of
 from tasks.config import data_mirror, home, params
 from tasks.config.params import Params
-from tasks.evaluate import MOST_OUTPUTS, evaluate, measured
+from tasks.evaluate import MOST_OUTPUTS, compute_metrics, evaluate
 from tasks.prepare import prepare
 from tasks.runs.quality import measures
 
@@ -414,7 +414,7 @@ def _results(plan: Plan, trained: _Trained, data: Sides, regularisation: float |
     """The numbers of a finished trial. regularisation: None where the objective is not recorded."""
     records, known = HeldOut(data.public, data.test.features, data.test.labels), data.public.known
     evaluation = evaluate(trained.model, trained.model.published(trained.parameters), records)
-    found = measured(known, evaluation, data.test.labels)
+    found = compute_metrics(known, evaluation, data.test.labels)
     objective = None
     if regularisation is not None:
         (loss,) = mean_losses(trained.model, trained.parameters[None], data.train)

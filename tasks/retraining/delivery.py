@@ -71,7 +71,7 @@ def epsilon_for(
         cost = balance.composition.price(made.cost, reserved_events(made), made.adjacency, together)
         return inf if cost is None else cost / each
 
-    highest = balance.composition.shown((Fraction(each),), delta).epsilon
+    highest = balance.composition.as_budget((Fraction(each),), delta).epsilon
     return _largest(share, highest), delta
 
 

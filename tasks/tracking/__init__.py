@@ -130,7 +130,7 @@ def _settings(settings: Tracking, seconds_to_finish: int) -> "wandb.Settings":
     )
 
 
-def valid(name: str) -> str:
+def artifact_name(name: str) -> str:
     """The name of an artifact, with characters that W&B does not accept replaced."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name)
 

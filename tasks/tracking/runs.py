@@ -29,7 +29,7 @@ from tasks.config.params import Tracking
 from tasks.reporting import History
 from tasks.reporting.figures import Curve
 from tasks.runs.quality import measure, quality, tracked
-from tasks.tracking import add_file, reason, safely, session, valid
+from tasks.tracking import add_file, artifact_name, reason, safely, session
 
 if TYPE_CHECKING:
     import wandb
@@ -64,7 +64,7 @@ def file_artifact(kind: str, card: PrivacyCard, folder: Path) -> "wandb.Artifact
     """The plan, model, trace or card of a run, from the folder of its files."""
     import wandb
 
-    name = valid(f"{kind}-{card.mechanism.algorithm}-{card.setting.dataset}")
+    name = artifact_name(f"{kind}-{card.mechanism.algorithm}-{card.setting.dataset}")
     artifact = wandb.Artifact(name, kind, metadata={"run_id": card.evidence.run_id})
     add_file(artifact, folder / _FILES[kind])
     return artifact
@@ -75,7 +75,7 @@ def _dataset(public: PublicDescription) -> "wandb.Artifact":
     import wandb
 
     described = json.loads(public.to_json())
-    artifact = wandb.Artifact(valid(f"dataset-{public.dataset}"), "dataset", metadata=described)
+    artifact = wandb.Artifact(artifact_name(f"dataset-{public.dataset}"), "dataset", metadata=described)
     artifact.add_reference(f"dataset://{public.dataset}", name="description", checksum=False)
     return artifact
 
@@ -210,7 +210,7 @@ def _log_member(group: str, member: Member, settings: Tracking) -> None:
         logged.log({name: _table(frame) for name, frame in member.tables.items()} | images)
         logged.summary.update(dict(member.summary))
         if member.files:
-            artifact = wandb.Artifact(valid(f"comparison-{group}"), "comparison")
+            artifact = wandb.Artifact(artifact_name(f"comparison-{group}"), "comparison")
             for path in member.files:
                 add_file(artifact, path)
             logged.log_artifact(artifact)
@@ -247,12 +247,12 @@ def _log_to(name: str, entry: Path, settings: Tracking) -> None:
         config={"name": name, "run_id": entry.name},
     ) as logged:
         use(logged, file_artifact("model", promoted, entry))
-        artifact = wandb.Artifact(valid(name), "model", metadata={"run_id": entry.name})
+        artifact = wandb.Artifact(artifact_name(name), "model", metadata={"run_id": entry.name})
         for file in _PROMOTED:
             add_file(artifact, entry / file)
         logged.log_artifact(artifact, aliases=["latest", ALIAS])
         if settings.mode == "online":
-            _register(logged, artifact, valid(name))
+            _register(logged, artifact, artifact_name(name))
 
 
 def _register(logged: "wandb.Run", artifact: "wandb.Artifact", name: str) -> None:
@@ -403,7 +403,7 @@ def log_report(run: Finished, history: History, settings: Tracking, *, root: Pat
 
 
 def _save(run: Finished, history: History, settings: Tracking) -> str:
-    path = Path(os.environ["WANDB_DIR"]) / f"report-{valid(run.card.evidence.run_id)}.json"
+    path = Path(os.environ["WANDB_DIR"]) / f"report-{artifact_name(run.card.evidence.run_id)}.json"
     built = report(run, history, settings)
     if settings.mode == "online":
         built.id = json.loads(path.read_bytes())["id"] if path.is_file() else ""

@@ -206,7 +206,7 @@ def _check_scored(every: Sequence[Document], public: PublicDescription) -> None:
     for settings in distinct_models(every):
         model = model_for(settings, public)
         try:
-            score = scored(public, model, model.published(model.initial_parameters()))
+            score = score_statistic(public, model, model.published(model.initial_parameters()))
             shape_of(score, zeros(public), model)
         except Exception as error:
             why = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -234,7 +234,9 @@ def zeros(public: PublicDescription) -> Records:
     )
 
 
-def scored(public: PublicDescription, model: Model, parameters: Mapping[str, torch.Tensor]) -> Statistic:
+def score_statistic(
+    public: PublicDescription, model: Model, parameters: Mapping[str, torch.Tensor]
+) -> Statistic:
     """The score of the model's output for a record, [1], as a statistic that a barrier sums up."""
 
     def of_batch(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

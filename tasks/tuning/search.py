@@ -68,7 +68,7 @@ from tasks.tuning import (
     distinct_models,
     price,
     score_release,
-    scored,
+    score_statistic,
     trial_schedule,
     zeros,
 )
@@ -174,7 +174,7 @@ class Trial:
             performance=Performance(),
         )
 
-        of_record = scored(self.public, model, parameters)
+        of_record = score_statistic(self.public, model, parameters)
         asked = barrier_of_rows(barrier, rows)
         score = float(asked.total(of_record, bound=L2(1.0), noise=release.noise)[0])
         so_far = epsilon(

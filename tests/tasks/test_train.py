@@ -387,11 +387,13 @@ def test_evaluation_scores_the_model_and_takes_the_result_up(
 
 def test_auc_f1_and_calibration_are_what_they_are_called() -> None:
     sure = np.array([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.2, 0.8]])
-    found = evaluate.further(evaluate.Evaluation(sure.argmax(axis=1), 0.0, sure), np.array([0, 1, 0, 1]))
+    found = evaluate.classification_metrics(
+        evaluate.Evaluation(sure.argmax(axis=1), 0.0, sure), np.array([0, 1, 0, 1])
+    )
     assert found["test_auc"] == 0.625  # of the four pairs two and a half are in order
     assert found["test_f1"] == 0.5
     assert found["calibration_error"] == pytest.approx((2 * 0.4 + 0.6 + 0.2) / 4)
-    alone = evaluate.further(evaluate.Evaluation(np.array([0]), 0.0, sure[:1]), np.array([0]))
+    alone = evaluate.classification_metrics(evaluate.Evaluation(np.array([0]), 0.0, sure[:1]), np.array([0]))
     assert alone["test_auc"] is None
 
 

@@ -51,7 +51,7 @@ class RenyiBudget:
 
 FIXED = FixedSchedule()
 
-Holding = FixedSchedule | ZCDPBudget | RenyiBudget
+FilterSpec = FixedSchedule | ZCDPBudget | RenyiBudget
 """How a run's budget is enforced."""
 
 _KINDS: dict[str, type[FixedSchedule] | type[ZCDPBudget] | type[RenyiBudget]] = {
@@ -61,19 +61,19 @@ _KINDS: dict[str, type[FixedSchedule] | type[ZCDPBudget] | type[RenyiBudget]] = 
 }
 
 
-def holding_to_json(held_by: Holding) -> dict[str, Any]:
+def filter_to_json(spec: FilterSpec) -> dict[str, Any]:
     """The form in plans and on cards: the kind and its numbers.
 
     Example:
-        >>> holding_to_json(ZCDPBudget(0.5))
+        >>> filter_to_json(ZCDPBudget(0.5))
         {'kind': 'zcdp', 'rho': 0.5}
     """
-    (kind,) = (name for name, known in _KINDS.items() if isinstance(held_by, known))
-    return {"kind": kind, **asdict(held_by)}
+    (kind,) = (name for name, known in _KINDS.items() if isinstance(spec, known))
+    return {"kind": kind, **asdict(spec)}
 
 
-def holding_from_json(document: Mapping[str, Any]) -> Holding:
-    """The inverse of `holding_to_json`; raises RefusedError for anything else."""
+def filter_from_json(document: Mapping[str, Any]) -> FilterSpec:
+    """The inverse of `filter_to_json`; raises RefusedError for anything else."""
     numbers = {name: value for name, value in document.items() if name != "kind"}
     try:
         return _KINDS[document["kind"]](**numbers)

@@ -32,7 +32,7 @@ from algorithms.privacy.accounting.epsilon import (
     rdp,
 )
 from algorithms.privacy.accounting.events import Schedule
-from algorithms.privacy.accounting.filters import FixedSchedule, Holding, RenyiBudget, ZCDPBudget
+from algorithms.privacy.accounting.filters import FilterSpec, FixedSchedule, RenyiBudget, ZCDPBudget
 from algorithms.privacy.accounting.losses import curves_of
 
 Array = NDArray[np.float64]
@@ -103,14 +103,14 @@ def profile_of_rdp(orders: Array, divergences: Array) -> Profile:
     return Profile(epsilons, np.clip(np.array(deltas), 0.0, 1.0))
 
 
-def risk_profile(held_by: Holding, schedule: Schedule, adjacency: str) -> Profile:
+def risk_profile(spec: FilterSpec, schedule: Schedule, adjacency: str) -> Profile:
     """What a run tells at each epsilon: of its events where these are fixed, else of the filter that holds it.
 
-    held_by: the plan's filter. schedule, adjacency: of the plan.
+    spec: the plan's filter. schedule, adjacency: of the plan.
 
     Raises RefusedError where an event has no bound.
     """
-    match held_by:
+    match spec:
         case ZCDPBudget(rho):
             return profile_of_rdp(np.array(ORDERS), rho * np.array(ORDERS))
         case RenyiBudget(order, limit):

@@ -413,6 +413,6 @@ class Barrier:
         point = parameters.to(self.__exact.performance.home)
         sums = total.cpu().numpy(), noisy.cpu().numpy()
         place = len(self.__trace.rows) - 1, self.__trace.step
-        batches = self.__exact.drawn(release, self.__generator.stream(place[0]))
+        batches = self.__exact.sample_batches(release, self.__generator.stream(place[0]))
         answered = AnsweredGradient(point, clipping, release.divisor, *sums)
         self.__diagnostics.measure(answered, self.__exact.engine, batches, place=place)

@@ -487,7 +487,7 @@ class UnnoisedQueries:
             if isinstance(candidates, LineCandidates):
                 return whole.losses_on(candidates, bound=bound).cpu()
             return whole.losses_at(candidates, bound=bound).cpu()
-        batches = self.drawn(release, stream)
+        batches = self.sample_batches(release, stream)
         return loss_sums(self.model, self.engine, candidates, batches, bound, self.performance).cpu()
 
     @_computed
@@ -496,7 +496,7 @@ class UnnoisedQueries:
     ) -> Tensor:
         """The sum of a statistic of the sample, clipped to the bound; shape [dimension], float64."""
         total = torch.zeros(dimension, dtype=torch.float64)
-        for found in _answers(statistic, self.drawn(release, stream)):
+        for found in _answers(statistic, self.sample_batches(release, stream)):
             total += clip_and_sum(found.reshape(len(found), dimension).double(), bound).cpu()
         return total
 
@@ -506,7 +506,7 @@ class UnnoisedQueries:
     ) -> Tensor:
         """The sum of A^T A over the sample's clipped matrices A, as a vector [dimension], float64."""
         total = torch.zeros(dimension, dtype=torch.float64)
-        for found in _answers(statistic, self.drawn(release, stream)):
+        for found in _answers(statistic, self.sample_batches(release, stream)):
             total += moment_sum(found, bound.norm).cpu()
         return total
 
@@ -533,7 +533,7 @@ class UnnoisedQueries:
         """The minimum that a release asks for, noise included; shape [d], float64."""
         return minimised(self.model, self.records.features, self.records.labels, release, stream)
 
-    def drawn(self, release: Release, stream: Stream) -> Iterator[Batch]:
+    def sample_batches(self, release: Release, stream: Stream) -> Iterator[Batch]:
         """The records of the release's sample, in physical batches on the device."""
         return self._batches(self._sample(release, stream))
 

@@ -23,7 +23,7 @@ from algorithms.privacy.accounting.filters import (
     FIXED,
     conversion,
     epsilon_of_zcdp,
-    holding_from_json,
+    filter_from_json,
     rho_of,
 )
 from algorithms.privacy.card.build import (
@@ -284,7 +284,7 @@ def _plan(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[Check]:
 
 def _planned(plan: Mapping[str, Any], schedule: Schedule) -> str | None:
     """A fixed schedule is released to its end, or the run has failed; under a filter its beginning alone is fixed."""
-    if holding_from_json(plan["filter"]) == FIXED:
+    if filter_from_json(plan["filter"]) == FIXED:
         same = same_events(schedule_from_json(plan["schedule"]), schedule)
         return None if same else "other events than the card's"
     before = merged(schedule_from_json(plan["prior_events"]))
@@ -298,7 +298,7 @@ def _planned(plan: Mapping[str, Any], schedule: Schedule) -> str | None:
 
 def _differing(plan: Mapping[str, Any], card: PrivacyCard) -> str | None:
     mechanism, setting, accounts = card.mechanism.model_dump(mode="json"), card.setting, card.accounting
-    is_fixed = holding_from_json(plan["filter"]) == FIXED
+    is_fixed = filter_from_json(plan["filter"]) == FIXED
     expected = mechanism_of(plan) | {
         "composition": composition_of(plan),
         "adjacency": plan["adjacency"],

@@ -114,7 +114,7 @@ class Composition:
         delta = min(1.0, _group_delta(budget, together) / together) if together > 1 else budget.delta
         return _counted((budget.epsilon, delta), count)
 
-    def shown(self, amount: Amount, delta: float) -> Budget:
+    def as_budget(self, amount: Amount, delta: float) -> Budget:
         """An amount as (epsilon, delta); delta: of the cap, for amounts without one."""
         if not any(amount):
             return Budget(0.0, 0.0)
