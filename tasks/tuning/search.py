@@ -7,9 +7,11 @@ once, whenever it is resumed. The settings, number and scores of the other trial
 
 import hashlib
 import json
+import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -241,10 +243,25 @@ Runs = Callable[[Sequence[Trial]], None]
 """Runs trials, in parallel or not."""
 
 
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Keep what trials log below an error from everybody, since the number of lines would reveal that of the trials.
+
+    Their models were logged before the charge. It holds for the process, so threads need it around all of them.
+    """
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 def one_by_one(trials: Sequence[Trial]) -> None:
     """Run trials one after the other."""
-    for trial in trials:
-        trial.run()
+    with _unlogged():  # a worker may be a process of its own
+        for trial in trials:
+            trial.run()
 
 
 def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Runs = one_by_one) -> Document:
@@ -422,7 +439,8 @@ def _searched(search: Search, charge: Charge, run_all: Runs) -> Path:
         )
     if search.priced.shares:
         _share_features(run, trials[0][1])
-    run_all([trial for _, trial in trials])
+    with _unlogged():
+        run_all([trial for _, trial in trials])
     scores = [float(json.loads((trial.folder / SCORE).read_text(encoding="utf-8"))) for _, trial in trials]
     pick, winner = trials[int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))]
     plan, document = search.plan(pick)

@@ -2,15 +2,18 @@
 
 import dataclasses
 import json
+import logging
 import re
 import shutil
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pandas as pd
 import pytest
+import torch
 from dp_accounting import GaussianDpEvent
 from safetensors import safe_open
 from torch import nn
@@ -32,7 +35,7 @@ from tasks.runs import store
 from tasks.runs.ledger import signing_key
 from tasks.tuning import Priced, Tuning, price
 from tasks.tuning import search as searching
-from tasks.tuning.search import Search, Trial, one_by_one, tune
+from tasks.tuning.search import Search, Trial, in_threads, one_by_one, tune
 from tests.support.workspace import killed_in
 
 BASE: dict[str, Any] = {
@@ -313,6 +316,42 @@ def test_each_trial_starts_at_its_own_model(place: Path, own_home: Path) -> None
     search = search_of(place, base=CENTRED, space={"model.name": ["softmax", "mlp"]}, show_all=True)
     for trace in traces_of(search, place, own_home):
         assert list(trace["kind"]) == ["total", *["gradient"] * 4]
+
+
+class Distances(nn.Module):
+    """An operation that the engine has no rule for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centres = nn.Parameter(torch.randn(10, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return -torch.cdist(x.flatten(1), self.centres)
+
+
+def distances(_: ModelSpec) -> nn.Module:
+    return Distances()
+
+
+def test_trials_log_nothing_from_which_their_number_could_be_read(
+    place: Path, own_home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine warns of a slow model: before the charge, and not again for each trial."""
+    base = BASE | {"model": {"name": f"{__name__}:distances"}}
+    search, said = search_of(place, base=base, trials={"mean": 3.0}), list[str]()
+
+    def each_way(trials: Sequence[Trial]) -> None:
+        said.extend(caplog.messages)
+        for run_all in (one_by_one, partial(in_threads, 2)):
+            for trial in trials:
+                shutil.rmtree(trial.folder, ignore_errors=True)
+            run_all(trials)
+
+    tune(search, ledger=ledger_of(own_home), home=own_home, root=place, run_all=each_way)
+    assert any("differentiated record by record" in message for message in said)
+    assert caplog.messages == said
+    logging.getLogger("algorithms").warning("heard again")
+    assert caplog.messages[-1] == "heard again"
 
 
 def test_a_trial_never_learns_by_itself_what_is_shared(place: Path, own_home: Path) -> None:
