@@ -131,7 +131,7 @@ class Called(nn.Module):
     """Wraps a module for the engine: rows [batch, ...] to one tensor of outputs.
 
     packing: of the rows; None if the module takes them unchanged. The module is called with the parts by name, or with
-    a mapping if it takes one argument of another name. Of a library's model the logits are returned. Outputs [batch]
+    a mapping if it takes one argument of another name. Of several outputs, the `logits` are returned. Outputs [batch]
     become [batch, 1].
     """
 
@@ -148,7 +148,8 @@ class Called(nn.Module):
             real = (p.dtype for p in self.module.parameters() if p.is_floating_point())
             parts = self.packing.mapping(rows, next(real, torch.float32))
             found = self.module(**parts) if self.takes_names else self.module(parts)
-        logits: Tensor = found.get("logits", found) if isinstance(found, Mapping) else found
+        is_named = isinstance(found, Mapping)
+        logits: Tensor = found.get("logits", found) if is_named else getattr(found, "logits", found)
         return logits[:, None] if isinstance(logits, Tensor) and logits.dim() == 1 else logits
 
 

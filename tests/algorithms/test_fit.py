@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from threading import Lock
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -814,6 +814,24 @@ class _Experts(nn.Linear):
     def __init__(self) -> None:
         super().__init__(5, 2)
         self.config = SimpleNamespace(_experts_implementation="grouped_mm")
+
+
+class _Named(NamedTuple):
+    logits: Tensor
+    hidden: Tensor
+
+
+@pytest.mark.parametrize("named", [_Named, lambda logits, hidden: {"logits": logits, "hidden": hidden}])
+def test_of_several_outputs_the_logits_are_used(named: Callable[[Tensor, Tensor], Any]) -> None:
+    class Both(nn.Linear):
+        def forward(self, input: Tensor) -> Any:
+            return named(super().forward(input), input)
+
+    module = Both(5, 2)
+    records = records_of(module, np.zeros((4, 5), np.float32), np.array([0, 1, 0, 1]), "cross_entropy")
+    model, classes = model_of(module, "cross_entropy", records)
+    outputs = model.outputs(model.named(model.initial_parameters()), torch.ones(3, 5))
+    assert (tuple(outputs.shape), classes) == ((3, 2), 2)
 
 
 @pytest.mark.parametrize(("is_trained", "expected"), [(True, "batched_mm"), (False, "grouped_mm")])
