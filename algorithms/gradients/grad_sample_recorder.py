@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import Function
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 from torch.utils._pytree import tree_leaves
 
 from algorithms.gradients.ghost_clipping import PerExample
@@ -194,6 +195,19 @@ class RecordedTensor(Tensor):
             if offload is not None:
                 return offload.call(use, func, args, given)
             return use(func, args, given)
+
+
+def _applied(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+    """`Function.apply`, reported like torch's own functions; PyTorch itself passes by tensor subclasses there."""
+    is_ours = _HERE.recorder is not None or any(isinstance(leaf, RecordedTensor) for leaf in tensors_in(args))
+    if is_ours and has_torch_function(args):
+        return handle_torch_function(cls.apply, args, *args, **kwargs)
+    return _APPLY(cls, *args, **kwargs)
+
+
+_APPLY = Function.__dict__["apply"].__func__
+_applied.__name__ = APPLIED = "apply"
+Function.apply = classmethod(_applied)  # type: ignore[method-assign,assignment]
 
 
 def _run_again(func: Func, args: Args, kwargs: Kwargs) -> Any:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from algorithms.gradients.ghost_clipping import DenseGrad, EmbeddingGrad, LinearGrad, PerExample
 from algorithms.gradients.grad_sample_recorder import (
+    APPLIED,
     UNKNOWN,
     Args,
     Func,
@@ -91,6 +92,9 @@ def general(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) ->
         return func(*args, **kwargs)  # only the parameter's shape or type is read
     if name in ("to", "type_as") and not any(tape.given):
         return shared(tape, func, args, kwargs)  # only the type of a batch is read
+    if name == APPLIED:
+        own = func.__self__.__name__  # type: ignore[attr-defined]
+        raise UnrecordedError(f"the function '{own}' of a parameter and of records")
     if name in _ELEMENTWISE:
         return elementwise(tape, func, args, kwargs)
     is_assigned = func is Tensor.__setitem__ and tape.name(args[0]) is None and args[0]._base is None

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -291,4 +292,47 @@ def test_a_weight_may_be_a_vector() -> None:
     )
     engine = made.engine()
     assert engine.is_batched
+    check(made, engine)
+
+
+class Rounded(torch.autograd.Function):
+    """Straight through, as in training for weights of few bits."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        return (8.0 * weight).round() / 8.0
+
+    @staticmethod
+    def backward(ctx: Any, errors: Tensor) -> Tensor:
+        return errors
+
+
+class Scaled(torch.autograd.Function):
+    """values times a weight."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(values, weight)
+        return values * weight
+
+    @staticmethod
+    def backward(ctx: Any, errors: Tensor) -> tuple[Tensor, Tensor]:
+        values, weight = ctx.saved_tensors
+        return errors * weight, (errors * values).sum(dim=0)
+
+
+@pytest.mark.parametrize(
+    ("wiring", "is_batched"),
+    [
+        (lambda self, x: self.last(functional.linear(x, Rounded.apply(2.0 * self.layer.weight))), True),
+        (lambda self, x: self.last(torch.tanh(Scaled.apply(self.layer(x), self.layer.bias))), False),
+    ],
+)
+def test_a_function_with_a_backward_pass_of_its_own_is_taken(
+    wiring: Callable[[Wired, Tensor], Tensor], *, is_batched: bool
+) -> None:
+    """In one pass if it takes parameters alone, for which autograd's graph is kept."""
+    made = problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 3), last=nn.Linear(3, 2)), (4,)))
+    engine = made.engine()
+    assert engine.is_batched == is_batched
     check(made, engine)
