@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 
 from algorithms import models
 from algorithms.core import training
+from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.barrier.unnoised_queries import LastNorms
@@ -194,8 +195,10 @@ def _training(folder: Path) -> Target:
 
     def take(path: Path) -> bool:
         found = training.load(path.parent, start, run_id="a", last_norms=last)
-        same = {name: torch.equal(found[0][name], state[name]) for name in state} if found else {"": False}
-        return all(same.values()) and found is not None and (found[1], found[2].rows) == (3, rows)
+        if found is None:
+            raise RefusedError("what is damaged counts as no checkpoint; training begins again.")
+        same = {name: torch.equal(found[0][name], state[name]) for name in state}
+        return all(same.values()) and (found[1], found[2].rows) == (3, rows)
 
     return Target(training.CHECKPOINT, (folder / training.CHECKPOINT).read_bytes(), take)
 
