@@ -196,10 +196,11 @@ def test_the_error_of_adaclip_is_by_that_of_dp_sgd(finished: Work) -> None:
     table, missing = error_ratio(finished.place.folder)
     assert missing == []
     (row,) = table.to_dict("records")
-    cells = {
-        cell.method: finished.place.cells / f"{cell.digest}.diagnostics.parquet" for cell in finished.cells
+    tables = {
+        trial.method: finished.place.trials / f"{trial.digest}.diagnostics.parquet"
+        for trial in finished.trials
     }
-    means = {name: pd.read_parquet(cells[name])["error"].mean() for name in ("adaclip", "dp_sgd")}
+    means = {name: pd.read_parquet(tables[name])["error"].mean() for name in ("adaclip", "dp_sgd")}
     assert row["ratio"] == pytest.approx(means["adaclip"] / means["dp_sgd"])
     assert 0.1 < row["ratio"] < 10
 
