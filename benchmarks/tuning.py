@@ -19,6 +19,7 @@ import typer
 from algorithms.privacy.mechanisms.noise import Generator
 from data import PublicDescription
 from data.card import data_card
+from data.prepared import contents
 from tasks import prepare
 from tasks.calibrate import calibrate
 from tasks.config import data_mirror, params
@@ -99,10 +100,9 @@ class Job:
     ) -> float:
         key = hashlib.sha256(repr((*self._about(), number)).encode()).digest()
         with tempfile.TemporaryDirectory(dir=work) as folder:
-            place = Path(folder) / "trial"
-            Trial(
-                document, plan, Objective(), work / self.dataset, public, key, False, "measured", place
-            ).run()
+            place, prepared = Path(folder) / "trial", work / self.dataset
+            secrets = contents(prepared), key, False
+            Trial(document, plan, Objective(), prepared, public, *secrets, "measured", place).run()
             return float(json.loads((place / "score.json").read_text()))
 
 

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ from algorithms.privacy.ledger.place import remember
 from algorithms.privacy.mechanisms.noise import Generator, secure_generator, seeded_generator
 from data import PublicDescription
 from data.files import read_json, write_text, write_whole
-from data.prepared import load_as
+from data.prepared import contents, load_as, made_anew
 from data.readers.records import Records
 from tasks.calibrate import model_for
 from tasks.config import data_mirror, home, ledger_url, params
@@ -91,8 +91,8 @@ _SCORES = {
 class Trial:
     """One trial, as a value that can be sent to another process; its results are in its folder.
 
-    document: of params.yaml. plan: its document. key: of its own noise. shared: run id and folder of the features that
-    were learned for all trials, if there are any.
+    document: of params.yaml. plan: its document. contents: the digest of the charged records. key: of its own noise.
+    shared: run id and folder of the features that were learned for all trials, if there are any.
     """
 
     document: Document
@@ -100,7 +100,8 @@ class Trial:
     objective: Objective
     prepared: Path
     public: PublicDescription
-    key: bytes
+    contents: str = field(repr=False)
+    key: bytes = field(repr=False)
     private_noise: bool
     run_id: str
     folder: Path
@@ -151,6 +152,8 @@ class Trial:
     def records(self) -> tuple[Records | None, Records]:
         """The records to score, None for a public objective, and those to train on, divided by their content alone."""
         data = load_as(self.prepared, self.public)
+        if contents(self.prepared) != self.contents:  # read after the arrays are mapped, as in `load_as`
+            raise made_anew(self.prepared)
         if self.objective.on == "public":
             return None, Records(data.train_features, data.train_labels)
         rows = zip(data.train_features, data.train_labels, strict=True)
@@ -381,7 +384,7 @@ def _identity(search: Search, charge: Charge, document: Document) -> Document:
 
 def trials_of_run(search: Search, run: store.Run) -> list[tuple[int, Trial]]:
     """Draw the trials from the run's key, each with the index of its candidate; every call gives the same trials."""
-    key, size = run.generator(), len(search.priced.plans)
+    key, size, of_records = run.generator(), len(search.priced.plans), contents(search.prepared)
     picks = list(range(size))
     if not search.priced.shows_all:
         number = search.tuning.trials.trials().number(float(key.stream(0).uniform(1)[0]))
@@ -395,6 +398,7 @@ def trials_of_run(search: Search, run: store.Run) -> list[tuple[int, Trial]]:
                 search.tuning.objective,
                 search.prepared,
                 search.public,
+                of_records,
                 derived(key.key, "trial", index, private=run.private_noise).key,
                 run.private_noise,
                 f"{run.run_id}-trial-{index}",
@@ -428,6 +432,9 @@ def _share_features(run: store.Run, trial: Trial) -> None:
 
 def _searched(search: Search, charge: Charge, run_all: Runs) -> Path:
     run, trials = charge.run, trials_of_run(search, charge.run)
+    # The trials and their noise are for these records and no others.
+    if run.run_id.rpartition("-")[0] != search.digest(charge.home):
+        raise made_anew(search.prepared)
     if not trials:
         plan, _ = search.plan(0)
         charge.ledger.settle(run.run_id, plan.cost, events=reserved_events(plan))

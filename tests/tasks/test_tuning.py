@@ -28,7 +28,7 @@ from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.card import text
 from algorithms.privacy.card.verify import check_charged
 from algorithms.privacy.ledger import Ledger
-from data import PublicDescription
+from data import DataRefusedError, PublicDescription
 from tasks import retraining, tuning
 from tasks.config.params import ParamsRefusedError
 from tasks.runs import store
@@ -150,6 +150,28 @@ def test_a_killed_search_goes_on_with_the_same_trials_for_one_charge(place: Path
     assert len({key for key, _ in drawn[0]}) == len(drawn[0])
     rows = [row.kind for row in ledger.history("digits") if row.run_id == receipt["run_id"]]
     assert rows == ["reserve", "settle"]
+
+
+def test_trials_are_of_the_charged_records_alone(place: Path, own_home: Path) -> None:
+    """As where another command prepares other records of the same description while a search runs."""
+    search, ledger = search_of(place, show_all=True), ledger_of(own_home)
+    file = place / "prepared" / "contents"
+    charged = file.read_text()
+
+    def others(trials: Sequence[Trial]) -> None:
+        one_by_one(trials[:1])
+        file.write_text("of other records\n")
+        one_by_one(trials)
+
+    def unseen(trials: Sequence[Trial]) -> None:
+        assert [(trial.folder / "score.json").exists() for trial in trials] == [True, False]
+        one_by_one(trials)
+
+    with pytest.raises(DataRefusedError, match="not those that were charged"):
+        tune(search, ledger=ledger, home=own_home, root=place, run_all=others)
+    file.write_text(charged)
+    tune(search, ledger=ledger, home=own_home, root=place, run_all=unseen)
+    assert [row.kind for row in ledger.history("digits") if row.run_id] == ["reserve", "settle"]
 
 
 def test_killed_while_its_trials_are_deleted_a_search_has_its_result(
