@@ -214,9 +214,14 @@ class Digests:
         held = f"{count} {total % 256**_DIGEST_BYTES:x}" if count else f"no rows in {name}"
         self.by_block[name] = [self._hex("rows", held)]
         if file is not None and file.is_file():
-            with file.open("rb") as content:
-                plain = hashlib.file_digest(content, "sha256").hexdigest()
-            self.by_block[name].append(self._hex("file", plain if count else f"no rows in {name}"))
+            self.by_block[name].append(
+                self.of_bytes(file) if count else self._hex("file", f"no rows in {name}")
+            )
+
+    def of_bytes(self, file: Path) -> str:
+        """The digest of a file's bytes."""
+        with file.open("rb") as content:
+            return self._hex("file", hashlib.file_digest(content, "sha256").hexdigest())
 
     def _hex(self, of: str, text: str) -> str:
         return keyed(self._key, [of, text]).hex()
@@ -244,6 +249,25 @@ def block_names(card: DataCard, *, root: Path, url: str | None) -> tuple[str, ..
             f"two blocks of {card.name!r} have names that differ in case alone; leave one."
         )
     return tuple(sorted(found))
+
+
+def blocks_have_changed(
+    card: DataCard, named: Sequence[str], prepared: Mapping[str, Sequence[str]], *, root: Path, key: bytes
+) -> bool:
+    """Whether the files of blocks are others than those that were prepared; False for a card without such files.
+
+    named: the blocks to read; empty: all. prepared: the digests of each prepared block. A block that is a folder of
+    files has no digest of its bytes, and counts as unchanged.
+    """
+    if not isinstance(card.blocks, Folder):
+        return False
+    files, digests = _files(card, card.blocks, root), Digests(card.population, key=key)
+    if not named and files.keys() != prepared.keys():
+        return True
+    return any(
+        name in files and len(found) > 1 and digests.of_bytes(files[name]) not in found
+        for name, found in prepared.items()
+    )
 
 
 def read_blocks(

@@ -239,13 +239,14 @@ def main() -> None:
     from dvc.scm import SCMError
 
     stages = sys.argv[1:]
-    has_new_code = any(code_has_changed(stage, Path()) for stage in stages or STAGES)
+    is_new = any(code_has_changed(stage, Path()) for stage in stages or STAGES)
+    is_new |= stages[:1] in ([], ["prepare"]) and has_other_blocks(Path())
     try:
         with _locked(*stages) as repo:
             if stages:
-                found = bool(repo.reproduce(*stages, single_item=True, force=has_new_code))
+                found = bool(repo.reproduce(*stages, single_item=True, force=is_new))
             else:
-                found = has_new_code or bool(repo.status(targets="dvc.yaml"))
+                found = is_new or bool(repo.status(targets="dvc.yaml"))
     except DvcException as error:
         if isinstance(error.__cause__, LockError):
             raise SystemExit(
@@ -286,6 +287,29 @@ def code_has_changed(stage: str, root: Path) -> bool:
     except NotUsableError:
         return True
     except (OSError, YAMLError, DataRefusedError, KeyError, TypeError, AttributeError):
+        return False  # the stage says what is wrong
+
+
+def has_other_blocks(root: Path) -> bool:
+    """Whether the files of blocks are others than those that were prepared.
+
+    DVC watches their names alone: a checksum of their content in dvc.lock would say something about private records.
+    """
+    from data import prepared
+    from data.card import DataRefusedError, data_card
+    from data.files import PUBLIC_KEY, owner_key
+    from data.reading import blocks_have_changed
+    from tasks.config import home, params
+
+    try:
+        chosen = params.load(root / "params.yaml", reads=("data",)).data
+        card = data_card(chosen.dataset, root / "data" / "cards")
+        if card.blocks is None:
+            return False
+        found = prepared.block_digests(root / "datasets" / "prepared")
+        key = PUBLIC_KEY if card.public else owner_key(home())
+        return blocks_have_changed(card, chosen.blocks, found, root=root, key=key)
+    except (OSError, DataRefusedError, ParamsRefusedError, ValueError):
         return False  # the stage says what is wrong
 
 

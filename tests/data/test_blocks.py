@@ -16,6 +16,7 @@ from data.readers.records import Block
 from data.reading import Digests, block_names, read_blocks
 from tasks.config.params import ParamsRefusedError, parse
 from tasks.prepare import hide, prepare
+from tasks.runs.stages import has_other_blocks
 from tests.data.conftest import CardOf, Document, Store
 from tests.support.parts import whole
 
@@ -124,6 +125,33 @@ def run(names: list[str], document: Document, store: Store, tmp_path: Path) -> P
     cards, folder = store(document), tmp_path / "prepared"
     prepare(params, mirror=None, home=tmp_path / "home", destination=folder, root=tmp_path, cards=cards)
     return folder
+
+
+@pytest.mark.parametrize("named", [[], list(WEEKS)])
+@pytest.mark.parametrize("public", [True, False])
+def test_a_block_that_was_corrected_is_prepared_again_though_dvc_does_not_watch_it(
+    folder_card: Document, store: Store, tmp_path: Path, own_home: Path, named: list[str], public: bool
+) -> None:
+    document = folder_card | {"public": public}
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/cards").symlink_to(store(document))
+    (tmp_path / "params.yaml").write_text(f"data: {{dataset: tiny, blocks: {named}}}\n")
+    assert not has_other_blocks(tmp_path)  # nothing is prepared yet
+
+    def prepared_now() -> None:
+        params = parse({"data": {"dataset": "tiny", "blocks": named}}, reads=("data",))
+        place, cards = tmp_path / "datasets/prepared", tmp_path / "cards"
+        prepare(params, mirror=None, home=own_home, destination=place, root=tmp_path, cards=cards)
+
+    prepared_now()
+    assert not has_other_blocks(tmp_path)
+    corrected = tmp_path / "weeks" / f"{WEEKS[1]}.csv"
+    corrected.write_text(corrected.read_text().replace("Rome", "Oslo"))
+    assert has_other_blocks(tmp_path)
+    prepared_now()
+    assert not has_other_blocks(tmp_path)
+    corrected.with_name("2026-W04.csv").write_text("age,town,answer\n1,Rome,no\n")
+    assert has_other_blocks(tmp_path) == (not named)
 
 
 def test_what_makes_the_blocks_of_private_records_is_described(
