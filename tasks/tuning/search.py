@@ -504,7 +504,7 @@ def _page(search: Search, plan: Mapping[str, Any], receipt: Mapping[str, Any], w
     number = len(trials) if search.priced.shows_all else round(tuning.trials.mean)
     adjacency = adjacency_named(plan["adjacency"])
     dearest = max(trials, key=lambda one: epsilon(one, receipt["delta"], adjacency=adjacency))
-    naive = [(event, count * number) for event, count in dearest]
+    naive = [*dearest] * number  # one after the other, as the steps of correlated noise follow their first
     told = {
         "trials": number,
         "space": {

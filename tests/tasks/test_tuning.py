@@ -152,6 +152,14 @@ def test_a_killed_search_goes_on_with_the_same_trials_for_one_charge(place: Path
     assert rows == ["reserve", "settle"]
 
 
+def test_methods_with_correlated_noise_are_searched(place: Path, own_home: Path) -> None:
+    base = BASE | {"algorithm": {"name": "dp_ftrl", "expected_batch_size": 256, "steps": 8}}
+    search, ledger = search_of(place, base=base), ledger_of(own_home)
+    receipt = tune(search, ledger=ledger, home=own_home, root=place)
+    assert ledger.balance("digits").spent.epsilon == pytest.approx(receipt["epsilon"]["pld"])
+    assert card.verify(card.load(place / "tuned" / "privacy_card.json"), place / "tuned").passed
+
+
 def test_trials_are_of_the_charged_records_alone(place: Path, own_home: Path) -> None:
     """As where another command prepares other records of the same description while a search runs."""
     search, ledger = search_of(place, show_all=True), ledger_of(own_home)
