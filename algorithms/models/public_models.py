@@ -6,6 +6,7 @@ checksum. Nothing is downloaded here.
 
 import json
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
@@ -344,7 +345,9 @@ def write_beside(
         {name: tensor for name, tensor in public.items() if not name.startswith(of_head or ("-",))},
         strict=False,
     )
-    return _wrapped_as(model, peft.PeftModel.from_pretrained(found, folder))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by a name that will go
+        return _wrapped_as(model, peft.PeftModel.from_pretrained(found, folder))
 
 
 def save_pretrained(model: Model, parameters: Mapping[str, Tensor], folder: Path) -> None:

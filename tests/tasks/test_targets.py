@@ -324,6 +324,7 @@ def test_a_release_is_read_by_its_library_in_one_line(
     target: dict[str, Any],
     head: str,
     adapter: bool,
+    recwarn: pytest.WarningsRecorder,
 ) -> None:
     transformers, peft = imported_library("transformers"), imported_library("peft")
     public, place = tmp_path / "public", tmp_path / "released"
@@ -343,7 +344,9 @@ def test_a_release_is_read_by_its_library_in_one_line(
     )  # large weights, by noise alone, round in other ways
     finish(workspace)
     artifacts = workspace.root / "artifacts"
+    recwarn.clear()
     names = set(release(artifacts, place, key=None))
+    assert not [one for one in recwarn if one.category is FutureWarning]  # a command would print it
     assert {"model.safetensors", "privacy_card.json"} <= names
     assert {"tokenizer.json", "tokenizer_config.json"} <= names
     assert names & {"config.json", "adapter_config.json"} == {
