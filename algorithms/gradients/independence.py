@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.gradients.grad_sample_recorder import tensors_in
-from algorithms.gradients.op_tracer import Form, Sample, draws_since
+from algorithms.gradients.op_tracer import ExtremeDraws, Form, Sample, draws_since
 from algorithms.gradients.passes import Passes
 from algorithms.models.model import copied, same_randomness
 
@@ -119,12 +119,28 @@ class Looked:
         )
 
     def varies(self, seen: Seen, seeds: int) -> bool:
-        """Whether losses differ between seeds; a layer may rarely use what it draws, so that several are tried."""
-        drawn = (replace(self, seed=seed) for seed in range(1, seeds + 1) if seen.is_drawn)
-        others = (looked.see(seen.sample).losses for looked in drawn)
-        return any(
-            not torch.allclose(seen.losses, other, rtol=0.0, atol=0.0, equal_nan=True) for other in others
-        )
+        """Whether losses differ between seeds, or where all that is drawn is as small or as large as possible.
+
+        A layer may rarely use what it draws, as stochastic depth does.
+        """
+
+        def differs(other: Tensor) -> bool:
+            return not torch.allclose(seen.losses, other, rtol=0.0, atol=0.0, equal_nan=True)
+
+        if not seen.is_drawn:
+            return False
+        drawn = (replace(self, seed=seed) for seed in range(1, seeds + 1))
+        if any(differs(looked.see(seen.sample).losses) for looked in drawn):
+            return True
+        for value in (0.0, 1.0):
+            try:
+                with ExtremeDraws(value):
+                    losses = self.losses(seen.sample)
+            except Exception:  # the model may not go on with such a number
+                return True
+            if differs(losses):
+                return True
+        return False
 
 
 def check_shape(looked: Looked, seen: Seen) -> None:

@@ -432,6 +432,23 @@ def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
                 yield tensor.untyped_storage()
 
 
+class ExtremeDraws(_Watch):
+    """Replaces random numbers within its block by zeros or ones, which shows whether a model uses any, if seldom."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._value = value
+
+    def run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        found = func(*args, **kwargs)
+        if torch.Tag.nondeterministic_seeded not in func.tags or not isinstance(found, Tensor):
+            return found
+        if func.overloadpacket is _ATEN.randperm:
+            order = torch.arange(len(found))
+            return found.copy_(order if self._value else order.flip(0))
+        return found.fill_(self._value)
+
+
 class Operations(_Watch):
     """Counts the operations of products and convolutions within its block, like PyTorch's flop counter."""
 

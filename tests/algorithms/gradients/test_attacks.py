@@ -70,11 +70,32 @@ def test_a_loss_that_mixes_records_of_a_mark_among_numbers_is_refused() -> None:
         Engine(model, input_shape=(4,))
 
 
-def test_what_a_model_seldom_draws_is_seen() -> None:
-    def wiring(self: Wired, x: Tensor) -> Tensor:
-        return self.layer(x.roll(1, 0) if torch.rand(()) < 0.05 else x)
+def kept_path(self: Wired, x: Tensor) -> Tensor:
+    """Stochastic depth of each record."""
+    return self.layer(x * torch.empty(len(x), 1, dtype=x.dtype).bernoulli_(0.95))
 
-    assert problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2)), (4,))).engine().is_random
+
+def kept_layer(self: Wired, x: Tensor) -> Tensor:
+    """Layer drop: one decision for the batch."""
+    return self.layer(x if torch.rand(()) > 0.01 else 2.0 * x)
+
+
+def shuffled(self: Wired, x: Tensor) -> Tensor:
+    return self.layer(x[:, torch.randperm(2).repeat(2)])
+
+
+def unused(self: Wired, x: Tensor) -> Tensor:
+    return self.layer(x if torch.rand(()) >= 0.0 and torch.randint(9, ()) < 9 else 2.0 * x)
+
+
+@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+@pytest.mark.parametrize("wiring", [kept_path, kept_layer, shuffled, unused])
+def test_what_a_model_seldom_draws_is_seen(
+    wiring: Callable[[Wired, Tensor], Tensor], light: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_inspection, "_LIGHT", light)
+    made = problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2)), (4,)), torch.float32)
+    assert made.engine().is_random == (wiring is not unused)
 
 
 @pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
