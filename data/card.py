@@ -386,7 +386,10 @@ def _check_person(person: Person, reader: Format) -> None:
     if isinstance(reader, Table):
         ignored = [column.name for column in reader.columns if isinstance(column, Ignored)]
         if person.column not in ignored or person.column in reader.content:
-            raise ValueError("person.column must be a column of kind ignored, as nothing may be made of it")
+            raise ValueError(
+                f"person.column is {person.column!r} and must be a column of kind ignored, as nothing may be made of"
+                " it; list it so under reader.columns"
+            )
     elif person.column in reader.in_the_file:
         raise ValueError("person.column must be a column of its own, as nothing may be made of it")
 

@@ -306,7 +306,9 @@ def _pixels(file: Path, shape: tuple[int, ...]) -> Features:
         with Image.open(file) as opened:
             image = images.in_mode(opened, "L" if channels == 1 else "RGB")
     except (UnidentifiedImageError, OSError):
-        raise DataRefusedError(f"{file} is not an image, and the model reads images alone; take it out.") from None
+        raise DataRefusedError(
+            f"{file} is not an image, and the model reads images alone; take it out."
+        ) from None
     if image.size != (width, height) or channels not in (1, 3):
         raise DataRefusedError(
             f"{file} has {image.size[0]} x {image.size[1]} pixels, and the model was trained on {width} x {height};"

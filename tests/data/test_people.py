@@ -238,7 +238,7 @@ def test_the_person_keeps_its_place_in_a_file_without_header(
     ("changes", "words"),
     [
         ({"person": {"column": "age"}}, "must be a column of kind ignored"),
-        ({"person": {"column": "whom"}}, "must be a column of kind ignored"),
+        ({"person": {"column": "whom"}}, "is .whom. and must be a column of kind ignored.*list it so"),
         ({"person": {"column": "who", "group_privacy": True}}, "set per_person, or leave it out"),
         (
             {

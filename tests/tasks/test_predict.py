@@ -125,7 +125,11 @@ def test_an_array_of_tokens_holds_whole_numbers_that_the_model_knows(tmp_path: P
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("none.png", "there is no"), ("large.png", "has 9 x 8 pixels"), ("other.png", "is not an image, and the")],
+    [
+        ("none.png", "there is no"),
+        ("large.png", "has 9 x 8 pixels"),
+        ("other.png", "is not an image, and the"),
+    ],
 )
 def test_what_cannot_be_predicted_on_is_refused(
     artifacts: Path, tmp_path: Path, name: str, words: str
