@@ -210,7 +210,8 @@ def _days(table: pa.Table, column: Date, missing: tuple[str, ...], path: str) ->
     real = (months < 12) & (days >= 1) & (days <= 31) & (days == np.floor(days))
     if not real.all():
         raise DataRefusedError(
-            f"{path}, column {column.name!r}: a date is none; correct the file or its card."
+            f"{path}, column {column.name!r}: a date is none, of a month written {', '.join(column.months)} and a day"
+            " from 1 to 31; correct the file, or `months` of the column in its card."
         )
     return (31 * (months + 1) + days - _FIRST_DAY) / (_LAST_DAY - _FIRST_DAY)
 

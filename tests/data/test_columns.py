@@ -81,7 +81,10 @@ def test_a_date_is_made_of_two_columns(encode: Encode) -> None:
 @pytest.mark.parametrize(
     ("said", "bad"),
     [
-        *(("'date': a date is none", bad) for bad in ("0,jan", "32,jan", "1.5,jan", "1,JAN", "1,?")),
+        *(
+            ("'date': a date is none, of a month written jan, feb, .* and a day from 1 to 31", bad)
+            for bad in ("0,jan", "32,jan", "1.5,jan", "1,JAN", "1,?")
+        ),
         ("'date': a date is none", f"1,{SECRET}"),
         *(("'day': ", bad) for bad in ("?,jan", f"x{SECRET},jan", "nan,jan")),
     ],
