@@ -8,8 +8,8 @@ gradients cannot be separated by record, UnrecordedError is raised, so that none
 """
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -197,17 +197,38 @@ class RecordedTensor(Tensor):
             return use(func, args, given)
 
 
+class _Reported:
+    """How many passes run in which `Function.apply` is reported; PyTorch has one for all threads."""
+
+    turn = threading.Lock()
+    passes = 0
+
+
+@contextmanager
+def reporting_functions() -> Iterator[None]:
+    """Report `Function.apply` to the recorder like torch's own functions; PyTorch passes by tensor subclasses there."""
+    with _Reported.turn:
+        _Reported.passes += 1
+        Function.apply = _REPORTED  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        with _Reported.turn:
+            _Reported.passes -= 1
+            if not _Reported.passes:
+                Function.apply = _OWN  # type: ignore[method-assign]
+
+
 def _applied(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-    """`Function.apply`, reported like torch's own functions; PyTorch itself passes by tensor subclasses there."""
     is_ours = _HERE.recorder is not None or any(isinstance(leaf, RecordedTensor) for leaf in tensors_in(args))
     if is_ours and has_torch_function(args):
         return handle_torch_function(cls.apply, args, *args, **kwargs)
-    return _APPLY(cls, *args, **kwargs)
+    return _OWN.__func__(cls, *args, **kwargs)
 
 
-_APPLY = Function.__dict__["apply"].__func__
-_applied.__name__ = APPLIED = "apply"
-Function.apply = classmethod(_applied)  # type: ignore[method-assign,assignment]
+_OWN = Function.__dict__["apply"]
+_applied.__name__ = APPLIED = _OWN.__name__
+_REPORTED = classmethod(_applied)
 
 
 def _run_again(func: Func, args: Args, kwargs: Kwargs) -> Any:

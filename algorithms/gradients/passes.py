@@ -22,6 +22,7 @@ from algorithms.gradients.grad_sample_recorder import (
     Shapes,
     UnrecordedError,
     Use,
+    reporting_functions,
 )
 from algorithms.gradients.per_example_gradients import PerExampleGradients, combined
 from algorithms.gradients.placement import Offload
@@ -76,7 +77,7 @@ class Passes:
             with tape, self._unpacking():  # includes the loss, which may read values or use parameters
                 return self.model.losses(self.model.module(inputs), labels)
 
-        with torch.enable_grad(), self._precision(inputs.device), self._answering():
+        with torch.enable_grad(), self._precision(inputs.device), self._answering(), reporting_functions():
             losses = self.model.inside(tape.parameters, run)
         return tape, losses.detach()
 
@@ -108,7 +109,8 @@ class Passes:
             return losses, uses, back
 
         try:
-            losses, uses, errors = self.model.inside(tape.parameters, run)
+            with reporting_functions():  # also where checkpointed layers run again in the backward pass
+                losses, uses, errors = self.model.inside(tape.parameters, run)
         except CheckpointError as reason:
             # They run again without the recorder, and save nothing if no trained layer comes before them.
             raise UnrecordedError("checkpointed layers save other tensors when they run again") from reason

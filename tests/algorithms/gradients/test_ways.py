@@ -336,3 +336,4 @@ def test_a_function_with_a_backward_pass_of_its_own_is_taken(
     engine = made.engine()
     assert engine.is_batched == is_batched
     check(made, engine)
+    assert torch.autograd.Function.apply.__module__ == "torch.autograd.function"  # as it was
