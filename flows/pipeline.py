@@ -21,7 +21,8 @@ from pydantic import Field
 from algorithms.privacy.accounting import MOST_EPSILON
 from algorithms.privacy.card import load
 from algorithms.privacy.card.text import markdown
-from tasks.config.overrides import Request
+from tasks.config.overrides import Request, revise
+from tasks.runs.preflight import outlook
 from tasks.runs.quality import Rows, run_summary
 from tasks.runs.stages import (
     StageFailedError,
@@ -111,7 +112,14 @@ def pipeline(
     """
     request = Request(dataset, algorithm, epsilon, delta, seed, settings or {}, encoder)
     say = get_run_logger().info
-    return ended(lambda: run_all(checkout(), request, run_stage=stage_task, finish=publish, say=say))
+
+    def work() -> Rows:
+        root = checkout()
+        # Before a stage starts, since DVC removes what it gave before.
+        outlook(root, revise(root, request).params).check()
+        return run_all(root, request, run_stage=stage_task, finish=publish, say=say)
+
+    return ended(work)
 
 
 @flow(name="report", retries=0)

@@ -148,10 +148,10 @@ def test_two_flows_at_once_in_one_checkout_both_succeed(server: str, checkout: C
     assert checkout.artifact("plan.json")["target"]["epsilon"] in (0.5, 0.25)
 
 
-def test_a_run_that_the_ledger_refuses_leaves_ledger_and_parameters_alone(
+def test_a_run_that_the_ledger_refuses_leaves_ledger_parameters_and_model_alone(
     served: Checkout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another run has spent what was left, since the command looked ahead; so it is a stage that refuses."""
+    """As of a deployment, for which no command has looked ahead."""
     ledger = served.ledger
     ledger.set_cap("digits", Budget(4.0, 1e-3))
     head, params = ledger.head(), (served.root / "params.yaml").read_text()
@@ -166,6 +166,7 @@ def test_a_run_that_the_ledger_refuses_leaves_ledger_and_parameters_alone(
     assert "NoneType" not in done.stderr
     assert ledger.head() == head
     assert (served.root / "params.yaml").read_text() == params
+    assert (served.root / "artifacts" / "model.safetensors").exists()
 
 
 @pytest.fixture
