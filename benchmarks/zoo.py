@@ -23,7 +23,9 @@ from algorithms.models import Model
 from algorithms.models.libraries import imported_library
 from benchmarks.architectures import ZOO, Architecture, losses
 
-BATCH, COMPARED, ROUNDS = 64, 6, 5
+BATCH, COMPARED = 64, 6
+ROUNDS, SECONDS = 5, 1.0
+"""Each step is timed at least so often, and at least for so long all together."""
 DOCUMENT = Path(__file__).parents[1] / "docs" / "zoo.md"
 MODES = ("hooks", "ghost")
 
@@ -167,12 +169,14 @@ def _opacus(
 def _medians(steps: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     """Median CPU seconds of each step, methods alternating."""
     spent: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(ROUNDS + 1):
+    turn, until = 0, time.process_time() + SECONDS
+    while turn <= ROUNDS or time.process_time() < until:
         for name, step in steps.items():
             start = time.process_time()
             step()
             if turn:  # the first is a warm-up
                 spent[name].append(time.process_time() - start)
+        turn += 1
     return {name: statistics.median(times) for name, times in spent.items()}
 
 
