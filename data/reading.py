@@ -214,14 +214,13 @@ class Digests:
         held = f"{count} {total % 256**_DIGEST_BYTES:x}" if count else f"no rows in {name}"
         self.by_block[name] = [self._hex("rows", held)]
         if file is not None and file.is_file():
-            self.by_block[name].append(
-                self.of_bytes(file) if count else self._hex("file", f"no rows in {name}")
-            )
+            self.by_block[name].append(self.of_bytes(file)[0 if count else 1])
 
-    def of_bytes(self, file: Path) -> str:
-        """The digest of a file's bytes."""
+    def of_bytes(self, file: Path) -> tuple[str, str]:
+        """The digest of a file's bytes, if it has rows and if it has none: empty files of two blocks are no repeat."""
         with file.open("rb") as content:
-            return self._hex("file", hashlib.file_digest(content, "sha256").hexdigest())
+            plain = hashlib.file_digest(content, "sha256").hexdigest()
+        return self._hex("file", plain), self._hex("file", f"no rows in {file.name}: {plain}")
 
     def _hex(self, of: str, text: str) -> str:
         return keyed(self._key, [of, text]).hex()
@@ -265,7 +264,7 @@ def blocks_have_changed(
     if not named and files.keys() != prepared.keys():
         return True
     return any(
-        name in files and len(found) > 1 and digests.of_bytes(files[name]) not in found
+        name in files and len(found) > 1 and not {*digests.of_bytes(files[name])} & {*found}
         for name, found in prepared.items()
     )
 

@@ -150,6 +150,10 @@ def test_a_block_that_was_corrected_is_prepared_again_though_dvc_does_not_watch_
     assert has_other_blocks(tmp_path)
     prepared_now()
     assert not has_other_blocks(tmp_path)
+    corrected.write_text("age,town,answer\n")
+    assert has_other_blocks(tmp_path)
+    prepared_now()
+    assert not has_other_blocks(tmp_path)
     corrected.with_name("2026-W04.csv").write_text("age,town,answer\n1,Rome,no\n")
     assert has_other_blocks(tmp_path) == (not named)
 
