@@ -373,7 +373,12 @@ def _losses(
             outputs = outputs.movedim(-1, 1)  # where PyTorch's losses expect the classes
         if name == "binary_cross_entropy":  # it raises an error for NaN, where a record has to count as zero
             outputs = outputs.nan_to_num(0.5)
-        found: Tensor = loss_of_each(outputs, targets)
+        found = loss_of_each(outputs, targets)
+        if not isinstance(found, Tensor):
+            raise ModelRefusedError(
+                f"the loss gives a {type(found).__name__}, but it has to give a tensor with a number for each record;"
+                " compute it in PyTorch alone, without float() or .item(), and return it."
+            )
         if reduction is None or found.dim() <= 1:
             return found
         found = found.flatten(1)

@@ -29,7 +29,7 @@ from algorithms.core.method import Algorithm
 from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedError
 from algorithms.fit_inputs import model_of, records_of
 from algorithms.methods import CATALOGUE
-from algorithms.models import build
+from algorithms.models import ModelRefusedError, build
 from algorithms.models.libraries import imported_library
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.barrier import Barrier
@@ -651,6 +651,12 @@ class _Weighted(nn.CrossEntropyLoss):
 def test_a_loss_of_ones_own_with_a_reduction_takes_classes(kind: Callable[..., nn.Module]) -> None:
     weight = torch.tensor([1.0, 3.0])
     assert same(seeded(loss=kind(weight)), seeded(loss=nn.CrossEntropyLoss(weight)))
+
+
+@pytest.mark.parametrize("value", [1.0, None])
+def test_a_loss_that_is_no_tensor_is_named(value: float | None) -> None:
+    with pytest.raises(ModelRefusedError, match=f"the loss gives a {type(value).__name__}, but it has to"):
+        seeded(loss=lambda outputs, targets: value)
 
 
 def test_a_model_may_end_in_a_sigmoid() -> None:
