@@ -9,8 +9,8 @@ function has a kink, one bit can decide a whole gradient, so adding a record cou
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ContextDecorator, ExitStack
 from typing import Any, TypeVar
 
 import torch
@@ -31,35 +31,38 @@ _BLOCK = 256
 """Values that are summed in 32 bits, before these sums are added in 64: few enough for rounding, enough for speed."""
 
 
-class _Process:
-    """State shared by all threads: how many compute in full precision, and the settings to restore."""
+class ProcessSetting(ContextDecorator):
+    """A setting of the process that all threads share: it holds until the last of those that entered has left.
 
-    turn = threading.Lock()
-    inside = 0
-    before = ExitStack()
+    change: makes the setting, and puts into the stack what restores the earlier one.
+    """
+
+    def __init__(self, change: Callable[[ExitStack], object]) -> None:
+        self._change, self._before = change, ExitStack()
+        self._turn, self._inside = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._turn:
+            if not self._inside:
+                self._change(self._before)
+            self._inside += 1
+
+    def __exit__(self, *reason: object) -> None:
+        with self._turn:
+            self._inside -= 1
+            if not self._inside:
+                self._before.close()
 
 
-@contextmanager
-def in_full_precision() -> Iterator[None]:
+def in_full_precision() -> ProcessSetting:
     """Disable reduced-precision products of 32-bit numbers, with which a norm and its contribution could differ.
 
-    These are TF32 on GPUs and bfloat16 on some CPUs. PyTorch has one setting for all threads, so the earlier setting is
-    restored when the last thread leaves.
+    These are TF32 on GPUs and bfloat16 on some CPUs.
     """
-    with _Process.turn:
-        if not _Process.inside:
-            _switch_off()
-        _Process.inside += 1
-    try:
-        yield
-    finally:
-        with _Process.turn:
-            _Process.inside -= 1
-            if not _Process.inside:
-                _Process.before.close()
+    return _FULL_PRECISION
 
 
-def _switch_off() -> None:
+def _switch_off(before: ExitStack) -> None:
     kept = [kind.fp32_precision for kind in _PRODUCTS]
     if set(kept) == {"ieee"}:
         return
@@ -68,7 +71,7 @@ def _switch_off() -> None:
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     _set_precisions(["ieee"] * len(kept))
-    _Process.before.callback(_switch_back, kept, products, convolutions)
+    before.callback(_switch_back, kept, products, convolutions)
 
 
 def _switch_back(kept: Sequence[str], products: str | None, convolutions: bool | None) -> None:
@@ -90,6 +93,9 @@ def _where_set(setting: Callable[[], T]) -> T | None:
         return setting()
     except RuntimeError:
         return None
+
+
+_FULL_PRECISION = ProcessSetting(_switch_off)
 
 
 def wide(values: Tensor) -> Tensor:

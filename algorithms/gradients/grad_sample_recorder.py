@@ -8,8 +8,8 @@ gradients cannot be separated by record, UnrecordedError is raised, so that none
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -20,6 +20,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 from torch.utils._pytree import tree_leaves
 
+from algorithms.gradients.arithmetic import ProcessSetting
 from algorithms.gradients.ghost_clipping import PerExample
 
 
@@ -197,26 +198,9 @@ class RecordedTensor(Tensor):
             return use(func, args, given)
 
 
-class _Reported:
-    """How many passes run in which `Function.apply` is reported; PyTorch has one for all threads."""
-
-    turn = threading.Lock()
-    passes = 0
-
-
-@contextmanager
-def reporting_functions() -> Iterator[None]:
+def reporting_functions() -> ProcessSetting:
     """Report `Function.apply` to the recorder like torch's own functions; PyTorch passes by tensor subclasses there."""
-    with _Reported.turn:
-        _Reported.passes += 1
-        Function.apply = _REPORTED  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        with _Reported.turn:
-            _Reported.passes -= 1
-            if not _Reported.passes:
-                Function.apply = _OWN  # type: ignore[method-assign]
+    return _REPORTING
 
 
 def _applied(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
@@ -228,7 +212,14 @@ def _applied(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
 
 _OWN = Function.__dict__["apply"]
 _applied.__name__ = APPLIED = _OWN.__name__
-_REPORTED = classmethod(_applied)
+
+
+def _report(before: ExitStack) -> None:
+    before.callback(setattr, Function, "apply", _OWN)
+    Function.apply = classmethod(_applied)  # type: ignore[method-assign,assignment]
+
+
+_REPORTING = ProcessSetting(_report)
 
 
 def _run_again(func: Func, args: Args, kwargs: Kwargs) -> Any:
