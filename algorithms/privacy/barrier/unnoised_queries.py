@@ -59,7 +59,7 @@ from algorithms.privacy.mechanisms.release import (
     draws,
     minimum_release,
 )
-from algorithms.privacy.mechanisms.sampling import FullBatch, Importance, draw_sample
+from algorithms.privacy.mechanisms.sampling import Cyclic, FullBatch, Importance, draw_sample
 
 Statistic = Callable[[Tensor, Tensor], Tensor]
 """Of one record: (input [*input_shape], label []) -> a tensor, of one shape for all records."""
@@ -538,6 +538,8 @@ class UnnoisedQueries:
         return self._batches(self._sample(release, stream))
 
     def _sample(self, release: Release, stream: Stream) -> Rows:
+        if isinstance(release.sampling, Cyclic) and isinstance(release.noise, NoNoise):
+            raise TypeError("parts are taken in turn by the steps of correlated noise alone")
         return draw_sample(release.sampling, self._count, stream, step=release.noise.step)
 
     def _copied(self, points: Tensor) -> Tensor:
