@@ -295,10 +295,7 @@ def has_other_blocks(root: Path) -> bool:
 
     DVC watches their names alone: a checksum of their content in dvc.lock would say something about private records.
     """
-    from data import prepared
     from data.card import DataRefusedError, data_card
-    from data.files import PUBLIC_KEY, owner_key
-    from data.reading import blocks_have_changed
     from tasks.config import home, params
 
     try:
@@ -306,6 +303,10 @@ def has_other_blocks(root: Path) -> bool:
         card = data_card(chosen.dataset, root / "data" / "cards")
         if card.blocks is None:
             return False
+        from data import prepared  # here, since most data sets have no blocks, and readers import much
+        from data.files import PUBLIC_KEY, owner_key
+        from data.reading import blocks_have_changed
+
         found = prepared.block_digests(root / "datasets" / "prepared")
         key = PUBLIC_KEY if card.public else owner_key(home())
         return blocks_have_changed(card, chosen.blocks, found, root=root, key=key)
