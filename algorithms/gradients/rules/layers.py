@@ -204,9 +204,8 @@ def embedding_bag(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwar
         if mode == "mean":
             share = share / share.new_zeros(len(errors)).index_add_(0, bag, share).clamp(min=1.0)[bag]
         count, width = weight.shape
-        if (
-            len(errors) * count <= 2 * len(places) * width
-        ):  # less than the lookups' sums in 64 bits: a linear layer
+        # If the table's shares take less memory than the lookups' sums in 64 bits, it is a linear layer on them.
+        if len(errors) * count <= 2 * len(places) * width:
             shares = share.new_zeros(len(errors) * count).index_add_(0, bag * count + places, share)
             return {name: LinearGrad(errors.detach().view(batch, -1, width), shares.view(batch, -1, count))}
         back = (errors.detach()[bag] * share[:, None]).view(batch, -1, width)
