@@ -26,13 +26,13 @@ from algorithms.core.method import Plan
 from algorithms.core.receipt import account_of, cost_of, reserved_events, software
 from algorithms.core.training import CHECKPOINT, OnStep, by_name, device_of
 from algorithms.core.training import train as run_training
-from algorithms.errors import RefusedError
+from algorithms.errors import ProcessLostError, RefusedError
 from algorithms.models import Model
 from algorithms.models.feature_transforms import front_of
 from algorithms.models.public_models import in_file
 from algorithms.privacy.accounting.events import Schedule, run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import Performance
-from algorithms.privacy.barrier.performance import ALONE, Group, ProcessLostError
+from algorithms.privacy.barrier.performance import ALONE, Group
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.ledger.place import remember
@@ -324,6 +324,7 @@ def performance_of(wanted: params.Performance, group: Group = ALONE) -> Performa
         threads=wanted.threads,
         group=group,
         shard_frozen=wanted.shard_frozen,
+        shard_trained=wanted.shard_trained,
         offload=wanted.offload,
     )
 

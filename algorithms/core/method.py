@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import dp_accounting as dp
 from pydantic import JsonValue, PydanticUserError, TypeAdapter
@@ -406,6 +406,9 @@ class Algorithm(Protocol[S]):
     not fit. init: the state before the first step, given the model's initial parameters. step: queries the barrier and
     post-processes the answer; returns None to end the run before its last planned step. released: the parameters to
     publish, from the last state.
+
+    A class attribute `by_coordinate = True` declares that the state's vectors are combined coordinate by coordinate
+    alone, as in SGD and Adam. Processes can then each hold a slice of them (`performance.shard_trained`).
     """
 
     def plan(self, target: Target, public: PublicInfo) -> Plan: ...
@@ -424,6 +427,7 @@ class Answered:
 class Strict:
     """The base of settings: unknown keys, and values of another type, are refused."""
 
+    by_coordinate: ClassVar[bool] = False
     __pydantic_config__ = STRICT
 
 

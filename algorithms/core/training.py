@@ -32,6 +32,7 @@ from algorithms.core.calibration import count_release
 from algorithms.core.method import Algorithm, Plan, State
 from algorithms.core.minibatch import noisy_count
 from algorithms.errors import RefusedError
+from algorithms.gradients.placement import Shards, is_divided
 from algorithms.models import Model
 from algorithms.models.feature_transforms import Front, Shape, buffers, installed
 from algorithms.models.model import Packing
@@ -191,12 +192,15 @@ def save(folder: Path, state: object, *, run_id: str, step: int, trace: Trace, l
     _write(folder / CHECKPOINT, lambda path: save_file(tensors, path, metadata=metadata))
 
 
-def load(folder: Path, start: S, *, run_id: str, last_norms: LastNorms) -> tuple[S, int, Trace] | None:
+def load(
+    folder: Path, start: S, *, run_id: str, last_norms: LastNorms, slices: Shards | None = None
+) -> tuple[S, int, Trace] | None:
     """The run's checkpoint in `folder` as (state, steps taken, trace), or None if there is none.
 
     A checkpoint that is damaged or of another run counts as none: the run's generator repeats from its first step what
-    it drew before. start: the state before the first step, for structure and devices. last_norms: is restored. Raises
-    RefusedError if the checkpoint has tensors of other shapes.
+    it drew before. start: the state before the first step, for structure and devices. last_norms: is restored.
+    slices: of the vectors in the state, if processes hold slices. Raises RefusedError if the checkpoint has tensors of
+    other shapes.
     """
     if not (folder / CHECKPOINT).exists():
         return None
@@ -226,8 +230,24 @@ def load(folder: Path, start: S, *, run_id: str, last_norms: LastNorms) -> tuple
             )
     if kept is not None:
         last_norms.restore(kept)
-    placed = {name: tensor.to(expected[name].device) for name, tensor in tensors.items()}
+    placed = {name: _placed_like(expected[name], tensor, slices) for name, tensor in tensors.items()}
     return unflatten(start, placed), facts["step"], Trace([Row(**row) for row in facts["trace"]])
+
+
+def _placed_like(expected: Tensor, tensor: Tensor, slices: Shards | None) -> Tensor:
+    if slices is not None and is_divided(expected):
+        return slices.divided(tensor)
+    return tensor.to(expected.device)
+
+
+def _whole(state: S, slices: Shards | None) -> S:
+    """The state in the first process's main memory, where processes hold slices of its vectors."""
+    if slices is None:
+        return state
+    parts = flatten(state).items()
+    return unflatten(
+        state, {name: slices.collected(part) if is_divided(part) else part for name, part in parts}
+    )
 
 
 def _checksum(facts: str, tensors: Mapping[str, Tensor]) -> str:
@@ -347,12 +367,13 @@ def train(
     barrier_of: makes the barrier; audits use one that keeps its answers. learned_before: features that `learn` released
     for several runs together, instead of a release for this run.
 
-    Raises RefusedError if the checkpoint does not fit the model or the model cannot be trained privately, and whatever
-    `reserve` raises.
+    Raises RefusedError if the checkpoint does not fit the model or the model cannot be trained privately, or not in
+    this way, and whatever `reserve` raises.
     """
-    state = algorithm.init(model.initial_parameters().to(performance.home), plan)
+    _check_sharing(algorithm, performance, diagnostics)
+    state = algorithm.init(performance.at_home(model.initial_parameters()), plan)
     start, last_norms = _Progress(state, buffers(model)), LastNorms()
-    resumed = load(folder, start, run_id=run_id, last_norms=last_norms)
+    resumed = load(folder, start, run_id=run_id, last_norms=last_norms, slices=performance.slices)
     before = Trace() if learned_before is None else _counted_by(plan, learned_before[1])
     found, step, trace = resumed or (start, 0, before)
     rows, spend = plan.public.pooled, plan.open_filter()
@@ -373,11 +394,11 @@ def train(
     if features is not None:
         if resumed is None:
             known = _learn(features, barrier, model, plan) if learned_before is None else learned_before[0]
-            begun = algorithm.init(known.start.to(performance.home), plan)
+            begun = algorithm.init(performance.at_home(known.start), plan)
             found = _Progress(begun, known.buffers)
         model = installed(model, found.buffers)
         barrier = barrier.about(model_of_people(model, rows))
-    state, saved = found.state, time.monotonic()
+    state, slices, saved = found.state, performance.slices, time.monotonic()
     for trace.step in range(step, plan.steps):
         following = algorithm.step(state, plan, barrier)
         if following is None:
@@ -387,11 +408,33 @@ def train(
         on_step(trace.step + 1, last.epsilon if last else 0.0, last.noise_std if last else 0.0)
         if on_state is not None:
             on_state(trace.step + 1, state)
-        if time.monotonic() - saved >= checkpoint_seconds:
-            progress = _Progress(state, found.buffers)
-            save(folder, progress, run_id=run_id, step=trace.step + 1, trace=trace, last_norms=last_norms)
+        is_due = time.monotonic() - saved >= checkpoint_seconds
+        if slices is not None:  # the first process, which keeps the checkpoint, needs the others' slices
+            is_due = performance.group.broadcast_object(is_due)
+        if is_due:
+            progress = _Progress(_whole(state, slices), found.buffers)
+            if performance.group.is_first:
+                save(folder, progress, run_id=run_id, step=trace.step + 1, trace=trace, last_norms=last_norms)
             saved = time.monotonic()
-    return Trained(state, trace, model)
+    return Trained(_whole(state, slices), trace, model)
+
+
+def _check_sharing(
+    algorithm: Algorithm[Any], performance: Performance, diagnostics: Diagnostics | None
+) -> None:
+    """Raises RefusedError for what processes that share a model's parameters cannot do."""
+    if performance.group.count == 1:
+        return
+    if performance.shard_trained and not getattr(algorithm, "by_coordinate", False):
+        raise RefusedError(
+            f"{type(algorithm).__name__} computes with whole vectors of parameters, of which performance.shard_trained"
+            " leaves each process a slice; set it to false, or performance.offload to true in its place."
+        )
+    if (performance.shard_frozen or performance.shard_trained) and diagnostics is not None:
+        raise RefusedError(
+            "diagnostics are computed by the first process alone, which holds a part of the parameters; set"
+            " privacy.diagnostics, or performance.shard_frozen and shard_trained, to false."
+        )
 
 
 def learn(

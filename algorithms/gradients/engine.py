@@ -38,7 +38,7 @@ from algorithms.gradients.model_inspection import PassCost, examine
 from algorithms.gradients.op_tracer import Form, fills, fills_briefly
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.per_example_gradients import PerExampleGradients, all_finite
-from algorithms.gradients.placement import shard_frozen
+from algorithms.gradients.placement import Shards, beside, shard_frozen
 from algorithms.models import Model, ModelRefusedError
 from algorithms.models.model import copied
 
@@ -86,8 +86,11 @@ class Engine:
         physical_batch: the largest number of records in a pass.
         offload: whether trained parameters, and sums over records, stay in main memory: the points of queries are then
             on the CPU, and each use of a parameter copies it to the device. The model is inspected on the CPU.
-        mesh: processes to shard the model's frozen parameters over. The whole model is then inspected on the CPU, and
-            each process must take the same number of batches, of which some may be empty.
+        mesh: processes that share the model's parameters. The whole model is then inspected on the CPU, and each
+            process must take the same number of batches, of which some may be empty.
+        shards_frozen: whether each keeps a shard of the frozen parameters.
+        shards_trained: whether each keeps a slice of the flat vector of trained parameters, and of sums: the points of
+            queries are then made by `Shards`, and the clipping is `L2` or `PerLayer`.
 
     Raises:
         RecordsNotIndependentError: if the model mixes records; the message names the layer.
@@ -129,10 +132,12 @@ class Engine:
         physical_batch: int | None = None,
         offload: bool = False,
         mesh: "DeviceMesh | None" = None,
+        shards_frozen: bool = False,
+        shards_trained: bool = False,
     ) -> None:
         device = device or torch.device("cpu")
         inspected_on = torch.device("cpu") if offload or mesh is not None else device
-        self._is_sharded = mesh is not None
+        self._shards = None if mesh is None else Shards(mesh)
         with _refusing(model, input_shape, input_dtype):
             self._passes = Passes(_on(model, inspected_on))
             form = Form(
@@ -153,10 +158,8 @@ class Engine:
             )
             self.physical_batch = self._size(physical_batch, memory_mb, device)
         self._log()
-        if mesh is not None:
-            self._shard(mesh)
-        if offload:
-            self._offload(device)
+        if offload or mesh is not None:
+            self._place(device, mesh, offload=offload, frozen=shards_frozen, trained=shards_trained)
 
     def _size(self, physical_batch: int | None, memory_mb: int, device: torch.device) -> int:
         """The physical batch."""
@@ -189,33 +192,36 @@ class Engine:
             return fills(self._passes, found.form, _sizes(size))
         return found.layouts is None or fills_briefly(self._passes, found.form, (_INSPECTED, size))
 
-    def _shard(self, mesh: "DeviceMesh") -> None:
-        model = self._passes.model
+    def _place(
+        self, device: torch.device, mesh: "DeviceMesh | None", *, offload: bool, frozen: bool, trained: bool
+    ) -> None:
+        """Put the parameters where they stay from now on; tries it on a made-up record."""
+        wanted = {"offload": offload, "shard_frozen": frozen, "shard_trained": trained}
+        words = " and ".join(f"performance.{name}" for name, is_wanted in wanted.items() if is_wanted)
+        model, refused = (
+            self._passes.model,
+            f"the model {self._passes.model.name} cannot be trained with {words}",
+        )
         if not self.is_batched:
             raise ModelRefusedError(
-                f"the model {model.name} is differentiated record by record, and its frozen parameters cannot be"
-                " sharded then; set performance.shard_frozen to false."
+                f"{refused}, since it is differentiated record by record; set it to false."
             )
-        self._passes = replace(self._passes, model=shard_frozen(model, mesh))
-
-    def _offload(self, device: torch.device) -> None:
-        """Keep trained parameters in main memory from now on; tries it on a made-up record."""
-        words = f"the model {self._passes.model.name} cannot be trained with its parameters in main memory"
-        if self._is_sharded or not self.is_batched:
-            why = (
-                "its frozen ones are sharded" if self._is_sharded else "it is differentiated record by record"
-            )
-            raise ModelRefusedError(f"{words}, since {why}; set performance.offload to false.")
-        module = copy.deepcopy(self._passes.model.module)
-        for part in (*(p for p in module.parameters() if not p.requires_grad), *module.buffers()):
-            part.data = part.data.to(device)
-        self._passes = replace(self._passes, model=replace(self._passes.model, module=module), offload=device)
+        model = shard_frozen(model, mesh) if mesh is not None and frozen else beside(model, device)
+        self._passes = replace(
+            self._passes,
+            model=model,
+            offload=device if offload else None,
+            shards=self._shards if trained else None,
+        )
+        point = model.initial_parameters()
+        if not offload:
+            point = point.to(device) if self._passes.shards is None else self._passes.shards.divided(point)
         try:
-            made_up, point = self._examined.form.draw(1, 0), self._passes.model.initial_parameters()
+            made_up = self._examined.form.draw(1, 0)
             self.clipped_sum(point, made_up.inputs.to(device), made_up.labels.to(device), L2(1.0))
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-            raise ModelRefusedError(f"{words} ({reason}); set performance.offload to false.") from error
+            raise ModelRefusedError(f"{refused} ({reason}); set it to false.") from error
 
     def copied(self) -> "Engine":
         """A copy for another thread: its modules are its own, their tensors are shared."""
@@ -296,9 +302,7 @@ class Engine:
             >>> bool((both - one).norm() <= 0.5)
             True
         """
-        device = parameters.device
-        out = torch.empty(len(parameters), dtype=torch.float64, device=device) if out is None else out
-        out.zero_()
+        out = torch.zeros_like(parameters, dtype=torch.float64) if out is None else out.zero_()
         for batch in self._batches(inputs, labels):
             self._add_batch(parameters, *batch, clipping, out)
         return out
@@ -306,28 +310,24 @@ class Engine:
     @in_full_precision()
     def contributions(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
         """Per-example gradients of one physical batch from a single pass; for the barrier alone."""
-        if len(labels) == 0:
-            if self._is_sharded:
-                self._gather_for_others(parameters)
+        if len(labels) == 0 and self._shards is None:
             return self._passes.contributions(parameters, parameters.new_zeros(0), {})
+        if (
+            len(labels) == 0
+        ):  # a pass over a made-up record, so that other processes can gather weights for theirs
+            made_up = self._examined.form.draw(1, 0)
+            some = made_up.inputs.to(inputs.device), made_up.labels.to(labels.device)
+            return self.contributions(parameters, *some).first(0)
         padded = self._filled(inputs), self._filled(labels)
         if self._examined.layouts is not None:
             try:
                 found = self._passes.recorded(parameters, *padded, self._examined.layouts)
                 return found.first(len(labels))
             except UnrecordedError:  # for this batch alone: a record must not affect the next batch
-                if self._is_sharded:  # the other processes would wait for another kind of pass
+                if self._shards is not None:  # the other processes would wait for another kind of pass
                     raise
         here = parameters.to(inputs.device)  # all at once, if they are in main memory
         return self._passes.one_by_one(here, *padded).first(len(labels))
-
-    def _gather_for_others(self, parameters: Tensor) -> None:
-        """Run a pass over a made-up record, so that the other processes can gather weights for their own pass."""
-        made_up = self._examined.form.draw(1, 0)
-        inputs, labels = (part.to(parameters.device) for part in (made_up.inputs, made_up.labels))
-        layouts = self._examined.layouts
-        if layouts is not None:
-            self._passes.recorded(parameters, self._filled(inputs), self._filled(labels), layouts)
 
     def norms(self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping) -> Tensor:
         """The norm of every record's gradient as `clipping` defines it; [batch] or [batch, layers], float64.
@@ -364,12 +364,24 @@ class Engine:
         found = self.contributions(parameters, inputs, labels)
         norms = found.norms(clipping)
         if self._passes.model.precision != torch.bfloat16:
-            return found.add_clipped(clipping, total, norms)
+            return self._add(found, clipping, total, norms)
         finite = all_finite(norms)
-        found.take(torch.nonzero(finite)[:, 0]).add_clipped(clipping, total, norms[finite])
-        for i in torch.nonzero(~finite)[:, 0].tolist():
-            self.contributions(parameters, inputs[i : i + 1], labels[i : i + 1]).add_clipped(clipping, total)
+        self._add(found.take(torch.nonzero(finite)[:, 0]), clipping, total, norms[finite])
+        again = torch.nonzero(~finite)[:, 0].tolist()
+        for number in range(len(again) if self._shards is None else self._shards.most(len(again))):
+            one = slice(again[number], again[number] + 1) if number < len(again) else slice(0)
+            self._add(self.contributions(parameters, inputs[one], labels[one]), clipping, total)
         return None
+
+    def _add(
+        self, found: PerExampleGradients, clipping: Clipping, total: Tensor, norms: Tensor | None = None
+    ) -> None:
+        """Add clipped contributions to a total, of which other processes may hold slices."""
+        if (shards := self._passes.shards) is None:
+            found.add_clipped(clipping, total, norms)
+            return
+        for place, part in found.clipped_parts(clipping, norms):
+            shards.add(part, place, total)
 
     def _filled(self, values: Tensor) -> Tensor:
         return pad_to_multiple(values, min(WHOLE, self.physical_batch))

@@ -25,7 +25,7 @@ from algorithms.gradients.grad_sample_recorder import (
     reporting_functions,
 )
 from algorithms.gradients.per_example_gradients import PerExampleGradients, combined
-from algorithms.gradients.placement import Offload
+from algorithms.gradients.placement import Bringer, Shards
 from algorithms.gradients.rules import RULES, general, pulled_back, shared
 from algorithms.gradients.rules.recurrent import Unpacked
 from algorithms.models import Model, ModelRefusedError
@@ -42,6 +42,7 @@ class Passes:
     the longest one is. Each is a public constant, since an answer that depends on one record would change the results
     of others; None for a question that no record can influence. A pass over a single record uses the record's own
     answers. offload: where parameters are brought to that stay in main memory; None if they are where the records are.
+    shards: of the flat vector of parameters, if each process holds a slice of it.
     unpacks: whether recurrent layers process packed sequences as padded ones. keeps_format: whether a recorded pass
     leaves images and kernels in their memory format, since the model rejects the one that is fastest for max pooling,
     as `view` does.
@@ -50,6 +51,7 @@ class Passes:
     model: Model
     answers: Answers = ()
     offload: torch.device | None = None
+    shards: Shards | None = None
     unpacks: bool = False
     keeps_format: bool = False
 
@@ -134,15 +136,35 @@ class Passes:
         other: tuple[Sequence[Shapes], int] | None = None,
     ) -> tuple[GradSampleRecorder, Tensor]:
         """A new recorder with the parameters by name, and the inputs; both in the model's fastest memory format."""
-        named = self.model.named(parameters.detach())
-        if self.is_channels_last:
-            named = {name: _channels_last(part) for name, part in named.items()}
-            inputs = _channels_last(inputs)
-        offload = None if self.offload is None else Offload(self.offload)
+        here = parameters.detach()
+        if self.shards is not None:
+            here = torch.empty(len(parameters), dtype=parameters.dtype, device="meta")
+        named = {name: self._formatted(part) for name, part in self.model.named(here).items()}
         tape = GradSampleRecorder(
-            named, RULES, general, shared, batch=batch, layouts=layouts, other=other, offload=offload
+            *(named, RULES, general, shared),
+            batch=batch,
+            layouts=layouts,
+            other=other,
+            offload=self._bringer(parameters, named),
         )
-        return tape, inputs
+        return tape, self._formatted(inputs)
+
+    def _formatted(self, tensor: Tensor) -> Tensor:
+        return _channels_last(tensor) if self.is_channels_last else tensor
+
+    def _bringer(self, parameters: Tensor, named: dict[str, Tensor]) -> Bringer | None:
+        """What brings parameters that are elsewhere to the device; None if they are there."""
+        device, shards, model = self.offload, self.shards, self.model
+        if device is not None:
+            return Bringer(device, lambda name: named[name].to(device, copy=True))
+        if shards is None:
+            return None
+        return Bringer(
+            shards.device,
+            lambda name: self._formatted(
+                shards.gathered(parameters, model.places[name]).view(model.shapes[name])
+            ),
+        )
 
     def one_by_one(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
         """Each record's gradient, materialised: by `torch.func`, or by a separate pass if that fails."""

@@ -79,26 +79,23 @@ class PerExampleGradients:
             )
         if len(self.losses) == 0:
             return
-        norms = self.norms(clipping) if norms is None else norms
-        finite = all_finite(norms)
-        if not bool(finite.all()):
-            self._add_finite(norms, finite, clipping, total)
-        elif isinstance(clipping, PerLayer):
-            by_layer = {
-                name: factors(norms[:, i], clipping, bound, self.dtype)
-                for i, (names, bound) in enumerate(zip(self.layers, clipping.norms, strict=True))
-                for name in names
-            }
-            self._add_weighted(by_layer, total)
-        else:
-            weights = factors(norms, clipping, clipping.sensitivity, self.dtype)
-            if isinstance(clipping, Affine):
-                moved = torch.zeros_like(total)
-                self._add_alike(weights, moved)
-                moved -= weights.sum().to(total.device) * clipping.shift.double()
-                total += moved / clipping.scale.double()
-            else:
-                self._add_alike(weights, total)
+        for found, their in self._finite(clipping, norms):
+            found._add(their, clipping, total)
+
+    def clipped_parts(
+        self, clipping: Clipping, norms: Tensor | None = None
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the sum of the clipped contributions by parameter: its place, and its part [numel], float64.
+
+        For every parameter, also without records, and in the model's order. Not for clipping with a shift.
+        """
+        parts = [(found, found._weights(their, clipping)) for found, their in self._finite(clipping, norms)]
+        for name, place in self.places.items():
+            total = torch.zeros(place.stop - place.start, dtype=torch.float64, device=self.losses.device)
+            for found, weights in parts:
+                if name in found.gradients and len(found.losses):
+                    found._add_weighted_of(name, weights[name], total)
+            yield place, total
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """The sum of weight times gradient, weights [batch] -> [d], float64."""
@@ -144,13 +141,44 @@ class PerExampleGradients:
             return self._widths()
         return self._root(self.places, clipping)
 
-    def _add_finite(self, norms: Tensor, finite: Tensor, clipping: Clipping, total: Tensor) -> None:
-        """Add finite contributions; those whose squares overflow in 32 bits are computed again in 64."""
-        self.take(torch.nonzero(finite)[:, 0]).add_clipped(clipping, total, norms[finite])
+    def _finite(
+        self, clipping: Clipping, norms: Tensor | None
+    ) -> Iterator[tuple["PerExampleGradients", Tensor]]:
+        """Yield gradients of finite norms, and the norms; those whose squares overflow in 32 bits come in 64."""
+        norms = self.norms(clipping) if norms is None else norms
+        finite = all_finite(norms)
+        if bool(finite.all()):
+            yield self, norms
+            return
+        yield self.take(torch.nonzero(finite)[:, 0]), norms[finite]
         if self.dtype != torch.float64:
             others = self.take(torch.nonzero(~finite)[:, 0])
             wider = {name: as_measured(each).double() for name, each in others.gradients.items()}
-            replace(others, gradients=wider, dtype=torch.float64).add_clipped(clipping, total)
+            yield from replace(others, gradients=wider, dtype=torch.float64)._finite(clipping, None)
+
+    def _weights(self, norms: Tensor, clipping: Clipping) -> dict[str, Tensor]:
+        """The factor of each record by parameter, for records of these norms."""
+        if not isinstance(clipping, PerLayer):
+            return dict.fromkeys(self.places, factors(norms, clipping, clipping.sensitivity, self.dtype))
+        return {
+            name: factors(norms[:, i], clipping, bound, self.dtype)
+            for i, (names, bound) in enumerate(zip(self.layers, clipping.norms, strict=True))
+            for name in names
+        }
+
+    def _add(self, norms: Tensor, clipping: Clipping, total: Tensor) -> None:
+        """Add the clipped contributions of records with these norms, all finite, to a total [d]."""
+        if isinstance(clipping, PerLayer):
+            self._add_weighted(self._weights(norms, clipping), total)
+            return
+        weights = factors(norms, clipping, clipping.sensitivity, self.dtype)
+        if isinstance(clipping, Affine):
+            moved = torch.zeros_like(total)
+            self._add_alike(weights, moved)
+            moved -= weights.sum().to(total.device) * clipping.shift.double()
+            total += moved / clipping.scale.double()
+        else:
+            self._add_alike(weights, total)
 
     def _zeros(self) -> Tensor:
         count = len(self.losses) + self.padding

@@ -1,25 +1,28 @@
 """Where parameters of models lie that do not fit one device: in main memory, or sharded over several processes.
 
-**Trained parameters in main memory.** The flat vector of parameters, sums, noise and the method's state lie there. A
-parameter is copied to the device for each call that uses it, and again for the backward pass of that call. So the
-device holds the weights of a layer or two at a time, beside what a pass saves. Source: Rajbhandari et al. 2021,
-arXiv:2104.07857.
+**Trained parameters** are one flat vector, as are sums, noise and the moments of an optimizer. Either all of these
+vectors stay in main memory, or each process holds an equal slice of each. A parameter is brought to the device for each
+call that uses it, and again for the backward pass of that call. So the device holds the weights of a layer or two at a
+time, beside what a pass saves. Source: Rajbhandari et al. 2020 and 2021, arXiv:1910.02054 (stage 3) and 2104.07857.
 
-**Frozen parameters over several processes**, by FSDP2. Trained parameters, such as LoRA's adapters, stay whole on every
-process, since noise is added to them as one flat vector. A block's frozen weights are gathered for its forward pass and
-again for its backward pass.
+**Frozen parameters** are sharded by FSDP2: a block's weights are gathered for its forward pass and again for its
+backward pass.
+
+A gather needs all processes, so they run the same passes in the same order.
 """
 
 import copy
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 
+from algorithms.errors import ProcessLostError
 from algorithms.gradients.grad_sample_recorder import Args, Func, Kwargs, RecordedTensor, name_of
 from algorithms.models import Model, ModelRefusedError
 
@@ -34,60 +37,173 @@ _VALUES = frozenset(f"{name}.__get__" for name in ("T", "mT", "H", "mH", "data",
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a copy, or a view of one, that a backward pass needs is copied from again."""
+    """The parameter whose copy, or a view of it, a backward pass needs, so that it is brought again."""
 
-    parameter: Tensor
+    parameter: str
     size: torch.Size
     stride: tuple[int, ...]
     offset: int | torch.SymInt
 
 
-class Offload:
-    """Copies parameters to a device, for one call at a time."""
+class Bringer:
+    """Brings parameters to a device, for one call at a time. bring: gives a new copy of a parameter, by name."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, bring: Callable[[str], Tensor]) -> None:
         self.device = device
-        self._parameters: dict[int, Tensor] = {}
+        self._bring = bring
+        self._parameters: dict[int, str] = {}
 
     def call(self, use: Func, func: Func, args: Args, kwargs: Kwargs) -> Any:
-        """The result of `use(func, args, kwargs)` with copies of the parameters among the arguments."""
+        """The result of `use(func, args, kwargs)` with the parameters among the arguments brought to the device."""
         name = name_of(func)
         if name == "device.__get__":
             return self.device
         if name in _READS or (name.endswith(".__get__") and name not in _VALUES):
             return use(func, args, kwargs)
-        args, kwargs = tree_map_only(RecordedTensor, self._copied, (args, kwargs))
+        args, kwargs = tree_map_only(RecordedTensor, self._brought, (args, kwargs))
         try:
             return use(func, args, kwargs)
         finally:
             self._parameters.clear()
 
     def saving(self) -> AbstractContextManager[Any]:
-        """A context in which autograd saves no copy, but where to copy it from."""
+        """A context in which autograd saves no copy of a parameter, but its name."""
         return saved_tensors_hooks(self._noted, self._fetched)
 
-    def _copied(self, tensor: RecordedTensor) -> RecordedTensor:
-        if tensor.offload is None:  # computed from parameters, on the device already
+    def _brought(self, tensor: RecordedTensor) -> RecordedTensor:
+        if tensor.offload is None or tensor.parameter is None:  # made from parameters, on the device already
             return tensor
-        copy = _brought(tensor, self.device)
-        self._parameters[copy.untyped_storage()._cdata] = tensor.detach()
-        return RecordedTensor.of(copy, parameter=tensor.parameter)
+        found = self._bring(tensor.parameter)
+        self._parameters[found.untyped_storage()._cdata] = tensor.parameter
+        return RecordedTensor.of(found, parameter=tensor.parameter)
 
     def _noted(self, saved: Tensor) -> Tensor | _Source:
         if self._parameters:
-            parameter = self._parameters.get(saved.untyped_storage()._cdata)
-            if parameter is not None:
-                return _Source(parameter, saved.size(), saved.stride(), saved.storage_offset())
+            name = self._parameters.get(saved.untyped_storage()._cdata)
+            if name is not None:
+                return _Source(name, saved.size(), saved.stride(), saved.storage_offset())
         return saved
 
     def _fetched(self, saved: Tensor | _Source) -> Tensor:
         if isinstance(saved, Tensor):
             return saved
-        return _brought(saved.parameter, self.device).as_strided(saved.size, saved.stride, saved.offset)
+        return self._bring(saved.parameter).as_strided(saved.size, saved.stride, saved.offset)
 
 
-def _brought(parameter: Tensor, device: torch.device) -> Tensor:
-    return parameter.to(device, copy=True)
+@contextmanager
+def together() -> Iterator[None]:
+    """Turn the failure of what all processes do at once into a ProcessLostError."""
+    try:
+        yield
+    except (RuntimeError, torch.distributed.DistError) as reason:
+        raise ProcessLostError from reason
+
+
+class Shards:
+    """Flat vectors [d] of which each process of a mesh holds an equal slice on its device, in the order of the ranks.
+
+    Such a vector is a DTensor with the placement `Shard(0)`, so that a method's arithmetic by coordinates is the same
+    as for a whole vector, and needs no communication. All processes must call the methods at once.
+    """
+
+    def __init__(self, mesh: "DeviceMesh") -> None:
+        self._mesh, self._group = mesh, mesh.get_group()
+        self.rank, self._count = mesh.get_local_rank(), mesh.size()
+        self.device = torch.device(mesh.device_type)
+
+    def most(self, count: int) -> int:
+        """The largest of the processes' counts."""
+        largest = torch.tensor(count, device=self.device)
+        with together():
+            distributed.all_reduce(largest, distributed.ReduceOp.MAX, group=self._group)
+        return int(largest)
+
+    def divided(self, vector: Tensor) -> Tensor:
+        """This process's slice of a vector that every process has."""
+        return self._of(vector[self._slice(len(vector), self.rank)].to(self.device, copy=True), len(vector))
+
+    def gathered(self, vector: Tensor, place: slice) -> Tensor:
+        """A slice [n] of a divided vector, whole on every process."""
+        own = _own(vector)
+        found = own.new_empty(place.stop - place.start)
+        with together():
+            for owner, ours, theirs in self._pieces(len(vector), place):
+                if owner == self.rank:
+                    found[theirs] = own[ours]
+                distributed.broadcast(found[theirs], group=self._group, group_src=owner)
+        return found
+
+    def add(self, part: Tensor, place: slice, total: Tensor) -> None:
+        """Add every process's `part` [n] to a slice of a divided total."""
+        own = _own(total)
+        with together():
+            for owner, ours, theirs in self._pieces(len(total), place):
+                distributed.reduce(part[theirs], group=self._group, group_dst=owner)
+                if owner == self.rank:
+                    own[ours] += part[theirs]
+
+    def scattered(self, vector: Tensor | None, like: Tensor) -> Tensor:
+        """A float64 vector that the first process alone has, divided as `like` is."""
+        own = torch.empty_like(_own(like), dtype=torch.float64)
+        with together():
+            for owner, _, theirs in self._pieces(len(like), slice(0, len(like))):
+                if owner == self.rank and vector is None:
+                    distributed.recv(own, group=self._group, group_src=0)
+                elif owner == self.rank and vector is not None:
+                    own.copy_(vector[theirs])
+                elif vector is not None:
+                    distributed.send(vector[theirs].to(self.device), group=self._group, group_dst=owner)
+        return self._of(own, len(like))
+
+    def collected(self, vector: Tensor) -> Tensor:
+        """A divided vector in the first process's main memory; the other processes get zeros."""
+        own, found = _own(vector).contiguous(), torch.zeros(len(vector), dtype=vector.dtype)
+        with together():
+            for owner, _, theirs in self._pieces(len(vector), slice(0, len(vector))):
+                if self.rank == owner != 0:
+                    distributed.send(own, group=self._group, group_dst=0)
+                elif self.rank == 0:
+                    part = own if owner == 0 else own.new_empty(theirs.stop - theirs.start)
+                    if owner != 0:
+                        distributed.recv(part, group=self._group, group_src=owner)
+                    found[theirs] = part.cpu()
+        return found
+
+    def _of(self, own: Tensor, length: int) -> Tensor:
+        from torch.distributed.tensor import DTensor, Shard
+
+        return DTensor.from_local(own, self._mesh, [Shard(0)], shape=torch.Size([length]), stride=(1,))
+
+    def _slice(self, length: int, rank: int) -> slice:
+        each = -(-length // self._count)  # as `Shard` divides
+        return slice(min(rank * each, length), min((rank + 1) * each, length))
+
+    def _pieces(self, length: int, place: slice) -> Iterator[tuple[int, slice, slice]]:
+        """The parts of a slice by owner: the owner, the part in its slice, and the part in `place`."""
+        for owner in range(self._count):
+            held = self._slice(length, owner)
+            start, stop = max(held.start, place.start), min(held.stop, place.stop)
+            if start < stop:
+                ours, theirs = (slice(start - each.start, stop - each.start) for each in (held, place))
+                yield owner, ours, theirs
+
+
+def is_divided(vector: Tensor) -> bool:
+    """Whether processes hold slices of a vector."""
+    return hasattr(vector, "to_local")
+
+
+def _own(vector: Tensor) -> Tensor:
+    own: Tensor = vector.to_local()  # type: ignore[attr-defined] # a DTensor, whose import would be felt here
+    return own
+
+
+def beside(model: Model, device: torch.device) -> Model:
+    """A copy of the model with its frozen parameters and buffers on a device, and not its trained parameters."""
+    module = copy.deepcopy(model.module)
+    for part in (*(part for part in module.parameters() if not part.requires_grad), *module.buffers()):
+        part.data = part.data.to(device)
+    return replace(model, module=module)
 
 
 def shard_frozen(model: Model, mesh: "DeviceMesh") -> Model:
@@ -99,19 +215,13 @@ def shard_frozen(model: Model, mesh: "DeviceMesh") -> Model:
     Every process must then run the same number of passes, since each pass gathers weights from all processes.
 
     Raises:
-        ModelRefusedError: if nothing is frozen, or if the model computes in 16 bits, where one process may have to
-            repeat a pass that the others do not.
+        ModelRefusedError: if nothing is frozen.
     """
     frozen = [part for part in model.module.parameters() if not part.requires_grad]
     if not frozen:
         raise ModelRefusedError(
-            f"the model {model.name} has no frozen parameters, and only these are sharded; freeze some of them, or set"
-            " performance.shard_frozen to false."
-        )
-    if model.precision.itemsize < 4:
-        raise ModelRefusedError(
-            f"the model {model.name} computes in bfloat16, and its frozen parameters cannot be sharded then; set"
-            " model.precision to float32, or performance.shard_frozen to false."
+            f"the model {model.name} has no frozen parameters to shard; set performance.shard_frozen to false, and"
+            " performance.shard_trained to true to shard the others."
         )
     from torch.distributed.fsdp import fully_shard
 
@@ -120,8 +230,8 @@ def shard_frozen(model: Model, mesh: "DeviceMesh") -> Model:
     for block in _blocks(module):
         fully_shard(block, mesh=mesh, ignored_params=trained)
     fully_shard(module, mesh=mesh, ignored_params=trained, reshard_after_forward=True)
-    for part in (*trained, *module.buffers()):
-        part.data = part.data.to(mesh.device_type)
+    for buffer in module.buffers():
+        buffer.data = buffer.data.to(mesh.device_type)
     return replace(model, module=module)
 
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -153,6 +153,7 @@ class AdaCliP(Sampled):
     the printed update of s, from sqrt(h1 h2). The other settings are DP-SGD's.
     """
 
+    by_coordinate: ClassVar[bool] = False  # the scale of a coordinate depends on all deviations
     beta1: Annotated[float, Field(ge=0, le=1)] = 0.99
     beta2: Annotated[float, Field(ge=0, le=1)] = 0.9
     scale: Literal["free", "paper"] = "free"

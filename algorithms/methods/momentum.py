@@ -26,7 +26,7 @@ Differences from the paper:
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -255,6 +255,7 @@ class Settings(Strict):
     is not private. start: of every coordinate, None keeps the model's own.
     """
 
+    by_coordinate: ClassVar[bool] = True
     steps: Steps
     relative_step: Positive = 1.0
     regularisation: NotNegative = 0.01

@@ -169,19 +169,29 @@ class Performance(Memory):
     memory_mb: memory for per-record gradients. physical_batch: records per pass, by default as memory_mb allows;
     rounded down to a multiple of 64, or to 32 or 1. workers: parallel passes on a CPU; auto: one per core, or one per
     two cores if a pass may use two threads. processes: training processes on this machine, each on a shard of the
-    records, one per GPU. shard_frozen: whether several processes each keep a shard of the model's frozen parameters
-    (FSDP2), for models that do not fit one GPU. offload: whether trained parameters, sums and the optimizer's state
-    stay in main memory, and a layer's weights are copied to the GPU when it needs them. checkpoint_seconds: time
-    between checkpoints.
+    records, one per GPU. shard_frozen, shard_trained: whether several processes each keep a shard of the model's frozen
+    parameters (FSDP2), and of trained parameters, sums and the optimizer's state, for models that do not fit one GPU.
+    offload: whether trained parameters, sums and the optimizer's state stay in main memory, and a layer's weights are
+    copied to the GPU when it needs them. checkpoint_seconds: time between checkpoints.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     workers: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     processes: int = Field(default=1, ge=1)
     shard_frozen: bool = False
+    shard_trained: bool = False
     offload: bool = False
     threads: int | None = Field(default=None, ge=1)
     checkpoint_seconds: float = Field(default=10.0, gt=0)
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if self.offload and (self.shard_frozen or self.shard_trained):
+            raise ValueError(
+                "offload keeps parameters in main memory, and shard_frozen and shard_trained divide them between GPUs;"
+                " keep one of the two"
+            )
+        return self
 
 
 class Tracking(Group):

@@ -17,7 +17,8 @@ from torch import distributed
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import TCPStore  # type: ignore[attr-defined]
 
-from algorithms.privacy.barrier.performance import ALONE, Group, ProcessLostError
+from algorithms.errors import ProcessLostError
+from algorithms.privacy.barrier.performance import ALONE, Group
 
 _PLACE = "EPSILONFLOW_PROCESS"
 """Rank, number of processes and port, for processes that the first one started."""

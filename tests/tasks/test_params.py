@@ -76,6 +76,12 @@ def test_a_value_that_cannot_be_is_refused_by_its_path(key: str, value: object) 
         parse(with_value(key, value))
 
 
+@pytest.mark.parametrize("shards", ["shard_frozen", "shard_trained"])
+def test_parameters_lie_in_main_memory_or_in_shards(shards: str) -> None:
+    with pytest.raises(ParamsRefusedError, match="keep one of the two"):
+        parse({"performance": {"offload": True, shards: True}}, reads=("performance",))
+
+
 def test_a_setting_of_a_librarys_model_is_given_once() -> None:
     own = {"name": "huggingface", "checkpoint": "bert", "settings": {"replace_batch_norm": True}}
     assert Model.model_validate(own).own_settings == {"replace_batch_norm": True, "checkpoint": "bert"}

@@ -57,11 +57,14 @@ def killed(place: Workspace, number: int) -> None:
     assert not other.is_running()
 
 
-def test_whichever_process_is_killed_the_run_goes_on_for_nothing_more(workspace: Workspace) -> None:
+@pytest.mark.parametrize("in_slices", [False, True])
+def test_whichever_process_is_killed_the_run_goes_on_for_nothing_more(
+    in_slices: bool, workspace: Workspace
+) -> None:
     """At last on one process; the noise is seeded, so that the same run without a kill can be compared."""
     workspace.set("privacy", noise="seeded")
     workspace.set("algorithm", steps=400)
-    workspace.set("performance", processes=2)
+    workspace.set("performance", processes=2, shard_trained=in_slices)
     for number in (1, 0):
         killed(workspace, number)
         assert reservations(workspace) == ["reserve"]

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Affine, Clipping, LineCandidates, PerLayer, linear_layer
+from algorithms.gradients.placement import Shards
 from algorithms.models import Model
 from algorithms.privacy.accounting.events import event_to_json
 from algorithms.privacy.accounting.filters import Filter
@@ -42,7 +43,7 @@ from algorithms.privacy.barrier.unnoised_queries import (
 )
 from algorithms.privacy.mechanisms import release as releases
 from algorithms.privacy.mechanisms.correlated import Correlated
-from algorithms.privacy.mechanisms.noise import Generator, Stream
+from algorithms.privacy.mechanisms.noise import Generator, Stream, add_steps
 from algorithms.privacy.mechanisms.release import (
     Correlator,
     Mechanism,
@@ -183,6 +184,14 @@ def check_minimum(model: Model, problem: Minimum, noise: Mechanism) -> None:
         )
 
 
+def _noisy_slices(total: Tensor, release: Release, noise: NoiseAhead | None, slices: Shards) -> Tensor:
+    """A sum of which processes hold slices, plus noise, which the first process has and sends to the others."""
+    if isinstance(release.noise, NoNoise):
+        return total
+    steps = None if noise is None or noise.steps is None else noise.steps()
+    return add_steps(total, slices.scattered(steps, like=total), std=release.noise_scale)
+
+
 __all__ = ["Barrier", "Performance", "Records"]
 
 
@@ -264,10 +273,12 @@ class Barrier:
             else None
         )
         total = self.__exact.clipped_sum(parameters, clipping, release, stream, step=self.__trace.step)
+        if noise_ahead is not None and stream.position != noise_ahead.start:
+            raise RuntimeError("the sample's coins and the noise are not beside each other in the stream")
+        if (slices := self.__exact.performance.slices) is not None:
+            return (_noisy_slices(total, release, noise_ahead, slices) / divisor).to(torch.float32)
         if noise_ahead is None:
             return self.__group.broadcast(torch.empty_like(parameters))
-        if stream.position != noise_ahead.start:
-            raise RuntimeError("the sample's coins and the noise are not beside each other in the stream")
         noisy = noise_ahead.added(total)
         self.__measure(parameters, clipping, release, total, noisy)
         return self.__group.broadcast((noisy / divisor).to(torch.float32).to(parameters.device))
@@ -410,7 +421,7 @@ class Barrier:
         """Give the gradient's sample, drawn again with the same coins, to the diagnostics if there are any."""
         if self.__diagnostics is None or isinstance(release.sampling, Importance):
             return
-        point = parameters.to(self.__exact.performance.home)
+        point = self.__exact.performance.at_home(parameters)
         sums = total.cpu().numpy(), noisy.cpu().numpy()
         place = len(self.__trace.rows) - 1, self.__trace.step
         batches = self.__exact.sample_batches(release, self.__generator.stream(place[0]))

@@ -23,6 +23,7 @@ from torch import Tensor, distributed
 from algorithms.errors import RefusedError
 from algorithms.gradients import Engine, RecordsNotIndependentError
 from algorithms.gradients.arithmetic import in_full_precision, pass_size
+from algorithms.gradients.placement import Shards, together
 from algorithms.models import Model
 
 if TYPE_CHECKING:
@@ -108,16 +109,6 @@ def cores() -> int:
     return max(1, min(limits))
 
 
-class ProcessLostError(RuntimeError):
-    """Another process of the run ended; the message says what to do."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "another process of this run has ended; start the run again: it goes on from its checkpoint, on any number"
-            " of processes, and spends nothing more."
-        )
-
-
 @dataclass(frozen=True)
 class Group:
     """The processes of a run: this is number `rank` of `count`, and `local` of them run on this machine.
@@ -167,12 +158,9 @@ class Group:
 
     def _together(self, act: Callable[[], object]) -> None:
         """What all processes do at once; nothing for a single one."""
-        if self.count == 1:
-            return
-        try:
-            act()
-        except (RuntimeError, torch.distributed.DistError) as reason:
-            raise ProcessLostError from reason
+        if self.count > 1:
+            with together():
+                act()
 
 
 ALONE = Group()
@@ -221,11 +209,11 @@ class Performance:
     """Settings that change a result by rounding at most: where the arithmetic runs, and its memory.
 
     workers: parallel passes on a CPU; by default as many as cores and memory allow, with the same bits for any number.
-    threads: per worker, see `Engine.threads`. group: the run's processes. shard_frozen: whether they divide the model's
-    frozen parameters between them. offload: whether trained parameters, sums and the method's state stay in main
-    memory, for a model that does not fit the device. number: the number of records, if it is public. Some algorithms
-    hold a value of every record at once, and round differently. This number, not the true one, decides whether such an
-    algorithm fits into memory; without it they are not used.
+    threads: per worker, see `Engine.threads`. group: the run's processes. shard_frozen, shard_trained: whether they
+    divide the model's frozen parameters between them; and the trained ones, sums and the method's state. offload:
+    whether these stay in main memory instead. All three are for a model that does not fit the device. number: the
+    number of records, if it is public. Some algorithms hold a value of every record at once, and round differently.
+    This number, not the true one, decides whether such an algorithm fits into memory; without it they are not used.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -236,17 +224,28 @@ class Performance:
     threads: int | None = None
     group: Group = ALONE
     shard_frozen: bool = False
+    shard_trained: bool = False
     offload: bool = False
 
-    @property
-    def home(self) -> torch.device:
-        """Where parameters, sums and the method's state lie."""
-        return torch.device("cpu") if self.offload else self.device
+    @cached_property
+    def mesh(self) -> "DeviceMesh | None":
+        """The processes that share parameters, if several do."""
+        if self.group.count == 1 or not (self.shard_frozen or self.shard_trained):
+            return None
+        from torch.distributed.device_mesh import init_device_mesh
 
-    @property
-    def shards(self) -> bool:
-        """Whether several processes share frozen parameters."""
-        return self.shard_frozen and self.group.count > 1
+        return init_device_mesh(self.device.type, (self.group.count,))
+
+    @cached_property
+    def slices(self) -> Shards | None:
+        """The processes' slices of flat vectors, if several processes share trained parameters."""
+        return Shards(self.mesh) if self.shard_trained and self.mesh is not None else None
+
+    def at_home(self, vector: Tensor) -> Tensor:
+        """A copy of a flat vector [d] where parameters, sums and the method's state lie."""
+        if self.slices is not None:
+            return self.slices.divided(vector)
+        return vector.to("cpu" if self.offload else self.device, copy=True)
 
     def holds(self, numbers: int) -> bool:
         """Whether memory holds this many 32-bit numbers per record, for all records at once."""
@@ -312,7 +311,7 @@ class Performance:
         most = max(1, int(self.memory_mb * 1e6 / each))
         here = max(1, cores() // self.group.local)
         wanted = self.workers or here // min(engine.threads, self.threads or engine.threads, here)
-        workers = min(wanted, most) if self.device.type == "cpu" and not self.shards else 1
+        workers = min(wanted, most) if self.device.type == "cpu" and self.mesh is None else 1
         return SideBySide(engine, workers, lambda: self.computing(engine))
 
     def engine(self, model: Model, records: Records) -> Engine:
@@ -330,7 +329,9 @@ class Performance:
                     memory_mb=self.memory_mb,
                     physical_batch=self.physical_batch,
                     offload=self.offload,
-                    mesh=self._mesh() if self.shards else None,
+                    mesh=self.mesh,
+                    shards_frozen=self.shard_frozen,
+                    shards_trained=self.shard_trained,
                 )
         except RecordsNotIndependentError as reason:
             advice = "use layers and losses that take each record by itself, like GroupNorm."
@@ -348,11 +349,6 @@ class Performance:
                 " model.precision to bfloat16, or take the conversions out."
             )
         return engine
-
-    def _mesh(self) -> "DeviceMesh":
-        from torch.distributed.device_mesh import init_device_mesh
-
-        return init_device_mesh(self.device.type, (self.group.count,))
 
     @contextmanager
     def computing(self, engine: Engine) -> Iterator[None]:

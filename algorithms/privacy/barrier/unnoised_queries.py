@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from algorithms.errors import QueryFailedError, RefusedError
+from algorithms.errors import ProcessLostError, QueryFailedError, RefusedError
 from algorithms.gradients import L1, L2, Clipping, Engine, LineCandidates, clip_and_sum, pad_to_multiple
 from algorithms.gradients.clipping import margin
 from algorithms.gradients.linear import (
@@ -44,7 +44,6 @@ from algorithms.privacy.barrier.performance import (
     Load,
     OnDevice,
     Performance,
-    ProcessLostError,
     Records,
     Rows,
     in_passes,
@@ -118,7 +117,7 @@ def _mapped(
 def all_in_closed_form(model: Model, records: Records, performance: Performance) -> LinearRecords | None:
     """A copy of all records, for closed forms; None without these for the model, or without memory for the copy."""
     fits = performance.holds(2 * math.prod(records.features.shape[1:]))
-    if performance.offload or not (has_closed_forms(model) and fits):
+    if performance.offload or performance.slices or not (has_closed_forms(model) and fits):
         return None
     return LinearRecords(model, *OnDevice.of(records, performance.device).tensors)
 
@@ -469,11 +468,11 @@ class UnnoisedQueries:
 
         group = self.performance.group
         rows = group.shard(self._sample(release, stream), self._count)
-        total = torch.zeros(len(point), dtype=torch.float64, device=point.device)
+        total = torch.zeros_like(point, dtype=torch.float64)
         for found in self._side_by_side.map(summed, self._shared_passes(rows)):
             total += found
             spare.append(found)
-        return group.sum(total)
+        return group.sum(total) if self.performance.slices is None else total
 
     @_computed
     def clipped_losses(
@@ -544,7 +543,7 @@ class UnnoisedQueries:
 
     def _copied(self, points: Tensor) -> Tensor:
         """A copy of points where sums are, so that a model that changes them changes only the copy."""
-        return points.detach().to(self.performance.home, copy=True)
+        return points.clone() if self.performance.slices else self.performance.at_home(points.detach())
 
     @property
     def _count(self) -> int:
@@ -565,7 +564,7 @@ class UnnoisedQueries:
 
     def _shared_passes(self, rows: Rows) -> Iterator[Load]:
         """The same for this process's rows; processes that share parameters run equally many passes."""
-        if not self.performance.shards:
+        if self.performance.mesh is None:
             return self._passes(rows)
         passes = list(in_passes(rows, self.engine.physical_batch))
         missing = self.performance.group.max(len(passes)) - len(passes)

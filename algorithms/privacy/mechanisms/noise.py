@@ -203,22 +203,24 @@ def is_below(words: NDArray[np.uint64], rates: NDArray[np.float64]) -> NDArray[n
     return found
 
 
-def steps_of(noise: NDArray[np.float64], *, std: float) -> NDArray[np.float64]:
-    """Noise in whole steps of the grid of `std`."""
-    return np.rint(noise / grid_step(std))
+def steps_of(noise: NDArray[np.float64], *, std: float) -> "Tensor":
+    """Noise in whole steps of the grid of `std`, float64."""
+    import torch
+
+    return torch.from_numpy(np.rint(noise / grid_step(std)))
 
 
-def add_steps(total: "Tensor", noise: NDArray[np.float64], *, std: float) -> "Tensor":
+def add_steps(total: "Tensor", noise: "Tensor", *, std: float) -> "Tensor":
     """A sum plus noise in steps, both on the grid of `std` and added exactly, on the sum's device.
 
-    total: shape [d], float64. noise: as `steps_of` gives it, [d]. std: scale of the noise, above 0, public. Coordinates
-    of the sum are clamped to 2^28 times `std`, which does not increase the sensitivity.
+    total: shape [d], float64. noise: as `steps_of` gives it, [d], on any device. std: scale of the noise, above 0,
+    public. Coordinates of the sum are clamped to 2^28 times `std`, which does not increase the sensitivity.
     """
     import torch
 
     step = grid_step(std)
     steps = torch.round(total / step).clamp_(-_MAX_STEPS, _MAX_STEPS)
-    return steps.add_(torch.from_numpy(noise).to(total.device)).mul_(step)
+    return steps.add_(noise.to(total.device)).mul_(step)
 
 
 def grid_step(std: float) -> float:

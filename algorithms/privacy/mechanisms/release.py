@@ -448,7 +448,7 @@ class NoiseAhead:
 
     release: Release
     start: int
-    steps: Callable[[], NDArray[np.float64]] | None
+    steps: Callable[[], Tensor] | None
 
     @staticmethod
     def of(
@@ -500,7 +500,7 @@ def _noise_on_grid(release: Release, dimension: int) -> float:
 
 def _noise_in_steps(
     release: Release, stream: Stream, dimension: int, correlator: Correlator | None
-) -> NDArray[np.float64]:
+) -> Tensor:
     drawn = draws(release, stream, dimension) if correlator is None else correlator.draw(stream)
     return steps_of(_noise_on_grid(release, dimension) * drawn, std=release.noise_scale)
 

@@ -5,17 +5,20 @@ import os
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.overrides import TorchFunctionMode
 
 from algorithms.errors import ModelRefusedError
-from algorithms.gradients import L2, Engine, placement
+from algorithms.gradients import L2, Engine, PerLayer, placement
+from algorithms.gradients.placement import Shards
 from algorithms.models import Model
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.layers import ATTENTION
@@ -69,16 +72,40 @@ def test_many_passes_do_not_fill_the_memory() -> None:
 SPECS = ATTENTION | SHARING | OF_PARAMETERS | WITHOUT_RULE | NETWORKS
 
 
-def engine_of(made: Problem, *, is_offloaded: bool) -> Engine:
+def engine_of(made: Problem, **placing: Any) -> Engine:
     shape, dtype = tuple(made.inputs.shape[1:]), made.inputs.dtype
-    return Engine(made.model, input_shape=shape, input_dtype=dtype, device=DEVICE, offload=is_offloaded)
+    return Engine(made.model, input_shape=shape, input_dtype=dtype, device=DEVICE, **placing)
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceMesh]:
+    """Of one process, this one."""
+    store = tmp_path_factory.mktemp("mesh") / "store"
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="processes with a GPU each are tested with the barrier")
+@pytest.mark.parametrize("name", SPECS)
+def test_sums_in_slices_are_those_of_whole_vectors(name: str, mesh: DeviceMesh) -> None:
+    """Bit for bit, by every clipping that they can have."""
+    made, shards = problem(SPECS[name], torch.float32), Shards(mesh)
+    whole, sliced = engine_of(made), engine_of(made, mesh=mesh, shards_trained=True)
+    point = shards.divided(made.parameters)
+    for kind, clipping in naive.clippings(made.model, made.gradients).items():
+        if isinstance(clipping, L2 | PerLayer):
+            found = shards.collected(sliced.clipped_sum(point, made.inputs, made.labels, clipping))
+            assert torch.equal(
+                found, whole.clipped_sum(made.parameters, made.inputs, made.labels, clipping)
+            ), kind
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_sums_are_those_of_parameters_on_the_device(name: str) -> None:
     """Bit for bit on a CPU, by every clipping."""
     made = problem(SPECS[name], torch.float32)
-    usual, offloaded = (engine_of(made, is_offloaded=each) for each in (False, True))
+    usual, offloaded = engine_of(made), engine_of(made, offload=True)
     inputs, labels = made.inputs.to(DEVICE), made.labels.to(DEVICE)
     for kind, clipping in naive.clippings(made.model, made.gradients).items():
         found = offloaded.clipped_sum(made.parameters, inputs, labels, clipping)
@@ -94,15 +121,18 @@ def test_sums_are_those_of_parameters_on_the_device(name: str) -> None:
 
 def test_a_layer_or_two_are_on_the_device_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     width, copies, most = 32, weakref.WeakSet[Tensor](), []
-    brought = placement._brought
+    bringing = placement.Bringer.__init__
 
-    def counted(parameter: Tensor, device: torch.device) -> Tensor:
-        copy = brought(parameter, device)
-        copies.add(copy)
-        most.append(sum(each.numel() for each in copies))
-        return copy
+    def counting(self: placement.Bringer, device: torch.device, bring: Callable[[str], Tensor]) -> None:
+        def counted(name: str) -> Tensor:
+            copy = bring(name)
+            copies.add(copy)
+            most.append(sum(each.numel() for each in copies))
+            return copy
 
-    monkeypatch.setattr(placement, "_brought", counted)
+        bringing(self, device, counted)
+
+    monkeypatch.setattr(placement.Bringer, "__init__", counting)
     layers = [part for _ in range(12) for part in (nn.Linear(width, width), nn.Tanh())]
     losses = nn.CrossEntropyLoss(reduction="none")
     model = Model("deep", nn.Sequential(*layers), losses, scores=lambda outputs: outputs)
@@ -177,5 +207,7 @@ def test_a_model_sees_its_parameters_on_the_device() -> None:
 
 def test_a_model_that_is_taken_record_by_record_is_refused() -> None:
     made = problem(next(iter(AS_A_WHOLE.values())), torch.float32)
-    with pytest.raises(ModelRefusedError, match="record by record; set performance"):
-        engine_of(made, is_offloaded=True)
+    with pytest.raises(
+        ModelRefusedError, match=r"performance\.offload, since it is differentiated record by record"
+    ):
+        engine_of(made, offload=True)

@@ -1,4 +1,4 @@
-"""Frozen parameters sharded over real processes: the answers of one process, and a part of the weights in each."""
+"""Parameters sharded over real processes: the answers of one process, and a part of the weights in each."""
 
 import multiprocessing
 from collections.abc import Iterator
@@ -13,14 +13,26 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
-from algorithms.errors import ModelRefusedError
-from algorithms.gradients import L2, Engine
+from algorithms.core import training
+from algorithms.errors import ModelRefusedError, RefusedError
+from algorithms.gradients import L2, Engine, PerLayer
 from algorithms.gradients.placement import shard_frozen
 from algorithms.models import Model
 from algorithms.privacy.barrier.performance import ALONE, Group, Performance
+from algorithms.privacy.barrier.trace import Diagnostics
+from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian
 from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson
-from tests.algorithms.bench import MadeUp
+from tests.algorithms.bench import (
+    SETTINGS,
+    MadeUp,
+    StoppedError,
+    algorithm,
+    made_up,
+    planned,
+    small_model,
+    trained,
+)
 from tests.algorithms.privacy.test_barrier import barrier
 from tests.support.device import DEVICE
 
@@ -65,53 +77,73 @@ def adapted(*, is_checkpointed: bool = False) -> Model:
     return Model("adapted", Adapted(is_checkpointed=is_checkpointed), losses, scores=lambda outputs: outputs)
 
 
-def answers(group: Group, *, offload: bool = False) -> Tensor:
-    """Of a full batch, of a sample that leaves some process without records, and of layers that run again."""
+def answers(group: Group, **placing: bool) -> Tensor:
+    """Of full batches, samples that leave some process without records, layers that run again, and other clipping.
+
+    The last record's gradient is so large that its square overflows in 32 bits, and the one before is not finite.
+    """
     generator = np.random.default_rng(1)
-    records = MadeUp(
-        generator.normal(size=(RECORDS, WIDTH)).astype(np.float32), generator.integers(0, 3, RECORDS)
-    )
-    performance = Performance(
-        PLACE, physical_batch=64, group=group, shard_frozen=not offload, offload=offload
-    )
+    features = generator.normal(size=(RECORDS, WIDTH)).astype(np.float32)
+    features[-2:] = [[np.nan], [1e25]]
+    records = MadeUp(features, generator.integers(0, 3, RECORDS))
+    performance = Performance(PLACE, physical_batch=64, group=group, **placing)
     found = []
-    for is_checkpointed in (False, True):
-        model = adapted(is_checkpointed=is_checkpointed)
+    for is_checkpointed, precision in (
+        (False, torch.float32),
+        (True, torch.float32),
+        (False, torch.bfloat16),
+    ):
+        model = replace(adapted(is_checkpointed=is_checkpointed), precision=precision)
         asked = barrier(records, model, performance=performance)
-        for sampling in (FullBatch(), Poisson(0.01), FullBatch()):
-            point = model.initial_parameters()
-            found.append(
-                asked.gradient(point, sampling=sampling, clipping=L2(0.1), noise=Gaussian(0.01), divisor=1.0)
+        per_layer = PerLayer((0.05,) * len(model.layers))
+        for sampling, clipping in (
+            *((FullBatch(), L2(0.1)), (Poisson(0.01), L2(0.1))),
+            *((FullBatch(), per_layer), (FullBatch(), L2(0.1))),
+        ):
+            point = performance.at_home(model.initial_parameters())
+            noisy = asked.gradient(
+                point, sampling=sampling, clipping=clipping, noise=Gaussian(0.01), divisor=1.0
             )
-    return torch.stack(found)
+            found.append(noisy if performance.slices is None else performance.slices.collected(noisy))
+    return torch.stack(found).cpu()
 
 
-def in_a_process(rank: int, folder: Path) -> None:
+WAYS = ({"shard_frozen": True}, {"shard_trained": True}, {"shard_frozen": True, "shard_trained": True})
+
+
+def in_a_process(rank: int, count: int, folder: Path) -> None:
     torch.set_num_threads(1)
     if PLACE.type == "cuda":
         torch.cuda.set_device(rank)
     kind = "gloo" if PLACE.type == "cpu" else "cpu:gloo,cuda:nccl"
-    distributed.init_process_group(kind, init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
-    torch.save(answers(Group(rank, 2, 2)), folder / f"{rank}.pt")
-    module = shard_frozen(adapted(), init_device_mesh(PLACE.type, (2,))).module
+    distributed.init_process_group(
+        kind, init_method=f"file://{folder / 'store'}", rank=rank, world_size=count
+    )
+    torch.save([answers(Group(rank, count, count), **way) for way in WAYS], folder / f"{rank}.pt")
+    module = shard_frozen(adapted(), init_device_mesh(PLACE.type, (count,))).module
     local = {name: getattr(part, "_local_tensor", part).shape for name, part in module.named_parameters()}
     torch.save(local, folder / f"shapes-{rank}.pt")
     distributed.destroy_process_group()
 
 
-def test_processes_that_share_frozen_parameters_answer_as_one_process_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("count", [2, 3])
+def test_processes_that_share_parameters_answer_as_one_process_does(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if PLACE.type == "cuda" and torch.cuda.device_count() < count:
+        pytest.skip("needs a GPU for each process")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    with multiprocessing.get_context("spawn").Pool(2) as processes:
-        processes.starmap(in_a_process, [(0, tmp_path), (1, tmp_path)], chunksize=1)
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
-    assert torch.equal(first, second)
+    with multiprocessing.get_context("spawn").Pool(count) as processes:
+        processes.starmap(in_a_process, [(rank, count, tmp_path) for rank in range(count)], chunksize=1)
     alone = answers(ALONE)
-    assert torch.allclose(first, alone, rtol=0.0, atol=1e-5) and float(alone.norm()) > 1
-    for name, shape in torch.load(tmp_path / "shapes-0.pt").items():
-        whole = adapted().module.get_parameter(name)
-        assert shape.numel() == (whole.numel() if whole.requires_grad else whole.numel() / 2), name
+    assert float(alone.norm()) > 1
+    for way, found in zip(WAYS, torch.load(tmp_path / "0.pt"), strict=True):
+        assert torch.allclose(found, alone, rtol=0.0, atol=1e-5), way
+    assert torch.equal(*(torch.load(tmp_path / f"{rank}.pt")[0] for rank in range(2)))
+    if count == 2:
+        for name, shape in torch.load(tmp_path / "shapes-0.pt").items():
+            whole = adapted().module.get_parameter(name)
+            assert shape.numel() == (whole.numel() if whole.requires_grad else whole.numel() / 2), name
 
 
 def test_trained_parameters_in_main_memory_change_no_answer() -> None:
@@ -139,7 +171,6 @@ class Listing(Adapted):
     ("changes", "why"),
     [
         ({"module": nn.Linear(WIDTH, 3)}, "has no frozen parameters"),
-        ({"precision": torch.bfloat16}, "computes in bfloat16"),
         ({"module": Listing(is_checkpointed=False)}, "is differentiated record by record"),
     ],
 )
@@ -147,9 +178,86 @@ def test_models_that_cannot_be_sharded_are_refused(
     changes: dict[str, Any], why: str, mesh: DeviceMesh
 ) -> None:
     with pytest.raises(ModelRefusedError, match=why):
-        Engine(replace(adapted(), **changes), input_shape=(WIDTH,), mesh=mesh)
+        Engine(replace(adapted(), **changes), input_shape=(WIDTH,), mesh=mesh, shards_frozen=True)
 
 
-def test_offloading_beside_sharding_is_refused(mesh: DeviceMesh) -> None:
-    with pytest.raises(ModelRefusedError, match="frozen ones are sharded; set performance"):
-        Engine(adapted(), input_shape=(WIDTH,), mesh=mesh, offload=True)
+CRASHED = {"dp_sgd": {"update": {"optimizer": "adam", "averaging": "ema"}}, "heavy_ball": {}}
+"""Methods that are stopped in the middle."""
+
+
+def released(name: str, group: Group, folder: Path, *, stop_after: int | None = None) -> Tensor:
+    """Of a run whose processes hold slices, which resumes from a checkpoint if there is one."""
+    method, model = algorithm(name, **CRASHED.get(name, {})), small_model("logistic", classes=2)
+    ways = Performance(PLACE, group=group, shard_trained=True)
+    try:
+        found = trained(
+            *(method, planned(method, model), model, folder),
+            records=lambda: made_up(classes=2),
+            performance=ways,
+            stop_after=stop_after,
+        )
+    except StoppedError:
+        return torch.zeros(0)
+    parameters: Tensor = method.released(found.state)
+    return parameters.cpu()
+
+
+def methods_in_a_process(rank: int, folder: Path) -> dict[str, Tensor]:
+    torch.set_num_threads(1)
+    if PLACE.type == "cuda":
+        torch.cuda.set_device(rank)
+    kind, store = "gloo" if PLACE.type == "cpu" else "cpu:gloo,cuda:nccl", folder / "store"
+    distributed.init_process_group(kind, init_method=f"file://{store}", rank=rank, world_size=2)
+    group = Group(rank, 2, 2)
+    found = {name: released(name, group, folder / f"{name}-{rank}") for name in BY_COORDINATE}
+    for name in CRASHED:
+        released(name, group, folder / f"crashed-{name}-{rank}", stop_after=2)
+        found[f"resumed {name}"] = released(name, group, folder / f"alone-{name}")
+    distributed.destroy_process_group()
+    return found
+
+
+BY_COORDINATE = [name for name in SETTINGS if getattr(algorithm(name), "by_coordinate", False)]
+
+
+def test_methods_release_of_slices_what_they_do_of_whole_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that were stopped, too, which go on with whole vectors, or did so before."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    for name in CRASHED:
+        released(name, ALONE, tmp_path / f"alone-{name}", stop_after=2)
+    with multiprocessing.get_context("spawn").Pool(2) as processes:
+        found = processes.starmap(methods_in_a_process, [(0, tmp_path), (1, tmp_path)], chunksize=1)[0]
+    assert {"dp_sgd", "adp_sgd", "matrix_factorisation", "nesterov"} <= set(BY_COORDINATE)
+    for name in BY_COORDINATE:
+        whole = released(name, ALONE, tmp_path / name)
+        assert torch.allclose(found[name], whole, rtol=0.0, atol=1e-6) and float(whole.norm()) > 0, name
+        if name in CRASHED:
+            resumed = released(name, ALONE, tmp_path / f"crashed-{name}-0")
+            for each in (resumed, found[f"resumed {name}"]):
+                assert torch.allclose(each, whole, rtol=0.0, atol=1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("name", "has_diagnostics", "why"),
+    [("adaclip", False, "AdaCliP computes with whole vectors"), ("dp_sgd", True, "the first process alone")],
+)
+def test_what_slices_cannot_do_is_refused_before_a_charge(
+    name: str, has_diagnostics: bool, why: str, tmp_path: Path
+) -> None:
+    method, model, charged = algorithm(name), small_model(), []
+    with pytest.raises(RefusedError, match=why):
+        training.train(
+            *(method, planned(method, model), model),
+            open_records=made_up,
+            generator=seeded_generator(3),
+            run_id="one run",
+            folder=tmp_path,
+            performance=Performance(group=Group(0, 2, 2), shard_trained=True),
+            checkpoint_seconds=1.0,
+            on_step=lambda *_: None,
+            diagnostics=Diagnostics() if has_diagnostics else None,
+            reserve=lambda: charged.append(name),
+        )
+    assert charged == []
