@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import math
+import re
 import secrets
 import tempfile
 import threading
@@ -114,6 +115,20 @@ def _settings_restored() -> Iterator[None]:
                 torch.set_deterministic_debug_mode(mode)
 
 
+_KEY = re.compile(r"\b(algorithm|privacy|performance)\.(?=[a-z])")
+
+
+@contextmanager
+def _named_as_arguments() -> Iterator[None]:
+    """Name settings in refusals by the arguments of `fit`, not by the keys of params.yaml."""
+    try:
+        yield
+    except RefusedError as error:
+        error.args = (_KEY.sub(lambda key: "method." if key[1] == "algorithm" else "", str(error)),)
+        raise
+
+
+@_named_as_arguments()
 @_settings_restored()
 @torch.inference_mode(False)
 @torch.enable_grad()

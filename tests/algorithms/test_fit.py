@@ -287,6 +287,13 @@ def test_a_target_that_is_no_budget_is_refused(epsilon: float, own_home: Path) -
     assert ledger_rows(own_home) == []
 
 
+def test_refusals_name_what_the_call_takes() -> None:
+    with pytest.raises(RefusedError, match=r"set method\.sampling_rate and leave expected_batch_size empty"):
+        call(n_is_public=False, delta=1e-5)
+    with pytest.raises(RefusedError, match="; set delta above 0 with the accountant pld or rdp"):
+        call(accountant="pure", delta=0.0)
+
+
 def test_a_private_number_of_records_is_released_with_noise_and_charged() -> None:
     method = DPSGD(steps=4, sampling_rate=0.2)
     result = call(method=method, delta=1e-5, n_is_public=False)
