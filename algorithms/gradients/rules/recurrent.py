@@ -526,40 +526,32 @@ def _is_by_length(values: Any = None, *_: Any, descending: bool = False, **__: A
 
 
 def _packed(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """All steps of all records, [time x batch, ...], with the lengths as an attribute."""
+    """All steps of all records, [time x batch, ...], and the batch sizes, with the lengths as an attribute."""
     steps = input.transpose(0, 1) if batch_first else input
-    return _with_lengths(steps, lengths), torch.full((len(steps),), steps.shape[1])
+    batch_sizes = torch.full((len(steps),), steps.shape[1])
+    batch_sizes.lengths = lengths.to(steps.device)  # type: ignore[attr-defined]
+    return steps.flatten(0, 1), batch_sizes
 
 
-def _with_lengths(steps: Tensor, lengths: Tensor) -> Tensor:
-    found = steps.flatten(0, 1)
-    found.lengths = lengths.to(steps.device)  # type: ignore[attr-defined]
-    return found
-
-
-def _lengths_of(data: Tensor) -> Tensor:
-    found = getattr(data, "lengths", None)
-    if found is None:
-        raise UnrecordedError("the data of packed sequences are changed before a layer takes them")
-    lengths: Tensor = found
-    return lengths
+def _unpacked(data: Tensor, batch_sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The steps, [time, batch, ...], the lengths, and which steps are within them, [time, batch, 1]."""
+    lengths: Tensor | None = getattr(batch_sizes, "lengths", None)
+    if lengths is None:
+        raise UnrecordedError("the batch sizes of packed sequences are changed")
+    steps = torch.unflatten(data, 0, (len(batch_sizes), -1))
+    places = torch.arange(len(steps), device=steps.device)
+    return steps, lengths, (places[:, None] < lengths)[..., None]
 
 
 def _padded(
     data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int
 ) -> tuple[Tensor, Tensor]:
-    lengths, steps = _lengths_of(data), torch.unflatten(data, 0, (len(batch_sizes), -1))
+    steps, lengths, taken = _unpacked(data, batch_sizes)
     if total_length != len(steps):
         raise UnrecordedError("packed sequences are padded to another length than they had")
-    if padding_value != 0.0:
-        steps = torch.where(_taken(steps, lengths), steps, padding_value)
+    # The model may have changed the data, as by a bias.
+    steps = torch.where(taken.view(*taken.shape[:2], *(1,) * (steps.dim() - 2)), steps, padding_value)
     return steps.transpose(0, 1) if batch_first else steps, lengths.cpu()
-
-
-def _taken(steps: Tensor, lengths: Tensor) -> Tensor:
-    """Which steps are within a record's sequence, [time, batch, 1]."""
-    places = torch.arange(len(steps), device=steps.device)
-    return (places[:, None] < lengths)[..., None]
 
 
 def _layers(
@@ -568,18 +560,19 @@ def _layers(
     batch_sizes: Tensor,
     start: Tensor | tuple[Tensor, ...],
     weights: Sequence[Tensor],
-    has_biases: bool,
+    _has_biases: bool,
     layers: int,
     dropout: float,
     training: bool,
     bidirectional: bool,
 ) -> tuple[Tensor, ...]:
     """`torch.lstm` and its like for packed sequences: outputs, hidden states and, of an LSTM, cell states."""
-    each, directions = 4 if has_biases else 2, 2 if bidirectional else 1
-    if len(weights) != each * layers * directions:
-        raise UnrecordedError("a recurrent layer with projections")
-    lengths, steps = _lengths_of(data), torch.unflatten(data, 0, (len(batch_sizes), -1))
-    taken, starts = _taken(steps, lengths), start if isinstance(start, tuple) else (start,)
+    directions = 2 if bidirectional else 1
+    each = len(weights) // (layers * directions)
+    if each % 2:  # the last weight is a projection
+        cell = _projected_cell
+    steps, _, taken = _unpacked(data, batch_sizes)
+    starts = start if isinstance(start, tuple) else (start,)
     ends = []
     for layer in range(layers):
         outputs = []
@@ -592,7 +585,18 @@ def _layers(
         steps = torch.cat(outputs, dim=-1)
         if dropout and training and layer < layers - 1:
             steps = functional.dropout(steps, dropout)
-    return _with_lengths(steps, lengths), *(torch.stack(parts) for parts in zip(*ends, strict=True))
+    return steps.flatten(0, 1), *(torch.stack(parts) for parts in zip(*ends, strict=True))
+
+
+def _projected_cell(
+    input: Tensor, start: tuple[Tensor, Tensor], of_input: Tensor, of_hidden: Tensor, *others: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A step of an LSTM whose hidden state is projected, which `torch.lstm_cell` does not know."""
+    *biases, projection = others
+    input_bias, hidden_bias = biases or (None, None)
+    below = functional.linear(input, of_input, input_bias)
+    hidden, cell = _lstm_cell(below, functional.linear(start[0], of_hidden, hidden_bias), *start)
+    return functional.linear(hidden, projection), cell
 
 
 def _unrolled(

@@ -251,6 +251,15 @@ def _sorted_here(self: Wired, words: Tensor) -> Tensor:
     return _last_state(words, self.layer(packed))[order.argsort()]
 
 
+def _changed(self: Wired, words: Tensor) -> Tensor:
+    """Between the layers, padding included, as by dropout on the data."""
+    data, *rest = pack_padded_sequence(
+        self.table(words), _lengths(words), batch_first=True, enforce_sorted=False
+    )
+    outputs = self.layer(PackedSequence(torch.tanh(data + 1.0), *rest))[0]
+    return _mean(words, (outputs._replace(data=outputs.data + 1.0), None))
+
+
 def packing(read: Callable[[Tensor, Packed], Tensor], layer: nn.RNNBase) -> Spec:
     def wiring(self: Wired, words: Tensor) -> Tensor:
         embedded = self.table(words)
@@ -276,6 +285,13 @@ SPECS = {
     "mean": packing(_mean, nn.GRU(3, 2, bias=False, batch_first=True, bidirectional=True)),
     "largest": packing(_largest, nn.RNN(3, 2, batch_first=True)),
     "every step": packing(_every_step, nn.RNN(3, 2, nonlinearity="relu", batch_first=True)),
+    "projected": packing(_last_state, nn.LSTM(3, 4, 2, batch_first=True, bidirectional=True, proj_size=2)),
+    "projected, without biases": packing(_mean, nn.LSTM(3, 4, bias=False, batch_first=True, proj_size=2)),
+    "with data that the model changes": Spec(
+        lambda: Wired(_changed, table=nn.Embedding(WORDS, 3), layer=nn.GRU(3, 2, batch_first=True)),
+        (LENGTH,),
+        entries=WORDS,
+    ),
     "sorted by the model": Spec(
         lambda: Wired(_sorted_here, table=nn.Embedding(WORDS, 3), layer=nn.LSTM(3, 2, batch_first=True)),
         (LENGTH,),
@@ -302,19 +318,13 @@ def test_a_mean_that_depends_on_the_longest_sequence_is_refused() -> None:
         problem(packing(_mean_over_the_longest, nn.GRU(3, 2, batch_first=True))).engine()
 
 
-def test_packed_data_that_the_model_changes_are_taken_one_record_at_a_time(
+def test_packed_sequences_of_another_length_are_taken_one_record_at_a_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def wiring(self: Wired, words: Tensor) -> Tensor:
-        data, *rest = pack_padded_sequence(
-            self.table(words), _lengths(words), batch_first=True, enforce_sorted=False
-        )
-        return _last_state(words, self.layer(PackedSequence(torch.tanh(data), *rest)))
+    def longer(_words: Tensor, outputs: Packed) -> Tensor:
+        return pad_packed_sequence(outputs[0], batch_first=True, total_length=LENGTH + 1)[0].flatten(1)
 
-    layer = nn.GRU(3, 2, batch_first=True)
-    made = problem(
-        Spec(lambda: Wired(wiring, table=nn.Embedding(WORDS, 3), layer=layer), (LENGTH,), entries=WORDS)
-    )
+    made = problem(packing(longer, nn.GRU(3, 2, batch_first=True)))
     engine = made.engine()
     assert engine.physical_batch == 1 and "(pack_padded_sequence)" in caplog.text
     check(made, engine)
