@@ -43,6 +43,7 @@ from algorithms.gradients.op_tracer import (
     OpTracer,
     Sample,
     form_of,
+    held_by,
     mixes,
     near_start,
     watched,
@@ -283,8 +284,8 @@ def _traced(
     looked: Looked, sample: Sample, answer: bool | None = None, other: GradSampleRecorder | None = None
 ) -> _Trace:
     """Trace a forward pass; answer: as in `OpTracer`. other: the recorder of another batch size."""
-    module, parameters = looked.passes.model.module, looked.parameters
-    records, known = (sample.inputs, sample.labels), (parameters, *module.parameters(), *module.buffers())
+    parameters, records = looked.parameters, (sample.inputs, sample.labels)
+    known = (parameters, *held_by(looked.passes.model.module))
     try:
         with _recording(), watching(records, known, answer) as watch:
             tape, losses = looked.passes.taped(parameters, *records, other=other)

@@ -333,6 +333,8 @@ class OpTracer(_Watch):
         # Weak references by identity: otherwise all that a pass computes would stay in memory.
         self._of_records = WeakTensorKeyDictionary(dict.fromkeys(records))
         self._known = WeakTensorKeyDictionary(dict.fromkeys((*records, *known)))
+        # Memory that values of records were written into: other views of it depend on records, too.
+        self._written: dict[int, StorageWeakRef] = {}
 
     @property
     def is_decided(self) -> bool:
@@ -341,7 +343,12 @@ class OpTracer(_Watch):
 
     def may_depend(self, tree: Any) -> bool:
         """Whether an argument is a tensor that depends on the records' values, or is of unknown origin."""
-        return any(part in self._of_records or self._is_unknown(part) for part in tensors_in(tree))
+        return any(self._is_of_records(part) or self._is_unknown(part) for part in tensors_in(tree))
+
+    def _is_of_records(self, tensor: Tensor) -> bool:
+        if tensor in self._of_records:
+            return True
+        return bool(self._written) and any(part._cdata in self._written for part in _storages(tensor))
 
     def _is_unknown(self, tensor: Tensor) -> bool:
         """Whether a tensor's origin is unknown, since it was not made within the block."""
@@ -373,13 +380,12 @@ class OpTracer(_Watch):
 
     def run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         taken = tensors_in((args, kwargs))
-        of_records = [tensor for tensor in taken if tensor in self._of_records]
+        of_records = [tensor for tensor in taken if self._is_of_records(tensor)]
         unknown = [tensor for tensor in taken if self._is_unknown(tensor)]
         may_depend = bool(of_records or unknown)
         found = func(*args, **kwargs)
         given, kind = tensors_in(found), func.overloadpacket
-        by_mask = kind is _ATEN.index and any(tensor.dtype == torch.bool for tensor in taken[1:])
-        if may_depend and (by_mask or kind in _OPERATIONS_THAT_LOOK):
+        if may_depend and self.may_depend(_looked_at_by(kind, taken)):
             self.note_look(kind.__name__)
         self.is_narrow |= any(tensor.dtype in _NARROW for tensor in given)
         self.is_short |= any(tensor.dtype in (torch.float32, *_NARROW) for tensor in given if of_records)
@@ -388,6 +394,9 @@ class OpTracer(_Watch):
         self._known.update(dict.fromkeys(given))
         if of_records and kind not in _OF_NO_VALUE:
             self._of_records.update(dict.fromkeys(given))
+            if func._schema.is_mutable:
+                for storage in _storages((args[:1], given)):
+                    self._written[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         return found
 
 
@@ -476,10 +485,11 @@ class _LookingFunctions(TorchFunctionMode):
         args, kwargs = asked_for(self, func, args), kwargs or {}
         if asks(func, args):
             return self._watch.answered(lambda: func(*args, **kwargs), (args, kwargs))
-        if getattr(func, "__name__", "") == "one_hot" and not _looks(func, args, kwargs):
+        looked_at = _looked_at(func, args, kwargs)
+        if getattr(func, "__name__", "") == "one_hot" and not looked_at:
             # It only checks that entries are below the number of classes; control flow does not depend on them.
             return self._watch.unlooked(lambda: func(*args, **kwargs))
-        if _looks(func, args, kwargs) and self._watch.may_depend((args, kwargs)):
+        if self._watch.may_depend(looked_at):
             self._watch.note_look(func.__name__)
         return func(*args, **kwargs)
 
@@ -544,13 +554,21 @@ def watched(
     passes: Passes, parameters: Tensor, sample: Sample, *, answer: bool | None = None, is_back: bool = False
 ) -> OpTracer:
     """Trace a model on some records; answer: as in `OpTracer`. is_back: also through the backward pass."""
-    module, records = passes.model.module, (sample.inputs, sample.labels)
-    with watching(records, (parameters, *module.parameters(), *module.buffers()), answer) as watch:
+    records = (sample.inputs, sample.labels)
+    with watching(records, (parameters, *held_by(passes.model.module)), answer) as watch:
         if is_back:
             passes.gradients(parameters, *records, turn=watch.turn)
         else:
             passes.losses(parameters, *records)
     return watch
+
+
+def held_by(module: nn.Module) -> Iterator[Tensor]:
+    """The tensors that a module holds before a pass: parameters, buffers, and attributes of its layers."""
+    yield from module.parameters()
+    yield from module.buffers()
+    for layer in module.modules():
+        yield from (value for value in vars(layer).values() if isinstance(value, Tensor))
 
 
 def _fill_alike(few: OpTracer, many: OpTracer, records: tuple[int, int]) -> bool:
@@ -593,16 +611,30 @@ def _shapes(tensors: Iterable[Tensor]) -> Shapes:
     return tuple(tensor.shape for tensor in tensors)
 
 
-def _looks(func: Func, args: Args, kwargs: Kwargs) -> bool:
-    """Whether a function reads the values of a tensor."""
-    name = getattr(func, "__name__", "")
-    given = (*args, *kwargs.values())
+def _looked_at(func: Func, args: Args, kwargs: Kwargs) -> Args:
+    """The arguments whose values a function turns into numbers, or into a number of values; none for most functions."""
+    name, given = getattr(func, "__name__", ""), (*args, *kwargs.values())
     if name == "__getitem__":
-        return any(isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in tree_leaves(args[1:]))
+        return tuple(_masks(tree_leaves(args[1:])))
     if name == "where":
-        return len(given) == 1
+        return given if len(given) == 1 else ()
     if name == "one_hot":
-        return given[1:] in ((), (-1,))
+        return given if given[1:] in ((), (-1,)) else ()
     if name in ("repeat_interleave", "tensor_split"):
-        return len(given) == 1 or any(isinstance(value, Tensor) for value in given[1:])
-    return name in _FUNCTIONS_THAT_LOOK
+        return given if len(given) == 1 else tuple(tensors_in(given[1:]))
+    if name not in _FUNCTIONS_THAT_LOOK:
+        return ()
+    return given[1:] if name == "masked_select" else given
+
+
+def _looked_at_by(kind: Any, taken: list[Tensor]) -> list[Tensor]:
+    """The same for an operation on tensors."""
+    if kind is _ATEN.index:
+        return _masks(taken[1:])
+    if kind not in _OPERATIONS_THAT_LOOK:
+        return []
+    return taken[1:] if kind is _ATEN.masked_select else taken
+
+
+def _masks(leaves: list[Any]) -> list[Tensor]:
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dtype in (torch.bool, torch.uint8)]

@@ -179,7 +179,7 @@ class Passes:
                 gradients, losses = self.model.inside(named, lambda: each(named, inputs, labels))
         except RuntimeError:  # control flow that depends on values, or an operation without a batched form
             return self._each_in_a_pass(parameters, inputs, labels)
-        rows = {name: DenseGrad(gradient.flatten(start_dim=1)) for name, gradient in gradients.items()}
+        rows = {name: DenseGrad(gradient.reshape(len(labels), -1)) for name, gradient in gradients.items()}
         return self.contributions(parameters, losses.detach(), dict(rows))
 
     def _each_in_a_pass(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:

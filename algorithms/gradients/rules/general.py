@@ -92,9 +92,6 @@ def general(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) ->
         return func(*args, **kwargs)  # only the parameter's shape or type is read
     if name in ("to", "type_as") and not any(tape.given):
         return shared(tape, func, args, kwargs)  # only the type of a batch is read
-    if name == APPLIED:
-        own = func.__self__.__name__  # type: ignore[attr-defined]
-        raise UnrecordedError(f"the function '{own}' of a parameter and of records")
     if name in _ELEMENTWISE:
         return elementwise(tape, func, args, kwargs)
     is_assigned = func is Tensor.__setitem__ and tape.name(args[0]) is None and args[0]._base is None
@@ -107,7 +104,7 @@ def general(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) ->
     if name in _WITHOUT_GRADIENT or not any(map(has_gradient, outputs)):
         return output
     leaves, structure = tree_flatten((args, kwargs))
-    tape.without_rule.add(name)
+    tape.without_rule.add(func.__self__.__name__ if name == APPLIED else name)  # type: ignore[attr-defined]
 
     def run(*leaves: Any) -> Tensor:
         some, named = tree_unflatten(leaves, structure)
@@ -343,7 +340,8 @@ def pulled_back(tape: GradSampleRecorder, found: dict[str, list[PerExample]]) ->
                 if given is not None:
                     found.setdefault(made.source, []).append(given)
                 else:
-                    ends.append((end, part.rows.to(end.dtype).view(-1, *end.shape)))
+                    rows = part.rows.to(end.dtype)
+                    ends.append((end, rows.view(len(rows), *end.shape)))
     starts = {name: tape.graph[name] for name in tape.parameters if name in tape.graph}
     for name, gradient in _through(ends, starts).items() if ends else ():
         found.setdefault(name, []).append(gradient)

@@ -154,24 +154,9 @@ OF_PARAMETERS = {
     ),
 }
 
-WITHOUT_RULE = {
-    "complex weight": Spec(
-        lambda: Wired(
-            lambda self, x: functional.linear(torch.view_as_complex(x), torch.view_as_complex(self.w)).abs(),
-            w=_parameter(3, 4, 2),
-        ),
-        (4, 2),
-    ),
-    "distances": Spec(lambda: Wired(lambda self, x: torch.cdist(x, self.w), w=_parameter(3, 4)), (2, 4)),
-    "einsum with a parameter twice": Spec(
-        lambda: Wired(lambda self, x: torch.einsum("bi,ij,jk->bk", x, self.w, self.w), w=_parameter(4, 4)),
-        (4,),
-    ),
-}
-
 
 class _Product(torch.autograd.Function):
-    """A product with a parameter, of which PyTorch tells nobody."""
+    """A product with a parameter."""
 
     generate_vmap_rule = True
 
@@ -189,9 +174,32 @@ class _Product(torch.autograd.Function):
         return error @ weight.T, inputs.T @ error
 
 
-AS_A_WHOLE = {
+WITHOUT_RULE = {
+    "complex weight": Spec(
+        lambda: Wired(
+            lambda self, x: functional.linear(torch.view_as_complex(x), torch.view_as_complex(self.w)).abs(),
+            w=_parameter(3, 4, 2),
+        ),
+        (4, 2),
+    ),
+    "distances": Spec(lambda: Wired(lambda self, x: torch.cdist(x, self.w), w=_parameter(3, 4)), (2, 4)),
+    "einsum with a parameter twice": Spec(
+        lambda: Wired(lambda self, x: torch.einsum("bi,ij,jk->bk", x, self.w, self.w), w=_parameter(4, 4)),
+        (4,),
+    ),
     "function of one's own": Spec(
         lambda: Wired(lambda self, x: _Product.apply(x, self.w).tanh(), w=_parameter(4, 3)), (4,)
+    ),
+}
+
+AS_A_WHOLE = {
+    "transform of each record": Spec(
+        lambda: Wired(
+            lambda self, x: torch.func.vmap(lambda one: torch.tanh(self.scale * (one @ self.w)))(x),
+            w=_parameter(4, 3),
+            scale=_parameter(),
+        ),
+        (4,),
     ),
 }
 

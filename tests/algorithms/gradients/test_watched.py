@@ -76,6 +76,73 @@ def test_a_question_about_values_has_a_public_answer(wiring: Callable[[Wired, Te
     check(full, engine)
 
 
+def written_in_parts(x: Tensor) -> Tensor:
+    """Which values are larger than those of any made-up record, written through a view."""
+    found = torch.zeros(x.shape, dtype=torch.bool)
+    found[:, 2:] = x[:, 2:] > 1e5
+    return found
+
+
+def test_a_question_about_what_was_written_into_a_part_of_a_tensor_has_a_public_answer() -> None:
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        return self.layer(x) * (2.0 if written_in_parts(x).any() else 1.0)
+
+    made = problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2)), (4,)))
+    engine = made.engine()
+    other = replace(made, inputs=torch.cat([torch.full_like(made.inputs[:1], 1e6), made.inputs[1:]]))
+    assert torch.equal(rows(made, engine)[1:], rows(other, engine)[1:])
+
+
+def by_language(self: Wired, x: Tensor) -> Tensor:
+    """As X-MOD does, where all records have the first of two languages."""
+    found = x.new_zeros(len(x), 3)
+    for index, adapter in enumerate((self.first, self.second)):
+        mine = torch.zeros(len(x)) == index
+        found[mine] = adapter(x[mine])
+    return found
+
+
+MASK = torch.tensor([True, False, True, True])
+BY_PUBLIC_MASKS: dict[str, Callable[[Wired, Tensor], Tensor]] = {
+    "a buffer": lambda self, x: x[:, self.mask],
+    "an attribute": lambda self, x: x[:, self.__dict__["own"]],
+    "made in the pass": lambda self, x: x[:, torch.arange(4) != 1],
+    "selected": lambda self, x: x.masked_select(self.mask).view(-1, 3),
+    "repeated": lambda self, x: torch.repeat_interleave(x, self.mask.long(), dim=1),
+    "layers that no record takes": by_language,
+}
+
+
+@pytest.mark.parametrize("name", BY_PUBLIC_MASKS)
+def test_what_is_chosen_by_a_mask_that_all_records_share_is_no_look(name: str) -> None:
+    def make() -> nn.Module:
+        found = Wired(
+            lambda self, x: self.last(BY_PUBLIC_MASKS[name](self, self.layer(x))),
+            layer=nn.Linear(4, 4),
+            last=nn.Linear(3, 2),
+            first=nn.Linear(4, 3),
+            second=nn.Linear(4, 3),
+            mask=MASK,
+        )
+        found.__dict__["own"] = MASK
+        return found
+
+    made = problem(Spec(make, (4,)))
+    engine = made.engine(physical_batch=64)
+    assert engine.is_batched and engine.physical_batch == 64
+    check(made, engine)
+
+
+def test_what_is_chosen_by_a_mask_that_was_written_in_parts_is_a_look() -> None:
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        found = self.layer(x)
+        chosen = torch.arange(len(x))[:, None].expand_as(x)[written_in_parts(x)]
+        return found + torch.zeros_like(found).index_add(0, chosen, self.layer(x[chosen]))
+
+    made = problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2)), (4,)))
+    assert made.engine().physical_batch == 1
+
+
 class Experts(nn.Module):
     """Each record by one of its experts; those that no record of the batch chose are left out."""
 
@@ -177,11 +244,6 @@ def test_attention_within_the_parts_of_a_record_is_taken_at_once() -> None:
     engine = made.engine()
     assert engine.is_batched and not engine.materialised
     check(made, engine)
-
-
-def test_attention_with_entries_of_its_own_is_taken_record_by_record() -> None:
-    made = problem(Spec(lambda: Channels(add_bias_kv=True), (3, 5, 4)))
-    check(made, made.engine())
 
 
 def chunked(size: int) -> Callable[[Wired, Tensor], Tensor]:

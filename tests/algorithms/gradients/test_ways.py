@@ -322,18 +322,21 @@ class Scaled(torch.autograd.Function):
 
 
 @pytest.mark.parametrize(
-    ("wiring", "is_batched"),
+    ("wiring", "materialised"),
     [
-        (lambda self, x: self.last(functional.linear(x, Rounded.apply(2.0 * self.layer.weight))), True),
-        (lambda self, x: self.last(torch.tanh(Scaled.apply(self.layer(x), self.layer.bias))), False),
+        (lambda self, x: self.last(functional.linear(x, Rounded.apply(2.0 * self.layer.weight))), ()),
+        (
+            lambda self, x: self.last(torch.tanh(Scaled.apply(self.layer(x), self.layer.bias))),
+            ("Scaled",),
+        ),
     ],
 )
 def test_a_function_with_a_backward_pass_of_its_own_is_taken(
-    wiring: Callable[[Wired, Tensor], Tensor], *, is_batched: bool
+    wiring: Callable[[Wired, Tensor], Tensor], materialised: tuple[str, ...]
 ) -> None:
-    """In one pass if it takes parameters alone, for which autograd's graph is kept."""
+    """In one pass; if it takes parameters alone, by autograd's graph of them."""
     made = problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 3), last=nn.Linear(3, 2)), (4,)))
     engine = made.engine()
-    assert engine.is_batched == is_batched
+    assert engine.is_batched and engine.materialised == materialised
     check(made, engine)
     assert torch.autograd.Function.apply.__module__ == "torch.autograd.function"  # as it was
