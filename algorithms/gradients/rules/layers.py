@@ -326,7 +326,7 @@ _BUILT_IN: dict[Func, tuple[str, ...]] = {
 
 
 _SIGNATURE = inspect.signature(functional.multi_head_attention_forward)
-_UNSUPPORTED = ("bias_k", "bias_v", "add_zero_attn", "static_k", "static_v")
+_UNSUPPORTED = ("static_k", "static_v")
 
 
 def multi_head_attention(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
@@ -345,8 +345,16 @@ def multi_head_attention(tape: GradSampleRecorder, func: Func, args: Args, kwarg
         raise UnrecordedError("multi-head attention whose records are not in the second dimension")
     heads = call["num_heads"]
     # Only the linear layers before and after have parameters; the attention between them is separate for each record.
-    query, key, value = (_by_head(part, heads) for part in _projected(tape, call, layout))
+    target, *sources = _projected(tape, call, layout)
+    for place, entry in enumerate((call["bias_k"], call["bias_v"])):
+        if entry is not None:
+            sources[place] = torch.cat([sources[place], _stretched(tape, entry, target.shape[1], layout)])
+    if call["add_zero_attn"]:
+        sources = [functional.pad(part, (0, 0, 0, 0, 0, 1)) for part in sources]
+    query, key, value = (_by_head(part, heads) for part in (target, *sources))
     mask = _mask(call, query)
+    if mask is not None:  # entries of the layer's own are never masked
+        mask = functional.pad(mask, (0, key.shape[2] - mask.shape[-1]))
     mixed, weights = _attend(query, key, value, mask, call)
     together = mixed.permute(2, 0, 1, 3).flatten(start_dim=2)
     weight, bias = call["out_proj_weight"], call["out_proj_bias"]
@@ -422,6 +430,17 @@ def _kept(
         return {name: _placed(gradient, *wholes[name]) for name, gradient in found.items()}
 
     return output if names == (None, None) else tape.keep(output, gradients, inputs)
+
+
+def _stretched(tape: GradSampleRecorder, parameter: Tensor, rows: int, layout: Layout) -> Tensor:
+    """A parameter [1, 1, width], recorded, for all rows of the batch, [1, rows, width]."""
+    name, shape = tape.name(parameter), parameter.shape
+    output = parameter.expand(1, rows, -1)
+
+    def gradients(errors: Tensor) -> Gradients:
+        return {str(name): DenseGrad(summed_to(errors, shape, layout, tape.batch))}
+
+    return output if name is None else tape.keep(output, gradients)
 
 
 def _placed(gradient: PerExample, parameter: Tensor | None, part: slice) -> PerExample:

@@ -69,8 +69,8 @@ COUNTS = st.sampled_from([0, 1, 2, 3, 5])
 SEEDS = st.integers(0, 2**31)
 
 
-def check(spec: Spec, count: int, seed: int) -> None:
-    """Sums and norms by every clipping, and at a physical batch of two."""
+def check(spec: Spec, count: int, seed: int) -> Engine:
+    """Sums and norms by every clipping, and at a physical batch of two, by the engine that is returned."""
     made = problem(spec, count=count, seed=seed)
     engine = made.engine(physical_batch=2)
     for clipping in naive.clippings(made.model, made.gradients).values():
@@ -78,6 +78,7 @@ def check(spec: Spec, count: int, seed: int) -> None:
         found = engine.clipped_sum(*made.arguments, clipping)
         assert float((found - expected).norm()) <= 1e-10 * (1.0 + float(expected.norm()))
         _check_norms(made, engine, clipping)
+    return engine
 
 
 def _check_norms(made: Problem, engine: Engine, clipping: Clipping) -> None:
@@ -124,20 +125,39 @@ def test_convolutions(data: st.DataObject, count: int, seed: int) -> None:
     heads=st.integers(1, 3),
     width=st.integers(1, 2),
     first=st.booleans(),
+    own=st.booleans(),
+    zero=st.booleans(),
+    masked=st.booleans(),
     count=COUNTS,
     seed=SEEDS,
 )
 @settings(deadline=None, max_examples=15)
 def test_attention(
-    lengths: tuple[int, int], heads: int, width: int, first: bool, count: int, seed: int
+    lengths: tuple[int, int],
+    heads: int,
+    width: int,
+    *,
+    first: bool,
+    own: bool,
+    zero: bool,
+    masked: bool,
+    count: int,
+    seed: int,
 ) -> None:
+    """With entries of its own beside the sources, and masks that hide some of these."""
+
     def wiring(self: Wired, inputs: torch.Tensor) -> torch.Tensor:
         parts = torch.split(inputs, lengths, dim=1)
         targets, sources = parts if first else [part.transpose(0, 1) for part in parts]
-        output: torch.Tensor = self.layer(targets, sources, sources)[0]
+        hidden = (torch.arange(lengths[1]) > 1).expand(len(inputs), -1) if masked else None
+        output: torch.Tensor = self.layer(targets, sources, sources, key_padding_mask=hidden)[0]
         return output if first else output.transpose(0, 1)
 
     def make() -> nn.Module:
-        return Wired(wiring, layer=nn.MultiheadAttention(heads * width, heads, batch_first=first))
+        layer = nn.MultiheadAttention(
+            heads * width, heads, batch_first=first, add_bias_kv=own, add_zero_attn=zero
+        )
+        return Wired(wiring, layer=layer)
 
-    check(Spec(make, (sum(lengths), heads * width)), count, seed)
+    engine = check(Spec(make, (sum(lengths), heads * width)), count, seed)
+    assert engine.is_batched and not engine.materialised
