@@ -77,8 +77,6 @@ class PerExampleGradients:
                 f"per-layer clipping has {len(clipping.norms)} bounds, the model has {len(self.layers)} layers;"
                 " give one for each."
             )
-        if len(self.losses) == 0:
-            return
         for found, their in self._finite(clipping, norms):
             found._add(their, clipping, total)
 
@@ -93,7 +91,7 @@ class PerExampleGradients:
         for name, place in self.places.items():
             total = torch.zeros(place.stop - place.start, dtype=torch.float64, device=self.losses.device)
             for found, weights in parts:
-                if name in found.gradients and len(found.losses):
+                if name in found.gradients:
                     found._add_weighted_of(name, weights[name], total)
             yield place, total
 
@@ -144,7 +142,12 @@ class PerExampleGradients:
     def _finite(
         self, clipping: Clipping, norms: Tensor | None
     ) -> Iterator[tuple["PerExampleGradients", Tensor]]:
-        """Yield gradients of finite norms, and the norms; those whose squares overflow in 32 bits come in 64."""
+        """Yield gradients of finite norms, and the norms; those whose squares overflow in 32 bits come in 64.
+
+        Never those of no records: not every formula takes an empty batch.
+        """
+        if len(self.losses) == 0:
+            return
         norms = self.norms(clipping) if norms is None else norms
         finite = all_finite(norms)
         if bool(finite.all()):
