@@ -153,7 +153,7 @@ class PerExampleGradients:
         if bool(finite.all()):
             yield self, norms
             return
-        yield self.take(torch.nonzero(finite)[:, 0]), norms[finite]
+        yield from self.take(torch.nonzero(finite)[:, 0])._finite(clipping, norms[finite])
         if self.dtype != torch.float64:
             others = self.take(torch.nonzero(~finite)[:, 0])
             wider = {name: as_measured(each).double() for name, each in others.gradients.items()}
