@@ -7,7 +7,8 @@
 - Any other: gradients are materialised record by record, with `torch.func` or by separate passes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -106,27 +107,28 @@ def general(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) ->
     leaves, structure = tree_flatten((args, kwargs))
     tape.without_rule.add(func.__self__.__name__ if name == APPLIED else name)  # type: ignore[attr-defined]
 
-    def run(*leaves: Any) -> Tensor:
-        some, named = tree_unflatten(leaves, structure)
-        return func(*some, **named)  # type: ignore[no-any-return]
-
     values = [leaf for leaf in leaves if _is_value(tape, leaf)]
     taken = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     names = [tape.name(leaf) for leaf in leaves]
-    if isinstance(output, Tensor):
-        out = tape.output_layout
-        layouts = [tape.layout_if_any(leaf) if _is_value(tape, leaf) else None for leaf in leaves]
-        batch = tape.batch
+    layouts = [tape.layout_if_any(leaf) if _is_value(tape, leaf) else None for leaf in leaves]
+    batch = tape.batch
 
-        def gradients(errors: Tensor) -> Gradients:
-            try:
-                found = _together(run, taken, names, layouts, out, errors, batch)
-            except RuntimeError:
-                found = _one_by_one(lambda *some: [run(*some)], taken, names, [out], [errors], batch)
-            return found
+    def kept(output: Tensor, out: Layout | None, index: int) -> Tensor:
+        if out is None or out == UNKNOWN:
+            raise UnrecordedError("an operation on a parameter whose output has no dimension for the records")
 
-        return tape.keep(output, gradients, *(values[1:] if is_assigned else values))
-    return _several(tape, run, taken, names, output, values)
+        def one(*leaves: Any) -> Tensor:
+            some, named = tree_unflatten(leaves, structure)
+            return tensors_in(func(*some, **named))[index]
+
+        call = _Call(one, taken, names, layouts, out, batch)
+        return tape.keep(output, call.gradients, *(values[1:] if is_assigned else values))
+
+    if len(outputs) != len(tape.given):
+        raise UnrecordedError("an operation on a parameter that does not return what it did before")
+    own = zip(outputs, tape.given, range(len(outputs)), strict=True)
+    recorded = iter([kept(*each) if has_gradient(each[0]) else each[0] for each in own])
+    return tree_map_only(Tensor, lambda _: next(recorded), output)
 
 
 def _assigned(target: Tensor, places: Any, value: Any) -> Tensor:
@@ -136,102 +138,111 @@ def _assigned(target: Tensor, places: Any, value: Any) -> Tensor:
     return found
 
 
-def _several(
-    tape: GradSampleRecorder,
-    run: Callable[..., Any],
-    taken: list[Any],
-    names: list[str | None],
-    output: Any,
-    values: list[Tensor],
-) -> Any:
-    """An operation with several outputs; each is recorded as a separate use."""
-    leaves, structure = tree_flatten(output)
-    if len(leaves) != len(tape.given):
-        raise UnrecordedError("an operation on a parameter that gives tensors and other values")
-    kept = []
-    for index, (leaf, layout) in enumerate(zip(leaves, tape.given, strict=True)):
-        if layout is None or layout == UNKNOWN:
-            raise UnrecordedError("an operation on a parameter whose output has no dimension for the records")
-
-        def gradients(errors: Tensor, index: int = index, layout: Layout = layout) -> Gradients:
-            def one(*some: Any) -> list[Tensor]:
-                return [tensors_in(run(*some))[index]]
-
-            return _one_by_one(one, taken, names, [layout], [errors], tape.batch)
-
-        kept.append(tape.keep(leaf, gradients, *values) if has_gradient(leaf) else leaf)
-    return tree_unflatten(kept, structure)
-
-
 def _is_value(tape: GradSampleRecorder, leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and tape.name(leaf) is None
 
 
-def _together(
-    run: Callable[..., Tensor],
-    leaves: list[Any],
-    names: list[str | None],
-    layouts: list[Layout | None],
-    out: Layout,
-    errors: Tensor,
-    batch: int,
-) -> Gradients:
-    """Gradients of the parameters among the leaves, for each record from its own values."""
-    places = [i for i, name in enumerate(names) if name is not None]
-    moving = {i: layout for i, layout in enumerate(layouts) if layout is not None}
+@dataclass(frozen=True)
+class _Call:
+    """A call of a function with a single output, from which gradients of its parameters are computed for each record.
 
-    def one(error: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-        alone = dict(
-            zip(moving, (moving[i].alone(v) for i, v in zip(moving, values, strict=True)), strict=True)
-        )
-        fixed = [alone.get(i, leaf) for i, leaf in enumerate(leaves)]
+    run: the function of the leaves. names: of the parameters among them. layouts: of the other leaves and the output.
+    """
+
+    run: Callable[..., Tensor]
+    leaves: list[Any]
+    names: list[str | None]
+    layouts: list[Layout | None]
+    out: Layout
+    batch: int
+
+    def gradients(self, errors: Tensor) -> Gradients:
+        """From the output's gradient; no record's values are combined with those of another, which may be infinite."""
+        for found in (self._together, self._alone):
+            try:
+                return found(errors)
+            except Exception:  # functions of others may raise any
+                continue
+        return self._among_copies(errors)
+
+    @property
+    def _places(self) -> list[int]:
+        return [i for i, name in enumerate(self.names) if name is not None]
+
+    def _by_record(self) -> dict[int, Tensor]:
+        """The leaves that differ between records, batch first."""
+        pairs = enumerate(zip(self.layouts, self.leaves, strict=True))
+        return {i: layout.by_record(leaf, self.batch) for i, (layout, leaf) in pairs if layout is not None}
+
+    def _with(self, values: dict[int, Tensor]) -> Callable[..., Tensor]:
+        """The function of the parameters alone."""
 
         def of_parameters(*parameters: Tensor) -> Tensor:
-            chosen = dict(zip(places, parameters, strict=True))
-            return run(*(chosen.get(i, leaf) for i, leaf in enumerate(fixed)))
+            chosen = values | dict(zip(self._places, parameters, strict=True))
+            return self.run(*(chosen.get(i, leaf) for i, leaf in enumerate(self.leaves)))
 
-        backward = torch.func.vjp(of_parameters, *(leaves[i] for i in places))[1]
-        return backward(out.alone(error))  # type: ignore[no-any-return]
+        return of_parameters
 
-    by_record = [layout.by_record(leaves[i], batch) for i, layout in moving.items()]
-    found = torch.func.vmap(one)(out.by_record(errors, batch), *by_record)
-    return _named([str(names[i]) for i in places], found)
+    def _one(self, values: dict[int, Tensor]) -> dict[int, Tensor]:
+        """A record's values as leaves of a batch of one."""
+        return {i: layout.alone(values[i]) for i, layout in enumerate(self.layouts) if layout is not None}
 
+    def _together(self, errors: Tensor) -> Gradients:
+        """For all records at once, by `torch.func`."""
 
-def _one_by_one(
-    run: Callable[..., list[Tensor]],
-    leaves: list[Any],
-    names: list[str | None],
-    outs: list[Layout],
-    errors: list[Tensor],
-    batch: int,
-) -> Gradients:
-    """`_together` for an operation that `torch.func` cannot separate by record: a backward pass for each record."""
-    places = [i for i, name in enumerate(names) if name is not None]
-    free = {i: leaves[i].requires_grad_() for i in places}
-    with torch.enable_grad():
-        outputs = run(*(free.get(i, leaf) for i, leaf in enumerate(leaves)))
-    if not any(output.requires_grad for output in outputs):
-        return {}
-    each = []
-    for record in range(batch):
-        alone = [torch.zeros_like(error) for error in errors]
-        for part, error, layout in zip(alone, errors, outs, strict=True):
-            layout.by_record(part, batch)[record] = layout.by_record(error, batch)[record]
-        each.append(
-            torch.autograd.grad(
-                outputs, list(free.values()), alone, retain_graph=True, materialize_grads=True
-            )
+        def one(error: Tensor, values: dict[int, Tensor]) -> tuple[Tensor, ...]:
+            run = self._with(self._one(values))
+            backward = torch.func.vjp(run, *(self.leaves[i] for i in self._places))[1]
+            return backward(self.out.alone(error))  # type: ignore[no-any-return]
+
+        found = torch.func.vmap(one)(self.out.by_record(errors, self.batch), self._by_record())
+        return self._named(found)
+
+    def _alone(self, errors: Tensor) -> Gradients:
+        """In a batch of one for each record."""
+        by_record = self._by_record()
+        return self._each(
+            (self._one({i: values[record] for i, values in by_record.items()}), self.out.alone(error))
+            for record, error in enumerate(self.out.by_record(errors, self.batch))
         )
-    return _named([str(names[i]) for i in places], tuple(map(torch.stack, zip(*each, strict=True))))
 
+    def _among_copies(self, errors: Tensor) -> Gradients:
+        """In a batch of copies for each record, for a function that is given the number of records."""
 
-def _named(names: list[str], gradients: tuple[Tensor, ...]) -> Gradients:
-    """Gradients by name; those of a parameter used twice in one operation are added."""
-    rows: dict[str, Tensor] = {}
-    for name, gradient in zip(names, gradients, strict=True):
-        rows[name] = rows.get(name, 0) + gradient.reshape(len(gradient), -1)
-    return {name: DenseGrad(gradient) for name, gradient in rows.items()}
+        def chosen(layout: Layout, values: Tensor, record: int, *, copies: bool) -> Tensor:
+            found = torch.zeros_like(values)
+            layout.by_record(found, self.batch)[slice(None) if copies else record] = layout.by_record(
+                values, self.batch
+            )[record]
+            return found
+
+        layouts = {i: layout for i, layout in enumerate(self.layouts) if layout is not None}
+        return self._each(
+            (
+                {i: chosen(layout, self.leaves[i], record, copies=True) for i, layout in layouts.items()},
+                chosen(self.out, errors, record, copies=False),
+            )
+            for record in range(self.batch)
+        )
+
+    def _each(self, calls: Iterable[tuple[dict[int, Tensor], Tensor]]) -> Gradients:
+        """From the values and the output's gradient in a call for each record."""
+        free, each = [self.leaves[i].requires_grad_() for i in self._places], []
+        for values, error in calls:
+            with torch.enable_grad():
+                output = self._with(values)(*free)
+            if not output.requires_grad:
+                return {}
+            each.append(torch.autograd.grad(output, free, error, materialize_grads=True))
+        return self._named(tuple(map(torch.stack, zip(*each, strict=True))))
+
+    def _named(self, gradients: tuple[Tensor, ...]) -> Gradients:
+        """Gradients by name; those of a parameter used twice in one operation are added."""
+        rows: dict[str, Tensor] = {}
+        for i, gradient in zip(self._places, gradients, strict=True):
+            name = str(self.names[i])
+            rows[name] = rows.get(name, 0) + gradient.reshape(len(gradient), -1)
+        return {name: DenseGrad(gradient) for name, gradient in rows.items()}
 
 
 def elementwise(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:

@@ -1,6 +1,7 @@
 """Models that go another way than layer after layer: in place, with dropout, from a start at zero, or by values."""
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -308,17 +309,17 @@ class Rounded(torch.autograd.Function):
 
 
 class Scaled(torch.autograd.Function):
-    """values times a weight."""
+    """values times a weight, for a number of records."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, values: Tensor, weight: Tensor, count: int | None = None) -> Tensor:
         ctx.save_for_backward(values, weight)
-        return values * weight
+        return values.view(count or len(values), 3) * weight
 
     @staticmethod
-    def backward(ctx: Any, errors: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, errors: Tensor) -> tuple[Tensor, Tensor, None]:
         values, weight = ctx.saved_tensors
-        return errors * weight, (errors * values).sum(dim=0)
+        return errors * weight, (errors * values).sum(dim=0), None
 
 
 @pytest.mark.parametrize(
@@ -329,14 +330,21 @@ class Scaled(torch.autograd.Function):
             lambda self, x: self.last(torch.tanh(Scaled.apply(self.layer(x), self.layer.bias))),
             ("Scaled",),
         ),
+        (
+            lambda self, x: self.last(torch.tanh(Scaled.apply(self.layer(x), self.layer.bias, len(x)))),
+            ("Scaled",),
+        ),
     ],
 )
 def test_a_function_with_a_backward_pass_of_its_own_is_taken(
     wiring: Callable[[Wired, Tensor], Tensor], materialised: tuple[str, ...]
 ) -> None:
-    """In one pass; if it takes parameters alone, by autograd's graph of them."""
+    """In one pass, and no record is in another's way; if it takes parameters alone, by autograd's graph of them."""
     made = problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 3), last=nn.Linear(3, 2)), (4,)))
     engine = made.engine()
     assert engine.is_batched and engine.materialised == materialised
     check(made, engine)
+    missing = replace(made, inputs=torch.cat([torch.full_like(made.inputs[:1], math.nan), made.inputs[1:]]))
+    norms = [engine.norms(*some.arguments, L2(1.0)) for some in (made, missing)]
+    assert torch.equal(norms[0][1:], norms[1][1:])  # 0 times NaN, in a sum over records, would be NaN for all
     assert torch.autograd.Function.apply.__module__ == "torch.autograd.function"  # as it was
