@@ -155,6 +155,7 @@ class Engine:
                 answers=found.answers,
                 unpacks=found.unpacks,
                 keeps_format=found.keeps_format,
+                wholes=found.wholes,
             )
             self.physical_batch = self._size(physical_batch, memory_mb, device)
         self._log()

@@ -8,13 +8,13 @@ gradients cannot be separated by record, UnrecordedError is raised, so that none
 """
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import Function
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
@@ -25,7 +25,14 @@ from algorithms.gradients.ghost_clipping import PerExample
 
 
 class UnrecordedError(Exception):
-    """A use of a parameter whose gradients cannot be separated by record; the message says which."""
+    """A use of a parameter whose gradients cannot be separated by record; the message says which.
+
+    parameter: the name of a parameter whose gradients are wrong; "" if it is not known.
+    """
+
+    def __init__(self, reason: str, parameter: str = "") -> None:
+        super().__init__(reason)
+        self.parameter = parameter
 
 
 class Layout(NamedTuple):
@@ -237,6 +244,46 @@ def _run_again(func: Func, args: Args, kwargs: Kwargs) -> Any:
     return _anchored(output if output._base is None else output.clone(), torch.zeros((), requires_grad=True))
 
 
+class Whole:
+    """A layer as one function of its parameters, by name, and of its other arguments, as the recorder sees it.
+
+    precision: returns a context that the layer runs in.
+    """
+
+    def __init__(self, layer: nn.Module, precision: Callable[[], AbstractContextManager[Any]]) -> None:
+        self.__name__ = type(layer).__name__
+        self._layer, self._precision = layer, precision
+        self._around = nn.Module()  # without the layer's hooks, which its caller runs
+        self._around.within, self._around.forward = layer, layer.forward
+
+    def __call__(self, parameters: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        named = {f"within.{name}": part for name, part in parameters.items()}
+        with self._precision():
+            return torch.func.functional_call(self._around, named, args, kwargs)
+
+    def recorded(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer's forward pass within a recorder's block."""
+        parts = self._layer.named_parameters()
+        own = {name: part for name, part in parts if isinstance(part, RecordedTensor)}
+        return RecordedTensor.__torch_function__(self, (), (own, *args), kwargs)
+
+
+@contextmanager
+def as_wholes(
+    layers: Iterable[nn.Module], precision: Callable[[], AbstractContextManager[Any]]
+) -> Iterator[None]:
+    """Let the recorder see each of these layers as one function within the block; see `Whole`."""
+    before = [(vars(layer), vars(layer).copy()) for layer in layers]
+    for layer in layers:
+        vars(layer)["forward"] = Whole(layer, precision).recorded
+    try:
+        yield
+    finally:
+        for own, kept in before:
+            del own["forward"]
+            own |= {key: value for key, value in kept.items() if key == "forward"}
+
+
 class _Noting(TorchFunctionMode):
     """Notes the shapes in every call of a torch function."""
 
@@ -363,12 +410,13 @@ class GradSampleRecorder:
 
     def _learned(self, func: Func, args: Args, kwargs: Kwargs, leaves: list[Tensor]) -> Any:
         """Call a function and learn its layouts; the output is put into a graph, as in a recorded pass."""
-        here = len(self.shapes)
         taken = tuple(leaf.shape for leaf in leaves)
         output = func(*args, **kwargs)
-        given = _given(func, args, output)
+        given, here = _given(func, args, output), len(self.shapes)
         if not given:
             return output
+        if isinstance(func, Whole):  # which modes do not see
+            self.shapes.append(Shapes(name_of(func), taken, tuple(leaf.shape for leaf in given)))
         if self._other is not None:
             before, count = self._other
             name, other = name_of(func), before[here] if here < len(before) else None

@@ -5,6 +5,7 @@ the batch dimension of each tensor is known and the recorded gradients agree wit
 """
 
 import math
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -66,6 +67,8 @@ _QUICK = 1e11
 """Operations that a large model may take for a forward pass of as many records as a full pass has: about a second."""
 _MUCH = 4e9
 """Memory in bytes up to which an inspection is a full one."""
+_TRIES = 6
+"""How often layers are added to those that are seen as wholes."""
 _ROUNDING = 1e-2
 """Share of the tolerance by which rounding may move a zero gradient, relative to the whole gradient."""
 
@@ -91,7 +94,7 @@ class ModelInspection:
         form: the form of the made-up records.
         is_narrow: whether the model computes in 16 bits somewhere.
         answers: the answers to the model's questions about tensor values.
-        unpacks, keeps_format: as in `Passes`.
+        unpacks, keeps_format, wholes: as in `Passes`.
         layouts: the layouts of all uses of parameters; None if passes cannot be recorded, for the given `reason`.
         cost: of a pass.
         is_random: whether the model draws random numbers.
@@ -104,6 +107,7 @@ class ModelInspection:
     answers: Answers
     unpacks: bool
     keeps_format: bool
+    wholes: tuple[str, ...]
     layouts: Layouts | None
     reason: str
     cost: PassCost
@@ -242,13 +246,24 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
             raise UnrecordedError(
                 f"its control flow may depend on the values of a tensor{by}; masks are faster"
             )
-        with _recording():
-            layouts, cost, without_rule = _learned(
-                plain, looked, first, second, is_brief=is_brief, precision=passes.model.precision
-            )
+        for _ in range(_TRIES):
+            try:
+                with _recording():
+                    layouts, cost, without_rule = _learned(
+                        plain, looked, first, second, is_brief=is_brief, precision=passes.model.precision
+                    )
+                break
+            except UnrecordedError as why:
+                wholes = _blamed(why, plain.passes)
+                if not wholes:
+                    raise
+                plain, looked = (some.deciding(wholes=wholes) for some in (plain, looked))
+                first = _traced(plain, few)
+                second = _traced(plain, second.seen.sample, other=first.tape)
         reason = ""
     except UnrecordedError as why:
         layouts, reason, without_rule = None, str(why), ()
+        plain = plain.deciding(wholes=())
         cost = _measured(few, lambda some: _take_alone(plain.passes, parameters, some))
         cost = replace(cost, written=4 * len(parameters))
     saved = cost.each // 3 if is_brief else max(1, _kept_each(passes, parameters, form))
@@ -258,6 +273,7 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
         answers=answers or (),
         unpacks=unpacks,
         keeps_format=keeps_format,
+        wholes=plain.passes.wholes,
         layouts=layouts,
         reason=reason,
         cost=replace(cost, saved=saved),
@@ -277,7 +293,7 @@ class _Trace:
     seen: Seen
     watch: OpTracer
     tape: GradSampleRecorder | None
-    reason: str = ""
+    reason: UnrecordedError | None = None
 
 
 def _traced(
@@ -292,7 +308,7 @@ def _traced(
     except UnrecordedError as error:
         with watching(records, known, answer) as watch:
             losses = looked.passes.losses(parameters, *records)
-        return _Trace(Seen(sample, losses, watch.is_drawn), watch, None, str(error))
+        return _Trace(Seen(sample, losses, watch.is_drawn), watch, None, error)
     return _Trace(Seen(sample, losses, watch.is_drawn), watch, tape)
 
 
@@ -324,8 +340,8 @@ def _learned(
     precision: of training. Raises UnrecordedError if recorded gradients differ from autograd's.
     """
     for trace in (first, second):
-        if trace.tape is None:
-            raise UnrecordedError(trace.reason)
+        if trace.reason is not None:
+            raise trace.reason
     assert second.tape is not None
     # What is computed from parameters alone is recorded in the second pass only.
     of_records = ([some for some in trace.watch.operations if some.of_records] for trace in (first, second))
@@ -388,6 +404,34 @@ def _learned(
         except UnrecordedError:
             raise why from None
     return layouts, cost, tuple(sorted(without_rule))
+
+
+def _blamed(error: UnrecordedError, passes: Passes) -> tuple[str, ...]:
+    """The layers to see as wholes, by name: those so far, and the one that an error arose in with others of its class.
+
+    If that is one already, the one around it. Empty if no layer is known, or if it has all trained parameters.
+    """
+    module, wholes = passes.model.module, set(passes.wholes)
+    names = {id(layer): name for name, layer in module.named_modules()}
+    name = error.parameter.rpartition(".")[0]
+    cause: BaseException | None = None if error.parameter else error
+    while cause is not None:
+        frames = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(cause.__traceback__))
+        name = ([names[id(layer)] for layer in frames if id(layer) in names] or [name])[-1]
+        cause = cause.__cause__
+    while name and (name in wholes or not _trained(passes, name)):
+        name = name.rpartition(".")[0]
+    if len(_trained(passes, name)) == len(passes.model.shapes):
+        return ()
+    kind = type(module.get_submodule(name))
+    alike = (other for other, layer in module.named_modules() if type(layer) is kind)
+    wholes |= {name} if kind.__module__.startswith("torch.") else {*alike}
+    return tuple(one for one in sorted(wholes) if not any(one.startswith(f"{other}.") for other in wholes))
+
+
+def _trained(passes: Passes, name: str) -> list[str]:
+    """The trained parameters of a layer, by name."""
+    return [part for part in passes.model.shapes if not name or part.startswith(f"{name}.")]
 
 
 def _exact(plain: Looked, sample: Sample) -> Looked:
@@ -563,9 +607,10 @@ def _compare(
         if name in expected:
             part -= expected.pop(name).reshape(-1)
         if not float(torch.linalg.vector_norm(part)) <= tolerance * sizes.get(name, 0.0) + floor:
-            raise UnrecordedError("its recorded gradients differ from those of autograd")
-    if any(not sizes[name] <= floor for name in expected):
-        raise UnrecordedError("its recorded gradients differ from those of autograd")
+            raise UnrecordedError("its recorded gradients differ from those of autograd", name)
+    for name in expected:
+        if not sizes[name] <= floor:
+            raise UnrecordedError("its recorded gradients differ from those of autograd", name)
 
 
 def _compare_rounding(

@@ -22,6 +22,7 @@ from algorithms.gradients.grad_sample_recorder import (
     Shapes,
     UnrecordedError,
     Use,
+    as_wholes,
     reporting_functions,
 )
 from algorithms.gradients.per_example_gradients import PerExampleGradients, combined
@@ -45,7 +46,8 @@ class Passes:
     shards: of the flat vector of parameters, if each process holds a slice of it.
     unpacks: whether recurrent layers process packed sequences as padded ones. keeps_format: whether a recorded pass
     leaves images and kernels in their memory format, since the model rejects the one that is fastest for max pooling,
-    as `view` does.
+    as `view` does. wholes: names of layers that a recorder sees as one function each, since their operations cannot be
+    recorded.
     """
 
     model: Model
@@ -54,6 +56,7 @@ class Passes:
     shards: Shards | None = None
     unpacks: bool = False
     keeps_format: bool = False
+    wholes: tuple[str, ...] = ()
 
     @cached_property
     def is_channels_last(self) -> bool:
@@ -76,7 +79,7 @@ class Passes:
         tape, inputs = self._tape(parameters, inputs, len(labels), layouts, before)
 
         def run() -> Tensor:
-            with tape, self._unpacking():  # includes the loss, which may read values or use parameters
+            with tape, self._within(inputs.device):  # includes the loss, which may read values or use parameters
                 return self.model.losses(self.model.module(inputs), labels)
 
         with torch.enable_grad(), self._precision(inputs.device), self._answering(), reporting_functions():
@@ -100,7 +103,7 @@ class Passes:
 
         def run() -> tuple[Tensor, list[Use], tuple[Tensor | None, ...]]:
             with torch.enable_grad(), self._precision(inputs.device), self._answering(), tape.saving():
-                with tape, self._unpacking():
+                with tape, self._within(inputs.device):
                     outputs = self.model.module(inputs)
                 losses = self.model.losses(outputs, labels)
             uses = tape.take_uses()
@@ -118,14 +121,20 @@ class Passes:
             raise UnrecordedError("checkpointed layers save other tensors when they run again") from reason
         if without_rule is not None:
             without_rule |= tape.without_rule
-        found: dict[str, list[PerExample]] = {}
-        with torch.no_grad():
+
+        def gradients() -> dict[str, list[PerExample]]:
+            found: dict[str, list[PerExample]] = {}
             for use, error in zip(uses, errors, strict=True):
                 use.check()
                 for name, gradient in (use.gradients(error) if error is not None else {}).items():
                     found.setdefault(name, []).append(gradient)
-            gradients = {name: combined(parts) for name, parts in pulled_back(tape, found).items()}
-            return self.contributions(parameters, losses.detach(), gradients)
+            return found
+
+        with torch.no_grad():
+            # Layers that are seen as wholes run again, and may keep something of a pass.
+            found = self.model.inside(tape.parameters, gradients) if self.wholes else gradients()
+            of_parameters = {name: combined(parts) for name, parts in pulled_back(tape, found).items()}
+            return self.contributions(parameters, losses.detach(), of_parameters)
 
     def _tape(
         self,
@@ -255,9 +264,11 @@ class Passes:
         answering = Answering(self.answers, is_silent=again) if self.answers else nullcontext()
         return _both(answering, Unpacked()) if self.unpacks else answering
 
-    def _unpacking(self) -> AbstractContextManager[Any]:
-        """A context for packed sequences within a recorder's, which then sees the calls that they are replaced by."""
-        return Unpacked() if self.unpacks else nullcontext()
+    def _within(self, device: torch.device) -> AbstractContextManager[Any]:
+        """A context within a recorder's, which sees what packed sequences are replaced by, and layers as wholes."""
+        unpacking = Unpacked() if self.unpacks else nullcontext()
+        layers = [self.model.module.get_submodule(name) for name in self.wholes]
+        return _both(unpacking, as_wholes(layers, lambda: self._precision(device))) if layers else unpacking
 
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
         if self.model.precision == torch.bfloat16:

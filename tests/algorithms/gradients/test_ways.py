@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.gradients import L2
+from algorithms.gradients import L2, model_inspection
 from tests.algorithms.gradients import naive
-from tests.algorithms.gradients.zoo import Problem, Spec, Wired, check, problem, rows, zero_start
+from tests.algorithms.gradients.zoo import SMALL, Problem, Spec, Wired, check, problem, rows, zero_start
 
 
 def _overwritten(self: Wired, inputs: Tensor) -> Tensor:
@@ -348,3 +348,54 @@ def test_a_function_with_a_backward_pass_of_its_own_is_taken(
     norms = [engine.norms(*some.arguments, L2(1.0)) for some in (made, missing)]
     assert torch.equal(norms[0][1:], norms[1][1:])  # 0 times NaN, in a sum over records, would be NaN for all
     assert torch.autograd.Function.apply.__module__ == "torch.autograd.function"  # as it was
+
+
+class Starts(nn.Module):
+    """A start for each record, taken from as many first frames as there are records, as in TimeSformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.Parameter(torch.randn(2))
+
+    def forward(self, frames: Tensor) -> tuple[Tensor, None, Tensor]:
+        self.seen = frames
+        starts = torch.zeros(frames.shape[:2].numel(), 2).to(frames) + self.start
+        return starts[: len(frames)], None, frames.mean(dim=(1, 2))[:, None] * starts.view(len(frames), -1)
+
+
+class Sparse(nn.Module):
+    """A layer with a sparse weight, which PyTorch makes without telling the recorder."""
+
+    places: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.randn(3))
+        self.register_buffer("places", torch.tensor([[0, 1, 3], [2, 0, 3]]))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return functional.linear(values, torch.sparse_coo_tensor(self.places, self.values, (4, 4)).to_dense())
+
+
+@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+@pytest.mark.parametrize("layer", [Starts, Sparse])
+def test_only_a_layer_that_cannot_be_recorded_is_taken_record_by_record(
+    layer: type[nn.Module], light: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        found = self.inner(torch.tanh(self.first(x)))
+        return self.last(torch.cat([found[0], found[2]], 1) if isinstance(found, tuple) else found.mean(1))
+
+    monkeypatch.setattr(model_inspection, "_LIGHT", light)
+    width = 8 if layer is Starts else 4
+    made = problem(
+        Spec(lambda: Wired(wiring, first=nn.Linear(4, 4), inner=layer(), last=nn.Linear(width, 3)), (3, 4))
+    )
+    engine = made.engine(physical_batch=SMALL)
+    assert engine.is_batched and engine.materialised == (layer.__name__,)
+    check(made, engine)
+    elsewhere = made.engine(physical_batch=SMALL, offload=True)
+    sums = [each.clipped_sum(*made.arguments, L2(1.0)) for each in (engine, elsewhere)]
+    assert naive.relative(*sums) < 1e-12
+    inner = engine._passes.model.module.get_submodule("inner")
+    assert not vars(inner).keys() & {"forward", "seen"}  # nothing is left in it
