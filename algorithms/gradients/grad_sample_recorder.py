@@ -98,6 +98,11 @@ class Call(NamedTuple):
     taken: tuple[Layout | None, ...]
     given: tuple[Layout | None, ...]
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether no record has a part in the call, except for the type of its values."""
+        return not any(self.given) and (not any(self.taken) or self.name in ("to", "type_as"))
+
 
 Layouts = tuple[Call, ...]
 """All uses of parameters in a forward pass, in order."""
@@ -401,7 +406,7 @@ class GradSampleRecorder:
         self._calls += 1
         self._here = {id(leaf): layout for leaf, layout in zip(leaves, call.taken, strict=True)}
         self.given = call.given
-        if not any((*call.taken, *call.given)):
+        if call.is_shared:
             return self._shared(self, func, args, kwargs)
         rule = self._rules.get(func, self._general)
         if rule is not self._general and any(leaf.is_complex() for leaf in leaves):
@@ -427,7 +432,7 @@ class GradSampleRecorder:
             pairs = (other.taken, taken), (other.given, tuple(leaf.shape for leaf in given))
             call = Call(name, *(_layouts(few, more, (count, self.batch)) for few, more in pairs))
             self.learned.append(call)
-            if not any((*call.taken, *call.given)):
+            if call.is_shared:
                 # From here on the uses of what is made from parameters are recorded.
                 return self._shared(self, func, args, kwargs)
         is_new = has_gradient(output) and output._base is None and all(output is not leaf for leaf in leaves)

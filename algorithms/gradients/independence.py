@@ -337,9 +337,9 @@ def unchanged(looked: Looked) -> Iterator[None]:
 
 def _lasting(looked: Looked, module: nn.Module) -> dict[str, object]:
     """Digests of parameters and of attributes, of the module and of the loss."""
-    named = looked.passes.model.named(looked.parameters)
-    parameters = dict(module.named_parameters()) | named
-    kept: dict[str, object] = {f"parameter {name}": _digest(part) for name, part in parameters.items()}
+    kept: dict[str, object] = {f"parameter {name}": _digest(part) for name, part in module.named_parameters()}
+    named = looked.passes.model.named(looked.parameters)  # some are copies, at another address each time
+    kept |= {f"parameter {name}": _content(part) for name, part in named.items()}
     return kept | _attributes(module) | _kept_by(looked.passes.model.losses)
 
 

@@ -246,7 +246,7 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
             raise UnrecordedError(
                 f"its control flow may depend on the values of a tensor{by}; masks are faster"
             )
-        for _ in range(_TRIES):
+        for left in reversed(range(_TRIES)):
             try:
                 with _recording():
                     layouts, cost, without_rule = _learned(
@@ -255,7 +255,7 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
                 break
             except UnrecordedError as why:
                 wholes = _blamed(why, plain.passes)
-                if not wholes:
+                if not wholes or left == 0:
                     raise
                 plain, looked = (some.deciding(wholes=wholes) for some in (plain, looked))
                 first = _traced(plain, few)
@@ -443,7 +443,7 @@ def _exact(plain: Looked, sample: Sample) -> Looked:
     model = replace(model, module=copied(model.module).double())
     wider = replace(plain, passes=replace(plain.passes, model=model), parameters=plain.parameters.double())
     try:
-        watch = watched(wider.passes, wider.parameters, sample.in_64_bits())
+        watch = watched(wider.passes, wider.parameters, sample.in_64_bits(), is_back=True)
         lost = ~wider.losses(sample.in_64_bits()).isfinite()
     except Exception:  # the model may reject 64-bit numbers
         return plain

@@ -79,7 +79,10 @@ class Passes:
         tape, inputs = self._tape(parameters, inputs, len(labels), layouts, before)
 
         def run() -> Tensor:
-            with tape, self._within(inputs.device):  # includes the loss, which may read values or use parameters
+            with (
+                tape,
+                self._within(inputs.device),
+            ):  # includes the loss, which may read values or use parameters
                 return self.model.losses(self.model.module(inputs), labels)
 
         with torch.enable_grad(), self._precision(inputs.device), self._answering(), reporting_functions():

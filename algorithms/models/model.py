@@ -242,13 +242,17 @@ class Model:
         return torch.cat([self.module.get_parameter(name).detach().reshape(-1) for name in self.shapes])
 
     def named(self, parameters: Tensor) -> dict[str, Tensor]:
-        """Views of a flat vector, shape [d], by parameter name."""
+        """The parts of a flat vector, shape [d], by parameter name."""
         if not parameters.requires_grad:
-            return {name: parameters[place].view(self.shapes[name]) for name, place in self.places.items()}
+            return {
+                name: _aligned(parameters[place].view(self.shapes[name]))
+                for name, place in self.places.items()
+            }
         # The gradient of each slice would be as long as the whole vector; those of a split are concatenated.
         parts = torch.split(parameters, [shape.numel() for shape in self.shapes.values()])
         return {
-            name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)
+            name: _aligned(part.view(shape))
+            for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)
         }
 
     def published(self, parameters: Tensor) -> dict[str, Tensor]:
@@ -301,6 +305,12 @@ class Model:
                     holder |= before
                 else:
                     holder += before
+
+
+def _aligned(part: Tensor) -> Tensor:
+    """A copy if `torch.view_as_complex` would reject the part of a vector, whose pairs begin at an odd place."""
+    is_odd = part.dim() > 0 and part.shape[-1] == 2 and part.storage_offset() % 2 == 1
+    return part.clone() if is_odd else part
 
 
 _OF_MODULES = vars(nn.Module()).keys()

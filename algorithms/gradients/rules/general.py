@@ -91,8 +91,6 @@ def general(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) ->
     name = name_of(func)
     if name in ("to", "type_as", "view_as", "reshape_as") and tape.name(args[0]) is None:
         return func(*args, **kwargs)  # only the parameter's shape or type is read
-    if name in ("to", "type_as") and not any(tape.given):
-        return shared(tape, func, args, kwargs)  # only the type of a batch is read
     if name in _ELEMENTWISE:
         return elementwise(tape, func, args, kwargs)
     is_assigned = func is Tensor.__setitem__ and tape.name(args[0]) is None and args[0]._base is None

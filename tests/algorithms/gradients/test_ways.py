@@ -399,3 +399,32 @@ def test_only_a_layer_that_cannot_be_recorded_is_taken_record_by_record(
     assert naive.relative(*sums) < 1e-12
     inner = engine._passes.model.module.get_submodule("inner")
     assert not vars(inner).keys() & {"forward", "seen"}  # nothing is left in it
+
+
+def test_pairs_of_numbers_are_complex_wherever_they_are_among_the_parameters() -> None:
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        return (x.to(torch.complex128) @ torch.view_as_complex(self.pairs)).abs() + self.shift
+
+    made = problem(
+        Spec(
+            lambda: Wired(
+                wiring, shift=nn.Parameter(torch.randn(3)), pairs=nn.Parameter(torch.randn(4, 3, 2))
+            ),
+            (4,),
+        )
+    )
+    engine = made.engine()
+    assert engine.is_batched
+    check(made, engine)
+
+
+def test_a_weight_that_is_computed_in_32_bits_is_no_mixture_of_records() -> None:
+    """As of FourierFT: gradients that are added up before they are rounded are others than those added up after."""
+
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        return functional.linear(x, torch.cos(self.weight.float()).to(x))
+
+    made = problem(Spec(lambda: Wired(wiring, weight=nn.Parameter(torch.randn(3, 4))), (4,)))
+    engine = made.engine()
+    assert engine.is_batched
+    assert naive.relative(rows(made, engine), made.gradients) < 1e-6
