@@ -340,8 +340,10 @@ class _Start:
 
 
 def _asked(job: Job) -> str:
-    parts = (job.plan_file, job.public.to_json().encode(), job.settings.model.model_dump_json().encode())
-    return hashlib.sha256(b"".join(parts)).hexdigest()
+    settings = job.settings.performance
+    sharing = settings.shard_frozen, settings.shard_trained, settings.offload, device_of(settings.device).type
+    parts = job.plan_file.decode(), job.public.to_json(), job.settings.model.model_dump_json(), str(sharing)
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
 def help_train(job: Job, model: Model) -> None:
@@ -367,7 +369,8 @@ def _help(job: Job, model: Model, on_step: OnStep) -> None:
     start: _Start = job.group.broadcast_object(None)
     if start.asked != _asked(job):
         raise RefusedError(
-            "the processes of this run have other plans, models or data; give all of them the same checkout and data."
+            "the processes of this run have other plans, models, data, or settings of where parameters lie; give all of"
+            " them the same checkout, data and kind of device."
         )
     with tempfile.TemporaryDirectory() as folder:
         if start.checkpoint is not None:

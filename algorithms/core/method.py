@@ -408,7 +408,8 @@ class Algorithm(Protocol[S]):
     publish, from the last state.
 
     A class attribute `by_coordinate = True` declares that the state's vectors are combined coordinate by coordinate
-    alone, as in SGD and Adam. Processes can then each hold a slice of them (`performance.shard_trained`).
+    alone, as in SGD and Adam, except for sums over all of them by `placement.total`. Processes can then each hold a
+    slice of them (`performance.shard_trained`).
     """
 
     def plan(self, target: Target, public: PublicInfo) -> Plan: ...

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from algorithms.errors import ProcessLostError
 from algorithms.gradients.arithmetic import (
     FEWEST,
     WHOLE,
@@ -220,7 +221,9 @@ class Engine:
         try:
             made_up = self._examined.form.draw(1, 0)
             self.clipped_sum(point, made_up.inputs.to(device), made_up.labels.to(device), L2(1.0))
-        except RuntimeError as error:
+        except ProcessLostError:
+            raise
+        except (RuntimeError, UnrecordedError) as error:
             reason = str(error).partition("\n")[0]
             raise ModelRefusedError(f"{refused} ({reason}); set it to false.") from error
 

@@ -193,6 +193,15 @@ def is_divided(vector: Tensor) -> bool:
     return hasattr(vector, "to_local")
 
 
+def total(vector: Tensor) -> float:
+    """The sum of a vector's coordinates, the same on every process that holds a slice of it."""
+    found = vector.sum()
+    if is_divided(found):  # read as a number, it would be the sum of this process's slice
+        with together():
+            found = found.full_tensor()  # type: ignore[attr-defined] # a DTensor
+    return float(found)
+
+
 def _own(vector: Tensor) -> Tensor:
     own: Tensor = vector.to_local()  # type: ignore[attr-defined] # a DTensor, whose import would be felt here
     return own

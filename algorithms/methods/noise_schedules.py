@@ -21,6 +21,7 @@ from algorithms.core.minibatch import (
 from algorithms.core.optimizers import Bound, Count, Share
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
+from algorithms.gradients.placement import total
 from algorithms.privacy.accounting.epsilon import Array
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian
@@ -226,4 +227,4 @@ def allocated(factors: Array, allocation: Literal["matched", "constant"]) -> Arr
 def square_without_noise(answer: Answer, noise_std: float) -> float:
     """An unbiased estimate of the squared norm of a gradient before its noise, of that deviation a coordinate."""
     gradient = answer.gradient.double()
-    return float(gradient.square().sum()) - gradient.numel() * noise_std**2
+    return total(gradient.square()) - gradient.numel() * noise_std**2

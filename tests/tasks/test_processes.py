@@ -7,12 +7,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from algorithms.errors import RefusedError
+from algorithms.privacy.barrier.performance import Group
+from algorithms.privacy.mechanisms.noise import seeded_generator
+from tasks import train
+from tasks.config import params
 from tests.support.checkout import PROJECT
 from tests.support.waiting import before_long
 from tests.support.workspace import Workspace
@@ -88,6 +94,25 @@ def test_a_process_that_is_lost_before_they_are_connected_is_not_waited_for(
     processes[number].kill()
     assert psutil.wait_procs(processes, timeout=SECONDS)[1] == []
     assert workspace.ledger.populations() == []
+
+
+def test_processes_that_share_parameters_in_other_ways_are_refused(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would wait for each other."""
+
+    def job(**performance: Any) -> train.Job:
+        workspace.set("performance", **performance)
+        settings = params.load(workspace.root / "params.yaml", reads=train.READS)
+        root = workspace.root
+        plan = (root / "artifacts/plan.json").read_bytes()
+        return train.Job(settings, plan, root / "datasets/prepared", workspace.public, group=Group(1, 2, 1))
+
+    start = train._Start("a run", seeded_generator(0), train._asked(job()), None)
+    monkeypatch.setattr(Group, "broadcast_object", lambda *_: start)
+    other = job(shard_trained=True)
+    with pytest.raises(RefusedError, match="settings of where parameters lie"):
+        train.help_train(other, train.model_for(other.settings, other.public))
 
 
 def test_torchrun_releases_what_one_process_does(workspace: Workspace) -> None:

@@ -150,6 +150,16 @@ def check_gradient(model: Model, point: Tensor, sampling: Sampling, clipping: Cl
         check_norms(model, point)
 
 
+def check_slices(sampling: Sampling, clipping: Clipping) -> None:
+    """Raises RefusedError for a gradient that processes cannot compute by parameter."""
+    if isinstance(clipping, Affine) or isinstance(sampling, Importance):
+        what = type(clipping if isinstance(clipping, Affine) else sampling).__name__
+        raise RefusedError(
+            f"{what} needs whole vectors of parameters, of which performance.shard_trained leaves each process a slice;"
+            " set it to false."
+        )
+
+
 def check_norms(model: Model, point: Tensor, bound: object = None) -> None:
     """Raises RefusedError for a bound other than L2, and for a model whose norms could depend on each other.
 
@@ -261,6 +271,9 @@ class Barrier:
         cannot pay for the event; the records are not read then.
         """
         check_gradient(self.__model, parameters, sampling, clipping)
+        slices = self.__exact.performance.slices
+        if slices is not None:
+            check_slices(sampling, clipping)
         release = releases.gradient_release(sampling, clipping, noise, divisor)
         correlator = self.__correlation.of(release, len(parameters))
         stream = self.__charge(release, dimension=len(parameters))
@@ -275,7 +288,7 @@ class Barrier:
         total = self.__exact.clipped_sum(parameters, clipping, release, stream, step=self.__trace.step)
         if noise_ahead is not None and stream.position != noise_ahead.start:
             raise RuntimeError("the sample's coins and the noise are not beside each other in the stream")
-        if (slices := self.__exact.performance.slices) is not None:
+        if slices is not None:
             return (_noisy_slices(total, release, noise_ahead, slices) / divisor).to(torch.float32)
         if noise_ahead is None:
             return self.__group.broadcast(torch.empty_like(parameters))

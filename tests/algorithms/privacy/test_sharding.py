@@ -14,9 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from algorithms.core import training
-from algorithms.errors import ModelRefusedError, RefusedError
-from algorithms.gradients import L2, Engine, PerLayer
-from algorithms.gradients.placement import shard_frozen
+from algorithms.errors import ModelRefusedError, ProcessLostError, RefusedError
+from algorithms.gradients import L2, Affine, Engine, PerLayer
+from algorithms.gradients.grad_sample_recorder import UnrecordedError
+from algorithms.gradients.placement import Shards, shard_frozen
 from algorithms.models import Model
 from algorithms.privacy.barrier.performance import ALONE, Group, Performance
 from algorithms.privacy.barrier.trace import Diagnostics
@@ -105,6 +106,16 @@ def answers(group: Group, **placing: bool) -> Tensor:
                 point, sampling=sampling, clipping=clipping, noise=Gaussian(0.01), divisor=1.0
             )
             found.append(noisy if performance.slices is None else performance.slices.collected(noisy))
+    if performance.slices is not None:
+        ones = torch.ones(len(point))
+        with pytest.raises(RefusedError, match="Affine needs whole vectors"):
+            asked.gradient(
+                *(point,),
+                sampling=FullBatch(),
+                clipping=Affine(1.0, 0 * ones, ones),
+                noise=Gaussian(0.01),
+                divisor=1.0,
+            )
     return torch.stack(found).cpu()
 
 
@@ -181,7 +192,33 @@ def test_models_that_cannot_be_sharded_are_refused(
         Engine(replace(adapted(), **changes), input_shape=(WIDTH,), mesh=mesh, shards_frozen=True)
 
 
-CRASHED = {"dp_sgd": {"update": {"optimizer": "adam", "averaging": "ema"}}, "heavy_ball": {}}
+@pytest.mark.parametrize(
+    ("failure", "expected", "why"),
+    [
+        (ProcessLostError(), ProcessLostError, "start the run again"),
+        (UnrecordedError("other tensors"), ModelRefusedError, r"shard_trained \(other tensors\)"),
+    ],
+)
+def test_a_pass_that_fails_when_it_is_tried_says_why(
+    failure: Exception,
+    expected: type[Exception],
+    why: str,
+    mesh: DeviceMesh,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(*_: object) -> Tensor:
+        raise failure
+
+    monkeypatch.setattr(Shards, "gathered", failing)
+    with pytest.raises(expected, match=why):
+        Engine(adapted(), input_shape=(WIDTH,), mesh=mesh, shards_trained=True)
+
+
+CRASHED = {
+    "dp_sgd": {"update": {"optimizer": "adam", "averaging": "ema"}},
+    "adp_sgd": {"decay": {"form": "adaptive"}},  # by the norm of the whole gradient
+    "heavy_ball": {},
+}
 """Methods that are stopped in the middle."""
 
 
