@@ -119,7 +119,7 @@ class PerExampleGradients:
 
         This makes a record's results independent of the number of records.
         """
-        return replace(self, losses=self.losses[:count], padding=len(self.losses) - count)
+        return replace(self, losses=self.losses[:count], padding=len(self.losses) + self.padding - count)
 
     @property
     def written_bytes(self) -> int:

@@ -23,7 +23,7 @@ from algorithms.models import Model
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.layers import ATTENTION
 from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, SHARING, WITHOUT_RULE
-from tests.algorithms.gradients.zoo import Problem, frozen, problem
+from tests.algorithms.gradients.zoo import Problem, Spec, Wired, frozen, problem
 from tests.support.device import DEVICE
 
 ROOT = Path(__file__).parents[3]
@@ -99,6 +99,19 @@ def test_sums_in_slices_are_those_of_whole_vectors(name: str, mesh: DeviceMesh) 
             assert torch.equal(
                 found, whole.clipped_sum(made.parameters, made.inputs, made.labels, clipping)
             ), kind
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="processes with a GPU each are tested with the barrier")
+def test_a_process_without_records_adds_nothing_to_a_model_with_an_idle_layer(mesh: DeviceMesh) -> None:
+    """Its pass over a made-up record has norms of both layers."""
+    idle = Wired(lambda self, x: self.used(x), used=nn.Linear(4, 3), idle=nn.Linear(4, 3))
+    made = problem(Spec(lambda: idle, (4,)), torch.float32)
+    point = Shards(mesh).divided(made.parameters)
+    nobody = made.some(slice(0, 0))
+    found = engine_of(made, mesh=mesh, shards_trained=True).clipped_sum(
+        point, nobody.inputs, nobody.labels, PerLayer((1.0, 1.0))
+    )
+    assert found.shape == made.parameters.shape and not Shards(mesh).collected(found).any()
 
 
 @pytest.mark.parametrize("name", SPECS)
