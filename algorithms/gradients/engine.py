@@ -157,6 +157,7 @@ class Engine:
                 unpacks=found.unpacks,
                 keeps_format=found.keeps_format,
                 wholes=found.wholes,
+                is_twice=found.is_twice,
             )
             self.physical_batch = self._size(physical_batch, memory_mb, device)
         self._log()

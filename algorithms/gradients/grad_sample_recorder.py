@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_
 from torch.utils._pytree import tree_leaves
 
 from algorithms.gradients.arithmetic import ProcessSetting
+from algorithms.gradients.double_backward import connected
 from algorithms.gradients.ghost_clipping import PerExample
 
 
@@ -270,7 +271,8 @@ class Whole:
         """The layer's forward pass within a recorder's block."""
         parts = self._layer.named_parameters()
         own = {name: part for name, part in parts if isinstance(part, RecordedTensor)}
-        return RecordedTensor.__torch_function__(self, (), (own, *args), kwargs)
+        assert _HERE.recorder is not None
+        return _HERE.recorder.report(self, (own, *args), kwargs)
 
 
 @contextmanager
@@ -323,7 +325,7 @@ class GradSampleRecorder:
     rule for other functions. shared: the rule for functions that neither take nor return a batch. batch: the number of
     records. layouts: of the uses. Without them the recorder notes the shapes in all calls, and learns the layouts by
     comparing them with `other`: the shapes for another batch size, and that size. offload: if the parameters stay in
-    main memory.
+    main memory. is_twice: whether the model differentiates in its forward pass.
     """
 
     def __init__(
@@ -337,6 +339,7 @@ class GradSampleRecorder:
         layouts: Layouts | None,
         other: tuple[Sequence[Shapes], int] | None = None,
         offload: Bringing | None = None,
+        is_twice: bool = False,
     ) -> None:
         self.batch = batch
         self.uses: list[Use] = []
@@ -350,14 +353,15 @@ class GradSampleRecorder:
             name: RecordedTensor.of(part, parameter=name if offload else None, offload=offload)
             for name, part in parameters.items()
         }
-        self.offload = offload
+        self.offload, self.is_twice = offload, is_twice
         self._names = {id(tensor): name for name, tensor in self.parameters.items()}
         self._held: list[Tensor] = []
         self._rules = rules
         self._general = general
         self._shared = shared
         self._layouts, self._other = layouts, other
-        self._calls = 0
+        self._calls, self._is_reported = 0, True
+        self._last: Call | None = None
         self._noting = _Noting() if layouts is None else None
         self._here: dict[int, Layout | None] = {}
         self.given: tuple[Layout | None, ...] = ()
@@ -393,6 +397,47 @@ class GradSampleRecorder:
 
     def use(self, func: Func, args: Args, kwargs: Kwargs) -> Any:
         """Call a function of parameters and other values, and record it."""
+        if self.is_twice and torch.is_grad_enabled():
+            return connected(self._used, self._derivatives, func, args, kwargs, name_of(func))
+        return self._used(func, args, kwargs)
+
+    def report(self, func: Func, args: Args, kwargs: Kwargs) -> Any:
+        """Use a function of parameters whose call PyTorch does not report, but calls within it."""
+        self._is_reported = False
+        with torch._C.DisableTorchFunctionSubclass():
+            return self._brought(self.use, func, args, kwargs)
+
+    def _brought(self, use: Func, func: Func, args: Args, kwargs: Kwargs) -> Any:
+        offload = self.offload
+        return use(func, args, kwargs) if offload is None else offload.call(use, func, args, kwargs)
+
+    def _derivatives(self) -> Callable[[Func, Args, list[int], list[int]], Any]:
+        """Return a function that records a backward pass of the last call; see `connected`."""
+        last = self._last
+
+        def record(func: Func, args: Args, taken: list[int], given: list[int]) -> Any:
+            layouts = () if last is None else (*last.taken, *last.given)
+            its = [tuple(layouts[i] for i in part) for part in ((taken, given) if layouts else ())]
+            call = Call(name_of(func), *its) if its else None
+
+            def run(func: Func, args: Args, kwargs: Kwargs) -> Any:
+                if self._noting is None:
+                    return self._used(func, args, kwargs)
+                self._last = call
+                if call is None:
+                    return func(*args, **kwargs)
+                self.learned.append(call)
+                return self._shared(self, func, args, kwargs) if call.is_shared else func(*args, **kwargs)
+
+            def use(func: Func, args: Args, kwargs: Kwargs) -> Any:
+                return connected(run, self._derivatives, func, args, kwargs, name_of(func))
+
+            with torch._C.DisableTorchFunction():
+                return self._brought(use, func, args, {})
+
+        return record
+
+    def _used(self, func: Func, args: Args, kwargs: Kwargs) -> Any:
         leaves = tensors_in((args, kwargs))
         if self._noting is not None:
             return self._learned(func, args, kwargs, leaves)
@@ -404,6 +449,7 @@ class GradSampleRecorder:
                 raise UnrecordedError("the model uses its parameters differently than before")
             return output
         self._calls += 1
+        self._last = call
         self._here = {id(leaf): layout for leaf, layout in zip(leaves, call.taken, strict=True)}
         self.given = call.given
         if call.is_shared:
@@ -416,11 +462,12 @@ class GradSampleRecorder:
     def _learned(self, func: Func, args: Args, kwargs: Kwargs, leaves: list[Tensor]) -> Any:
         """Call a function and learn its layouts; the output is put into a graph, as in a recorded pass."""
         taken = tuple(leaf.shape for leaf in leaves)
+        is_reported, self._is_reported = self._is_reported, True
         output = func(*args, **kwargs)
         given, here = _given(func, args, output), len(self.shapes)
         if not given:
             return output
-        if isinstance(func, Whole):  # which modes do not see
+        if not is_reported:
             self.shapes.append(Shapes(name_of(func), taken, tuple(leaf.shape for leaf in given)))
         if self._other is not None:
             before, count = self._other
@@ -432,6 +479,7 @@ class GradSampleRecorder:
             pairs = (other.taken, taken), (other.given, tuple(leaf.shape for leaf in given))
             call = Call(name, *(_layouts(few, more, (count, self.batch)) for few, more in pairs))
             self.learned.append(call)
+            self._last = call
             if call.is_shared:
                 # From here on the uses of what is made from parameters are recorded.
                 return self._shared(self, func, args, kwargs)

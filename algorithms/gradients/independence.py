@@ -84,7 +84,7 @@ class Looked:
         return f"the loss of the model {self.passes.model.name}"
 
     def deciding(self, **decided: Any) -> "Looked":
-        """The same model with other `answers`, `unpacks`, `keeps_format` or `wholes`; see `Passes`."""
+        """The same model with other decisions, such as `answers` or `unpacks`; see `Passes`."""
         return replace(self, passes=replace(self.passes, **decided))
 
     def draw(self, count: int, seed: int) -> Sample:

@@ -94,7 +94,7 @@ class ModelInspection:
         form: the form of the made-up records.
         is_narrow: whether the model computes in 16 bits somewhere.
         answers: the answers to the model's questions about tensor values.
-        unpacks, keeps_format, wholes: as in `Passes`.
+        unpacks, keeps_format, wholes, is_twice: as in `Passes`.
         layouts: the layouts of all uses of parameters; None if passes cannot be recorded, for the given `reason`.
         cost: of a pass.
         is_random: whether the model draws random numbers.
@@ -108,6 +108,7 @@ class ModelInspection:
     unpacks: bool
     keeps_format: bool
     wholes: tuple[str, ...]
+    is_twice: bool
     layouts: Layouts | None
     reason: str
     cost: PassCost
@@ -224,6 +225,10 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
     if keeps_format:
         plain, looked = (some.deciding(keeps_format=True) for some in (plain, looked))
         first = _traced(plain, few)
+    again = _traced(plain.deciding(is_twice=True), few) if first.tape is None else first
+    is_twice = again.tape is not first.tape
+    if is_twice:
+        plain, looked, first = plain.deciding(is_twice=True), looked.deciding(is_twice=True), again
     check_shape(plain, first.seen)
     if is_brief:
         samples = [few, *([form.draw(_MORE, 1)] if is_quick else [])]
@@ -274,6 +279,7 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
         unpacks=unpacks,
         keeps_format=keeps_format,
         wholes=plain.passes.wholes,
+        is_twice=is_twice,
         layouts=layouts,
         reason=reason,
         cost=replace(cost, saved=saved),
@@ -409,8 +415,11 @@ def _learned(
 def _blamed(error: UnrecordedError, passes: Passes) -> tuple[str, ...]:
     """The layers to see as wholes, by name: those so far, and the one that an error arose in with others of its class.
 
-    If that is one already, the one around it. Empty if no layer is known, or if it has all trained parameters.
+    If that is one already, the one around it. Empty if no layer is known, if it has all trained parameters, or if the
+    model differentiates in its forward pass, since its questions within a layer are not seen in backward passes.
     """
+    if passes.is_twice:
+        return ()
     module, wholes = passes.model.module, set(passes.wholes)
     names = {id(layer): name for name, layer in module.named_modules()}
     name = error.parameter.rpartition(".")[0]

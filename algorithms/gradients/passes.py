@@ -47,7 +47,7 @@ class Passes:
     unpacks: whether recurrent layers process packed sequences as padded ones. keeps_format: whether a recorded pass
     leaves images and kernels in their memory format, since the model rejects the one that is fastest for max pooling,
     as `view` does. wholes: names of layers that a recorder sees as one function each, since their operations cannot be
-    recorded.
+    recorded. is_twice: whether the model differentiates in its forward pass, as for forces or gradient penalties.
     """
 
     model: Model
@@ -57,6 +57,7 @@ class Passes:
     unpacks: bool = False
     keeps_format: bool = False
     wholes: tuple[str, ...] = ()
+    is_twice: bool = False
 
     @cached_property
     def is_channels_last(self) -> bool:
@@ -158,6 +159,7 @@ class Passes:
             layouts=layouts,
             other=other,
             offload=self._bringer(parameters, named),
+            is_twice=self.is_twice,
         )
         return tape, self._formatted(inputs)
 

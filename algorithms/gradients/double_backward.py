@@ -1,0 +1,102 @@
+"""Uses of parameters in derivatives that a model computes in its forward pass, as forces or gradient penalties are.
+
+`torch.autograd.grad` runs backward passes that PyTorch reports to nobody, and that of a linear layer uses its weight.
+So a use gets a backward pass here, which is recorded like any other function of parameters and values. That of a
+derivative is, too, so that a model may differentiate as often as it likes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function
+from torch.nn import functional
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
+
+Func = Callable[..., Any]
+
+
+class Backward:
+    """The backward pass of a call: a function of the gradients of its outputs and of the call's leaves.
+
+    places: of the leaves whose gradients it returns.
+    """
+
+    def __init__(self, func: Func, name: str, structure: TreeSpec, places: list[int]) -> None:
+        self.__name__ = f"{name} backward"
+        self._func, self._structure, self._places = func, structure, places
+
+    def __call__(self, errors: tuple[Tensor, ...], leaves: list[Any]) -> tuple[Tensor, ...]:
+        def of_values(*values: Tensor) -> tuple[Tensor, ...]:
+            chosen = dict(zip(self._places, values, strict=True))
+            some = [chosen.get(i, leaf) for i, leaf in enumerate(leaves)]
+            args, kwargs = tree_unflatten(some, self._structure)
+            return tuple(_differentiable(self._func(*args, **kwargs)))
+
+        with torch._C.DisableTorchFunction():
+            back = torch.func.vjp(of_values, *(leaves[i] for i in self._places))[1]
+            return back(errors)  # type: ignore[no-any-return]
+
+
+def connected(
+    run: Func, report: Func, func: Func, args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+) -> Any:
+    """The output of a call whose backward pass is recorded, if it is to be differentiated again.
+
+    run: calls `func` and records its use, with values that have no graph. report: records the use of a function whose
+    tensors have the layouts of these in the call, by their indices: those taken, and then those given.
+    """
+    leaves, structure = tree_flatten((args, kwargs))
+    tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    places = [i for i in tensors if leaves[i].requires_grad]
+    some, named = tree_map_only(
+        Tensor, lambda leaf: leaf.detach() if leaf.requires_grad else leaf, (args, kwargs)
+    )
+    output = run(func, some, named)
+    outputs = _differentiable(output)
+    if not places or not outputs:
+        return output
+    backward = Backward(func, name, structure, places)
+    given = [len(tensors) + i for i, leaf in enumerate(_tensors(output)) if _is_differentiable(leaf)]
+    returned = [tensors.index(i) for i in places]
+    record = report()
+
+    def back(errors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if not torch.is_grad_enabled():
+            return backward(errors, leaves)
+        if func is functional.linear and places == [0]:
+            return (record(torch.matmul, (errors[0], leaves[1]), [*given, 1], returned),)
+        found: tuple[Tensor, ...] = record(
+            backward, (errors, leaves), [*given, *range(len(tensors))], returned
+        )
+        return found
+
+    values = [leaves[i] for i in places]
+    joined = iter(_Joined.apply(back, len(outputs), *outputs, *values))  # type: ignore[no-untyped-call]
+    return tree_map_only(Tensor, lambda leaf: next(joined) if _is_differentiable(leaf) else leaf, output)
+
+
+def _is_differentiable(leaf: Tensor) -> bool:
+    return leaf.is_floating_point() or leaf.is_complex()
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
+
+
+def _differentiable(output: Any) -> list[Tensor]:
+    return [leaf for leaf in _tensors(output) if _is_differentiable(leaf)]
+
+
+class _Joined(Function):
+    """Outputs of a call, with the values that they were computed from: errors go back to both."""
+
+    @staticmethod
+    def forward(ctx: Any, back: Func, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.back, ctx.count = back, count
+        return tuple(tensor.clone() for tensor in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *errors: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, None, *errors, *ctx.back(errors))
