@@ -40,12 +40,18 @@ class Backward:
 
 
 def connected(
-    run: Func, report: Func, func: Func, args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+    run: Func,
+    recorder: Callable[[], Func],
+    func: Func,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
 ) -> Any:
     """The output of a call whose backward pass is recorded, if it is to be differentiated again.
 
-    run: calls `func` and records its use, with values that have no graph. report: records the use of a function whose
-    tensors have the layouts of these in the call, by their indices: those taken, and then those given.
+    run: calls `func` and records its use, with values that have no graph. recorder: returns, after that call, what
+    records another function of its tensors, given their numbers among those that the call took and then gave: first
+    of the tensors that the function takes, and then of those that have the layouts of what it gives.
     """
     leaves, structure = tree_flatten((args, kwargs))
     tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -60,12 +66,12 @@ def connected(
     backward = Backward(func, name, structure, places)
     given = [len(tensors) + i for i, leaf in enumerate(_tensors(output)) if _is_differentiable(leaf)]
     returned = [tensors.index(i) for i in places]
-    record = report()
+    record = recorder()
 
     def back(errors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if not torch.is_grad_enabled():
             return backward(errors, leaves)
-        if func is functional.linear and places == [0]:
+        if func is functional.linear and places == [0] and leaves[1].dim() == 2:
             return (record(torch.matmul, (errors[0], leaves[1]), [*given, 1], returned),)
         found: tuple[Tensor, ...] = record(
             backward, (errors, leaves), [*given, *range(len(tensors))], returned
