@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -97,7 +97,6 @@ def gradient_steps(sampled: Batches, clipping: Clipping, steps: int) -> Releases
 class Descent(Strict):
     """The base of methods that move a model with the optimizer `update`."""
 
-    by_coordinate: ClassVar[bool] = True
     update: OptimizerConfig
 
     def init(self, parameters: Tensor, plan: Plan) -> State:

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -42,9 +41,6 @@ from algorithms.gradients.per_example_gradients import PerExampleGradients, all_
 from algorithms.gradients.placement import Shards, beside, shard_frozen
 from algorithms.models import Model, ModelRefusedError
 from algorithms.models.model import copied
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 _LOG = logging.getLogger(__name__)
 
@@ -87,11 +83,11 @@ class Engine:
         physical_batch: the largest number of records in a pass.
         offload: whether trained parameters, and sums over records, stay in main memory: the points of queries are then
             on the CPU, and each use of a parameter copies it to the device. The model is inspected on the CPU.
-        mesh: processes that share the model's parameters. The whole model is then inspected on the CPU, and each
+        shards: the processes that share the model's parameters. The whole model is then inspected on the CPU, and each
             process must take the same number of batches, of which some may be empty.
         shards_frozen: whether each keeps a shard of the frozen parameters.
         shards_trained: whether each keeps a slice of the flat vector of trained parameters, and of sums: the points of
-            queries are then made by `Shards`, and the clipping is `L2` or `PerLayer`.
+            queries are then divided by `shards`, and the clipping has no shift.
 
     Raises:
         RecordsNotIndependentError: if the model mixes records; the message names the layer.
@@ -132,13 +128,13 @@ class Engine:
         memory_mb: int = 1024,
         physical_batch: int | None = None,
         offload: bool = False,
-        mesh: "DeviceMesh | None" = None,
+        shards: Shards | None = None,
         shards_frozen: bool = False,
         shards_trained: bool = False,
     ) -> None:
         device = device or torch.device("cpu")
-        inspected_on = torch.device("cpu") if offload or mesh is not None else device
-        self._shards = None if mesh is None else Shards(mesh)
+        inspected_on = torch.device("cpu") if offload or shards is not None else device
+        self._shards = shards
         with _refusing(model, input_shape, input_dtype):
             self._passes = Passes(_on(model, inspected_on))
             form = Form(
@@ -161,8 +157,8 @@ class Engine:
             )
             self.physical_batch = self._size(physical_batch, memory_mb, device)
         self._log()
-        if offload or mesh is not None:
-            self._place(device, mesh, offload=offload, frozen=shards_frozen, trained=shards_trained)
+        if offload or shards is not None:
+            self._place(device, offload=offload, frozen=shards_frozen, trained=shards_trained)
 
     def _size(self, physical_batch: int | None, memory_mb: int, device: torch.device) -> int:
         """The physical batch."""
@@ -195,9 +191,7 @@ class Engine:
             return fills(self._passes, found.form, _sizes(size))
         return found.layouts is None or fills_briefly(self._passes, found.form, (_INSPECTED, size))
 
-    def _place(
-        self, device: torch.device, mesh: "DeviceMesh | None", *, offload: bool, frozen: bool, trained: bool
-    ) -> None:
+    def _place(self, device: torch.device, *, offload: bool, frozen: bool, trained: bool) -> None:
         """Put the parameters where they stay from now on; tries it on a made-up record."""
         wanted = {"offload": offload, "shard_frozen": frozen, "shard_trained": trained}
         words = " and ".join(f"performance.{name}" for name, is_wanted in wanted.items() if is_wanted)
@@ -209,16 +203,17 @@ class Engine:
             raise ModelRefusedError(
                 f"{refused}, since it is differentiated record by record; set it to false."
             )
-        model = shard_frozen(model, mesh) if mesh is not None and frozen else beside(model, device)
+        shards = self._shards
+        model = shard_frozen(model, shards.mesh) if shards is not None and frozen else beside(model, device)
         self._passes = replace(
             self._passes,
             model=model,
             offload=device if offload else None,
-            shards=self._shards if trained else None,
+            shards=shards if trained else None,
         )
         point = model.initial_parameters()
         if not offload:
-            point = point.to(device) if self._passes.shards is None else self._passes.shards.divided(point)
+            point = shards.divided(point) if shards is not None and trained else point.to(device)
         try:
             made_up = self._examined.form.draw(1, 0)
             self.clipped_sum(point, made_up.inputs.to(device), made_up.labels.to(device), L2(1.0))

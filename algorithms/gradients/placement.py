@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # most runs shard nothing, and the import takes as long as ha
 
 _READS = frozenset(("size", "dim", "numel", "stride", "__len__", "is_floating_point", "is_contiguous"))
 """Functions that read no values."""
+_PLACES = frozenset(f"{name}.__get__" for name in ("device", "is_cuda", "is_cpu", "is_meta"))
+"""Attributes that tell where a tensor lies."""
 _VALUES = frozenset(f"{name}.__get__" for name in ("T", "mT", "H", "mH", "data", "real", "imag"))
 """Attributes with values; others, such as the shape, have none."""
 
@@ -49,15 +51,15 @@ class Bringer:
     """Brings parameters to a device, for one call at a time. bring: gives a new copy of a parameter, by name."""
 
     def __init__(self, device: torch.device, bring: Callable[[str], Tensor]) -> None:
-        self.device = device
+        self._there = torch.empty(0, device=device)
         self._bring = bring
         self._parameters: dict[int, str] = {}
 
     def call(self, use: Func, func: Func, args: Args, kwargs: Kwargs) -> Any:
         """The result of `use(func, args, kwargs)` with the parameters among the arguments brought to the device."""
         name = name_of(func)
-        if name == "device.__get__":
-            return self.device
+        if name in _PLACES:
+            return getattr(self._there, name.removesuffix(".__get__"))
         if name in _READS or (name.endswith(".__get__") and name not in _VALUES):
             return use(func, args, kwargs)
         args, kwargs = tree_map_only(RecordedTensor, self._brought, (args, kwargs))
@@ -95,19 +97,22 @@ def together() -> Iterator[None]:
     """Turn the failure of what all processes do at once into a ProcessLostError."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, torch.distributed.DistError) as reason:
         raise ProcessLostError from reason
 
 
 class Shards:
-    """Flat vectors [d] of which each process of a mesh holds an equal slice on its device, in the order of the ranks.
+    """The processes of a mesh that share parameters, and flat vectors [d] of which each has an equal slice.
 
-    Such a vector is a DTensor with the placement `Shard(0)`, so that a method's arithmetic by coordinates is the same
-    as for a whole vector, and needs no communication. All processes must call the methods at once.
+    A slice lies on the process's device, in the order of the ranks. Such a vector is a DTensor with the placement
+    `Shard(0)`, so that a method's arithmetic by coordinates is the same as for a whole vector, and needs no
+    communication. All processes must call the methods at once.
     """
 
     def __init__(self, mesh: "DeviceMesh") -> None:
-        self._mesh, self._group = mesh, mesh.get_group()
+        self.mesh, self._group = mesh, mesh.get_group()
         self.rank, self._count = mesh.get_local_rank(), mesh.size()
         self.device = torch.device(mesh.device_type)
 
@@ -156,8 +161,9 @@ class Shards:
         return self._of(own, len(like))
 
     def collected(self, vector: Tensor) -> Tensor:
-        """A divided vector in the first process's main memory; the other processes get zeros."""
-        own, found = _own(vector).contiguous(), torch.zeros(len(vector), dtype=vector.dtype)
+        """A divided vector in the first process's main memory; the other processes get an empty one."""
+        own, length = _own(vector).contiguous(), len(vector) if self.rank == 0 else 0
+        found = torch.empty(length, dtype=vector.dtype)
         with together():
             for owner, _, theirs in self._pieces(len(vector), slice(0, len(vector))):
                 if self.rank == owner != 0:
@@ -172,7 +178,7 @@ class Shards:
     def _of(self, own: Tensor, length: int) -> Tensor:
         from torch.distributed.tensor import DTensor, Shard
 
-        return DTensor.from_local(own, self._mesh, [Shard(0)], shape=torch.Size([length]), stride=(1,))
+        return DTensor.from_local(own, self.mesh, [Shard(0)], shape=torch.Size([length]), stride=(1,))
 
     def _slice(self, length: int, rank: int) -> slice:
         each = -(-length // self._count)  # as `Shard` divides

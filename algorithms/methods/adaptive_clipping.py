@@ -54,6 +54,7 @@ class QuantileClipping(Sampled):
     DP-SGD's.
     """
 
+    by_coordinate: ClassVar[bool] = True
     clip_norm: Bound = 0.1
     min_clip_norm: Bound = 1e-6
     max_clip_norm: Bound = 1e6
@@ -153,7 +154,6 @@ class AdaCliP(Sampled):
     the printed update of s, from sqrt(h1 h2). The other settings are DP-SGD's.
     """
 
-    by_coordinate: ClassVar[bool] = False  # the scale of a coordinate depends on all deviations
     beta1: Annotated[float, Field(ge=0, le=1)] = 0.99
     beta2: Annotated[float, Field(ge=0, le=1)] = 0.9
     scale: Literal["free", "paper"] = "free"

@@ -6,7 +6,7 @@ epsilon is infinite and says so.
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import dp_accounting as dp
 import torch
@@ -28,6 +28,7 @@ from algorithms.privacy.mechanisms.release import Gaussian, Minimum, NoNoise, to
 class NonPrivate(Descent):
     """Plain minibatch SGD or Adam with the sampling of DP-SGD, a release a step."""
 
+    by_coordinate: ClassVar[bool] = True
     steps: Steps
     expected_batch_size: Count
     update: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -5,7 +5,7 @@ And its two relatives: DP-GD, with all records in each step, and descent without
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -55,6 +55,7 @@ class DPSGD(Sampled):
         'l2'
     """
 
+    by_coordinate: ClassVar[bool] = True
     clip_norm: Bound = 1.0
     clipping: Literal["l2", "per_layer", "normalised"] = "l2"
     stability: Annotated[float, Field(ge=0, le=1e12)] = 0.01
@@ -85,6 +86,7 @@ class _Older(Descent):
     expected_batch_size: null for sqrt(n) + 10. clip_norm: the L2 bound C of a record's gradient.
     """
 
+    by_coordinate: ClassVar[bool] = True
     expected_batch_size: Count | None = None
     clip_norm: Bound = 3.0
 
@@ -231,6 +233,7 @@ class DPGD(Descent):
     update: the learning rate is of the mean of clipped gradients; a part of it that is not given is Update's own.
     """
 
+    by_coordinate: ClassVar[bool] = True
     steps: Steps | None = None
     clip_norm: Bound = 2.0
     update: OptimizerConfig = field(
@@ -266,6 +269,8 @@ class NormBoundSGD(Sampled):
 
     expected_batch_size: where the number of records is public. sampling_rate: instead, where it is not.
     """
+
+    by_coordinate: ClassVar[bool] = True
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise that fits the target; raises RefusedError where no public bound on gradients exists."""

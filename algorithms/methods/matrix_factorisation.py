@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -356,6 +356,7 @@ class MatrixFactorisation(Sampled):
     run's own numbers; with 1 and Poisson samples the run is DP-SGD, bit for bit. buffers: of a buffered strategy.
     """
 
+    by_coordinate: ClassVar[bool] = True
     clip_norm: Bound = 1.0
     clipping: Literal["l2", "normalised"] = "l2"
     stability: Annotated[float, Field(ge=0, le=1e12)] = 0.01
@@ -455,6 +456,7 @@ class DPFTRL(Sampled):
     begins.
     """
 
+    by_coordinate: ClassVar[bool] = True
     clip_norm: Bound = 1.0
     restart: Count = 1
 

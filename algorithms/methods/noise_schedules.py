@@ -1,7 +1,7 @@
 """DP-SGD with noise that changes between steps, on a public schedule that is fixed in advance."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ class DPSGDDecay(Sampled):
     (1 - rate)^floor(e / period), "polynomial" (1 - end) (1 - e / E)^power + end. The other settings are DP-SGD's.
     """
 
+    by_coordinate: ClassVar[bool] = True
     clip_norm: Bound = 1.0
     form: Literal["exponential", "time", "step", "polynomial"] = "exponential"
     rate: Annotated[float, Field(ge=0, lt=1)] = 0.01
@@ -174,6 +175,7 @@ class ADPSGD(Sampled):
     is multiplied by the factors of `decay`, so its own schedule stays constant. The other settings are DP-SGD's.
     """
 
+    by_coordinate: ClassVar[bool] = True
     clip_norm: Bound = 1.0
     decay: Decay = field(default_factory=Decay)
     allocation: Literal["matched", "constant"] = "matched"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import psutil
@@ -25,9 +25,6 @@ from algorithms.gradients import Engine, RecordsNotIndependentError
 from algorithms.gradients.arithmetic import in_full_precision, pass_size
 from algorithms.gradients.placement import Shards, together
 from algorithms.models import Model
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -139,12 +136,6 @@ class Group:
         self._together(lambda: distributed.all_reduce(part))
         return part
 
-    def max(self, count: int) -> int:
-        """The largest of the processes' counts."""
-        largest = torch.tensor(count)
-        self._together(lambda: distributed.all_reduce(largest, distributed.ReduceOp.MAX))
-        return int(largest)
-
     def broadcast(self, answer: Tensor) -> Tensor:
         """Send a tensor from the first process to all, in place."""
         self._together(lambda: distributed.broadcast(answer, src=0))
@@ -228,18 +219,18 @@ class Performance:
     offload: bool = False
 
     @cached_property
-    def mesh(self) -> "DeviceMesh | None":
+    def shards(self) -> Shards | None:
         """The processes that share parameters, if several do."""
         if self.group.count == 1 or not (self.shard_frozen or self.shard_trained):
             return None
         from torch.distributed.device_mesh import init_device_mesh
 
-        return init_device_mesh(self.device.type, (self.group.count,))
+        return Shards(init_device_mesh(self.device.type, (self.group.count,)))
 
-    @cached_property
+    @property
     def slices(self) -> Shards | None:
-        """The processes' slices of flat vectors, if several processes share trained parameters."""
-        return Shards(self.mesh) if self.shard_trained and self.mesh is not None else None
+        """The processes that hold slices of flat vectors, if several share trained parameters."""
+        return self.shards if self.shard_trained else None
 
     def at_home(self, vector: Tensor) -> Tensor:
         """A copy of a flat vector [d] where parameters, sums and the method's state lie."""
@@ -311,7 +302,7 @@ class Performance:
         most = max(1, int(self.memory_mb * 1e6 / each))
         here = max(1, cores() // self.group.local)
         wanted = self.workers or here // min(engine.threads, self.threads or engine.threads, here)
-        workers = min(wanted, most) if self.device.type == "cpu" and self.mesh is None else 1
+        workers = min(wanted, most) if self.device.type == "cpu" and self.shards is None else 1
         return SideBySide(engine, workers, lambda: self.computing(engine))
 
     def engine(self, model: Model, records: Records) -> Engine:
@@ -329,7 +320,7 @@ class Performance:
                     memory_mb=self.memory_mb,
                     physical_batch=self.physical_batch,
                     offload=self.offload,
-                    mesh=self.mesh,
+                    shards=self.shards,
                     shards_frozen=self.shard_frozen,
                     shards_trained=self.shard_trained,
                 )

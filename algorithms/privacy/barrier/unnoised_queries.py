@@ -564,10 +564,10 @@ class UnnoisedQueries:
 
     def _shared_passes(self, rows: Rows) -> Iterator[Load]:
         """The same for this process's rows; processes that share parameters run equally many passes."""
-        if self.performance.mesh is None:
+        if (shards := self.performance.shards) is None:
             return self._passes(rows)
         passes = list(in_passes(rows, self.engine.physical_batch))
-        missing = self.performance.group.max(len(passes)) - len(passes)
+        missing = shards.most(len(passes)) - len(passes)
         return self.performance.loaded(self.records, [*passes, *[rows[:0]] * missing])
 
     def _batches(self, rows: Rows) -> Iterator[Batch]:

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.overrides import TorchFunctionMode
 
 from algorithms.errors import ModelRefusedError
 from algorithms.gradients import L2, Engine, PerLayer, placement
+from algorithms.gradients.grad_sample_recorder import RecordedTensor
 from algorithms.gradients.placement import Shards
 from algorithms.models import Model
 from tests.algorithms.gradients import naive
@@ -78,20 +79,20 @@ def engine_of(made: Problem, **placing: Any) -> Engine:
 
 
 @pytest.fixture(scope="module")
-def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceMesh]:
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shards]:
     """Of one process, this one."""
     store = tmp_path_factory.mktemp("mesh") / "store"
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
+    yield Shards(init_device_mesh("cpu", (1,)))
     distributed.destroy_process_group()
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="processes with a GPU each are tested with the barrier")
 @pytest.mark.parametrize("name", SPECS)
-def test_sums_in_slices_are_those_of_whole_vectors(name: str, mesh: DeviceMesh) -> None:
+def test_sums_in_slices_are_those_of_whole_vectors(name: str, shards: Shards) -> None:
     """Bit for bit, by every clipping that they can have."""
-    made, shards = problem(SPECS[name], torch.float32), Shards(mesh)
-    whole, sliced = engine_of(made), engine_of(made, mesh=mesh, shards_trained=True)
+    made = problem(SPECS[name], torch.float32)
+    whole, sliced = engine_of(made), engine_of(made, shards=shards, shards_trained=True)
     point = shards.divided(made.parameters)
     for kind, clipping in naive.clippings(made.model, made.gradients).items():
         if isinstance(clipping, L2 | PerLayer):
@@ -102,16 +103,16 @@ def test_sums_in_slices_are_those_of_whole_vectors(name: str, mesh: DeviceMesh) 
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="processes with a GPU each are tested with the barrier")
-def test_a_process_without_records_adds_nothing_to_a_model_with_an_idle_layer(mesh: DeviceMesh) -> None:
+def test_a_process_without_records_adds_nothing_to_a_model_with_an_idle_layer(shards: Shards) -> None:
     """Its pass over a made-up record has norms of both layers."""
     idle = Wired(lambda self, x: self.used(x), used=nn.Linear(4, 3), idle=nn.Linear(4, 3))
     made = problem(Spec(lambda: idle, (4,)), torch.float32)
-    point = Shards(mesh).divided(made.parameters)
+    point = shards.divided(made.parameters)
     nobody = made.some(slice(0, 0))
-    found = engine_of(made, mesh=mesh, shards_trained=True).clipped_sum(
+    found = engine_of(made, shards=shards, shards_trained=True).clipped_sum(
         point, nobody.inputs, nobody.labels, PerLayer((1.0, 1.0))
     )
-    assert found.shape == made.parameters.shape and not Shards(mesh).collected(found).any()
+    assert found.shape == made.parameters.shape and not shards.collected(found).any()
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -216,6 +217,12 @@ def test_a_model_sees_its_parameters_on_the_device() -> None:
         for each in (True, False)
     ]
     torch.testing.assert_close(sums[0], sums[1].cpu())
+
+
+def test_a_parameter_tells_where_it_is_brought() -> None:
+    bringer = placement.Bringer(torch.device("meta"), lambda _: torch.zeros(2, device="meta"))
+    parameter = RecordedTensor.of(torch.zeros(2), parameter="weight", offload=bringer)
+    assert parameter.is_meta and parameter.device.type == "meta" and not parameter.is_cpu
 
 
 def test_a_model_that_is_taken_record_by_record_is_refused() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from algorithms.core import training
@@ -163,11 +163,11 @@ def test_trained_parameters_in_main_memory_change_no_answer() -> None:
 
 
 @pytest.fixture
-def mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceMesh]:
+def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shards]:
     """Of one process, this one."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
+    yield Shards(init_device_mesh("cpu", (1,)))
     distributed.destroy_process_group()
 
 
@@ -185,11 +185,9 @@ class Listing(Adapted):
         ({"module": Listing(is_checkpointed=False)}, "is differentiated record by record"),
     ],
 )
-def test_models_that_cannot_be_sharded_are_refused(
-    changes: dict[str, Any], why: str, mesh: DeviceMesh
-) -> None:
+def test_models_that_cannot_be_sharded_are_refused(changes: dict[str, Any], why: str, shards: Shards) -> None:
     with pytest.raises(ModelRefusedError, match=why):
-        Engine(replace(adapted(), **changes), input_shape=(WIDTH,), mesh=mesh, shards_frozen=True)
+        Engine(replace(adapted(), **changes), input_shape=(WIDTH,), shards=shards, shards_frozen=True)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +201,7 @@ def test_a_pass_that_fails_when_it_is_tried_says_why(
     failure: Exception,
     expected: type[Exception],
     why: str,
-    mesh: DeviceMesh,
+    shards: Shards,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def failing(*_: object) -> Tensor:
@@ -211,7 +209,7 @@ def test_a_pass_that_fails_when_it_is_tried_says_why(
 
     monkeypatch.setattr(Shards, "gathered", failing)
     with pytest.raises(expected, match=why):
-        Engine(adapted(), input_shape=(WIDTH,), mesh=mesh, shards_trained=True)
+        Engine(adapted(), input_shape=(WIDTH,), shards=shards, shards_trained=True)
 
 
 CRASHED = {
