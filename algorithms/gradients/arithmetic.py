@@ -10,7 +10,7 @@ function has a kink, one bit can decide a whole gradient, so adding a record cou
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ContextDecorator, ExitStack
+from contextlib import ContextDecorator
 from typing import Any, TypeVar
 
 import torch
@@ -22,10 +22,9 @@ _IN_CACHE = 2**16
 """Numbers that stay in a CPU's cache for several passes."""
 
 _BACKENDS: Any = torch.backends  # its type stubs are incomplete
-_PRODUCTS = (
-    *(_BACKENDS.cuda.matmul, _BACKENDS.cudnn.conv, _BACKENDS.cudnn.rnn),
-    *(_BACKENDS.mkldnn.matmul, _BACKENDS.mkldnn.conv, _BACKENDS.mkldnn.rnn),
-)
+_ON_CPU = (_BACKENDS.mkldnn.matmul, _BACKENDS.mkldnn.conv, _BACKENDS.mkldnn.rnn)
+_PRODUCTS = (_BACKENDS.cuda.matmul, _BACKENDS.cudnn.conv, _BACKENDS.cudnn.rnn, *_ON_CPU)
+_USED = _PRODUCTS if _BACKENDS.cuda.is_built() else _ON_CPU
 
 _BLOCK = 256
 """Values that are summed in 32 bits, before these sums are added in 64: few enough for rounding, enough for speed."""
@@ -34,24 +33,29 @@ _BLOCK = 256
 class ProcessSetting(ContextDecorator):
     """A setting of the process that all threads share: it holds until the last of those that entered has left.
 
-    change: makes the setting, and puts into the stack what restores the earlier one.
+    change: makes the setting, and returns what restores the earlier one.
     """
 
-    def __init__(self, change: Callable[[ExitStack], object]) -> None:
-        self._change, self._before = change, ExitStack()
+    def __init__(self, change: Callable[[], Callable[[], object]]) -> None:
+        self._change = change
+        self._restore: Callable[[], object] = _nothing
         self._turn, self._inside = threading.Lock(), 0
 
     def __enter__(self) -> None:
         with self._turn:
             if not self._inside:
-                self._change(self._before)
+                self._restore = self._change()
             self._inside += 1
 
     def __exit__(self, *reason: object) -> None:
         with self._turn:
             self._inside -= 1
             if not self._inside:
-                self._before.close()
+                self._restore()
+
+
+def _nothing() -> None:
+    pass
 
 
 def in_full_precision() -> ProcessSetting:
@@ -62,16 +66,18 @@ def in_full_precision() -> ProcessSetting:
     return _FULL_PRECISION
 
 
-def _switch_off(before: ExitStack) -> None:
+def _switch_off() -> Callable[[], object]:
+    if all(
+        kind.fp32_precision in ("ieee", "none") for kind in _USED
+    ):  # none: neither for these nor for all products
+        return _nothing
     kept = [kind.fp32_precision for kind in _PRODUCTS]
-    if set(kept) == {"ieee"}:
-        return
     products = _where_set(torch.get_float32_matmul_precision)
     convolutions = _where_set(lambda: torch.backends.cudnn.allow_tf32)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     _set_precisions(["ieee"] * len(kept))
-    before.callback(_switch_back, kept, products, convolutions)
+    return functools.partial(_switch_back, kept, products, convolutions)
 
 
 def _switch_back(kept: Sequence[str], products: str | None, convolutions: bool | None) -> None:

@@ -170,7 +170,7 @@ def factors(norms: Tensor, clipping: Clipping, bound: float, dtype: torch.dtype)
     if isinstance(clipping, Normalised):
         found = room / (norms.clamp(min=_SMALLEST_NORM) + clipping.stability)
     else:
-        found = torch.clamp(room / norms.clamp(min=torch.finfo(torch.float64).tiny), max=1.0)
+        found = torch.clamp(room / norms, max=1.0)
     return hardshrink(found, torch.finfo(dtype).tiny)  # rounding could raise smaller factors by any amount
 
 

@@ -284,7 +284,8 @@ def slices(numbers: int, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _written(inputs: Tensor, errors: Tensor) -> Tensor:
-    return torch.bmm(wide(errors).transpose(1, 2), wide(inputs))
+    back, seen = wide(errors).transpose(1, 2), wide(inputs)
+    return back * seen if seen.shape[1] == 1 else torch.bmm(back, seen)
 
 
 class PerExample(Protocol):

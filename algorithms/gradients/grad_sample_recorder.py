@@ -7,9 +7,10 @@ back to the parameters at the end. An operation without a rule is differentiated
 gradients cannot be separated by record, UnrecordedError is raised, so that none is lost silently.
 """
 
+import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from algorithms.gradients.arithmetic import ProcessSetting
 from algorithms.gradients.double_backward import connected
@@ -141,8 +142,7 @@ def alternating(layouts: Layouts) -> Layouts:
     return tuple(call._replace(taken=turned(call.taken), given=turned(call.given)) for call in layouts)
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(NamedTuple):
     """One operation's output, and a function from the gradient of that output to those of the parameters."""
 
     edge: GradientEdge
@@ -193,7 +193,7 @@ class RecordedTensor(Tensor):
         cls, tensor: Tensor, *, parameter: str | None = None, offload: Bringing | None = None
     ) -> "RecordedTensor":
         """The same values, as a tensor whose uses are recorded."""
-        found: RecordedTensor = Tensor._make_subclass(cls, tensor.detach())
+        found: RecordedTensor = Tensor._make_subclass(cls, tensor)
         if parameter is not None:
             found.parameter, found.offload = parameter, offload
         return found
@@ -227,9 +227,9 @@ _OWN = Function.__dict__["apply"]
 _applied.__name__ = APPLIED = _OWN.__name__
 
 
-def _report(before: ExitStack) -> None:
-    before.callback(setattr, Function, "apply", _OWN)
+def _report() -> Callable[[], object]:
     Function.apply = classmethod(_applied)  # type: ignore[method-assign,assignment]
+    return functools.partial(setattr, Function, "apply", _OWN)
 
 
 _REPORTING = ProcessSetting(_report)
@@ -247,7 +247,7 @@ def _run_again(func: Func, args: Args, kwargs: Kwargs) -> Any:
         return output
     if all(isinstance(leaf, RecordedTensor) for leaf in tensors_in((args, kwargs))):
         return RecordedTensor.of(output)
-    return _anchored(output if output._base is None else output.clone(), torch.zeros((), requires_grad=True))
+    return _anchored_itself(output if output._base is None else output.clone())
 
 
 class Whole:
@@ -365,7 +365,6 @@ class GradSampleRecorder:
         self._noting = _Noting() if layouts is None else None
         self._here: dict[int, Layout | None] = {}
         self.given: tuple[Layout | None, ...] = ()
-        self._anchor = torch.zeros((), requires_grad=True)
         self._before: GradSampleRecorder | None = None
 
     def __enter__(self) -> "GradSampleRecorder":
@@ -484,7 +483,7 @@ class GradSampleRecorder:
                 # From here on the uses of what is made from parameters are recorded.
                 return self._shared(self, func, args, kwargs)
         is_new = has_gradient(output) and output._base is None and all(output is not leaf for leaf in leaves)
-        return self.anchored(output) if is_new and torch.is_grad_enabled() else output
+        return _anchored_itself(output) if is_new and torch.is_grad_enabled() else output
 
     def name(self, tensor: Any) -> str | None:
         """The name of a trained parameter or of a tensor computed from them alone; None for any other value."""
@@ -525,12 +524,14 @@ class GradSampleRecorder:
         if not torch.is_grad_enabled():
             return output
         if not output.requires_grad:
-            # `_Anchored` marks its input as overwritten: for a view, all parameters' versions would change.
-            output = self.anchored(output if output._base is None else output.clone())
+            if output._base is not None:
+                output = output.clone()
+            is_given = id(output) in self._here  # as in an operation in place: the model keeps this tensor
+            output = _anchored_itself(output) if is_given else _anchored(output)
         elif output._base is not None:
             # As of a layer of sequences: what overwrites a view is put behind its base in the graph, and the view's own
             # edge is cut off.
-            output = torch.ops.aten._unsafe_view(output, output.shape)
+            output = torch.ops.aten._unsafe_view.default(output, output.shape)
         kept = tuple((tensor, tensor._version) for tensor in inputs)
         self.uses.append(Use(get_gradient_edge(output), gradients, kept))
         return output
@@ -569,13 +570,16 @@ class GradSampleRecorder:
                 self._names[id(tensor)], self.graph[name] = name, self.graph[old]
                 self.made.append(Made((name,), [self.graph[old]], old, None))
 
-    def anchored(self, output: Tensor) -> Tensor:
-        """Put the output into a graph."""
-        return _anchored(output, self._anchor)
+
+def _anchored(output: Tensor) -> Tensor:
+    """A new tensor of the same memory, in a graph, but not as a leaf, so that the model may overwrite it in place."""
+    return output.requires_grad_().unsafe_chunk(1)[0]
 
 
-def _anchored(output: Tensor, anchor: Tensor) -> Tensor:
-    found: Tensor = _Anchored.apply(output, anchor.to(output.device))  # type: ignore[no-untyped-call]
+def _anchored_itself(output: Tensor) -> Tensor:
+    """The same tensor, now in a graph, but not as a leaf; slower than `_anchored`."""
+    anchor = torch.zeros((), requires_grad=True, device=output.device)
+    found: Tensor = _Anchored.apply(output, anchor)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -608,6 +612,18 @@ def _collect(tree: Any, found: list[Tensor]) -> None:
             found += [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor)]
 
 
+def replaced(tree: Any, tensors: Mapping[int, Tensor]) -> Any:
+    """The same tree with other tensors for some of its own, given by their ids; as fast as `tensors_in`."""
+    kind = type(tree)
+    if isinstance(tree, Tensor):
+        return tensors.get(id(tree), tree)
+    if kind is tuple or kind is list:
+        return kind([replaced(part, tensors) for part in tree])
+    if kind is dict:
+        return {key: replaced(part, tensors) for key, part in tree.items()}
+    return tree if kind in _LEAVES else tree_map_only(Tensor, lambda leaf: tensors.get(id(leaf), leaf), tree)
+
+
 _NESTS = frozenset((tuple, list, dict))
 _LEAVES = frozenset(
     (int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, slice)
@@ -627,7 +643,7 @@ def _given(func: Func, args: Args, output: Any) -> list[Tensor]:
 
 
 class _Anchored(torch.autograd.Function):
-    """Puts an output into a graph, but not as a leaf, so that the model may overwrite it in place."""
+    """Puts an output into a graph, as if this operation had overwritten it."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:

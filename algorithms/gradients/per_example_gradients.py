@@ -1,5 +1,6 @@
 """The contributions of one physical batch to a sum; for the barrier alone, since they have no noise yet."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -7,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from algorithms.gradients.arithmetic import in_full_precision, square_norms, wide
+from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, PerLayer, factors, margin
 from algorithms.gradients.ghost_clipping import (
     BiasGrad,
@@ -15,12 +16,9 @@ from algorithms.gradients.ghost_clipping import (
     EmbeddingGrad,
     LinearGrad,
     PerExample,
-    add_rows,
     as_measured,
 )
-
-_FEW_NUMBERS = 512
-"""Size of a parameter up to which function calls take longer than the arithmetic on its gradients."""
+from algorithms.gradients.small_gradients import SmallGradients
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,8 @@ class PerExampleGradients:
 
         [batch], or [batch, layers] for per-layer clipping.
         """
-        return self._norms(clipping)[: len(self.losses)]
+        found = self._norms(clipping)
+        return found[: len(self.losses)] if self.padding else found
 
     def finite(self, clipping: Clipping) -> Tensor:
         """Which records have a finite norm, shape [batch]."""
@@ -87,11 +86,18 @@ class PerExampleGradients:
 
         For every parameter, also without records, and in the model's order. Not for clipping with a shift.
         """
-        parts = [(found, found._weights(their, clipping)) for found, their in self._finite(clipping, norms)]
+        parts: list[tuple[PerExampleGradients, dict[str, Tensor], dict[str, Tensor]]] = []
+        for found, their in self._finite(clipping, norms):
+            weights, small = found._weights(their, clipping), dict[str, Tensor]()
+            if not isinstance(clipping, PerLayer):  # all weights are the same
+                small = found._small.weighted_sums(next(iter(weights.values())).double())
+            parts.append((found, weights, small))
         for name, place in self.places.items():
             total = torch.zeros(place.stop - place.start, dtype=torch.float64, device=self.losses.device)
-            for found, weights in parts:
-                if name in found.gradients:
+            for found, weights, small in parts:
+                if name in small:
+                    total += small[name]
+                elif name in found.gradients:
                     found._add_weighted_of(name, weights[name], total)
             yield place, total
 
@@ -119,6 +125,8 @@ class PerExampleGradients:
 
         This makes a record's results independent of the number of records.
         """
+        if count == len(self.losses):
+            return self
         return replace(self, losses=self.losses[:count], padding=len(self.losses) + self.padding - count)
 
     @property
@@ -149,10 +157,10 @@ class PerExampleGradients:
         if len(self.losses) == 0:
             return
         norms = self.norms(clipping) if norms is None else norms
-        finite = all_finite(norms)
-        if bool(finite.all()):
+        if bool(norms.amax() < math.inf):
             yield self, norms
             return
+        finite = all_finite(norms)
         yield from self.take(torch.nonzero(finite)[:, 0])._finite(clipping, norms[finite])
         if self.dtype != torch.float64:
             others = self.take(torch.nonzero(~finite)[:, 0])
@@ -177,7 +185,8 @@ class PerExampleGradients:
         weights = factors(norms, clipping, clipping.sensitivity, self.dtype)
         if isinstance(clipping, Affine):
             moved = torch.zeros_like(total)
-            self._add_alike(weights, moved)
+            # One by one, as measured: where shift and gradient cancel, another rounding could exceed the bound.
+            self._add_weighted(dict.fromkeys(self.gradients, weights), moved)
             moved -= weights.sum().to(total.device) * clipping.shift.double()
             total += moved / clipping.scale.double()
         else:
@@ -198,25 +207,20 @@ class PerExampleGradients:
 
     def _root(self, names: Iterable[str], clipping: Clipping) -> Tensor:
         """The L2 norm over some parameters."""
-        together: list[str] = []
-        total = self._zeros()
-        if names is self.places and not isinstance(clipping, Affine):
-            together, rows = self._joined
-            total = total + square_norms(rows) if together else total
-        return sum((self._squares(name, clipping) for name in names if name not in together), total).sqrt()
+        if names is not self.places or isinstance(clipping, Affine):
+            return sum((self._squares(name, clipping) for name in names), self._zeros()).sqrt()
+        parts = [*self._small.square_norms(), *(self.gradients[name].square_norms() for name in self._others)]
+        return (sum(parts[1:], parts[0]) if parts else self._zeros()).sqrt()
 
     @cached_property
-    def _joined(self) -> tuple[list[str], Tensor]:
-        """The names and concatenated gradients of small materialised parameters, to process them in one call."""
-        names = [
-            name
-            for name, place in self.places.items()
-            if place.stop - place.start <= _FEW_NUMBERS
-            and name in self.gradients
-            and self.gradients[name].is_written
-        ]
-        rows = [wide(self.gradients[name].rows) for name in names]
-        return names, torch.cat(rows, dim=1) if rows else torch.empty(0)
+    def _small(self) -> SmallGradients:
+        """Those that are processed together, where a clipping treats all alike."""
+        return SmallGradients.of(self.gradients, self.places)
+
+    @property
+    def _others(self) -> list[str]:
+        """The names of those that are processed one by one."""
+        return [name for name in self.gradients if name not in self._small.names]
 
     def _squares(self, name: str, clipping: Clipping) -> Tensor:
         """Squared L2 norms of one parameter's gradients, after the clipping's transformation."""
@@ -235,20 +239,18 @@ class PerExampleGradients:
 
     def _add_alike(self, weights: Tensor, total: Tensor) -> None:
         """Add the weighted sum of the gradients, with the same weights for all parameters, to a total [d], float64."""
-        together, rows = self._joined
-        if together:
-            added = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
-            add_rows(rows[: len(self.losses)], weights.double(), added)
-            places = [self.places[name] for name in together]
-            parts = torch.split(added.to(total.device), [at.stop - at.start for at in places])
-            for place, part in zip(places, parts, strict=True):
-                total[place].add_(part)
-        self._add_weighted({name: weights for name in self.places if name not in together}, total)
+        parts = self._small.weighted_sums(weights.double())
+        if len(parts) == len(self.places):
+            total.add_(torch.cat([parts[name] for name in self.places]).to(total.device))
+        else:
+            for name, part in parts.items():
+                total[self.places[name]].add_(part.to(total.device))
+        self._add_weighted(dict.fromkeys(self._others, weights), total)
 
     def _add_weighted(self, weights: dict[str, Tensor], total: Tensor) -> None:
         """Add the weighted sum of the gradients, with separate weights for each parameter, to a total [d], float64."""
         added = set()
-        for name, weight in self._with_bias.items() if total.device == self.losses.device else ():
+        for name, weight in self._with_bias.items() if weights and total.device == self.losses.device else ():
             if name in weights and weights[name] is weights.get(weight):
                 found = self._counted(self.gradients[name])
                 assert isinstance(found, BiasGrad)

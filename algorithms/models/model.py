@@ -220,6 +220,24 @@ class Model:
         return {name: slice(end - shape.numel(), end) for (name, shape), end in pairs}
 
     @cached_property
+    def _views(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], int]]:
+        """The shape, strides and first index of each trained parameter in the flat vector."""
+        return {
+            name: (shape, tuple(prod(shape[i + 1 :]) for i in range(len(shape))), self.places[name].start)
+            for name, shape in ((name, tuple(shape)) for name, shape in self.shapes.items())
+        }
+
+    @cached_property
+    def _owners(self) -> list[tuple[dict[str, Tensor | None], str, bool]]:
+        """The parameters and the buffers of each layer, found once: the prefix of their names, and whether buffers."""
+        layers = [(layer, f"{name}." if name else "") for name, layer in self.module.named_modules()]
+        return [
+            (own, prefix, own is layer._buffers)
+            for layer, prefix in layers
+            for own in (layer._parameters, layer._buffers)
+        ]
+
+    @cached_property
     def _holders(self) -> list[dict[str, Any] | list[Any]]:
         """What layers may keep something of a pass in, found once: `inside` discards what a pass adds to it."""
         return _holders(self.module)
@@ -244,9 +262,14 @@ class Model:
     def named(self, parameters: Tensor) -> dict[str, Tensor]:
         """The parts of a flat vector, shape [d], by parameter name."""
         if not parameters.requires_grad:
+            first, views = parameters.storage_offset(), self._views
             return {
-                name: _aligned(parameters[place].view(self.shapes[name]))
-                for name, place in self.places.items()
+                name: _aligned(parameters.as_strided(shape, strides, first + start))
+                for name, (
+                    shape,
+                    strides,
+                    start,
+                ) in views.items()  # in half the time of slices and their views
             }
         # The gradient of each slice would be as long as the whole vector; those of a split are concatenated.
         parts = torch.split(parameters, [shape.numel() for shape in self.shapes.values()])
@@ -278,9 +301,8 @@ class Model:
         layers again, which would otherwise use the module's own parameters.
         """
         slots = [
-            (own, key, f"{name}.{key}" if name else key, tensor, own is layer._buffers)
-            for name, layer in self.module.named_modules()
-            for own in (layer._parameters, layer._buffers)
+            (own, key, prefix + key, tensor, is_buffer)
+            for own, prefix, is_buffer in self._owners
             for key, tensor in own.items()
             if tensor is not None
         ]

@@ -29,6 +29,7 @@ from algorithms.gradients.grad_sample_recorder import (
     UnrecordedError,
     has_gradient,
     name_of,
+    replaced,
     tensors_in,
 )
 from algorithms.gradients.per_example_gradients import combined
@@ -304,7 +305,6 @@ def summed_to(values: Tensor, shape: torch.Size, out: Layout, batch: int) -> Ten
 def shared(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """An operation on parameters and on values that all records share."""
     name = name_of(func)
-    leaves, structure = tree_flatten((args, kwargs))
     if name in _WITHOUT_GRADIENT or not torch.is_grad_enabled():
         return func(*args, **kwargs)
     is_written = _writes(name, kwargs)
@@ -312,23 +312,22 @@ def shared(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> 
         tape.follow(args[0])
     if is_written and (tape.name(args[0]) is None or name.endswith("__set__") or "out" in kwargs):
         raise UnrecordedError(f"the operation '{name}' on a parameter")
-    places = [i for i, leaf in enumerate(leaves) if tape.name(leaf) is not None]
-    if name in _LIKE_ANOTHER:
-        places = [i for i in places if i == 0]
-    free = {i: _followed(tape, leaves[i]) for i in places if has_gradient(leaves[i])}
+    leaves = tensors_in((args, kwargs))[: 1 if name in _LIKE_ANOTHER else None]
+    own = [leaf for leaf in leaves if tape.name(leaf) is not None and has_gradient(leaf)]
+    free = {id(leaf): _followed(tape, leaf) for leaf in own}
     # Keep tensors that checkpointing would drop: no layer runs again to recompute them.
     with torch.enable_grad(), saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
-        some, named = tree_unflatten([free.get(i, leaf) for i, leaf in enumerate(leaves)], structure)
+        some, named = replaced((args, kwargs), free)
         followed = func(*some, **named)
     if is_written:
         tape.overwritten(args[0])
-    back = {id(copy): leaves[i] for i, copy in free.items()}
+    back = {id(free[id(leaf)]): leaf for leaf in own}
     moving = [leaf for leaf in tensors_in(followed) if leaf.requires_grad and id(leaf) not in back]
     if moving:
-        source = str(tape.name(leaves[next(iter(free))]))
+        source = str(tape.name(own[0]))
         closed = _closed_form(name, args, moving[0]) if len(free) == len(moving) == 1 else None
-        back |= {id(leaf): own for leaf, own in zip(moving, tape.make(moving, source, closed), strict=True)}
-    return tree_map_only(Tensor, lambda leaf: back.get(id(leaf), leaf), followed)
+        back |= {id(leaf): made for leaf, made in zip(moving, tape.make(moving, source, closed), strict=True)}
+    return replaced(followed, back)
 
 
 def _followed(tape: GradSampleRecorder, tensor: Tensor) -> Tensor:

@@ -193,25 +193,33 @@ def embedding_bag(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwar
     output = func(*args, **kwargs)
 
     def gradients(errors: Tensor) -> Gradients:
-        places, order = input.flatten(), torch.arange(input.numel(), device=input.device)
-        if input.dim() == 2:
-            bag = order // input.shape[1]
-        else:
-            bag = torch.searchsorted(call["offsets"], order, right=True) - 1
-        share = errors.new_ones(len(places)) if weighting is None else weighting.detach().flatten()
-        if padding is not None:
-            share = share * (places != padding % len(weight))
-        if mode == "mean":
-            share = share / share.new_zeros(len(errors)).index_add_(0, bag, share).clamp(min=1.0)[bag]
         count, width = weight.shape
+        share = torch.ones_like(input, dtype=errors.dtype) if weighting is None else weighting.detach()
+        if padding is not None:
+            share = share * (input != padding % count)
+        bag = None
+        if input.dim() == 1:
+            order = torch.arange(len(input), device=input.device)
+            bag = torch.searchsorted(call["offsets"], order, right=True) - 1
+        if mode == "mean":
+            sizes = share.sum(dim=1, keepdim=True) if bag is None else _by_bag(bag, share, len(errors))[bag]
+            share = share / sizes.clamp(min=1.0)
         # If the table's shares take less memory than the lookups' sums in 64 bits, it is a linear layer on them.
-        if len(errors) * count <= 2 * len(places) * width:
-            shares = share.new_zeros(len(errors) * count).index_add_(0, bag * count + places, share)
+        if len(errors) * count <= 2 * input.numel() * width:
+            if bag is None:
+                shares = share.new_zeros(len(errors), count).scatter_add_(1, input.long(), share)
+            else:
+                shares = _by_bag(bag * count + input, share, len(errors) * count)
             return {name: LinearGrad(errors.detach().view(batch, -1, width), shares.view(batch, -1, count))}
-        back = (errors.detach()[bag] * share[:, None]).view(batch, -1, width)
-        return {name: EmbeddingGrad(places.view(batch, -1).long(), back, count)}
+        back = (errors.detach()[:, None] if bag is None else errors.detach()[bag]) * share[..., None]
+        return {name: EmbeddingGrad(input.reshape(batch, -1).long(), back.view(batch, -1, width), count)}
 
     return tape.keep(output, gradients, input, *(() if weighting is None else (weighting,)))
+
+
+def _by_bag(bags: Tensor, shares: Tensor, count: int) -> Tensor:
+    """Sums of shares by bag, [count]."""
+    return shares.new_zeros(count).index_add_(0, bags, shares)
 
 
 def entries(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:

@@ -66,7 +66,8 @@ class Reordered:
     def add_weighted(self, weights: Tensor, total: Tensor) -> None:
         added = torch.zeros_like(total)
         as_measured(self.of).add_weighted(weights, added)
-        total += self._ordered(added)
+        ordered = added.view(self.shape).permute(self.order)
+        total.view(ordered.shape).add_(ordered)
 
     def take(self, chosen: Tensor | slice) -> "Reordered":
         return Reordered(as_measured(self.of).take(chosen), self.shape, self.order)

@@ -1,6 +1,6 @@
 """What is refused before a private record is seen, and what is let through; also what mixes odd records alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.core.training import model_of_people
-from algorithms.gradients import L2, Engine, RecordsNotIndependentError, Unclipped, model_inspection
+from algorithms.gradients import (
+    L2,
+    Engine,
+    RecordsNotIndependentError,
+    Unclipped,
+    arithmetic,
+    model_inspection,
+)
 from algorithms.gradients.arithmetic import in_full_precision
 from algorithms.gradients.grad_sample_recorder import Args, Func, GradSampleRecorder, Kwargs
 from algorithms.gradients.independence import _attributes
@@ -578,34 +585,67 @@ def test_the_way_of_later_batches_does_not_depend_on_a_record() -> None:
     assert {type(g) for g in before.gradients.values()} == {type(g) for g in after.gradients.values()}
 
 
+PRODUCTS: Any = torch.backends.mkldnn.matmul
+
+
+@pytest.fixture
+def few_bits() -> Iterator[None]:
+    """Products of fewer bits are allowed, as by the person's own program."""
+    PRODUCTS.fp32_precision = "bf16"
+    yield
+    PRODUCTS.fp32_precision = "none"
+
+
+@pytest.mark.usefixtures("few_bits")
 def test_products_of_fewer_bits_are_off_during_a_pass_and_then_as_before() -> None:
-    torch.backends.cudnn.allow_tf32 = True
     seen = []
 
     def forward(self: Wired, x: Tensor) -> Tensor:
-        seen.append(torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32)
+        seen.append((PRODUCTS.fp32_precision, torch.backends.cudnn.allow_tf32))
         return self.layer(x)
 
     made = problem(Spec(lambda: Wired(forward, layer=nn.Linear(4, 2)), (4,)))
     engine = made.engine()
     seen.clear()
     engine.clipped_sum(*made.arguments, L2(1.0))
-    assert seen == [False] * len(seen) and seen
-    assert torch.backends.cudnn.allow_tf32
+    assert seen == [("ieee", False)] * len(seen) and seen
+    assert PRODUCTS.fp32_precision == "bf16"
     with in_full_precision():
-        assert not torch.backends.cudnn.allow_tf32
+        assert PRODUCTS.fp32_precision == "ieee"
 
 
+@pytest.mark.usefixtures("few_bits")
 def test_products_of_fewer_bits_are_off_until_the_last_of_several_passes_has_ended() -> None:
     """Trials of a search run in threads, and the settings are those of the process."""
-    torch.backends.cudnn.allow_tf32 = True
     one, other = in_full_precision(), in_full_precision()
     for enters in (one, other):
         enters.__enter__()
     one.__exit__(None, None, None)
-    assert not torch.backends.cudnn.allow_tf32
+    assert PRODUCTS.fp32_precision == "ieee"
     other.__exit__(None, None, None)
-    assert torch.backends.cudnn.allow_tf32
+    assert PRODUCTS.fp32_precision == "bf16"
+
+
+def test_a_precision_for_all_products_is_off_too() -> None:
+    backends: Any = torch.backends
+    before = [kind.fp32_precision for kind in arithmetic._PRODUCTS]
+    backends.fp32_precision = "tf32"
+    try:
+        with in_full_precision():
+            assert PRODUCTS.fp32_precision == "ieee"
+    finally:
+        backends.fp32_precision = "none"
+        arithmetic._set_precisions(before)
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="PyTorch sets TF32 for convolutions on a GPU")
+def test_passes_change_no_setting_where_all_products_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To set and restore them takes as long as a small layer."""
+    changed: list[object] = []
+    monkeypatch.setattr(arithmetic, "_set_precisions", changed.append)
+    made = problem(Spec(lambda: nn.Linear(4, 2), (4,)))
+    made.engine().clipped_sum(*made.arguments, L2(1.0))
+    assert not changed
 
 
 @pytest.mark.parametrize("label", [2, 255, 10**6, -1])

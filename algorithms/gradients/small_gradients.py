@@ -1,0 +1,172 @@
+"""Small gradients of several parameters, side by side: on these, calls take longer than their arithmetic.
+
+Which gradients these are depends on the sizes of parameters, never on the number of records.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+from algorithms.gradients.arithmetic import square_norms, wide
+from algorithms.gradients.ghost_clipping import (
+    BiasGrad,
+    LinearGrad,
+    PerExample,
+    add_rows,
+    slice_of,
+)
+
+_FEW_NUMBERS = 512
+"""Size of a materialised parameter that is processed with others."""
+
+_NARROW = 256
+"""Inputs and outputs of a linear layer, together, that is processed with others."""
+
+_FEWEST_NUMBERS = 128
+"""Size of all narrow layers up to which they are materialised with the others."""
+
+
+@dataclass(frozen=True)
+class SmallGradients:
+    """Gradients by parameter, which are measured and summed in few calls for all of them.
+
+    written: materialised gradients. layers: outer products of inputs and errors, for the weights of narrow linear
+    layers without sequences; they are multiplied in 64 bits. biases: by weight, the name of the layer's bias, if it has
+    one.
+    """
+
+    written: Mapping[str, PerExample]
+    layers: Mapping[str, LinearGrad]
+    biases: Mapping[str, str]
+
+    @staticmethod
+    def of(gradients: Mapping[str, PerExample], places: Mapping[str, slice]) -> "SmallGradients":
+        """The small ones among a model's gradients; places: of the parameters in the flat vector."""
+        sizes = {name: places[name].stop - places[name].start for name in gradients}
+        written = {
+            name: each for name, each in gradients.items() if sizes[name] <= _FEW_NUMBERS and each.is_written
+        }
+        layers = {
+            name: each
+            for name, each in gradients.items()
+            if isinstance(each, LinearGrad) and _is_narrow(each)
+        }
+        owners = {id(each): name for name, each in layers.items()}
+        biases = {
+            owners[id(each.of)]: name
+            for name, each in gradients.items()
+            if isinstance(each, BiasGrad) and id(each.of) in owners
+        }
+        names = (*layers, *biases.values())
+        if sum(sizes[name] for name in names) <= _FEWEST_NUMBERS:
+            # Of copies, since materialised gradients are kept, and would then be used by other clippings.
+            written |= {name: replace(each) for name, each in layers.items()}
+            return SmallGradients(written | {name: gradients[name] for name in biases.values()}, {}, {})
+        return SmallGradients(written, layers, biases)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of their parameters."""
+        return frozenset((*self.written, *self.layers, *self.biases.values()))
+
+    def square_norms(self) -> list[Tensor]:
+        """Squared L2 norms, [batch] each, float64, that add up to those over all of them."""
+        found = [square_norms(self._rows)] if self.written else []
+        return [*found, self._norms_of_layers()] if self.layers else found
+
+    def _norms_of_layers(self) -> Tensor:
+        """|error|^2 |input|^2 for each weight, plus |error|^2 for a bias."""
+        columns, ones = _columns(
+            self._widths, tuple(name in self.biases for name in self.layers), self._device
+        )
+        parts = []
+        for values in self._slices():
+            seen, back = (values.square() @ columns).tensor_split(2, dim=1)
+            parts.append(((seen + ones) * back).sum(dim=1))
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def weighted_sums(self, weights: Tensor) -> dict[str, Tensor]:
+        """The sums of weight times gradient over the first records, weights [n], float64; [numel] each, float64."""
+        found: dict[str, Tensor] = {}
+        if self.written:
+            sums = torch.zeros(self._rows.shape[1], dtype=torch.float64, device=self._rows.device)
+            add_rows(self._rows[: len(weights)], weights, sums)
+            sizes = [each.rows.shape[1] for each in self.written.values()]
+            found |= zip(self.written, sums.split_with_sizes(sizes), strict=True)
+        for values, each in (
+            zip(self._slices(), torch.split(weights, self._size), strict=False) if self.layers else ()
+        ):
+            for name, part in self._sums_of_layers(values[: len(each)], each):
+                found[name] = found[name] + part if name in found else part
+        return found
+
+    def _sums_of_layers(self, values: Tensor, weights: Tensor) -> Iterator[tuple[str, Tensor]]:
+        widths = self._widths[: len(self.layers)], self._widths[len(self.layers) :]
+        seen, back = values.split_with_sizes([sum(each) for each in widths], dim=1)
+        back = back * weights[:, None]
+        of_biases = back.sum(dim=0).split_with_sizes(widths[1])
+        sides = zip(back.T.split_with_sizes(widths[1]), seen.split_with_sizes(widths[0], dim=1), strict=True)
+        for name, (errors, inputs), of_bias in zip(self.layers, sides, of_biases, strict=True):
+            yield name, torch.mm(errors, inputs).flatten()
+            if name in self.biases:
+                yield self.biases[name], of_bias
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        """The materialised gradients next to each other, [batch, numbers]."""
+        return torch.cat([wide(each.rows) for each in self.written.values()], dim=1)
+
+    @cached_property
+    def _sides(self) -> list[Tensor]:
+        """The inputs and then the errors of all layers, [batch, 1, width] each."""
+        return [
+            *(each.inputs for each in self.layers.values()),
+            *(each.errors for each in self.layers.values()),
+        ]
+
+    @cached_property
+    def _widths(self) -> tuple[int, ...]:
+        return tuple(side.shape[2] for side in self._sides)
+
+    @property
+    def _device(self) -> torch.device:
+        return self._sides[0].device
+
+    @property
+    def _size(self) -> int:
+        """How many records' layers to process at once."""
+        return slice_of(2 * sum(self._widths), self._device)
+
+    def _slices(self) -> Iterator[Tensor]:
+        """All sides next to each other, a few records at a time: [records, width], float64."""
+        if len(self._sides[0]) <= self._size:
+            return iter((self._whole,))
+        parts = zip(*(torch.split(side, self._size) for side in self._sides), strict=True)
+        return (_joined(part) for part in parts)
+
+    @cached_property
+    def _whole(self) -> Tensor:
+        return _joined(self._sides)
+
+
+def _joined(sides: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(sides), dim=2)[:, 0].double()
+
+
+def _is_narrow(layer: LinearGrad) -> bool:
+    is_few = layer.inputs.shape[2] + layer.errors.shape[2] <= _NARROW
+    return layer.length == 1 and is_few and "rows" not in vars(layer)
+
+
+@lru_cache
+def _columns(
+    widths: tuple[int, ...], biases: tuple[bool, ...], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """A matrix whose product with rows of sides sums up each side, and what a bias adds to the sums of inputs."""
+    columns = torch.zeros(sum(widths), len(widths), dtype=torch.float64, device=device)
+    for side, rows in enumerate(columns.split_with_sizes(widths)):
+        rows[:, side] = 1.0
+    return columns, torch.tensor(biases, dtype=torch.float64, device=device)
