@@ -247,6 +247,9 @@ class _Call:
 def elementwise(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """An elementwise function with one output, whose arguments broadcast to its shape."""
     name, out, batch = name_of(func), tape.output_layout, tape.batch
+    view: Tensor | None = None
+    if _writes(name, kwargs) and tape.name(args[0]) is None and args[0]._base is not None:
+        view, args = args[0], (args[0].clone(), *args[1:])  # what is recorded is then behind its base, too
     leaves = [*args, *kwargs.values()]
     names = {i: own for i, leaf in enumerate(leaves) if (own := tape.name(leaf)) is not None}
     is_real = not any(isinstance(leaf, Tensor) and leaf.is_complex() for leaf in leaves)
@@ -286,7 +289,8 @@ def elementwise(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs
             rows[names[i]] = rows[names[i]] + found if names[i] in rows else found
         return {name: DenseGrad(gradient) for name, gradient in rows.items()}
 
-    return tape.keep(output, gradients, *kept)
+    found = tape.keep(output, gradients, *kept)
+    return found if view is None else view.copy_(found)
 
 
 def summed_to(values: Tensor, shape: torch.Size, out: Layout, batch: int) -> Tensor:

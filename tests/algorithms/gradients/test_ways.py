@@ -109,6 +109,14 @@ def _put_into_records(self: Wired, inputs: Tensor) -> Tensor:
     return self.last(hidden)
 
 
+def _added_to_parts(self: Wired, inputs: Tensor) -> Tensor:
+    """Parts of what is computed from the records are changed in place."""
+    hidden = self.layer(inputs)
+    hidden[:, 1:3] += self.pair
+    hidden[:, :2].mul_(self.pair)
+    return self.last(hidden)
+
+
 def _overwritten_after_use(self: Wired, inputs: Tensor) -> Tensor:
     bias = self.first.clone()
     hidden = inputs + bias
@@ -117,7 +125,8 @@ def _overwritten_after_use(self: Wired, inputs: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "wiring", [_without_bias_of_keys, _built_of_entries, _put_into_records, _overwritten_after_use]
+    "wiring",
+    [_without_bias_of_keys, _built_of_entries, _put_into_records, _added_to_parts, _overwritten_after_use],
 )
 def test_parameters_may_be_written_into_other_tensors(wiring: Callable[..., Tensor]) -> None:
     def make() -> nn.Module:
