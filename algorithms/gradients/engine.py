@@ -302,10 +302,11 @@ class Engine:
             >>> bool((both - one).norm() <= 0.5)
             True
         """
-        out = torch.zeros_like(parameters, dtype=torch.float64) if out is None else out.zero_()
+        total = None if out is None else out.zero_()
         for batch in self._batches(inputs, labels):
-            self._add_batch(parameters, *batch, clipping, out)
-        return out
+            total = self._with_batch(parameters, *batch, clipping, total)
+        assert total is not None
+        return total
 
     @in_full_precision()
     def contributions(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
@@ -353,25 +354,27 @@ class Engine:
             return self._passes.losses(here, self._filled(inputs), self._filled(labels))[: len(labels)]
         return self._passes.losses_one_by_one(parameters, inputs, labels)
 
-    def _add_batch(
-        self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping, total: Tensor
-    ) -> None:
-        """Add the clipped sum of one physical batch to a total.
+    def _with_batch(
+        self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping, total: Tensor | None
+    ) -> Tensor:
+        """The total with the clipped sum of one physical batch; a new one, if None, is made after the backward pass.
 
         In bfloat16, matrix products on some processors corrupt the rows next to a row that is not finite. There, each
         record of the batch that is not finite is computed again in a separate pass.
         """
         found = self.contributions(parameters, inputs, labels)
         norms = found.norms(clipping)
+        total = torch.zeros_like(parameters, dtype=torch.float64) if total is None else total
         if self._passes.model.precision != torch.bfloat16:
-            return self._add(found, clipping, total, norms)
+            self._add(found, clipping, total, norms)
+            return total
         finite = all_finite(norms)
         self._add(found.take(torch.nonzero(finite)[:, 0]), clipping, total, norms[finite])
         again = torch.nonzero(~finite)[:, 0].tolist()
         for number in range(len(again) if self._shards is None else self._shards.most(len(again))):
             one = slice(again[number], again[number] + 1) if number < len(again) else slice(0)
             self._add(self.contributions(parameters, inputs[one], labels[one]), clipping, total)
-        return None
+        return total
 
     def _add(
         self, found: PerExampleGradients, clipping: Clipping, total: Tensor, norms: Tensor | None = None

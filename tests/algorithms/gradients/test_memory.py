@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from algorithms.errors import ModelRefusedError
 from algorithms.gradients import L2, Engine, PerLayer, placement
 from algorithms.gradients.grad_sample_recorder import RecordedTensor
+from algorithms.gradients.op_tracer import Memory
 from algorithms.gradients.placement import Shards
 from algorithms.models import Model
 from tests.algorithms.gradients import naive
@@ -68,6 +69,18 @@ def test_many_passes_do_not_fill_the_memory() -> None:
     grown = json.loads(done.stdout)
     assert len(grown) == len(NAMES)
     assert all(megabytes < ALLOWED_MB for megabytes in grown), grown
+
+
+def test_a_sum_takes_its_memory_after_the_backward_pass() -> None:
+    module = nn.Sequential(nn.Linear(60, 1000), nn.ReLU(), nn.Linear(1000, 10))
+    model = Model("dense", module, nn.CrossEntropyLoss(reduction="none"), scores=lambda outputs: outputs)
+    engine, point = Engine(model, input_shape=(60,), device=DEVICE), model.initial_parameters().to(DEVICE)
+    records = torch.randn(640, 60, device=DEVICE), torch.arange(640, device=DEVICE) % 10
+    with Memory() as alone:
+        total = engine.clipped_sum(point, *records, L2(1.0))
+    with Memory() as beside:
+        again = engine.clipped_sum(point, *records, L2(1.0), out=torch.empty_like(total))
+    assert torch.equal(total, again) and alone.most <= beside.most - total.nbytes // 2
 
 
 SPECS = ATTENTION | SHARING | OF_PARAMETERS | WITHOUT_RULE | NETWORKS
