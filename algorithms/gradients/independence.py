@@ -203,18 +203,21 @@ def crowd(looked: Looked) -> Sample:
     return large.among(one, 0)
 
 
-def check_apart_briefly(looked: Looked, few: Seen, crowded: Seen, *, is_random: bool, is_quick: bool) -> None:
+def check_apart_briefly(
+    looked: Looked, few: Seen, crowded: Seen, *, is_random: bool, draws_masks: bool, is_quick: bool
+) -> None:
     """`check_apart` for a model with slow passes: a record alone, and in batches of other kinds and sizes.
 
     few: two records. crowded: the records of `crowd`. is_random: whether the model draws random numbers; then passes of
-    other sizes are compared in evaluation mode, if it draws none there. is_quick: whether records are also compared
-    among as many as a full pass has.
+    other sizes are compared in evaluation mode, if it draws none there. draws_masks: as in `OpTracer`; otherwise
+    several seeds are tried, since a random order of two records is often theirs. is_quick: whether records are also
+    compared among as many as a full pass has.
     """
     others = looked.draw(2, 1)
     factors = [math.nan] if looked.form.dtype.is_floating_point else []
     for factor in [*factors, _LARGE] if is_random else factors:
         _check_same(looked, few, 1, few.sample.among(others.times(factor), 1), 1)
-    for seed in range(1, _FEW_SEEDS) if is_random else ():  # a random order of two records is often theirs
+    for seed in range(1, _FEW_SEEDS) if is_random and not draws_masks else ():
         drawn = replace(looked, seed=seed)
         _check_same(drawn, drawn.see(few.sample), 1, few.sample.among(others.times(_LARGE), 1), 1)
     with still(looked.passes.model.module) if is_random else nullcontext():

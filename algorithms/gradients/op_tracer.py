@@ -280,6 +280,9 @@ _OF_NO_VALUE = (
     *(_ATEN.new_zeros, _ATEN.new_ones, _ATEN.new_full, _ATEN.new_empty, _ATEN.new_empty_strided),
     *(_ATEN.zeros_like, _ATEN.ones_like, _ATEN.full_like, _ATEN.empty_like),
 )
+_MASKS = (_ATEN.bernoulli, _ATEN.bernoulli_, _ATEN.native_dropout)
+_MANY_DRAWN = 128
+"""Numbers in a mask from which any seed shows what others would: one decision or order may be as if none was drawn."""
 _NARROW = (torch.bfloat16, torch.float16)
 
 
@@ -317,7 +320,8 @@ class OpTracer(_Watch):
     whole number, or into a number of values; "" for none. answers: to each question about a bool or a whole number,
     None if no record can influence it.
     is_narrow: whether there were 16-bit numbers. is_short: whether values of records had 32 bits or fewer.
-    is_drawn: whether random numbers may have been drawn.
+    is_drawn: whether random numbers may have been drawn. draws_masks: whether these are only masks of many numbers, as
+    dropout draws.
     """
 
     def __init__(
@@ -325,6 +329,7 @@ class OpTracer(_Watch):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_narrow = self.is_short = self.is_drawn = False
+        self.draws_masks = True
         self.looked = ""
         self.answer = answer
         self.answers: list[Answer] = []
@@ -387,6 +392,8 @@ class OpTracer(_Watch):
         given, kind = tensors_in(found), func.overloadpacket
         if may_depend and self.may_depend(_looked_at_by(kind, taken)):
             self.note_look(kind.__name__)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.draws_masks &= kind in _MASKS and given[-1].numel() >= _MANY_DRAWN
         self.is_narrow |= any(tensor.dtype in _NARROW for tensor in given)
         self.is_short |= any(tensor.dtype in (torch.float32, *_NARROW) for tensor in given if of_records)
         numbers = [tensor for tensor in given if tensor.dtype != torch.uint8]  # bytes are workspace

@@ -332,28 +332,41 @@ def test_a_look_at_a_large_model_holds_few_copies_of_it() -> None:
     assert memory.most < 3 * 4 * made.model.parameter_count
 
 
+def mixup(x: Tensor) -> Tensor:
+    return 0.7 * x + 0.3 * x[torch.randperm(len(x))]
+
+
+def exchanged(x: Tensor) -> Tensor:
+    return torch.where(torch.empty(len(x), 1).bernoulli_(0.5) > 0, x.flip(0), x)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("mixing", [mixup, exchanged])
 @pytest.mark.parametrize("is_brief", [False, True])
 def test_records_in_a_random_order_are_found_by_several_seeds(
-    is_brief: bool, monkeypatch: pytest.MonkeyPatch
+    mixing: Callable[[Tensor], Tensor], dropout: float, is_brief: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by mixup: of the two records of a brief look, one seed may keep the order."""
+    """Of the two records of a brief look, one seed may keep the order."""
     if is_brief:
         monkeypatch.setattr(model_inspection, "_LIGHT", 0)
 
-    def mixup(self: Wired, x: Tensor) -> Tensor:
-        mixed: Tensor = self.layer(0.7 * x + 0.3 * x[torch.randperm(len(x))])
-        return mixed
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        return self.last(self.drop(self.layer(mixing(x))))
 
-    spec = Spec(lambda: Wired(mixup, layer=nn.Linear(4, 3)), (4,))
+    layers: dict[str, Any] = {
+        "layer": nn.Linear(4, 200),
+        "drop": nn.Dropout(dropout),
+        "last": nn.Linear(200, 3),
+    }
     with pytest.raises(
         RecordsNotIndependentError, match="the forward pass of the model made up mixes records"
     ):
-        problem(spec, torch.float32).engine()
+        problem(Spec(lambda: Wired(wiring, **layers), (4,)), torch.float32).engine()
 
 
-@pytest.mark.parametrize(("asks", "most"), [(False, 14), (True, 16)])
+@pytest.mark.parametrize(("asks", "dropout", "most"), [(False, 0.0, 14), (True, 0.0, 16), (False, 0.1, 20)])
 def test_a_look_at_a_large_model_takes_few_passes(
-    asks: bool, most: int, monkeypatch: pytest.MonkeyPatch
+    asks: bool, dropout: float, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many as forward passes of so many records; the shapes of a full pass are computed without numbers."""
     monkeypatch.setattr(model_inspection, "_LIGHT", 0)
@@ -364,10 +377,12 @@ def test_a_look_at_a_large_model_takes_few_passes(
         nonlocal records
         records += 0 if x.is_meta else len(x)
         masked = torch.where(x < 0, 0.0, x) if not asks or not bool((x >= 0).all()) else x
-        return self.layer(masked)
+        return self.layer(self.drop(masked))
 
-    made = problem(Spec(lambda: Wired(counted, layer=nn.Linear(4, 2)).eval(), (4,)), torch.float32)
-    assert made.engine().physical_batch >= 32
+    layers = {"layer": nn.Linear(200, 2), "drop": nn.Dropout(dropout)}
+    spec = Spec(lambda: Wired(counted, **layers).train(dropout > 0), (200,))
+    engine = problem(spec, torch.float32).engine()
+    assert engine.physical_batch >= 32 and engine.is_random == (dropout > 0)
     assert records <= most
 
 
