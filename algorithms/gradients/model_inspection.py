@@ -69,6 +69,10 @@ _MUCH = 4e9
 """Memory in bytes up to which an inspection is a full one."""
 _TRIES = 6
 """How often layers are added to those that are seen as wholes."""
+_FRAGMENTED = 1.25
+"""Memory of a CPU's process for each byte of tensors: malloc does not fill all gaps between those that are left."""
+_SCRATCH = 1e8
+"""Memory in bytes that libraries and blocks in 64 bits take besides in a pass, at most; less for small models."""
 _ROUNDING = 1e-2
 """Share of the tolerance by which rounding may move a zero gradient, relative to the whole gradient."""
 
@@ -84,6 +88,13 @@ class PassCost:
     each: int
     saved: int = 0
     written: int = 0
+
+    def of_process(self, parameters: Tensor) -> "PassCost":
+        """The same with what a CPU's process holds besides tensors, for a model with these parameters [d]."""
+        if parameters.is_cuda:
+            return self
+        fixed = _FRAGMENTED * self.fixed + min(_SCRATCH, parameters.nbytes)
+        return replace(self, fixed=int(fixed), each=int(_FRAGMENTED * self.each))
 
 
 @dataclass(frozen=True)
@@ -282,7 +293,7 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
         is_twice=is_twice,
         layouts=layouts,
         reason=reason,
-        cost=replace(cost, saved=saved),
+        cost=replace(cost.of_process(parameters), saved=saved),
         is_random=is_random,
         without_rule=without_rule,
         is_brief=is_brief,

@@ -205,8 +205,8 @@ class Passes:
         for row, one_input, one_label in ones:
             loss, found = alone.gradients(parameters, one_input, one_label)
             losses.append(loss)
-            for name, gradient in found.items():
-                row[self.model.places[name]] = gradient.flatten()
+            for name in tuple(found):  # which frees them: the next pass takes as much memory
+                row[self.model.places[name]] = found.pop(name).flatten()
         gradients = {name: DenseGrad(written[:, place]) for name, place in self.model.places.items()}
         return self.contributions(parameters, torch.cat(losses), dict(gradients))
 

@@ -91,9 +91,9 @@ def test_the_physical_batch_follows_the_memory(caplog: pytest.LogCaptureFixture)
     assert 2 * sizes[0] <= sizes[1] <= 2 * sizes[0] + 64
     assert sizes[2] > sizes[0]
     heavy = build("softmax", input_shape=(100_000,), classes=2, seed=0)
-    few = Engine(heavy, input_shape=(100_000,), memory_mb=1)
+    few = Engine(heavy, input_shape=(100_000,), memory_mb=2)
     assert 1 < few.physical_batch < 32 and "processes 2 records a pass" in caplog.text
-    assert "performance.memory_mb: 14" in caplog.text
+    assert "performance.memory_mb: 18" in caplog.text
     given = {asked: made.engine(physical_batch=asked).physical_batch for asked in (1, 7, 63, 64, 200)}
     assert given == {1: 1, 7: 7, 63: 32, 64: 64, 200: 192}
 
@@ -101,9 +101,9 @@ def test_the_physical_batch_follows_the_memory(caplog: pytest.LogCaptureFixture)
 def test_copies_of_weights_are_not_counted_for_each_record(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_inspection, "_LIGHT", 0)
     layers = nn.MaxPool2d(2), nn.Conv2d(64, 64, 3), nn.Flatten()  # kernels are copied for max pooling
-    engine = problem(Spec(lambda: nn.Sequential(*layers), (64, 6, 6)), torch.float32).engine(memory_mb=2)
+    engine = problem(Spec(lambda: nn.Sequential(*layers), (64, 6, 6)), torch.float32).engine(memory_mb=3)
     assert engine._examined.is_brief
-    assert engine.physical_batch == 64 and engine.pass_bytes <= 2e6
+    assert engine.physical_batch == 64 and engine.pass_bytes <= 3e6
 
 
 @pytest.mark.parametrize("name", WAYS)

@@ -20,6 +20,7 @@ from algorithms.errors import ModelRefusedError
 from algorithms.gradients import L2, Engine, PerLayer, placement
 from algorithms.gradients.grad_sample_recorder import RecordedTensor
 from algorithms.gradients.op_tracer import Memory
+from algorithms.gradients.passes import Passes
 from algorithms.gradients.placement import Shards
 from algorithms.models import Model
 from tests.algorithms.gradients import naive
@@ -69,6 +70,52 @@ def test_many_passes_do_not_fill_the_memory() -> None:
     grown = json.loads(done.stdout)
     assert len(grown) == len(NAMES)
     assert all(megabytes < ALLOWED_MB for megabytes in grown), grown
+
+
+GROWING = """
+import ctypes, re
+from pathlib import Path
+import torch
+from torch import nn
+from algorithms.gradients import L2, Engine
+from algorithms.models import Model
+
+def resident(key):
+    return 1024 * int(re.search(key + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+layers = nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 10)
+model = Model("large", nn.Sequential(*layers), nn.CrossEntropyLoss(reduction="none"), lambda outputs: outputs)
+engine, point = Engine(model, input_shape=(1024,), physical_batch=512), model.initial_parameters()
+records, out = (torch.randn(512, 1024), torch.arange(512) % 10), torch.zeros(len(point), dtype=torch.float64)
+ctypes.CDLL("libc.so.6").malloc_trim(0)
+Path("/proc/self/clear_refs").write_text("5")
+before = resident("VmRSS")
+for _ in range(4):
+    engine.clipped_sum(point, *records, L2(1.0), out)
+print(engine.pass_bytes / (resident("VmHWM") - before))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="resident memory is read from /proc")
+def test_passes_grow_by_the_memory_that_an_inspection_tells() -> None:
+    """Two thirds of it are gaps between tensors, and what libraries hold."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", GROWING]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert 0.8 <= float(done.stdout) <= 1.6
+
+
+def test_records_in_separate_passes_take_the_memory_of_one_pass_and_of_their_gradients() -> None:
+    def losses(outputs: Tensor, labels: Tensor) -> Tensor:
+        assert bool(outputs.isfinite().all())  # which `torch.func` refuses
+        return outputs.square().sum(dim=1)
+
+    model = Model("asking", nn.Linear(1000, 100), losses, scores=lambda outputs: outputs)
+    passes, point = Passes(model), model.initial_parameters()
+    with Memory() as memory:
+        passes.one_by_one(point, torch.randn(3, 1000), torch.zeros(3))
+    assert memory.most < 4.5 * point.nbytes
 
 
 def test_a_sum_takes_its_memory_after_the_backward_pass() -> None:
