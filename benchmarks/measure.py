@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.methods import Method, NotAvailableError, Problem, names, start, trained
 from benchmarks.workloads import Workload
@@ -162,6 +163,24 @@ def _differences(changes: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str,
         )
         for name, change in changes.items()
     }
+
+
+class Timed:
+    """A function that is timed as a method is."""
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self._run = run
+
+    def step(self) -> None:
+        """Call it once."""
+        self._run()
+
+    def wait(self) -> None:
+        """Nothing runs on after a step."""
+
+    def released(self) -> dict[str, Tensor]:
+        """Nothing is compared."""
+        return {}
 
 
 def alternate(

@@ -8,13 +8,12 @@ rounds of random order. The sum keeps one core busy, so that noise has the other
 import os
 import statistics
 import time
-from collections.abc import Callable
 from typing import Annotated
 
 import numpy as np
 import torch
 import typer
-from torch import Tensor, nn
+from torch import nn
 
 from algorithms.gradients import L2
 from algorithms.models import Model
@@ -25,7 +24,7 @@ from algorithms.privacy.mechanisms.noise import add_steps, seeded_generator, ste
 from algorithms.privacy.mechanisms.release import Gaussian, Mechanism, NoNoise
 from algorithms.privacy.mechanisms.sampling import FullBatch
 from benchmarks.importance import Free, MadeUp
-from benchmarks.measure import Plan, alternate
+from benchmarks.measure import Plan, Timed, alternate
 
 _DRAWS = 4_000_000
 
@@ -65,10 +64,10 @@ def main(
 
     total, steps = torch.zeros(count, dtype=torch.float64), steps_of(stream.normal(count), std=1.0)
     parts = {
-        "sum": _Part(lambda: release(NoNoise())),
-        "noise": _Part(lambda: steps_of(stream.normal(count), std=1.0)),
-        "adding": _Part(lambda: add_steps(total, steps, std=1.0)),
-        "release": _Part(lambda: release(Gaussian(1.0))),
+        "sum": Timed(lambda: release(NoNoise())),
+        "noise": Timed(lambda: steps_of(stream.normal(count), std=1.0)),
+        "adding": Timed(lambda: add_steps(total, steps, std=1.0)),
+        "release": Timed(lambda: release(Gaussian(1.0))),
     }
     times = alternate(parts, Plan(rounds=rounds, warmup=1, repeat=False), time.perf_counter)
     seconds = {name: statistics.median(each) for name, each in times.items()}
@@ -78,24 +77,6 @@ def main(
         + ", ".join(f"{name} {each:.2f} s" for name, each in seconds.items())
         + f"; waited for noise: {waited:.2f} s"
     )
-
-
-class _Part:
-    """A part of a release, timed as a method is."""
-
-    def __init__(self, run: Callable[[], object]) -> None:
-        self._run = run
-
-    def step(self) -> None:
-        """Do it once."""
-        self._run()
-
-    def wait(self) -> None:
-        """Nothing runs on after a step."""
-
-    def released(self) -> dict[str, Tensor]:
-        """Nothing is compared."""
-        return {}
 
 
 if __name__ == "__main__":

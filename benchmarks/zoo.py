@@ -2,8 +2,9 @@
 
 A row gives whether the model is accepted, the records per pass, what is materialised for each record for want of a
 rule, the error of the clipped sum against a loop over records, and the cost of a step relative to plain PyTorch and to
-Opacus's best mode that accepts the model. Times are medians of CPU time on one thread, with methods alternating; sizes
-are tiny, so that calls weigh more than products. Memory is what the inspection adds to the process's peak size.
+Opacus's best mode that accepts the model. Times are medians of CPU time on one thread, with methods alternating; short
+steps are repeated, as in training. Sizes are tiny, so that calls weigh more than products. Memory is what the
+inspection adds to the process's peak size.
 """
 
 import resource
@@ -11,7 +12,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ from algorithms.gradients import L2, Engine
 from algorithms.models import Model
 from algorithms.models.libraries import imported_library
 from benchmarks.architectures import ZOO, Architecture, losses
+from benchmarks.measure import Plan, Timed, alternate
 
 BATCH, COMPARED = 64, 6
-ROUNDS, SECONDS = 5, 1.0
-"""Each step is timed at least so often, and at least for so long all together."""
+ROUNDS = 5
 DOCUMENT = Path(__file__).parents[1] / "docs" / "zoo.md"
 MODES = ("hooks", "ghost")
 
@@ -82,7 +83,12 @@ def row(name: str, architecture: Architecture) -> str:
         step = _opacus(architecture, mode, inputs, labels)
         if step is not None:
             steps[mode] = step
-    times = _medians(steps)
+    rounds = alternate(
+        {name: Timed(step) for name, step in steps.items()},
+        Plan(rounds=ROUNDS, warmup=1, repeat=True),
+        time.process_time,
+    )
+    times = {name: statistics.median(each) for name, each in rounds.items()}
     best = min((times[mode] for mode in MODES if mode in times), default=None)
     cells = (
         f"{model.parameter_count:,}",
@@ -164,20 +170,6 @@ def _opacus(
     except Exception:  # it rejects models with errors of any kind
         return None
     return step
-
-
-def _medians(steps: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Median CPU seconds of each step, methods alternating."""
-    spent: dict[str, list[float]] = {name: [] for name in steps}
-    turn, until = 0, time.process_time() + SECONDS
-    while turn <= ROUNDS or time.process_time() < until:
-        for name, step in steps.items():
-            start = time.process_time()
-            step()
-            if turn:  # the first is a warm-up
-                spent[name].append(time.process_time() - start)
-        turn += 1
-    return {name: statistics.median(times) for name, times in spent.items()}
 
 
 def _megabytes() -> float:
