@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from algorithms.gradients import L2, Engine
 from algorithms.models import Model
 from algorithms.models.libraries import imported_library
 from benchmarks.architectures import ZOO, Architecture, losses
+from benchmarks.machine import describe
 from benchmarks.measure import Plan, Timed, alternate
 
 BATCH, COMPARED = 64, 6
@@ -38,7 +40,8 @@ that these use is a gradient materialised for each record. "Error" is the relati
 loop over {compared} records, in 32 bits. "Of plain" and "of Opacus" compare our speed in a clipped step of {batch}
 records with plain PyTorch's, and with that of the best mode of Opacus (hooks or ghost clipping) that accepts the
 model: 0.5 is half as fast. "Look" is the inspection of the model when the engine is made, before the first step, in
-seconds of one CPU and MB of memory. The last {others} rows were added after the rules had been written.
+seconds of one CPU and MB of memory. The last {others} rows were added after the rules had been written. All were
+measured on {day}, on one thread of an {cpu}.
 
 | architecture | parameters | path | records a pass | by record | error | of plain | of Opacus | look, s | look, MB |
 |---|---|---|---|---|---|---|---|---|---|
@@ -59,7 +62,8 @@ def main(names: list[str]) -> None:
     if not names:
         others = sum(not architecture.is_listed for architecture in ZOO.values())
         _, mark, below = DOCUMENT.read_text().partition("\n## ")  # keep what was not made here
-        head = HEAD.format(compared=COMPARED, batch=BATCH, others=others)
+        cpu = describe(torch.device("cpu"))["cpu"]
+        head = HEAD.format(compared=COMPARED, batch=BATCH, others=others, day=date.today(), cpu=cpu)
         DOCUMENT.write_text(head + "\n".join(rows) + "\n" + mark + below)
 
 
