@@ -170,7 +170,7 @@ class Made:
 
 
 class Bringing(Protocol):
-    """Brings parameters that stay in main memory to the device; see `Offload`."""
+    """Brings parameters from main memory or other processes to the device; see `placement.Bringer`."""
 
     def call(self, use: Func, func: Func, args: Args, kwargs: Kwargs) -> Any: ...
     def saving(self) -> AbstractContextManager[Any]: ...
@@ -182,32 +182,32 @@ class RecordedTensor(Tensor):
     A tensor subclass, not a PyTorch mode: a mode would route all other calls through Python too, which takes longer
     than a small layer's arithmetic.
 
-    offload: brings a parameter that stays in main memory to the device. parameter: the name of one that was brought.
+    bringing: brings a parameter that is elsewhere to the device. parameter: the name of one that was brought.
     """
 
-    offload: Bringing | None = None
+    bringing: Bringing | None = None
     parameter: str | None = None
 
     @classmethod
     def of(
-        cls, tensor: Tensor, *, parameter: str | None = None, offload: Bringing | None = None
+        cls, tensor: Tensor, *, parameter: str | None = None, bringing: Bringing | None = None
     ) -> "RecordedTensor":
         """The same values, as a tensor whose uses are recorded."""
         found: RecordedTensor = Tensor._make_subclass(cls, tensor)
         if parameter is not None:
-            found.parameter, found.offload = parameter, offload
+            found.parameter, found.bringing = parameter, bringing
         return found
 
     @classmethod
     def __torch_function__(cls, func: Func, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         recorder, given = _HERE.recorder, kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
-            use, offload = (_run_again, None) if recorder is None else (recorder.use, recorder.offload)
+            use, bringing = (_run_again, None) if recorder is None else (recorder.use, recorder.bringing)
             if recorder is None:
                 marked = (leaf for leaf in tensors_in((args, given)) if isinstance(leaf, RecordedTensor))
-                offload = next((leaf.offload for leaf in marked if leaf.offload is not None), None)
-            if offload is not None:
-                return offload.call(use, func, args, given)
+                bringing = next((leaf.bringing for leaf in marked if leaf.bringing is not None), None)
+            if bringing is not None:
+                return bringing.call(use, func, args, given)
             return use(func, args, given)
 
 
@@ -324,8 +324,8 @@ class GradSampleRecorder:
     parameters: by name; the model must run with the recorder's own `parameters`. rules: by torch function. general: the
     rule for other functions. shared: the rule for functions that neither take nor return a batch. batch: the number of
     records. layouts: of the uses. Without them the recorder notes the shapes in all calls, and learns the layouts by
-    comparing them with `other`: the shapes for another batch size, and that size. offload: if the parameters stay in
-    main memory. is_twice: whether the model differentiates in its forward pass.
+    comparing them with `other`: the shapes for another batch size, and that size. bringing: if the parameters are
+    elsewhere. is_twice: whether the model differentiates in its forward pass.
     """
 
     def __init__(
@@ -338,7 +338,7 @@ class GradSampleRecorder:
         batch: int,
         layouts: Layouts | None,
         other: tuple[Sequence[Shapes], int] | None = None,
-        offload: Bringing | None = None,
+        bringing: Bringing | None = None,
         is_twice: bool = False,
     ) -> None:
         self.batch = batch
@@ -350,10 +350,10 @@ class GradSampleRecorder:
         self.without_rule: set[str] = set()
         # Keeps the tensors alive, so that their ids stay unique.
         self.parameters: dict[str, Tensor] = {
-            name: RecordedTensor.of(part, parameter=name if offload else None, offload=offload)
+            name: RecordedTensor.of(part, parameter=name if bringing else None, bringing=bringing)
             for name, part in parameters.items()
         }
-        self.offload, self.is_twice = offload, is_twice
+        self.bringing, self.is_twice = bringing, is_twice
         self._names = {id(tensor): name for name, tensor in self.parameters.items()}
         self._held: list[Tensor] = []
         self._rules = rules
@@ -379,8 +379,8 @@ class GradSampleRecorder:
         _HERE.recorder, self._before = self._before, None
 
     def saving(self) -> AbstractContextManager[Any]:
-        """A context for the forward pass, in which autograd saves no copies of parameters in main memory."""
-        return nullcontext() if self.offload is None else self.offload.saving()
+        """A context for the forward pass, in which autograd saves no copies of parameters that are elsewhere."""
+        return nullcontext() if self.bringing is None else self.bringing.saving()
 
     @property
     def shapes(self) -> list[Shapes]:
@@ -407,8 +407,8 @@ class GradSampleRecorder:
             return self._brought(self.use, func, args, kwargs)
 
     def _brought(self, use: Func, func: Func, args: Args, kwargs: Kwargs) -> Any:
-        offload = self.offload
-        return use(func, args, kwargs) if offload is None else offload.call(use, func, args, kwargs)
+        bringing = self.bringing
+        return use(func, args, kwargs) if bringing is None else bringing.call(use, func, args, kwargs)
 
     def _derivatives(self) -> Callable[[Func, Args, list[int], list[int]], Any]:
         """Return a function that records a backward pass of the last call; see `connected`."""

@@ -159,7 +159,7 @@ class Passes:
             batch=batch,
             layouts=layouts,
             other=other,
-            offload=self._bringer(parameters, named),
+            bringing=self._bringer(parameters, named),
             is_twice=self.is_twice,
         )
         return tape, self._formatted(inputs)

@@ -73,7 +73,7 @@ class Bringer:
         return saved_tensors_hooks(self._noted, self._fetched)
 
     def _brought(self, tensor: RecordedTensor) -> RecordedTensor:
-        if tensor.offload is None or tensor.parameter is None:  # made from parameters, on the device already
+        if tensor.bringing is None or tensor.parameter is None:  # made from parameters, on the device already
             return tensor
         found = self._bring(tensor.parameter)
         self._parameters[found.untyped_storage()._cdata] = tensor.parameter

@@ -281,7 +281,7 @@ def test_a_model_sees_its_parameters_on_the_device() -> None:
 
 def test_a_parameter_tells_where_it_is_brought() -> None:
     bringer = placement.Bringer(torch.device("meta"), lambda _: torch.zeros(2, device="meta"))
-    parameter = RecordedTensor.of(torch.zeros(2), parameter="weight", offload=bringer)
+    parameter = RecordedTensor.of(torch.zeros(2), parameter="weight", bringing=bringer)
     assert parameter.is_meta and parameter.device.type == "meta" and not parameter.is_cpu
 
 
