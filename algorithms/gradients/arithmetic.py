@@ -67,9 +67,8 @@ def in_full_precision() -> ProcessSetting:
 
 
 def _switch_off() -> Callable[[], object]:
-    if all(
-        kind.fp32_precision in ("ieee", "none") for kind in _USED
-    ):  # none: neither for these nor for all products
+    # None: set neither for these nor for all products.
+    if all(kind.fp32_precision in ("ieee", "none") for kind in _USED):
         return _nothing
     kept = [kind.fp32_precision for kind in _PRODUCTS]
     products = _where_set(torch.get_float32_matmul_precision)

@@ -195,15 +195,12 @@ class Engine:
         """Put the parameters where they stay from now on; tries it on a made-up record."""
         wanted = {"offload": offload, "shard_frozen": frozen, "shard_trained": trained}
         words = " and ".join(f"performance.{name}" for name, is_wanted in wanted.items() if is_wanted)
-        model, refused = (
-            self._passes.model,
-            f"the model {self._passes.model.name} cannot be trained with {words}",
-        )
+        model, shards = self._passes.model, self._shards
+        refused = f"the model {model.name} cannot be trained with {words}"
         if not self.is_batched:
             raise ModelRefusedError(
                 f"{refused}, since it is differentiated record by record; set it to false."
             )
-        shards = self._shards
         model = shard_frozen(model, shards.mesh) if shards is not None and frozen else beside(model, device)
         self._passes = replace(
             self._passes,
@@ -311,11 +308,10 @@ class Engine:
     @in_full_precision()
     def contributions(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
         """Per-example gradients of one physical batch from a single pass; for the barrier alone."""
-        if len(labels) == 0 and self._shards is None:
-            return self._passes.contributions(parameters, parameters.new_zeros(0), {})
-        if (
-            len(labels) == 0
-        ):  # a pass over a made-up record, so that other processes can gather weights for theirs
+        if len(labels) == 0:
+            if self._shards is None:
+                return self._passes.contributions(parameters, parameters.new_zeros(0), {})
+            # A pass over a made-up record, so that other processes can gather weights for theirs.
             made_up = self._examined.form.draw(1, 0)
             some = made_up.inputs.to(inputs.device), made_up.labels.to(labels.device)
             return self.contributions(parameters, *some).first(0)

@@ -262,14 +262,10 @@ class Model:
     def named(self, parameters: Tensor) -> dict[str, Tensor]:
         """The parts of a flat vector, shape [d], by parameter name."""
         if not parameters.requires_grad:
-            first, views = parameters.storage_offset(), self._views
-            return {
+            first = parameters.storage_offset()
+            return {  # in half the time of slices and their views
                 name: _aligned(parameters.as_strided(shape, strides, first + start))
-                for name, (
-                    shape,
-                    strides,
-                    start,
-                ) in views.items()  # in half the time of slices and their views
+                for name, (shape, strides, start) in self._views.items()
             }
         # The gradient of each slice would be as long as the whole vector; those of a split are concatenated.
         parts = torch.split(parameters, [shape.numel() for shape in self.shapes.values()])

@@ -2,6 +2,7 @@
 
 import multiprocessing
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,19 +123,24 @@ def answers(group: Group, **placing: bool) -> Tensor:
 WAYS = ({"shard_frozen": True}, {"shard_trained": True}, {"shard_frozen": True, "shard_trained": True})
 
 
-def in_a_process(rank: int, count: int, folder: Path) -> None:
+@contextmanager
+def joined(rank: int, count: int, folder: Path) -> Iterator[Group]:
+    """The processes that meet in a folder."""
     torch.set_num_threads(1)
     if PLACE.type == "cuda":
         torch.cuda.set_device(rank)
-    kind = "gloo" if PLACE.type == "cpu" else "cpu:gloo,cuda:nccl"
-    distributed.init_process_group(
-        kind, init_method=f"file://{folder / 'store'}", rank=rank, world_size=count
-    )
-    torch.save([answers(Group(rank, count, count), **way) for way in WAYS], folder / f"{rank}.pt")
-    module = shard_frozen(adapted(), init_device_mesh(PLACE.type, (count,))).module
+    kind, store = "gloo" if PLACE.type == "cpu" else "cpu:gloo,cuda:nccl", folder / "store"
+    distributed.init_process_group(kind, init_method=f"file://{store}", rank=rank, world_size=count)
+    yield Group(rank, count, count)
+    distributed.destroy_process_group()
+
+
+def in_a_process(rank: int, count: int, folder: Path) -> None:
+    with joined(rank, count, folder) as group:
+        torch.save([answers(group, **way) for way in WAYS], folder / f"{rank}.pt")
+        module = shard_frozen(adapted(), init_device_mesh(PLACE.type, (count,))).module
     local = {name: getattr(part, "_local_tensor", part).shape for name, part in module.named_parameters()}
     torch.save(local, folder / f"shapes-{rank}.pt")
-    distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -238,18 +244,12 @@ def released(name: str, group: Group, folder: Path, *, stop_after: int | None = 
 
 
 def methods_in_a_process(rank: int, folder: Path) -> dict[str, Tensor]:
-    torch.set_num_threads(1)
-    if PLACE.type == "cuda":
-        torch.cuda.set_device(rank)
-    kind, store = "gloo" if PLACE.type == "cpu" else "cpu:gloo,cuda:nccl", folder / "store"
-    distributed.init_process_group(kind, init_method=f"file://{store}", rank=rank, world_size=2)
-    group = Group(rank, 2, 2)
-    found = {name: released(name, group, folder / f"{name}-{rank}") for name in BY_COORDINATE}
-    for name in CRASHED:
-        released(name, group, folder / f"crashed-{name}-{rank}", stop_after=2)
-        found[f"resumed {name}"] = released(name, group, folder / f"alone-{name}")
-    distributed.destroy_process_group()
-    return found
+    with joined(rank, 2, folder) as group:
+        found = {name: released(name, group, folder / f"{name}-{rank}") for name in BY_COORDINATE}
+        for name in CRASHED:
+            released(name, group, folder / f"crashed-{name}-{rank}", stop_after=2)
+            found[f"resumed {name}"] = released(name, group, folder / f"alone-{name}")
+        return found
 
 
 BY_COORDINATE = [name for name in SETTINGS if getattr(algorithm(name), "by_coordinate", False)]
