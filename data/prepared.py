@@ -139,8 +139,17 @@ def _fill(folder: Path, blocks: Iterable[Block], public: PublicDescription) -> t
                 owners += b"".join(block.owners)
     if public.pooled is not None:
         features["train"], labels["train"] = _pooled(folder, owners, public)
-    digest = hashlib.sha256(features["train"].digest + labels["train"].digest).hexdigest()
+    digest = _joint(features["train"].digest, labels["train"].digest)
     return {part: labels[part].count for part in PARTS}, digest
+
+
+def _joint(features: bytes, labels: bytes) -> str:
+    return hashlib.sha256(features + labels).hexdigest()
+
+
+def digest_of(features: Features, labels: NDArray[Any]) -> str:
+    """The digest of training records that `contents` is of unchanged arrays; it reads them as a whole."""
+    return _joint(*(hashlib.sha256(np.ascontiguousarray(part).data).digest() for part in (features, labels)))
 
 
 def _pooled(folder: Path, owners: bytearray, public: PublicDescription) -> tuple["_Rows", "_Rows"]:

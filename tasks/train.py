@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import math
-import tempfile
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +38,7 @@ from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.ledger.place import remember
 from algorithms.privacy.mechanisms.noise import Generator, secure_generator, seeded_generator
 from data import PublicDescription
-from data.prepared import load_as, made_anew, preparation_in
+from data.prepared import digest_of, load_as, made_anew, preparation_in
 from data.readers.records import Records
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for, plan_in
@@ -46,7 +46,7 @@ from tasks.config import home, ledger_url, params, retraining
 from tasks.config.params import Params
 from tasks.runs import preflight, store
 from tasks.runs.ledger import bind, digests_of, open_newest, register, signer
-from tasks.runs.processes import joined
+from tasks.runs.processes import broadcast_sealed, joined
 from tasks.runs.stages import main_of
 from tasks.runs.store import PLAN, RECEIPT, data_facts
 from tasks.tracking.live import live_curve, progress
@@ -222,25 +222,25 @@ def _trained(job: Job, model: Model, charge: Charge) -> Path:
 
     written = run.emptied("written")
     with live_curve(run.run_id, job.document, job.settings.tracking, root=charge.root) as live:
-        trace = _train_into(written, job, run, model, live, reserve)
+        trace = _train_into(written, job, charge, model, live, reserve)
         (written / PLAN).write_bytes(job.plan_file)
         # Settled in full even if it ended early, since when to end was then an adaptive choice.
         return charge.settle(plan, identity, written, run_lengths(trace.events()))
 
 
 def _train_into(
-    folder: Path, job: Job, run: store.Run, model: Model, live: OnStep, reserve: Callable[[], None]
+    folder: Path, job: Job, charge: Charge, model: Model, live: OnStep, reserve: Callable[[], None]
 ) -> Trace:
     """Train and write the released model and the trace into `folder`."""
-    performance = job.settings.performance
+    performance, run = job.settings.performance, charge.run
     diagnostics = Diagnostics()
     if performance.threads is not None:
         torch.set_num_threads(performance.threads)
     if job.group.count > 1:
         kept = run.folder / CHECKPOINT
-        job.group.broadcast_object(
-            _Start(run.run_id, run.generator(), _asked(job), kept.read_bytes() if kept.exists() else None)
-        )
+        checkpoint = kept.read_bytes() if kept.exists() else None
+        broadcast_sealed(job.group, _Start(run.run_id, run.generator(), checkpoint))
+        _check_same_job(job, charge.home)
     with progress(job.plan.steps) as shown:
 
         def on_step(step: int, epsilon: float, noise_std: float) -> None:
@@ -301,6 +301,12 @@ def _trainer(job: Job, model: Model) -> Callable[..., tuple[Any, Trace, Model]]:
 
     def records() -> Records:
         data = load_as(job.prepared, job.public)
+        # Of the arrays that are mapped: a copy that was interrupted has another file `contents` than arrays.
+        if job.group.count > 1 and not job.group.agrees(digest_of(data.train_features, data.train_labels)):
+            raise RefusedError(
+                "the processes of this run have other training records, or the same in another order, so that some"
+                " would count twice and others never; prepare them on one machine and copy datasets/prepared to all."
+            )
         return Records(data.train_features, data.train_labels)
 
     return partial(
@@ -331,26 +337,31 @@ def performance_of(wanted: params.Performance, group: Group = ALONE) -> Performa
 
 @dataclass(frozen=True)
 class _Start:
-    """The message of the first process to the others: the run, its noise, a digest of the job, its checkpoint."""
+    """The message of the first process to the others: the run, its noise and its checkpoint."""
 
     run_id: str
     generator: Generator
-    asked: str
     checkpoint: bytes | None
 
 
-def _asked(job: Job) -> str:
+def _check_same_job(job: Job, home: Path) -> None:
+    """Raise RefusedError in every process unless all have the same job, records included, and owner key."""
     settings = job.settings.performance
     sharing = settings.shard_frozen, settings.shard_trained, settings.offload, device_of(settings.device).type
-    parts = job.plan_file.decode(), job.public.to_json(), job.settings.model.model_dump_json(), str(sharing)
-    return hashlib.sha256("".join(parts).encode()).hexdigest()
+    parts = job.plan_file.decode(), job.public.to_json(), job.digest(home), str(sharing)
+    if not job.group.agrees(hashlib.sha256("".join(parts).encode()).hexdigest()):
+        raise RefusedError(
+            "the processes of this run have other plans, models, data, owner keys, or settings of where parameters lie;"
+            " give all of them the same checkout, data, owner key and kind of device."
+        )
 
 
-def help_train(job: Job, model: Model) -> None:
+def help_train(job: Job, model: Model, *, home: Path) -> None:
     """Take the steps of a run as one of its other processes, from the first process's checkpoint; keeps nothing.
 
-    Raises RefusedError if this process has another job, and ProcessLostError if another process ends during training.
-    If the first process ends before its first step, there is nothing to train, and that process reports why.
+    home: folder of the owner key. Raises RefusedError if this process has another job or other records, and
+    ProcessLostError if another process ends during training. If the first process ends before its first step, there is
+    nothing to train, and that process reports why.
     """
     has_begun = False
 
@@ -359,29 +370,23 @@ def help_train(job: Job, model: Model) -> None:
         has_begun = True
 
     try:
-        _help(job, model, on_step)
+        _help(job, model, on_step, home)
     except ProcessLostError:
         if has_begun:
             raise
 
 
-def _help(job: Job, model: Model, on_step: OnStep) -> None:
-    start: _Start = job.group.broadcast_object(None)
-    if start.asked != _asked(job):
-        raise RefusedError(
-            "the processes of this run have other plans, models, data, or settings of where parameters lie; give all of"
-            " them the same checkout, data and kind of device."
-        )
-    with tempfile.TemporaryDirectory() as folder:
-        if start.checkpoint is not None:
-            (Path(folder) / CHECKPOINT).write_bytes(start.checkpoint)
-        _trainer(job, model)(
-            generator=start.generator,
-            run_id=start.run_id,
-            folder=Path(folder),
-            checkpoint_seconds=math.inf,
-            on_step=on_step,
-        )
+def _help(job: Job, model: Model, on_step: OnStep, home: Path) -> None:
+    start: _Start = broadcast_sealed(job.group, None)
+    _check_same_job(job, home)
+    _trainer(job, model)(
+        generator=start.generator,
+        run_id=start.run_id,
+        folder=Path(os.devnull),
+        checkpoint=start.checkpoint,
+        checkpoint_seconds=math.inf,
+        on_step=on_step,
+    )
 
 
 def main() -> None:
@@ -389,7 +394,7 @@ def main() -> None:
     settings = params.load(Path("params.yaml"), reads=READS)
     prepared = Path("datasets/prepared")
     public = PublicDescription.read(prepared)
-    with joined(settings.performance.processes) as group:
+    with joined(settings.performance.processes, home=home()) as group:
         job = Job(
             settings,
             plan_file=plan_in(Path("artifacts")),
@@ -400,7 +405,7 @@ def main() -> None:
             group=group,
         )
         if not group.is_first:
-            help_train(job, model_for(settings, public))
+            help_train(job, model_for(settings, public), home=home())
             return
         url = ledger_url(settings.ledger.url)
         ledger = open_newest(url, home=home(), root=Path())

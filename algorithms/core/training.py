@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load as load_tensors
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -193,22 +194,28 @@ def save(folder: Path, state: object, *, run_id: str, step: int, trace: Trace, l
 
 
 def load(
-    folder: Path, start: S, *, run_id: str, last_norms: LastNorms, slices: Shards | None = None
+    folder: Path,
+    start: S,
+    *,
+    run_id: str,
+    last_norms: LastNorms,
+    slices: Shards | None = None,
+    content: bytes | None = None,
 ) -> tuple[S, int, Trace] | None:
     """The run's checkpoint in `folder` as (state, steps taken, trace), or None if there is none.
+
+    content: of the checkpoint of another process, in place of a file in `folder`.
 
     A checkpoint that is damaged or of another run counts as none: the run's generator repeats from its first step what
     it drew before. start: the state before the first step, for structure and devices. last_norms: is restored.
     slices: of the vectors in the state, if processes hold slices. Raises RefusedError if the checkpoint has tensors of
     other shapes.
     """
-    if not (folder / CHECKPOINT).exists():
+    if content is None and not (folder / CHECKPOINT).exists():
         return None
     expected = flatten(start)
     try:
-        with safe_open(folder / CHECKPOINT, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        metadata, tensors = _read(folder / CHECKPOINT) if content is None else _parse(content)
     except SafetensorError:
         metadata, tensors = {}, {}
     is_whole = metadata.get(_CHECKSUM) == _checksum(metadata.get(_FACTS, ""), tensors)
@@ -232,6 +239,18 @@ def load(
         last_norms.restore(kept)
     placed = {name: _placed_like(expected[name], tensor, slices) for name, tensor in tensors.items()}
     return unflatten(start, placed), facts["step"], Trace([Row(**row) for row in facts["trace"]])
+
+
+def _read(file: Path) -> tuple[Mapping[str, str], dict[str, Tensor]]:
+    with safe_open(file, framework="pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
+        return opened.metadata() or {}, tensors
+
+
+def _parse(content: bytes) -> tuple[Mapping[str, str], dict[str, Tensor]]:
+    tensors = load_tensors(content)
+    length = int.from_bytes(content[:8], "little")  # of the header, by the format of safetensors
+    return json.loads(content[8 : 8 + length]).get("__metadata__", {}), tensors
 
 
 def _placed_like(expected: Tensor, tensor: Tensor, slices: Shards | None) -> Tensor:
@@ -347,6 +366,7 @@ def train(
     generator: Generator,
     run_id: str,
     folder: Path,
+    checkpoint: bytes | None = None,
     performance: Performance,
     checkpoint_seconds: float,
     on_step: OnStep,
@@ -359,6 +379,7 @@ def train(
 ) -> Trained:
     """Train to the plan's end, from the start or from the checkpoint in `folder`.
 
+    checkpoint: the first process's, for the others of a run, in place of one in `folder`.
     generator: of this run; a resumed run must get the generator it began with, and then repeats its noise bit for bit.
     open_records: called once, after the plan and the checkpoint are accepted; only their shape is used before
     `reserve`. reserve: pays for the run; called after the checkpoint and the model are accepted, before the records are
@@ -373,7 +394,9 @@ def train(
     _check_sharing(algorithm, performance, diagnostics)
     state = algorithm.init(performance.at_home(model.initial_parameters()), plan)
     start, last_norms = _Progress(state, buffers(model)), LastNorms()
-    resumed = load(folder, start, run_id=run_id, last_norms=last_norms, slices=performance.slices)
+    resumed = load(
+        folder, start, run_id=run_id, last_norms=last_norms, slices=performance.slices, content=checkpoint
+    )
     before = Trace() if learned_before is None else _counted_by(plan, learned_before[1])
     found, step, trace = resumed or (start, 0, before)
     rows, spend = plan.public.pooled, plan.open_filter()

@@ -1,6 +1,10 @@
 """Several processes at one run: one charge, one trace, the result of one process, whichever of them is killed."""
 
+import hashlib
+import multiprocessing
 import os
+import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,17 +13,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
+from cryptography.exceptions import InvalidTag
 from safetensors.torch import load_file
+from torch.distributed import FileStore
 
-from algorithms.errors import RefusedError
+from algorithms.errors import ProcessLostError, RefusedError
 from algorithms.privacy.barrier.performance import Group
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from tasks import train
 from tasks.config import params
+from tasks.runs import processes
 from tests.support.checkout import PROJECT
+from tests.support.processes import joined
 from tests.support.waiting import before_long
 from tests.support.workspace import Workspace
 
@@ -57,6 +66,9 @@ def killed(place: Workspace, number: int) -> None:
     started = place.start()
     until(lambda: [folder.read_bytes() for folder in checkpoints(place)] not in ([], before), started)
     (other,) = psutil.Process(started.pid).children()
+    for process in (psutil.Process(started.pid), other):
+        open_to = {each.laddr.ip for each in process.net_connections("inet") if each.status == "LISTEN"}
+        assert open_to <= {"127.0.0.1"}
     (psutil.Process(started.pid), other)[number].send_signal(signal.SIGKILL)
     assert started.wait(timeout=SECONDS) != 0
     psutil.wait_procs([other], timeout=SECONDS)
@@ -65,15 +77,22 @@ def killed(place: Workspace, number: int) -> None:
 
 @pytest.mark.parametrize("in_slices", [False, True])
 def test_whichever_process_is_killed_the_run_goes_on_for_nothing_more(
-    in_slices: bool, workspace: Workspace
+    in_slices: bool,
+    workspace: Workspace,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At last on one process; the noise is seeded, so that the same run without a kill can be compared."""
     workspace.set("privacy", noise="seeded")
     workspace.set("algorithm", steps=400)
     workspace.set("performance", processes=2, shard_trained=in_slices)
+    temporary = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setenv("TMPDIR", str(temporary))
     for number in (1, 0):
         killed(workspace, number)
         assert reservations(workspace) == ["reserve"]
+        left = [path for path in temporary.rglob("*") if path.is_file()]
+        assert all(path.name == "store" and path.stat().st_size < 4096 for path in left), left  # addresses
     workspace.set("performance", processes=1, checkpoint_seconds=60.0)
     first = workspace.train()["run_id"]
     assert reservations(workspace) == ["reserve", "settle"]
@@ -96,23 +115,138 @@ def test_a_process_that_is_lost_before_they_are_connected_is_not_waited_for(
     assert workspace.ledger.populations() == []
 
 
-def test_processes_that_share_parameters_in_other_ways_are_refused(
+SECRET = bytes(range(32))
+
+
+def helped(folder: Path, places: dict[str, Workspace]) -> dict[str, str]:
+    """What becomes of each run in its second process, which has its own checkout and home."""
+    ends = {}
+    with joined(1, 2, folder, secret=SECRET) as group:
+        for name, place in places.items():
+            job = job_of(place, group)
+            try:
+                train.help_train(job, train.model_for(job.settings, job.public), home=place.home)
+                ends[name] = "trained"
+            except RefusedError as refusal:
+                ends[name] = str(refusal)
+    return ends
+
+
+def job_of(place: Workspace, group: Group) -> train.Job:
+    settings = params.load(place.root / "params.yaml", reads=train.READS)
+    plan, prepared = (place.root / "artifacts/plan.json").read_bytes(), place.root / "datasets/prepared"
+    return train.Job(settings, plan, prepared, place.public, group=group)
+
+
+def in_another_order(prepared: Path, *, is_whole: bool) -> None:
+    """The same records, of which another half is the second; is_whole: `contents` says so, as after preparing."""
+    arrays = [np.load(prepared / f"train_{name}.npy")[::-1] for name in ("features", "labels")]
+    digests = []
+    for name, array in zip(("features", "labels"), arrays, strict=True):
+        np.save(prepared / f"train_{name}.npy", array)
+        digests.append(hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest())
+    if is_whole:
+        (prepared / "contents").write_text(hashlib.sha256(b"".join(digests)).hexdigest() + "\n")
+
+
+def test_processes_with_other_records_or_settings_are_refused_before_a_charge(
+    workspace: Workspace, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As some records would count twice and others never, or the processes would wait for each other."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    workspace.train()  # which makes the owner key, too
+    workspace.mark_used()
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    places = {}
+    for name in ("copied in part", "another order", "another owner key", "other slices", "the same"):
+        places[name] = Workspace(elsewhere / name, elsewhere / f"home of {name}")
+        shutil.copytree(workspace.root, places[name].root)
+        places[name].home.mkdir()
+        shutil.copyfile(workspace.home / "owner.key", places[name].home / "owner.key")
+    in_another_order(places["copied in part"].root / "datasets/prepared", is_whole=False)
+    in_another_order(places["another order"].root / "datasets/prepared", is_whole=True)
+    (places["another owner key"].home / "owner.key").write_bytes(bytes(32))
+    places["other slices"].set("performance", shard_trained=True)
+    before, ends = reservations(workspace), {}
+    with multiprocessing.get_context("spawn").Pool(1) as second:
+        helping = second.apply_async(helped, (elsewhere, places))
+        with joined(0, 2, elsewhere, secret=SECRET) as group:
+            for name in places:
+                assert reservations(workspace) == before, name
+                try:
+                    train.train(
+                        job_of(workspace, group),
+                        ledger=workspace.ledger,
+                        home=workspace.home,
+                        root=workspace.root,
+                        artifacts=workspace.root / "artifacts",
+                    )
+                    ends[name] = "trained"
+                except RefusedError as refusal:
+                    ends[name] = str(refusal)
+        assert helping.get() == ends
+    assert "or the same in another order" in ends["copied in part"]
+    for name in ("another order", "another owner key", "other slices"):
+        assert "have other plans, models, data, owner keys, or settings of where" in ends[name], name
+    assert ends["the same"] == "trained"
+    assert reservations(workspace) == [*before, "reserve", "settle"]
+
+
+def intrude(file: Path) -> str:
+    """Take the second process's place without its secret."""
+    try:
+        with processes._connected(Group(1, 2, 2, bytes(32)), FileStore(str(file), 2)):
+            return "was let in"
+    except (RefusedError, ProcessLostError):
+        return "was not let in"
+
+
+def test_whoever_connects_without_the_secret_is_told_nothing(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They would wait for each other."""
+    ends = []
+    with multiprocessing.get_context("spawn").Pool(1) as strangers:
 
-    def job(**performance: Any) -> train.Job:
-        workspace.set("performance", **performance)
-        settings = params.load(workspace.root / "params.yaml", reads=train.READS)
-        root = workspace.root
-        plan = (root / "artifacts/plan.json").read_bytes()
-        return train.Job(settings, plan, root / "datasets/prepared", workspace.public, group=Group(1, 2, 1))
+        class Stranger:
+            def __init__(self, rank: int, count: int, file: Path, secret: bytes) -> None:
+                FileStore(str(file), count).set(f"process {rank}", "is here")
+                self.end = strangers.apply_async(intrude, (file,))
 
-    start = train._Start("a run", seeded_generator(0), train._asked(job()), None)
-    monkeypatch.setattr(Group, "broadcast_object", lambda *_: start)
-    other = job(shard_trained=True)
-    with pytest.raises(RefusedError, match="settings of where parameters lie"):
-        train.help_train(other, train.model_for(other.settings, other.public))
+            def poll(self) -> None: ...
+
+            def terminate(self) -> None:
+                ends.append(self.end.get())
+
+            def wait(self) -> None: ...
+
+        monkeypatch.setattr(processes, "_started", Stranger)
+        with (
+            pytest.raises(RefusedError, match="process 1 of this run does not know the secret"),
+            processes.joined(2, home=workspace.home),
+        ):
+            pytest.fail("it was let in")
+    assert ends == ["was not let in"]
+
+
+@pytest.mark.parametrize("size", [7, 2**20])
+def test_the_key_and_the_checkpoint_are_sent_encrypted(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one part or in several, and refused if a part was changed or left out."""
+    sent: list[Any] = []
+    monkeypatch.setattr(processes, "_SEALED_AT_ONCE", size)
+    monkeypatch.setattr(Group, "broadcast_object", lambda _, value: sent.append(value))
+    start = train._Start("a run", seeded_generator(0), b"the norms of all records")
+    processes.broadcast_sealed(Group(0, 2, 2, SECRET), start)
+    monkeypatch.setattr(Group, "broadcast_object", lambda *_: sent[-1])
+    assert processes.broadcast_sealed(Group(1, 2, 2, SECRET), None) == start
+    written = pickle.dumps(sent)
+    assert start.generator.key[:7] not in written and b"norms" not in written
+    for nonce, part in ((sent[0][0][0], sent[0][0][1][:-1] + b"!"), (bytes(12), sent[0][0][1])):
+        sent.append([(nonce, part), *sent[0][1:]])
+        with pytest.raises(InvalidTag):
+            processes.broadcast_sealed(Group(1, 2, 2, SECRET), None)
+    sent.append(sent[0][:-1] if len(sent[0]) > 1 else [*sent[0], *sent[0]])
+    with pytest.raises(InvalidTag):
+        processes.broadcast_sealed(Group(1, 2, 2, SECRET), None)
 
 
 def test_torchrun_releases_what_one_process_does(workspace: Workspace) -> None:

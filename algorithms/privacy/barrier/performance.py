@@ -114,11 +114,14 @@ class Group:
     they make the same queries in the same order and use the first one's answer, noise included, so their states agree
     bit for bit. Only the first keeps the trace, the checkpoint and the ledger. A record's coin depends on its position
     in the release's stream, so the sample does not depend on the number of processes. Sums are added in 64 bits.
+
+    secret: 32 bytes that these processes alone know, if there are several.
     """
 
     rank: int = 0
     count: int = 1
     local: int = 1
+    secret: bytes = field(default=b"", repr=False)
 
     @property
     def is_first(self) -> bool:
@@ -146,6 +149,12 @@ class Group:
         box, cpu = [value], torch.device("cpu")
         self._together(lambda: distributed.broadcast_object_list(box, src=0, device=cpu))
         return box[0]
+
+    def agrees(self, digest: str) -> bool:
+        """Whether all processes have the same digest, in hexadecimal digits."""
+        own = torch.tensor(list(bytes.fromhex(digest)))
+        differing = (self.broadcast(own.clone()) != own).sum()
+        return not self.sum(differing)
 
     def _together(self, act: Callable[[], object]) -> None:
         """What all processes do at once; nothing for a single one."""

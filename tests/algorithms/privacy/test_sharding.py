@@ -2,7 +2,6 @@
 
 import multiprocessing
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,10 +35,8 @@ from tests.algorithms.bench import (
     trained,
 )
 from tests.algorithms.privacy.test_barrier import barrier
-from tests.support.device import DEVICE
+from tests.support.processes import PLACE, joined
 
-PLACE = DEVICE if torch.cuda.device_count() > 1 else torch.device("cpu")
-"""A GPU for each process, with two of them."""
 WIDTH, RECORDS = 16, 129
 """The second process has one record more than a pass takes, so that it takes two passes while the first takes one."""
 
@@ -121,18 +118,6 @@ def answers(group: Group, **placing: bool) -> Tensor:
 
 
 WAYS = ({"shard_frozen": True}, {"shard_trained": True}, {"shard_frozen": True, "shard_trained": True})
-
-
-@contextmanager
-def joined(rank: int, count: int, folder: Path) -> Iterator[Group]:
-    """The processes that meet in a folder."""
-    torch.set_num_threads(1)
-    if PLACE.type == "cuda":
-        torch.cuda.set_device(rank)
-    kind, store = "gloo" if PLACE.type == "cpu" else "cpu:gloo,cuda:nccl", folder / "store"
-    distributed.init_process_group(kind, init_method=f"file://{store}", rank=rank, world_size=count)
-    yield Group(rank, count, count)
-    distributed.destroy_process_group()
 
 
 def in_a_process(rank: int, count: int, folder: Path) -> None:

@@ -1,0 +1,28 @@
+"""Real processes that compute together, over gloo or NCCL."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import distributed
+
+from algorithms.privacy.barrier.performance import Group
+from tests.support.device import DEVICE
+
+PLACE = DEVICE if torch.cuda.device_count() > 1 else torch.device("cpu")
+"""A GPU for each process, with two of them."""
+
+
+@contextmanager
+def joined(rank: int, count: int, folder: Path, *, secret: bytes = b"") -> Iterator[Group]:
+    """The processes that meet in a folder; one that fails leaves them, so that no other waits for it."""
+    torch.set_num_threads(1)
+    if PLACE.type == "cuda":
+        torch.cuda.set_device(rank)
+    kind, store = "gloo" if PLACE.type == "cpu" else "cpu:gloo,cuda:nccl", folder / "store"
+    distributed.init_process_group(kind, init_method=f"file://{store}", rank=rank, world_size=count)
+    try:
+        yield Group(rank, count, count, secret)
+    finally:
+        distributed.destroy_process_group()
