@@ -23,6 +23,7 @@ from data.files import read_json
 from data.prepared import HeldOut, load_held_out
 from data.targets import IGNORED, Known, Labels, NextToken, Number, Tags
 from tasks.config import home
+from tasks.csv_files import write_csv
 from tasks.runs import store
 from tasks.runs.stages import main_of
 from tasks.runs.store import check_data_facts, run_facts, sha256_of
@@ -378,10 +379,10 @@ def write_plots(folder: Path, found: Drawn) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     names, hits = np.array(found.names, object), found.predicted == found.real
     pairs = pd.DataFrame({"actual": names[found.real], "predicted": names[found.predicted]})
-    pairs.to_csv(folder / "confusion.csv", index=False)
+    write_csv(pairs, folder / "confusion.csv")
     classes = pd.Series(hits).groupby(found.real).agg(["mean", "size"]).reindex(range(len(names)))
     rows = {"class": names, "accuracy": classes["mean"], "records": classes["size"].fillna(0).astype(int)}
-    pd.DataFrame(rows).to_csv(folder / "per_class.csv", index=False)
+    write_csv(pd.DataFrame(rows), folder / "per_class.csv")
 
 
 def _receipt_of(model: Path) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from algorithms.encoders.texts import BETWEEN
 from algorithms.errors import ModelRefusedError, RefusedError
 from algorithms.models.saved import TrainedModel, load, load_model
+from algorithms.plain_text import for_markdown
 from algorithms.privacy.card import PrivacyCard, verify
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.card.text import markdown, not_protected, protected, statement
@@ -243,18 +244,23 @@ def model_card(card: PrivacyCard, model: nn.Module, metrics: Mapping[str, Any]) 
     learned = "" if mechanism.features.name == "none" else ", with those of learned features"
     target, names = getattr(model, "target", None), ", ".join(map(str, getattr(model, "classes", ())))
     what = f"Classes: {names}" if target is None else f"Target: {json.dumps(dict(target))}"
+    facts = (f"Parameters{learned}: {parameters:,}", what, f"Data set: {setting.dataset}")
     paragraphs = [
-        f"# {setting.title}: {mechanism.model.name} by {mechanism.algorithm}",
+        f"# {for_markdown(f'{setting.title}: {mechanism.model.name} by {mechanism.algorithm}')}",
         "## Model",
-        f"- Parameters{learned}: {parameters:,}\n- {what}\n- Data set: {setting.dataset}",
+        "\n".join(f"- {for_markdown(fact)}" for fact in facts),
         "## Evaluation",
         "On held-out records, which are public:" if metrics else "None was recorded with the model.",
-        *(["\n".join(f"- {name}: {value}" for name, value in rows(metrics))] if metrics else []),
+        *(
+            ["\n".join(f"- {for_markdown(f'{name}: {value}')}" for name, value in rows(metrics))]
+            if metrics
+            else []
+        ),
         "## Privacy",
-        f"**{statement(card)}**",
-        protected(card),
+        f"**{for_markdown(statement(card))}**",
+        for_markdown(protected(card)),
         "What is not protected:",
-        "\n".join(f"- {line}" for line in not_protected(card)),
+        "\n".join(f"- {for_markdown(line)}" for line in not_protected(card)),
         "`privacy_card.json` is the signed card. `epsilonflow card verify privacy_card.json --key KEY` recomputes"
         " epsilon from its events, where KEY is the owner's public key.",
     ]
@@ -340,7 +346,7 @@ def _of_a_library(model: TrainedModel, folder: Path) -> str:
     with_outputs = "" if model.predicts == "next token" else f" with `num_labels={outputs}`"
     return (
         f"\nBy PEFT alone: `PeftModel.from_pretrained(model, FOLDER)`, where `model` is the {name} of the public model"
-        f" {base or 'that it was trained from'}{with_outputs}.\n{tokenizer}"
+        f" {for_markdown(str(base)) if base else 'that it was trained from'}{with_outputs}.\n{tokenizer}"
     )
 
 
@@ -362,7 +368,7 @@ def _write_tokenizer(model: TrainedModel, folder: Path) -> str:
     except ModelRefusedError:
         chosen = write = None
     if chosen is None or write is None:
-        return f"\nTexts become tokens by the public tokenizer {name}, which was not here to be added.\n"
+        return f"\nTexts become tokens by the public tokenizer {for_markdown(name)}, which was not here to be added.\n"
     write(folder, is_of_words)
     tokenize = import_module("transformers").AutoTokenizer.from_pretrained(str(folder))
     encode = loader_of(chosen, target)()

@@ -26,6 +26,7 @@ from algorithms.models.saved import TrainedModel, load
 from data.card import DataRefusedError
 from data.targets import IGNORED, Labels, NextToken, Number, Tags, Target
 from data.unseen import reader_in, records_in, target_in
+from tasks.csv_files import write_csv
 from tasks.evaluate import MOST_OUTPUTS
 from tasks.prepare import carried_in, loader_of, reader_of
 
@@ -140,8 +141,12 @@ def write(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path
 def _csv(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path | IO[str]) -> Iterator[int]:
     count = 0
     for some in predictions:
-        _frame(some, classes).to_csv(
-            to, mode="a" if count else "w", header=not count, index=False, float_format="%.6g"
+        write_csv(
+            _frame(some, classes),
+            to,
+            mode="a" if count else "w",
+            header=not count,
+            float_format="%.6g",
         )
         count += len(some.names)
         yield count
@@ -150,7 +155,9 @@ def _csv(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path 
 def _frame(some: Predictions, classes: tuple[str, ...]) -> pd.DataFrame:
     what = "probability" if some.is_probability else "score"
     scores = {f"{what} of {name}": score for name, score in zip(classes, some.scores.T, strict=False)}
-    return pd.DataFrame({"record": some.names, "predicted": some.predicted, **scores})
+    # The name of a file may have bytes that are no text.
+    names = [name.encode("utf-8", "backslashreplace").decode() for name in some.names]
+    return pd.DataFrame({"record": names, "predicted": some.predicted, **scores})
 
 
 def _parquet(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path) -> Iterator[int]:

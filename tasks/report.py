@@ -26,6 +26,7 @@ from algorithms.privacy.card import (
 from data import PublicDescription
 from data.files import read_json
 from tasks.config import home, params
+from tasks.csv_files import read_csv, write_csv
 from tasks.reporting import (
     History,
     drawings,
@@ -120,7 +121,7 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     made = compose(run, past, folder=artifacts, draw=picture, key=signing_key(home()), audit=audit)
     (artifacts / CARD).write_bytes(made.card.to_bytes())
     frame = pd.DataFrame({"step": made.curve.steps, "epsilon": made.curve.epsilon})
-    frame.to_csv(artifacts / "plots" / "epsilon.csv", index=False)
+    write_csv(frame, artifacts / "plots" / "epsilon.csv")
     for name, drawn in made.pictures.items():
         (artifacts / "plots" / f"{name}.png").write_bytes(drawn.light)
     (artifacts / PAGE).write_text(made.page, encoding="utf-8")
@@ -187,14 +188,14 @@ def _read(artifacts: Path, prepared: Path) -> Run:
     for path in (*(artifacts / name for name in _NEEDED), prepared / "public.json"):
         if not path.is_file():
             raise RefusedError(f"the report needs {path}, which is not there; run the stages before it.")
-    classes = pd.read_csv(artifacts / "plots" / "per_class.csv", dtype=str, keep_default_na=False)
+    classes = read_csv(artifacts / "plots" / "per_class.csv")
     return Run(
         plan=read_json(artifacts / "plan.json"),
         receipt=read_json(artifacts / "receipt.json"),
         metrics=read_json(artifacts / "metrics.json"),
         public=PublicDescription.read(prepared),
         trace=pd.read_parquet(artifacts / "trace.parquet"),
-        pairs=pd.read_csv(artifacts / "plots" / "confusion.csv", dtype=str, keep_default_na=False),
+        pairs=read_csv(artifacts / "plots" / "confusion.csv"),
         classes=classes.assign(
             accuracy=pd.to_numeric(classes["accuracy"]), records=classes["records"].astype(int)
         ),

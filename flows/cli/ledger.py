@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.table import Column, Table
 
+from algorithms.plain_text import for_terminal
 from flows.cli.running import SETTINGS, say, show
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def ask(what: str, *, yes: bool) -> None:
     """Ask for consent to what cannot be undone; raises ParamsRefusedError unless it is given, here or by --yes."""
     from tasks.config.params import ParamsRefusedError
 
-    if not yes and not (sys.stdin.isatty() and typer.confirm(f"{what} Do it?", err=True)):
+    if not yes and not (sys.stdin.isatty() and typer.confirm(for_terminal(f"{what} Do it?"), err=True)):
         raise ParamsRefusedError(
             f"{what.rstrip('.')}; this needs consent: answer y at a terminal, or give --yes."
         )

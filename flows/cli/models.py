@@ -123,4 +123,4 @@ def show_card(file: Annotated[Path, typer.Argument(help="A privacy_card.json.")]
     from algorithms.privacy.card import load
     from algorithms.privacy.card.text import markdown
 
-    say(markdown(load(file)))
+    say(markdown(load(file), escape=str))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from algorithms.plain_text import for_terminal
 from flows.cli.running import SETTINGS, has_prefect_api, say
 
 if TYPE_CHECKING:
@@ -240,7 +241,9 @@ def _asked(question: str, parse: Callable[[str], T], default: str | None = None)
     """Ask until the answer can be parsed."""
     while True:
         try:
-            return parse(str(typer.prompt(question, default=default, show_default=bool(default))))
+            return parse(
+                str(typer.prompt(for_terminal(question), default=default, show_default=bool(default)))
+            )
         except ValueError as error:
             say(f"  {error}")
 

@@ -19,9 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from typer.core import TyperGroup
+
+from algorithms.plain_text import for_terminal
+from tasks.terminal import PlainConsole
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -40,12 +43,12 @@ _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 def say(text: str, *, error: bool = False) -> None:
     """Print a line to stdout or stderr."""
-    typer.echo(text, err=error)
+    typer.echo(for_terminal(text), err=error)
 
 
 def show(content: RenderableType) -> None:
     """Print a table to stdout."""
-    Console().print(content)
+    PlainConsole().print(content)
 
 
 class OneSentence(TyperGroup):
@@ -104,14 +107,16 @@ class Steps:
     """
 
     verbose: bool = False
-    console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False, soft_wrap=True))
+    console: PlainConsole = field(
+        default_factory=lambda: PlainConsole(stderr=True, highlight=False, soft_wrap=True)
+    )
     _bar: Progress | None = None
     _task: "TaskID | None" = None
 
     def begin(self, stage: str) -> None:
         """A stage begins."""
         self.end()
-        self.console.print(f"{WORDS[stage]} ...", markup=False)
+        self.console.print(f"{WORDS[stage]} ...")
 
     def run(self, stage: str, root: Path) -> None:
         """Run a stage in the checkout at `root`, without Prefect; raises StageRefusedError or StageFailedError."""
@@ -125,12 +130,12 @@ class Steps:
         found = _STEP.fullmatch(text)
         if self.verbose or (found is None and not _NOISE.match(text) and not text.startswith("refused: ")):
             self.end()
-            self.console.print(f"  {text}", markup=False)
+            self.console.print(f"  {text}")
         elif found and self.console.is_terminal:
             words = {"step": "steps", "encoded": "encoded records"}[found["what"]]
             self._advance(words, int(found["step"]), int(found["steps"]), found["rest"])
         elif found:
-            self.console.print(f"  {text}", markup=False)
+            self.console.print(f"  {text}")
 
     def end(self) -> None:
         """Remove the bar: something else is shown, or the last stage has ended."""
@@ -144,13 +149,13 @@ class Steps:
                 TextColumn(f"  {words}"),
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
             )
             self._bar = Progress(*columns, console=self.console, transient=True)
             self._bar.start()
             self._task = self._bar.add_task("", total=steps)
         if self._task is not None:
-            self._bar.update(self._task, completed=step, description=rest)
+            self._bar.update(self._task, completed=step, description=for_terminal(rest))
 
 
 def has_prefect_api() -> bool:

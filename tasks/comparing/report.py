@@ -5,7 +5,7 @@ comparison names, and are joined by name. The comparison is logged to Weights & 
 """
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,15 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogFormatter, NullFormatter
 
+from algorithms.plain_text import for_figure
 from data.files import write_text, write_whole
 from tasks.comparing import METRICS, Trial, read_published
 from tasks.comparing.trial import Place, write_parquet
 from tasks.comparing.work import Work
 from tasks.config import params
+from tasks.csv_files import write_csv
 from tasks.reporting import environment
 from tasks.reporting.figures import Picture, Theme, picture, styled
 from tasks.runs.quality import MEASURES
@@ -40,6 +42,8 @@ _COLOURS = (
     "#1f77b4", "#e8710a", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#a8a51c", "#17a3b4",
 )  # fmt: skip
 _LINES = ("-", "--", ":")
+_LONGEST = 40
+"""Characters of a label that are shown."""
 _ONE_STEP = 2
 """Points of the curve of a method with a single release: before it and after it."""
 PROBLEM = ["dataset", "model"]
@@ -141,7 +145,7 @@ def by_epsilon(totals: pd.DataFrame, metric: str, theme: Theme, *, words: str) -
         values = sorted(rows["epsilon"].dropna().unique())
         axes.set_xticks(values, labels=[f"{value:g}" for value in values])
         axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_title(", ".join(map(str, names)), color=theme.ink, size=10)
+        axes.set_title(_title(names), color=theme.ink, size=10)
         axes.set(xlabel="epsilon", ylabel=words)
     _legend(figure, grid[0], labels, theme)
     return figure
@@ -165,13 +169,18 @@ def over_steps(table: pd.DataFrame, theme: Theme, *, x: str, y: str, words: str)
                 mean = of_method.groupby(x)[y].mean()
                 colour, _, line = _look(labels, str(label))
                 if len(mean) <= _ONE_STEP:
-                    axes.axhline(float(mean.iloc[-1]), color=colour, linestyle="--", linewidth=1, label=label)
+                    last = float(mean.iloc[-1])
+                    axes.axhline(last, color=colour, linestyle="--", linewidth=1, label=_entry(label))
                 else:
-                    axes.plot(mean.index, mean, color=colour, linestyle=line, linewidth=1.2, label=label)
+                    axes.plot(
+                        mean.index, mean, color=colour, linestyle=line, linewidth=1.2, label=_entry(label)
+                    )
             if (shown[y] > 0).any():
                 axes.set_yscale("log", nonpositive="mask")
+                axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")  # by default a formula
+                axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
             where = "" if epsilon is None else f", epsilon {epsilon:g}"
-            axes.set_title(", ".join(map(str, names)) + where, color=theme.ink, size=9)
+            axes.set_title(_title(names) + where, color=theme.ink, size=9)
             axes.set(xlabel=x, ylabel=words)
     _legend(figure, [axes for row in grid for axes in row], labels, theme)
     return figure
@@ -180,7 +189,8 @@ def over_steps(table: pd.DataFrame, theme: Theme, *, x: str, y: str, words: str)
 def _points(axes: Axes, rows: pd.DataFrame, metric: str, label: str, look: tuple[str, str, str]) -> None:
     colour, marker, line = look
     if rows["epsilon"].isna().all():
-        axes.axhline(float(rows[f"{metric}_mean"].iloc[0]), color=colour, linestyle="--", label=label)
+        value = float(rows[f"{metric}_mean"].iloc[0])
+        axes.axhline(value, color=colour, linestyle="--", label=_entry(label))
         return
     rows = rows.sort_values("epsilon")
     axes.errorbar(
@@ -193,8 +203,19 @@ def _points(axes: Axes, rows: pd.DataFrame, metric: str, label: str, look: tuple
         markersize=4,
         linewidth=1.3,
         capsize=2,
-        label=label,
+        label=_entry(label),
     )
+
+
+def _title(names: Iterable[object]) -> str:
+    """The title of a problem's panel. names: data set and model."""
+    return ", ".join(for_figure(str(name), _LONGEST) for name in names)
+
+
+def _entry(label: object) -> str:
+    """A label in the legend, which leaves out what begins with an underscore."""
+    shown = for_figure(str(label), _LONGEST)
+    return f" {shown}" if shown.startswith("_") else shown
 
 
 def _look(labels: Sequence[str], label: str) -> tuple[str, str, str]:
@@ -222,7 +243,7 @@ def _legend(figure: Figure, panels: Sequence[Axes], labels: Sequence[str], theme
     lines = {
         name: line for axes in panels for line, name in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    shown = [label for label in labels if label in lines]
+    shown = [entry for entry in dict.fromkeys(map(_entry, labels)) if entry in lines]
     figure.legend(
         [lines[label] for label in shown],
         shown,
@@ -330,14 +351,14 @@ def report(work: Work, *, refused: Sequence[str]) -> Report:
     totals = summary(table)
     write_parquet(place.folder / "results.parquet", table)
     for name, frame in (("results", table), ("summary", totals)):
-        write_whole(place.folder / f"{name}.csv", partial(frame.to_csv, index=False))
+        write_whole(place.folder / f"{name}.csv", partial(write_csv, frame))
     runs = len(place.finished())
     pictures = _pictures(work, table, totals) if len(table) else {}
     for name, drawn in pictures.items():
         write_whole(place.folder / f"{name}.png", partial(Path.write_bytes, data=drawn.light))
     content = _content(work, table, totals, runs) | {"pictures": pictures, "refused": refused}
     html = environment(below=_HERE).get_template("comparison.html.j2")
-    markdown = environment(below=_HERE, autoescape=False).get_template("comparison.md.j2")
+    markdown = environment(below=_HERE, markdown=True).get_template("comparison.md.j2")
     write_text(place.folder / PAGE, html.render(content))
     write_text(place.folder / MARKDOWN, markdown.render(content))
     return Report(table, totals, pictures, runs)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from algorithms.plain_text import for_terminal
 from algorithms.privacy.barrier.barrier import Performance
 from data.card import data_card
 from tasks.comparing import Comparison, Trial, TrialGroup, code_digest, load, read_published, trials
@@ -25,6 +25,7 @@ from tasks.comparing.trial import (
 )
 from tasks.config.params import ParamsRefusedError
 from tasks.runs.stages import refusals
+from tasks.terminal import PlainConsole
 
 _SECONDS, _SECONDS_BETWEEN_LINES, _SECONDS_OF_ESTIMATE = 0.5, 10.0, 900.0
 _log = logging.getLogger(__name__)
@@ -141,8 +142,13 @@ def progress(place: Place, groups: Sequence[TrialGroup]) -> Iterator[None]:
     if not wanted:
         yield
         return
-    console, before, ended = Console(stderr=True), place.finished_at(), threading.Event()
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.description}")
+    console, before, ended = PlainConsole(stderr=True), place.finished_at(), threading.Event()
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
     bar = Progress(
         *columns,
         console=console,
@@ -156,7 +162,7 @@ def progress(place: Place, groups: Sequence[TrialGroup]) -> Iterator[None]:
         fresh = {digest: at for digest, at in fresh.items() if digest in wanted}
         trial = wanted[max(fresh, key=fresh.__getitem__)] if fresh else None
         last = "" if trial is None else f", last {trial.label} on {trial.dataset}{_at(trial)}"
-        bar.update(shown, completed=len(fresh), description=last.removeprefix(", "))
+        bar.update(shown, completed=len(fresh), description=for_terminal(last.removeprefix(", ")))
         if not console.is_terminal:
             _log.info("%d of %d trials done%s", len(fresh), len(wanted), last)
 

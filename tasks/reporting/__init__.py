@@ -20,7 +20,9 @@ from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
+from algorithms.plain_text import for_markdown, visible
 from algorithms.privacy.accounting.risk import Profile, advantage, caught, gaussian_mu
 from algorithms.privacy.card import PrivacyCard, Verification, text
 from algorithms.privacy.card.schema import BY
@@ -60,11 +62,21 @@ _BECAME = {
 }
 
 
-def environment(*, below: Path = _SHARED, autoescape: bool = True) -> Environment:
-    """An environment with the templates of `below` and of this folder, and with their filters."""
+def environment(*, below: Path = _SHARED, markdown: bool = False) -> Environment:
+    """An environment with the templates of `below` and of this folder, and with their filters.
+
+    markdown: whether pages are Markdown, not HTML. Either way a text is never markup, unless it is marked `safe`.
+    """
+
+    def finalize(value: object) -> object:
+        if not isinstance(value, str) or isinstance(value, Markup):
+            return value
+        return Markup(for_markdown(value)) if markdown else visible(value)
+
     made = Environment(
         loader=FileSystemLoader([below, _SHARED]),
-        autoescape=autoescape,
+        autoescape=True,
+        finalize=finalize,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from algorithms.plain_text import for_figure
 from algorithms.privacy.accounting.risk import Profile, caught
 from tasks.runs.quality import ACCURACY
 
@@ -56,7 +57,20 @@ class Picture:
 
 def picture(draw: Drawing, words: str) -> Picture:
     """Draw a figure in both themes."""
-    return Picture(png(draw(LIGHT)), png(draw(DARK)), words)
+    return Picture(_drawn(draw, LIGHT), _drawn(draw, DARK), words)
+
+
+def rehearsed_picture(draw: Drawing, words: str) -> Picture:
+    """Draw a figure once, to see that it can be drawn."""
+    return Picture(_drawn(draw, LIGHT), b"", words)
+
+
+def _drawn(draw: Drawing, theme: Theme) -> bytes:
+    """Draw a figure whose names are texts: `$` begins no formula, and nothing is given to LaTeX."""
+    from matplotlib import rc_context
+
+    with rc_context({"text.parse_math": False, "text.usetex": False}):
+        return png(draw(theme))
 
 
 @dataclass(frozen=True)
@@ -160,11 +174,11 @@ def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Them
     figure, axes = empty(theme, height=min(4.6, 1.7 + 0.4 * len(classes)))
     colours = LinearSegmentedColormap.from_list("shares", [theme.ground, theme.accent])
     axes.imshow(shares, cmap=colours, vmin=0, vmax=1)
-    places = range(len(classes))
-    axes.set_xticks(places, labels=list(classes))
-    if max(map(len, classes)) > 3:
+    places, names = range(len(classes)), list(map(for_figure, classes))
+    axes.set_xticks(places, labels=names)
+    if max(map(len, names)) > 3:
         axes.tick_params(axis="x", labelrotation=45)
-    axes.set_yticks(places, labels=list(classes))
+    axes.set_yticks(places, labels=names)
     axes.set(xlabel="the model's answer", ylabel="what it really is")
     if len(classes) <= _MOST_LABELLED:
         for row, column in np.argwhere(table > 0):
@@ -181,7 +195,8 @@ def class_figure(classes: pd.DataFrame, *, overall: float, theme: Theme) -> "Fig
 
     figure, axes = empty(theme, height=1.3 + 0.24 * len(classes))
     labels = [
-        f"{name}  ({records:,})" for name, records in zip(classes["class"], classes["records"], strict=True)
+        f"{for_figure(name)}  ({records:,})"
+        for name, records in zip(classes["class"], classes["records"], strict=True)
     ]
     places = range(len(classes))
     axes.barh(places, classes["accuracy"].fillna(0.0), color=theme.accent, height=0.7)
@@ -307,10 +322,7 @@ def _name(axes: "Axes", names: Sequence[str]) -> None:
     """Label evenly spaced positions 0, 1, ... of the horizontal axis with names, including the last."""
     step = -(-len(names) // _MOST_NAMES)
     shown = range((len(names) - 1) % step, len(names), step)
-    short = [
-        name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
-        for name in (names[place] for place in shown)
-    ]
+    short = [for_figure(names[place], _LONGEST_NAME) for place in shown]
     axes.set_xticks(list(shown), labels=short)
     if len(shown) > _FEWEST_PLACES // 2 or max(map(len, names)) > _FEWEST_PLACES:
         axes.tick_params(axis="x", labelrotation=45)

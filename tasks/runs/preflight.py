@@ -26,6 +26,7 @@ from algorithms.core.receipt import reserved_events
 from algorithms.core.rehearsal import made_up, rehearsal
 from algorithms.core.training import device_of
 from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.plain_text import for_terminal
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.ledger import WHOLE_POPULATION, Balance
@@ -139,7 +140,7 @@ def agrees(question: str) -> bool:
     """Whether a person at this terminal says yes; False without a terminal."""
     if not sys.stdin.isatty():
         return False
-    sys.stderr.write(question)
+    sys.stderr.write(for_terminal(question))
     sys.stderr.flush()
     try:
         return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -276,20 +277,20 @@ def rehearse(
     """Make the card and the page of a run that is not charged yet.
 
     plan: its document. receipt: the known part of its receipt. trial: for a search, the releases of the winner, which
-    are in its trace. report: makes card and page, by default those of a run. Everything else is made up: the releases
-    of an adaptive plan, the population's account, the metrics. Figures are not drawn. Raises RefusedError if the card
-    or the page cannot be made, or the card would not verify.
+    are in its trace. report: makes card and page, by default those of a run, whose figures are drawn. Everything else
+    is made up: the releases of an adaptive plan, the population's account, the metrics. Raises RefusedError if the
+    card, a figure or the page cannot be made, or the card would not verify.
     """
     from tasks.report import compose  # plans do without, and without pandas
     from tasks.reporting import nothing
-    from tasks.reporting.figures import Picture
+    from tasks.reporting.figures import rehearsed_picture
 
     run = _made_up(plan, public, receipt, trial)
     with rehearsal():
         if report is not None:
             report(run)
         else:
-            compose(run, nothing(), folder=None, draw=lambda _, words: Picture(b"", b"", words), key=None)
+            compose(run, nothing(), folder=None, draw=rehearsed_picture, key=None)
 
 
 def _made_up(

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from filelock import FileLock, Timeout
 
+from algorithms.plain_text import for_terminal
 from algorithms.privacy.ledger.place import system_user
 from tasks.config.params import ParamsRefusedError
 
@@ -46,7 +47,9 @@ _ENDINGS = ((signal.SIGINT, 5.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 1.0))
 
 def main_of(function: Callable[[], object]) -> None:
     """Run a stage's main function; a refusal or a full disk becomes one sentence on stderr and exit status 2."""
-    logging.basicConfig(format="%(message)s", stream=sys.stderr)  # of libraries only warnings
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_PlainFormatter())
+    logging.basicConfig(handlers=[handler])  # of libraries only warnings
     for ours in ("__main__", "algorithms", "data", "tasks"):
         logging.getLogger(ours).setLevel(logging.INFO)
     atexit.register(gc.freeze)  # a search for garbage at the end of a process takes tenths of a second
@@ -56,8 +59,15 @@ def main_of(function: Callable[[], object]) -> None:
         words = str(error) if isinstance(error, refusals()) else disk_full(error)
         if words is None:
             raise
-        sys.stderr.write(f"{REFUSED}{' '.join(words.split())}\n")
+        sys.stderr.write(f"{REFUSED}{for_terminal(' '.join(words.split()))}\n")
         raise SystemExit(2) from None
+
+
+class _PlainFormatter(logging.Formatter):
+    """Formats a line of the log, and a traceback if it has one, for a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return for_terminal(super().format(record))
 
 
 def disk_full(error: Exception) -> str | None:

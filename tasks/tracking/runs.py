@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from algorithms.plain_text import for_markdown
 from algorithms.privacy.card import PrivacyCard, load, text
 from algorithms.privacy.card.text import SO_FAR, statement
 from data import PublicDescription
@@ -310,7 +311,7 @@ def _card(card: PrivacyCard) -> str:
         ("run", card.evidence.run_id),
         ("signed by", "nobody" if card.signature is None else card.signature.public_key),
     ]
-    return f"{text.statement(card)}\n\n{_markdown(('', ''), rows)}"
+    return f"{for_markdown(text.statement(card))}\n\n{_markdown(('', ''), rows)}"
 
 
 def _amount(card: PrivacyCard, name: str) -> str:
@@ -387,7 +388,7 @@ def _cell(value: object) -> str:
     if isinstance(value, bool | np.bool_):
         return "yes" if value else "no"
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return " ".join(text.split()).replace("|", "\\|")
+    return for_markdown(" ".join(text.split()))
 
 
 def log_report(run: Finished, history: History, settings: Tracking, *, root: Path) -> str | None:

@@ -50,6 +50,7 @@ from data.readers.records import Records
 from tasks.calibrate import model_for
 from tasks.config import data_mirror, home, ledger_url, params
 from tasks.config.overrides import value_at
+from tasks.csv_files import write_csv
 from tasks.evaluate import load_model, metrics_of
 from tasks.prepare import prepare
 from tasks.report import Run
@@ -464,7 +465,7 @@ def _searched(search: Search, charge: Charge, run_all: Runs) -> Path:
             {key: value_at(document, key) for key in search.tuning.space}
             for document in search.priced.documents
         ]
-        pd.DataFrame(points).assign(score=scores).to_csv(written / "trials.csv", index=False)
+        write_csv(pd.DataFrame(points).assign(score=scores), written / "trials.csv")
     return charge.settle(plan, _identity(search, charge, document), written, plan.schedule)
 
 

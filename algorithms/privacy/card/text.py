@@ -1,7 +1,9 @@
 """The sentences of a privacy card, for people: written from its facts, and never read back."""
 
+from collections.abc import Callable
 from decimal import ROUND_CEILING, Context
 
+from algorithms.plain_text import for_markdown
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, releases_of
 from algorithms.privacy.accounting.events import schedule_from_json, trials_of
@@ -390,12 +392,15 @@ def signature(card: PrivacyCard) -> str:
     return f"Signed with the owner's key whose public half is {key}; `epsilonflow card verify` checks the signature."
 
 
-def markdown(card: PrivacyCard) -> str:
-    """The whole card in sentences, as Markdown; its facts are the file itself."""
+def markdown(card: PrivacyCard, *, escape: Callable[[str], str] = for_markdown) -> str:
+    """The whole card in sentences, as Markdown; its facts are the file itself.
+
+    escape: what makes a sentence safe; `str` for a reader who sees the page as it is written, as at a terminal.
+    """
     setting, mechanism, accounting = card.setting, card.mechanism, card.accounting
     every, account = accounting.epsilon.model_dump(), accounting.population
     costs = {name: cost for name, cost in every.items() if cost is not None} or {"pld": None}
-    lines = [f"# Privacy card: {setting.title}", "", f"**{statement(card)}**"]
+    lines = [f"# Privacy card: {escape(setting.title)}", "", f"**{escape(statement(card))}**"]
     sections = {
         "Protected": [protected(card)],
         "Not protected": not_protected(card),
@@ -426,7 +431,7 @@ def markdown(card: PrivacyCard) -> str:
         "Whom to ask": [contact(card), f"The run is {card.evidence.run_id}.", signature(card)],
     }
     for title, said in sections.items():
-        lines += ["", f"## {title}", "", *(f"- {line}" for line in said)]
+        lines += ["", f"## {title}", "", *(f"- {escape(line)}" for line in said)]
     return "\n".join([*lines, ""])
 
 

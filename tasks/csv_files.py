@@ -1,0 +1,23 @@
+"""CSV files for people: whoever opens one in a spreadsheet runs no formula that a name or a record contains."""
+
+from pathlib import Path
+from typing import IO, Any
+
+import pandas as pd
+
+from algorithms.plain_text import for_csv, from_csv
+
+
+def write_csv(frame: pd.DataFrame, to: Path | IO[str], **settings: Any) -> None:
+    """Write a table without its index; numbers stay as they are. settings: further ones of `DataFrame.to_csv`."""
+    safe = frame.rename(columns=lambda name: for_csv(str(name)))
+    for place, kind in enumerate(frame.dtypes):
+        if not pd.api.types.is_numeric_dtype(kind):
+            cells = [for_csv(cell) if isinstance(cell, str) else cell for cell in frame.iloc[:, place]]
+            safe.isetitem(place, pd.array(cells, dtype="object"))
+    safe.to_csv(to, index=False, **settings)
+
+
+def read_csv(path: Path) -> pd.DataFrame:
+    """Read the texts of a table that `write_csv` wrote; numbers are texts, too."""
+    return pd.read_csv(path, dtype=str, keep_default_na=False).map(from_csv)
