@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +27,7 @@ from algorithms.models.model import (
     batch_experts,
     check_module,
     copied,
+    same_randomness,
 )
 from algorithms.models.objectives import CROSS_ENTROPY, IGNORED, LOGISTIC, as_they_are
 
@@ -42,6 +44,7 @@ _FUNCTIONAL = {
     "BCELoss": "binary_cross_entropy",
     "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
 }
+_REDUCTIONS = ("none", "mean", "sum", "batchmean")
 _NUMBERS = "fiub"
 """Kinds of NumPy's types."""
 _BOUNDS = {"cross_entropy": CROSS_ENTROPY, "binary_cross_entropy_with_logits": LOGISTIC}
@@ -191,6 +194,16 @@ def _pair(item: Any) -> tuple[Any, Any]:
     return own, own.pop("labels" if "labels" in own else "label")
 
 
+_FOR_CATEGORIES = (
+    "leave them out, or encode them, such as categories that are known without the data by a column of 0 and 1 for"
+    " each"
+)
+_FOR_CLASSES = (
+    "give classes as whole numbers from 0, such as [classes.index(text) for text in y] for a list of classes that"
+    " is known without the data"
+)
+
+
 def _array(values: Any, name: str) -> NDArray[Any]:
     if np.ma.is_masked(values):
         raise RefusedError(f"{name} has masked values; leave these records out or fill them in.")
@@ -211,9 +224,12 @@ def _array(values: Any, name: str) -> NDArray[Any]:
             )
         if isinstance(values, pd.DataFrame) and (others := _no_numbers(values)):
             raise RefusedError(
-                f"{name} has columns that hold no numbers: {', '.join(others)}; leave them out, or encode them, such as"
-                " categories that are known without the data by a column of 0 and 1 for each."
+                f"{name} has columns that hold no numbers: {', '.join(others)}; {_FOR_CATEGORIES}."
             )
+        if found.dtype.kind == "U" or (
+            found.dtype.kind == "O" and any(isinstance(one, str) for one in found.flat)
+        ):
+            raise RefusedError(f"{name} holds texts; {_FOR_CLASSES if name == 'y' else _FOR_CATEGORIES}.")
         raise RefusedError(
             f"{name} ({type(values).__name__}, {found.dtype}) is no dense array of numbers; give numbers, as by"
             ' .toarray(), .to_dense() or .astype("float32"), and classes as whole numbers from 0.'
@@ -228,10 +244,11 @@ def _no_numbers(table: pd.DataFrame) -> list[str]:
     ]
 
 
-def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Model, int]:
-    """A copy of the module with per-record losses, and the number of classes.
+def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Model, int, GivenRecords]:
+    """A copy of the module with per-record losses, the number of classes, and the records for it.
 
-    Raises RefusedError if it does not accept such records.
+    Whole targets that are no classes of the model's become numbers for a loss of the user's own that takes them. Raises
+    RefusedError if the module does not accept such records.
     """
     check_module(module)
     own = _own_copy(module)
@@ -241,22 +258,30 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
     elif found.dim() == 1:
         own, is_flat = Called(own, None), True
     found = _probed(own, records)
-    if not isinstance(found, Tensor) or found.dim() < 2 or len(found) != 2:
+    if not isinstance(found, Tensor):
+        raise RefusedError(
+            f"the model returns a {type(found).__name__}{_named_outputs(found)}; let it return one tensor, such as"
+            " torch.cat(heads, dim=1) of all heads, [batch, outputs], which a loss of your own takes apart again."
+        )
+    if found.dim() < 2 or len(found) != 2:
         raise RefusedError(
             "the model does not give one row of outputs for each record; let it return [batch, outputs], or"
             " [batch, ..., outputs], itself or as `logits`."
         )
     outputs, shape = tuple(found.shape[1:]), records.labels.shape[1:]
     _check_entries(own, records)
+    records = _with_numbers(records, loss, outputs, is_flat=is_flat)
     is_real = records.labels.dtype.kind == "f"
     losses, bounds, ignored = _losses(loss, records, outputs, is_flat=is_flat)
-    classes = outputs[0] if outputs[1:] == shape else outputs[-1]  # PyTorch puts classes first
-    classes = max(classes, 2 if ignored is None else 1)
+    classes = max(_classes(outputs, shape), 2 if ignored is None else 1)
     counted = np.zeros(0) if is_real else records.labels
     if shape and ignored is not None:
         counted = counted[counted != ignored]
     if len(counted) and counted.min() < 0:
-        raise RefusedError("y holds classes below 0; count the classes from 0.")
+        raise RefusedError(
+            "y holds classes below 0; count the classes from 0, or give y as real numbers, by .astype('float32'), if"
+            " they are no classes."
+        )
     if len(counted) and counted.max() >= classes:
         raise RefusedError(
             f"y holds classes beyond the model's {classes} outputs, which are for the classes 0 to {classes - 1}; count"
@@ -272,7 +297,19 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
         label_shape=shape,
         label_dtype=torch.from_numpy(np.empty(0, records.labels.dtype)).dtype,
     )
-    return model, classes
+    return model, classes, records
+
+
+def _classes(outputs: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    """The number of classes, given the shapes of a record's outputs and targets; PyTorch puts classes first."""
+    return outputs[0] if outputs[1:] == shape else outputs[-1]
+
+
+def _named_outputs(found: object) -> str:
+    """What a model returns in place of a tensor, in words."""
+    if isinstance(found, Mapping):
+        return f" of {', '.join(map(str, found))}, and no `logits`"
+    return f" of {len(found)}" if isinstance(found, list | tuple) else ""
 
 
 def _own_copy(module: nn.Module) -> nn.Module:
@@ -340,6 +377,7 @@ def _losses(
     outputs: the shape of a record's outputs. is_flat: whether the module gives [batch], as one's own loss takes it.
     """
     name, loss_of_each, reduction = _without_reduction(loss)
+    _check_arguments(loss_of_each)
     if isinstance(loss, nn.Module) and any(part.requires_grad for part in loss.parameters()):
         raise RefusedError(
             "the loss has parameters of its own, and only those of the model are trained; move them into the model, or"
@@ -359,7 +397,7 @@ def _losses(
     none = -1 if name == "multilabel_margin_loss" else -100  # marks the end of a record's classes
     ignored: int | None = getattr(loss, "ignore_index", none) if by_index else None
 
-    def losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    def shaped(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if records.is_column and is_own:
             targets = targets[:, None]
         if is_flat and is_own:
@@ -373,7 +411,10 @@ def _losses(
             outputs = outputs.movedim(-1, 1)  # where PyTorch's losses expect the classes
         if name == "binary_cross_entropy":  # it raises an error for NaN, where a record has to count as zero
             outputs = outputs.nan_to_num(0.5)
-        found = loss_of_each(outputs, targets)
+        return outputs, targets
+
+    def losses(outputs: Tensor, targets: Tensor) -> Tensor:
+        found = loss_of_each(*shaped(outputs, targets))
         if not isinstance(found, Tensor):
             raise ModelRefusedError(
                 f"the loss gives a {type(found).__name__}, but it has to give a tensor with a number for each record;"
@@ -382,13 +423,83 @@ def _losses(
         if reduction is None or found.dim() <= 1:
             return found
         found = found.flatten(1)
-        if reduction == "sum":
+        if reduction in ("sum", "batchmean"):
             return found.sum(-1)
         if ignored is None:
             return found.mean(-1)
         return found.sum(-1) / targets.flatten(1).ne(ignored).sum(-1).clamp(min=1)
 
+    if reduction not in (None, "none"):
+        reduced: Any = getattr(functional, name) if reduction == "" else loss
+        _check_reduction(
+            lambda *pair: reduced(*shaped(*pair)),
+            losses,
+            _made_up_pair(outputs, shape, by_class=not as_real, ignored=ignored),
+            is_sum=reduction == "sum",
+        )
     return losses, _BOUNDS.get(name) if reduction == "" else None, ignored
+
+
+_FEW = 4
+"""Made-up records on which a loss is compared with its own reduction."""
+
+
+def _made_up_pair(
+    outputs: tuple[int, ...], shape: tuple[int, ...], *, by_class: bool, ignored: int | None
+) -> tuple[Tensor, Tensor]:
+    """Outputs between 0 and 1, with which all losses of PyTorch can be computed, and targets of each class in turn.
+
+    ignored: left out of records of several targets, each of which has a mean over those of its targets that count.
+    """
+    draw = torch.Generator().manual_seed(0)
+    made_up = torch.rand(_FEW, *outputs, generator=draw) * 0.8 + 0.1
+    if not by_class:
+        return made_up, torch.rand(_FEW, *shape, generator=draw)
+    classes = max(2, _classes(outputs, shape))
+    allowed = torch.tensor([one for one in range(classes) if not shape or one != ignored])
+    order = torch.arange(_FEW * math.prod(shape)) % len(allowed)
+    return made_up, allowed[order].view(_FEW, *shape)
+
+
+def _check_reduction(
+    reduced: Callable[[Tensor, Tensor], Any], losses: Losses, pair: tuple[Tensor, Tensor], *, is_sum: bool
+) -> None:
+    """Raises RefusedError if a loss's own value is not the mean, or the sum, of the losses of the records."""
+    try:
+        with torch.no_grad(), same_randomness():
+            value, each = reduced(*pair), losses(*pair)
+            differs = value.dim() == 0 and each.dim() == 1
+            differs &= not torch.allclose(value, each.sum() if is_sum else each.mean(), rtol=1e-4, atol=1e-6)
+    except Exception:  # it is called on made-up records of the model once more, where errors are put in words
+        return
+    if differs:
+        raise RefusedError(
+            "the loss divides by what the records of a batch hold together, such as the weights of their classes or how"
+            " many targets are not ignored, and so mixes records; give it reduction='none', with which each record's"
+            " loss counts as it is, and the batch's is divided by its size."
+        )
+
+
+def _with_numbers(
+    records: GivenRecords, loss: object, outputs: tuple[int, ...], *, is_flat: bool
+) -> GivenRecords:
+    """The records, with whole targets as real numbers if they are no classes and the user's own loss takes numbers.
+
+    So a hinge loss has its -1 and 1, which are inspected as numbers, too.
+    """
+    labels, shape = records.labels, records.labels.shape[1:]
+    if labels.dtype.kind == "f" or _without_reduction(loss)[0] != "" or not callable(loss):
+        return records
+    if labels.min() >= 0 and labels.max() < max(2, _classes(outputs, shape)):
+        return records
+    numbers = replace(records, labels=labels.astype(np.float32))
+    try:
+        losses, _, _ = _losses(loss, numbers, outputs, is_flat=is_flat)
+        with torch.no_grad(), same_randomness():
+            takes = losses(torch.zeros(3, *outputs), torch.zeros(3, *shape)).shape == (3,)
+    except Exception:  # it looks them up, as cross_entropy does
+        return records
+    return numbers if takes else records
 
 
 def _check_targets(
@@ -435,6 +546,24 @@ def _takes_column(loss: Losses, outputs: tuple[int, ...], targets: tuple[int, ..
         return False
 
 
+def _check_arguments(loss: Any) -> None:
+    """Raises RefusedError if a loss takes more than outputs and targets."""
+    try:
+        taken = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
+    except (TypeError, ValueError):  # it states no arguments
+        return
+    needed = [one.name for one in taken if one.default is one.empty and one.kind in _BY_PLACE]
+    if len(needed) > 2:
+        raise RefusedError(
+            f"the loss takes {', '.join(needed)}, and it is called with outputs and targets alone; give one of your own"
+            " that takes the others from the outputs, such as lambda outputs, targets:"
+            " torch.nn.functional.gaussian_nll_loss(outputs[:, 0], targets, outputs[:, 1].exp(), reduction='none')."
+        )
+
+
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
 def _without_reduction(loss: object) -> tuple[str, Any, str | None]:
     """A loss as (its functional name, the loss of each record, its reduction).
 
@@ -453,7 +582,13 @@ def _without_reduction(loss: object) -> tuple[str, Any, str | None]:
         own.reduction = "none"  # type: ignore[assignment]
         bases = [of.__name__ for of in type(loss).__mro__ if of.__module__ == "torch.nn.modules.loss"]
         kind = next((base for base in bases if not base.startswith("_")), "")
-        return _FUNCTIONAL.get(kind, kind), own, str(loss.reduction)
+        known = _REDUCTIONS if kind in ("", "KLDivLoss") else _REDUCTIONS[:3]
+        if loss.reduction not in known:
+            raise RefusedError(
+                f"the loss has the reduction {loss.reduction!r}; give it one of {', '.join(known)}."
+            )
+        name = next((_FUNCTIONAL[base] for base in bases if base in _FUNCTIONAL), kind)
+        return name, own, str(loss.reduction)
     name = loss if isinstance(loss, str) else getattr(loss, "__name__", "")
     found = getattr(functional, name, None) if name else None
     if found is None or not (isinstance(loss, str) or found is loss):

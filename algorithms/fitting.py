@@ -5,6 +5,7 @@ records, the training loop, the settlement and the card. Nothing is checkpointed
 it stays charged, and its exception says so.
 """
 
+import functools
 import hashlib
 import io
 import json
@@ -13,13 +14,14 @@ import re
 import secrets
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
+from inspect import signature
 from numbers import Integral, Real
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -33,6 +35,7 @@ from algorithms.core.method import Algorithm, Plan, PublicInfo, Target, adapter
 from algorithms.core.receipt import account_of, cost_of, reserved_events, software
 from algorithms.core.rehearsal import made_up, rehearsal
 from algorithms.core.training import by_name, device_of, train
+from algorithms.core.unknown_names import check_names, written_settings
 from algorithms.errors import RefusedError
 from algorithms.fit_inputs import Losses, check_index, model_of, pooled, records_of
 from algorithms.methods import CATALOGUE
@@ -128,6 +131,23 @@ def _named_as_arguments() -> Iterator[None]:
         raise
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _naming_unknown(call: F) -> F:
+    """Refuse arguments that do not exist with the names of those that do."""
+
+    @functools.wraps(call)
+    def named(*args: Any, **given: Any) -> Any:
+        kind = type(given.get("method"))
+        written = written_settings(kind, f"method={kind.__name__}({{}})") if is_dataclass(kind) else {}
+        check_names(given, signature(call).parameters, what="fit", kind="argument", written=written)
+        return call(*args, **given)
+
+    return named  # type: ignore[return-value]
+
+
+@_naming_unknown
 @_named_as_arguments()
 @_settings_restored()
 @torch.inference_mode(False)
@@ -168,7 +188,8 @@ def fit(
             `logits` are used. Training starts from its weights; it is not changed.
         loss: (outputs, targets) -> [batch], the loss of each record; or a loss of torch.nn or torch.nn.functional, or
             its name. PyTorch's losses are then used without reduction over records. A record with several targets has
-            their mean loss, or the sum if the loss's reduction is "sum", without targets of `ignore_index` (-100). If
+            their mean loss, or the sum if the loss's reduction is "sum" or "batchmean", without targets of
+            `ignore_index` (-100). A mean over the batch that divides by weights of its classes is refused. If
             the model gives [batch, 1] for real targets [n], a loss of your own gets that if it gives [batch] for it,
             and [batch] otherwise.
         X: Records [n, *shape], as an array, a tensor or a DataFrame. Whole numbers are kept for a model with an
@@ -230,7 +251,7 @@ def fit(
     seed, per_person = int(seed), None if per_person is None else int(per_person)
     method, name, settings = _described(method)
     records = records_of(model, X, y, loss)
-    trained, classes = model_of(model, loss, records)
+    trained, classes, records = model_of(model, loss, records)
     generator = secure_generator() if noise == "secure" else seeded_generator(seed)
     if (people is None) != (per_person is None):
         raise RefusedError("one of people and per_person was given; give both, or neither.")

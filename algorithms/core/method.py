@@ -16,6 +16,7 @@ from pydantic import JsonValue, PydanticUserError, TypeAdapter
 from torch import Tensor
 
 from algorithms.core.optimizers import STRICT
+from algorithms.core.unknown_names import check_settings
 from algorithms.errors import RefusedError
 from algorithms.extension import imported, is_own
 from algorithms.models import LossBounds
@@ -430,6 +431,11 @@ class Strict:
 
     by_coordinate: ClassVar[bool] = False
     __pydantic_config__ = STRICT
+
+    def __new__(cls, *_: Any, **settings: Any) -> Self:
+        """Raises UnknownNameError for a setting that does not exist, as `epochs`."""
+        check_settings(cls, settings)
+        return super().__new__(cls)
 
 
 class SingleRelease(Strict):

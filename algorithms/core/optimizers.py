@@ -6,13 +6,15 @@ All of this is post-processing of releases and public numbers, and costs no priv
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
+
+from algorithms.core.unknown_names import check_settings
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 Count = Annotated[int, Field(ge=1)]
@@ -61,6 +63,11 @@ class OptimizerConfig:
     weight_decay: NotNegative = 0.0
 
     __pydantic_config__ = STRICT
+
+    def __new__(cls, *_: Any, **settings: Any) -> Self:
+        """Raises UnknownNameError for a setting that does not exist, as `lr`."""
+        check_settings(cls, settings)
+        return super().__new__(cls)
 
     def start(self, parameters: Tensor) -> OptimizerState:
         """The state before the first step."""

@@ -248,6 +248,11 @@ class Engine:
         return self._examined.is_random
 
     @property
+    def random_layer(self) -> str:
+        """A sentence on the layer that draws random numbers; empty if none does."""
+        return _unwrapped(self._examined.random_layer)
+
+    @property
     def is_narrow(self) -> bool:
         """Whether the model computes in 16 bits somewhere."""
         return self._examined.is_narrow
@@ -445,11 +450,10 @@ def _refusing(model: Model, shape: tuple[int, ...], dtype: torch.dtype) -> Itera
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=_REENTRANT)
             yield
-    except ModelRefusedError:
-        raise
+    except ModelRefusedError as refusal:
+        raise ModelRefusedError(_unwrapped(str(refusal))) from refusal.__cause__
     except RecordsNotIndependentError as mixed:
-        said = re.sub(rf"\b(layer|buffer|parameter|attribute) {_AROUND}", r"\1 ", str(mixed))
-        raise RecordsNotIndependentError(said) from None
+        raise RecordsNotIndependentError(_unwrapped(str(mixed))) from None
     except Exception as error:
         why = str(error).strip().partition("\n")[0][:200]
         if "use_reentrant=True" in why or _REENTRANT in why:
@@ -479,6 +483,11 @@ def _refusing(model: Model, shape: tuple[int, ...], dtype: torch.dtype) -> Itera
             " .long().clamp(0, entries - 1), pool by a mask and not at a mark such as the end of a text, and take out"
             " what fails."
         ) from error
+
+
+def _unwrapped(sentence: str) -> str:
+    """A sentence with the names of layers in the user's own module."""
+    return re.sub(rf"\b(layer|buffer|parameter|attribute) {_AROUND}", r"\1 ", sentence)
 
 
 def _place(error: Exception) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from algorithms.gradients.grad_sample_recorder import tensors_in
 from algorithms.gradients.op_tracer import ExtremeDraws, Form, Sample, draws_since
 from algorithms.gradients.passes import Passes
+from algorithms.models import ModelRefusedError
 from algorithms.models.model import copied, same_randomness
 
 _FEW, MANY = 3, 64
@@ -263,7 +264,52 @@ def _check_same(looked: Looked, seen: Seen, place: int, changed: Sample | Seen, 
             " keep nothing, or switch it off"
         )
     layer = _first_that_differs(looked, seen.sample, place, other.sample, at)
+    if layer is not None and layer in drawing_layers(looked, seen.sample):
+        with still(looked.passes.model.module):
+            is_by_record = looked.close(looked.losses(seen.sample)[place], looked.losses(other.sample)[at])
+        if is_by_record:  # it draws as many numbers as the records' values ask for, as RReLU does
+            raise ModelRefusedError(random_layer(looked, seen.sample))
     raise RecordsNotIndependentError(f"{layer or looked.loss_name} mixes records")
+
+
+def drawing_layers(looked: Looked, sample: Sample) -> list[str]:
+    """The layers within which a pass draws random numbers, innermost first; then the forward pass, if it draws any."""
+    drawing: list[str] = []
+
+    def state() -> bytes:
+        device = sample.inputs.device
+        generator = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else None
+        return (generator or torch.default_generator).get_state().numpy().tobytes()
+
+    before: list[bytes] = []
+    handles = []
+    for name, layer in looked.passes.model.module.named_modules():
+        named = f"the layer {name} ({type(layer).__name__})" if name else looked.pass_name
+
+        def note(*_: Any, named: str = named) -> None:
+            if before.pop() != state() and named not in drawing:
+                drawing.append(named)
+
+        handles.append(layer.register_forward_pre_hook(lambda *_: before.append(state())))
+        handles.append(layer.register_forward_hook(note))
+    try:
+        looked.losses(sample)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return drawing
+
+
+def random_layer(looked: Looked, sample: Sample) -> str:
+    """The refusal of a model that draws random numbers: which layer does, and whether evaluation mode helps."""
+    drawing = (*drawing_layers(looked, sample), looked.loss_name)[0]
+    with still(looked.passes.model.module):
+        draws_always = drawing == looked.loss_name or drawing in drawing_layers(looked, sample)
+    advice = "leave it out, or put the model into evaluation mode by .eval()"
+    if draws_always:
+        advice = "it does so after .eval(), too: leave it out"
+        advice += ", as by nn.MaxPool2d for nn.FractionalMaxPool2d" if "FractionalMaxPool" in drawing else ""
+    return f"{drawing} draws random numbers, which a resumed run would draw again; {advice}."
 
 
 def _check_places(
@@ -284,10 +330,14 @@ def _check_losses_apart(looked: Looked, sample: Sample) -> None:
     model = looked.passes.model
     with torch.no_grad(), same_randomness():
         outputs = model.outputs(model.named(looked.parameters), sample.inputs)
+        before = torch.default_generator.get_state()
         together = model.losses(outputs, sample.labels)
+        is_drawn = not sample.inputs.is_cuda and draws_since(before, sample.inputs)
         pairs = zip(torch.split(outputs, 1), torch.split(sample.labels, 1), strict=True)
         alone = torch.cat([model.losses(*pair) for pair in pairs])
     if not looked.close(together, alone):
+        if is_drawn:
+            raise ModelRefusedError(random_layer(looked, sample))
         raise RecordsNotIndependentError(f"{looked.loss_name} mixes records")
 
 

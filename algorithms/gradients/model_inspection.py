@@ -34,6 +34,7 @@ from algorithms.gradients.independence import (
     check_shape,
     crowd,
     mixing_layer,
+    random_layer,
     still,
     unchanged,
 )
@@ -108,7 +109,7 @@ class ModelInspection:
         unpacks, keeps_format, wholes, is_twice: as in `Passes`.
         layouts: the layouts of all uses of parameters; None if passes cannot be recorded, for the given `reason`.
         cost: of a pass.
-        is_random: whether the model draws random numbers.
+        is_random: whether the model draws random numbers. random_layer: a sentence that names where.
         without_rule: operations that are differentiated record by record.
         is_brief: whether this was a brief inspection.
     """
@@ -124,6 +125,7 @@ class ModelInspection:
     reason: str
     cost: PassCost
     is_random: bool
+    random_layer: str
     without_rule: tuple[str, ...]
     is_brief: bool
 
@@ -295,6 +297,7 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
         reason=reason,
         cost=replace(cost.of_process(parameters), saved=saved),
         is_random=is_random,
+        random_layer=random_layer(plain, few) if is_random else "",
         without_rule=without_rule,
         is_brief=is_brief,
     )

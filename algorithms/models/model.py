@@ -394,6 +394,11 @@ def check_module(module: nn.Module) -> None:
         raise ModelRefusedError(
             f"the model is wrapped by {type(module).__name__}; give the module inside of it, model.{inner}."
         )
+    if any(base.__module__.startswith("opacus.") for base in type(module).__mro__):
+        raise ModelRefusedError(
+            f"the model is wrapped by Opacus's {type(module).__name__}, and per-record gradients are taken here without"
+            " it; give the module inside of it, model.to_standard_module()."
+        )
     if any(isinstance(layer, torch.jit.ScriptModule) for layer in module.modules()):
         raise ModelRefusedError(
             "the model has TorchScript in it; give the torch.nn.Module that it was made from."

@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import torch
+from opacus import GradSampleModule
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -41,6 +42,7 @@ from flows.cli.main import app
 from tests.algorithms import bench
 from tests.support.checkout import PROJECT
 from tests.support.costs import costs_once
+from tests.support.refusals import refused
 from tests.tasks.test_train import Workspace, prepared_digits, workspace
 
 __all__ = ["costs_once", "prepared_digits", "workspace"]
@@ -654,10 +656,85 @@ class _Weighted(nn.CrossEntropyLoss):
     """PyTorch's own in other words."""
 
 
-@pytest.mark.parametrize("kind", [_Focal, _Weighted])
-def test_a_loss_of_ones_own_with_a_reduction_takes_classes(kind: Callable[..., nn.Module]) -> None:
+@pytest.mark.parametrize("loss", [_Focal, lambda weight: _Weighted(weight, reduction="none")])
+def test_a_loss_of_ones_own_with_a_reduction_takes_classes(loss: Callable[..., nn.Module]) -> None:
     weight = torch.tensor([1.0, 3.0])
-    assert same(seeded(loss=kind(weight)), seeded(loss=nn.CrossEntropyLoss(weight)))
+    assert same(seeded(loss=loss(weight)), seeded(loss=nn.CrossEntropyLoss(weight, reduction="none")))
+
+
+@pytest.mark.parametrize("y", [2 * two_classes()[1] - 1, 7 * two_classes()[1]])
+def test_whole_targets_that_are_no_classes_are_numbers_for_a_loss_of_ones_own(y: Any) -> None:
+    def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.relu(1.0 - outputs[:, 0] * targets)
+
+    found = [seeded(model=linear(1), loss=hinge, y=y.astype(kind)) for kind in (np.int64, np.float32)]
+    assert same(*found)
+
+
+def test_several_heads_may_come_as_one_tensor() -> None:
+    def both(outputs: Tensor, targets: Tensor) -> Tensor:
+        return _by_class(outputs[:, :2], targets) + outputs[:, 2].square()
+
+    joined = _Several(lambda *heads: torch.cat(heads, dim=1))
+    assert call(model=joined, loss=both).card.setting.private
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"epochs": 3},
+            r"DPSGD has no setting 'epochs', perhaps steps=\.\.\. \(n / expected_batch_size for each",
+        ),
+        (
+            {"learning_rate": 0.1},
+            r"'learning_rate', perhaps update=OptimizerConfig\(learning_rate=\.\.\.\); its settings",
+        ),
+        (
+            {"lr": 0.1},
+            r"'lr', perhaps update=OptimizerConfig\(learning_rate=\.\.\.\); its settings are steps, ",
+        ),
+        ({"max_grad_norm": 1.0}, r"'max_grad_norm', perhaps clip_norm=\.\.\.; "),
+        (
+            {"noise_multiplier": 1.0},
+            "'noise_multiplier', perhaps epsilon of fit, for which the noise is found",
+        ),
+        ({"expected_batchsize": 1}, r"'expected_batchsize', perhaps expected_batch_size=\.\.\.; "),
+    ],
+)
+def test_a_setting_that_does_not_exist_is_refused_with_the_one_that_was_meant(
+    settings: dict[str, Any], words: str
+) -> None:
+    with refused(words):
+        DPSGD(steps=2, **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "groups",
+            "fit has no argument 'groups', perhaps people; its arguments are model, loss, X, y, method,",
+        ),
+        ("target_epsilon", "'target_epsilon', perhaps epsilon; "),
+        ("batch_size", r"'batch_size', perhaps method=DPSGD\(expected_batch_size=\.\.\.\); "),
+        ("lr", r"'lr', perhaps method=DPSGD\(update=OptimizerConfig\(learning_rate=\.\.\.\)\); "),
+    ],
+)
+def test_an_argument_that_does_not_exist_is_refused_with_the_one_that_was_meant(
+    name: str, words: str
+) -> None:
+    with refused(words):
+        call(**{name: 1})
+    with pytest.raises(TypeError):  # as any function of Python
+        call(**{name: 1})
+
+
+def test_an_optimizers_setting_that_does_not_exist_is_refused_with_the_one_that_was_meant() -> None:
+    with refused(
+        "OptimizerConfig has no setting 'lr', perhaps learning_rate=...; its settings are learning_rate,"
+    ):
+        OptimizerConfig(lr=0.1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("value", [1.0, None])
@@ -842,7 +919,7 @@ def test_of_several_outputs_the_logits_are_used(named: Callable[[Tensor, Tensor]
 
     module = Both(5, 2)
     records = records_of(module, np.zeros((4, 5), np.float32), np.array([0, 1, 0, 1]), "cross_entropy")
-    model, classes = model_of(module, "cross_entropy", records)
+    model, classes, _ = model_of(module, "cross_entropy", records)
     outputs = model.outputs(model.named(model.initial_parameters()), torch.ones(3, 5))
     assert (tuple(outputs.shape), classes) == ((3, 2), 2)
 
@@ -852,7 +929,7 @@ def test_the_tokens_of_all_records_are_not_sorted_by_trained_experts(is_trained:
     experts = _Experts().requires_grad_(is_trained)
     module = nn.Sequential(experts, nn.Linear(2, 2))
     records = records_of(module, np.zeros((4, 5), np.float32), np.array([0, 1, 0, 1]), "cross_entropy")
-    model, _ = model_of(module, "cross_entropy", records)
+    model, _, _ = model_of(module, "cross_entropy", records)
     own = next(layer for layer in model.module.modules() if isinstance(layer, _Experts))
     assert own.config._experts_implementation == expected
     assert experts.config._experts_implementation == "grouped_mm"
@@ -892,6 +969,27 @@ def _is_not_private(method: Algorithm[Any]) -> bool:
         return False
 
 
+class _Several(nn.Module):
+    """Two heads, joined in some way."""
+
+    def __init__(self, joined: Callable[..., Any]) -> None:
+        super().__init__()
+        self.first, self.second, self.joined = nn.Linear(5, 2), nn.Linear(5, 1), joined
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.joined(self.first(inputs), self.second(inputs))
+
+
+def _by_class(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def _fractional() -> nn.Module:
+    """Its windows differ between draws, as (9 - 2) / (3 - 1) is no whole number."""
+    layers = nn.Unflatten(1, (1, 1, 5)), nn.Upsample(size=(9, 9)), nn.FractionalMaxPool2d(2, output_size=3)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(9, 2))
+
+
 class _Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return zip(X, Y, strict=True)
@@ -916,7 +1014,40 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a dataset of no pairs": ({"X": TensorDataset(torch.zeros(3, 5)), "y": None}, "does not hold pairs"),
     "NaN targets": ({"y": np.where(Y == 1, np.nan, 0.0)}, "y holds NaN"),
     "infinite records": ({"X": np.where(X > 0, np.inf, X)}, "X holds NaN or infinite"),
-    "texts": ({"y": np.array(["yes"] * 60)}, "give numbers"),
+    "texts": (
+        {"y": np.array(["yes"] * 60)},
+        r"^y holds texts; give classes as whole numbers from 0, such as \[classes\.index\(text\) for text in y\]",
+    ),
+    "texts of pandas": ({"y": pd.Series(["yes"] * 60)}, "^y holds texts; give classes as whole numbers"),
+    "records of texts": ({"X": X.astype(str)}, "^X holds texts; leave them out, or encode them"),
+    "Opacus's wrapper": (
+        {"model": GradSampleModule(nn.Linear(5, 2))},
+        r"wrapped by Opacus's GradSampleModule, .*give the module inside of it, model\.to_standard_module\(\)",
+    ),
+    "two tensors": (
+        {"model": _Several(lambda *heads: heads)},
+        r"returns a tuple of 2; .*torch\.cat\(heads, dim=1\)",
+    ),
+    "a mapping without logits": (
+        {"model": _Several(lambda first, second: {"a": first, "b": second})},
+        r"returns a dict of a, b, and no `logits`; .*torch\.cat\(heads, dim=1\)",
+    ),
+    "whole numbers below 0 for a loss of classes": (
+        {"loss": _by_class, "y": 2 * Y - 1},
+        r"y holds classes below 0; count the classes from 0, or give y as real numbers, by \.astype\('float32'\)",
+    ),
+    "a random slope": (
+        {"model": nn.Sequential(nn.Linear(5, 4), nn.RReLU(), nn.Linear(4, 2))},
+        r"^the layer 1 \(RReLU\) draws random numbers, .*by \.eval\(\)",
+    ),
+    "a random loss": (
+        {"loss": lambda outputs, targets: _by_class(functional.dropout(outputs), targets)},
+        r"^the loss of the model Linear draws random numbers, .*after \.eval\(\), too: leave it out",
+    ),
+    "windows that are drawn in evaluation mode, too": (
+        {"model": _fractional().eval()},
+        r"^the layer 2 \(FractionalMaxPool2d\) draws random numbers, .*after \.eval\(\), too: .*nn\.MaxPool2d",
+    ),
     "a mapping of other names": ({"X": {"ids": X}}, "does not take records of shape ids \\[5\\]"),
     "a mapping of other lengths": (
         {"X": {"input": X[:-1]}},
@@ -1063,7 +1194,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"model": nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))},
         r"1 \(BatchNorm1d\) mixes records.*replace_batch_norm\(model\)",
     ),
-    "dropout": ({"model": nn.Sequential(nn.Dropout(), nn.Linear(5, 2))}, "draws random numbers"),
+    "dropout": (
+        {"model": nn.Sequential(nn.Dropout(), nn.Linear(5, 2))},
+        r"^the layer 0 \(Dropout\) draws random numbers, .*by \.eval\(\)",
+    ),
     "seeded noise": ({"noise": "seeded"}, "protects nobody"),
     "unknown noise": ({"noise": "none"}, "choose"),
     "no noise": ({"method": NonPrivate(steps=2, expected_batch_size=20)}, "without noise|infinite|no noise"),

@@ -339,10 +339,7 @@ class Performance:
                 advice = "use GroupNorm, which algorithms.replace_batch_norm(model) puts in its place."
             raise RefusedError(f"{reason}, so no record's gradient can be clipped; {advice}") from reason
         if engine.is_random:
-            raise RefusedError(
-                f"the model {model.name} draws random numbers, which a resumed run would draw again; leave dropout"
-                " out, or put the model into evaluation mode by .eval()."
-            )
+            raise RefusedError(engine.random_layer)
         if engine.is_narrow and model.precision == torch.float32:
             raise RefusedError(
                 f"the model {model.name} computes in 16 bits somewhere, though its precision is float32; set"

@@ -1,0 +1,86 @@
+"""Arguments and settings that do not exist: the refusal names the ones that were meant."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from algorithms.errors import RefusedError
+
+_MEANT = {
+    "epochs": "steps",
+    "num_epochs": "steps",
+    "iterations": "steps",
+    "batch_size": "expected_batch_size",
+    "lot_size": "expected_batch_size",
+    "sample_rate": "sampling_rate",
+    "max_grad_norm": "clip_norm",
+    "l2_norm_clip": "clip_norm",
+    "max_norm": "clip_norm",
+    "lr": "learning_rate",
+    "target_epsilon": "epsilon",
+    "target_delta": "delta",
+    "groups": "people",
+    "user_ids": "people",
+    "users": "people",
+    "criterion": "loss",
+    "noise_multiplier": "epsilon",
+}
+"""What other libraries call the same, or what it follows from."""
+
+_OF_EPOCHS = " (n / expected_batch_size for each epoch)"
+
+
+class UnknownNameError(RefusedError, TypeError):
+    """An argument or a setting that does not exist; the message says which do, and which one was meant."""
+
+
+def check_names(
+    given: Iterable[str], allowed: Iterable[str], *, what: str, kind: str, written: Mapping[str, str]
+) -> None:
+    """Raises UnknownNameError for a name that is not allowed.
+
+    what: has the names. kind: of name, "setting" or "argument". written: names that exist within others or elsewhere,
+    with how they are written.
+
+    Example:
+        >>> written = {"learning_rate": "update=OptimizerConfig(learning_rate=...)"}
+        >>> check_names(["lr"], ["steps", "update"], what="DPSGD", kind="setting", written=written)
+        Traceback (most recent call last):
+        algorithms.core.unknown_names.UnknownNameError: DPSGD has no setting 'lr', perhaps
+        update=OptimizerConfig(learning_rate=...); its settings are steps, update.
+    """
+    allowed = list(allowed)
+    for name in given:
+        if name in allowed:
+            continue
+        every = {one: one for one in (*written, *allowed)} | dict(written)
+        meant = _MEANT.get(name, name)
+        close = [meant] if meant in every else get_close_matches(name, every, 1, cutoff=0.6)
+        perhaps = "".join(
+            f", perhaps {every[one]}{_OF_EPOCHS if name.endswith('epochs') else ''}" for one in close
+        )
+        raise UnknownNameError(
+            f"{what} has no {kind} {name!r}{perhaps}; its {kind}s are {', '.join(allowed)}."
+        )
+
+
+def check_settings(kind: type[Any], given: Iterable[str]) -> None:
+    """Raises UnknownNameError for a setting that a class of settings does not have."""
+    if is_dataclass(kind):
+        allowed = [setting.name for setting in fields(kind)]
+        written = {"epsilon": "epsilon of fit, for which the noise is found"} | written_settings(kind)
+        check_names(given, allowed, what=kind.__name__, kind="setting", written=written)
+
+
+def written_settings(kind: type[Any], form: str = "{}") -> dict[str, str]:
+    """The settings of a class of settings by name, as they are written; `form` is around each.
+
+    Those of an inner class, as of the optimizer, are among them.
+    """
+    written: dict[str, str] = {}
+    for setting in fields(kind):
+        if isinstance(setting.type, type) and is_dataclass(setting.type):
+            inner = form.format(f"{setting.name}={setting.type.__name__}({{}})")
+            written |= written_settings(setting.type, inner)
+    return written | {setting.name: form.format(f"{setting.name}=...") for setting in fields(kind)}
