@@ -144,15 +144,24 @@ class Cap(Strict):
 
 
 class Composition(Strict):
-    """How the runs on the population add up: basic sums, zCDP, or Rényi at an order that never changes."""
+    """How the runs on the population add up: basic sums, zCDP, or Rényi at an order that never changes.
+
+    order: of Rényi. runs: instead of an order, how many runs like the first are planned; when the population is first
+    used, the ledger then takes the order at which they cost least, or basic sums where that is better.
+    """
 
     kind: Literal["basic", "zcdp", "renyi"]
     order: Annotated[FiniteFloat, Field(gt=1)] | None = None
+    runs: Annotated[int, Field(ge=2)] | None = Field(default=None, exclude_if=lambda runs: runs is None)
 
     @model_validator(mode="after")
-    def _order_of_renyi_alone(self) -> "Composition":
-        if (self.kind == "renyi") != (self.order is not None):
-            raise ValueError("composition.order is needed for renyi, and only then")
+    def _order_or_runs_of_renyi_alone(self) -> "Composition":
+        if (self.kind == "renyi") != (self.order is not None or self.runs is not None):
+            raise ValueError("composition.order or composition.runs is needed for renyi, and only then")
+        if None not in (self.order, self.runs):
+            raise ValueError(
+                "composition.runs chooses the order; give one of composition.order and composition.runs"
+            )
         return self
 
 

@@ -120,11 +120,11 @@ class PublicDescription:
     population whose budget is charged. cap_epsilon, cap_delta: the cap of that budget when it is first used. records,
     test_records: the numbers of training and test records, or None if they are private. input_shape: shape of one
     record's features. holdout: "public" means that the test records are declared public. composition,
-    composition_order: how the population's runs add up; see DataCard. blocks_per_person: in how many blocks a person
-    may have records. blocks: the blocks of the prepared records; empty for a population without blocks. holdout_rule:
-    for private records, a digest of the rule by which records are held out; see `rule_of`. blocks_by: a description of
-    what divides private records into blocks, or None. feature_norms: the largest L1 and L2 norms that a record's
-    features can have, or None if they are unbounded.
+    composition_order, composition_runs: how the population's runs add up; see `data.card.Composition`.
+    blocks_per_person: in how many blocks a person may have records. blocks: the blocks of the prepared records; empty
+    for a population without blocks. holdout_rule: for private records, a digest of the rule by which records are held
+    out; see `rule_of`. blocks_by: a description of what divides private records into blocks, or None. feature_norms:
+    the largest L1 and L2 norms that a record's features can have, or None if they are unbounded.
     tokens: if features are tokens, int32 from 0, the size of the vocabulary including padding and unknown words; None
     for real features, float32. words_sha256: checksum of the words of the tokens, in their order, if the card declares
     it; otherwise left out, so that the digest of other descriptions does not change. transform: how features are made
@@ -163,6 +163,7 @@ class PublicDescription:
     pooled: Annotated[int | None, Field(exclude_if=lambda given: given is None)] = None
     reader_sha256: Annotated[str | None, Field(exclude_if=lambda given: given is None)] = None
     target: Annotated[Target | None, Field(exclude_if=lambda given: given is None)] = None
+    composition_runs: Annotated[int | None, Field(exclude_if=lambda runs: runs is None)] = None
 
     @property
     def padding(self) -> int:
@@ -249,6 +250,7 @@ def public_description(
         transform=transform,
         composition=card.composition.kind,
         composition_order=card.composition.order,
+        composition_runs=card.composition.runs,
         blocks_per_person=card.blocks_per_person * (1 if card.person is None else card.person.group),
         holdout_rule=None if card.public else rule_of(card),
         blocks_by=None if card.public or card.blocks is None else card.blocks.divides_by,

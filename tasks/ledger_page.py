@@ -79,7 +79,12 @@ def _forecast(ledger: Ledger, name: str, runs: Sequence[Sequence[Entry]]) -> str
     fits = ledger.affordable(name, cost, events=events, adjacency=adjacency)
     if fits is None:
         return "Any number of runs like the last one fit, because it cost nothing."
-    return f"{fits:,} more {'run' if fits == 1 else 'runs'} like the last one fit."
+    after = ledger.spent_if_repeated(name, 10)
+    assert after is not None  # there was a run
+    return (
+        f"{fits:,} more {'run' if fits == 1 else 'runs'} like the last one fit. After ten more like it, epsilon"
+        f" {_number(after.epsilon)} would be spent."
+    )
 
 
 def _line(ledger: Ledger, name: str, rows: Sequence[Entry]) -> dict[str, object] | None:

@@ -168,6 +168,7 @@ def compose(
         said,
         risk=None if promised is None else risk_of(promised),
         attack=run.plan.get("attack"),
+        ten_more=run.receipt["ledger"].get("ten_more", {}).get("epsilon"),
         audit=audit,
     )
     return Report(run, card, curve, past, pictures, text)

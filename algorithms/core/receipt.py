@@ -45,10 +45,12 @@ def cost_of(plan: Plan, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def account_of(ledger: Ledger, population: str, run_id: str) -> dict[str, Any]:
     """The balances of the population and of each block of the run after its settlement, and the kind of composition.
 
-    Also the first and the latest hash of the ledger's chain.
+    ten_more: what will be spent after ten more runs like this. Also the first and the latest hash of the ledger's
+    chain.
     """
     past = settlement(ledger, population, run_id)
     account = _sums(past.balance) | {"composition": past.balance.composition.to_json()}
+    account |= {"ten_more": asdict(past.spent_after(10))}
     if past.charged:
         blocks = [{"name": balance.block} | _sums(balance) for balance in past.charged]
         account |= {"blocks_per_person": past.balance.blocks_per_person, "blocks": blocks}

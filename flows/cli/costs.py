@@ -12,6 +12,7 @@ from algorithms.methods.matrix_factorisation import CorrelatedPlan
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.risk import caught, risk_profile
 from algorithms.privacy.card.schema import BY
+from algorithms.privacy.ledger.planned_runs import explain
 from data.card import data_card
 from tasks.config import params
 from tasks.config.overrides import Request, reasons, recipe, revise
@@ -155,7 +156,8 @@ def _noise(plan: Plan) -> str:
 def _ledger_rows(outlook: Outlook) -> list[tuple[str, str]]:
     population, balance, public = outlook.public.population, outlook.balance, outlook.public
     if balance is None:
-        return [("population", population), ("cap", _pair(outlook.cap)), ("spent", "nothing so far")]
+        new = [("population", population), ("cap", _pair(outlook.cap)), ("spent", "nothing so far")]
+        return [*new, *_composition_rows(outlook)]
     counts = _pair(balance.cap)
     if balance.cap != Budget(public.cap_epsilon, public.cap_delta):
         counts += "; the one in the data card is no longer used, `epsilonflow ledger cap` changes it"
@@ -166,7 +168,20 @@ def _ledger_rows(outlook: Outlook) -> list[tuple[str, str]]:
         ("reserved by open runs", _pair(balance.reserved)),
         ("remaining", _pair(balance.remaining)),
         ("runs like this that fit", "as many as you like" if outlook.fits is None else f"{outlook.fits:,}"),
+        *_composition_rows(outlook),
     ]
+
+
+def _composition_rows(outlook: Outlook) -> list[tuple[str, str]]:
+    """How runs on the population add up, and what this one and ten more like it take of the cap."""
+    added, planned = str(outlook.composition), outlook.public.composition_runs
+    if outlook.chosen is not None and planned is not None:
+        added += f": {explain(outlook.chosen, planned)}"
+    rule = [("runs add up by", added)]
+    if not outlook.spent_after or outlook.public.public:
+        return rule
+    one, more = (_text(spent.epsilon) for spent in outlook.spent_after)
+    return [*rule, ("spent after this run", f"epsilon {one}; after ten more like it: epsilon {more}")]
 
 
 def _pair(budget: Budget) -> str:

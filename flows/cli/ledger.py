@@ -189,8 +189,16 @@ def show_balances(
     as_json: AsJson = False,
 ) -> None:
     """Show cap, spent, reserved and remaining budget of each population or block."""
-    balances = _ledger().balances(population)
+    ledger = _ledger()
+    balances = ledger.balances(population)
     _show_balances(balances, as_json=as_json)
+    if not as_json:
+        for name in dict.fromkeys(balance.population for balance in balances if not balance.public):
+            after = ledger.spent_if_repeated(name, 10)
+            if after is not None:
+                say(
+                    f"{name}: after ten more runs like the last one, epsilon {_text(after.epsilon)} would be spent."
+                )
 
 
 @app.command()

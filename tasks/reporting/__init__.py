@@ -144,12 +144,14 @@ def page(
     *,
     risk: Mapping[str, Any] | None,
     attack: Mapping[str, float] | None = None,
+    ten_more: float | None = None,
     audit: Mapping[str, Any] | None = None,
 ) -> str:
     """Make the page.
 
     pictures: epsilon, risk, noise, confusion and per_class, and those of the history. past: template variables of the
     history. risk: None for a run that promises nothing. attack: the attack to which the noise was calibrated, if any.
+    ten_more: the epsilon that will be spent after ten more runs like this, if the ledger said it.
     audit: the newest audit of the method, if any.
     """
     epsilon, delta = card.setting.epsilon, card.setting.delta
@@ -165,6 +167,7 @@ def page(
             **past,
             risk=risk,
             attack=attack,
+            ten_more=ten_more,
             audit=audit,
             factor=None if epsilon is None else rounded_up(math.exp(min(epsilon, 700.0)), 3),
             strength=None if epsilon is None else strength(epsilon),

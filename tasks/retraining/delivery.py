@@ -38,7 +38,7 @@ from tasks.evaluate import metrics_of
 from tasks.prepare import public_of
 from tasks.retraining import Registry, Retraining, State, States
 from tasks.runs import store
-from tasks.runs.ledger import declare, open_ledger
+from tasks.runs.ledger import declare, open_ledger, planned_run
 from tasks.runs.quality import quality, worded
 from tasks.runs.stages import STAGES, Say, StageFailedError, StageRefusedError, disk_full, refusals
 from tasks.tracking.runs import log_promotion
@@ -127,7 +127,7 @@ def blocks_here(settings: Retraining, ledger: Ledger, root: Path) -> tuple[DataC
     """
     card = data_card(settings.dataset, root / "data" / "cards")
     there_are = block_names(card, root=root, url=database_url(card.blocks))
-    declare(ledger, public_description(card))
+    declare(ledger, public_description(card), plan=lambda: planned_run(root, card))
     return card, [block for block in ledger.blocks(card.population, there_are) if block.name in there_are]
 
 
@@ -182,7 +182,8 @@ def next_of(
     if last is not None and set(used) <= set(last):
         raise TooFewBlocksError("none of the blocks that can pay is new, so the model that serves stays.")
     older = takewhile(lambda block: block.name not in used, standing)  # before those that the run declares
-    declare(ledger, replace(public_description(card), blocks=tuple(block.name for block in older)))
+    known = replace(public_description(card), blocks=tuple(block.name for block in older))
+    declare(ledger, known, plan=lambda: planned_run(root, card))
     own: dict[str, Any] = {"data.blocks": list(used)}
     if settings.warm_start and registry.serving is not None:
         own["model.start"] = str((registry.serving / "model.safetensors").relative_to(root))

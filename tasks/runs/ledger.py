@@ -8,7 +8,7 @@ The owner of the data signs cards with a key that is derived from the owner key 
 `owner.pub` next to the owner key, and with each run that the ledger reserves. Anyone who has it can check a run's card.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,16 +16,19 @@ from typing import TYPE_CHECKING
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Checkpoint, Composition, Ledger, identity, place
-from algorithms.privacy.ledger.composition import UNIT
+from algorithms.privacy.ledger.composition import UNIT, WHOLE_POPULATION, Terms
 from algorithms.privacy.ledger.place import check_place, keep_usual, remember
+from algorithms.privacy.ledger.planned_runs import ChosenComposition, choose_composition
 from data import PublicDescription, public_description
-from data.card import data_card
+from data.card import DataCard, data_card
 from data.files import OWNER_PUB, keyed, owner_key, public_key, read_json, write_text
 from data.prepared import block_digests, made_anew
 from tasks.config import database_url, home, ledger_url, params
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from algorithms.core.method import Plan
 
 _HOLDOUT, _BLOCKS = "holdout", "blocks"
 _WORDS = ["key that signs privacy cards"]
@@ -84,14 +87,21 @@ def _checkpoint_file(first: str) -> Path:
     return home() / "ledger_checkpoints" / f"{first[:16]}.json"
 
 
-def register(ledger: Ledger, public: PublicDescription, *, home: Path, prepared: Path) -> None:
+def register(
+    ledger: Ledger,
+    public: PublicDescription,
+    *,
+    home: Path,
+    prepared: Path,
+    plan: "Callable[[], Plan] | None" = None,
+) -> None:
     """Do `declare` in the ledger in which these people are always charged; raises RefusedError for another ledger.
 
-    prepared: the folder of the records. Raises BudgetRefusedError if another block was charged for exactly these
-    records.
+    prepared: the folder of the records. plan: see `declare`. Raises BudgetRefusedError if another block was charged for
+    exactly these records.
     """
     check_place(ledger, public.population, public=public.public, home=home)
-    declare(ledger, public, held=digests_of(public, prepared))
+    declare(ledger, public, held=digests_of(public, prepared), plan=plan)
 
 
 def register_card(ledger: Ledger, root: Path, dataset: str | None = None) -> str:
@@ -107,8 +117,24 @@ def register_card(ledger: Ledger, root: Path, dataset: str | None = None) -> str
     card = data_card(name, root / "data" / "cards")
     transform = settings.data.transform if name == settings.data.dataset else "none"
     there_are = () if card.blocks is None else block_names(card, root=root, url=database_url(card.blocks))
-    declare(ledger, replace(public_description(card, transform), blocks=there_are))
+    public = replace(public_description(card, transform), blocks=there_are)
+    declare(ledger, public, plan=lambda: planned_run(root, card))
     return card.population
+
+
+def planned_run(root: Path, card: DataCard) -> "Plan":
+    """The plan of the run that params.yaml describes; raises RefusedError if it is about another data set."""
+    from tasks.calibrate import plan_for  # imports PyTorch, which the ledger's commands do without
+    from tasks.prepare import public_of
+
+    settings = params.load(root / "params.yaml")
+    if settings.data.dataset != card.name:
+        raise RefusedError(
+            f"the card of {card.name!r} plans {card.composition.runs} runs, and how they add up follows from the first,"
+            f" but params.yaml is about {settings.data.dataset!r}; plan a run on {card.name!r} there, or set"
+            " composition.order in the card."
+        )
+    return plan_for(settings, public_of(card, settings.data))
 
 
 def digests_of(public: PublicDescription, prepared: Path) -> dict[str, list[str]]:
@@ -130,24 +156,63 @@ def bind(ledger: Ledger, public: PublicDescription, *, home: Path, prepared: Pat
         raise made_anew(prepared)
 
 
+def chosen_for(public: PublicDescription, plan: "Plan") -> ChosenComposition | None:
+    """How the runs on a new population will add up if its card plans a number of them, all like `plan`; else None."""
+    if public.composition_runs is None:
+        return None
+    from algorithms.core.receipt import (
+        reserved_events,
+    )  # imports PyTorch, which the ledger's commands do without
+
+    terms = Terms(public.public, Composition(), public.blocks_per_person)
+    return choose_composition(
+        public.composition_runs,
+        cost=plan.cost,
+        events=reserved_events(plan),
+        adjacency=plan.adjacency,
+        cap=Budget(public.cap_epsilon, public.cap_delta),
+        blocks_per_person=public.blocks_per_person,
+        together=terms.together(public.blocks or (WHOLE_POPULATION,)),
+    )
+
+
+def composition_for(public: PublicDescription, plan: "Plan") -> Composition:
+    """How the runs on a new population will add up: as the card says, or as it follows from the plan of the first."""
+    chosen = chosen_for(public, plan)
+    return chosen.composition if chosen else Composition(public.composition, public.composition_order)
+
+
 def declare(
-    ledger: Ledger, public: PublicDescription, *, held: Mapping[str, Sequence[str]] | None = None
+    ledger: Ledger,
+    public: PublicDescription,
+    *,
+    held: Mapping[str, Sequence[str]] | None = None,
+    plan: "Callable[[], Plan] | None" = None,
 ) -> None:
     """Declare the population and its blocks if they are new; raises RefusedError if the name has another kind.
 
-    held: the digests of the blocks' contents, once they are prepared; see `Ledger.reserve`.
+    held: the digests of the blocks' contents, once they are prepared; see `Ledger.reserve`. plan: makes the plan
+    of the first run, which a new population needs if its card plans a number of runs.
 
     The kind also differs if the unit differs. For a private population it also differs if other records are held out,
     since records trained on would be published, or if the blocks are defined in another way, since a person would have
     a cap for each definition.
     """
     cap = Budget(public.cap_epsilon, public.cap_delta)
+    is_open = public.composition_runs is not None
+    if is_open and public.population in ledger.populations():
+        composition = ledger.terms(public.population).composition
+    elif is_open:
+        assert plan is not None
+        composition = composition_for(public, plan())
+    else:
+        composition = Composition(public.composition, public.composition_order)
     bound = {UNIT: public.unit, _HOLDOUT: public.holdout_rule, _BLOCKS: public.blocks_by}
     ledger.declare(
         public.population,
         cap,
         public=public.public,
-        composition=Composition(public.composition, public.composition_order),
+        composition=composition,
         blocks_per_person=public.blocks_per_person,
         bound={name: value for name, value in bound.items() if value is not None},
     )
@@ -168,7 +233,9 @@ def check_terms(ledger: Ledger, public: PublicDescription) -> None:
             f"the population {name!r} is {kinds[not public.public]} in the ledger, but the card of"
             f" {public.dataset!r} says {kinds[public.public]}; give the card a population of its own."
         )
-    composition = Composition(public.composition, public.composition_order)
+    composition = balance.composition  # which the card leaves open where it plans a number of runs
+    if public.composition_runs is None:
+        composition = Composition(public.composition, public.composition_order)
     count = public.blocks_per_person
     if (balance.composition, balance.blocks_per_person) != (composition, count):
         raise RefusedError(

@@ -30,8 +30,9 @@ from algorithms.plain_text import for_terminal
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.ledger import WHOLE_POPULATION, Balance
-from algorithms.privacy.ledger.composition import Composition
+from algorithms.privacy.ledger.composition import Composition, Terms, times
 from algorithms.privacy.ledger.place import check_place
+from algorithms.privacy.ledger.planned_runs import ChosenComposition
 from data import PublicDescription
 from data.card import card_names, data_card
 from data.files import OWNER_KEY, check_local, owner_key
@@ -39,7 +40,7 @@ from tasks.calibrate import plan_for
 from tasks.config import SPEND_AGAIN, TRAIN_ANYWAY, agreed, home
 from tasks.config.params import Params
 from tasks.prepare import chosen_blocks, public_of
-from tasks.runs.ledger import check_terms, open_ledger
+from tasks.runs.ledger import check_terms, chosen_for, composition_for, open_ledger
 
 if TYPE_CHECKING:
     from tasks.report import Run
@@ -50,6 +51,9 @@ LONGEST_STEP = 1000.0
 """How far one step may move the parameters, including momentum. The usual settings: 3 by noise, 80 by gradients."""
 SHORTEST_WAY = 0.01
 """How far all steps together must be able to move the parameters. The usual settings can go 10 to 10,000."""
+
+_RUNS_SHOWN = 1, 11
+"""After how many runs like the planned one an outlook says what is spent: after it, and after ten more."""
 
 _LOG = logging.getLogger(__name__)
 _NO_HEAD = "0" * 64
@@ -182,7 +186,10 @@ class Outlook:
 
     doubts: reasons why it will hardly give a useful model. cap: of the population. balance: None if the population was
     never charged. fits: how many runs like this the caps allow; None for any number. is_begun: whether a run of exactly
-    this cost was reserved before. This may be the same run, which is then resumed or returned at no cost.
+    this cost was reserved before. This may be the same run, which is then resumed or returned at no cost. composition:
+    how runs on the population add up. spent_after: what is spent of the cap after this run, and after ten more like it;
+    empty for a run that does not fit or has no noise. chosen: what decides for the composition, if the card plans a
+    number of runs and this is the first.
     """
 
     public: PublicDescription
@@ -192,6 +199,9 @@ class Outlook:
     balance: Balance | None
     fits: int | None
     is_begun: bool
+    composition: Composition
+    spent_after: tuple[Budget, ...] = ()
+    chosen: ChosenComposition | None = None
 
     def check(self) -> None:
         """Raise BudgetRefusedError if the population cannot pay for the run."""
@@ -241,29 +251,59 @@ def in_the_ledger(
     """
     ledger, population = open_ledger(root, settings), public.population
     check_place(ledger, population, public=public.public, home=home())
-    cap, balance, fits, begun = Budget(public.cap_epsilon, public.cap_delta), None, None, False
-    if population in ledger.populations():
-        if ledger.is_charged(population):
-            check_terms(ledger, public)
-        blocks = [block.name for block in ledger.blocks(population)]
-        if public.blocks_by is None and blocks != [WHOLE_POPULATION]:
-            raise RefusedError(
-                f"the population {population!r} is charged by blocks ({', '.join(blocks[:3])}), but the card of"
-                f" {public.dataset!r} charges it as a whole; declare `blocks` in the card or, for other people only,"
-                " give it a population of its own."
-            )
-        balance = ledger.balance(population)
-        cap = balance.cap
-        named = [block for block in blocks if block in settings.data.blocks]
-        events = reserved_events(plan)
-        fits = ledger.affordable(population, plan.cost, events=events, adjacency=plan.adjacency, blocks=named)
-        rows = ledger.history(population)
-        begun = any(row.kind == "reserve" and row.budget == plan.cost for row in rows)
-    elif public.composition == "basic":
-        cost, most = plan.cost, public.blocks_per_person
-        too_much = cost.epsilon * most > cap.epsilon or cost.delta * most > cap.delta
-        fits = 0 if too_much and not public.public else None
-    return Outlook(public, plan, tuple(doubts), cap, balance, fits, begun)
+    if population not in ledger.populations():
+        return _of_new_population(settings, public, plan, doubts)
+    if ledger.is_charged(population):
+        check_terms(ledger, public)
+    blocks = [block.name for block in ledger.blocks(population)]
+    if public.blocks_by is None and blocks != [WHOLE_POPULATION]:
+        raise RefusedError(
+            f"the population {population!r} is charged by blocks ({', '.join(blocks[:3])}), but the card of"
+            f" {public.dataset!r} charges it as a whole; declare `blocks` in the card or, for other people only,"
+            " give it a population of its own."
+        )
+    balance, events = ledger.balance(population), reserved_events(plan)
+    named = [block for block in blocks if block in settings.data.blocks]
+    fits = ledger.affordable(population, plan.cost, events=events, adjacency=plan.adjacency, blocks=named)
+    after: tuple[Budget, ...] = ()
+    if fits != 0 and math.isfinite(plan.cost.epsilon):
+        after = ledger.spent_after(
+            population, plan.cost, runs=_RUNS_SHOWN, events=events, adjacency=plan.adjacency, blocks=named
+        )
+    rows = ledger.history(population)
+    begun = any(row.kind == "reserve" and row.budget == plan.cost for row in rows)
+    return Outlook(
+        public, plan, tuple(doubts), balance.cap, balance, fits, begun, balance.composition, spent_after=after
+    )
+
+
+def _of_new_population(
+    settings: Params, public: PublicDescription, plan: Plan, doubts: Sequence[str]
+) -> Outlook:
+    """The outlook of the first run on a population."""
+    cap, composition = Budget(public.cap_epsilon, public.cap_delta), composition_for(public, plan)
+    terms = Terms(public.public, composition, public.blocks_per_person)
+    blocks = settings.data.blocks or (WHOLE_POPULATION,)
+    fits: int | None = None
+    after: tuple[Budget, ...] = ()
+    if math.isfinite(plan.cost.epsilon):
+        charge = terms.planned_charge(plan.cost, reserved_events(plan), plan.adjacency, blocks)
+        limit = composition.amount_of(cap)
+        is_too_much = any(part > most for part, most in zip(charge, limit, strict=True))
+        fits = 0 if is_too_much and not public.public else None
+        after = tuple(composition.as_budget(times(charge, count), cap.delta) for count in _RUNS_SHOWN)
+    return Outlook(
+        public,
+        plan,
+        tuple(doubts),
+        cap,
+        None,
+        fits,
+        False,
+        composition,
+        spent_after=after,
+        chosen=chosen_for(public, plan),
+    )
 
 
 def rehearse(
@@ -304,8 +344,8 @@ def _made_up(
     cap = {"epsilon": public.cap_epsilon, "delta": public.cap_delta}
     entries, columns = made_up(Plan.from_json(document), cap=cap, trial=trial)
     trace, account = pd.DataFrame(columns), entries["ledger"]
-    composition = Composition(public.composition, public.composition_order).to_json()
-    entries["ledger"] = account | {"head": _NO_HEAD, "composition": composition}
+    composition = composition_for(public, Plan.from_json(document))
+    entries["ledger"] = account | {"head": _NO_HEAD, "composition": composition.to_json()}
     if blocks := public.blocks:
         entries["ledger"] |= {
             "blocks_per_person": public.blocks_per_person,

@@ -293,7 +293,7 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
         result = run.result
         if result is None:
             with run.abandoned_if_refused(ledger.status):
-                register(ledger, public, home=home, prepared=search.prepared)
+                register(ledger, public, home=home, prepared=search.prepared, plan=lambda: search.plan(0)[0])
                 charge = Charge(ledger, run, public, search.prepared, search.blocks, home, root)
                 _reserve(search, charge)
             bind(ledger, public, home=home, prepared=search.prepared)

@@ -475,12 +475,46 @@ def affordable(
     terms = books.term(population)
     if math.isinf(cost.epsilon) and not terms.public:
         return 0
-    named = blocks or [block.name for block in standing(books, population) if not block.retired]
-    together = terms.together(named)
-    price = terms.composition.price(cost, events, adjacency, together)
-    charge = terms.charge(cost, {"price": price, "together": together})
+    named = blocks or _living(books, population)
+    charge = terms.planned_charge(cost, events, adjacency, named)
     counts = [books.how_many(population, block, charge) for block in named]
     return min((count for count in counts if count is not None), default=None if counts else 0)
+
+
+def spent_after(
+    books: Books,
+    population: str,
+    cost: Budget,
+    events: Events,
+    adjacency: str,
+    blocks: Sequence[str],
+    runs: Sequence[int],
+) -> tuple[Budget, ...]:
+    """What is spent or reserved after these numbers of further runs, in the most charged of the blocks.
+
+    blocks: those that each run reads; none for all that are not retired. Raises what `affordable` raises, and
+    RefusedError if no block is left.
+    """
+    terms, named = books.term(population), blocks or _living(books, population)
+    if not named:
+        raise RefusedError(f"every block of population {population!r} is retired; add blocks.")
+    charges = dict.fromkeys(named, terms.planned_charge(cost, events, adjacency, named))
+    return tuple(spent_with(books, population, charges, count) for count in runs)
+
+
+def spent_with(books: Books, population: str, charges: Mapping[str, Amount], runs: int) -> Budget:
+    """What is spent or reserved, in the most charged of some blocks, after runs that each charge them these amounts."""
+    composition = books.term(population).composition
+
+    def after(block: str, charge: Amount) -> Budget:
+        total = plus(books.charged(population, block, *STATES), times(charge, runs))
+        return composition.as_budget(total, books.cap(population, block).delta)
+
+    return max((after(*pair) for pair in charges.items()), key=lambda spent: spent.epsilon)
+
+
+def _living(books: Books, population: str) -> list[str]:
+    return [block.name for block in standing(books, population) if not block.retired]
 
 
 def in_words(budget: Budget) -> str:

@@ -238,6 +238,12 @@ class Terms:
             self.blocks_per_person if WHOLE_POPULATION in blocks else min(self.blocks_per_person, len(blocks))
         )
 
+    def planned_charge(self, cost: Budget, events: Events, adjacency: str, blocks: Collection[str]) -> Amount:
+        """The amount that a run would be charged in each of its blocks; raises what `Composition.price` raises."""
+        together = self.together(blocks)
+        price = self.composition.price(cost, events, adjacency, together)
+        return self.charge(cost, {"price": price, "together": together})
+
     def charge(self, budget: Budget, about: Mapping[str, Any]) -> Amount:
         """The amount of a run in a block; nothing for a run without noise, which is recorded but not added.
 

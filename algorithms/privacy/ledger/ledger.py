@@ -50,12 +50,15 @@ from algorithms.privacy.ledger.books import (
     in_words,
     most_charged,
     replay,
+    spent_after,
+    spent_with,
     standing,
 )
 from algorithms.privacy.ledger.composition import BASIC, WHOLE_POPULATION, Composition, Events, Terms
 from algorithms.privacy.ledger.policy import Block
 from algorithms.privacy.ledger.store import (
     FIRST_HASH,
+    LAST_RUN,
     PLACE_OF_HASH,
     SETTLED_AT,
     Store,
@@ -356,6 +359,34 @@ class Ledger:
         """
         return affordable(self._books(population), population, cost, events, adjacency, blocks)
 
+    def spent_after(
+        self,
+        population: str,
+        cost: Budget,
+        *,
+        runs: Sequence[int],
+        events: Events = (),
+        adjacency: str = ADJACENCY,
+        blocks: Sequence[str] = (),
+    ) -> tuple[Budget, ...]:
+        """What is spent or reserved after these numbers of further runs like this, in the most charged of its blocks.
+
+        Under zCDP and Rényi it is the epsilon of the whole amount at the cap's delta. Raises RefusedError for events
+        without a bound, and if every block is retired.
+        """
+        return spent_after(self._books(population), population, cost, events, adjacency, blocks, runs)
+
+    def spent_if_repeated(self, population: str, runs: int) -> Budget | None:
+        """What is spent or reserved after this number of further runs charged like the last; None if there was none."""
+
+        def last(connection: Connection) -> tuple[Run | None, Books]:
+            run_id = found_by(connection, LAST_RUN, population=population)
+            run = None if run_id is None else balances.find_run(connection, run_id)
+            return run, balances.load(connection, Part(population))
+
+        run, books = self._store.read(last)
+        return None if run is None else spent_with(books, population, run.amounts, runs)
+
     def held(self, population: str) -> dict[str, frozenset[str]]:
         """The digests of each block's content at its reservations; see `Ledger.reserve`."""
         books = self._books(population, held=())
@@ -482,6 +513,10 @@ class Settlement:
     def run(self) -> Run:
         """The run in the ledger."""
         return self.books.runs[self.run_id]
+
+    def spent_after(self, runs: int) -> Budget:
+        """What is spent or reserved after this number of further runs charged like this one; of its dearest block."""
+        return spent_with(self.books, self.population, self.run.amounts, runs)
 
     def _balances(self, names: list[str]) -> list[Balance]:
         return [balance_of(self.books, self.population, name) for name in names]

@@ -235,6 +235,10 @@ _OF = sa.text(f"{_SELECT} WHERE population = :population AND seq >= :seq ORDER B
 FIRST_HASH = sa.text("SELECT hash FROM epsilonflow_ledger WHERE seq = 1")
 """Which identifies a ledger and its copies."""
 PLACE_OF_HASH = sa.text("SELECT seq FROM epsilonflow_ledger WHERE hash = :hash")
+LAST_RUN = sa.text(
+    "SELECT run_id FROM epsilonflow_ledger WHERE population = :population AND kind = 'reserve'"
+    " ORDER BY seq DESC LIMIT 1"
+)
 SETTLED_AT = sa.text(
     "SELECT max(seq) FROM epsilonflow_ledger"
     " WHERE run_id = :run_id AND kind = 'settle' AND population = :population"

@@ -1,0 +1,127 @@
+"""The composition of a population on which several runs are planned: Rényi at the cheapest order, or basic sums.
+
+Sums are exact for one run and charge ten runs ten times. A Rényi filter charges one run more than its own epsilon,
+since its order has to serve the total, and ten runs much less than ten times. So the order is chosen for the planned
+number of runs like the first, among those at which a single run stays near its own price. Everything that decides is
+public: the planned events, the number of runs and the cap. The choice is made once, when the population is entered into
+the ledger.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from algorithms.errors import RefusedError
+from algorithms.privacy.accounting import Budget
+from algorithms.privacy.ledger.composition import BASIC, Composition, Events
+
+ORDERS = (1.25, 1.5, 1.75, *range(2, 21), 24, 28, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512)
+"""The Rényi orders to choose from."""
+MAX_SINGLE_RATIO = 1.5
+"""The most that one run may take of the cap, as a multiple of its own epsilon, for a Rényi composition to be chosen."""
+MAX_SHARE_OF_CAP = 0.5
+"""The most that one run may take of the cap, as a share of it, for a Rényi composition to be chosen."""
+
+Reason = Literal["costs-less", "sums-cost-less", "one-run-too-dear", "half-of-the-cap", "no-bound"]
+
+
+@dataclass(frozen=True)
+class ChosenComposition:
+    """A composition and what decided for it.
+
+    one, all: the epsilon that one run, and all planned runs, take of a fresh cap under `composition`. sums: that of all
+    planned runs under sums. reason: why this composition.
+    """
+
+    composition: Composition
+    one: float
+    all: float
+    sums: float
+    reason: Reason
+
+
+def choose_composition(
+    runs: int,
+    *,
+    cost: Budget,
+    events: Events,
+    adjacency: str,
+    cap: Budget,
+    blocks_per_person: int = 1,
+    together: int = 1,
+) -> ChosenComposition:
+    """Choose how the runs on a new population add up.
+
+    Args:
+        runs: The planned number of runs, from 1.
+        cost: The (epsilon, delta) of one run; `events`: its planned releases, as JSON; `adjacency`: of its accounting.
+        cap: The cap of the population, at whose delta a Rényi composition states epsilon.
+        blocks_per_person: In how many blocks a person may have records.
+        together: The number of records of a person that one run may read.
+
+    Returns:
+        Rényi at the order that minimises the price of all planned runs, where one run alone takes at most
+        `MAX_SINGLE_RATIO` times its epsilon and at most `MAX_SHARE_OF_CAP` of the cap; otherwise basic sums.
+
+    Example:
+        >>> from algorithms.privacy.accounting.events import GaussianDpEvent, schedule_to_json
+        >>> events = schedule_to_json([(GaussianDpEvent(4.22), 1)])
+        >>> chosen = choose_composition(
+        ...     10, cost=Budget(1.0, 1e-5), events=events, adjacency="ADD_OR_REMOVE_ONE", cap=Budget(10.0, 1e-5)
+        ... )
+        >>> str(chosen.composition), round(chosen.all, 1)
+        ('Rényi at order 7', 3.6)
+    """
+    own = cost.epsilon * blocks_per_person
+    sums = own * runs
+
+    def basic(reason: Reason) -> ChosenComposition:
+        return ChosenComposition(BASIC, own, sums, sums, reason)
+
+    if not 0 < cap.delta < 1 or not 0 < own < float("inf"):
+        return basic("no-bound")
+    chosen: list[ChosenComposition] = []
+    is_affordable = False
+    for order in ORDERS:
+        composition = Composition("renyi", float(order))
+        try:
+            price = composition.price(cost, events, adjacency, together)
+        except RefusedError:  # this order bounds an event by nothing
+            continue
+        if price is None or not any(composition.amount_of(cap)):
+            continue
+        one, all_runs = (
+            composition.as_budget((Fraction(price) * blocks_per_person * count,), cap.delta).epsilon
+            for count in (1, runs)
+        )
+        is_affordable |= one <= MAX_SINGLE_RATIO * own
+        if one <= MAX_SINGLE_RATIO * own and one <= MAX_SHARE_OF_CAP * cap.epsilon:
+            chosen.append(ChosenComposition(composition, one, all_runs, sums, "costs-less"))
+    if not chosen:
+        return basic("half-of-the-cap" if is_affordable else "one-run-too-dear")
+    best = min(chosen, key=lambda candidate: candidate.all)
+    return best if best.all < sums else basic("sums-cost-less")
+
+
+def explain(choice: ChosenComposition, runs: int) -> str:
+    """Why this composition was chosen, as a clause with its numbers.
+
+    Example:
+        >>> explain(ChosenComposition(BASIC, 1.0, 2.0, 2.0, "sums-cost-less"), 2)
+        'the epsilons of 2 runs add up to 2, which no Rényi order undercuts'
+    """
+    match choice.reason:
+        case "costs-less":
+            return f"{runs:,} such runs take epsilon {choice.all:.3g}, and {choice.sums:.3g} if their epsilons add up"
+        case "sums-cost-less":
+            return (
+                f"the epsilons of {runs:,} runs add up to {choice.sums:.3g}, which no Rényi order undercuts"
+            )
+        case "one-run-too-dear":
+            return (
+                f"under Rényi one run would take more than {MAX_SINGLE_RATIO:g} times its epsilon of the cap"
+            )
+        case "half-of-the-cap":
+            return f"under Rényi one run would take more than {MAX_SHARE_OF_CAP:.0%} of the cap"
+        case "no-bound":
+            return "Rényi needs a cap with a delta above 0, and runs with noise"
