@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from algorithms.errors import RefusedError
+from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Checkpoint, Composition, Ledger, identity, place
 from algorithms.privacy.ledger.composition import UNIT, WHOLE_POPULATION, Terms
@@ -124,10 +124,10 @@ def register_card(ledger: Ledger, root: Path, dataset: str | None = None) -> str
 
 def planned_run(root: Path, card: DataCard) -> "Plan":
     """The plan of the run that params.yaml describes; raises RefusedError if it is about another data set."""
-    from tasks.calibrate import plan_for  # imports PyTorch, which the ledger's commands do without
+    from tasks.calibrate import READS, plan_for  # imports PyTorch, which the ledger's commands do without
     from tasks.prepare import public_of
 
-    settings = params.load(root / "params.yaml")
+    settings = params.load(root / "params.yaml", reads=("data", *READS))
     if settings.data.dataset != card.name:
         raise RefusedError(
             f"the card of {card.name!r} plans {card.composition.runs} runs, and how they add up follows from the first,"
@@ -182,6 +182,19 @@ def composition_for(public: PublicDescription, plan: "Plan") -> Composition:
     return chosen.composition if chosen else Composition(public.composition, public.composition_order)
 
 
+def _of_first_run(public: PublicDescription, plan: "Plan") -> Composition:
+    """Do `composition_for`; raises BudgetRefusedError where the run does not fit, so that it decides nothing."""
+    chosen = chosen_for(public, plan)
+    assert chosen is not None
+    if chosen.one > public.cap_epsilon and not public.public:
+        raise BudgetRefusedError(
+            f"a run at epsilon {plan.cost.epsilon:g} takes {chosen.one:.6g} of the cap of population"
+            f" {public.population!r}, which is {public.cap_epsilon:g}; ask for a smaller epsilon, or raise `cap` in the"
+            " data card."
+        )
+    return chosen.composition
+
+
 def declare(
     ledger: Ledger,
     public: PublicDescription,
@@ -204,7 +217,7 @@ def declare(
         composition = ledger.terms(public.population).composition
     elif is_open:
         assert plan is not None
-        composition = composition_for(public, plan())
+        composition = _of_first_run(public, plan())
     else:
         composition = Composition(public.composition, public.composition_order)
     bound = {UNIT: public.unit, _HOLDOUT: public.holdout_rule, _BLOCKS: public.blocks_by}

@@ -144,6 +144,46 @@ def test_a_population_under_renyi_is_charged_by_the_events_of_its_runs(workspace
         workspace.train()
 
 
+def test_a_card_that_plans_many_runs_gets_its_order_from_the_first_and_keeps_it(workspace: Workspace) -> None:
+    workspace.declare(composition="renyi", composition_runs=10, cap_epsilon=30.0, cap_delta=1e-3)
+    receipt = workspace.train()
+    composition = workspace.ledger.balance("digits").composition
+    assert composition.kind == "renyi" and receipt["ledger"]["composition"] == composition.to_json()
+    once, after_ten = receipt["ledger"]["spent"]["epsilon"], receipt["ledger"]["ten_more"]["epsilon"]
+    (price,) = (row.to_json()["about"]["price"] for row in workspace.ledger.history() if row.kind == "settle")
+    assert after_ten - once == pytest.approx(10 * price)  # the conversion to epsilon is paid once
+    assert once <= 1.5 * receipt["epsilon"]["pld"] and after_ten < 11 * receipt["epsilon"]["pld"]
+    workspace.set("algorithm", steps=2)  # another plan, for which another order might be best
+    workspace.mark_used()
+    workspace.train()
+    assert workspace.ledger.balance("digits").composition == composition
+    workspace.declare(composition_runs=20)  # whose order is the one that is there
+    workspace.mark_used()
+    workspace.set("algorithm", steps=3)
+    workspace.train()
+    assert workspace.ledger.balance("digits").composition == composition
+
+
+def test_a_first_run_that_does_not_fit_fixes_no_order(workspace: Workspace) -> None:
+    workspace.declare(
+        public=False, population="people", composition="renyi", composition_runs=10, cap_epsilon=2.5
+    )
+    with pytest.raises(BudgetRefusedError, match=r"takes 3 of the cap of population 'people', which is 2\.5"):
+        workspace.train()
+    assert workspace.ledger.populations() == []
+    workspace.set("privacy", epsilon=0.5)
+    workspace.train()
+    assert workspace.ledger.is_charged("people")
+
+
+def test_a_card_that_plans_many_runs_takes_the_sums_of_a_population_that_exists(workspace: Workspace) -> None:
+    workspace.train()
+    workspace.declare(composition="renyi", composition_runs=10)
+    workspace.mark_used()
+    workspace.train()
+    assert workspace.ledger.balance("digits").composition == Composition("basic")
+
+
 def test_a_run_on_blocks_charges_each_of_them_and_a_spent_one_refuses_it(workspace: Workspace) -> None:
     ledger = workspace.ledger
     ledger.declare("digits", Budget(10.0, 1e-3), public=True)

@@ -15,7 +15,7 @@ from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger.composition import BASIC, Composition, Events
 
-ORDERS = (1.25, 1.5, 1.75, *range(2, 21), 24, 28, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512)
+ORDERS = (1.25, 1.5, 1.75, *range(2, 65), 80, 96, 128, 192, 256, 384, 512)
 """The Rényi orders to choose from."""
 MAX_SINGLE_RATIO = 1.5
 """The most that one run may take of the cap, as a multiple of its own epsilon, for a Rényi composition to be chosen."""
@@ -64,13 +64,13 @@ def choose_composition(
         `MAX_SINGLE_RATIO` times its epsilon and at most `MAX_SHARE_OF_CAP` of the cap; otherwise basic sums.
 
     Example:
-        >>> from algorithms.privacy.accounting.events import GaussianDpEvent, schedule_to_json
-        >>> events = schedule_to_json([(GaussianDpEvent(4.22), 1)])
+        >>> gaussian = {"type": "GaussianDpEvent", "noise_multiplier": 4.22}
+        >>> events = [{"event": gaussian, "count": 1}]
         >>> chosen = choose_composition(
         ...     10, cost=Budget(1.0, 1e-5), events=events, adjacency="ADD_OR_REMOVE_ONE", cap=Budget(10.0, 1e-5)
         ... )
         >>> str(chosen.composition), round(chosen.all, 1)
-        ('Rényi at order 7', 3.6)
+        ('Rényi at order 8.0', 3.5)
     """
     own = cost.epsilon * blocks_per_person
     sums = own * runs
