@@ -101,6 +101,14 @@ def init(
     cap: Annotated[
         float | None, typer.Option(help="Epsilon that all runs together may spend.", show_default="10")
     ] = None,
+    runs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="How many runs are planned on these people; many cost less than the sum of their epsilons.",
+            show_default="1",
+        ),
+    ] = None,
     images: Annotated[
         Path | None,
         typer.Option(
@@ -155,6 +163,7 @@ def init(
     own: dict[str, Any] = {
         "unit": "one person" if unit is None else unit,
         "cap": 10.0 if cap is None else cap,
+        "runs": runs or 1,
     }
     seen = None
     if encoder is not None:
@@ -186,7 +195,7 @@ def init(
         table = project.table_of(found, file)
         declared = project.Declared(name, table, told, most, file=file, **own)
     project.make(folder, declared)
-    given = {"cap": cap, "unit": unit, "size": size}
+    given = {"cap": cap, "runs": runs, "unit": unit, "size": size}
     _say_next(folder, declared, [key for key, value in given.items() if value is not None])
 
 

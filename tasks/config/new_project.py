@@ -50,8 +50,8 @@ class Declared:
     """The declarations of the owner of a table, of texts or of images.
 
     reader: as in a data card. predicts: `classes` or `target` of the card. at_most: upper bound on the number of
-    records. unit: what one record is. cap: epsilon that all runs together may spend. file: the file or folder to copy.
-    shape: of an image. encoder: of texts or images.
+    records. unit: what one record is. cap: epsilon that all runs together may spend. runs: how many are planned. file:
+    the file or folder to copy. shape: of an image. encoder: of texts or images.
     """
 
     name: str
@@ -60,18 +60,20 @@ class Declared:
     at_most: int
     unit: str = "one person"
     cap: float = 10.0
+    runs: int = 1
     file: Path | None = None
     shape: tuple[int, ...] | None = None
     encoder: str | None = None
 
     def assumed(self, *said: str) -> list[str]:
-        """Sentences about the project's defaults, except those in `said`: `cap`, `unit` and `size`."""
+        """Sentences about the project's defaults, except those in `said`: `cap`, `runs`, `unit` and `size`."""
         columns = self.reader.get("columns", []) if self.is_table else []
         middles = [f"{one['name']} {one['missing']:g}" for one in columns if "missing" in one]
         middles[_SHOWN:] = [f"and {len(middles) - _SHOWN} more"] * (len(middles) > _SHOWN)
         cap = "" if "cap" in said else f"epsilon {self.cap:g} and "
         found = {
             "caps": f"all runs together may spend {cap}delta {self.delta_cap:g}",
+            "runs": "one run is planned, so the epsilons of runs add up; for many, composition: {kind: renyi, runs: N}",
             "unit": f"what one record is, and so what is protected: {self.unit}",
             "share": "a fifth of the records is held out for evaluation and counts as public",
             "middles": f"a missing value is replaced by the middle of its bounds: {', '.join(middles)}"
@@ -343,6 +345,7 @@ def _card(declared: Declared, path: str, checksum: str) -> dict[str, Any]:
         "unit": declared.unit,
         "population": declared.name,
         "cap": {"epsilon": declared.cap, "delta": declared.delta_cap},
+        **({} if declared.runs == 1 else {"composition": {"kind": "renyi", "runs": declared.runs}}),
         "holdout": "public",
         "records": {"at_most": declared.at_most},
         **declared.predicts,

@@ -486,3 +486,12 @@ def test_what_cannot_be_made_is_refused_before_columns_are_asked_for(
     refused = call("init", *asked.split())
     assert refused.exit_code == 2 and words in refused.stderr
     assert not (tmp_path / "mine").exists()
+
+
+def test_the_number_of_runs_that_are_planned_decides_how_they_add_up(schema: str) -> None:
+    assert call("init", "many", "--from", schema, "--at-most", "50", "--runs", "10").exit_code == 0
+    card = data_card("many", Path("many/data/cards"))
+    assert (card.composition.kind, card.composition.runs, card.composition.order) == ("renyi", 10, None)
+    result = call("init", "one", "--from", schema, "--at-most", "50")
+    assert data_card("one", Path("one/data/cards")).composition.kind == "basic"
+    assert "one run is planned, so the epsilons of runs add up" in result.output

@@ -168,3 +168,33 @@ def test_the_plan_says_it(spoiled: Visits) -> None:
     Console(file=out, width=300).print(cost_table(outlook(spoiled.place.root, settings), settings))
     assert "these settings look wrong" in out.getvalue()
     assert "one step moves the parameters" in out.getvalue()
+
+
+def test_the_plan_says_what_this_run_and_ten_more_take_of_the_cap(visits: Visits) -> None:
+    place = visits.place
+    visits.prepare(CARD.replace("holdout: public", "composition: {kind: renyi, runs: 10}\nholdout: public"))
+    place.set("data", dataset="visits")
+    settings = params.load(place.root / "params.yaml", reads=GROUPS)
+
+    def plan() -> str:
+        out = io.StringIO()
+        Console(file=out, width=300).print(cost_table(outlook(place.root, settings), settings))
+        return out.getvalue()
+
+    before = plan()
+    added = re.search(r"runs add up by\W+(\w[^:]+): (.*)", before)
+    assert added is not None and "10" in added[2]
+    said = re.search(r"spent after this run\W+epsilon (\S+); after ten more like it: epsilon (\S+)", before)
+    assert said is not None
+    visits.train()
+    receipt = place.receipt
+    spent, later = (float(receipt["ledger"][name]["epsilon"]) for name in ("spent", "ten_more"))
+    assert (float(said[1]), float(said[2])) == (
+        pytest.approx(spent, rel=1e-4),
+        pytest.approx(later, rel=1e-4),
+    )
+    assert added[1].strip() == str(
+        Ledger.open(f"sqlite:///{place.home}/ledger.sqlite").balance("visits").composition
+    )
+    second = re.search(r"spent after this run\W+epsilon (\S+);", plan())
+    assert second is not None and spent < float(second[1]) < later
