@@ -34,10 +34,11 @@ from algorithms.core.calibration import check_delta
 from algorithms.core.method import Algorithm, Plan, PublicInfo, Target, adapter
 from algorithms.core.receipt import account_of, cost_of, reserved_events, software
 from algorithms.core.rehearsal import made_up, rehearsal
-from algorithms.core.training import by_name, device_of, train
+from algorithms.core.training import by_name, train
 from algorithms.core.unknown_names import check_names, written_settings
 from algorithms.errors import RefusedError
 from algorithms.fit_inputs import Losses, check_index, model_of, pooled, records_of
+from algorithms.gradients.devices import device_of
 from algorithms.methods import CATALOGUE
 from algorithms.models.model import Called, Model
 from algorithms.privacy.accounting import MOST_EPSILON, Budget
@@ -218,7 +219,7 @@ def fit(
             adding up several calls is up to you.
         ledger: The ledger's URL; by default EPSILONFLOW_LEDGER_URL, or the ledger in the home.
         cap: (epsilon, delta) of the population; needed if it is new to the ledger, and ignored otherwise.
-        device: "auto", "cpu" or "cuda".
+        device: "auto", "cpu", or the name of an accelerator that PyTorch sees, such as "cuda".
         memory_mb: Memory for per-record work, in MB.
 
     Returns:

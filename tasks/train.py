@@ -24,9 +24,10 @@ from torch import Tensor
 
 from algorithms.core.method import Plan
 from algorithms.core.receipt import account_of, cost_of, reserved_events, software
-from algorithms.core.training import CHECKPOINT, OnStep, by_name, device_of
+from algorithms.core.training import CHECKPOINT, OnStep, by_name
 from algorithms.core.training import train as run_training
 from algorithms.errors import ProcessLostError, RefusedError
+from algorithms.gradients.devices import device_of
 from algorithms.models import Model
 from algorithms.models.feature_transforms import front_of
 from algorithms.models.public_models import in_file

@@ -505,19 +505,3 @@ def _counted_by(plan: Plan, trace: Trace) -> Trace:
         spend.charge(event)
         rows.append(replace(row, epsilon=spend.spent(plan.target.budget.delta)))
     return Trace(rows)
-
-
-def device_of(name: str) -> torch.device:
-    """The device for "cpu", "cuda" or "auto", which prefers a GPU; raises RefusedError if it is not available.
-
-    On a GPU, this makes PyTorch deterministic.
-    """
-    has_cuda = torch.cuda.is_available()
-    if name not in ("auto", "cpu", "cuda") or (name == "cuda" and not has_cuda):
-        why = "but there is no CUDA device here" if name == "cuda" else "which is no device"
-        raise RefusedError(f"performance.device is {name}, {why}; set it to auto or cpu.")
-    if name == "cuda" or (name == "auto" and has_cuda):
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-        return torch.device("cuda")
-    return torch.device("cpu")

@@ -16,7 +16,7 @@ from algorithms.encoders.encoder import UNKNOWN, Encode, Encoder, Frozen, folder
 from algorithms.errors import ModelRefusedError
 from algorithms.models.libraries import digest, imported_library
 
-_BATCH = {"cpu": 8, "cuda": 128}
+_BATCH, _BATCH_ON_DEVICE = 8, 128
 """The batch size. The last batch is padded to it, so that kernels always see the same size. On a CPU it is small, so
 that the maps between layers stay in the cache: with 8, images of 224 pixels take two thirds of the time of 32.
 """
@@ -252,8 +252,8 @@ def _encode(
     traces: bool = False,
 ) -> Encode:
     """A function from images to features. traces: whether the network has fixed control flow and can be traced."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    batch = _BATCH[device.type]
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    batch = _BATCH if device.type == "cpu" else _BATCH_ON_DEVICE
     network = network.to(device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
     if traces and device.type == "cpu":
         network = _traced(network, batch, side)

@@ -207,7 +207,7 @@ def _transformer(folder: Path, settings: Frozen) -> Encode:
     model = transformers.AutoModel.from_pretrained(
         str(folder), use_safetensors=True, dtype=torch.float32
     ).eval()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     model = model.to(device)
     layers = int(model.config.num_hidden_layers)
     layer = layers if settings.layer is None else settings.layer

@@ -7,7 +7,7 @@ sums of outer products are computed by the cheaper of two algorithms, a few reco
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import torch
@@ -23,6 +23,7 @@ from algorithms.gradients.arithmetic import (
     square_norms,
     wide,
 )
+from algorithms.gradients.devices import is_slow_in_64_bits
 
 _IN_CACHE = 2**18
 """How many numbers a CPU processes together: about what a core's second-level cache holds."""
@@ -35,9 +36,6 @@ _VAGUE = 1e-2
 
 _ON_DEVICE = 2**27
 """`_IN_CACHE` for a GPU, where a few large products beat many small ones."""
-
-_FAST_IN_64_BITS = frozenset(((6, 0), (7, 0), (8, 0), (9, 0), (10, 0)))
-"""The compute capabilities of P100, V100, A100, H100 and B200. Other GPUs multiply in 64 bits 32 to 64 times slower."""
 
 _ROWS = 256
 """The number of rows from which a product's arithmetic takes longer than its memory traffic."""
@@ -63,14 +61,8 @@ def prefers_gram(length: int, inputs: int, outputs: int, device: torch.device) -
 
     The comparison accounts for float64, in which the Gram matrices are multiplied because their products cancel.
     """
-    return 2 * _cost_of_64_bits(device) * length * (inputs + outputs) < inputs * outputs
-
-
-@cache
-def _cost_of_64_bits(device: torch.device) -> int:
-    """How many times as long as in 32 bits a product takes on a device."""
-    is_slow = device.type == "cuda" and torch.cuda.get_device_capability(device) not in _FAST_IN_64_BITS
-    return 32 if is_slow else 2
+    cost_of_64_bits = 32 if is_slow_in_64_bits(device) else 2
+    return 2 * cost_of_64_bits * length * (inputs + outputs) < inputs * outputs
 
 
 def written(inputs: Tensor, errors: Tensor) -> Tensor:
@@ -271,7 +263,7 @@ def product_sizes(inputs: Tensor, errors: Tensor) -> Tensor:
 @lru_cache
 def slice_of(numbers: int, device: torch.device) -> int:
     """How many records to process at once if each takes this many numbers."""
-    most = (_ON_DEVICE if device.type == "cuda" else _IN_CACHE) // max(1, numbers)
+    most = (_IN_CACHE if device.type == "cpu" else _ON_DEVICE) // max(1, numbers)
     return round_batch(most) if most >= FEWEST else max(_AT_LEAST, 2 ** most.bit_length() // 2)
 
 

@@ -21,7 +21,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from algorithms.gradients.arithmetic import ProcessSetting
+from algorithms.gradients.devices import ProcessSetting
 from algorithms.gradients.double_backward import connected
 from algorithms.gradients.ghost_clipping import PerExample
 

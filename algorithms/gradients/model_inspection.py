@@ -92,7 +92,7 @@ class PassCost:
 
     def of_process(self, parameters: Tensor) -> "PassCost":
         """The same with what a CPU's process holds besides tensors, for a model with these parameters [d]."""
-        if parameters.is_cuda:
+        if parameters.device.type != "cpu":
             return self
         fixed = _FRAGMENTED * self.fixed + min(_SCRATCH, parameters.nbytes)
         return replace(self, fixed=int(fixed), each=int(_FRAGMENTED * self.each))

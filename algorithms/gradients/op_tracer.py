@@ -516,7 +516,8 @@ def watching(
 
 def draws_since(before: Tensor, records: Tensor) -> bool:
     """Whether random numbers may have been drawn since the generator had a state."""
-    return records.is_cuda or not torch.equal(before, torch.default_generator.get_state())
+    has_own_generator = records.device.type not in ("cpu", "meta")
+    return has_own_generator or not torch.equal(before, torch.default_generator.get_state())
 
 
 def fills(passes: Passes, form: Form, sizes: Sequence[int]) -> bool:

@@ -8,8 +8,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from algorithms.gradients.arithmetic import in_full_precision, wide
+from algorithms.gradients.arithmetic import wide
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, PerLayer, factors, margin
+from algorithms.gradients.devices import in_full_precision
 from algorithms.gradients.ghost_clipping import (
     BiasGrad,
     DenseGrad,

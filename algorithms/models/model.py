@@ -507,10 +507,13 @@ def same_randomness(seed: int = 0) -> Iterator[None]:
     Models are built and inspected in this context. Trials of a search do so in threads; if an initialisation depended
     on other threads' draws, it would reveal that there were other trials.
     """
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
-    with _TURN, torch.random.fork_rng(devices=devices):
+    accelerator = torch.accelerator.current_accelerator() or torch.device("cuda")
+    module = torch.get_device_module(accelerator)
+    is_used = hasattr(module, "is_initialized") and module.is_initialized()
+    devices = range(module.device_count()) if is_used else range(0)
+    with _TURN, torch.random.fork_rng(devices=devices, device_type=accelerator.type):
         # torch.manual_seed would record the call stack for each kind of accelerator that is missing
         torch.default_generator.manual_seed(seed)
         for device in devices:
-            torch.cuda.default_generators[device].manual_seed(seed)
+            module.default_generators[device].manual_seed(seed)
         yield

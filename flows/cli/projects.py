@@ -321,9 +321,11 @@ def _python(_root: Path) -> tuple[bool, str]:
 def _torch(_root: Path) -> tuple[bool, str]:
     import torch
 
-    found = torch.cuda.is_available()
-    device = torch.cuda.get_device_name(0) if found else "no usable GPU, so runs use the CPU"
-    return True, f"{torch.__version__}, {device}"
+    from algorithms.gradients.devices import device_name, device_of
+
+    device = device_of("auto")
+    said = "no usable GPU, so runs use the CPU" if device.type == "cpu" else device_name(device)
+    return True, f"{torch.__version__}, {said}"
 
 
 def _checkout(root: Path) -> tuple[bool, str]:

@@ -166,16 +166,17 @@ class Memory(Group):
 class Performance(Memory):
     """Settings that do not change the result, except for rounding.
 
-    memory_mb: memory for per-record gradients. physical_batch: records per pass, by default as memory_mb allows;
-    rounded down to a multiple of 64, or to 32 or 1. workers: parallel passes on a CPU; auto: one per core, or one per
-    two cores if a pass may use two threads. processes: training processes on this machine, each on a shard of the
-    records, one per GPU. shard_frozen, shard_trained: whether several processes each keep a shard of the model's frozen
-    parameters (FSDP2), and of trained parameters, sums and the optimizer's state, for models that do not fit one GPU.
-    offload: whether trained parameters, sums and the optimizer's state stay in main memory, and a layer's weights are
-    copied to the GPU when it needs them. checkpoint_seconds: time between checkpoints.
+    device: auto, cpu, or the name of an accelerator that PyTorch sees, such as cuda. memory_mb: memory for per-record
+    gradients. physical_batch: records per pass, by default as memory_mb allows; rounded down to a multiple of 64, or to
+    32 or 1. workers: parallel passes on a CPU; auto: one per core, or one per two cores if a pass may use two threads.
+    processes: training processes on this machine, each on a shard of the records, one per GPU. shard_frozen,
+    shard_trained: whether several processes each keep a shard of the model's frozen parameters (FSDP2), and of trained
+    parameters, sums and the optimizer's state, for models that do not fit one GPU. offload: whether trained parameters,
+    sums and the optimizer's state stay in main memory, and a layer's weights are copied to the GPU when it needs them.
+    checkpoint_seconds: time between checkpoints.
     """
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: str = Field(default="auto", min_length=1)
     workers: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     processes: int = Field(default=1, ge=1)
     shard_frozen: bool = False

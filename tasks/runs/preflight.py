@@ -24,8 +24,8 @@ from algorithms.core.method import Plan
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.receipt import reserved_events
 from algorithms.core.rehearsal import made_up, rehearsal
-from algorithms.core.training import device_of
 from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.gradients.devices import device_of
 from algorithms.plain_text import for_terminal
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.events import Schedule

@@ -123,9 +123,10 @@ def _end_with_input() -> None:
 def _connected(group: Group, store: Store | None) -> Iterator[Group]:
     """Connect a group of processes; without a store, by torchrun's environment variables."""
     kind = "gloo"
-    if torch.cuda.is_available():
-        kind = "cpu:gloo,cuda:nccl"
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    if (device := torch.accelerator.current_accelerator(check_available=True)) is not None:
+        kind = f"cpu:gloo,{device.type}:{distributed.get_default_backend_for_device(device)}"
+        place = int(os.environ.get("LOCAL_RANK", "0")) % torch.accelerator.device_count()
+        torch.accelerator.set_device_index(place)
     if store is None:
         distributed.init_process_group(kind)
     else:

@@ -111,7 +111,7 @@ def test_what_cannot_be_is_refused_before_any_stage_starts_and_nothing_changes(
         ("--set algorithm.steps=1000000000", "algorithm.steps"),
         ("--set ledger.url=foo", "is no URL"),
         ("--set data.blocks=[a]", "blocks"),
-        ("--set performance.device=cuda", "no CUDA device"),
+        ("--set performance.device=cuda", "no such device"),
         ("--epsilon 5", "left of its cap"),
     ):
         result = call(command, *arguments.split())

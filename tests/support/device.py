@@ -1,7 +1,7 @@
-"""The device that `make gpu` runs the tests of sums and the contracts on; the CPU elsewhere."""
+"""The device that `make gpu` runs the tests of sums and the contracts on, as a run would; the CPU elsewhere."""
 
 import os
 
-import torch
+from algorithms.gradients.devices import device_of
 
-DEVICE = torch.device(os.environ.get("EPSILONFLOW_TEST_DEVICE", "cpu"))
+DEVICE = device_of(os.environ.get("EPSILONFLOW_TEST_DEVICE", "cpu"))

@@ -194,9 +194,12 @@ def test_a_model_that_mixes_records_is_refused_before_anything_is_spent(
 def test_what_a_machine_lacks_is_refused_before_anything_is_spent(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
     workspace.set("performance", device="cuda")
-    with pytest.raises(RefusedError, match="no CUDA device"):
+    with pytest.raises(
+        RefusedError,
+        match="no such device here; set it to auto or cpu",
+    ):
         workspace.train()
     assert workspace.run_folders == []
     with pytest.raises(RefusedError, match="it has none yet"):

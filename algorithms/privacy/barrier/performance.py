@@ -22,7 +22,8 @@ from torch import Tensor, distributed
 
 from algorithms.errors import RefusedError
 from algorithms.gradients import Engine, RecordsNotIndependentError
-from algorithms.gradients.arithmetic import in_full_precision, pass_size
+from algorithms.gradients.arithmetic import pass_size
+from algorithms.gradients.devices import in_full_precision
 from algorithms.gradients.placement import Shards, together
 from algorithms.models import Model
 
@@ -277,26 +278,26 @@ class Performance:
             return records.take(rows)
         inputs = torch.from_numpy(self.read(records.features, rows))
         labels = torch.from_numpy(records.labels[rows])
-        if self.device.type != "cuda":
+        if self.device.type == "cpu":
             return inputs.to(self.device), labels.to(self.device)
         stream = _copying(self.device)
-        with torch.cuda.stream(stream):
+        with stream:
             moved = [part.pin_memory().to(self.device, non_blocking=True) for part in (inputs, labels)]
         stream.synchronize()  # holds up the thread that reads, not the one that computes
         for part in moved:
-            part.record_stream(torch.cuda.default_stream(self.device))
+            part.record_stream(torch.accelerator.current_stream(self.device))
         return moved[0], moved[1]
 
     def placed(self, records: Records) -> Records:
         """The records on the GPU if they fit into `memory_mb`; otherwise unchanged."""
-        if isinstance(records, OnDevice) or self.device.type != "cuda":
+        if isinstance(records, OnDevice) or self.device.type == "cpu":
             return records
         fits = records.features.nbytes + records.labels.nbytes <= self.memory_mb * 1e6
         return OnDevice.of(records, self.device) if fits else records
 
     def loaded(self, records: Records, passes: Iterable[Rows]) -> Iterator[Load]:
         """Yield a function for each pass that returns its records; a GPU's are read during the previous pass."""
-        if self.device.type != "cuda" or isinstance(records, OnDevice):
+        if self.device.type == "cpu" or isinstance(records, OnDevice):
             yield from (functools.partial(self.load, records, rows) for rows in passes)
             return
         yield from one_ahead(lambda rows: self.load(records, rows), passes)
@@ -386,8 +387,8 @@ def one_ahead(load: Callable[[Rows], Batch], passes: Iterable[Rows]) -> Iterator
 
 
 @functools.cache
-def _copying(device: torch.device) -> "torch.cuda.Stream":
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def _copying(device: torch.device) -> torch.Stream:
+    return torch.Stream(device)
 
 
 def _limit_threads(most: int) -> None:

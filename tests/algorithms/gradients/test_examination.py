@@ -16,10 +16,10 @@ from algorithms.gradients import (
     Engine,
     RecordsNotIndependentError,
     Unclipped,
-    arithmetic,
+    devices,
     model_inspection,
 )
-from algorithms.gradients.arithmetic import in_full_precision
+from algorithms.gradients.devices import in_full_precision
 from algorithms.gradients.grad_sample_recorder import Args, Func, GradSampleRecorder, Kwargs
 from algorithms.gradients.independence import _attributes
 from algorithms.gradients.linear import LinearRecords, linear_layer
@@ -643,21 +643,21 @@ def test_products_of_fewer_bits_are_off_until_the_last_of_several_passes_has_end
 
 def test_a_precision_for_all_products_is_off_too() -> None:
     backends: Any = torch.backends
-    before = [kind.fp32_precision for kind in arithmetic._PRODUCTS]
+    before = [kind.fp32_precision for kind in devices._PRODUCTS]
     backends.fp32_precision = "tf32"
     try:
         with in_full_precision():
             assert PRODUCTS.fp32_precision == "ieee"
     finally:
         backends.fp32_precision = "none"
-        arithmetic._set_precisions(before)
+        devices._set_precisions(before)
 
 
 @pytest.mark.skipif(torch.backends.cuda.is_built(), reason="PyTorch sets TF32 for convolutions on a GPU")
 def test_passes_change_no_setting_where_all_products_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """To set and restore them takes as long as a small layer."""
     changed: list[object] = []
-    monkeypatch.setattr(arithmetic, "_set_precisions", changed.append)
+    monkeypatch.setattr(devices, "_set_precisions", changed.append)
     made = problem(Spec(lambda: nn.Linear(4, 2), (4,)))
     made.engine().clipped_sum(*made.arguments, L2(1.0))
     assert not changed
