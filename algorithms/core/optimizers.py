@@ -27,9 +27,10 @@ Bound = Annotated[float, Field(ge=1e-12, le=1e12)]
 """Of a record's gradient or loss."""
 
 # The functions under torch.optim's classes: they take all of their state, so a checkpoint can hold it, and a first
-# optimizer of a process takes seconds to make.
-_sgd = partial(sgd, dampening=0.0, weight_decay=0.0, nesterov=False, maximize=False)
-_adam = partial(adam, eps=1e-8, weight_decay=0.0, amsgrad=False, maximize=False)
+# optimizer of a process takes seconds to make. PyTorch's default on an accelerator, `foreach`, does not take a whole
+# number as the count of steps.
+_sgd = partial(sgd, foreach=False, dampening=0.0, weight_decay=0.0, nesterov=False, maximize=False)
+_adam = partial(adam, foreach=False, eps=1e-8, weight_decay=0.0, amsgrad=False, maximize=False)
 
 
 @dataclass(frozen=True)
