@@ -102,7 +102,7 @@ def _looked_up(table: nn.Embedding) -> nn.Module:
 def _bags(self: Wired, words: Tensor) -> Tensor:
     """Two bags of unequal lengths for each record, one after the other, as by offsets."""
     length = words.shape[1]
-    starts = torch.arange(0, words.numel(), length)
+    starts = torch.arange(0, words.numel(), length, device=words.device)
     offsets = torch.stack([starts, starts + 2], dim=1).flatten()
     return self.bag(words.flatten(), offsets).view(len(words), -1)
 
@@ -282,12 +282,13 @@ def _attention(
     return Spec(make, (5, 4))
 
 
-def _later(_inputs: Tensor) -> dict[str, Any]:
-    return {"attn_mask": torch.ones(3, 3, dtype=torch.bool).triu(1), "need_weights": False}
+def _later(inputs: Tensor) -> dict[str, Any]:
+    mask = torch.ones(3, 3, dtype=torch.bool, device=inputs.device).triu(1)
+    return {"attn_mask": mask, "need_weights": False}
 
 
 def _added(inputs: Tensor) -> dict[str, Any]:
-    return {"attn_mask": torch.linspace(-1, 1, 9, dtype=inputs.dtype).view(3, 3)}
+    return {"attn_mask": torch.linspace(-1, 1, 9, dtype=inputs.dtype, device=inputs.device).view(3, 3)}
 
 
 def _by_head(inputs: Tensor) -> dict[str, Any]:
@@ -300,7 +301,8 @@ def _by_head(inputs: Tensor) -> dict[str, Any]:
 def _padding(inputs: Tensor) -> dict[str, Any]:
     """Some places are left out, for each record others; never the first."""
     left_out = inputs[:, :3, 0].detach() > 0.3
-    return {"key_padding_mask": left_out & (torch.arange(3) > 0), "need_weights": False}
+    first = torch.arange(3, device=inputs.device) == 0
+    return {"key_padding_mask": left_out & ~first, "need_weights": False}
 
 
 def _both(inputs: Tensor) -> dict[str, Any]:

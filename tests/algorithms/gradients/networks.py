@@ -145,7 +145,10 @@ OF_PARAMETERS = {
     ),
     "normalised weight": Spec(lambda: weight_norm(nn.Linear(4, 3)), (4,)),
     "position looked up": Spec(
-        lambda: Wired(lambda self, x: x + self.table(torch.arange(3)), table=nn.Embedding(3, 4)), (3, 4)
+        lambda: Wired(
+            lambda self, x: x + self.table(torch.arange(3, device=x.device)), table=nn.Embedding(3, 4)
+        ),
+        (3, 4),
     ),
     "transposed weight": Spec(lambda: Wired(lambda self, x: x @ self.w.T, w=_parameter(3, 4)), (4,)),
     "bilinear": Spec(lambda: Wired(lambda self, x: self.layer(x, x), layer=nn.Bilinear(4, 4, 3)), (4,)),
