@@ -259,6 +259,7 @@ class Barrier:
         self.__diagnostics = diagnostics
         self.__correlation = Correlation(generator, trace, records)
         self.__group = self.__exact.performance.group
+        self.__device = self.__exact.performance.device
         self.__process = os.getpid()
 
     def gradient(
@@ -305,7 +306,7 @@ class Barrier:
         `gradient` does.
         """
         release = releases.total_release(bound, noise, sampling)
-        dimension = shape_of(statistic, self.__records, self.__model).numel()
+        dimension = shape_of(statistic, self.__records, self.__model, self.__device).numel()
         stream = self.__charge(release, dimension=dimension)
         total = self.__exact.statistic_sum(statistic, bound, dimension, release, stream)
         return self.__group.broadcast(add_noise(total, release, stream))
@@ -316,7 +317,7 @@ class Barrier:
         statistic: (input [*input_shape], label []) -> A [m, c]. Returns [c, c], float64. Raises as `gradient` does.
         """
         release = releases.total_release(bound, noise)
-        columns = columns_of(statistic, self.__records, self.__model)
+        columns = columns_of(statistic, self.__records, self.__model, self.__device)
         dimension = vector_length(columns)
         stream = self.__charge(release, dimension=dimension)
         total = self.__exact.second_moment_sum(statistic, bound, dimension, release, stream)

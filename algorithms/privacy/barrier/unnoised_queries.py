@@ -2,8 +2,9 @@
 
 Layers in front of a model's first parameter are computed once for all records instead of in each step, if the results
 fit into memory. Full-batch queries of a linear model use closed forms, if the records fit. All answers are computed
-under the same conditions, whatever the process has set. An arithmetic error is raised without its message, which may
-tell something of a record. A record whose statistic cannot be computed, or is not finite, counts as zero.
+under the same conditions, whatever the process has set. An error is raised without its message, which may tell of a
+record; if the query fails on made-up records too, as with tensors on two devices, it says how it fails there. A
+record whose statistic cannot be computed, or is not finite, counts as zero.
 
 For a second moment, as in a covariance, a record gives a matrix A with m rows and c columns (positions and channels of
 an image; one row for a flat record). Its contribution is A^T A, whose Frobenius norm is at most the square of A's, so A
@@ -14,7 +15,7 @@ off-diagonal entries times sqrt(2): the L2 norm of this vector is the Frobenius 
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Concatenate, ParamSpec, TypeVar
@@ -58,7 +59,14 @@ from algorithms.privacy.mechanisms.release import (
     draws,
     minimum_release,
 )
-from algorithms.privacy.mechanisms.sampling import Cyclic, FullBatch, Importance, draw_sample
+from algorithms.privacy.mechanisms.sampling import (
+    Cyclic,
+    FullBatch,
+    Importance,
+    Sampling,
+    WithoutReplacement,
+    draw_sample,
+)
 
 Statistic = Callable[[Tensor, Tensor], Tensor]
 """Of one record: (input [*input_shape], label []) -> a tensor, of one shape for all records."""
@@ -229,16 +237,22 @@ def _weights(diagonal: Tensor, beside: float, like: Tensor) -> Tensor:
     return torch.where(diagonal, like.new_ones(()), like.new_full((), beside))
 
 
-def shape_of(statistic: Statistic, records: Records, model: Model) -> torch.Size:
-    """The shape of a statistic of one record, found with zeros in the record's form."""
+def shape_of(
+    statistic: Statistic, records: Records, model: Model, device: torch.device | None = None
+) -> torch.Size:
+    """The shape of a statistic of one record, found with zeros in the record's form.
+
+    device: where the records will be, by default the CPU. A statistic that fails there, as with tensors of its own on
+    the CPU, would count each record as zero, so it is tried there before it is charged.
+    """
     example = torch.from_numpy(np.zeros((1, *records.features.shape[1:]), records.features.dtype))
     label = torch.zeros(1, *model.label_shape, dtype=model.label_dtype)
-    return torch.func.vmap(statistic)(example, label).shape[1:]
+    return torch.func.vmap(statistic)(example.to(device), label.to(device)).shape[1:]
 
 
-def columns_of(statistic: Statistic, records: Records, model: Model) -> int:
+def columns_of(statistic: Statistic, records: Records, model: Model, device: torch.device) -> int:
     """The number of columns of a matrix statistic; raises RefusedError for other shapes."""
-    shape = shape_of(statistic, records, model)
+    shape = shape_of(statistic, records, model, device)
     if len(shape) != 2 or 0 in shape:
         raise RefusedError(
             f"second moments are of a matrix of each record, not of a statistic of shape {list(shape)}; give [m, c]."
@@ -380,6 +394,8 @@ _UNTOLD = (
 )
 _NO_MEMORY = "can't allocate memory"
 """What PyTorch says on a CPU, as a RuntimeError."""
+_SOME, _MOST_MADE_UP = 100, 10**7
+"""Made-up records in a sample, and of which it is drawn; they are one record, so they take no memory."""
 _TOO_LITTLE = "memory did not suffice for an answer; set performance.physical_batch or memory_mb to less."
 
 
@@ -390,6 +406,7 @@ def _computed(
 
     @functools.wraps(answer)
     def computed(self: "UnnoisedQueries", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        told: str | None = None
         try:
             with self.performance.computing(self.engine):
                 return answer(self, *args, **kwargs)
@@ -398,11 +415,44 @@ def _computed(
         except (MemoryError, torch.OutOfMemoryError):
             told = _TOO_LITTLE
         except Exception as reason:
-            told = _TOO_LITTLE if _NO_MEMORY in str(reason) else _UNTOLD
+            if _NO_MEMORY in str(reason):
+                told = _TOO_LITTLE
         # Outside of the handlers, since an error that is raised in one carries the first error along.
-        raise QueryFailedError(told)
+        raise QueryFailedError(told or _failure_on_made_up_records(answer, self, args, kwargs) or _UNTOLD)
 
     return computed
+
+
+def _failure_on_made_up_records(
+    answer: Callable[..., object],
+    queries: "UnnoisedQueries",
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> str | None:
+    """How a query fails on made-up records, with coins of its own; None if it does not, or if this cannot be known."""
+    performance = queries.performance
+    if performance.group.count > 1:  # the others would wait for each other
+        return None
+    sampling = next((part.sampling for part in args if isinstance(part, Release)), FullBatch())
+    public = [Stream(bytes(32), 0) if isinstance(part, Stream) else part for part in args]
+    try:
+        if performance.device.type != "cpu":
+            torch.accelerator.synchronize()  # fails after an error of a kernel, which may depend on a record
+        asked = queries.of_made_up_records(_count_for(sampling))
+        with performance.computing(queries.engine):
+            answer(asked, *public, **kwargs)
+    except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
+        return None
+    except Exception as reason:
+        return f"a query failed, as it does on made-up records: {type(reason).__name__}: {reason}"
+    return None
+
+
+def _count_for(sampling: Sampling) -> int:
+    """How many records fill some passes of a sample."""
+    if isinstance(sampling, WithoutReplacement):
+        return sampling.records
+    return min(_MOST_MADE_UP, math.ceil(_SOME / sampling.rate))
 
 
 class UnnoisedQueries:
@@ -420,6 +470,16 @@ class UnnoisedQueries:
         self.engine = performance.engine(self.model, records)
         self._side_by_side = performance.side_by_side(self.engine, model.parameter_count)
         self.last_norms = last_norms
+
+    def of_made_up_records(self, count: int) -> "UnnoisedQueries":
+        """The same queries of made-up records, which are all alike."""
+        inputs, labels = (part.cpu().numpy() for part in self.engine.made_up_record())
+        alike = (np.broadcast_to(part, (count, *part.shape[1:])) for part in (inputs, labels))
+        asked = copy.copy(self)
+        for name in ("records", "_whole"):
+            vars(asked).pop(name, None)
+        asked._given, asked.last_norms = Mapped(*alike), LastNorms()
+        return asked
 
     @functools.cached_property
     def records(self) -> Records:

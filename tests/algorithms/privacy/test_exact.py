@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from algorithms.errors import QueryFailedError, RefusedError
 from algorithms.gradients import L2, Engine
 from algorithms.models import Model
+from algorithms.models.objectives import cross_entropy
 from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.mechanisms.release import Gaussian
-from algorithms.privacy.mechanisms.sampling import FullBatch
+from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson
 from tests.algorithms.bench import SHAPE, MadeUp, made_up, small_model
 from tests.algorithms.privacy.test_barrier import Free, barrier
 from tests.algorithms.privacy.test_questions import PARAMETERS, QUESTIONS, every_question
@@ -211,3 +212,65 @@ def test_no_answer_changes_the_point_it_was_asked_at(kind: str) -> None:
     SEEN.append("examined")
     QUESTIONS[kind][0](asked)
     assert torch.equal(PARAMETERS, before)
+
+
+class Scattered(nn.Module):
+    """Fails on some records: with tensors of types, shapes or devices that do not go together."""
+
+    def __init__(self, failing: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.failing, self.is_ready = nn.Linear(16, 3), failing, False
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        values = inputs.flatten(1)
+        outputs: Tensor = self.layer(self.failing(values) if self.is_ready else values)
+        return outputs
+
+
+MISTAKES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "type": (lambda values: values.double(), "same dtype"),
+    "shape": (lambda values: values[:, 1:], "shapes cannot be multiplied"),
+    "device": (lambda values: values.to("meta"), "expected device meta"),
+}
+
+
+@pytest.mark.parametrize("sampling", [FullBatch(), Poisson(1e-3)], ids=["all records", "a small sample"])
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_what_fails_on_any_records_is_said_in_full(kind: str, sampling: FullBatch | Poisson) -> None:
+    mistake, words = MISTAKES[kind]
+    model = Model("scattered", Scattered(mistake), cross_entropy, lambda outputs: outputs)
+    asked = barrier(made_up(4000), model)
+    vars(asked)["_Barrier__exact"].engine._passes.model.module.is_ready = True
+    with pytest.raises(QueryFailedError, match=rf"made-up records: \w+Error: .*{words}"):
+        asked.gradient(
+            model.initial_parameters(), sampling=sampling, clipping=L2(1.0), noise=Gaussian(1.0), divisor=1.0
+        )
+
+
+def test_a_failure_that_only_some_records_cause_is_not_told_on_made_up_ones() -> None:
+    """A record without a number fails; the made-up ones have all."""
+
+    def failing(values: Tensor) -> Tensor:
+        return values[:, 1:] if bool(values.isnan().any()) else values
+
+    model = Model("scattered", Scattered(failing), cross_entropy, lambda outputs: outputs)
+    records = made_up()
+    records.features[0] = np.nan
+    asked = barrier(records, model)
+    vars(asked)["_Barrier__exact"].engine._passes.model.module.is_ready = True
+    with pytest.raises(QueryFailedError, match="why is not shown"):
+        asked.gradient(
+            model.initial_parameters(),
+            sampling=FullBatch(),
+            clipping=L2(1.0),
+            noise=Gaussian(1.0),
+            divisor=1.0,
+        )
+
+
+def test_a_statistic_that_fails_is_refused_before_its_charge() -> None:
+    spend = Free()
+    asked = barrier(made_up(), spend=spend)
+    with pytest.raises(RuntimeError, match="size"):
+        asked.total(lambda one, _label: one.flatten() + torch.zeros(5), bound=L2(1.0), noise=Gaussian(1.0))
+    assert not spend.events
