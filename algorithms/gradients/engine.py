@@ -25,13 +25,14 @@ from algorithms.errors import ProcessLostError
 from algorithms.gradients.arithmetic import (
     FEWEST,
     WHOLE,
-    in_full_precision,
     pad_to_multiple,
     pass_size,
     round_batch,
     wide,
 )
 from algorithms.gradients.clipping import L2, Clipping
+from algorithms.gradients.determinism import layer_in_backward_pass, refusal_of, unrepeatable_kernel
+from algorithms.gradients.devices import in_full_precision
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
 from algorithms.gradients.independence import RecordsNotIndependentError
 from algorithms.gradients.model_inspection import PassCost, examine
@@ -135,16 +136,16 @@ class Engine:
         device = device or torch.device("cpu")
         inspected_on = torch.device("cpu") if offload or shards is not None else device
         self._shards = shards
-        with _refusing(model, input_shape, input_dtype):
+        form = Form(
+            input_shape,
+            input_dtype,
+            inspected_on,
+            packing=model.packing,
+            label_shape=model.label_shape,
+            label_dtype=model.label_dtype,
+        )
+        with _refusing(model, form):
             self._passes = Passes(_on(model, inspected_on))
-            form = Form(
-                input_shape,
-                input_dtype,
-                inspected_on,
-                packing=model.packing,
-                label_shape=model.label_shape,
-                label_dtype=model.label_dtype,
-            )
             self._examined = examine(self._passes, form)
             found = self._examined
             self._passes = replace(
@@ -212,11 +213,13 @@ class Engine:
         if not offload:
             point = shards.divided(point) if shards is not None and trained else point.to(device)
         try:
-            made_up = self._examined.form.draw(1, 0)
-            self.clipped_sum(point, made_up.inputs.to(device), made_up.labels.to(device), L2(1.0))
+            inputs, labels = self.made_up_record()
+            self.clipped_sum(point, inputs.to(device), labels.to(device), L2(1.0))
         except ProcessLostError:
             raise
         except (RuntimeError, UnrecordedError) as error:
+            if (kernel := unrepeatable_kernel(error)) is not None:
+                raise ModelRefusedError(refusal_of(kernel, model, device, _place(error))) from error
             reason = str(error).partition("\n")[0]
             raise ModelRefusedError(f"{refused} ({reason}); set it to false.") from error
 
@@ -226,6 +229,11 @@ class Engine:
         module = copied(model.module, (*model.module.parameters(), *model.module.buffers()))
         same._passes = replace(self._passes, model=replace(model, module=module))
         return same
+
+    def made_up_record(self) -> tuple[Tensor, Tensor]:
+        """The inputs and labels of one record, in the form of those that the model was inspected on."""
+        made_up = self._examined.form.draw(1, 0)
+        return made_up.inputs, made_up.labels
 
     @property
     def pass_bytes(self) -> int:
@@ -317,8 +325,7 @@ class Engine:
             if self._shards is None:
                 return self._passes.contributions(parameters, parameters.new_zeros(0), {})
             # A pass over a made-up record, so that other processes can gather weights for theirs.
-            made_up = self._examined.form.draw(1, 0)
-            some = made_up.inputs.to(inputs.device), made_up.labels.to(labels.device)
+            some = (part.to(inputs.device) for part in self.made_up_record())
             return self.contributions(parameters, *some).first(0)
         padded = self._filled(inputs), self._filled(labels)
         if self._examined.layouts is not None:
@@ -423,7 +430,7 @@ def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
 
 def _fitting(cost: PassCost, memory_mb: int, device: torch.device) -> int:
     """How many records fit into memory; on a CPU no more than is fast, but at least `WHOLE` if that fits."""
-    is_cpu = device.type != "cuda"
+    is_cpu = device.type == "cpu"
     kept = _PASSES * (cost.saved + cost.written)
     most = max(1, cost.each)  # frozen layers save nothing, but running them needs memory
     best = max(WHOLE, _CACHED_BYTES / kept) if is_cpu else math.inf
@@ -444,7 +451,7 @@ def _on(model: Model, device: torch.device) -> Model:
 
 
 @contextmanager
-def _refusing(model: Model, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[None]:
+def _refusing(model: Model, form: Form) -> Iterator[None]:
     """Turn any exception that a model raises on made-up records into a ModelRefusedError of one sentence."""
     try:
         with warnings.catch_warnings():
@@ -455,6 +462,9 @@ def _refusing(model: Model, shape: tuple[int, ...], dtype: torch.dtype) -> Itera
     except RecordsNotIndependentError as mixed:
         raise RecordsNotIndependentError(_unwrapped(str(mixed))) from None
     except Exception as error:
+        if (kernel := unrepeatable_kernel(error)) is not None:
+            place = _place_in_backward_pass(model, form) or _place(error)
+            raise ModelRefusedError(refusal_of(kernel, model, form.device, place)) from error
         why = str(error).strip().partition("\n")[0][:200]
         if "use_reentrant=True" in why or _REENTRANT in why:
             raise ModelRefusedError(
@@ -471,7 +481,7 @@ def _refusing(model: Model, shape: tuple[int, ...], dtype: torch.dtype) -> Itera
                 " is missing; give it validate_args=False, or call"
                 " torch.distributions.Distribution.set_default_validate_args(False) before."
             ) from error
-        is_float = dtype.is_floating_point
+        is_float = form.dtype.is_floating_point
         numbers = (
             "normal numbers, also large, 0 and missing"
             if is_float
@@ -479,7 +489,7 @@ def _refusing(model: Model, shape: tuple[int, ...], dtype: torch.dtype) -> Itera
         )
         raise ModelRefusedError(
             f"the model {model.name} raised {type(error).__name__}{_place(error)} on made-up records ({why}); it has to"
-            f" take any records of the shape {list(shape)} ({numbers}): bound what it looks up in a table, as by"
+            f" take any records of the shape {list(form.shape)} ({numbers}): bound what it looks up in a table, as by"
             " .long().clamp(0, entries - 1), pool by a mask and not at a mark such as the end of a text, and take out"
             " what fails."
         ) from error
@@ -499,6 +509,16 @@ def _place(error: Exception) -> str:
     # Without those of PyTorch, of this folder and of `algorithms.models`.
     own = [line for line in lines if not any(folder in Path(line.filename).parents for folder in _HOUSE)]
     name = names.get(id(layers[-1]), "") if layers else ""
-    layer = re.sub(rf"^({_AROUND}|module$)+", "", name)
-    found = f" in the layer {layer} ({type(layers[-1]).__name__})" if layer else ""
+    found = _layer_place(name, layers[-1]) if layers else ""
     return f"{found}, at '{own[-1].line}'," if own else found
+
+
+def _layer_place(name: str, layer: nn.Module) -> str:
+    inner = re.sub(rf"^({_AROUND}|module$)+", "", name)
+    return f" in the layer {inner} ({type(layer).__name__})" if inner else ""
+
+
+def _place_in_backward_pass(model: Model, form: Form) -> str:
+    made_up = form.draw(1, 0)
+    found = layer_in_backward_pass(_on(model, form.device), made_up.inputs, made_up.labels)
+    return "" if found is None else _layer_place(*found)
