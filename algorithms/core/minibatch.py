@@ -77,9 +77,11 @@ def batches(public: PublicInfo, *, expected_batch_size: int | None, sampling_rat
 
 def noisy_count(barrier: Barrier, noise_multiplier: float) -> float:
     """Release the number of records as `count_release` says."""
-    one = torch.ones(1)
-    noise = Gaussian(noise_multiplier)
-    return float(barrier.total(lambda features, label: one, bound=L2(1.0), noise=noise))
+
+    def one(_features: Tensor, label: Tensor) -> Tensor:
+        return torch.ones(1, device=label.device)
+
+    return float(barrier.total(one, bound=L2(1.0), noise=Gaussian(noise_multiplier)))
 
 
 def expected_batch(barrier: Barrier, plan: Plan) -> float:

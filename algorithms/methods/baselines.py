@@ -126,12 +126,12 @@ class Majority(SingleRelease):
 
     def step(self, state: Answered, plan: Plan, barrier: Barrier) -> Answered:
         """The noisy counts, and the bias that follows."""
-        classes = torch.arange(plan.public.classes)
-        counts = barrier_of_rows(barrier, plan.public.pooled).total(
-            lambda features, label: (classes == label).float(),
-            bound=BOUND,
-            noise=Gaussian(plan.noise_multiplier),
-        )
+
+        def of_its_class(_features: Tensor, label: Tensor) -> Tensor:
+            return (torch.arange(plan.public.classes, device=label.device) == label).float()
+
+        rows = barrier_of_rows(barrier, plan.public.pooled)
+        counts = rows.total(of_its_class, bound=BOUND, noise=Gaussian(plan.noise_multiplier))
         biases = log_odds(counts)
         parameters = torch.zeros_like(state.parameters)
         parameters[-len(biases) :] = biases.to(parameters)

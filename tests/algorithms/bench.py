@@ -215,9 +215,9 @@ def run(
         generator=generator or seeded_generator(7),
         delta=plan.target.budget.delta,
         trace=trace,
-        performance=OneLook(torch.device("cpu"), memory_mb=1),
+        performance=OneLook(DEVICE, memory_mb=1),
     )
-    state = method.init(model.initial_parameters(), plan)
+    state = method.init(model.initial_parameters().to(DEVICE), plan)
     for trace.step in range(plan.steps):
         following = method.step(state, plan, barrier)
         if following is None:
