@@ -1214,7 +1214,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "the setting steps of DPSGD does not fit",
     ),
     "no method": ({"method": DPSGD}, "give the settings of one"),
-    "an unknown device": ({"device": "tpu"}, "which is no device"),
+    "an unknown device": ({"device": "tpu"}, "no such device here; set it to auto or cpu"),
     "a batch beyond the data": ({"method": DPSGD(steps=2, expected_batch_size=1000)}, "batch"),
     "a cap without a population": ({"cap": (1.0, 1e-5), "population": None}, "without a population"),
     "an unknown population": ({"population": "others", "cap": None}, "does not know the population"),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from algorithms.gradients import L2, Engine
 from algorithms.models import Model
 from tests.algorithms.gradients import naive
+from tests.support.device import DEVICE
 
 SMALL = 64
 """A physical batch at which a look takes a third less than at the thousands that small models would have."""
@@ -97,8 +98,8 @@ class Problem:
 def has_lstm_in_bfloat16() -> bool:
     """Whether PyTorch's own LSTM runs under autocast here, which oneDNN has for some processors only."""
     try:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            torch.nn.LSTM(2, 2)(torch.zeros(1, 1, 2))
+        with torch.random.fork_rng(devices=[]), torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+            torch.nn.LSTM(2, 2).to(DEVICE)(torch.zeros(1, 1, 2, device=DEVICE))
     except RuntimeError:
         return False
     return True
