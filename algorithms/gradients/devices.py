@@ -9,6 +9,7 @@ from contextlib import ContextDecorator
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from algorithms.errors import RefusedError
 
@@ -76,6 +77,32 @@ def device_name(device: torch.device) -> str:
 def is_slow_in_64_bits(device: torch.device) -> bool:
     """Whether products take 32 times as long in 64 bits as in 32, as on most GPUs below a data centre's largest."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) not in _FAST_IN_64_BITS
+
+
+def upload(tensor: Tensor, device: torch.device) -> Callable[[], Tensor]:
+    """Begin to copy a tensor to a device, beside what is computed there; nothing on the host waits for it.
+
+    Returns a function that gives the copy to the calling thread's stream, which waits for it.
+    """
+    if device.type == "cpu":
+        return lambda: tensor
+    stream = _copying(device)
+    with stream:
+        moved = tensor.pin_memory().to(device, non_blocking=True)
+        done = stream.record_event()
+
+    def arrived() -> Tensor:
+        here = torch.accelerator.current_stream(device)
+        here.wait_event(done)
+        moved.record_stream(here)
+        return moved
+
+    return arrived
+
+
+@functools.cache
+def _copying(device: torch.device) -> torch.Stream:
+    return torch.Stream(device)
 
 
 class ProcessSetting(ContextDecorator):

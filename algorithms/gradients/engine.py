@@ -319,6 +319,19 @@ class Engine:
         return total
 
     @in_full_precision()
+    def clipped_sum_if_finite(
+        self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping
+    ) -> tuple[Tensor, Tensor]:
+        """The sum of one physical batch, [d], float64, and whether it is that of `clipped_sum`, [].
+
+        It is not if a gradient is not finite. Nothing on the host waits for the device, so that passes follow each
+        other without a gap. Not for parameters that processes share.
+        """
+        total = torch.zeros_like(parameters, dtype=torch.float64)
+        found = self.contributions(parameters, inputs, labels)
+        return total, found.add_clipped_if_finite(clipping, total)
+
+    @in_full_precision()
     def contributions(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
         """Per-example gradients of one physical batch from a single pass; for the barrier alone."""
         if len(labels) == 0:

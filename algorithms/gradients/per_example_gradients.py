@@ -72,13 +72,29 @@ class PerExampleGradients:
         A record whose gradient is not finite contributes zero. norms: the result of `norms`, if it is known already.
         Raises ValueError for per-layer bounds that do not fit.
         """
+        self._check(clipping)
+        for found, their in self._finite(clipping, norms):
+            found._add(their, clipping, total)
+
+    @in_full_precision()
+    def add_clipped_if_finite(self, clipping: Clipping, total: Tensor) -> Tensor:
+        """`add_clipped` if all norms are finite, and whether they are, []; the host waits for nothing.
+
+        If they are not, the total is spoilt.
+        """
+        self._check(clipping)
+        if len(self.losses) == 0:
+            return torch.ones((), dtype=torch.bool, device=self.losses.device)
+        norms = self.norms(clipping)
+        self._add(norms, clipping, total)
+        return norms.amax() < math.inf
+
+    def _check(self, clipping: Clipping) -> None:
         if isinstance(clipping, PerLayer) and len(clipping.norms) != len(self.layers):
             raise ValueError(
                 f"per-layer clipping has {len(clipping.norms)} bounds, the model has {len(self.layers)} layers;"
                 " give one for each."
             )
-        for found, their in self._finite(clipping, norms):
-            found._add(their, clipping, total)
 
     def clipped_parts(
         self, clipping: Clipping, norms: Tensor | None = None

@@ -282,7 +282,14 @@ class Barrier:
             self.__correlation.charged()
         drawn = words_of_sample(sampling, len(self.__records.labels))
         noise_ahead = (
-            NoiseAhead.of(release, stream, len(parameters), skip=drawn, correlator=correlator)
+            NoiseAhead.of(
+                release,
+                stream,
+                len(parameters),
+                skip=drawn,
+                correlator=correlator,
+                device=None if slices is not None else self.__exact.performance.home,
+            )
             if self.__group.is_first
             else None
         )

@@ -23,7 +23,7 @@ from torch import Tensor, distributed
 from algorithms.errors import RefusedError
 from algorithms.gradients import Engine, RecordsNotIndependentError
 from algorithms.gradients.arithmetic import pass_size
-from algorithms.gradients.devices import in_full_precision
+from algorithms.gradients.devices import in_full_precision, upload
 from algorithms.gradients.placement import Shards, together
 from algorithms.models import Model
 
@@ -201,7 +201,7 @@ class OnDevice:
 
     def take(self, rows: Rows) -> Batch:
         """The features and labels at some indices, in that order."""
-        chosen = torch.from_numpy(rows).to(self.tensors[0].device, non_blocking=True)
+        chosen = upload(torch.from_numpy(rows), self.tensors[0].device)()
         return self.tensors[0].index_select(0, chosen), self.tensors[1].index_select(0, chosen)
 
 
@@ -246,7 +246,12 @@ class Performance:
         """A copy of a flat vector [d] where parameters, sums and the method's state lie."""
         if self.slices is not None:
             return self.slices.divided(vector)
-        return vector.to("cpu" if self.offload else self.device, copy=True)
+        return vector.to(self.home, copy=True)
+
+    @property
+    def home(self) -> torch.device:
+        """The device of parameters and sums."""
+        return torch.device("cpu") if self.offload else self.device
 
     def holds(self, numbers: int) -> bool:
         """Whether memory holds this many 32-bit numbers per record, for all records at once."""
@@ -274,19 +279,16 @@ class Performance:
 
     def load(self, records: Records, rows: Rows) -> Batch:
         """The records at some indices, in that order, on the device."""
+        return self._begin_to_load(records, rows)()
+
+    def _begin_to_load(self, records: Records, rows: Rows) -> Load:
+        """Read records and begin to copy them; the result gives the copies to the thread that computes."""
         if isinstance(records, OnDevice):
-            return records.take(rows)
+            return functools.partial(records.take, rows)
         inputs = torch.from_numpy(self.read(records.features, rows))
         labels = torch.from_numpy(records.labels[rows])
-        if self.device.type == "cpu":
-            return inputs.to(self.device), labels.to(self.device)
-        stream = _copying(self.device)
-        with stream:
-            moved = [part.pin_memory().to(self.device, non_blocking=True) for part in (inputs, labels)]
-        stream.synchronize()  # holds up the thread that reads, not the one that computes
-        for part in moved:
-            part.record_stream(torch.accelerator.current_stream(self.device))
-        return moved[0], moved[1]
+        moving = upload(inputs, self.device), upload(labels, self.device)
+        return lambda: (moving[0](), moving[1]())
 
     def placed(self, records: Records) -> Records:
         """The records on the GPU if they fit into `memory_mb`; otherwise unchanged."""
@@ -300,7 +302,8 @@ class Performance:
         if self.device.type == "cpu" or isinstance(records, OnDevice):
             yield from (functools.partial(self.load, records, rows) for rows in passes)
             return
-        yield from one_ahead(lambda rows: self.load(records, rows), passes)
+        for begun in one_ahead(lambda rows: self._begin_to_load(records, rows), passes):
+            yield functools.partial(_arrived, begun)
 
     def side_by_side(self, engine: Engine, parameters: int) -> SideBySide:
         """The workers for an engine's passes, each of which returns `parameters` numbers.
@@ -373,8 +376,12 @@ def in_passes(rows: Rows, physical_batch: int) -> Iterator[Rows]:
     return (rows[start : start + size] for start in range(0, len(rows), size))
 
 
-def one_ahead(load: Callable[[Rows], Batch], passes: Iterable[Rows]) -> Iterator[Load]:
-    """Yield a function for each pass that returns its records; another thread reads them one pass ahead."""
+def _arrived(begun: Callable[[], Load]) -> Batch:
+    return begun()()
+
+
+def one_ahead(load: Callable[[Rows], T], passes: Iterable[Rows]) -> Iterator[Callable[[], T]]:
+    """Yield a function for each pass that returns what is loaded for it; another thread loads one pass ahead."""
     with ThreadPoolExecutor(1, thread_name_prefix="read") as reader:
         before = None
         for rows in passes:
@@ -384,11 +391,6 @@ def one_ahead(load: Callable[[Rows], Batch], passes: Iterable[Rows]) -> Iterator
             before = following
         if before is not None:
             yield before.result
-
-
-@functools.cache
-def _copying(device: torch.device) -> torch.Stream:
-    return torch.Stream(device)
 
 
 def _limit_threads(most: int) -> None:

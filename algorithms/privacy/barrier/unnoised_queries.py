@@ -218,13 +218,13 @@ def moment_sum(records: Tensor, bound: float) -> Tensor:
 
 def as_vector(matrix: Tensor) -> Tensor:
     """A symmetric matrix [c, c] as a vector of the same norm, [c (c + 1) / 2]."""
-    rows, columns = torch.triu_indices(*matrix.shape)
+    rows, columns = torch.triu_indices(*matrix.shape, device=matrix.device)
     return matrix[rows, columns] * _weights(rows == columns, math.sqrt(2.0), matrix)
 
 
 def as_matrix(vector: Tensor, columns: int) -> Tensor:
     """The inverse of `as_vector`: a symmetric matrix [c, c]."""
-    above, right = torch.triu_indices(columns, columns)
+    above, right = torch.triu_indices(columns, columns, device=vector.device)
     entries = vector * _weights(above == right, math.sqrt(0.5), vector)
     matrix = vector.new_zeros(columns, columns)
     matrix[above, right] = entries
@@ -517,6 +517,8 @@ class UnnoisedQueries:
         if is_whole and self._whole is not None:
             return self._whole.at_step(step).clipped_sum(point, clipping)
 
+        if self.performance.home.type != "cpu" and self.performance.shards is None:
+            return self._sum_on_device(point, clipping, release, stream)
         spare: list[Tensor] = []  # sums of passes that have been added up, to write the next ones into
 
         def summed(engine: Engine, records: Load) -> Tensor:
@@ -533,6 +535,21 @@ class UnnoisedQueries:
             total += found
             spare.append(found)
         return group.sum(total) if self.performance.slices is None else total
+
+    def _sum_on_device(self, point: Tensor, clipping: Clipping, release: Release, stream: Stream) -> Tensor:
+        """`clipped_sum` with one wait for the device; passes with a gradient that is not finite are taken again."""
+        rows = self.performance.group.shard(self._sample(release, stream), self._count)
+        passes = list(in_passes(rows, self.engine.physical_batch))
+        total, are_right = torch.zeros_like(point, dtype=torch.float64), list[Tensor]()
+        for records in self.performance.loaded(self.records, passes):
+            found, is_right = self.engine.clipped_sum_if_finite(point, *records(), clipping)
+            total += torch.where(is_right, found, 0.0)
+            are_right.append(is_right)
+        known = torch.stack(are_right).tolist() if are_right else []
+        again = [rows for rows, is_right in zip(passes, known, strict=True) if not is_right]
+        for records in self.performance.loaded(self.records, again):
+            total += self.engine.clipped_sum(point, *records(), clipping)
+        return self.performance.group.sum(total)
 
     @_computed
     def clipped_losses(

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Affine, Box, Clipping, Normalised, PerLayer
+from algorithms.gradients.devices import upload
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, releases_of
 from algorithms.privacy.accounting.event_rules import ObjectivePerturbationDpEvent, PureDpEvent
 from algorithms.privacy.mechanisms.noise import Stream, add_steps, scale_on_grid, std_on_grid, steps_of
@@ -458,20 +459,24 @@ class NoiseAhead:
         *,
         skip: int = 0,
         correlator: Correlator | None = None,
+        device: torch.device | None = None,
     ) -> "NoiseAhead":
         """Draw noise from a stream after `skip` more words; small draws are made immediately.
 
-        correlator: continues the noise of the steps before, for correlated noise.
+        correlator: continues the noise of the steps before, for correlated noise. device: where the noise is added, to
+        which it is copied as soon as it is drawn; the CPU by default.
         """
         if isinstance(release.noise, NoNoise):
             return NoiseAhead(release, stream.position + skip, None)
-        asked = release, stream.later(skip), dimension, correlator
+        later, there = stream.later(skip), device or torch.device("cpu")
+
+        def draw() -> Callable[[], Tensor]:
+            return upload(_noise_in_steps(release, later, dimension, correlator), there)
+
         if dimension >= _MANY:
-            return NoiseAhead(
-                release, stream.position + skip, _drawer().submit(_noise_in_steps, *asked).result
-            )
-        steps = _noise_in_steps(*asked)
-        return NoiseAhead(release, stream.position + skip, lambda: steps)
+            drawing = _drawer().submit(draw)
+            return NoiseAhead(release, stream.position + skip, lambda: drawing.result()())
+        return NoiseAhead(release, stream.position + skip, draw())
 
     def added(self, total: Tensor) -> Tensor:
         """The sum [d], on any device, plus the noise, both on the grid; float64."""

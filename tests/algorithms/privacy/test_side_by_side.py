@@ -13,8 +13,10 @@ from torch import Tensor
 from algorithms.gradients import L2
 from algorithms.privacy.barrier import performance
 from algorithms.privacy.barrier.barrier import Performance
-from algorithms.privacy.barrier.performance import OnDevice, Records, SideBySide, one_ahead
-from algorithms.privacy.mechanisms.release import NoNoise
+from algorithms.privacy.barrier.performance import OnDevice, Records, SideBySide, in_passes, one_ahead
+from algorithms.privacy.barrier.unnoised_queries import LastNorms, UnnoisedQueries
+from algorithms.privacy.mechanisms.noise import seeded_generator
+from algorithms.privacy.mechanisms.release import Gaussian, NoNoise, gradient_release
 from algorithms.privacy.mechanisms.sampling import Poisson
 from tests.algorithms.bench import made_up, small_model
 from tests.algorithms.privacy.test_barrier import barrier
@@ -68,6 +70,28 @@ def test_records_on_a_device_are_those_of_the_arrays() -> None:
     for found, expected in zip(MANY.load(placed, rows), MANY.load(RECORDS, rows), strict=True):
         assert torch.equal(found, expected)
     assert torch.equal(summed(MANY, placed), summed(MANY))
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_a_sum_without_waits_is_the_same_sum(precision: torch.dtype) -> None:
+    """As on an accelerator; a pass with a record that is not finite is taken again."""
+    features = RECORDS.features.copy()
+    features[7], features[100] = np.nan, 1e30
+    queries = UnnoisedQueries(
+        replace(RECORDS, features=features),
+        replace(small_model("mlp"), precision=precision),
+        MANY,
+        LastNorms(),
+    )
+    point, stream = small_model("mlp").initial_parameters(), seeded_generator(0).stream(0)
+    release = gradient_release(Poisson(0.9), L2(0.5), Gaussian(1.0), 1.0)
+    found = queries._sum_on_device(point, L2(0.5), release, stream.later(0))
+    expected = queries.clipped_sum(point, L2(0.5), release, stream, step=0)
+    assert len(list(in_passes(np.arange(250), queries.engine.physical_batch))) > 2
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    nobody = replace(RECORDS, features=features[:0], labels=RECORDS.labels[:0])
+    queries = UnnoisedQueries(nobody, small_model("mlp"), MANY, LastNorms())
+    assert not queries._sum_on_device(point, L2(0.5), release, stream.later(0)).any()
 
 
 def test_a_pass_is_read_while_the_one_before_is_computed() -> None:
