@@ -12,7 +12,7 @@ from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.methods import from_settings
-from algorithms.methods.matrix_factorisation import INDEPENDENT, CorrelatedPlan, mean_squared_noise, workload
+from algorithms.methods.matrix_factorisation import CorrelatedPlan, mean_squared_noise, workload
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.events import CorrelatedDpEvent, unrolled
 from algorithms.privacy.mechanisms.correlated import Toeplitz, Tree
@@ -116,4 +116,4 @@ def test_the_courses_of_noise_are_those_of_the_iterates() -> None:
     last = plan.noise_multiplier * math.sqrt(float(np.square(asked.rows[-1]).sum()))
     assert (np.diff(course[:, 0]) > 0).all() and (course[-1, 1:] > 0).all()
     assert course[-1, 2] < last  # independent noise of the same cost needs less of it than the tree
-    assert kept(plan_of("matrix_factorisation", epsilon=0.3)).correlation() == INDEPENDENT
+    assert kept(plan_of("matrix_factorisation", epsilon=0.3)).correlation() == Toeplitz((1.0,))

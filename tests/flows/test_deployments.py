@@ -19,7 +19,7 @@ from flows import scheduled as module
 from flows.cli import runs
 from flows.cli.main import app
 from flows.pipeline import REFUSED
-from flows.scheduled import BROKEN, FEW_LEFT
+from flows.scheduled import BROKEN
 from tasks.retraining import delivery
 from tasks.retraining.delivery import Outcome
 from tests.support.checkout import PROJECT
@@ -172,7 +172,9 @@ def test_a_kubernetes_job_is_rendered_with_its_mounts_and_its_secrets() -> None:
 def test_people_are_told_of_states_that_flows_end_in() -> None:
     automations = [AutomationCore.model_validate(row) for row in _yaml("automations.yaml")["automations"]]
     expected = {event for row in automations for event in row.trigger.expect}  # type: ignore[union-attr]
-    assert expected == {f"prefect.flow-run.{name}" for name in (FEW_LEFT, REFUSED, BROKEN)}
+    assert expected == {
+        f"prefect.flow-run.{name}" for name in ("FewRetrainingsLeft", "Refused", "LedgerBroken")
+    }
     assert all(row.actions[0].type == "send-notification" for row in automations)
 
 

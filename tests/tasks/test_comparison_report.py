@@ -12,7 +12,6 @@ import pytest
 import wandb
 
 from tasks.comparing.report import (
-    FILES,
     METRIC_COLUMNS,
     Report,
     beside,
@@ -213,4 +212,6 @@ def test_the_group_has_tables_figures_and_the_results_as_an_artifact(logged: lis
         made = [artifact for artifact in _of(records, "artifact") if artifact.type == "comparison"]
         assert len(made) == (run.job_type == "summary")
         for artifact in made:
-            assert {entry.path for entry in artifact.manifest.contents} == set(FILES)
+            assert {entry.path for entry in artifact.manifest.contents} == {
+                *("results.parquet", "results.csv", "summary.csv", "report.html", "page.md")
+            }

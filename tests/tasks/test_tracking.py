@@ -18,7 +18,7 @@ from tasks.config.params import Tracking
 from tasks.reporting.figures import Curve
 from tasks.tracking import places
 from tasks.tracking import runs as tracking
-from tasks.tracking.runs import STEP, Finished, history, log_promotion, log_report, log_run
+from tasks.tracking.runs import Finished, history, log_promotion, log_report, log_run
 from tests.support.checkout import PROJECT
 from tests.support.offline_run import (
     CONFIG,
@@ -92,13 +92,16 @@ def test_no_other_record_or_key_is_sent(logged: Logged) -> None:
         for artifact in logged.of("artifact", job_type):
             wanted = DESCRIPTION if artifact.type == "dataset" else {"run_id"}
             assert set(json.loads(artifact.metadata)) == wanted
-    assert {metric.name or metric.glob_name for metric in logged.of("metric")} == {STEP, "privacy/*"}
+    assert {metric.name or metric.glob_name for metric in logged.of("metric")} == {
+        "privacy/step",
+        "privacy/*",
+    }
 
 
 def test_the_trace_is_logged_by_step(logged: Logged) -> None:
     trace = pd.read_parquet(logged.root / "artifacts" / "trace.parquet").groupby("step").last()
     rows = [items_of(record.item) for record in logged.of("history")]
-    assert [row[STEP] for row in rows] == list(range(1, 31))
+    assert [row["privacy/step"] for row in rows] == list(range(1, 31))
     assert [row["privacy/epsilon_so_far"] for row in rows] == trace["epsilon"].tolist()
     assert [row["privacy/noise_std"] for row in rows] == trace["noise_std"].tolist()
     card = read_json(logged.root / "artifacts" / "privacy_card.json")
@@ -213,7 +216,7 @@ def test_a_long_run_is_thinned_and_an_infinite_cost_left_out(run: Finished) -> N
     trace = pd.DataFrame({"step": range(steps), "epsilon": np.inf, "noise_std": 0.0, "noise_multiplier": 0.0})
     rows = list(history(replace(run, trace=trace, curve=Curve([], []))))
     assert len(rows) == 2000
-    assert (rows[0][STEP], rows[-1][STEP]) == (1, steps)
-    assert set(rows[0]) == {STEP, "privacy/noise_std", "privacy/noise_multiplier"}
+    assert (rows[0]["privacy/step"], rows[-1]["privacy/step"]) == (1, steps)
+    assert set(rows[0]) == {"privacy/step", "privacy/noise_std", "privacy/noise_multiplier"}
     accounted = list(history(replace(run, trace=trace, curve=Curve([4321], [0.5]))))
     assert [row["privacy/epsilon"] for row in accounted if "privacy/epsilon" in row] == [0.5]

@@ -14,7 +14,7 @@ from algorithms.privacy.card.text import SO_FAR, statement
 from tasks.config.params import Tracking
 from tasks.reporting import History, nothing
 from tasks.reporting.figures import Curve
-from tasks.tracking.runs import HISTORY, STEP, Finished, log_report, sections
+from tasks.tracking.runs import Finished, log_report, sections
 from tests.support.offline_run import write_finished
 from tests.support.tracked_run import HISTORY as PAST
 from tests.support.tracked_run import finished
@@ -121,9 +121,13 @@ def test_the_curves_are_of_this_run_and_the_scatter_of_all_trainings(
     assert ["train" in text for text in found] == [True, True, True]
     assert [run.card.evidence.run_id in text for text in found] == [True, True, False]
     (line,), noise, (scatter,) = panels(document)
-    assert (line["viewType"], line["config"]["xAxis"]) == ("Run History Line Plot", STEP)
+    assert (line["viewType"], line["config"]["xAxis"]) == ("Run History Line Plot", "privacy/step")
     metrics = [panel["config"]["metrics"] for panel in (line, *noise)]
-    assert metrics == [list(HISTORY[1:3]), [HISTORY[3]], [HISTORY[4]]]
+    assert metrics == [
+        ["privacy/epsilon", "privacy/epsilon_so_far"],
+        ["privacy/noise_std"],
+        ["privacy/noise_multiplier"],
+    ]
     axes = tuple(scatter["config"][name] for name in ("xAxis", "yAxis"))
     assert scatter["viewType"] == "Scatter Plot"
     assert axes == ("summary:privacy/epsilon_total", "summary:test/accuracy")

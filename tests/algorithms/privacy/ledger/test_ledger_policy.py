@@ -4,7 +4,6 @@ import pytest
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.ledger.policy import (
-    HORIZON,
     Block,
     Choice,
     Spread,
@@ -134,7 +133,7 @@ def test_the_newest_block_is_spent_until_it_is_empty() -> None:
 def test_a_window_over_arriving_blocks_never_ends_and_charges_no_block_above_its_cap() -> None:
     choice, spread = Choice("last", window=4), Spread("equal", planned=4)
     found = forecast(_blocks(1.0), choice, spread, smallest=(0.0,), arriving=(1.0,))
-    assert (found.end, len(found.retrainings)) == (None, HORIZON)
+    assert (found.end, len(found.retrainings)) == (None, 1000)
     charged: dict[str, float] = {}
     for row in found.retrainings:
         for name in row.blocks:
