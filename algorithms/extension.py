@@ -1,6 +1,7 @@
 """Imports the user's own parts, which params.yaml names as `package.module:factory`."""
 
 import hashlib
+from collections.abc import Collection
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,24 @@ class NotUsableError(ValueError):
 def is_own(name: str) -> bool:
     """Whether a name has the form `package.module:factory`."""
     return ":" in name
+
+
+def check_allowed(name: str, allow_code: Collection[str], file: str) -> None:
+    """Raise NotUsableError if a file names code of the user's own that is not allowed.
+
+    An import runs code, and the factory is called with what the file says: a file that may come from elsewhere must
+    not choose what that is.
+
+    Args:
+        name: What the file names, such as a shipped model or `package.module:factory`.
+        allow_code: The names that are allowed, because the user has chosen them elsewhere.
+        file: Which file it is, for the message.
+    """
+    if is_own(name) and name not in allow_code:
+        raise NotUsableError(
+            f"{file} names code, {name!r}, which would run here; if it is yours and you trust it with what the file"
+            f" says, allow it by --allow-code {name} (in Python allow_code=[{name!r}])."
+        )
 
 
 def imported(name: str, what: str) -> Any:

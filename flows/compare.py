@@ -8,7 +8,7 @@ at no extra cost.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -28,6 +28,7 @@ from tasks.comparing import TrialGroup, groups
 from tasks.comparing.report import PAGE, log_comparison, report
 from tasks.comparing.trial import Context, build_models
 from tasks.comparing.work import Problem, Work, held, plan_group, prepare_data, progress, run_group, work_of
+from tasks.config.own_code import named_code
 from tasks.config.params import ParamsRefusedError
 from tasks.runs.stages import checkout
 from tasks.tuning import load
@@ -55,29 +56,39 @@ def run(context: Context, group: TrialGroup) -> list[Problem]:
     return run_group(context, group)
 
 
-def compare(file: Path, *, runner: Runner = "threads", workers: int = 2, renew: bool = False) -> State[Any]:
+def compare(
+    file: Path,
+    *,
+    runner: Runner = "threads",
+    workers: int = 2,
+    renew: bool = False,
+    allow_code: Collection[str] = (),
+) -> State[Any]:
     """Run the comparison that `file` describes on a task runner with this number of workers; see `comparison`."""
-    work_of(file, checkout())  # report errors before a server starts
+    work_of(file, checkout(), allow_code=allow_code)  # report errors before a server starts
     chosen = task_runner(runner, workers)
     logging.getLogger("prefect.task_runs").setLevel(logging.WARNING)  # one line per group hides the progress
     # Accounting sets this level, but threads can reset it for each other.
     logging.getLogger("absl").setLevel(logging.ERROR)
     with one_server(runner):
-        state: State[Any] = comparison.with_options(task_runner=chosen)(str(file), renew, return_state=True)
+        state: State[Any] = comparison.with_options(task_runner=chosen)(
+            str(file), renew, [*allow_code], return_state=True
+        )
     return state
 
 
 @flow(name="compare", retries=0, persist_result=False)
-def comparison(file: str, renew: bool = False) -> State[Any]:
+def comparison(file: str, renew: bool = False, allow_code: Sequence[str] = ()) -> State[Any]:
     """Compare algorithms as a YAML file describes; finished trials are not run again.
 
     Args:
         file: the comparison, such as comparisons/example.yaml.
         renew: rerun trials whose results come from another version of the algorithms' code.
+        allow_code: code of your own that the file may name, besides what params.yaml and your data cards name.
     """
 
     def compared() -> State[Any]:
-        work = work_of(Path(file), checkout())
+        work = work_of(Path(file), checkout(), allow_code=allow_code)
         with held(work.place):
             return _compared(work, renew=renew)
 
@@ -137,26 +148,34 @@ def run_side_by_side(trials: Sequence[Trial], *, workers: int) -> None:
         future.result()
 
 
-def search(file: Path, *, runner: Runner = "threads", workers: int = 2) -> State[Any]:
+def search(
+    file: Path, *, runner: Runner = "threads", workers: int = 2, allow_code: Collection[str] = ()
+) -> State[Any]:
     """Run the search that `file` describes on a task runner with this number of workers; see `tune`."""
     chosen = task_runner(runner, workers)
     with one_server(runner):
-        state: State[Any] = tune.with_options(task_runner=chosen)(str(file), workers, return_state=True)
+        state: State[Any] = tune.with_options(task_runner=chosen)(
+            str(file), workers, [*allow_code], return_state=True
+        )
     return state
 
 
 @flow(name="tune", retries=0, persist_result=False)
-def tune(file: str = "tune.yaml", workers: Annotated[int, Field(ge=1)] = 2) -> State[Any]:
+def tune(
+    file: str = "tune.yaml", workers: Annotated[int, Field(ge=1)] = 2, allow_code: Sequence[str] = ()
+) -> State[Any]:
     """Search for settings privately: only the winner is released, for one price that its card states.
 
     Args:
         file: settings of the search, such as examples/tune.yaml; everything else about a trial is in params.yaml.
         workers: how many tasks share the trials.
+        allow_code: code of your own that the file may name, besides what params.yaml and your data cards name.
     """
 
     def work() -> State[Any]:
         root, run_all = checkout(), partial(run_side_by_side, workers=workers)
-        said = deliver(load(root / file), root, say=get_run_logger().info, run_all=run_all)
+        asked = load(root / file, allow_code={*allow_code, *named_code(root)})
+        said = deliver(asked, root, say=get_run_logger().info, run_all=run_all)
         return Completed(message=said)
 
     return ended(work)

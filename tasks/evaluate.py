@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -23,6 +23,7 @@ from data.files import read_json
 from data.prepared import HeldOut, load_held_out
 from data.targets import IGNORED, Known, Labels, NextToken, Number, Tags
 from tasks.config import home
+from tasks.config.own_code import named_code
 from tasks.csv_files import write_csv
 from tasks.runs import store
 from tasks.runs.stages import main_of
@@ -154,10 +155,11 @@ def compute_metrics(known: Known, evaluation: Evaluation, labels: NDArray[Any]) 
     return found | {"test_loss": evaluation.loss}
 
 
-def metrics_of(model: Path, prepared: Path) -> dict[str, Any]:
-    """The metrics of a model file on the held-out records of prepared data."""
+def metrics_of(model: Path, prepared: Path, *, allow_code: Collection[str] = ()) -> dict[str, Any]:
+    """The metrics of a model file on the held-out records of prepared data; allow_code: as in `algorithms.load`."""
     data = load_held_out(prepared)
-    return compute_metrics(data.public.known, evaluate(*load_model(model), data), data.test_labels)
+    trained = load_model(model, allow_code=allow_code)
+    return compute_metrics(data.public.known, evaluate(*trained, data), data.test_labels)
 
 
 def _of_numbers(known: Number, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
@@ -411,7 +413,7 @@ def main() -> None:
     data = load_held_out(Path("datasets/prepared"))
     check_data_facts(receipt, data.public)
     store.mark_used(home(), receipt["run_id"], keeps=not data.public.public)
-    known, evaluation = data.public.known, evaluate(*load_model(path), data)
+    known, evaluation = data.public.known, evaluate(*load_model(path, allow_code=named_code(Path())), data)
     document = compute_metrics(known, evaluation, data.test_labels) | run_facts(receipt)
     # Metrics are written last: if they are those of this run, so are the plots.
     write_plots(artifacts / "plots", figure_pairs(known, evaluation, data.test_labels, data.public.tokens))

@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
@@ -47,7 +47,7 @@ RELEASE = ("model.safetensors", "privacy_card.json", "plan.json", "trace.parquet
 """Files of a release, besides texts: the model, its signed card, and the files that the card has checksums of."""
 
 
-def export(artifacts: Path, form: Form, to: Path) -> float:
+def export(artifacts: Path, form: Form, to: Path, *, allow_code: Collection[str] = ()) -> float:
     """Write the model of a run in another format, and compare its scores with the model's.
 
     Args:
@@ -56,6 +56,7 @@ def export(artifacts: Path, form: Form, to: Path) -> float:
             library, for models of transformers and timm, writes a folder that these read by themselves, with adapters
             merged.
         to: the file or folder to write; it must not exist.
+        allow_code: code of the user's own that the model's file may name; as in `tasks.predict.predict`.
 
     Returns:
         The largest difference between a score of the written model and the original's, on synthetic records.
@@ -69,13 +70,13 @@ def export(artifacts: Path, form: Form, to: Path) -> float:
         raise RefusedError(f"{form} needs {', '.join(missing)}: pip install 'epsilonflow[{extra}]'.")
     if to.exists():
         raise RefusedError(f"{to} is there already; name another place, or move it away.")
-    model = load(artifacts)
+    model = load(artifacts, allow_code=allow_code)
     _quieten_transformers()
     inputs = made_up(model)
     writers: Mapping[Form, Callable[[Path], Callable[[Tensor], Tensor]]] = {
         "onnx": partial(_onnx, model, inputs),
         "torchscript": partial(_torchscript, model, inputs),
-        "huggingface": partial(_huggingface, model, artifacts=artifacts),
+        "huggingface": partial(_huggingface, model, artifacts=artifacts, allow_code=allow_code),
         "library": partial(_library, model, artifacts=artifacts),
     }
     to.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +154,9 @@ def _torchscript(model: TrainedModel, inputs: Tensor, path: Path) -> Callable[[T
     return again
 
 
-def _huggingface(model: TrainedModel, folder: Path, artifacts: Path) -> Callable[[Tensor], Tensor]:
+def _huggingface(
+    model: TrainedModel, folder: Path, artifacts: Path, allow_code: Collection[str]
+) -> Callable[[Tensor], Tensor]:
     """Write a folder that `AutoModel.from_pretrained(folder, trust_remote_code=True)` loads beside epsilonflow."""
     from tasks.hub import EpsilonflowConfig, EpsilonflowModel
 
@@ -170,7 +173,7 @@ def _huggingface(model: TrainedModel, folder: Path, artifacts: Path) -> Callable
         "AutoModelForSequenceClassification": "modeling_epsilonflow.EpsilonflowModel",
         "AutoModel": "modeling_epsilonflow.EpsilonflowModel",
     }
-    found = EpsilonflowModel(config)
+    found = EpsilonflowModel(config, allow_code)
     found.network.load_state_dict(model.network.state_dict())
     _untie(found.network)
     found.save_pretrained(folder)
@@ -181,7 +184,7 @@ def _huggingface(model: TrainedModel, folder: Path, artifacts: Path) -> Callable
         encoding="utf-8",
     )
     _write_cards(model, folder, artifacts)
-    again = EpsilonflowModel.from_pretrained(folder)
+    again = EpsilonflowModel.from_pretrained(folder, allow_code=allow_code)
     return lambda given: again(given).logits
 
 
@@ -267,13 +270,14 @@ def model_card(card: PrivacyCard, model: nn.Module, metrics: Mapping[str, Any]) 
     return "\n\n".join(["\n".join(lines), *paragraphs]) + "\n\n"
 
 
-def release(artifacts: Path, to: Path, *, key: str | None) -> list[str]:
+def release(artifacts: Path, to: Path, *, key: str | None, allow_code: Collection[str] = ()) -> list[str]:
     """Make a folder to publish: model, signed card, the files that the card has checksums of, model card; nothing else.
 
     Args:
         artifacts: folder of the run.
         to: the folder to create; it must not exist.
         key: the owner's public key, which the model card states; verifiers should get it from the owner.
+        allow_code: code of the user's own that the model's file may name; as in `tasks.predict.predict`.
 
     Returns:
         The names of its files.
@@ -299,7 +303,7 @@ def release(artifacts: Path, to: Path, *, key: str | None) -> list[str]:
         fresh.mkdir()
         for name in RELEASE:
             shutil.copyfile(artifacts / name, fresh / name)
-        model = load(artifacts)
+        model = load(artifacts, allow_code=allow_code)
         _quieten_transformers()
         text = model_card(card, model, _metrics(artifacts)) + _how_to_use(key) + _of_a_library(model, fresh)
         (fresh / "README.md").write_text(text, encoding="utf-8")
@@ -370,7 +374,9 @@ def _write_tokenizer(model: TrainedModel, folder: Path) -> str:
     if chosen is None or write is None:
         return f"\nTexts become tokens by the public tokenizer {for_markdown(name)}, which was not here to be added.\n"
     write(folder, is_of_words)
-    tokenize = import_module("transformers").AutoTokenizer.from_pretrained(str(folder))
+    tokenize = import_module("transformers").AutoTokenizer.from_pretrained(
+        str(folder), trust_remote_code=False
+    )
     encode = loader_of(chosen, target)()
     for words in (["a", "made-up", "Text,", "ä"], [*"0123456789"] * 30):
         given: Any = words if is_of_words else " ".join(words)

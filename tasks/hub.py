@@ -1,6 +1,7 @@
 """A trained model as a model of transformers, for folders that `export --to huggingface` writes."""
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from torch import Tensor
@@ -24,15 +25,18 @@ class EpsilonflowConfig(_transformers.PretrainedConfig):  # type: ignore[misc] #
 
 
 class EpsilonflowModel(_transformers.PreTrainedModel):  # type: ignore[misc]
-    """Maps prepared records [batch, *input_shape] to logits [batch, classes]."""
+    """Maps prepared records [batch, *input_shape] to logits [batch, classes].
+
+    allow_code: as in `algorithms.load`; an argument of `from_pretrained`.
+    """
 
     config_class = EpsilonflowConfig
     main_input_name = "records"
     _tied_weights_keys: Any = None
 
-    def __init__(self, config: EpsilonflowConfig) -> None:
+    def __init__(self, config: EpsilonflowConfig, allow_code: Collection[str] = ()) -> None:
         super().__init__(config)
-        model = for_evaluation(architecture(json.loads(config.facts)))
+        model = for_evaluation(architecture(json.loads(config.facts), allow_code=allow_code))
         self.network = model.module
         self._scores = model.scores
         self.post_init()

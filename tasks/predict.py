@@ -9,7 +9,7 @@ protects the records that are predicted on.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -21,9 +21,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from algorithms.extension import check_allowed
 from algorithms.models.objectives import next_token
 from algorithms.models.saved import TrainedModel, load
 from data.card import DataRefusedError
+from data.formats import Own
 from data.targets import IGNORED, Labels, NextToken, Number, Tags, Target
 from data.unseen import reader_in, records_in, target_in
 from tasks.csv_files import write_csv
@@ -51,27 +53,34 @@ class Predictions:
     is_probability: bool
 
 
-def predict(model: TrainedModel | str | Path, path: str | Path) -> Iterator[Predictions]:
+def predict(
+    model: TrainedModel | str | Path, path: str | Path, *, allow_code: Collection[str] = ()
+) -> Iterator[Predictions]:
     """Predict the records in a file or folder, in batches.
 
     Args:
         model: a model from `algorithms.load`, or the path of its file or folder.
         path: see `data.unseen.records_in`.
+        allow_code: code of the user's own, `package.module:factory`, that the model's file may name: a model, an
+            encoder, a reader. No other code is imported, whatever the file says.
 
     Raises:
         DataRefusedError: if the path cannot be read, or the data card does not allow a record.
         ModelRefusedError: if the file is not a trained model.
+        NotUsableError: if it names code that is not allowed.
     """
-    model = model if isinstance(model, TrainedModel) else load(model)
+    model = model if isinstance(model, TrainedModel) else load(model, allow_code=allow_code)
     target = target_in(model.facts)
     of_tokens = prod(model.input_shape) * model.facts["outputs"] if target and target.has_tokens else 1
     size = max(1, min(_BATCH, MOST_OUTPUTS // of_tokens))
-    encoder = carried_in(model.preparation)
+    encoder = carried_in(model.preparation, allow_code=allow_code)
     encode = None if encoder is None else loader_of(encoder, target)()
-    own = reader_of(reader_in(model.preparation))
+    reader = reader_in(model.preparation)
+    if isinstance(reader, Own):
+        check_allowed(reader.factory, allow_code, "the model's file")
     tokens = model.facts["tokens"]
     found = records_in(
-        Path(path), model.preparation, model.input_shape, tokens=tokens, encode=encode, own=own
+        Path(path), model.preparation, model.input_shape, tokens=tokens, encode=encode, own=reader_of(reader)
     )
     for some in found:
         for start in range(0, len(some.names), size):

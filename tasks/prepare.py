@@ -9,7 +9,7 @@ import logging
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from algorithms.errors import ModelRefusedError
-from algorithms.extension import imported, source_digest
+from algorithms.extension import check_allowed, imported, source_digest
 from data import PublicDescription, prepared, public_description
 from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.description import EncoderFacts
@@ -111,16 +111,20 @@ def loader_of(chosen: params.Encoder, target: Target | None) -> Callable[[], "En
     return load
 
 
-def carried_in(preparation: Mapping[str, Any] | None) -> params.Encoder | None:
+def carried_in(
+    preparation: Mapping[str, Any] | None, *, allow_code: Collection[str] = ()
+) -> params.Encoder | None:
     """The encoder whose output a model was trained on, if any.
 
-    Raises ModelRefusedError if it is not available, or has other weights.
+    allow_code: encoders of the user's own that the model's file may name; NotUsableError is raised for others. Raises
+    ModelRefusedError if it is not available, or has other weights.
     """
     carried = dict((preparation or {}).get("encoder") or {})
     if not carried:
         return None
     expected = carried.pop("sha256")
     chosen = params.Encoder.model_validate(carried)
+    check_allowed(chosen.name, allow_code, "the model's file")
     if encoder_of(chosen).sha256 != expected:
         raise ModelRefusedError(
             f"the encoder {chosen.name!r} here has other weights than the one that the model was trained behind, whose"

@@ -57,6 +57,8 @@ def from_timm(name: str, checkpoint: Path | None, settings: Frozen) -> Encoder:
     on this machine.
     """
     timm = imported_library("timm")
+    if not timm.is_model(name):  # a name with a colon would be read from a folder or downloaded
+        raise ModelRefusedError(f"timm has no model {name!r}; see timm.list_models().")
     try:
         with torch.device("meta"):
             network = timm.create_model(name, pretrained=False, num_classes=0)
@@ -167,7 +169,12 @@ def from_hugging_face_of_images(name: str, settings: Frozen) -> Encoder:
     with folder_of(name) as folder:
         processor, weights = processor_of(folder) or {}, digest(folder / "model.safetensors")
         with torch.device("meta"):
-            empty = _Seeing(library.AutoModel.from_config(library.AutoConfig.from_pretrained(str(folder))))
+            empty = _Seeing(
+                library.AutoModel.from_config(
+                    library.AutoConfig.from_pretrained(str(folder), trust_remote_code=False),
+                    trust_remote_code=False,
+                )
+            )
     side = settings.size or _side(processor)
     mean: tuple[float, ...] = (0.0,) * 3
     std: tuple[float, ...] = (1.0,) * 3
@@ -183,7 +190,9 @@ def from_hugging_face_of_images(name: str, settings: Frozen) -> Encoder:
 
     def load() -> Encode:
         with folder_of(name) as folder:
-            made = library.AutoModel.from_pretrained(str(folder), use_safetensors=True, dtype=torch.float32)
+            made = library.AutoModel.from_pretrained(
+                str(folder), use_safetensors=True, dtype=torch.float32, trust_remote_code=False
+            )
         return _encode(_Seeing(made).eval(), side, mean=mean, std=std, settings=settings)
 
     return Encoder(f"huggingface/{name}", "images", width, weights, UNKNOWN, load)

@@ -114,7 +114,7 @@ def from_hugging_face(name: str, settings: Frozen) -> Encoder:
         if processor_of(folder) is not None:
             return from_hugging_face_of_images(name, settings)
         weights = digest(folder / "model.safetensors")
-        config = _library().AutoConfig.from_pretrained(str(folder))
+        config = _library().AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
     width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
     if width is None:
         raise ModelRefusedError(f"{name!r} states no width of its states; give a text encoder such as BERT.")
@@ -135,7 +135,7 @@ def tokenizer(name: str, settings: Frozen) -> Encoder:
 
     def made(**more: Any) -> Any:
         with folder_of(name) as folder:
-            found = _library().AutoTokenizer.from_pretrained(str(folder), **more)
+            found = _library().AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, **more)
         if found.pad_token_id is None:
             found.pad_token = found.eos_token
         if found.pad_token_id is None:
@@ -203,9 +203,9 @@ def _library() -> Any:
 
 def _transformer(folder: Path, settings: Frozen) -> Encode:
     transformers = _library()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     model = transformers.AutoModel.from_pretrained(
-        str(folder), use_safetensors=True, dtype=torch.float32
+        str(folder), use_safetensors=True, dtype=torch.float32, trust_remote_code=False
     ).eval()
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     model = model.to(device)

@@ -117,6 +117,8 @@ def _declare_torchvision() -> None:
 def digest(path: Path) -> str:
     """The SHA-256 of a file, in hex; raises ModelRefusedError if it cannot be read."""
     try:
+        if not path.is_file():  # a device may have no end
+            raise FileNotFoundError
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
@@ -30,6 +30,8 @@ from algorithms.models.model import (
 )
 from algorithms.models.objectives import classifier
 
+_NOT_OF_OPTIONS = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
+"""Arguments of timm that would read other files, or download them."""
 _NOT_OURS = ("id2label", "label2id", "dtype", "torch_dtype")
 """Entries of a configuration that this module sets itself."""
 
@@ -73,8 +75,17 @@ class _Public(Settings):
 class TimmSettings(_Public):
     """architecture: its name in timm. options: further arguments of `timm.create_model`, such as img_size."""
 
-    architecture: str = Field(min_length=1)
+    architecture: str = Field(min_length=1, pattern=r"^[^:/\\]+$")
     options: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @field_validator("options")
+    @classmethod
+    def _name_no_files(cls, options: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if others := [name for name in _NOT_OF_OPTIONS if name in options]:
+            raise ValueError(
+                f"{others[0]} is no option; weights come from checkpoint_file, a safetensors file"
+            )
+        return options
 
 
 _CLASSES = {
@@ -206,6 +217,11 @@ def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
             f"the model has {content['max_position_embeddings']} positions, and the texts have"
             f" {given.input_shape[0]} tokens; declare shorter texts."
         )
+    if content.get("model_type") == "timm_wrapper" or content.get("use_pretrained_backbone"):
+        raise ModelRefusedError(
+            "the configuration is of a model that timm builds or that downloads weights; take the model 'timm', or a"
+            " configuration whose weights are in its own file."
+        )
     transformers = imported_library("transformers")
     own = content | {"pad_token_id": given.padding}
     own |= {} if task == "language-modelling" else {"num_labels": given.classes}
@@ -213,7 +229,9 @@ def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
     own = {key: value for key, value in own.items() if key not in _NOT_OURS}
     try:
         config = transformers.AutoConfig.for_model(own.pop("model_type"), **own)
-        module = getattr(transformers, _CLASSES[task]).from_config(config, attn_implementation="eager")
+        module = getattr(transformers, _CLASSES[task]).from_config(
+            config, attn_implementation="eager", trust_remote_code=False
+        )
     except Exception as error:
         raise cannot_be_made("huggingface", error) from None
     prefix = f"{module.base_model_prefix}."

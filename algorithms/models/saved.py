@@ -4,7 +4,7 @@ A start comes from a public model, or from an earlier release that was charged a
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from algorithms.errors import ModelRefusedError
+from algorithms.extension import check_allowed, is_own
 from algorithms.models import build
 from algorithms.models.feature_transforms import for_evaluation, front, in_front, shape_after, with_views
 from algorithms.models.libraries import digest, read_tensors
@@ -135,7 +136,7 @@ def facts_of(path: Path) -> dict[str, Any]:
         fits = all(isinstance(row, list) and all(isinstance(x, kind) for x in row) for row, kind in lists)
         if not (fits and isinstance(facts["model"], str)):
             raise TypeError
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError):
         raise ModelRefusedError(
             f"{path} is not a model that epsilonflow trained; give the model.safetensors of a run."
             if path.exists()
@@ -144,13 +145,13 @@ def facts_of(path: Path) -> dict[str, Any]:
     return facts
 
 
-def load_model(path: Path) -> tuple[Model, dict[str, Tensor]]:
+def load_model(path: Path, *, allow_code: Collection[str] = ()) -> tuple[Model, dict[str, Tensor]]:
     """The architecture and the named parameters of a model that the train stage wrote.
 
-    No other file is needed, since values that came from a start or an embedding file are among the parameters. Raises
-    ModelRefusedError if parameters are missing.
+    No other file is needed, since values that came from a start or an embedding file are among the parameters.
+    allow_code, and what is raised: as in `load`.
     """
-    model = architecture(facts_of(path))
+    model = architecture(facts_of(path), allow_code=allow_code)
     with safe_open(path, framework="pt") as file:
         stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     parameters = from_file(model, stored)
@@ -162,8 +163,16 @@ def load_model(path: Path) -> tuple[Model, dict[str, Tensor]]:
     return model, parameters
 
 
-def architecture(facts: Mapping[str, Any]) -> Model:
-    """The model that a file describes, with placeholder parameters."""
+def architecture(facts: Mapping[str, Any], *, allow_code: Collection[str] = ()) -> Model:
+    """The model that a file describes, with placeholder parameters; see `load`."""
+    check_allowed(facts["model"], allow_code, "the model's file")
+    settings = facts.get("model_settings") or {}
+    files = [key for key in settings if key == "checkpoint" or key.endswith("_file")]
+    if files and not is_own(facts["model"]):
+        raise ModelRefusedError(
+            f"the model's file names a file of this machine as {files[0]}, and one that epsilonflow wrote has all"
+            " values in it; take the file of a run."
+        )
     shape, before = tuple(facts["input_shape"]), facts.get("front")
     features = None if before is None else front(before, shape)
     model = build(
@@ -174,7 +183,7 @@ def architecture(facts: Mapping[str, Any]) -> Model:
         tokens=facts.get("tokens"),
         padding=facts.get("padding", 0),
         predicts=facts.get("predicts"),
-        settings=facts.get("model_settings"),
+        settings=settings,
     )
     return model if features is None else in_front(features, model)
 
@@ -212,17 +221,20 @@ class TrainedModel(nn.Module):
         return self._scores(self.network(inputs))
 
 
-def load(path: str | Path) -> TrainedModel:
+def load(path: str | Path, *, allow_code: Collection[str] = ()) -> TrainedModel:
     """Load a trained model from a file, or from a folder with `model.safetensors`, such as `artifacts` or a release.
 
     Args:
         path: of the file or the folder.
+        allow_code: models of one's own, `package.module:factory`, that the file may name; no other code is imported,
+            whatever the file says.
 
     Returns:
         A module in evaluation mode, which states how its records were prepared.
 
     Raises:
         ModelRefusedError: for a file that epsilonflow did not write, or that lacks parameters.
+        NotUsableError: for a file of a model of one's own that is not allowed.
 
     Example:
         >>> import algorithms, torch
@@ -231,5 +243,5 @@ def load(path: str | Path) -> TrainedModel:
     """
     file = Path(path)
     file = file / "model.safetensors" if file.is_dir() else file
-    model, parameters = load_model(file)
+    model, parameters = load_model(file, allow_code=allow_code)
     return TrainedModel(model, parameters, facts_of(file))

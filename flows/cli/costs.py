@@ -1,6 +1,7 @@
 """Tables of what a run would cost and whether its population can pay."""
 
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from algorithms.privacy.ledger.planned_runs import explain
 from data.card import data_card
 from tasks.config import params
 from tasks.config.overrides import Request, reasons, recipe, revise
+from tasks.config.own_code import named_code
 from tasks.config.params import Params
 from tasks.prepare import public_of
 from tasks.runs.preflight import Outlook, in_the_ledger, outlook
@@ -55,15 +57,16 @@ def advice_table(root: Path, dataset: str, epsilon: float, delta: float | None) 
     return table, cost_table(outlook(root, settings_asked), settings_asked)
 
 
-def search_table(root: Path, file: Path) -> tuple[Table, Outlook | None]:
+def search_table(root: Path, file: Path, *, allow_code: Collection[str] = ()) -> tuple[Table, Outlook | None]:
     """A table of what a search costs if only the winner is released, and if all trials are; spends nothing.
 
-    With the outlook of the way that the file asks for; None if that does not fit.
+    With the outlook of the way that the file asks for; None if that does not fit. allow_code: code of the user's own
+    that the file may name, besides what params.yaml and the data cards name.
     """
     from tasks import tuning  # here, since the plan of a single run does not need its imports
     from tasks.tuning.search import Search
 
-    asked = tuning.load(file)
+    asked = tuning.load(file, allow_code={*allow_code, *named_code(root)})
     base = YAML(typ="safe", pure=True).load(root / "params.yaml")
     settings = params.load(root / "params.yaml", reads=tuning.READS)
     card = data_card(settings.data.dataset, root / "data" / "cards")

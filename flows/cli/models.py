@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.running import SETTINGS, say
+from flows.cli.running import SETTINGS, AllowCode, say
 
 card_app = typer.Typer(**SETTINGS, help="Verify or print a privacy card.")
 
@@ -27,10 +27,12 @@ def predict(
     to: Annotated[
         Path | None, typer.Option(help="Where to write, .csv or .parquet.", show_default="the terminal")
     ] = None,
+    allow_code: AllowCode = None,
 ) -> None:
     """Predict new records, which are prepared as the model's training records were."""
     from algorithms.models.saved import load
     from data.card import DataRefusedError
+    from tasks.config.own_code import named_code
     from tasks.predict import predict as predictions
     from tasks.predict import write
 
@@ -38,8 +40,10 @@ def predict(
         raise DataRefusedError(
             f"{to} holds the records to predict on; write the predictions to another file."
         )
-    trained, count = load(model), 0
-    for count in write(predictions(trained, file), trained.classes, to or sys.stdout):
+    allowed = {*(allow_code or ()), *named_code(Path())}
+    trained, count = load(model, allow_code=allowed), 0
+    found = predictions(trained, file, allow_code=allowed)
+    for count in write(found, trained.classes, to or sys.stdout):
         if to is not None and sys.stderr.isatty():
             typer.echo(f"{count:,} records\r", nl=False, err=True)
     if not count:
@@ -57,8 +61,10 @@ def export(
         ),
     ] = None,
     model: Model = ARTIFACTS,
+    allow_code: AllowCode = None,
 ) -> None:
     """Export the model to another format, load it again and compare its predictions on synthetic records."""
+    from tasks.config.own_code import named_code
     from tasks.config.params import ParamsRefusedError
     from tasks.export import FORMS
     from tasks.export import export as write
@@ -66,20 +72,23 @@ def export(
     if form not in FORMS:
         raise ParamsRefusedError(f"there is no format {form!r}; choose {', '.join(FORMS)}.")
     place = output or Path({"onnx": "model.onnx", "torchscript": "model.pt"}.get(form, form))
-    far = write(model, form, place)
+    far = write(model, form, place, allow_code={*(allow_code or ()), *named_code(Path())})
     say(f"Wrote {place}. Its scores differ from the model's by at most {far:.1g}.")
 
 
 def release(
     folder: Annotated[Path, typer.Argument(help="Folder to create.")],
     model: Annotated[Path, typer.Option("--model", help="Folder of the run.")] = ARTIFACTS,
+    allow_code: AllowCode = None,
 ) -> None:
     """Create a folder to publish: the model, its signed card, the files that verify it, a model card."""
     from data.files import public_key
     from tasks.config import home
+    from tasks.config.own_code import named_code
     from tasks.export import release as make
 
-    names = make(model, folder, key=public_key(home()))
+    allowed = {*(allow_code or ()), *named_code(Path())}
+    names = make(model, folder, key=public_key(home()), allow_code=allowed)
     say(f"Wrote {folder}: {', '.join(names)}. Others can verify it with `epsilonflow card verify`.")
 
 

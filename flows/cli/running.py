@@ -181,6 +181,13 @@ _SECONDS_TO_END = 3.0
 T = TypeVar("T")
 
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show all output of DVC and Prefect.")]
+AllowCode = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODULE:FACTORY",
+        help="Code of your own that the file may name, besides what params.yaml and your data cards name.",
+    ),
+]
 
 
 @contextmanager

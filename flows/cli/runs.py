@@ -15,6 +15,7 @@ import typer
 
 from flows.cli import ledger
 from flows.cli.running import (
+    AllowCode,
     Steps,
     Verbose,
     completed,
@@ -239,6 +240,7 @@ def compare(
     renew: Annotated[
         bool, typer.Option("--renew", help="Repeat runs that an earlier version of the code made.")
     ] = False,
+    allow_code: AllowCode = None,
     verbose: Verbose = False,
 ) -> None:
     """Compare algorithms on public data sets, as YAML files describe. Finished runs are not repeated."""
@@ -249,7 +251,14 @@ def compare(
 
     said = "finished runs are kept; the same command continues with the rest."
     for file in files:
-        run_one = partial(run_comparison, file, runner=runner_named(runner), workers=workers, renew=renew)
+        run_one = partial(
+            run_comparison,
+            file,
+            runner=runner_named(runner),
+            workers=workers,
+            renew=renew,
+            allow_code=allow_code or (),
+        )
         say(str(completed(stoppable(run_one, Path.cwd(), said)).message))
 
 
@@ -262,6 +271,7 @@ def tune(
     only_plan: Annotated[
         bool, typer.Option("--plan", help="Show what it would cost; spends nothing.")
     ] = False,
+    allow_code: AllowCode = None,
     verbose: Verbose = False,
 ) -> None:
     """Search for settings privately. Only the best trial is released, for one price that its card states."""
@@ -271,16 +281,17 @@ def tune(
     if only_plan:
         from flows.cli.costs import search_table
 
-        table, outlook = search_table(root, root / file)
+        table, outlook = search_table(root, root / file, allow_code=allow_code or ())
         show(table)
         if outlook is not None:
             outlook.check()
         return
 
+    from tasks.config.own_code import named_code
     from tasks.tuning import load
     from tasks.tuning.search import deliver, in_threads
 
-    asked = load(root / file)
+    asked = load(root / file, allow_code={*(allow_code or ()), *named_code(root)})
     if runner == "threads" and not has_prefect_api():
         steps = Steps(verbose)
         say(f"searching: at most epsilon {asked.epsilon:g} for all trials together ...", error=True)
@@ -292,7 +303,7 @@ def tune(
     from flows.compare import runner_named, search
 
     chosen = runner_named(runner)
-    state = stoppable(lambda: search(file, runner=chosen, workers=workers), root)
+    state = stoppable(lambda: search(file, runner=chosen, workers=workers, allow_code=allow_code or ()), root)
     say(str(completed(state).message))
 
 

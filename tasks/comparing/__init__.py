@@ -6,7 +6,7 @@ decides its result.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
@@ -18,7 +18,7 @@ from pydantic import Field, JsonValue, StringConstraints, ValidationError, field
 
 from algorithms.core.method import adapter
 from algorithms.errors import RefusedError
-from algorithms.extension import is_own, source_digest
+from algorithms.extension import check_allowed, is_own, source_digest
 from algorithms.features import from_settings as features_from_settings
 from algorithms.methods import from_settings
 from algorithms.models import CATALOGUE as MODELS
@@ -191,10 +191,11 @@ def _text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def load(path: Path) -> Comparison:
+def load(path: Path, *, allow_code: Collection[str] = ()) -> Comparison:
     """Load the comparison that the YAML file at `path` describes; data sets are not looked up yet.
 
-    Raises ParamsRefusedError for a file that is not YAML, unknown keys, wrong types and impossible values.
+    allow_code: code of the user's own that it may name; NotUsableError is raised for other code. Raises
+    ParamsRefusedError for a file that is not YAML, unknown keys, wrong types and impossible values.
     """
     document = read_yaml(
         path, holds="keys with values, such as name and methods", missing="give the file of a comparison"
@@ -211,6 +212,8 @@ def load(path: Path) -> Comparison:
         raise ParamsRefusedError(
             f"{path.name}: name must be {path.stem!r}, the name of the file; correct it."
         )
+    for name in _names(comparison):
+        check_allowed(name, allow_code, path.name)
     _check_once("epsilons", comparison.epsilons, path)
     _check_once("problems", comparison.problems, path)
     # results are identified by these two
@@ -228,6 +231,16 @@ def load(path: Path) -> Comparison:
                 " leave it out, or add it to the epsilons."
             )
     return comparison
+
+
+def _names(comparison: Comparison) -> Iterator[str]:
+    """What the comparison names that may be code: models, encoders, methods and features."""
+    for problem in comparison.problems:
+        yield problem.model
+        yield from () if problem.encoder is None else (problem.encoder.name,)
+    for variant in variants(comparison):
+        yield from (str(variant.at(epsilon)["name"]) for epsilon in (None, *variant.by_epsilon))
+        yield str(variant.features.get("name"))
 
 
 def _check_once(what: str, values: Any, path: Path) -> None:

@@ -3,7 +3,7 @@
 import logging
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from tasks.comparing.trial import (
     prepared_folder,
     run_trial,
 )
+from tasks.config.own_code import named_code
 from tasks.config.params import ParamsRefusedError
 from tasks.runs.stages import refusals
 from tasks.terminal import PlainConsole
@@ -83,12 +84,13 @@ def held(place: Place) -> Iterator[None]:
         yield
 
 
-def work_of(file: Path, root: Path) -> Work:
+def work_of(file: Path, root: Path, *, allow_code: Collection[str] = ()) -> Work:
     """Read and check a comparison's file; its data sets are not prepared yet.
 
-    Raises ParamsRefusedError, RefusedError or DataRefusedError with one sentence that names the faulty key.
+    allow_code: code of the user's own that the file may name, besides what params.yaml and data cards name. Raises
+    ParamsRefusedError, RefusedError, DataRefusedError or NotUsableError with one sentence that names the faulty key.
     """
-    comparison = load(file)
+    comparison = load(file, allow_code={*allow_code, *named_code(root)})
     root = root.absolute()
     folder = root / "data" / "cards"
     cards = {problem.dataset: data_card(problem.dataset, folder) for problem in comparison.problems}

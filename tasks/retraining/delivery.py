@@ -21,6 +21,7 @@ from typing import Any, Literal
 from algorithms.core.method import Plan
 from algorithms.core.receipt import reserved_events
 from algorithms.errors import LedgerBrokenError, RefusedError
+from algorithms.extension import NotUsableError
 from algorithms.models import ModelRefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Balance, Ledger, NotAllowedError
@@ -33,6 +34,7 @@ from data.reading import block_names
 from tasks.calibrate import plan_for
 from tasks.config import database_url, home, params, retraining_for
 from tasks.config.overrides import Request, Revision, revise
+from tasks.config.own_code import named_code
 from tasks.config.params import ParamsRefusedError
 from tasks.evaluate import metrics_of
 from tasks.prepare import public_of
@@ -414,14 +416,17 @@ def _finished(work: Work, state: State) -> Outcome:
 
 def _compared(work: Work, entry: Path, serving: Path | None) -> tuple[bool, str]:
     """Whether to promote the new model, and why, judged on the held-out records of its own blocks."""
-    prepared = work.root / "datasets" / "prepared"
-    fresh = metrics_of(entry / "model.safetensors", prepared)
+    prepared, allowed = work.root / "datasets" / "prepared", named_code(work.root)
+    fresh = metrics_of(entry / "model.safetensors", prepared, allow_code=allowed)
     if serving is None or serving == entry:
         return True, f"the model {entry.name} serves, with held-out {worded(fresh)}."
     try:
-        old = metrics_of(serving / "model.safetensors", prepared)
-    except (ModelRefusedError, RuntimeError):
-        return False, f"the model {serving.name} is of other data, so they cannot be compared; it stays."
+        old = metrics_of(serving / "model.safetensors", prepared, allow_code=allowed)
+    except (ModelRefusedError, NotUsableError, RuntimeError):
+        return (
+            False,
+            f"the model {serving.name} is of other data or code, so they cannot be compared; it stays.",
+        )
     compared = f"held-out {worded(fresh)}, against {worded(old)} of {serving.name}"
     if quality(fresh) >= quality(old) + work.settings.minimal_gain:
         return True, f"the model {entry.name} serves: {compared}."

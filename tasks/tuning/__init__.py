@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -14,6 +14,7 @@ from pydantic import Discriminator, Field, JsonValue, Tag, ValidationError, mode
 
 from algorithms.core.method import by_accountants
 from algorithms.errors import RefusedError
+from algorithms.extension import check_allowed
 from algorithms.gradients import L2
 from algorithms.models import Model
 from algorithms.privacy.accounting.epsilon import Accountant, adjacency_named
@@ -25,6 +26,7 @@ from data.readers.records import Records
 from tasks.calibrate import calibrate, model_for
 from tasks.config import params
 from tasks.config.overrides import with_values
+from tasks.config.own_code import names_in
 from tasks.config.params import Group, Params, ParamsRefusedError, in_words, read_yaml
 from tasks.evaluate import record_scores
 
@@ -108,15 +110,23 @@ class Tuning(Group):
     show_all: bool | Literal["cheaper"] = False
 
 
-def load(path: Path) -> Tuning:
-    """Load the settings; raises ParamsRefusedError if they are invalid."""
+def load(path: Path, *, allow_code: Collection[str] = ()) -> Tuning:
+    """Load the settings; raises ParamsRefusedError if they are invalid.
+
+    allow_code: code of the user's own that they may name; NotUsableError is raised for other code.
+    """
     document = read_yaml(
         path, holds="space, epsilon and what else a search needs", missing=f"write one, such as {EXAMPLE}"
     )
     try:
-        return Tuning.model_validate(document)
+        tuning = Tuning.model_validate(document)
     except ValidationError as error:
         raise ParamsRefusedError(f"{path.name}: {in_words(error.errors()[0])}; correct it.") from None
+    for key, values in tuning.space.items():
+        for value in () if isinstance(values, Range) else values:
+            for name in names_in(with_values({}, {key: value})):
+                check_allowed(name, allow_code, path.name)
+    return tuning
 
 
 def candidates(tuning: Tuning, base: Document) -> list[Document]:

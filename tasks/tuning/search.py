@@ -50,6 +50,7 @@ from data.readers.records import Records
 from tasks.calibrate import model_for
 from tasks.config import data_mirror, home, ledger_url, params
 from tasks.config.overrides import value_at
+from tasks.config.own_code import names_in
 from tasks.csv_files import write_csv
 from tasks.evaluate import load_model, metrics_of
 from tasks.prepare import prepare
@@ -140,7 +141,7 @@ class Trial:
         file = self.folder / "model.safetensors"
         save_model(file, model, released, self.public, self.plan["algorithm"], prepared=self.prepared)
         score = (
-            quality(metrics_of(file, self.prepared))
+            quality(metrics_of(file, self.prepared, allow_code=[*names_in(self.document)]))
             if held is None
             else self._counted(held, plan, trace, file)
         )
@@ -164,7 +165,7 @@ class Trial:
 
     def _counted(self, held: Records, plan: Plan, trace: Trace, file: Path) -> float:
         """The noisy sum of the scores, through a separate barrier; its row is added to the trial's trace."""
-        model, parameters = load_model(file)
+        model, parameters = load_model(file, allow_code=[*names_in(self.document)])
         release, delta = score_release(self.objective), plan.target.budget.delta
         schedule = [(release.event(), 1)]
         own = Trace()

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,9 @@ def write(root: Path, content: dict[str, Any]) -> Path:
     return path
 
 
-def run_here(root: Path, content: dict[str, Any]) -> Work:
+def run_here(root: Path, content: dict[str, Any], *, allow_code: Sequence[str] = ()) -> Work:
     """Plans and runs the comparison in this process, without Prefect."""
-    work = work_of(write(root, content), root)
+    work = work_of(write(root, content), root, allow_code=allow_code)
     with held(work.place):
         prepare_data(work)
         wanted = work.unfinished(renew=False)

@@ -95,7 +95,8 @@ def test_a_model_of_ones_own_is_planned_trained_and_evaluated(workspace: Workspa
     assert plan(workspace)["model"]["parameters"] == 65 * 5 + 6 * 10
     assert plan(workspace)["code"]["model"] == source_digest("mypackage.nets:wide")
     assert workspace.train()["epsilon"]["pld"] <= 3.0
-    model, _ = evaluate.load_model(workspace.root / "artifacts/model.safetensors")
+    file = workspace.root / "artifacts/model.safetensors"
+    model, _ = evaluate.load_model(file, allow_code=["mypackage.nets:wide"])
     assert (model.name, model.parameter_count) == ("mypackage.nets:wide", 65 * 5 + 6 * 10)
 
 
@@ -117,10 +118,11 @@ def test_a_model_and_a_method_of_ones_own_are_compared_until_their_source_change
         "model_settings": {"settings": {"width": 5}},
     }
     content = document() | {"problems": [problem], "epsilons": [4.0], "methods": {"mine": mine}}
-    root = small(tmp_path / "checkout")
-    assert run_here(root, content).unfinished(renew=False) == []
+    root, own = small(tmp_path / "checkout"), ("mypackage.methods:short", "mypackage.nets:wide")
+    assert run_here(root, content, allow_code=own).unfinished(renew=False) == []
     package.write("sizes", "WIDTH = 9\n")
-    assert len(work_of(root / "comparisons/tiny.yaml", root).unfinished(renew=False)) == 1
+    again = work_of(root / "comparisons/tiny.yaml", root, allow_code=own)
+    assert len(again.unfinished(renew=False)) == 1
 
 
 def test_a_changed_source_is_refused_by_a_plan_made_before_and_is_another_run(

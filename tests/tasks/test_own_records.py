@@ -50,6 +50,9 @@ RUN: dict[str, Any] = {
 }
 
 
+ENCODER = "tests.support.tiny_encoder:make"
+
+
 @pytest.fixture
 def declared(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Prepares a card with these keys and plans a run on it; checksums are filled in as `data check` says them."""
@@ -162,7 +165,7 @@ def test_a_folder_of_images_goes_from_its_card_to_predictions(
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(folder / f"{place:02}.png")
     (workspace.root / "photos/no/broken.png").write_bytes(b"broken")
-    data = {"transform": "encoder", "encoder": {"name": "tests.support.tiny_encoder:make", "settings": {}}}
+    data = {"transform": "encoder", "encoder": {"name": ENCODER, "settings": {}}}
     declared("photos", data, reader={"kind": "images", "mode": "L"}, shape=[1, 8, 8], unit="one image")
     counts = look("mine", workspace.root, counted=True).counts or {}
     assert {name: count for name, count in counts.items() if "stand-in" in name} in (
@@ -173,7 +176,7 @@ def test_a_folder_of_images_goes_from_its_card_to_predictions(
     assert load_prepared(workspace.root / "datasets/prepared").public.input_shape == (12,)
     workspace.train()
     model = load_model(workspace.root / "artifacts/model.safetensors")
-    (found,) = predict(model, workspace.root / "photos/yes")
+    (found,) = predict(model, workspace.root / "photos/yes", allow_code=[ENCODER])
     assert len(found.names) == 30 and set(found.predicted) <= {"no", "yes"}
 
 
@@ -189,7 +192,8 @@ def test_a_reader_of_ones_own(workspace: Workspace, declared: Callable[..., None
     assert load_prepared(workspace.root / "datasets/prepared").train_features[:, 1].tolist()[0] == 1.0
     finish(workspace)
     (tmp_path / "new").write_text("0 0.1 0.2\n")
-    (found,) = predict(load_model(workspace.root / "artifacts/model.safetensors"), tmp_path / "new")
+    model = load_model(workspace.root / "artifacts/model.safetensors")
+    (found,) = predict(model, tmp_path / "new", allow_code=[factory])
     assert found.names == ("1",)
     settings = Own(**reader | {"source_sha256": "1" * 64})
     with pytest.raises(DataRefusedError, match="is not the one that source_sha256 declares"):
@@ -290,7 +294,7 @@ def test_a_run_on_texts_is_all_there_is_to_type(workspace: Workspace, declared: 
 DATA: dict[str, Any] = {
     "dataset": "digits",
     "transform": "encoder",
-    "encoder": {"name": "tests.support.tiny_encoder:make", "settings": {"mirror": True}},
+    "encoder": {"name": ENCODER, "settings": {"mirror": True}},
 }
 
 
@@ -334,13 +338,13 @@ def test_a_model_on_an_encoders_features_predicts_from_images(
     trained = load_model(workspace.root / "artifacts/model.safetensors")
     encode = tiny_encoder.make(Frozen()).load()
     expected = trained(torch.from_numpy(encode(pixels[:, None] / np.float32(16)))).argmax(-1)
-    (found,) = predict(trained, folder)
+    (found,) = predict(trained, folder, allow_code=[ENCODER])
     assert found.names == tuple(f"{place}.png" for place in range(10))
     assert found.predicted == tuple(str(place) for place in expected.tolist())
     other = replace(tiny_encoder.make(Frozen()), sha256="cd" * 32)
     monkeypatch.setattr(tiny_encoder, "make", lambda _settings: other)
     with pytest.raises(ModelRefusedError, match="has other weights than the one"):
-        next(predict(trained, folder))
+        next(predict(trained, folder, allow_code=[ENCODER]))
 
 
 def test_an_encoder_is_all_there_is_to_type(tmp_path: Path) -> None:

@@ -1,0 +1,35 @@
+"""The code that a checkout names: what its user has chosen, and files from elsewhere may therefore name, too."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from algorithms.extension import is_own
+from data.card import DataRefusedError, data_card
+from data.formats import Own
+from tasks.config.params import ParamsRefusedError, read_yaml
+
+
+def named_code(root: Path) -> frozenset[str]:
+    """Every `package.module:factory` in params.yaml and the data cards of the checkout at `root`; none elsewhere."""
+    found: set[str] = set()
+    with suppress(ParamsRefusedError):
+        found.update(names_in(read_yaml(root / "params.yaml", holds="groups", missing="")))
+    for path in (root / "data" / "cards").glob("*.yaml"):
+        if b"factory" not in path.read_bytes():
+            continue
+        with suppress(DataRefusedError):
+            reader = data_card(path.stem, path.parent).reader
+            found.update([reader.factory] if isinstance(reader, Own) else [])
+    return frozenset(found)
+
+
+def names_in(document: Mapping[str, Any]) -> Iterator[str]:
+    """The code that a document in the form of params.yaml names: method, features, model and encoder."""
+    data = document.get("data")
+    groups = [document.get(group) for group in ("algorithm", "features", "model")]
+    for group in (*groups, data.get("encoder") if isinstance(data, Mapping) else None):
+        name = group.get("name") if isinstance(group, Mapping) else None
+        if isinstance(name, str) and is_own(name):
+            yield name
