@@ -32,8 +32,9 @@ from torch import Tensor, nn
 
 from algorithms.core.calibration import check_delta
 from algorithms.core.method import Algorithm, Plan, PublicInfo, Target, adapter
-from algorithms.core.receipt import account_of, cost_of, reserved_events, software
+from algorithms.core.receipt import account_of, cost_of, reserved_events
 from algorithms.core.rehearsal import made_up, rehearsal
+from algorithms.core.software import software_facts, software_here
 from algorithms.core.training import by_name, train
 from algorithms.core.unknown_names import check_names, written_settings
 from algorithms.errors import RefusedError
@@ -119,6 +120,8 @@ def _settings_restored() -> Iterator[None]:
                 torch.set_deterministic_debug_mode(mode)
 
 
+_DECIDES = ("algorithms/fit_inputs.py", "algorithms/fitting.py")
+"""What decides the result of a call beside what decides any training."""
 _KEY = re.compile(r"\b(algorithm|privacy|performance)\.(?=[a-z])")
 
 
@@ -596,5 +599,5 @@ class _Run:
             "device": self.device,
             **entries,
         }
-        ran = software(Path(__file__).parent)
+        ran = software_facts(Path(__file__).parent, software_here(_DECIDES))
         return build(RunRecord(self.document, receipt, self.facts, trace, ran))

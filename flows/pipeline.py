@@ -24,7 +24,9 @@ from algorithms.privacy.card.text import markdown
 from tasks.config.overrides import Request, revise
 from tasks.runs.preflight import outlook
 from tasks.runs.quality import Rows, run_summary
+from tasks.runs.software import reuse_note_of
 from tasks.runs.stages import (
+    EXISTING,
     StageFailedError,
     StageRefusedError,
     checkout,
@@ -46,7 +48,10 @@ LISTENERS: list[Callable[[str, str | None], object]] = []
 def publish(root: Path) -> Rows:
     """Make the Prefect artifacts `privacy-card` and `metrics` from the results in `root`, log and return them."""
     card = load(root / "artifacts" / "privacy_card.json")
-    result = run_summary(root)
+    result, note = run_summary(root), reuse_note_of(root)
+    if note is not None:
+        get_run_logger().warning("%s; %s", EXISTING, note)
+        result = [("existing result", note), *result]
     create_markdown_artifact(markdown(card), key="privacy-card", description="what the guarantee is")
     table = [{"what": name, "value": text} for name, text in result]
     create_table_artifact(table, key="metrics", description="result and budget")
@@ -64,10 +69,13 @@ def tell(stage: str, text: str | None = None) -> None:
 @task(retries=0, cache_policy=NO_CACHE)
 def run_stage(stage: str, root: Path) -> State[Any]:
     """Let DVC run one stage if something it depends on has changed."""
-    log = get_run_logger().info
+    log, existing = get_run_logger().info, ""
 
     def say(text: str) -> None:
+        nonlocal existing
         log(text)
+        if text.startswith(EXISTING):
+            existing = text
         tell(stage, text)
 
     tell(stage)
@@ -77,7 +85,7 @@ def run_stage(stage: str, root: Path) -> State[Any]:
         return Failed(name=REFUSED, message=str(refusal))
     except StageFailedError as failure:
         return Failed(message=str(failure))
-    return Completed(message="done" if ran else "nothing to do: the result is there already")
+    return Completed(message=existing or ("done" if ran else f"nothing to do: {EXISTING}"))
 
 
 def stage_task(stage: str, root: Path) -> None:

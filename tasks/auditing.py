@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from algorithms.auditing.audit import Array, Audit, audit, tested
 from algorithms.auditing.game import Game
-from algorithms.core.receipt import software
+from algorithms.core.software import software_facts, software_here
 from algorithms.errors import RefusedError
 from algorithms.methods import CATALOGUE
 from data.files import write_text
@@ -105,7 +105,7 @@ def run_audit(asked: Asked, root: Path, *, workers: int = 1) -> tuple[dict[str, 
         "mechanisms": mechanisms,
         "is_violated": found.is_violated or any(row["is_violated"] for row in mechanisms),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "software": software(root),
+        "software": software_facts(root, software_here()),
     }
     shown = picture(lambda theme: _figure(found, theme), _WORDS)
     page = environment().get_template("audit.html.j2").render(audit=document, picture=shown)

@@ -52,6 +52,7 @@ from tasks.reporting.figures import (
     risk_figure,
 )
 from tasks.runs.ledger import open_ledger, signing_key
+from tasks.runs.software import reuse_note
 from tasks.runs.stages import main_of
 from tasks.runs.store import check_data_facts, check_run_facts
 from tasks.tracking import runs as tracking
@@ -170,6 +171,7 @@ def compose(
         attack=run.plan.get("attack"),
         ten_more=run.receipt["ledger"].get("ten_more", {}).get("epsilon"),
         audit=audit,
+        other_software=reuse_note(run.receipt, is_public=run.public.public),
     )
     return Report(run, card, curve, past, pictures, text)
 

@@ -23,7 +23,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from algorithms.core.method import Plan
-from algorithms.core.receipt import account_of, cost_of, reserved_events, software
+from algorithms.core.receipt import account_of, cost_of, reserved_events
+from algorithms.core.software import Software, software_facts
 from algorithms.core.training import CHECKPOINT, OnStep, by_name
 from algorithms.core.training import train as run_training
 from algorithms.errors import ProcessLostError, RefusedError
@@ -39,6 +40,7 @@ from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.ledger.place import remember
 from algorithms.privacy.mechanisms.noise import Generator, secure_generator, seeded_generator
 from data import PublicDescription
+from data.files import read_json
 from data.prepared import digest_of, load_as, made_anew, preparation_in
 from data.readers.records import Records
 from tasks.calibrate import check as check_plan
@@ -48,7 +50,8 @@ from tasks.config.params import Params
 from tasks.runs import preflight, store
 from tasks.runs.ledger import bind, digests_of, open_newest, register, signer
 from tasks.runs.processes import broadcast_sealed, joined
-from tasks.runs.stages import main_of
+from tasks.runs.software import check_resumes, pipeline_software, reuse_note
+from tasks.runs.stages import EXISTING, TRAINING, main_of
 from tasks.runs.store import PLAN, RECEIPT, data_facts
 from tasks.tracking.live import live_curve, progress
 
@@ -97,6 +100,7 @@ class Charge:
 
     ledger: Ledger
     run: store.Run
+    software: Software
     public: PublicDescription
     prepared: Path
     blocks: tuple[str, ...]
@@ -116,7 +120,7 @@ class Charge:
         }
 
     def reserve(self, plan: Plan, about: Mapping[str, Any]) -> None:
-        """Reserve the plan's cost. about: the ledger's entry, to which signer and noise are added.
+        """Reserve the plan's cost. about: the ledger's entry, to which signer, noise and software are added.
 
         A settled run without a result was killed in between: it is repeated without another charge.
         """
@@ -126,7 +130,7 @@ class Charge:
                 self.public.population,
                 plan.cost,
                 events=reserved_events(plan),
-                about={**about, **signer(self.home), **self.run.noise},
+                about={**about, **signer(self.home), **self.run.noise, **self.run.notes},
                 blocks=self.blocks,
                 held=digests_of(self.public, self.prepared),
             )
@@ -147,7 +151,7 @@ class Charge:
             **account_of(self.ledger, self.public.population, run_id),
         }
         receipt["releases"] = len(pd.read_parquet(written / "trace.parquet"))
-        receipt |= {"software": software(self.root), "sha256": sums}
+        receipt |= {"software": software_facts(self.root, self.software), "sha256": sums}
         (written / RECEIPT).write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
         return self.run.finish(written)
 
@@ -170,16 +174,29 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
 
     secret = job.settings.privacy.noise == "secure"
     fresh = secure_generator() if secret else seeded_generator(job.settings.model.seed)
-    with store.claimed(home, job.digest(home), ledger.status, checkout=root, fresh=fresh, anew=anew) as run:
+    software = pipeline_software()
+    with store.claimed(
+        home,
+        job.digest(home),
+        ledger.status,
+        checkout=root,
+        fresh=fresh,
+        anew=anew,
+        notes=software.notes,
+    ) as run:
         if run.result is not None:
-            _LOG.info("run %s did just this: its result is handed out, and nothing is spent.", run.run_id)
+            note = reuse_note(read_json(run.result / RECEIPT), is_public=job.public.public)
+            _LOG.info("%s: run %s is the same%s.", EXISTING, run.run_id, f"; {note}" if note else "")
+        else:
+            check_resumes(run, ledger, job.public.population, software)
+            _LOG.info(TRAINING)
         with run.abandoned_if_refused(ledger.status):
             if run.result is None and ledger.status(run.run_id) is None:
                 records = preflight.records_of(job.public, root / "data" / "cards")
                 found = preflight.doubts(job.settings, job.plan, records)
                 preflight.question(found, job.public, epsilon=job.plan.target.budget.epsilon)
             register(ledger, job.public, home=home, prepared=job.prepared, plan=lambda: job.plan)
-            charge = Charge(ledger, run, job.public, job.prepared, job.blocks, home, root)
+            charge = Charge(ledger, run, software, job.public, job.prepared, job.blocks, home, root)
             result = run.result or _trained(job, model, charge)
         run.forget_secrets()
         store.hand_out(result, artifacts, _ARTIFACTS, said=data_facts(job.public))
@@ -349,11 +366,12 @@ def _check_same_job(job: Job, home: Path) -> None:
     """Raise RefusedError in every process unless all have the same job, records included, and owner key."""
     settings = job.settings.performance
     sharing = settings.shard_frozen, settings.shard_trained, settings.offload, device_of(settings.device).type
-    parts = job.plan_file.decode(), job.public.to_json(), job.digest(home), str(sharing)
+    described = job.plan_file.decode(), job.public.to_json(), job.digest(home), str(sharing)
+    parts = *described, str(pipeline_software().digest)
     if not job.group.agrees(hashlib.sha256("".join(parts).encode()).hexdigest()):
         raise RefusedError(
-            "the processes of this run have other plans, models, data, owner keys, or settings of where parameters lie;"
-            " give all of them the same checkout, data, owner key and kind of device."
+            "the processes of this run have other plans, models, data, owner keys, software, or settings of where"
+            " parameters lie; give all of them the same checkout, data, owner key, software and kind of device."
         )
 
 

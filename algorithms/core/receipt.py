@@ -1,11 +1,7 @@
-"""The receipt of a run: its cost, its noise, the ledger that it was charged to, and the software that ran."""
+"""The receipt of a run: its cost, its noise, and the ledger that it was charged to."""
 
-import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from dp_accounting.dp_event import ZCDpEvent
@@ -59,34 +55,3 @@ def account_of(ledger: Ledger, population: str, run_id: str) -> dict[str, Any]:
 
 def _sums(balance: Balance) -> dict[str, Any]:
     return {name: asdict(getattr(balance, name)) for name in ("cap", "spent", "remaining")}
-
-
-PACKAGES = ("dp-accounting", "torch", "numpy", "scipy", "cryptography", "pandas", "scikit-learn")
-_STATED_ELSEWHERE = (":!dvc.lock", ":!params.yaml")
-
-
-def software(root: Path) -> dict[str, Any]:
-    """Python, packages that decide a result, and commit of the checkout at `root`, as of now, during training.
-
-    git is None outside a checkout. dirty: files differ from the commit, except for dvc.lock, which DVC writes during a
-    run, and params.yaml, whose content is in the plan.
-    """
-    commit = _output(root, "rev-parse", "--verify", "HEAD")
-    changes = _output(root, "status", "--porcelain", "--", ".", *_STATED_ELSEWHERE)
-    git = None if not commit or changes is None else {"commit": commit, "dirty": bool(changes)}
-    return {
-        "recorded": "training",
-        "python": platform.python_version(),
-        "packages": {name: version(name) for name in PACKAGES},
-        "git": git,
-    }
-
-
-def _output(root: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()

@@ -85,7 +85,6 @@ class OneSentence(TyperGroup):
 WORDS = {
     "prepare": "preparing the data",
     "calibrate": "calibrating the noise",
-    "train": "training",
     "evaluate": "evaluating on the held-out records",
     "report": "writing card and report",
 }
@@ -103,10 +102,11 @@ _NOISE = re.compile(
 class Steps:
     """Prints what the stages of a run write, in a readable form.
 
-    verbose: show everything unchanged.
+    verbose: show everything unchanged. is_reused: whether training handed out an existing result.
     """
 
     verbose: bool = False
+    is_reused: bool = False
     console: PlainConsole = field(
         default_factory=lambda: PlainConsole(stderr=True, highlight=False, soft_wrap=True)
     )
@@ -114,9 +114,10 @@ class Steps:
     _task: "TaskID | None" = None
 
     def begin(self, stage: str) -> None:
-        """A stage begins."""
+        """A stage begins. That it trains, and does not hand out an existing result, the train stage says itself."""
         self.end()
-        self.console.print(f"{WORDS[stage]} ...")
+        if stage in WORDS:
+            self.console.print(f"{WORDS[stage]} ...")
 
     def run(self, stage: str, root: Path) -> None:
         """Run a stage in the checkout at `root`, without Prefect; raises StageRefusedError or StageFailedError."""
@@ -127,8 +128,13 @@ class Steps:
 
     def line(self, text: str) -> None:
         """Show a line that a stage or DVC wrote."""
+        from tasks.runs.stages import EXISTING, TRAINING
+
         found = _STEP.fullmatch(text)
-        if self.verbose or (found is None and not _NOISE.match(text) and not text.startswith("refused: ")):
+        self.is_reused |= text.startswith(EXISTING)
+        if text == TRAINING or text.startswith(EXISTING):
+            self.console.print(text)
+        elif self.verbose or (found is None and not _NOISE.match(text) and not text.startswith("refused: ")):
             self.end()
             self.console.print(f"  {text}")
         elif found and self.console.is_terminal:

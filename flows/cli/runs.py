@@ -66,7 +66,8 @@ def run(
     """Run the pipeline: prepare, calibrate, train, evaluate, report. Your choices are saved in params.yaml."""
     from tasks.config.overrides import Request, revise, settings_of
     from tasks.runs.quality import two_columns
-    from tasks.runs.stages import checkout
+    from tasks.runs.software import reuse_note_of
+    from tasks.runs.stages import EXISTING, checkout
 
     root, settings = checkout(), settings_of(assignments or ())
     request = Request(dataset, algorithm, epsilon, delta, seed, settings, encoder)
@@ -74,10 +75,14 @@ def run(
     say(_what(revision.params), error=True)
     result = _already_there(root, request)
     if result:
-        say("This run is already done. Nothing was spent. Its results:")
+        note = reuse_note_of(root)
+        say(f"{EXISTING}{f'; {note}' if note else ''}:")
     else:
         _look_ahead(root, revision.params)
-        result = _delivered(request, root, Steps(verbose))
+        steps = Steps(verbose)
+        result = _delivered(request, root, steps)
+        if steps.is_reused:
+            say(f"{EXISTING}:")
     show(two_columns(result))
 
 

@@ -146,13 +146,14 @@ def page(
     attack: Mapping[str, float] | None = None,
     ten_more: float | None = None,
     audit: Mapping[str, Any] | None = None,
+    other_software: str | None = None,
 ) -> str:
     """Make the page.
 
     pictures: epsilon, risk, noise, confusion and per_class, and those of the history. past: template variables of the
     history. risk: None for a run that promises nothing. attack: the attack to which the noise was calibrated, if any.
     ten_more: the epsilon that will be spent after ten more runs like this, if the ledger said it.
-    audit: the newest audit of the method, if any.
+    audit: the newest audit of the method, if any. other_software: which software trained, if it was not this one.
     """
     epsilon, delta = card.setting.epsilon, card.setting.delta
     cap, spent = card.accounting.population.cap.epsilon, card.accounting.population.spent.epsilon
@@ -169,6 +170,7 @@ def page(
             attack=attack,
             ten_more=ten_more,
             audit=audit,
+            other_software=other_software,
             factor=None if epsilon is None else rounded_up(math.exp(min(epsilon, 700.0)), 3),
             strength=None if epsilon is None else strength(epsilon),
             one_in=f"{1 / delta:,.0f}" if delta else None,

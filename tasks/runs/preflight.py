@@ -57,7 +57,14 @@ _RUNS_SHOWN = 1, 11
 
 _LOG = logging.getLogger(__name__)
 _NO_HEAD = "0" * 64
-_SOFTWARE = {"recorded": "training", "python": "3", "packages": {"torch": "2"}, "git": None}
+_SOFTWARE = {
+    "recorded": "training",
+    "version": "0",
+    "code": _NO_HEAD,
+    "python": "3",
+    "packages": {"torch": "2"},
+    "git": None,
+}
 
 
 def doubts(settings: Params, plan: Plan, records: int | None) -> list[str]:

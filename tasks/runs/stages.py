@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 
 from algorithms.plain_text import for_terminal
 from algorithms.privacy.ledger.place import system_user
+from tasks.config import SPEND_AGAIN, agreed
 from tasks.config.params import ParamsRefusedError
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ Say = Callable[[str], object]
 STAGES = ("prepare", "calibrate", "train", "evaluate", "report")
 REFUSED = "refused: "
 """The prefix of a refusal in a stage's output."""
+TRAINING, EXISTING = "training ...", "existing result, nothing charged"
+"""The line of a train stage that trains, and the prefix of the line of one that hands out an existing result."""
 _NOTHING = 3
 """The exit status of the process if DVC has nothing to do."""
 _KILLED = (f"exited with -{signal.SIGKILL}", f"exited with {128 + signal.SIGKILL}")
@@ -269,7 +272,10 @@ def main() -> None:
 
 
 def code_has_changed(stage: str, root: Path) -> bool:
-    """Whether a stage has to run again, or to refuse: code of the user's own, unwatched by DVC, has changed."""
+    """Whether a stage has to run again, or to refuse, because of code that DVC does not watch.
+
+    That is code of the user's own; and in training that of epsilonflow, if a person agreed to train again.
+    """
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -278,6 +284,10 @@ def code_has_changed(stage: str, root: Path) -> bool:
     from data.files import read_json
     from data.formats import Own
 
+    if stage == "train" and agreed(SPEND_AGAIN):
+        from tasks.runs.software import reuse_note_of
+
+        return reuse_note_of(root) is not None
     if stage not in ("prepare", "calibrate"):
         return False
     try:

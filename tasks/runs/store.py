@@ -77,13 +77,15 @@ def digest(decides: Sequence[object], public: PublicDescription, prepared: Path,
 class Run:
     """An attempt at a run: its id in the ledger, its folder, and the folder of its result.
 
-    private_noise: whether its noise is secret. result: None if there is no result yet.
+    private_noise: whether its noise is secret. result: None if there is no result yet. notes: about the software that
+    began it.
     """
 
     run_id: str
     folder: Path
     private_noise: bool
     result: Path | None
+    notes: Mapping[str, str]
 
     def generator(self) -> Generator:
         """The generator with which the run began; raises RefusedError if its key is damaged."""
@@ -145,17 +147,24 @@ class Run:
 
 @contextmanager
 def claimed(
-    home: Path, digest: str, status: Status, *, checkout: Path, fresh: Generator, anew: Anew
+    home: Path,
+    digest: str,
+    status: Status,
+    *,
+    checkout: Path,
+    fresh: Generator,
+    anew: Anew,
+    notes: Mapping[str, str],
 ) -> Iterator[Run]:
     """The attempt to make or to return, locked against other processes within the block.
 
-    checkout: the requesting checkout, for `begun`. fresh: the generator for a new attempt. anew: called for an
+    checkout: the requesting checkout, for `begun`. notes: about the software of this process, kept with an attempt
+    that is not charged yet, and so has drawn no noise. fresh: the generator for a new attempt. anew: called for an
     attempt that is charged and has ended or is lost; if it returns False, the attempt's result is returned, and for a
     lost attempt it returns True or raises. If another process runs the same run, this waits for it and then gets its
     result for free.
     """
     runs, is_told = home / "runs", False
-    meta = json.dumps({"checkout": str(checkout.resolve())})
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     runs.mkdir(mode=0o700, exist_ok=True)
     for gone in runs.glob(f"{_GONE}*"):
@@ -165,20 +174,31 @@ def claimed(
         folder = runs / run_id
         folder.mkdir(mode=0o700, exist_ok=True)
         with _held(folder) as is_held:
-            standing = _standing(folder, status(run_id)) if is_held else None
+            state = status(run_id)
+            standing = _standing(folder, state) if is_held else None
             if standing in ("begun", "finished"):
-                write_text(folder / _META, meta, mode=0o600)
+                own = notes if state is None else _notes(folder)
+                meta = {"checkout": str(checkout.resolve()), **own}
+                write_text(folder / _META, json.dumps(meta), mode=0o600)
                 if standing == "begun" and not (folder / _KEY).exists():
                     write_whole(folder / _KEY, lambda new: new.write_bytes(fresh.key), mode=0o600)
                     _sync(folder)
                     _sync(runs)
-                yield Run(run_id, folder, fresh.private, folder / _RESULT if standing == "finished" else None)
+                result = folder / _RESULT if standing == "finished" else None
+                yield Run(run_id, folder, fresh.private, result, own)
                 return
         if not is_held:
             if not is_told:
                 _LOG.info("another process is at run %s: waiting for its end", run_id)
             is_told = True
             time.sleep(_POLL_SECONDS)
+
+
+def _notes(folder: Path) -> dict[str, str]:
+    """The notes of a run about the software that began it; empty if there are none."""
+    with suppress(OSError, ValueError, AttributeError):
+        return {name: text for name, text in read_json(folder / _META).items() if name != "checkout"}
+    return {}
 
 
 def _attempt(home: Path, digest: str, status: Status, anew: Anew) -> str:

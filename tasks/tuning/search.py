@@ -59,7 +59,8 @@ from tasks.reporting import environment
 from tasks.runs import preflight, store
 from tasks.runs.ledger import bind, open_newest, register, signing_key
 from tasks.runs.quality import quality
-from tasks.runs.stages import checkout_lock
+from tasks.runs.software import check_resumes, pipeline_software, reuse_note
+from tasks.runs.stages import EXISTING, checkout_lock
 from tasks.tracking.runs import log_winner
 from tasks.train import Charge, performance_of, save_model
 from tasks.tuning import (
@@ -288,14 +289,22 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
     is_secure = search.priced.documents[0]["privacy"].get("noise", "secure") == "secure"
     seed = search.priced.documents[0]["model"].get("seed", 0)
     fresh = secure_generator() if is_secure else seeded_generator(seed)
+    software = pipeline_software()
     with store.claimed(
-        home, search.digest(home), ledger.status, checkout=root, fresh=fresh, anew=anew
+        home,
+        search.digest(home),
+        ledger.status,
+        checkout=root,
+        fresh=fresh,
+        anew=anew,
+        notes=software.notes,
     ) as run:
         result = run.result
         if result is None:
+            check_resumes(run, ledger, public.population, software)
             with run.abandoned_if_refused(ledger.status):
                 register(ledger, public, home=home, prepared=search.prepared, plan=lambda: search.plan(0)[0])
-                charge = Charge(ledger, run, public, search.prepared, search.blocks, home, root)
+                charge = Charge(ledger, run, software, public, search.prepared, search.blocks, home, root)
                 _reserve(search, charge)
             bind(ledger, public, home=home, prepared=search.prepared)
             result = _searched(search, charge, run_all)
@@ -326,9 +335,11 @@ def deliver(asked: Tuning, root: Path, *, say: Callable[[str], object], run_all:
         is_done = ledger.head() == head
         remember(ledger, url, home=folder)
     log_winner(receipt, root / FOLDER, settings.tracking, root=root)
+    note = reuse_note(receipt, is_public=public.public) if is_done else None
+    reused = f"; {EXISTING}{f'; {note}' if note else ''}." if is_done else ""
     return (
         f"the winner of search {receipt['run_id']} is in {FOLDER}; all of it cost epsilon {priced.cost:.4g},"
-        f" a trial by itself {priced.each:.4g}{'. It was done before: nothing was spent now.' if is_done else ''}"
+        f" a trial by itself {priced.each:.4g}{reused}"
     )
 
 

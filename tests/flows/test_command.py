@@ -83,7 +83,8 @@ def test_a_run_that_is_done_is_not_done_again(here: Checkout, monkeypatch: pytes
     for arguments in ((), ("--epsilon", "3"), ("--set", "algorithm.steps=5")):
         result = call("run", *arguments)
         assert result.exit_code == 0, result.output
-        assert "Nothing was spent" in result.stdout
+        assert result.stdout.startswith("existing result, nothing charged:\n")
+        assert "training" not in result.output
         assert "artifacts/report.html" in result.stdout
     assert here.ledger.head() == head
     assert sorted(here.root.glob("artifacts/**/*")) == files
@@ -202,10 +203,24 @@ def test_without_a_server_a_run_needs_no_prefect(
     assert has_prefect_api()
 
 
+@pytest.mark.parametrize(
+    ("line", "is_reused"),
+    [("training ...", False), ("existing result, nothing charged: run 5f0c-1 is the same.", True)],
+)
+def test_the_train_stage_says_itself_whether_it_trains(line: str, is_reused: bool) -> None:
+    written = io.StringIO()
+    steps = Steps(console=Console(file=written, width=120))
+    steps.begin("train")
+    steps.line("Running stage 'train':")
+    assert written.getvalue() == ""
+    steps.line(line)
+    assert (written.getvalue(), steps.is_reused) == (f"{line}\n", is_reused)
+
+
 def test_of_a_refused_stage_its_sentence_alone_is_shown_once() -> None:
     written = io.StringIO()
     steps = Steps(console=Console(file=written))
-    steps.begin("train")
+    steps.begin("calibrate")
     for line in (
         "Running stage 'train':",
         "> python -m tasks.train",
@@ -214,7 +229,7 @@ def test_of_a_refused_stage_its_sentence_alone_is_shown_once() -> None:
         "ERROR: failed to reproduce 'train'",
     ):
         steps.line(line)
-    assert written.getvalue() == "training ...\n"
+    assert written.getvalue() == "calibrating the noise ...\n"
 
 
 @pytest.mark.parametrize(
@@ -274,7 +289,8 @@ def test_audits_and_searches_need_no_prefect(here: Checkout, monkeypatch: pytest
     assert re.match(r"the winner of search \w+-1 is in tuned; all of it cost epsilon 3\.9", found.stdout)
     assert found.stderr == "searching: at most epsilon 4 for all trials together ...\n"
     assert call("card", "verify", "tuned/privacy_card.json").exit_code == 0
-    assert "nothing was spent" not in found.stdout and "nothing was spent now." in call("tune").stdout
+    assert "nothing charged" not in found.stdout
+    assert "; existing result, nothing charged." in call("tune").stdout
 
 
 def test_the_price_of_a_search_is_held_against_the_ledger(here: Checkout) -> None:

@@ -88,7 +88,13 @@ def test_a_project_is_made_from_a_schema_and_can_be_used(
     for _ in range(2):  # the second time it is there
         done = call("run", "--set", "algorithm.steps=2", "--set", "tracking.mode=disabled")
         assert done.exit_code == 0 and "test accuracy" in done.stdout, done.output
-    assert "Nothing was spent" in done.stdout
+    assert done.stdout.startswith("existing result, nothing charged:\n") and "training" not in done.output
+    stages = Path("dvc.yaml").read_text()
+    Path("dvc.yaml").write_text(stages.replace("-m tasks.train", " -m tasks.train"))
+    again = call("run")  # DVC runs the stage again, which finds its run
+    assert "existing result, nothing charged: run" in again.stderr and "training" not in again.output
+    assert again.stdout.startswith("existing result, nothing charged:\n")
+    Path("dvc.yaml").write_text(stages)
     assert call("card", "verify").exit_code == 0
     Path("tune.yaml").write_text(
         "{space: {algorithm.clip_norm: [0.5, 1.0]}, epsilon: 3.0, trials: {mean: 1.5}}"

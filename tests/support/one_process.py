@@ -46,11 +46,20 @@ def _dvc(*stage: str, root: Path, say: stages.Say) -> tuple[int, list[str]]:
         for handler in (*logging.getLogger("dvc").handlers, *logging.getLogger().handlers):
             if handler.__class__ in (logging.StreamHandler, LoggerHandler):
                 patch.setattr(handler, "stream", written)  # else it is what it was at the first stage
+        if not any(handler.__class__ is logging.StreamHandler for handler in logging.getLogger().handlers):
+            patch.setattr(logging.getLogger(), "handlers", [*logging.getLogger().handlers, _lines(written)])
         status = _status(stages.main)
     lines = [line for line in written.getvalue().splitlines() if line]
     for line in lines:
         say(line)
     return status, lines
+
+
+def _lines(written: io.StringIO) -> logging.Handler:
+    """What `basicConfig` adds in a process of its own, which has no handlers of pytest yet."""
+    handler = logging.StreamHandler(written)
+    handler.addFilter(lambda record: record.name.partition(".")[0] in ("algorithms", "data", "tasks"))
+    return handler
 
 
 def dvc_here(*arguments: str) -> tuple[int, str]:

@@ -53,6 +53,7 @@ def claim(
         ledger.status,
         checkout=home,
         fresh=secure_generator(),
+        notes={},
         anew=lambda run_id, is_whole: train._spends_again(cast(train.Job, asked), run_id, is_whole, ledger),
     )
 

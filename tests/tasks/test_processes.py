@@ -21,6 +21,7 @@ from cryptography.exceptions import InvalidTag
 from safetensors.torch import load_file
 from torch.distributed import FileStore
 
+from algorithms.core.software import Software
 from algorithms.errors import ProcessLostError, RefusedError
 from algorithms.privacy.barrier.performance import Group
 from algorithms.privacy.mechanisms.noise import seeded_generator
@@ -116,6 +117,7 @@ def test_a_process_that_is_lost_before_they_are_connected_is_not_waited_for(
 
 
 SECRET = bytes(range(32))
+OTHER_SOFTWARE = "other software"
 
 
 def helped(folder: Path, places: dict[str, Workspace]) -> dict[str, str]:
@@ -124,11 +126,14 @@ def helped(folder: Path, places: dict[str, Workspace]) -> dict[str, str]:
     with joined(1, 2, folder, secret=SECRET) as group:
         for name, place in places.items():
             job = job_of(place, group)
-            try:
-                train.help_train(job, train.model_for(job.settings, job.public), home=place.home)
-                ends[name] = "trained"
-            except RefusedError as refusal:
-                ends[name] = str(refusal)
+            with pytest.MonkeyPatch.context() as patch:
+                if name == OTHER_SOFTWARE:
+                    patch.setattr(train, "pipeline_software", lambda: Software("9.9", "9" * 64, {}))
+                try:
+                    train.help_train(job, train.model_for(job.settings, job.public), home=place.home)
+                    ends[name] = "trained"
+                except RefusedError as refusal:
+                    ends[name] = str(refusal)
     return ends
 
 
@@ -158,7 +163,14 @@ def test_processes_with_other_records_or_settings_are_refused_before_a_charge(
     workspace.mark_used()
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     places = {}
-    for name in ("copied in part", "another order", "another owner key", "other slices", "the same"):
+    for name in (
+        "copied in part",
+        "another order",
+        "another owner key",
+        "other slices",
+        OTHER_SOFTWARE,
+        "the same",
+    ):
         places[name] = Workspace(elsewhere / name, elsewhere / f"home of {name}")
         shutil.copytree(workspace.root, places[name].root)
         places[name].home.mkdir()
@@ -186,8 +198,10 @@ def test_processes_with_other_records_or_settings_are_refused_before_a_charge(
                     ends[name] = str(refusal)
         assert helping.get() == ends
     assert "or the same in another order" in ends["copied in part"]
-    for name in ("another order", "another owner key", "other slices"):
-        assert "have other plans, models, data, owner keys, or settings of where" in ends[name], name
+    for name in ("another order", "another owner key", "other slices", OTHER_SOFTWARE):
+        assert "have other plans, models, data, owner keys, software, or settings of where" in ends[name], (
+            name
+        )
     assert ends["the same"] == "trained"
     assert reservations(workspace) == [*before, "reserve", "settle"]
 

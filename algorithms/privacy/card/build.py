@@ -56,7 +56,8 @@ class RunRecord:
     """What a finished run left.
 
     plan, receipt: the documents of these names. public: the description of the data set. trace: the noise trace.
-    software: "recorded" ("training" or "report"), "python", "packages" and "git" (or None).
+    software: "recorded" ("training" or "report"), "python", "packages" and "git" (or None); since 0.2 also "version"
+    and "code".
     """
 
     plan: Mapping[str, Any]
@@ -192,6 +193,7 @@ def _document(run: RunRecord) -> dict[str, Any]:
         "events": receipt["events"],
         "implementation": {
             **{name: software[name] for name in ("recorded", "python", "packages", "git")},
+            **{name: software.get(name) for name in ("version", "code")},
             "device": receipt["device"],
             "noise": "secure" if private_noise else "seeded",
             "cipher": "AES-256-CTR",

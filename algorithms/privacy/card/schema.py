@@ -295,13 +295,16 @@ ROUNDING = Rounding(grid_bits=GRID_BITS, sum_bits=64, laplace_scales=64, laplace
 
 
 class Implementation(Section):
-    """What ran. recorded: the stage that looked up python, packages and git.
+    """What ran. recorded: the stage that looked up what follows.
 
+    version: of epsilonflow. code: SHA-256 of the source that decides a result. Cards of older versions have neither.
     noise: "secure" where its key was secret, from the operating system. cipher: of noise and coins. rounding: null
     without noise.
     """
 
     recorded: Literal["training", "report"]
+    version: Name | None = Field(default=None, exclude_if=lambda given: given is None)
+    code: Sha256 | None = Field(default=None, exclude_if=lambda given: given is None)
     python: Name
     packages: Annotated[dict[str, Name], Field(min_length=1)]
     git: Commit | None

@@ -281,6 +281,12 @@ def model_parts(model: Model) -> str:
     return " ".join(said)
 
 
+def software(card: PrivacyCard) -> str:
+    """What trained."""
+    ran = card.implementation
+    return "not recorded" if ran.code is None else f"epsilonflow {ran.version}, code {ran.code}"
+
+
 def noise(card: PrivacyCard) -> str:
     """Where the noise comes from."""
     return _GENERATORS[card.implementation.noise]
@@ -414,6 +420,7 @@ def markdown(card: PrivacyCard, *, escape: Callable[[str], str] = for_markdown) 
             f"Transform: {transform(mechanism)}",
             f"Learned features: {features(mechanism.features)}",
             f"Model {mechanism.model.name}: {model_parts(mechanism.model)}",
+            f"Software: {software(card)}",
             f"Noise: {noise(card)}",
             *([f"Correlation: {how}"] if (how := correlation(card)) else []),
             f"Rounding: {rounding(card.implementation.rounding)}",

@@ -1,0 +1,148 @@
+"""The software that decides the result of a run: a version, a digest of the source, and the packages that compute.
+
+Other software could draw another sample, or compute another gradient, under the noise that a run has drawn already.
+The difference of two such answers has no noise. So a run that has drawn noise is only resumed by the same software, and
+its receipt and card name the software that trained it.
+"""
+
+import hashlib
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Self
+
+DECIDES = (
+    "algorithms/__init__.py",
+    "algorithms/core",
+    "algorithms/extension.py",
+    "algorithms/features.py",
+    "algorithms/gradients",
+    "algorithms/methods",
+    "algorithms/models",
+    "algorithms/privacy/accounting",
+    "algorithms/privacy/barrier",
+    "algorithms/privacy/mechanisms",
+)
+"""What decides a result whoever trains; the pipeline adds files of its own."""
+COMPUTES = ("torch", "numpy", "scipy", "timm", "torchvision", "transformers", "peft")
+"""Packages whose version can change a number, as far as they are installed."""
+PACKAGES = ("dp-accounting", *COMPUTES, "cryptography", "pandas", "scikit-learn")
+NOTE, DIGEST_NOTE = "software", "software_sha256"
+_SOURCE = (".py", ".yaml")
+_SHOWN = 8
+_STATED_ELSEWHERE = (":!dvc.lock", ":!params.yaml")
+
+
+@dataclass(frozen=True)
+class Software:
+    """What trains, or what trained.
+
+    version: of epsilonflow. code: SHA-256 of the source that decides a result; None where it was not recorded.
+    packages: versions by name, of those in `COMPUTES`.
+    """
+
+    version: str | None
+    code: str | None
+    packages: Mapping[str, str]
+
+    @classmethod
+    def from_receipt(cls, recorded: Mapping[str, Any]) -> Self:
+        """The software in a receipt or on a card, which may be too old to state it."""
+        packages = {name: text for name, text in recorded["packages"].items() if name in COMPUTES}
+        return cls(recorded.get("version"), recorded.get("code"), packages)
+
+    @property
+    def digest(self) -> str | None:
+        """The same for software that gives the same results, whatever its version is called; None if unrecorded."""
+        if self.code is None:
+            return None
+        return hashlib.sha256(repr((self.code, sorted(self.packages.items()))).encode()).hexdigest()
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """The notes about the software that begins a run, in its folder and in its reservation."""
+        return {NOTE: str(self), DIGEST_NOTE: self.digest or ""}
+
+    def __str__(self) -> str:
+        """For people.
+
+        Example:
+            >>> print(Software("0.2.0", "5f0c3a9be1d27746", {"torch": "2.13.0"}))
+            epsilonflow 0.2.0 (code 5f0c3a9b, torch 2.13.0)
+        """
+        if self.code is None:
+            return "software that was not recorded"
+        packages = "".join(f", {name} {text}" for name, text in self.packages.items())
+        return f"epsilonflow {self.version} (code {self.code[:_SHOWN]}{packages})"
+
+
+def software_here(more: Sequence[str] = ()) -> Software:
+    """The software of this process. more: files and folders that decide the result beside `DECIDES`."""
+    return Software(version("epsilonflow"), source_of((*DECIDES, *more)), _versions(COMPUTES))
+
+
+@cache
+def source_of(names: tuple[str, ...]) -> str:
+    """SHA-256 of the source in files and folders, named from the folder of the packages.
+
+    Of content and names only, so that a wheel and a checkout of one version have the same. It is computed once in a
+    process, which goes on with the code that it has imported.
+    """
+    digest, place = hashlib.sha256(), Path(__file__).parents[2]
+    for path in _source_files(place, names):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(place).as_posix()} {len(content)} ".encode() + content)
+    return digest.hexdigest()
+
+
+def _source_files(place: Path, names: Sequence[str]) -> Iterator[Path]:
+    for name in sorted(names):
+        path = place / name
+        if path.is_file():
+            yield path
+        else:
+            yield from sorted(one for one in path.rglob("*") if one.suffix in _SOURCE and one.is_file())
+
+
+def software_facts(root: Path, software: Software) -> dict[str, Any]:
+    """What a receipt states: the software, Python, and the commit of the checkout at `root`, as of now, in training.
+
+    git is None outside a checkout. dirty: files differ from the commit, except for dvc.lock, which DVC writes during a
+    run, and params.yaml, whose content is in the plan.
+    """
+    commit = _output(root, "rev-parse", "--verify", "HEAD")
+    changes = _output(root, "status", "--porcelain", "--", ".", *_STATED_ELSEWHERE)
+    git = None if not commit or changes is None else {"commit": commit, "dirty": bool(changes)}
+    return {
+        "recorded": "training",
+        "version": software.version,
+        "code": software.code,
+        "python": platform.python_version(),
+        "packages": _versions(PACKAGES),
+        "git": git,
+    }
+
+
+def _versions(names: Sequence[str]) -> dict[str, str]:
+    """The versions of those packages that are installed."""
+    installed = {}
+    for name in names:
+        try:
+            installed[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return installed
+
+
+def _output(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,69 @@
+"""Which software trained a run: it alone resumes the run, and no result is handed out without a word about it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from algorithms.core.software import DIGEST_NOTE, NOTE, Software, software_here
+from algorithms.errors import RefusedError
+from algorithms.privacy.ledger import Ledger
+from data import PublicDescription
+from data.files import read_json
+from tasks.config import SPEND_AGAIN
+from tasks.runs.store import RECEIPT, Run
+
+_DECIDES = ("data/prepared.py", "tasks/calibrate.py", "tasks/train.py", "tasks/tuning")
+"""What of the pipeline decides a result: how records are read and a model is built, a training, a search."""
+
+
+def pipeline_software() -> Software:
+    """The software of this process, as far as it decides the result of a training or a search."""
+    return software_here(_DECIDES)
+
+
+def check_resumes(run: Run, ledger: Ledger, population: str, today: Software) -> None:
+    """Raise RefusedError for a run that is charged, and so may have drawn noise, and was begun by other software.
+
+    Also for one whose software was not recorded, in its folder or in its reservation.
+    """
+    status = ledger.status(run.run_id)
+    if status is None:
+        return
+    rows = [row for row in ledger.history(population) if (row.kind, row.run_id) == ("reserve", run.run_id)]
+    for notes in (run.notes, *(json.loads(row.about) for row in rows[:1])):
+        if notes.get(DIGEST_NOTE) != today.digest:
+            begun_by = notes.get(NOTE, "software that was not recorded")
+            give_up = f"give it up by `epsilonflow ledger forfeit {run.run_id}`, which counts as spent"
+            if status == "settled":  # killed between its settlement and its result
+                give_up = f"give it up by deleting {run.folder}; it stays spent"
+            raise RefusedError(
+                f"run {run.run_id} was begun by {begun_by} and is not finished, and this is {today}, which could"
+                f" compute something else under the same noise; resume it with the software that began it, or"
+                f" {give_up}."
+            )
+
+
+def reuse_note(receipt: Mapping[str, Any], *, is_public: bool) -> str | None:
+    """Which other software trained an existing result, and how to train again for which price; None if this did."""
+    today, trained_by = pipeline_software(), Software.from_receipt(receipt["software"])
+    if trained_by.digest == today.digest:
+        return None
+    epsilon = receipt["epsilon"][receipt["accountant"]]
+    price = "spends again" if epsilon is None else f"spends epsilon {epsilon:g} again"
+    if is_public:
+        price = "spends nothing, since the records are public"
+    return (
+        f"it was trained by {trained_by}, and this is {today}; to train again, which {price}, set {SPEND_AGAIN}=yes and"
+        " run the same command"
+    )
+
+
+def reuse_note_of(root: Path) -> str | None:
+    """The note for the result in the checkout at `root`; None if there is none, or nothing to say."""
+    try:
+        receipt = read_json(root / "artifacts" / RECEIPT)
+        public = PublicDescription.read(root / "datasets" / "prepared")
+        return reuse_note(receipt, is_public=public.public)
+    except (OSError, ValueError, KeyError):
+        return None  # the stages say what is wrong
