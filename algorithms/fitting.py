@@ -58,7 +58,6 @@ from algorithms.privacy.ledger.place import (
     keep_usual,
     ledger_url,
     open_newest,
-    remember,
 )
 from algorithms.privacy.mechanisms.noise import secure_generator, seeded_generator
 
@@ -518,10 +517,8 @@ class _Account:
         about = {name: run.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
         events = reserved_events(run.plan)
         self.ledger.reserve(run.run_id, self.population, run.plan.cost, events=events, about=about)
-        if self.url is not None:
-            remember(self.ledger, self.url, home=home())
-            if not self.public:
-                keep_usual(self.ledger, self.population, home=home())
+        if self.url is not None and not self.public:
+            keep_usual(self.ledger, self.population, home=home())
 
     @contextmanager
     def closing(self, run: "_Run") -> Iterator[None]:

@@ -37,7 +37,6 @@ from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.barrier.performance import ALONE, Group
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
-from algorithms.privacy.ledger.place import remember
 from algorithms.privacy.mechanisms.noise import Generator, secure_generator, seeded_generator
 from data import PublicDescription
 from data.files import read_json
@@ -426,10 +425,8 @@ def main() -> None:
         if not group.is_first:
             help_train(job, model_for(settings, public), home=home())
             return
-        url = ledger_url(settings.ledger.url)
-        ledger = open_newest(url, home=home(), root=Path())
+        ledger = open_newest(ledger_url(settings.ledger.url), home=home(), root=Path())
         train(job, ledger=ledger, home=home(), root=Path(), artifacts=Path("artifacts"))
-        remember(ledger, url, home=home())
 
 
 if __name__ == "__main__":

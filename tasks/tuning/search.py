@@ -41,7 +41,6 @@ from algorithms.privacy.barrier.unnoised_queries import LastNorms
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, verify
 from algorithms.privacy.card.build import Columns
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
-from algorithms.privacy.ledger.place import remember
 from algorithms.privacy.mechanisms.noise import Generator, secure_generator, seeded_generator
 from data import PublicDescription
 from data.files import read_json, write_text, write_whole
@@ -328,12 +327,10 @@ def deliver(asked: Tuning, root: Path, *, say: Callable[[str], object], run_all:
         base = YAML(typ="safe", pure=True).load(root / "params.yaml")
         priced = price(asked, base, public)
         work = Search(asked, priced, prepared, public, public.blocks or (WHOLE_POPULATION,))
-        url = ledger_url(settings.ledger.url)
-        ledger = open_newest(url, home=folder, root=root)
+        ledger = open_newest(ledger_url(settings.ledger.url), home=folder, root=root)
         head = ledger.head()
         receipt = tune(work, ledger=ledger, home=folder, root=root, run_all=run_all)
         is_done = ledger.head() == head
-        remember(ledger, url, home=folder)
     log_winner(receipt, root / FOLDER, settings.tracking, root=root)
     note = reuse_note(receipt, is_public=public.public) if is_done else None
     reused = f"; {EXISTING}{f'; {note}' if note else ''}." if is_done else ""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -13,6 +14,9 @@ from tests.support.device import DEVICE
 PLACE = DEVICE if torch.cuda.device_count() > 1 else torch.device("cpu")
 """A GPU for each process, with two of them."""
 
+HANGS = timedelta(seconds=120)
+"""After which processes are taken to wait for each other for good, as when they run different numbers of passes."""
+
 
 @contextmanager
 def joined(rank: int, count: int, folder: Path, *, secret: bytes = b"") -> Iterator[Group]:
@@ -21,7 +25,8 @@ def joined(rank: int, count: int, folder: Path, *, secret: bytes = b"") -> Itera
     if PLACE.type == "cuda":
         torch.cuda.set_device(rank)
     kind, store = "gloo" if PLACE.type == "cpu" else "cpu:gloo,cuda:nccl", folder / "store"
-    distributed.init_process_group(kind, init_method=f"file://{store}", rank=rank, world_size=count)
+    meeting = f"file://{store}"
+    distributed.init_process_group(kind, init_method=meeting, rank=rank, world_size=count, timeout=HANGS)
     try:
         yield Group(rank, count, count, secret)
     finally:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from algorithms.errors import LedgerBrokenError
 from algorithms.privacy.ledger import Ledger
 from data import files
 from data.files import try_lock
@@ -35,6 +36,22 @@ def test_an_unfinished_run_is_not_taken_up_by_a_later_stage(
     (folder,) = workspace.run_folders
     store.mark_used(workspace.home, folder.name, keeps=keeps)
     assert (folder / "generator.key").exists() and not (folder / "taken").exists()
+
+
+def test_a_backup_from_before_the_reservation_of_a_killed_run_is_refused(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace.train()
+    workspace.mark_used()
+    workspace.set("model", seed=1)
+    file = workspace.home / "ledger.sqlite"
+    backup = file.read_bytes()
+    monkeypatch.chdir(workspace.root)
+    with killed_in(train, "run_training"):
+        train.main()
+    file.write_bytes(backup)
+    with pytest.raises(LedgerBrokenError, match="an older copy was put back"):
+        train.main()
 
 
 def test_a_run_taken_up_uses_the_noise_it_began_with(

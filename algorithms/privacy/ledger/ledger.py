@@ -61,6 +61,7 @@ from algorithms.privacy.ledger.store import (
     LAST_RUN,
     PLACE_OF_HASH,
     SETTLED_AT,
+    Decision,
     Store,
     found_by,
     open_store,
@@ -138,19 +139,27 @@ class Ledger:
     """
 
     _store: Store = field(repr=False)
+    _remember: Callable[["Ledger"], object] | None = field(default=None, repr=False)
 
     @classmethod
-    def open(cls, url: str, *, verified: Head = NOTHING) -> "Ledger":
+    def open(
+        cls,
+        url: str,
+        *,
+        verified: Head = NOTHING,
+        remember: Callable[["Ledger"], object] | None = None,
+    ) -> "Ledger":
         """Open the ledger at sqlite:///PATH or postgresql+psycopg://..., or create it, and verify its chain.
 
         verified: a head up to which the caller has verified it; only later rows are verified then, or all rows if none
-        has this hash. Only the owner can read and write a new SQLite file and its new folder. Tables of an older
-        version are migrated. Raises RefusedError if it cannot be opened; no message contains the URL's password.
+        has this hash. remember: called after each change, to record the new head outside of the ledger. Only the owner
+        can read and write a new SQLite file and its new folder. Tables of an older version are migrated. Raises
+        RefusedError if it cannot be opened; no message contains the URL's password.
         """
         store = open_store(url)
         store.verified = verified
         store.read(lambda _: None)
-        return cls(store)
+        return cls(store, remember)
 
     def declare(
         self,
@@ -174,7 +183,7 @@ class Ledger:
         rules.check_new(composition, cap, blocks_per_person)
         terms = Terms(bool(public), composition, blocks_per_person, dict(bound or {}))
         if rules.declaration(self._books(population, blocks=()), population, cap, terms):
-            self._store.append(
+            self._append(
                 Part(population, blocks=()), lambda books: rules.declaration(books, population, cap, terms)
             )
 
@@ -193,7 +202,7 @@ class Ledger:
             return [] if block in books.blocks(population) else [draft]
 
         if decide(self._books(population)):
-            self._store.append(Part(population), decide)
+            self._append(Part(population), decide)
 
     def retire_block(self, population: str, block: str) -> None:
         """Retire a block, which no run can use again; repeating it does nothing."""
@@ -204,7 +213,7 @@ class Ledger:
             draft = Draft("cap", population, cap, about={"retired": True}, block=block)
             return [] if (population, block) in books.retired else [draft]
 
-        self._store.append(Part(population, blocks=[block]), decide)
+        self._append(Part(population, blocks=[block]), decide)
 
     def overrule(self, population: str, block: str, other: str, *, by: str) -> None:
         """Let two blocks hold exactly the same records, by decision of the data's owner; repeating it does nothing.
@@ -224,7 +233,7 @@ class Ledger:
             is_known = (population, frozenset((block, other))) in books.allowed
             return [] if is_known else [Draft("cap", population, cap, about=about)]
 
-        self._store.append(Part(population, blocks=()), decide)
+        self._append(Part(population, blocks=()), decide)
 
     def set_cap(self, population: str, cap: Budget, *, block: str = WHOLE_POPULATION) -> None:
         """Change a cap, by decision of the data's owner; it may be below what is charged, and then no run fits.
@@ -238,7 +247,7 @@ class Ledger:
             rules.check_cap(books.term(population).composition, cap)
             return [Draft("cap", population, cap, block=block)]
 
-        self._store.append(Part(population, blocks=[block]), decide)
+        self._append(Part(population, blocks=[block]), decide)
 
     def reserve(
         self,
@@ -281,7 +290,7 @@ class Ledger:
         digests = [digest for found in held.values() for digest in found] if held else None
         # A run on a whole population has to know whether that has blocks.
         asked = None if WHOLE_POPULATION in blocks else blocks
-        self._store.append(Part(population, run_id, about.get("retraining"), digests, asked), decide)
+        self._append(Part(population, run_id, about.get("retraining"), digests, asked), decide)
 
     def settle(self, run_id: str, spent: Budget, *, events: Events, model: str | None = None) -> None:
         """Settle a run at what it spent; does nothing if it is already settled like this.
@@ -300,7 +309,7 @@ class Ledger:
             rules.check_settles(run_id, run, spent)
             return drafts
 
-        self._store.append(part, decide)
+        self._append(part, decide)
 
     def forfeit(self, run_id: str) -> None:
         """Give a run up: its whole reservation counts as spent for ever; not a settled one. Repeating does nothing."""
@@ -312,7 +321,7 @@ class Ledger:
             blocks = run.amounts if run.status == "open" else ()
             return [Draft("forfeit", run.population, run.reserved, run_id, block=block) for block in blocks]
 
-        self._store.append(self._of_run(run_id)[0], decide)
+        self._append(self._of_run(run_id)[0], decide)
 
     def terms(self, population: str) -> Terms:
         """The terms of a population."""
@@ -463,6 +472,11 @@ class Ledger:
     def rows(self, take: Callable[[Iterator[Entry]], T]) -> T:
         """Call `take` with all rows, verified one by one and never all in memory; it may be called again."""
         return self._store.read(lambda connection: take(self._store.rows(connection)))
+
+    def _append(self, part: Part | None, decide: Decision) -> None:
+        self._store.append(part, decide)
+        if self._remember is not None:
+            self._remember(self)
 
     def _books(self, population: str, **ask: Any) -> Books:
         return self._store.read(lambda connection: balances.load(connection, Part(population, **ask)))

@@ -128,11 +128,16 @@ def _check_outside(what: str, path: Path) -> None:
 
 
 def open_newest(url: str, *, home: Path) -> "Ledger":
-    """Open the ledger at a URL and compare it with the heads in a home.
+    """Open the ledger at a URL and compare it with the heads in a home, which records its head after each change.
 
+    So a backup from before a charge is an older copy as soon as the run is charged, even if nothing after it succeeds.
     Raises LedgerBrokenError if the ledger lacks a row that it once had, and RefusedError if it cannot be opened.
     """
-    ledger = ledgers.Ledger.open(url, verified=_kept(_at_url(url, home)))
+    ledger = ledgers.Ledger.open(
+        url,
+        verified=_kept(_at_url(url, home)),
+        remember=lambda changed: remember(changed, url, home=home),
+    )
     _check_newest(ledger, url, home)
     return ledger
 

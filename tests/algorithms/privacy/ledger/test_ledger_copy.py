@@ -4,6 +4,7 @@ import json
 import sqlite3
 import stat
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -143,17 +144,38 @@ def test_a_write_reads_the_rows_after_the_last_one_that_was_verified(tmp_path: P
     assert min(began) == head.seq
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda ledger: ledger.reserve("new", "patients", ONE, events=[], about={}, blocks=("january",)),
+        lambda ledger: ledger.set_cap("patients", Budget(1.0, 1e-5)),
+        lambda ledger: ledger.retire_block("patients", "january"),
+    ],
+    ids=["reserve", "cap", "retire"],
+)
+def test_a_backup_from_before_a_change_is_refused_though_nothing_came_after_it(
+    change: Callable[[Ledger], object], tmp_path: Path
+) -> None:
+    """As when a run is killed right after its reservation, or the owner lowers a cap."""
+    url = f"sqlite:///{tmp_path}/ledger.sqlite"
+    _lived(url)
+    ledger, backup = place.open_newest(url, home=tmp_path), (tmp_path / "ledger.sqlite").read_bytes()
+    change(ledger)
+    place.open_newest(url, home=tmp_path)
+    (tmp_path / "ledger.sqlite").write_bytes(backup)
+    with pytest.raises(LedgerBrokenError, match="an older copy was put back"):
+        place.open_newest(url, home=tmp_path)
+
+
 def test_a_copy_that_was_restored_while_a_run_trained_is_not_recorded_as_the_newest(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/ledger.sqlite"
     _lived(url)
     ledger, older = place.open_newest(url, home=tmp_path), (tmp_path / "ledger.sqlite").read_bytes()
     other = place.open_newest(url, home=tmp_path)
     other.reserve("other", "patients", ONE, events=[], about={}, blocks=("january",))
-    place.remember(other, url, home=tmp_path)
     (tmp_path / "ledger.sqlite").write_bytes(older)
-    ledger.settle("run-1", ONE, events=[])
     with pytest.raises(LedgerBrokenError, match="an older copy was put back"):
-        place.remember(ledger, url, home=tmp_path)
+        ledger.settle("run-1", ONE, events=[])
     with pytest.raises(LedgerBrokenError, match="an older copy was put back"):
         place.open_newest(url, home=tmp_path)
 
