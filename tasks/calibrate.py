@@ -23,8 +23,9 @@ from algorithms.models.saved import adapted
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.risk import caught, risk_profile
 from data import PublicDescription
-from tasks.config import params
+from tasks.config import home, params
 from tasks.config.params import Params
+from tasks.runs.earlier_plans import earlier_plan, request_in
 from tasks.runs.stages import main_of
 
 READS = ("privacy", "features", "algorithm", "model")
@@ -166,7 +167,11 @@ def _inputs(model: Model, public: PublicDescription) -> Inputs | None:
 
 def calibrate(settings: Params, public: PublicDescription) -> dict[str, Any]:
     """The plan as the document for artifacts/plan.json."""
-    plan = plan_for(settings, public)
+    return document_of(plan_for(settings, public), settings, public)
+
+
+def document_of(plan: Plan, settings: Params, public: PublicDescription) -> dict[str, Any]:
+    """The document of a plan: what it was made for, and the plan."""
     facts = {"parameters": plan.public.parameters, "notes": list(model_for(settings, public).notes)}
     document = _made_for(settings, public)
     return document | {"model": document["model"] | facts} | plan.to_json()
@@ -175,13 +180,11 @@ def calibrate(settings: Params, public: PublicDescription) -> dict[str, Any]:
 def check(document: Mapping[str, Any], settings: Params, public: PublicDescription) -> None:
     """Check a plan's document against the parameters and the data.
 
-    Raises RefusedError if it was made for other parameters, if its cost is not that of its events, or if noise is
-    seeded or diagnostics are requested for private records.
+    Raises RefusedError if it was made for other parameters, if its cost is less than that of its events, or if noise is
+    seeded or diagnostics are requested for private records. The shipped code may be another than the plan was made by.
     """
     _check_secret(settings.privacy, public)
-    expected = _made_for(settings, public)
-    model = {key: value for key, value in document["model"].items() if key not in ("parameters", "notes")}
-    found = {key: document.get(key) for key in expected} | {"model": model}
+    expected, found = request_in(_made_for(settings, public)), request_in(document)
     differing = [key for key in expected if expected[key] != found[key]]
     if differing:
         raise RefusedError(
@@ -269,7 +272,9 @@ def _check_secret(privacy: params.Privacy, public: PublicDescription) -> None:
 def main() -> None:
     """`python -m tasks.calibrate`, in a checkout."""
     public = PublicDescription.read(Path("datasets/prepared"))
-    document = calibrate(params.load(Path("params.yaml"), reads=READS), public)
+    settings, prepared = params.load(Path("params.yaml"), reads=READS), Path("datasets/prepared")
+    document = calibrate(settings, public)
+    document = earlier_plan(document, settings.model, public, home=home(), prepared=prepared) or document
     path = Path("artifacts/plan.json")
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")

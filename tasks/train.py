@@ -89,8 +89,9 @@ class Job:
 
     def digest(self, home: Path) -> str:
         """A digest of everything that decides the result; see `store.digest`."""
-        decides = [self.document, self.settings.model.model_dump(), self.blocks]
-        return store.digest(decides, self.public, self.prepared, home=home)
+        return store.training_digest(
+            self.document, self.settings.model, self.blocks, self.public, self.prepared, home=home
+        )
 
 
 @dataclass(frozen=True)
@@ -230,6 +231,7 @@ def _trained(job: Job, model: Model, charge: Charge) -> Path:
     def reserve() -> None:
         if ledger.status(run.run_id) is None:
             preflight.rehearse(job.document, job.public, identity)
+            run.keep_plan(job.plan_file)
         about = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
         charge.reserve(plan, about | ({"retraining": job.retraining} if job.retraining else {}))
         bind(ledger, job.public, home=charge.home, prepared=job.prepared)

@@ -348,7 +348,10 @@ class Plan:
         )
 
     def check(self) -> None:
-        """Raises RefusedError if the stated epsilon is not what the events or the filter cost, as after an edit."""
+        """Raises RefusedError if the stated epsilon is less than the events or the filter cost, as after an edit.
+
+        It may be more: another version may have computed a looser bound.
+        """
         costs, target = self._costs(), self.target.budget.epsilon
         cost = costs.get(self.accountant, math.inf)
         if cost > target * (1 + 1e-9) and math.isfinite(cost):
@@ -356,7 +359,7 @@ class Plan:
                 f"the plan's releases cost epsilon {cost:g}, its target is {target:g}; run the calibrate stage again."
             )
         if costs.keys() != self.epsilon.keys() or any(
-            not math.isclose(costs[name], self.epsilon[name], rel_tol=1e-9) for name in costs
+            costs[name] > self.epsilon[name] * (1 + 1e-9) for name in costs
         ):
             raise RefusedError(
                 f"the plan states epsilon {to_finite(self.epsilon)}, its releases cost {to_finite(costs)};"

@@ -34,12 +34,13 @@ from algorithms.privacy.ledger.composition import Composition, Terms, times
 from algorithms.privacy.ledger.place import check_place
 from algorithms.privacy.ledger.planned_runs import ChosenComposition
 from data import PublicDescription
-from data.card import card_names, data_card
+from data.card import DataRefusedError, card_names, data_card
 from data.files import OWNER_KEY, check_local, owner_key
-from tasks.calibrate import plan_for
+from tasks.calibrate import document_of, plan_for
 from tasks.config import SPEND_AGAIN, TRAIN_ANYWAY, agreed, home
 from tasks.config.params import Params
 from tasks.prepare import chosen_blocks, public_of
+from tasks.runs.earlier_plans import earlier_plan
 from tasks.runs.ledger import check_terms, chosen_for, composition_for, open_ledger
 
 if TYPE_CHECKING:
@@ -193,10 +194,10 @@ class Outlook:
 
     doubts: reasons why it will hardly give a useful model. cap: of the population. balance: None if the population was
     never charged. fits: how many runs like this the caps allow; None for any number. is_begun: whether a run of exactly
-    this cost was reserved before. This may be the same run, which is then resumed or returned at no cost. composition:
-    how runs on the population add up. spent_after: what is spent of the cap after this run, and after ten more like it;
-    empty for a run that does not fit or has no noise. chosen: what decides for the composition, if the card plans a
-    number of runs and this is the first.
+    this cost, or one for the same request under other software, was reserved before. This may be the same run, which is
+    then resumed or returned at no cost. composition: how runs on the population add up. spent_after: what is spent of
+    the cap after this run, and after ten more like it; empty for a run that does not fit or has no noise. chosen: what
+    decides for the composition, if the card plans a number of runs and this is the first.
     """
 
     public: PublicDescription
@@ -279,9 +280,21 @@ def in_the_ledger(
         )
     rows = ledger.history(population)
     begun = any(row.kind == "reserve" and row.budget == plan.cost for row in rows)
+    begun = begun or _has_earlier_plan(root, settings, plan)
     return Outlook(
         public, plan, tuple(doubts), balance.cap, balance, fits, begun, balance.composition, spent_after=after
     )
+
+
+def _has_earlier_plan(root: Path, settings: Params, plan: Plan) -> bool:
+    """Whether a run on the prepared records asked for the same under other software, whose plan is taken over."""
+    prepared = root / "datasets" / "prepared"
+    try:
+        public = PublicDescription.read(prepared)
+    except DataRefusedError:  # not prepared yet
+        return False
+    document = document_of(plan, settings, public)
+    return earlier_plan(document, settings.model, public, home=home(), prepared=prepared) is not None
 
 
 def _of_new_population(

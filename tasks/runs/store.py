@@ -39,6 +39,7 @@ from algorithms.privacy.mechanisms.noise import Generator
 from data import PublicDescription
 from data.files import KEY_BYTES, keyed, owner_key, read_json, try_lock, write_text, write_whole
 from data.prepared import contents
+from tasks.config.params import Model
 
 RECEIPT, PLAN = "receipt.json", "plan.json"
 _META, _KEY, _LOCK, _RESULT, _USED, _GONE = "run.json", "generator.key", "lock", "result", "taken", ".gone-"
@@ -71,6 +72,19 @@ def digest(decides: Sequence[object], public: PublicDescription, prepared: Path,
     }
     every = json.dumps([*decides, described, contents(prepared)], sort_keys=True)
     return keyed(owner_key(home), ["what decides a run", every]).hex()[:_DIGITS]
+
+
+def training_digest(
+    plan: Mapping[str, Any],
+    model: Model,
+    blocks: Sequence[str],
+    public: PublicDescription,
+    prepared: Path,
+    *,
+    home: Path,
+) -> str:
+    """The digest of a training: see `digest`. plan: its document. blocks: those that are read."""
+    return digest([plan, model.model_dump(), blocks], public, prepared, home=home)
 
 
 @dataclass(frozen=True)
@@ -109,6 +123,10 @@ class Run:
             shutil.rmtree(path)
         path.mkdir(mode=0o700)
         return path
+
+    def keep_plan(self, content: bytes) -> None:
+        """Keep the plan's document until there is a result, so that another version knows what was begun."""
+        write_whole(self.folder / PLAN, lambda new: new.write_bytes(content), mode=0o600)
 
     def finish(self, written: Path) -> Path:
         """Make the folder `written` the result, durably before the secrets are deleted; returns the result's folder."""

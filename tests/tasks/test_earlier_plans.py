@@ -1,0 +1,129 @@
+"""An upgrade that needs less noise, or edits a method, makes nobody pay again for what was paid for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from algorithms.core import calibration
+from tasks import calibrate
+from tasks.config import params
+from tasks.config.params import GROUPS
+from tasks.runs import store
+from tasks.runs.preflight import outlook
+from tests.support.refusals import refused
+from tests.tasks.test_again import Visits
+from tests.tasks.test_again import visits as visits
+
+EXACT = calibration.calibrate
+
+
+@pytest.fixture
+def upgraded(visits: Visits, monkeypatch: pytest.MonkeyPatch) -> Visits:
+    """A run is done by a version that took more noise and whose method had another source."""
+    with monkeypatch.context() as before:
+        before.setattr(calibration, "calibrate", lambda *given, **named: 1.02 * EXACT(*given, **named))
+        before.setattr(calibrate, "source_digest", lambda name: "0" * 64)
+        visits.place.set("data", dataset="visits")
+        visits.train()
+    visits.finish()
+    return visits
+
+
+def plan_of(visits: Visits) -> dict[str, Any]:
+    plan: dict[str, Any] = json.loads((visits.place.root / "artifacts/plan.json").read_text())
+    return plan
+
+
+def test_the_same_request_gets_the_earlier_plan_and_its_result_for_nothing(upgraded: Visits) -> None:
+    first, receipt = plan_of(upgraded), upgraded.place.receipt
+    settings = params.load(upgraded.place.root / "params.yaml", reads=GROUPS)
+    assert calibrate.plan_for(settings, upgraded.place.public).noise_multiplier < first["noise_multiplier"]
+    assert outlook(upgraded.place.root, settings).is_begun
+    calibrate.main()
+    assert plan_of(upgraded) == first
+    assert upgraded.train() == receipt["run_id"] and upgraded.runs == 1
+    upgraded.finish()  # with a card that verifies
+
+
+def test_a_person_who_agrees_to_spend_again_gets_the_new_plan_and_keeps_it(
+    upgraded: Visits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = plan_of(upgraded)
+    monkeypatch.setenv("EPSILONFLOW_SPEND_AGAIN", "yes")
+    calibrate.main()
+    assert plan_of(upgraded)["noise_multiplier"] < first["noise_multiplier"]
+    second = upgraded.train()
+    upgraded.finish()
+    monkeypatch.delenv("EPSILONFLOW_SPEND_AGAIN")
+    calibrate.main()
+    assert (upgraded.train(), upgraded.runs) == (second, 2)
+
+
+@pytest.mark.parametrize(
+    ("group", "value"), [("privacy", {"epsilon": 1.01}), ("algorithm", {"steps": 4}), ("model", {"seed": 7})]
+)
+def test_another_request_gets_a_plan_of_its_own(upgraded: Visits, group: str, value: dict[str, Any]) -> None:
+    upgraded.place.set(group, **value)
+    new = plan_of(upgraded)
+    calibrate.main()
+    assert plan_of(upgraded) == new
+    upgraded.train()
+    assert upgraded.runs == 2
+
+
+def test_other_records_get_a_plan_of_their_own(upgraded: Visits) -> None:
+    digests = upgraded.place.root / "datasets/prepared/contents"
+    digests.write_text("another" + digests.read_text())
+    before = plan_of(upgraded)["noise_multiplier"]
+    calibrate.main()
+    assert plan_of(upgraded)["noise_multiplier"] < before
+
+
+def test_a_plan_that_costs_more_than_its_target_today_is_not_taken_over(
+    upgraded: Visits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = next((upgraded.place.home / "runs").glob("*-1"))
+    old = json.loads((folder / "result" / store.PLAN).read_text())
+    before = old["noise_multiplier"]
+    monkeypatch.setattr(
+        store, "training_digest", lambda plan, *_, **__: str(plan["noise_multiplier"] == before)
+    )
+    folder.rename(folder.with_name("True-1"))
+    calibrate.main()
+    assert plan_of(upgraded) == old
+    cheaper = json.dumps(old["schedule"]).replace(str(before), str(before / 2))
+    old["schedule"] = json.loads(cheaper)  # as where the price of these events was understated
+    (folder.with_name("True-1") / "result" / store.PLAN).write_text(json.dumps(old))
+    calibrate.main()
+    assert plan_of(upgraded)["noise_multiplier"] < before
+
+
+def test_an_unfinished_run_of_the_other_version_is_not_passed_by(
+    visits: Visits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*given: Any, reserve: Any, **named: Any) -> None:
+        reserve()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as before:
+        before.setattr(calibration, "calibrate", lambda *given, **named: 1.02 * EXACT(*given, **named))
+        before.setattr("algorithms.core.software.source_of", lambda names: "0" * 64)
+        visits.place.set("data", dataset="visits")
+        before.setattr("tasks.train.run_training", killed)
+        with pytest.raises(KeyboardInterrupt):
+            visits.train()
+    begun = plan_of(visits)
+    calibrate.main()
+    assert plan_of(visits) == begun
+    with refused(r"was begun by .* and is not finished"):
+        visits.train()
+    assert visits.runs == 1
+
+
+def test_a_damaged_plan_in_a_run_is_passed_by(upgraded: Visits) -> None:
+    (file,) = (upgraded.place.home / "runs").glob("*-1/result/plan.json")
+    file.write_text('{"model": 3}')
+    calibrate.main()
+    assert Path(upgraded.place.root / "artifacts/plan.json").is_file()
