@@ -9,6 +9,7 @@ import hmac
 import json
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -62,6 +63,14 @@ def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
     write_whole(path, lambda fresh: fresh.write_text(text, encoding="utf-8"), mode=mode)
 
 
+def hide(path: Path) -> None:
+    """Make a file, or a folder with all that is in it, accessible to its owner only. Links are left alone."""
+    for each in (path, *path.rglob("*")):
+        mode = each.lstat().st_mode
+        if mode & 0o077 and not stat.S_ISLNK(mode):
+            each.chmod(stat.S_IMODE(mode) & 0o700)
+
+
 def try_lock(path: Path) -> int | None:
     """Lock a file and return a descriptor that holds the lock until it is closed; None if another process has locked or
     deleted the file.
@@ -93,7 +102,7 @@ def owner_key(home: Path) -> bytes:
             raise DataRefusedError(
                 f"{path} is gone, with which runs were charged here; restore it, or move {signed} away for a new one."
             )
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(FileExistsError):  # linked into place, so that one of two processes wins
             fresh = secrets.token_bytes(KEY_BYTES)
             write_whole(path, lambda file: file.write_bytes(fresh), mode=0o600, put=os.link)
@@ -154,6 +163,9 @@ def fetch(card: DataCard, places: Places, *, key: bytes) -> dict[str, Path]:
             return {role: _fetch(folder, file, places, key=key) for role, file in files.items()}
         except DataRefusedError as refusal:
             refusals.append(refusal)
+        finally:
+            if not card.public and (places.cache / folder).is_dir():
+                hide(places.cache / folder)
     raise refusals[0]  # of the files that the card names first
 
 

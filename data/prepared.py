@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from data.card import DataRefusedError
 from data.description import PublicDescription
-from data.files import try_lock
+from data.files import hide, try_lock
 from data.readers.records import PARTS, Block, Features, Part
 from data.targets import IGNORED
 
@@ -63,7 +63,7 @@ def write(
     words: bytes | None = None,
     preparation: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the records into `folder` as their blocks come, whole or not at all.
+    """Write the records into `folder` as their blocks come, whole or not at all; only its owner can read it.
 
     salt: secret bytes that make the folder's checksum unguessable, or a function that returns them after the records
     are written. at_most: bound on the number of records if that is private; the file `salt` is then padded so that the
@@ -94,6 +94,7 @@ def write(
             file.truncate(
                 len(secret) + padding
             )  # the padding replaces the records that are missing to the bound
+        hide(content)
         if folder.exists():
             folder.rename(fresh / "replaced")
         content.rename(folder)

@@ -128,8 +128,8 @@ def write(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path
     """Write predictions to CSV, or to Parquet if `to` ends in .parquet; yields the number of records so far.
 
     A row has the record's name, the prediction, and for each class its probability or score. A file is replaced when
-    all is written, and stays as it is if something fails or there are no records. Raises DataRefusedError for another
-    ending.
+    all is written, and stays as it is if something fails or there are no records. Only its owner can read it. Raises
+    DataRefusedError for another ending.
     """
     if not isinstance(to, Path):
         yield from _csv(predictions, classes, to)
@@ -138,7 +138,9 @@ def write(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path
         raise DataRefusedError(f"{to} must end in .csv or .parquet, which say how predictions are written.")
     to.parent.mkdir(parents=True, exist_ok=True)
     count, fresh = 0, to.with_name(f".{to.name}.part")
+    fresh.unlink(missing_ok=True)  # of a command that was killed
     try:
+        fresh.touch(mode=0o600)
         for count in (_parquet if to.suffix == ".parquet" else _csv)(predictions, classes, fresh):
             yield count
         if count:

@@ -40,7 +40,6 @@ READS = ("data",)
 _LOG = logging.getLogger(__name__)
 _EVERY_SECONDS = 5.0
 PREPARED = Path("datasets/prepared")
-CACHE = Path(".dvc/cache")
 """DVC's cache, unless it was configured elsewhere, for example to be shared."""
 
 
@@ -257,21 +256,12 @@ def _noted(records: Iterable[Block], words: list[str]) -> Iterator[Block]:
     words.append(digest.hexdigest())
 
 
-def hide(cache: Path) -> None:
-    """Make DVC's cache accessible to its owner only, since everybody may read the copies of the records in it."""
-    if cache.parent.is_dir():
-        cache.mkdir(exist_ok=True)
-        cache.chmod(0o700)
-
-
 def main() -> None:
     """The DVC stage: params.yaml and the environment in, datasets/prepared out."""
     params = load(Path("params.yaml"), reads=READS)
-    public = prepare(
+    prepare(
         params, mirror=data_mirror(), home=home(), destination=PREPARED, cards=Path("data/cards").absolute()
     )
-    if not public.public:
-        hide(CACHE)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 
 from algorithms.privacy.ledger.place import system_user
 from data.card import CARDS, DataRefusedError, File, data_card
-from data.files import checksum_for, owner_key, read_json
+from data.files import checksum_for, hide, owner_key, read_json
 from data.readers.records import files_in
 from data.targets import Labels
 from tasks.config import home
@@ -299,7 +299,8 @@ def _fill(folder: Path, declared: Declared) -> None:
     needed = f"# On no package index: pip installs it from a clone.\nepsilonflow=={version('epsilonflow')}\n"
     (folder / "requirements.txt").write_text(needed, encoding="utf-8")
     (folder / ".gitignore").write_text("".join(f"{line}\n" for line in _IGNORED), encoding="utf-8")
-    (folder / _RAW).mkdir(parents=True)
+    for place in (folder / _RAW).parent, folder / _RAW:
+        place.mkdir(mode=0o700)
     path = f"{_RAW}/{declared.name}{declared.file.suffix if declared.file else '.csv'}"
     checksum = _ZEROS
     if declared.file is not None:
@@ -313,6 +314,7 @@ def _fill(folder: Path, declared: Declared) -> None:
                 f"{error.args[0][0][0]} cannot be copied; remove it if it is a link to nothing, or change its"
                 " permissions."
             ) from None
+        hide(folder / path)
         file = File(path=path, keyed_sha256=_ZEROS)
         checksum = (checksum_for(folder / path, file, key=owner_key(home())) or "").partition(" ")[2]
     cards = folder / "data" / "cards"

@@ -49,7 +49,10 @@ _ENDINGS = ((signal.SIGINT, 5.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 1.0))
 
 
 def main_of(function: Callable[[], object]) -> None:
-    """Run a stage's main function; a refusal or a full disk becomes one sentence on stderr and exit status 2."""
+    """Run a stage's main function; a refusal or a full disk becomes one sentence on stderr and exit status 2.
+
+    What it writes is for its owner only, and so are the records that it finds.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_PlainFormatter())
     logging.basicConfig(handlers=[handler])  # of libraries only warnings
@@ -57,7 +60,10 @@ def main_of(function: Callable[[], object]) -> None:
         logging.getLogger(ours).setLevel(logging.INFO)
     atexit.register(gc.freeze)  # a search for garbage at the end of a process takes tenths of a second
     try:
-        function()
+        with _for_the_owner_only():
+            hide_records(Path(), Path(".dvc/cache"))
+            function()
+            hide_records(Path(), Path(".dvc/cache"))
     except Exception as error:
         words = str(error) if isinstance(error, refusals()) else disk_full(error)
         if words is None:
@@ -71,6 +77,40 @@ class _PlainFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return for_terminal(super().format(record))
+
+
+@contextmanager
+def _for_the_owner_only() -> Iterator[None]:
+    """Within the block, this process and those that it starts write files that only their owner can read."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def hide_records(root: Path, cache: Path) -> None:
+    """Make private records in the checkout at `root` accessible to their owner only: raw, prepared and in DVC's cache.
+
+    DVC gives what it brings back the modes of its umask. cache: DVC's. Another user's folder stays as it is.
+    """
+    from data.card import DataRefusedError
+    from data.description import PublicDescription
+    from data.files import hide
+
+    prepared, datasets = root / "datasets" / "prepared", root / "datasets"
+    try:
+        is_public = PublicDescription.read(prepared).public
+    except DataRefusedError:
+        return  # nothing is prepared
+    if is_public:
+        return
+    with suppress(FileNotFoundError, PermissionError):
+        cache.mkdir(mode=0o700, exist_ok=True)  # before DVC makes it
+        hide(prepared)
+        for folder in (datasets / "raw", datasets, root / ".dvc" / "tmp", cache):
+            if folder.exists():
+                folder.chmod(0o700)
 
 
 def disk_full(error: Exception) -> str | None:
@@ -247,6 +287,11 @@ def main() -> None:
     """
     threading.Thread(target=_end_with_input, daemon=True).start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # even if the parent process blocks it
+    with _for_the_owner_only():  # DVC reads it when it is imported
+        _let_dvc_run()
+
+
+def _let_dvc_run() -> None:
     from dvc.exceptions import DvcException  # here, since only this process uses DVC
     from dvc.lock import LockError
     from dvc.scm import SCMError
@@ -260,6 +305,7 @@ def main() -> None:
                 found = bool(repo.reproduce(*stages, single_item=True, force=is_new))
             else:
                 found = is_new or bool(repo.status(targets="dvc.yaml"))
+            hide_records(Path(), Path(repo.cache.local.path))
     except DvcException as error:
         if isinstance(error.__cause__, LockError):
             raise SystemExit(

@@ -15,7 +15,7 @@ from data.files import PUBLIC_KEY
 from data.readers.records import Block
 from data.reading import Digests, block_names, read_blocks
 from tasks.config.params import ParamsRefusedError, parse
-from tasks.prepare import hide, prepare
+from tasks.prepare import prepare
 from tasks.runs.stages import has_other_blocks
 from tests.data.conftest import CardOf, Document, Store
 from tests.support.parts import whole
@@ -375,11 +375,3 @@ def test_declared_names_of_blocks_tell_nothing_of_the_rows(
     found = whole(read(card, declared, root=tmp_path, url=url))
     assert len(found.train) + len(found.test) == 20 + late
     assert "names" not in card_of(document).model_dump_json()
-
-
-def test_what_dvc_keeps_of_private_records_is_for_their_owner_alone(tmp_path: Path) -> None:
-    hide(tmp_path / ".dvc/cache")
-    assert not (tmp_path / ".dvc").exists()
-    (tmp_path / ".dvc/cache").mkdir(parents=True, mode=0o755)
-    hide(tmp_path / ".dvc/cache")
-    assert (tmp_path / ".dvc/cache").stat().st_mode & 0o777 == 0o700

@@ -2,7 +2,7 @@
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +14,7 @@ from data import DataRefusedError
 from data.card import DataCard
 from data.files import Places, fetch, keyed, owner_key
 from tests.data.conftest import CardOf, Document
+from tests.support.modes import open_to_others, open_umask
 
 CONTENT = b"age,town,answer\n1,Oslo,no\n"
 KEY = bytes(32)
@@ -162,8 +163,22 @@ def test_a_keyed_checksum_says_what_to_write_and_needs_the_key(
         fetch(card_of(table), places, key=bytes([1]) * 32)
 
 
+@pytest.mark.parametrize("is_public", [False, True])
+def test_a_download_of_private_records_is_for_its_owner_alone(
+    remote: Callable[..., DataCard], home_page: tuple[str, Path], places: Places, is_public: bool
+) -> None:
+    url, served = home_page
+    put(served / "tiny.csv", CONTENT)
+    card = remote(f"{url}/tiny.csv").model_copy(update={"public": is_public})
+    with open_umask():
+        found = fetch(card, places, key=KEY)["train"]
+    assert found.read_bytes() == CONTENT and bool(open_to_others(found.parent)) == is_public
+
+
 def test_the_owner_key_is_made_once_and_for_the_owner_only(tmp_path: Path) -> None:
-    key = owner_key(tmp_path / "home")
+    with open_umask():
+        key = owner_key(tmp_path / "home")
+    assert open_to_others(tmp_path / "home") == []
     path = tmp_path / "home" / "owner.key"
     assert path.stat().st_mode & 0o777 == 0o600 and list(path.parent.iterdir()) == [path]
     assert owner_key(tmp_path / "home") == key != owner_key(tmp_path / "other")

@@ -17,6 +17,7 @@ from data.readers.records import Block, Records
 from data.targets import Classes
 from data.transforms import encoded
 from tests.data.conftest import CardOf, Document
+from tests.support.modes import open_to_others, open_umask
 
 
 def parts(train: int, test: int) -> list[Block]:
@@ -42,6 +43,12 @@ def test_what_is_written_is_mapped_back_read_only(public: PublicDescription, tmp
     assert loaded.train_features.flags.c_contiguous
     assert (loaded.train_features.shape, loaded.test_labels.tolist()) == ((5, 4), [1, 1])
     assert loaded.train_features.dtype == np.float32 and loaded.train_labels.dtype == np.int64
+
+
+def test_what_is_prepared_is_for_its_owner_alone(public: PublicDescription, tmp_path: Path) -> None:
+    with open_umask():
+        prepared.write(tmp_path / "p", parts(5, 2), public, salt=b"s" * 32, at_most=None)
+    assert (tmp_path / "p/train_features.npy").is_file() and open_to_others(tmp_path / "p") == []
 
 
 def test_the_digest_of_the_contents_is_of_the_records_to_train_on_and_of_nothing_else(
@@ -180,6 +187,16 @@ def features(encoder: Halves, kept: Path) -> np.ndarray:
     made = list(encoded(blocks(), FACTS, encoder.load, CLASSES, kept=kept, say=told.append))
     assert told[-1] == ROWS
     return np.concatenate([block.records.features for block in made])
+
+
+def test_encoded_portions_are_for_their_owner_alone_and_go_when_all_are_encoded(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    with open_umask(), pytest.raises(KeyboardInterrupt):
+        features(Halves(1600), kept)
+    assert len(list(kept.glob("*.npy"))) > 1
+    assert open_to_others(kept) == [str(kept / ".gitignore")]
+    features(Halves(), kept)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_encoding_goes_on_where_it_was_stopped(tmp_path: Path) -> None:

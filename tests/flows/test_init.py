@@ -23,6 +23,7 @@ from flows.cli.main import app
 from tasks.config import new_project
 from tasks.config.new_project import TEMPLATES
 from tests.support.checkout import PROJECT
+from tests.support.modes import open_to_others, open_umask
 from tests.support.one_process import dvc_here, stay_in_this_process
 from tests.support.public_texts import publish
 
@@ -61,11 +62,13 @@ def schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_project_is_made_from_a_schema_and_can_be_used(
-    schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    schema: str, tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(new_project, "subprocess", subprocess)
     table = PROJECT / "examples/own_data/visits.csv"
-    made = call("init", "clinic", "--from", schema, "--file", str(table), "--at-most", "20000")
+    with open_umask():
+        made = call("init", "clinic", "--from", schema, "--file", str(table), "--at-most", "20000")
+    assert open_to_others(tmp_path / "clinic/datasets") == []
     assert made.exit_code == 0, made.output
     card = data_card("clinic", tmp_path / "clinic/data/cards")
     assert (card.public, card.records.at_most, card.classes, card.reader.kind) == (
@@ -88,6 +91,9 @@ def test_a_project_is_made_from_a_schema_and_can_be_used(
     for _ in range(2):  # the second time it is there
         done = call("run", "--set", "algorithm.steps=2", "--set", "tracking.mode=disabled")
         assert done.exit_code == 0 and "test accuracy" in done.stdout, done.output
+        # DVC's umask in this process is that of the tests, and it copies what it has stored.
+        assert open_to_others(Path("datasets")) == [] and Path(".dvc/cache").stat().st_mode & 0o077 == 0
+    assert open_to_others(own_home / "ledger.sqlite") == open_to_others(own_home / "runs") == []
     assert done.stdout.startswith("existing result, nothing charged:\n") and "training" not in done.output
     stages = Path("dvc.yaml").read_text()
     Path("dvc.yaml").write_text(stages.replace("-m tasks.train", " -m tasks.train"))
@@ -377,8 +383,10 @@ def test_a_project_of_images_or_texts_is_made_for_an_encoder(
         Image.new("L", (9, 9)).save(tmp_path / "photos" / name / "0.png")
     rows = "".join(f"{place},text,{'good' if place % 2 else 'bad'}\n" for place in range(40))
     (tmp_path / "t.csv").write_text(f"title,body,mood\n{rows}")
-    made = call("init", "mine", *options, "--classes", "bad,good", "--at-most", "1000")
+    with open_umask():
+        made = call("init", "mine", *options, "--classes", "bad,good", "--at-most", "1000")
     assert made.exit_code == 0, made.output
+    assert open_to_others(tmp_path / "mine/datasets") == []
     monkeypatch.chdir(tmp_path / "mine")
     card = data_card("mine", tmp_path / "mine/data/cards")
     assert (card.reader.kind, card.classes, card.records.at_most) == (kind, ("bad", "good"), 1000)

@@ -32,6 +32,7 @@ from tests.algorithms.models.forms import FORMS, form_of, moved
 from tests.algorithms.models.test_public_models import LORA
 from tests.data.conftest import tar
 from tests.support.checkout import PROJECT, Checkout
+from tests.support.modes import open_to_others, open_umask
 
 
 def call(*arguments: str) -> Result:
@@ -86,8 +87,10 @@ def test_a_file_is_replaced_by_whole_predictions_alone(artifacts: Path, tmp_path
     image.parent.mkdir()
     Image.new("L", (8, 8)).save(image)
     to, features = tmp_path / "new" / "p.csv", tmp_path / "features.npy"
-    assert call("predict", str(image.parent), *model, "--to", str(to)).exit_code == 0
+    with open_umask():
+        assert call("predict", str(image.parent), *model, "--to", str(to)).exit_code == 0
     written = to.read_bytes()
+    assert open_to_others(to) == []
     Image.new("L", (9, 8)).save(image.parent / "1.png")
     np.save(features, np.zeros((0, 1, 8, 8), np.float32))
     for given, words in ((image.parent, "has 9 x 8 pixels"), (features, "holds no records")):

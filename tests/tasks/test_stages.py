@@ -27,7 +27,9 @@ from tasks.runs.stages import (
     up_to_date,
 )
 from tests.support.checkout import PROJECT
+from tests.support.modes import open_to_others, open_umask
 from tests.support.waiting import before_long, processes_in
+from tests.support.workspace import Workspace
 
 
 @pytest.fixture
@@ -49,11 +51,35 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
 def test_a_stage_runs_once_and_then_there_is_nothing_to_do(stage: Callable[[str], Path]) -> None:
     root, told = stage("open('model', 'w').write('x'); print('step 1')"), list[str]()
     assert not up_to_date(root, say=told.append)
-    assert reproduce("train", root=root, say=told.append)
+    with open_umask():
+        assert reproduce("train", root=root, say=told.append)
+    for written in root / "model", root / ".dvc/cache":  # by the stage, and by DVC
+        assert written.stat().st_mode & 0o077 == 0
     assert told == ["Running stage 'train':", f"> {sys.executable} code.py", "step 1"]
     assert up_to_date(root, say=told.append)
     assert not reproduce("train", root=root, say=told.append)
     assert (root / "starts").read_text() == "x"
+
+
+@pytest.mark.parametrize("is_public", [False, True])
+def test_each_stage_hides_private_records_that_dvc_brought_back(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, is_public: bool
+) -> None:
+    """As after `dvc checkout`, which gives files the modes of its umask."""
+    monkeypatch.chdir(workspace.root)
+    workspace.declare(public=is_public)
+    (workspace.root / ".dvc").mkdir()
+    if is_public:
+        (workspace.root / ".dvc/cache").mkdir(mode=0o755)
+    records = workspace.root / "datasets"
+    for path in (records, *records.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    were_open = open_to_others(records)
+    with open_umask():
+        main_of(lambda: Path("artifacts/written").write_text(str(open_to_others(records))))
+    assert Path("artifacts/written").read_text() == str(were_open if is_public else [])
+    assert open_to_others(Path("artifacts/written")) == []
+    assert (workspace.root / ".dvc/cache").stat().st_mode & 0o777 == (0o755 if is_public else 0o700)
 
 
 @pytest.mark.parametrize(
