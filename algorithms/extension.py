@@ -1,11 +1,18 @@
 """Imports the user's own parts, which params.yaml names as `package.module:factory`."""
 
+import ast
 import hashlib
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+_OTHERS = {*sys.stdlib_module_names, "algorithms", "data", "epsilonflow", "flows", "tasks"}
+"""Python's own packages and ours, which are no code of the user's own."""
 
 
 class NotUsableError(ValueError):
@@ -56,22 +63,75 @@ def imported(name: str, what: str) -> Any:
 
 
 def source_digest(name: str) -> str:
-    """SHA-256 of the source of the whole package, as its modules may import each other; for `algorithms`, one module.
+    """SHA-256 of the source of a package or module, and of all that it imports from the user's own code.
+
+    Of a package that is its whole folder, as modules may import each other. Imports are found by their statements, and
+    by `import_module` with a literal name; what they reach is followed in turn, unless it is part of Python, of
+    epsilonflow or of an installed package. Without such imports the digest is that of the package or module alone. For
+    `algorithms` it is that of one module.
 
     name: `package.module:factory`, or the name of a module. Raises NotUsableError if the source is not found.
     """
     module = name.partition(":")[0]
     package = module if module.startswith("algorithms.") else module.partition(".")[0]
     spec = find_spec(package)
-    if spec is None or spec.origin is None:
+    if spec is None or not spec.has_location:
         raise NotUsableError(
             f"the source of {name!r} cannot be found; keep it in a package with an __init__.py, in the folder of the"
             " project or installed."
         )
-    file = Path(spec.origin)
-    files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
     digest = hashlib.sha256()
-    for path in files:
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(file.parent).as_posix()} {len(content)} ".encode() + content)
+    sources = {package: _source_files(spec)}
+    if package == module.partition(".")[0]:
+        _follow_imports(sources, sources[package].values())
+    for other, files in [(package, sources.pop(package)), *sorted(sources.items())]:
+        folder = "" if other == package else f"{other}/"
+        for path, file in sorted(files.items(), key=lambda item: item[1]):
+            content = file.read_bytes()
+            digest.update(f"{folder}{path} {len(content)} ".encode() + content)
     return digest.hexdigest()
+
+
+def _source_files(spec: ModuleSpec) -> dict[str, Path]:
+    """The source files of a package or module, by their paths in its folder."""
+    if spec.submodule_search_locations is None:
+        file = Path(spec.origin or "")
+        return {file.name: file} if spec.has_location else {}
+    folders = map(Path, spec.submodule_search_locations)
+    return {file.relative_to(folder).as_posix(): file for folder in folders for file in folder.rglob("*.py")}
+
+
+def _follow_imports(sources: dict[str, dict[str, Path]], files: Iterable[Path]) -> None:
+    """Add the source files of the user's own packages and modules that files import, by name, and what those import."""
+    for name in sorted({name for file in files for name in _imported_names(file.read_bytes())}):
+        spec = None
+        with suppress(ImportError, ValueError):  # such as `__main__`
+            spec = None if name in sources or name in _OTHERS else find_spec(name)
+        if spec is not None and not _is_installed(spec):
+            sources[name] = _source_files(spec)
+            _follow_imports(sources, sources[name].values())
+
+
+def _imported_names(content: bytes) -> Iterator[str]:
+    """The packages and top-level modules that a source file imports; none from a file that cannot be parsed."""
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name.partition(".")[0] for alias in names)
+            case ast.ImportFrom(module=str(module), level=0):
+                yield module.partition(".")[0]
+            case ast.Call(
+                func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(module)), *_],
+            ) if not module.startswith("."):
+                yield module.partition(".")[0]
+
+
+def _is_installed(spec: ModuleSpec) -> bool:
+    """Whether a package or module is where installed packages are, whose versions are in the receipt or in a lock."""
+    places = [spec.origin] if spec.submodule_search_locations is None else spec.submodule_search_locations
+    return any({"site-packages", "dist-packages"} & {*Path(place or "").parts} for place in places)

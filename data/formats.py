@@ -396,8 +396,9 @@ class Own(Strict):
     """Your own reader: `factory` is `package.module:factory`, which receives `settings` and returns a function.
 
     The function takes the files by role, or {"new": PATH} to predict on, and yields `data.readers.records.Block`s; it
-    must process each record independently. source_sha256: checksum of all source files of its package; write zeros
-    first, and `epsilonflow data check` prints it. texts: whether the features are texts, for a text encoder.
+    must process each record independently. source_sha256: checksum of all source files of its package and of
+    what it imports from the project; write zeros first, and `epsilonflow data check` prints it. texts: whether the
+    features are texts, for a text encoder.
     """
 
     kind: Literal["own"]

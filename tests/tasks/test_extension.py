@@ -12,10 +12,10 @@ import pytest
 
 from algorithms.errors import RefusedError
 from algorithms.extension import source_digest
-from tasks import evaluate
+from tasks import evaluate, train
 from tasks.comparing.work import work_of
 from tests.support.comparisons import document, run_here, small
-from tests.support.workspace import Workspace
+from tests.support.workspace import Workspace, killed_in
 
 NETS = """
 from torch import nn
@@ -137,6 +137,20 @@ def test_a_changed_source_is_refused_by_a_plan_made_before_and_is_another_run(
     workspace.set("privacy")
     workspace.train()
     assert [row.kind for row in workspace.ledger.history("digits")].count("reserve") == 2
+
+
+def test_a_changed_module_beside_the_named_package_is_refused_before_a_resume(
+    workspace: Workspace, package: Package
+) -> None:
+    beside = package.folder.parent / "sides.py"
+    beside.write_text("WIDTH = 8\n")
+    package.write("sizes", "from sides import WIDTH\n")
+    workspace.set("model", name="mypackage.nets:wide")
+    with killed_in(train, "run_training"):
+        workspace.train()
+    beside.write_text("WIDTH = 8  # as before\n")
+    with pytest.raises(RefusedError, match="made for another code"):
+        workspace.train()
 
 
 def test_the_plan_holds_the_source_of_a_shipped_method(workspace: Workspace) -> None:
