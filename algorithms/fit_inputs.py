@@ -18,12 +18,14 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from algorithms.errors import RefusedError
+from algorithms.gradients.passes import without_shortcuts
 from algorithms.models.model import (
     Called,
     LossBounds,
     Model,
     ModelRefusedError,
     Packing,
+    Padding,
     batch_experts,
     check_module,
     copied,
@@ -54,13 +56,15 @@ _BOUNDS = {"cross_entropy": CROSS_ENTROPY, "binary_cross_entropy_with_logits": L
 class GivenRecords:
     """features [n, *shape], float32 or int32; labels [n, ...], int64 or, for real numbers, float32.
 
-    is_column: whether labels [n] were given as [n, 1], the shape that the user's own loss then expects.
+    is_column: whether labels [n] were given as [n, 1], the shape that the user's own loss then expects. padding: what
+    no record consists of alone; of packed records, their parts have it.
     """
 
     features: NDArray[Any]
     labels: NDArray[Any]
     packing: Packing | None
     is_column: bool = False
+    padding: Padding | None = None
 
 
 def records_of(model: object, X: Any, y: Any, loss: object) -> GivenRecords:
@@ -252,6 +256,7 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
     """
     check_module(module)
     own = _own_copy(module)
+    records = _with_padding(own, records)
     is_flat = False
     if records.packing is not None or not isinstance(found := _probed(own, records), Tensor):
         own = Called(own, records.packing)
@@ -296,6 +301,7 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
         packing=records.packing,
         label_shape=shape,
         label_dtype=torch.from_numpy(np.empty(0, records.labels.dtype)).dtype,
+        padding=records.padding,
     )
     return model, classes, records
 
@@ -327,10 +333,85 @@ def _own_copy(module: nn.Module) -> nn.Module:
     return own
 
 
-def _probed(module: nn.Module, records: GivenRecords) -> Any:
-    """The module's outputs for two records of zeros, with masks of ones."""
+def _with_padding(module: nn.Module, records: GivenRecords) -> GivenRecords:
+    """The records with a mark on each tensor of which the model takes no padding alone, such as a text without words.
+
+    Made-up records then have something besides, too. Raises RefusedError if a private record is padding alone.
+    """
+    tables = (layer for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag))
+    numbers = {0, *(table.padding_idx for table in tables if table.padding_idx is not None)}
+    module = module if records.packing is None else Called(module, records.packing)
+    parts = 1 if records.packing is None else len(records.packing.parts)
+    for number in sorted(numbers):
+        padding = Padding((number,))
+        if _failure(module, records, [number] * parts) is None:
+            continue
+        others = [padding.other] * parts
+        if _failure(module, records, others) is not None:
+            continue  # something else is wrong
+        alone = [_failure(module, records, [*others[:i], number, *others[i + 1 :]]) for i in range(parts)]
+        for place, why in enumerate(alone):
+            if why is not None:
+                records = _marked(records, place, padding, why)
+    return records
+
+
+def _failure(module: nn.Module, records: GivenRecords, numbers: list[int]) -> str | None:
+    """Why the model does not take records that are full of a number in each part; None if it does."""
     try:
-        return _called_with(module, records, [np.zeros(records.features.shape[1:])] * 2)
+        _called_with(module, _full(records, numbers))
+    except Exception as error:
+        return str(error).partition("\n")[0]
+    return None
+
+
+def _marked(records: GivenRecords, place: int, padding: Padding, why: str) -> GivenRecords:
+    """The records with the padding of one part, of which none may consist."""
+    packing = records.packing
+    values, name = records.features, "X"
+    if packing is not None:
+        values = packing.split(torch.from_numpy(records.features))[place].numpy()
+        name = packing.parts[place].name
+    if padding.is_all_of(values):
+        raise RefusedError(
+            f"{name} holds records of nothing but {padding.numbers[0]}, which the model does not take ({why}); leave"
+            " them out, or let the model take them, as by lengths.clamp(min=1) for pack_padded_sequence."
+        )
+    if packing is None:
+        return replace(records, padding=padding)
+    parts = list(packing.parts)
+    parts[place] = replace(parts[place], padding=padding)
+    return replace(records, packing=Packing(tuple(parts)))
+
+
+def _full(records: GivenRecords, numbers: list[int]) -> Tensor:
+    """Two records that are full of a number in each part, with masks of ones."""
+    features, packing = records.features, records.packing
+    if packing is None:
+        dtype = torch.from_numpy(np.empty(0, features.dtype)).dtype
+        return torch.full((2, *features.shape[1:]), numbers[0], dtype=dtype)
+    return packing.joined(
+        [
+            torch.full(
+                (2, *part.shape),
+                1 if part.is_mask else number,
+                dtype=torch.float32 if part.is_real else torch.int32,
+            )
+            for part, number in zip(packing.parts, numbers, strict=True)
+        ]
+    )
+
+
+def _plausible(records: GivenRecords) -> Tensor:
+    """Two records of zeros, with masks of ones, or of another number where no record is padding alone."""
+    parts = [records] if records.packing is None else records.packing.parts
+    return _full(records, [0 if part.padding is None else part.padding.other for part in parts])
+
+
+def _probed(module: nn.Module, records: GivenRecords) -> Any:
+    """The module's outputs for two made-up records."""
+    try:
+        return _called_with(module, _plausible(records))
     except Exception as error:
         why = str(error).partition("\n")[0]
         parts = () if records.packing is None else records.packing.parts
@@ -343,10 +424,26 @@ def _probed(module: nn.Module, records: GivenRecords) -> Any:
 
 def _check_entries(module: nn.Module, records: GivenRecords) -> None:
     """Raises RefusedError if an embedding lacks an entry; tries the smallest and largest number at each position."""
-    if records.features.dtype != np.int32:
+    features, packing = records.features, records.packing
+    if features.dtype != np.int32:
         return
+    ends = torch.from_numpy(np.stack([features.max(axis=0), features.min(axis=0)]))
+    if packing is None:
+        ends = ends if records.padding is None else records.padding.begun(ends)
+    else:
+        made_up = packing.split(_plausible(records))
+        ends = packing.joined(
+            [
+                plain
+                if part.is_mask or part.is_real
+                else end
+                if part.padding is None
+                else part.padding.begun(end)
+                for end, plain, part in zip(packing.split(ends), made_up, packing.parts, strict=True)
+            ]
+        )
     try:
-        _called_with(module, records, [records.features.max(axis=0), records.features.min(axis=0)])
+        _called_with(module, ends)
     except Exception:  # its message may reveal a record
         raise RefusedError(
             "X holds whole numbers that the model's tables have no entry for; count from 0, and give each table an"
@@ -354,19 +451,11 @@ def _check_entries(module: nn.Module, records: GivenRecords) -> None:
         ) from None
 
 
-def _called_with(module: nn.Module, records: GivenRecords, rows: list[NDArray[Any]]) -> Any:
-    """The module's outputs for the records' whole numbers, with zeros for real numbers and ones for masks."""
-    given = torch.from_numpy(np.stack(rows).astype(records.features.dtype))
-    if records.packing is not None:
-        parts = zip(records.packing.split(given), records.packing.parts, strict=True)
-        given = records.packing.joined(
-            [
-                torch.ones_like(some) if part.is_mask else torch.zeros_like(some) if part.is_real else some
-                for some, part in parts
-            ]
-        )
+@without_shortcuts()
+def _called_with(module: nn.Module, rows: Tensor) -> Any:
+    """The outputs of a copy, whose state stays as it was."""
     with torch.no_grad():
-        return copy.deepcopy(module)(given)
+        return copy.deepcopy(module)(rows)
 
 
 def _losses(

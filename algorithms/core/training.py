@@ -92,6 +92,7 @@ def model_of_people(model: Model, rows: int | None) -> Model:
         packing=packing,
         losses=of_person,
         label_shape=(rows, *model.label_shape),
+        padding=None if model.padding is None else replace(model.padding, axes=2),
     )
 
 

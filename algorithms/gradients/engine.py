@@ -37,7 +37,7 @@ from algorithms.gradients.grad_sample_recorder import UnrecordedError
 from algorithms.gradients.independence import RecordsNotIndependentError
 from algorithms.gradients.model_inspection import PassCost, examine
 from algorithms.gradients.op_tracer import Form, fills, fills_briefly
-from algorithms.gradients.passes import Passes
+from algorithms.gradients.passes import Passes, without_shortcuts
 from algorithms.gradients.per_example_gradients import PerExampleGradients, all_finite
 from algorithms.gradients.placement import Shards, beside, shard_frozen
 from algorithms.models import Model, ModelRefusedError
@@ -143,8 +143,9 @@ class Engine:
             packing=model.packing,
             label_shape=model.label_shape,
             label_dtype=model.label_dtype,
+            padding=model.padding,
         )
-        with _refusing(model, form):
+        with _refusing(model, form), without_shortcuts():
             self._passes = Passes(_on(model, inspected_on))
             self._examined = examine(self._passes, form)
             found = self._examined
@@ -463,6 +464,20 @@ def _on(model: Model, device: torch.device) -> Model:
     return replace(model, module=copied(model.module, shared).to(device))
 
 
+_ADVICE = {
+    "to satisfy the constraint": "a distribution checks its arguments and stops where a record is missing; give it"
+    " validate_args=False",
+    "within the support": "a distribution checks its values and stops where a record is missing; give it"
+    " validate_args=False",
+    "should be between 0 and 1": "binary_cross_entropy stops at numbers beyond 0 and 1, and where a record is missing;"
+    " give it outputs.nan_to_num(0.5), or take binary_cross_entropy_with_logits, without a sigmoid before it",
+    "var has negative": "a variance has to be above 0; make it so, as by .exp() or nn.functional.softplus",
+    "Length of all samples has to be greater than 0": "a record may be padding alone, of length 0; give"
+    " pack_padded_sequence lengths.clamp(min=1)",
+}
+"""What to do, by words of PyTorch's errors."""
+
+
 @contextmanager
 def _refusing(model: Model, form: Form) -> Iterator[None]:
     """Turn any exception that a model raises on made-up records into a ModelRefusedError of one sentence."""
@@ -488,12 +503,12 @@ def _refusing(model: Model, form: Form) -> Iterator[None]:
             raise RecordsNotIndependentError(
                 f"the model {model.name} normalises over the batch{_place(error)} and so mixes records"
             ) from error
-        if "to satisfy the constraint" in why:
-            raise ModelRefusedError(
-                f"the model {model.name} checks the arguments of a distribution{_place(error)} and stops where a record"
-                " is missing; give it validate_args=False, or call"
-                " torch.distributions.Distribution.set_default_validate_args(False) before."
-            ) from error
+        for words, advice in _ADVICE.items():
+            if words in why:
+                raise ModelRefusedError(
+                    f"the model {model.name} raised {type(error).__name__}{_place(error)} on made-up records ({why}):"
+                    f" {advice}."
+                ) from error
         is_float = form.dtype.is_floating_point
         numbers = (
             "normal numbers, also large, 0 and missing"

@@ -17,9 +17,9 @@ from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from algorithms.gradients.grad_sample_recorder import Args, Func, Kwargs, RecordedTensor, tensors_in
-from algorithms.gradients.passes import Answer, Passes, asked_for, asks
+from algorithms.gradients.passes import CHECKING, Answer, Passes, asked_for, asks, seen_within
 from algorithms.models import Model
-from algorithms.models.model import Packing, Part, same_randomness
+from algorithms.models.model import Packing, Padding, Part, same_randomness
 
 _NUMBERS = torch.tensor([0.0, 1.0, -1.0, 0.5, -2.5, 10.0])
 """Labels of a regression; a loss may treat some specially, such as -1 for an unknown one."""
@@ -40,7 +40,7 @@ class Form:
 
     constants: integers that may fill the rest of a record, as padding does. packing: for inputs of several tensors,
     each with its own entries. label_shape, label_dtype: of one record's labels. is_signed: whether labels are
-    `_NUMBERS` in place of classes.
+    `_NUMBERS` in place of classes. padding: what no record consists of alone.
     """
 
     shape: tuple[int, ...]
@@ -53,6 +53,7 @@ class Form:
     label_shape: tuple[int, ...] = ()
     label_dtype: torch.dtype = torch.int64
     is_signed: bool = False
+    padding: Padding | None = None
 
     def draw(self, count: int, seed: int) -> "Sample":
         """Draw made-up records: normal numbers, or random entries followed by one constant."""
@@ -62,11 +63,12 @@ class Form:
         labels = _NUMBERS[order % len(_NUMBERS)] if self.is_signed else order % self.classes
         labels = labels.view(count, *self.label_shape).to(self.label_dtype)
         if self.packing is None:
-            inputs = self._part(Part("", self.shape, self.dtype, self.entries), count, seed, source)
+            part = Part("", self.shape, self.dtype, self.entries, self.padding)
+            inputs = self._part(part, count, seed, source)
         else:
             drawn = [self._part(part, count, seed, source) for part in self.packing.parts]
             inputs = self.packing.joined(drawn)
-        return Sample(inputs.to(self.device), labels.to(self.device), self.packing)
+        return Sample(inputs.to(self.device), labels.to(self.device), self.packing, self.padding)
 
     def _part(self, part: Part, count: int, seed: int, source: torch.Generator) -> Tensor:
         if part.dtype.is_floating_point:
@@ -85,16 +87,17 @@ class Form:
         )
         rests = torch.tensor(constants)[(seed + torch.arange(count)) % len(constants)]
         values = torch.where(torch.arange(length) >= begins, rests[:, None], values)
-        return values.view(count, *part.shape).to(self.dtype)
+        return _begun(values.view(count, *part.shape), part.padding).to(self.dtype)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Made-up inputs [count, *shape] and labels; packing: for inputs of several tensors."""
+    """Made-up inputs [count, *shape] and labels; packing: for inputs of several tensors. padding: as in `Form`."""
 
     inputs: Tensor
     labels: Tensor
     packing: Packing | None = None
+    padding: Padding | None = None
 
     def all_of(self, constant: int) -> "Sample":
         """The same number of records with all integers equal, limited to the entries of each part."""
@@ -169,11 +172,16 @@ class Sample:
         return self._changed(shorter)
 
     def _changed(self, change: Callable[[Tensor, Part | None], Tensor]) -> "Sample":
-        """The same records with a function applied to each tensor."""
+        """The same records with a function applied to each tensor; none becomes padding alone."""
         if self.packing is None:
-            return replace(self, inputs=change(self.inputs, None))
+            return replace(self, inputs=_begun(change(self.inputs, None), self.padding))
         pairs = zip(self.packing.split(self.inputs), self.packing.parts, strict=True)
-        return replace(self, inputs=self.packing.joined([change(*pair) for pair in pairs]))
+        changed = [_begun(change(values, part), part.padding) for values, part in pairs]
+        return replace(self, inputs=self.packing.joined(changed))
+
+
+def _begun(values: Tensor, padding: Padding | None) -> Tensor:
+    return values if padding is None else padding.begun(values)
 
 
 def near_start(model: Model) -> Tensor:
@@ -199,7 +207,12 @@ def form_of(passes: Passes, parameters: Tensor, least: Form, count: int) -> Form
     tables = sorted({layer.num_embeddings for layer in layers} or {_BYTE}, reverse=True)
     form, outputs = least, None
     for place in (0,) if least.packing is None else least.packing.entries:
-        for some in (_with_entries(form, entries, paddings, place) for entries in tables):
+        ends = (
+            tables
+            if least.packing is None
+            else sorted({*tables, *_lengths(least.packing, place)}, reverse=True)
+        )
+        for some in (_with_entries(form, entries, paddings, place) for entries in ends):
             found = _taken(passes, parameters, some, count)
             if found is not None:
                 form, outputs = some, found
@@ -215,6 +228,13 @@ def form_of(passes: Passes, parameters: Tensor, least: Form, count: int) -> Form
             return signed
     labelled = replace(form, classes=min(max(2, outputs.shape[-1]), _CLASSES))
     return form if _labelled(passes, outputs, labelled) is None else labelled
+
+
+def _lengths(packing: Packing, place: int) -> set[int]:
+    """Ends of the numbers that a part may hold if it counts places of another one, as the length of a text does."""
+    if math.prod(packing.parts[place].shape) != 1:
+        return set()
+    return {part.shape[0] + 1 for part in packing.parts if part.shape}
 
 
 def _labelled(passes: Passes, outputs: Tensor, form: Form) -> Tensor | None:
@@ -490,6 +510,9 @@ class _LookingFunctions(TorchFunctionMode):
         self, func: Func, types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
         args, kwargs = asked_for(self, func, args), kwargs or {}
+        if func in CHECKING:
+            with self:
+                return seen_within(func)(*args, **kwargs)
         if asks(func, args):
             return self._watch.answered(lambda: func(*args, **kwargs), (args, kwargs))
         looked_at = _looked_at(func, args, kwargs)

@@ -3,15 +3,18 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
-from algorithms.gradients.arithmetic import wide
+from algorithms.gradients.arithmetic import ProcessSetting, wide
 from algorithms.gradients.ghost_clipping import DenseGrad, PerExample
 from algorithms.gradients.grad_sample_recorder import (
     Args,
@@ -30,6 +33,31 @@ from algorithms.gradients.placement import Bringer, Shards
 from algorithms.gradients.rules import RULES, general, pulled_back, shared
 from algorithms.gradients.rules.recurrent import Unpacked
 from algorithms.models import Model, ModelRefusedError
+
+
+def without_shortcuts() -> ProcessSetting:
+    """Disable what PyTorch computes for all records of a pass together, or checks of their values, where it need not.
+
+    In evaluation mode and without gradients, `nn.TransformerEncoder` packs records without their padding. That fails
+    for a record of padding alone, and gives other numbers than the passes that a model is trained by. Distributions
+    stop at a value of one record, which is to count as zero, and show it.
+    """
+    return _WITHOUT_SHORTCUTS
+
+
+def _switch_off() -> Callable[[], object]:
+    packs, checks = torch.backends.mha.get_fastpath_enabled(), Distribution._validate_args
+    torch.backends.mha.set_fastpath_enabled(False)
+    Distribution.set_default_validate_args(False)
+
+    def restore() -> None:
+        torch.backends.mha.set_fastpath_enabled(packs)
+        Distribution.set_default_validate_args(checks)
+
+    return restore
+
+
+_WITHOUT_SHORTCUTS = ProcessSetting(_switch_off)
 
 Answer = bool | int | None
 Answers = tuple[Answer, ...]
@@ -64,6 +92,7 @@ class Passes:
         """Whether a recorded pass takes images and kernels in the channels-last format."""
         return not self.keeps_format and _pools(self.model.module)
 
+    @without_shortcuts()
     def taped(
         self,
         parameters: Tensor,
@@ -90,6 +119,7 @@ class Passes:
             losses = self.model.inside(tape.parameters, run)
         return tape, losses.detach()
 
+    @without_shortcuts()
     def recorded(
         self,
         parameters: Tensor,
@@ -181,6 +211,7 @@ class Passes:
             ),
         )
 
+    @without_shortcuts()
     def one_by_one(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
         """Each record's gradient, materialised: by `torch.func`, or by a separate pass if that fails."""
 
@@ -210,6 +241,7 @@ class Passes:
         gradients = {name: DenseGrad(written[:, place]) for name, place in self.model.places.items()}
         return self.contributions(parameters, torch.cat(losses), dict(gradients))
 
+    @without_shortcuts()
     def gradients(
         self,
         parameters: Tensor,
@@ -246,6 +278,7 @@ class Passes:
         }
         return losses.detach(), gradients
 
+    @without_shortcuts()
     def losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each record, [batch]."""
         with torch.no_grad(), self._precision(inputs.device), self._answering():
@@ -300,6 +333,9 @@ class Answering(TorchFunctionMode):
     ) -> Any:
         if func not in _READING:
             return func(*args, **kwargs) if kwargs else func(*args)
+        if func in CHECKING:
+            with self:
+                return seen_within(func)(*args, **(kwargs or {}))
         if not asks(func, args):
             return func(*asked_for(self, func, args), **(kwargs or {}))
         if self._is_silent or self._asked >= len(self._answers):
@@ -341,8 +377,20 @@ _QUESTIONS = frozenset(
         *(Tensor.equal, torch.equal, Tensor.allclose, torch.allclose),
     )
 )
-_READING = frozenset((torch.arange, Tensor.__getitem__)) | _NUMBERS | _QUESTIONS
+CHECKING: frozenset[Func] = frozenset((functional.gaussian_nll_loss,))
+"""Functions of PyTorch that ask within for values of their arguments, and raise errors by the answers."""
+_READING = frozenset((torch.arange, Tensor.__getitem__)) | _NUMBERS | _QUESTIONS | CHECKING
 """All that may read a value, which most calls do not."""
+
+
+@cache
+def seen_within(func: Func) -> Func:
+    """A function of PyTorch whose calls within are seen by a mode: as it is, it hands itself over as a whole."""
+    names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    around = func.__globals__ | dict.fromkeys(names, lambda *_: False)
+    own = FunctionType(func.__code__, around, func.__name__, func.__defaults__, func.__closure__)
+    own.__kwdefaults__ = func.__kwdefaults__
+    return own
 
 
 def asks(func: Func, args: Args) -> bool:

@@ -28,16 +28,45 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class Padding:
+    """Numbers of which alone no record consists: a model may take no text that is padding alone.
+
+    axes: of a tensor, the first ones, that count records: 2 for people with several rows.
+    """
+
+    numbers: tuple[int, ...]
+    axes: int = 1
+
+    @property
+    def other(self) -> int:
+        """The smallest number that is not padding."""
+        return next(number for number in range(len(self.numbers) + 1) if number not in self.numbers)
+
+    def begun(self, values: Tensor) -> Tensor:
+        """Made-up values, [batch, ...], of which each record that begins by padding begins by another number."""
+        rows = values.reshape(*values.shape[: self.axes], -1).clone()
+        numbers = torch.tensor(self.numbers, device=values.device)
+        rows[..., 0].masked_fill_(torch.isin(rows[..., 0], numbers), self.other)
+        return rows.view(values.shape)
+
+    def is_all_of(self, values: NDArray[Any]) -> bool:
+        """Whether some record of [n, ...] consists of padding alone."""
+        return bool(np.isin(values.reshape(len(values), -1), self.numbers).all(axis=1).any())
+
+
+@dataclass(frozen=True)
 class Part:
     """One tensor of a record.
 
     shape: for one record. dtype: for the model: float32, int64 or bool. entries: made-up integers are drawn below it.
+    padding: what no record has alone there.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     entries: int = 2
+    padding: Padding | None = None
 
     @property
     def is_real(self) -> bool:
@@ -192,7 +221,7 @@ class Model:
     bounds: of the losses, or None if unknown.
     settings: build the same architecture in the registry, without a file. notes: public sentences on the start and on
     frozen parameters. packing: for records of several tensors, which are packed into one row.
-    label_shape, label_dtype: of one record's labels.
+    label_shape, label_dtype: of one record's labels. padding: what no record consists of alone, unless they are packed.
     """
 
     name: str
@@ -206,6 +235,7 @@ class Model:
     packing: Packing | None = None
     label_shape: tuple[int, ...] = ()
     label_dtype: torch.dtype = torch.int64
+    padding: Padding | None = None
 
     @cached_property
     def shapes(self) -> dict[str, torch.Size]:

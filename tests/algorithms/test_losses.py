@@ -1,5 +1,6 @@
 """Losses of torch.nn: a plain step through `fit` is PyTorch's own, for each of their reductions, or is refused."""
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -232,3 +233,56 @@ class Own(nn.Module):
 def test_a_reduction_of_ones_own_that_is_not_by_record_is_refused() -> None:
     with pytest.raises(RefusedError, match="divides by what the records"):
         step(model(Case(REAL)), Own(), REAL)
+
+
+def gaussian(outputs: Tensor, targets: Tensor) -> Tensor:
+    variances = outputs[:, 1].exp()
+    return functional.gaussian_nll_loss(outputs[:, 0], targets, variances, reduction="none")
+
+
+def by_hand(outputs: Tensor, targets: Tensor) -> Tensor:
+    return 0.5 * (outputs[:, 1] + (outputs[:, 0] - targets).square() / outputs[:, 1].exp())
+
+
+def as_module(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.GaussianNLLLoss(reduction="none")(outputs[:, 0], targets, outputs[:, 1].exp())  # type: ignore
+
+
+def as_distribution(outputs: Tensor, targets: Tensor) -> Tensor:
+    normal = torch.distributions.Normal(outputs[:, 0], (0.5 * outputs[:, 1]).exp())
+    return -normal.log_prob(targets) - 0.5 * math.log(2 * math.pi)
+
+
+@pytest.mark.parametrize("loss", [gaussian, as_module, as_distribution])
+def test_a_loss_that_checks_values_is_computed_for_all_records_at_once(
+    loss: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = Case(REAL[:, 0], (2,))
+    with caplog.at_level(logging.WARNING, logger="algorithms"):
+        moved = step(model(case), loss, case.y)
+    assert not caplog.records  # which would say "record by record"
+    for own, expected in zip(moved, step(model(case), by_hand, case.y), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (
+            lambda o, t: -torch.distributions.Normal(o[:, 0], 1.0, validate_args=True).log_prob(t),
+            "a distribution checks its arguments.*validate_args=False",
+        ),
+        (
+            lambda o, t: functional.binary_cross_entropy(o[:, 0].sigmoid(), t.sigmoid(), reduction="none"),
+            r"binary_cross_entropy_with_logits.*without a sigmoid",
+        ),
+        (
+            lambda o, t: functional.gaussian_nll_loss(o[:, 0], t, o[:, 1], reduction="none"),
+            r"a variance has to be above 0; make it so, as by \.exp\(\)",
+        ),
+    ],
+)
+def test_a_check_of_values_that_stays_is_named_with_what_turns_it_off(loss: Any, words: str) -> None:
+    case = Case(REAL[:, 0], (2,))
+    with refused(words):
+        step(model(case), loss, case.y)
