@@ -275,11 +275,12 @@ def _check_same(looked: Looked, seen: Seen, place: int, changed: Sample | Seen, 
 def drawing_layers(looked: Looked, sample: Sample) -> list[str]:
     """The layers within which a pass draws random numbers, innermost first; then the forward pass, if it draws any."""
     drawing: list[str] = []
+    device = sample.inputs.device
 
     def state() -> bytes:
-        device = sample.inputs.device
-        generator = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else None
-        return (generator or torch.default_generator).get_state().numpy().tobytes()
+        module = None if device.type == "cpu" else torch.get_device_module(device)
+        own: Any = getattr(module, "default_generators", {0: torch.default_generator})
+        return bytes(own[device.index or 0].get_state().cpu().numpy())
 
     before: list[bytes] = []
     handles = []
@@ -332,7 +333,7 @@ def _check_losses_apart(looked: Looked, sample: Sample) -> None:
         outputs = model.outputs(model.named(looked.parameters), sample.inputs)
         before = torch.default_generator.get_state()
         together = model.losses(outputs, sample.labels)
-        is_drawn = not sample.inputs.is_cuda and draws_since(before, sample.inputs)
+        is_drawn = sample.inputs.device.type == "cpu" and draws_since(before, sample.inputs)
         pairs = zip(torch.split(outputs, 1), torch.split(sample.labels, 1), strict=True)
         alone = torch.cat([model.losses(*pair) for pair in pairs])
     if not looked.close(together, alone):

@@ -14,7 +14,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
-from algorithms.gradients.arithmetic import ProcessSetting, wide
+from algorithms.gradients.arithmetic import wide
+from algorithms.gradients.devices import ProcessSetting
 from algorithms.gradients.ghost_clipping import DenseGrad, PerExample
 from algorithms.gradients.grad_sample_recorder import (
     Args,
