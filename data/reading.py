@@ -11,9 +11,10 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -226,17 +227,24 @@ class Digests:
         return keyed(self._key, [of, text]).hex()
 
 
-def block_names(card: DataCard, *, root: Path, url: str | None) -> tuple[str, ...]:
+Database: TypeAlias = str | sa.Connection | None
+"""Of a card whose blocks come from a query: its URL, or a `snapshot` of it."""
+
+
+def block_names(card: DataCard, *, root: Path, url: Database) -> tuple[str, ...]:
     """The names of the current blocks, sorted. If the card of a query declares names, these are the blocks.
 
-    root: the project. url: of the database, for a card whose blocks come from a query. Raises DataRefusedError for a
+    root: the project. url: see `Database`. Raises DataRefusedError for a
     card without blocks, a source that cannot be read, or an invalid name.
     """
     source = _source(card)
     if isinstance(source, Folder):
         found = list(_files(card, source, root))
     else:
-        found = list(source.names) or _names_in_database(source, _given(card, source, url))
+        found = list(source.names)
+        if not found:
+            with snapshot(card, url) as connection:
+                found = _names_in_database(source, connection)
     for name in found:
         if not _NAME.fullmatch(name) or name == _WHOLE_POPULATION:
             raise DataRefusedError(
@@ -275,22 +283,22 @@ def read_blocks(
     files: Mapping[str, Path],
     *,
     root: Path,
-    url: str | None,
+    url: Database,
     digests: Digests,
     key: bytes = PUBLIC_KEY,
     as_texts: bool = False,
 ) -> Iterator[Block]:
     """The records of the chosen blocks in their order, then those of the card's test file, checked against the card.
 
-    chosen: some of `block_names`. digests: receives the digests of each block. key, as_texts: as in `read`.
-    Raises DataRefusedError, during iteration and without a record's value in the message,
-    for a block that is not as the card declares, or a test file that equals a block.
+    All blocks of a query are read in one `snapshot`, so a row that moves between blocks meanwhile is in one of them.
+
+    chosen: some of `block_names`. url: see `Database`. digests: receives the digests of each block. key, as_texts: as
+    in `read`. Raises DataRefusedError, during iteration and without a record's value in the message, for a block that
+    is not as the card declares, or a test file that equals a block.
     """
     rows = row_reader(card, files, key=key, as_texts=as_texts)
     elsewhere = rows.held_out_people()
-    trained_on = itertools.chain.from_iterable(
-        _records(card, rows, name, elsewhere, digests, root=root, url=url) for name in chosen
-    )
+    trained_on = _trained_on(card, rows, chosen, elsewhere, digests, root=root, url=url)
     parts = trained_on if card.split is None else split(trained_on, card.split)
     return check_blocks(card, itertools.chain(parts, _held_out(card, rows, files, digests)))
 
@@ -311,6 +319,21 @@ def _held_out(
         )
 
 
+def _trained_on(
+    card: DataCard,
+    rows: RowReader,
+    chosen: Sequence[str],
+    elsewhere: frozenset[bytes],
+    digests: Digests,
+    *,
+    root: Path,
+    url: Database,
+) -> Iterator[Block]:
+    with snapshot(card, url) as connection:
+        for name in chosen:
+            yield from _records(card, rows, name, elsewhere, digests, root=root, connection=connection)
+
+
 def _records(
     card: DataCard,
     rows: RowReader,
@@ -319,7 +342,7 @@ def _records(
     digests: Digests,
     *,
     root: Path,
-    url: str | None,
+    connection: sa.Connection | None,
 ) -> Iterator[Block]:
     """The records of a block, passed on as its rows come; if records are selected by person, after all rows are
     read.
@@ -329,7 +352,7 @@ def _records(
         path = _files(card, source, root)[name]
         portions = rows.tables("train", path)
     else:
-        portions = _rows_in_database(source, rows.wanted, name, _given(card, source, url))
+        portions = _rows_in_database(source, rows.wanted, name, connection)
     where = f"block {name!r} of {card.name!r}" if path is None else str(path)
     chosen = counted = digests.counted(name, portions, rows.declared, path)
     if card.person is not None:
@@ -367,26 +390,58 @@ def _files(card: DataCard, source: Folder, root: Path) -> dict[str, Path]:
     return found
 
 
-def _given(card: DataCard, source: Query, url: str | None) -> str:
+# A database. No message contains its URL or a value.
+
+
+_SNAPSHOTS = {"postgresql": "REPEATABLE READ", "mysql": "REPEATABLE READ", "mariadb": "REPEATABLE READ"}
+"""The isolation level at which all statements of a transaction see the rows as they were at the first; elsewhere it is
+SERIALIZABLE, and in SQLite any transaction that is really begun."""
+
+
+@contextmanager
+def snapshot(card: DataCard, url: Database) -> Iterator[sa.Connection | None]:
+    """One transaction, within the block, in which rows of the card's query do not change; None for a card without one.
+
+    url: see `Database`; a snapshot is passed on. SQLite lets nobody write meanwhile, unless it has a write-ahead log.
+    Raises DataRefusedError without a URL, or if the database cannot be reached.
+    """
+    source = card.blocks
+    if not isinstance(source, Query) or isinstance(url, sa.Connection):
+        yield url if isinstance(url, sa.Connection) else None
+        return
     if not url:
         raise DataRefusedError(
             f"the blocks of {card.name!r} are in a database; set {source.url_from} to its SQLAlchemy URL."
         )
-    return url
+    with ExitStack() as stack:
+        with _reading(source):
+            engine = sa.create_engine(url, poolclass=sa.NullPool)
+            if engine.dialect.name == "sqlite":  # whose driver begins no transaction for a SELECT
+                sa.event.listen(engine, "connect", _begin_nothing)
+                sa.event.listen(engine, "begin", lambda begun: begun.exec_driver_sql("BEGIN"))
+            else:
+                level = _SNAPSHOTS.get(engine.dialect.name, "SERIALIZABLE")
+                engine = engine.execution_options(isolation_level=level)
+            connection = stack.enter_context(engine.connect())
+        yield connection
 
 
-# A database. No message contains its URL or a value.
+def _begin_nothing(connection: Any, _record: object) -> None:
+    connection.isolation_level = None
 
 
-def _names_in_database(source: Query, url: str) -> list[str]:
+def _names_in_database(source: Query, connection: sa.Connection | None) -> list[str]:
     """The names of the blocks that have rows, as text. Raises DataRefusedError if the query fails."""
+    assert connection is not None
     block = _block(source, sa.text(source.query).columns(sa.column(source.column)).subquery("blocks"))
-    with _connected(source, url) as connection:
+    with _reading(source):
         found = connection.execute(sa.select(block).distinct())
         return [str(name) for (name,) in found if name is not None]
 
 
-def _rows_in_database(source: Query, wanted: Sequence[str], name: str, url: str) -> Iterator[pa.Table]:
+def _rows_in_database(
+    source: Query, wanted: Sequence[str], name: str, connection: sa.Connection | None
+) -> Iterator[pa.Table]:
     """The rows of a block as text, in portions and in an order that depends only on the rows.
 
     wanted: names of columns. Raises DataRefusedError if the query lacks a column or fails, or if the database treats
@@ -396,7 +451,8 @@ def _rows_in_database(source: Query, wanted: Sequence[str], name: str, url: str)
     rows = query.subquery("blocks")
     columns, block = [rows.c[column] for column in wanted], _block(source, rows)
     statement = sa.select(*columns, block).where(block == name).order_by(*columns)
-    with _connected(source, url) as connection:
+    assert connection is not None
+    with _reading(source):
         for some in connection.execution_options(yield_per=_ROWS).execute(statement).partitions():
             if any(row[-1] != name for row in some):
                 raise DataRefusedError(
@@ -416,17 +472,15 @@ def _block(source: Query, rows: sa.Subquery) -> sa.Cast[str]:
 
 
 @contextmanager
-def _connected(source: Query, url: str) -> Iterator[sa.Connection]:
-    refusal = DataRefusedError(
-        f"the query of the blocks cannot be read at the URL in {source.url_from}; correct the URL, the query or"
-        " the names of its columns."
-    )
+def _reading(source: Query) -> Iterator[None]:
+    """Turn what fails at a database within the block into a DataRefusedError, as messages quote the URL or values."""
     try:
-        engine = sa.create_engine(url, poolclass=sa.NullPool)
-    except (sa.exc.SQLAlchemyError, ImportError, ValueError):  # an invalid port may be part of a password
-        raise refusal from None
-    try:
-        with engine.connect() as connection:
-            yield connection
-    except (sa.exc.SQLAlchemyError, ImportError):  # their messages quote the URL, or values
-        raise refusal from None
+        yield
+    # ValueError: an invalid port, which may be part of a password; NotImplementedError: no isolation
+    except (sa.exc.SQLAlchemyError, ImportError, NotImplementedError, ValueError) as error:
+        if isinstance(error, DataRefusedError):
+            raise
+        raise DataRefusedError(
+            f"the query of the blocks cannot be read at the URL in {source.url_from}; correct the URL, the query or"
+            " the names of its columns."
+        ) from None

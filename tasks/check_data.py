@@ -28,7 +28,9 @@ from data.formats import (
     Numeric,
     Own,
     Pixels,
+    Query,
     Reviews,
+    Source,
     Table,
     Texts,
 )
@@ -50,13 +52,14 @@ class Look:
 
     checksums: by path, the line with key and checksum for each file whose checksum on the card is wrong. counts: for
     each column, how many values would be changed or refused, and why; None if not requested. refused: why the data
-    cannot be used, or None.
+    cannot be used, or None. warning: what the card's owner has to see to, or None.
     """
 
     card: DataCard
     checksums: Mapping[str, str]
     counts: Mapping[str, int] | None
     refused: str | None
+    warning: str | None = None
 
 
 def look(name: str, root: Path, *, counted: bool) -> Look:
@@ -71,7 +74,7 @@ def look(name: str, root: Path, *, counted: bool) -> Look:
     card = data_card(path.stem if is_path else name, folder)
     key = PUBLIC_KEY if card.public else owner_key(home())
     if card.blocks is not None:
-        return Look(card, {}, None, None)
+        return Look(card, {}, None, None, _about_blocks(card.blocks))
     right = {
         file.path: found
         for file in card.files.values()
@@ -111,6 +114,17 @@ def look(name: str, root: Path, *, counted: bool) -> Look:
     except DataRefusedError as refusal:
         refused = str(refusal)
     return Look(card, {}, counts if shows_counts else None, refused)
+
+
+def _about_blocks(source: Source) -> str | None:
+    """A query may give a row another block each time, which nothing but its database could tell."""
+    if not isinstance(source, Query):
+        return None
+    return (
+        f"The blocks are made by {source.divides_by}, and a database can change what a column holds: a row that moves"
+        " between runs is charged in several blocks, where each counts it once. Take a column whose value never changes"
+        " once the row is there, such as the date of its entry, and no function of the present time."
+    )
 
 
 def _stand_ins(block: Block, reader: Format) -> Iterator[tuple[str, int]]:

@@ -24,7 +24,7 @@ from data.description import EncoderFacts
 from data.files import PUBLIC_KEY, RAW, Places, fetch, keyed, owner_key
 from data.formats import Format, Own
 from data.readers.records import Block, OwnReader
-from data.reading import Digests, block_names, read, read_blocks, word_list
+from data.reading import Database, Digests, block_names, read, read_blocks, snapshot, word_list
 from data.targets import Tags, Target
 from data.transforms import encoded, scattered
 from data.unseen import preparation_of
@@ -167,45 +167,52 @@ def prepare(
     transform = params.data.transform
     card = data_card(params.data.dataset, cards)
     public = public_of(card, params.data)
-    public = replace(public, blocks=chosen_blocks(card, params.data.blocks, root=root))
-    key = PUBLIC_KEY if card.public else owner_key(home)
-    files = fetch(card, Places(root=root, mirror=mirror, cache=root / RAW), key=key)
-    words = ["salt of a prepared folder", card.model_dump_json()]
-    digests = Digests(card.population, key=key)
-    as_texts = public.encoder is not None and public.encoder.takes == "texts"
-    if card.blocks is None:
-        records = read(card, files, key=key, own=reader_of(card.reader), as_texts=as_texts)
-    else:
-        # The card has no checksum of the blocks' content, so the salt depends on the content.
-        url = database_url(card.blocks)
-        found = read_blocks(
-            card, public.blocks, files, root=root, url=url, digests=digests, key=key, as_texts=as_texts
-        )
-        records = _noted(found, words)
-    if transform == "scattering":
-        records = scattered(card, records)
-    listed, encoder = None if public.encoder else word_list(card, files), params.data.encoder
-    carried = None
-    if public.encoder is not None and encoder is not None:
-        carried = encoder.model_dump() | {"sha256": public.encoder.sha256}
-        records = encoded(
+    with snapshot(card, database_url(card.blocks)) as database:  # blocks and their rows, as of one moment
+        public = replace(public, blocks=chosen_blocks(card, params.data.blocks, root=root, database=database))
+        key = PUBLIC_KEY if card.public else owner_key(home)
+        files = fetch(card, Places(root=root, mirror=mirror, cache=root / RAW), key=key)
+        words = ["salt of a prepared folder", card.model_dump_json()]
+        digests = Digests(card.population, key=key)
+        as_texts = public.encoder is not None and public.encoder.takes == "texts"
+        if card.blocks is None:
+            records = read(card, files, key=key, own=reader_of(card.reader), as_texts=as_texts)
+        else:
+            # The card has no checksum of the blocks' content, so the salt depends on the content.
+            found = read_blocks(
+                card,
+                public.blocks,
+                files,
+                root=root,
+                url=database,
+                digests=digests,
+                key=key,
+                as_texts=as_texts,
+            )
+            records = _noted(found, words)
+        if transform == "scattering":
+            records = scattered(card, records)
+        listed, encoder = None if public.encoder else word_list(card, files), params.data.encoder
+        carried = None
+        if public.encoder is not None and encoder is not None:
+            carried = encoder.model_dump() | {"sha256": public.encoder.sha256}
+            records = encoded(
+                records,
+                public.encoder,
+                loader_of(encoder, public.target),
+                public.known,
+                kept=destination.with_name(f".{destination.name}-encoding"),
+                say=_told(card),
+            )
+        prepared.write(
+            destination,
             records,
-            public.encoder,
-            loader_of(encoder, public.target),
-            public.known,
-            kept=destination.with_name(f".{destination.name}-encoding"),
-            say=_told(card),
+            public,
+            salt=lambda: keyed(key, words),
+            at_most=card.records.at_most,
+            digests=digests.by_block,
+            words=listed,
+            preparation=preparation_of(card, transform, listed, encoder=carried),
         )
-    prepared.write(
-        destination,
-        records,
-        public,
-        salt=lambda: keyed(key, words),
-        at_most=card.records.at_most,
-        digests=digests.by_block,
-        words=listed,
-        preparation=preparation_of(card, transform, listed, encoder=carried),
-    )
     return public
 
 
@@ -229,14 +236,17 @@ def _told(card: DataCard) -> Callable[[int], object]:
     return say
 
 
-def chosen_blocks(card: DataCard, named: Sequence[str], *, root: Path) -> tuple[str, ...]:
+def chosen_blocks(
+    card: DataCard, named: Sequence[str], *, root: Path, database: Database = None
+) -> tuple[str, ...]:
     """The blocks to read, sorted: those named, or all blocks if none is named; none for a card without blocks.
 
-    Raises DataRefusedError if a named block does not exist, or there are no blocks.
+    database: a snapshot in which they are read later; by default the database is opened for this. Raises
+    DataRefusedError if a named block does not exist, or there are no blocks.
     """
     if card.blocks is None and not named:
         return ()
-    there_are = block_names(card, root=root, url=database_url(card.blocks))
+    there_are = block_names(card, root=root, url=database or database_url(card.blocks))
     missing = [name for name in named if name not in there_are]
     if missing or not there_are:
         what = f"no block {missing[0]!r}" if missing else "no blocks"

@@ -55,6 +55,8 @@ def check_data(
     if found.counts is not None:
         for problem, count in found.counts.items():
             say(f"{count:>12,}  {problem}")
+    if found.warning is not None:
+        say(found.warning)
     if found.refused is not None:
         raise DataRefusedError(found.refused)
     kind = "public" if found.card.public else "private"

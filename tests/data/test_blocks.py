@@ -4,6 +4,7 @@ import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +13,17 @@ import sqlalchemy as sa
 from data import DataRefusedError, prepared, public_description
 from data.card import DataCard, data_card
 from data.files import PUBLIC_KEY
-from data.readers.records import Block
+from data.readers.records import Block, Records
+from data.readers.rows import RowReader
 from data.reading import Digests, block_names, read_blocks
+from tasks import prepare as prepare_stage
+from tasks.check_data import look
 from tasks.config.params import ParamsRefusedError, parse
 from tasks.prepare import prepare
 from tasks.runs.stages import has_other_blocks
 from tests.data.conftest import CardOf, Document, Store
 from tests.support.parts import whole
+from tests.support.postgres import new_database, postgres_server  # noqa: F401 - fixtures
 
 WEEKS = ("2026-W01", "2026-W02", "2026-W03")
 QUERY = "SELECT week, age, town, answer FROM visits"
@@ -56,9 +61,7 @@ def folder_card(table: Document, tmp_path: Path) -> Document:
     return table | {"files": {}, "blocks": {"kind": "folder", "path": "weeks"}}
 
 
-@pytest.fixture
-def query_card(table: Document, tmp_path: Path) -> tuple[Document, str]:
-    url = f"sqlite:///{tmp_path}/visits.sqlite"
+def of_a_query(table: Document, url: str) -> Document:
     with sa.create_engine(url).begin() as connection:
         connection.execute(sa.text("CREATE TABLE visits (week TEXT, age INTEGER, town TEXT, answer TEXT)"))
         for number, week in enumerate((*WEEKS, None)):
@@ -66,7 +69,68 @@ def query_card(table: Document, tmp_path: Path) -> tuple[Document, str]:
                 values = {"week": week, "age": int(age), "town": town, "answer": answer}
                 connection.execute(sa.text("INSERT INTO visits VALUES (:week, :age, :town, :answer)"), values)
     source = {"kind": "sql", "url_from": "VISITS_URL", "query": QUERY, "column": "week"}
-    return table | {"files": {}, "blocks": source}, url
+    return table | {"files": {}, "blocks": source}
+
+
+@pytest.fixture
+def query_card(table: Document, tmp_path: Path) -> tuple[Document, str]:
+    url = f"sqlite:///{tmp_path}/visits.sqlite"
+    return of_a_query(table, url), url
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_a_row_that_moves_between_blocks_while_they_are_read_is_in_one_of_them(
+    kind: str,
+    table: Document,
+    store: Store,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether it moves after the blocks' names were read, or after the first block."""
+    url = f"sqlite:///{tmp_path}/visits.sqlite"
+    if kind == "postgresql":
+        url = request.getfixturevalue("new_database")().render_as_string(hide_password=False)
+    document = of_a_query(table | {"public": True}, url)
+    monkeypatch.setenv("VISITS_URL", url)
+    with sa.create_engine(url, poolclass=sa.NullPool).begin() as connection:
+        # An index, so that the order of rows does not stop a writer; a log, so that SQLite lets one write.
+        connection.execute(sa.text("CREATE INDEX of_weeks ON visits (week)"))
+    if kind == "sqlite":
+        with sa.create_engine(url, poolclass=sa.NullPool).connect() as connection:
+            connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+
+    def move(to: str) -> None:
+        with sa.create_engine(url, poolclass=sa.NullPool).begin() as connection:
+            connection.execute(sa.text("UPDATE visits SET week = :week WHERE week IS NOT NULL"), {"week": to})
+
+    reading, encode = prepare_stage.read_blocks, RowReader.records
+
+    def after_the_names(*given: Any, **named: Any) -> Iterator[Block]:
+        move("2026-W09")
+        return reading(*given, **named)
+
+    def after_a_block(reader: RowReader, *given: Any) -> Records:
+        move("2026-W03")
+        return encode(reader, *given)
+
+    monkeypatch.setattr(prepare_stage, "read_blocks", after_the_names)
+    monkeypatch.setattr(RowReader, "records", after_a_block)
+    found = prepared.load(run([], document, store, tmp_path))
+    assert found.public.blocks == WEEKS
+    ages = np.concatenate([found.train_features[:, 0], found.test_features[:, 0]]) * 100
+    assert sorted(np.round(ages).astype(int).tolist()) == sorted(
+        int(age) for week in range(3) for age, _, _ in rows(week)
+    )
+
+
+def test_a_card_whose_blocks_are_of_a_query_says_in_the_check_that_its_column_must_not_change(
+    folder_card: Document, query_card: tuple[Document, str], store: Store, tmp_path: Path
+) -> None:
+    for document, said in ((query_card[0], "column 'week' of a query"), (folder_card, "")):
+        found = look(str(store(document) / "tiny.yaml"), tmp_path, counted=False)
+        assert said in (found.warning or "")
+        assert (found.warning is None) == (said == "")
 
 
 def test_a_folder_and_a_query_of_the_same_records_read_the_same(

@@ -1,9 +1,11 @@
 """Real processes that compute together, over gloo or NCCL."""
 
-from collections.abc import Iterator
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
@@ -11,6 +13,7 @@ from torch import distributed
 from algorithms.privacy.barrier.performance import Group
 from tests.support.device import DEVICE
 
+T = TypeVar("T")
 PLACE = DEVICE if torch.cuda.device_count() > 1 else torch.device("cpu")
 """A GPU for each process, with two of them."""
 
@@ -31,3 +34,16 @@ def joined(rank: int, count: int, folder: Path, *, secret: bytes = b"") -> Itera
         yield Group(rank, count, count, secret)
     finally:
         distributed.destroy_process_group()
+
+
+def in_processes(work: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:
+    """The results of calls in a new process each; the first that fails ends the others, which may wait for it."""
+    with multiprocessing.get_context("spawn").Pool(len(arguments)) as processes:
+        calls = [(work, number, each) for number, each in enumerate(arguments)]
+        results = dict(processes.imap_unordered(_call, calls, chunksize=1))
+    return [results[number] for number in range(len(arguments))]
+
+
+def _call(call: tuple[Callable[..., T], int, tuple[Any, ...]]) -> tuple[int, T]:
+    work, number, arguments = call
+    return number, work(*arguments)

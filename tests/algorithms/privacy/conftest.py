@@ -1,10 +1,7 @@
 """A finished run with its card, other cards, and places for a ledger: a SQLite file, and a PostgreSQL server."""
 
 import json
-import os
-import pwd
-import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,7 @@ import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from algorithms.privacy.card import PrivacyCard, build
-from benchmarks.postgres import server
+from tests.support.postgres import new_database, postgres_server  # noqa: F401 - fixtures
 from tests.support.synthetic_run import Folders, record, write_run
 
 PASSWORD = "s3cret%40word"
@@ -42,30 +39,6 @@ def document(built: PrivacyCard) -> dict[str, Any]:
 def card_of(document: Mapping[str, Any]) -> PrivacyCard:
     """The card of these facts, and of this signature."""
     return PrivacyCard.model_validate_json(json.dumps(document))
-
-
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[sa.URL]:
-    """A PostgreSQL server of our own on a free port; the URL of its superuser."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    if os.geteuid() == 0 and "postgres" not in {user.pw_name for user in pwd.getpwall()}:
-        pytest.skip("running as root, and there is no user postgres to start a server as")
-    with server(password="s3cret@word", durable=False) as url:
-        yield sa.make_url(url or pytest.skip("PostgreSQL is not installed"))
-
-
-@pytest.fixture
-def new_database(postgres_server: sa.URL) -> Callable[..., sa.URL]:
-    """Makes a database on the server, with options of CREATE DATABASE; returns the superuser's URL of it."""
-
-    def made(options: str = "") -> sa.URL:
-        name = f"ledger_{secrets.token_hex(8)}"
-        engine = sa.create_engine(postgres_server, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
-        with engine.connect() as connection:
-            connection.exec_driver_sql(f"CREATE DATABASE {name} {options}")
-        return postgres_server.set(database=name)
-
-    return made
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

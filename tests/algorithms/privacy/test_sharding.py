@@ -1,6 +1,5 @@
 """Parameters sharded over real processes: the answers of one process, and a part of the weights in each."""
 
-import multiprocessing
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +34,7 @@ from tests.algorithms.bench import (
     trained,
 )
 from tests.algorithms.privacy.test_barrier import barrier
-from tests.support.processes import PLACE, joined
+from tests.support.processes import PLACE, in_processes, joined
 
 WIDTH, RECORDS = 16, 129
 """The second process has one record more than a pass takes, so that it takes two passes while the first takes one."""
@@ -135,8 +134,7 @@ def test_processes_that_share_parameters_answer_as_one_process_does(
     if PLACE.type == "cuda" and torch.cuda.device_count() < count:
         pytest.skip("needs a GPU for each process")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    with multiprocessing.get_context("spawn").Pool(count) as processes:
-        processes.starmap(in_a_process, [(rank, count, tmp_path) for rank in range(count)], chunksize=1)
+    in_processes(in_a_process, [(rank, count, tmp_path) for rank in range(count)])
     alone = answers(ALONE)
     assert float(alone.norm()) > 1
     for way, found in zip(WAYS, torch.load(tmp_path / "0.pt"), strict=True):
@@ -247,8 +245,7 @@ def test_methods_release_of_slices_what_they_do_of_whole_vectors(
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     for name in CRASHED:
         released(name, ALONE, tmp_path / f"alone-{name}", stop_after=2)
-    with multiprocessing.get_context("spawn").Pool(2) as processes:
-        found = processes.starmap(methods_in_a_process, [(0, tmp_path), (1, tmp_path)], chunksize=1)[0]
+    found = in_processes(methods_in_a_process, [(0, tmp_path), (1, tmp_path)])[0]
     assert {"dp_sgd", "adp_sgd", "matrix_factorisation", "nesterov"} <= set(BY_COORDINATE)
     for name in BY_COORDINATE:
         whole = released(name, ALONE, tmp_path / name)
