@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from data.card import DataCard, DataRefusedError, File
-from data.readers.records import files_in
+from data.readers.records import check_is_of_the_path, files_in
 
 RAW = Path("datasets/raw")
 _TIMEOUT_SECONDS = 30
@@ -259,8 +259,10 @@ def _checksum(path: Path, kind: str = "sha256") -> str:
     found = hashlib.sha256()
     for inside in files_in(path):
         one = ""
-        with suppress(OSError):
+        try:
             if inside.is_file():  # reading a pipe would not end
                 one = _checksum(inside)
+        except OSError as error:
+            check_is_of_the_path(error)
         found.update(os.fsencode(inside.relative_to(path).as_posix()) + b"\0" + one.encode() + b"\n")
     return found.hexdigest()

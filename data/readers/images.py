@@ -17,9 +17,10 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from io import BytesIO
 from pathlib import Path
+from threading import Condition
 from typing import IO, TypeAlias
 
 import numpy as np
@@ -33,12 +34,16 @@ from data.card import DataRefusedError
 from data.card import Records as Numbers
 from data.formats import Cifar, Digits, Images, ImageTable, Pixels, Synthetic
 from data.readers import encoding
-from data.readers.records import PARTS, Block, Records, files_in
+from data.readers.records import PARTS, Block, Records, check_is_of_the_path, files_in
 
 _ENDINGS = (".png", ".jpg", ".jpeg")
 _AT_ONCE = 256
 _BYTES_A_PIXEL, _BYTES_BESIDE = 8, 2**20
 """A file with more bytes than this is not accepted as an image of that number of pixels."""
+_PIXELS_AT_ONCE, _BYTES_AT_ONCE = 2**25, 2**27
+"""Pixels that are decoded, and bytes of files that are read, at the same time; a larger image is decoded alone."""
+_MEMORY_A_PIXEL, _MEMORY_BESIDE = 32, 2**26
+"""More bytes than Pillow and libjpeg take to decode an image of any mode and to resize it."""
 _UNSIGNED_BYTE = 0x08
 _Source: TypeAlias = Path | bytes | None
 
@@ -97,7 +102,10 @@ def _below(folder: Path, content: bytes | None) -> Path | None:
     """The file of a relative path; None if it is outside the folder."""
     try:
         path = (folder / (content or b"").decode("utf-8").strip()).resolve()
-    except (ValueError, OSError, RuntimeError):
+    except OSError as error:
+        check_is_of_the_path(error)
+        return None
+    except (ValueError, RuntimeError):  # no UTF-8, a null character, a circle of links
         return None
     return path if path.is_relative_to(folder.resolve()) else None
 
@@ -107,12 +115,15 @@ def pixels(
 ) -> tuple[NDArray[np.float32], list[bytes]]:
     """The images [n, *shape], and a digest of each file; read in parallel on all cores.
 
-    strict: raise DataRefusedError instead of using a stand-in, for images that need no protection.
+    strict: raise DataRefusedError instead of using a stand-in, for images that need no protection. Raises
+    DataRefusedError if the machine lacks memory or open files, which must make no image a stand-in.
     """
+    files, decoding = _Room(_BYTES_AT_ONCE), _Room(_PIXELS_AT_ONCE)
 
     def read_one(source: _Source) -> tuple[NDArray[np.float32], bytes]:
-        content = source if isinstance(source, bytes) else _content(source, declared.most_pixels)
-        image = _decoded(content, declared, shape)
+        with files.of(_size_of(source)):
+            content = source if isinstance(source, bytes) else _content(source, declared.most_pixels)
+            image = _decoded(content, declared, shape, decoding)
         if image is None and strict:
             raise DataRefusedError(f"{source!s} is not an image in PNG or JPEG; convert it, or take it out.")
         stand_in = np.full(shape, declared.stand_in, np.float32)
@@ -126,6 +137,36 @@ def pixels(
     return np.stack(images), list(keys)
 
 
+class _Room:
+    """Room for work of a limited size at the same time; work that is larger than the limit takes all of it."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = self._free = limit
+        self._changed = Condition()
+
+    @contextmanager
+    def of(self, size: int) -> Iterator[None]:
+        """Room of this size within the block, for which this waits."""
+        size = min(size, self.limit)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= size)
+            self._free -= size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += size
+                self._changed.notify_all()
+
+
+def _size_of(source: _Source) -> int:
+    """The bytes of a file that has to be read; 0 if there is none."""
+    try:
+        return source.stat().st_size if isinstance(source, Path) else 0
+    except (OSError, ValueError):
+        return 0  # reading it says why
+
+
 def _content(path: Path | None, most_pixels: int) -> bytes:
     """The bytes of a file; empty if there is no file or it is too long."""
     try:
@@ -133,33 +174,71 @@ def _content(path: Path | None, most_pixels: int) -> bytes:
             return b""
         with path.open("rb") as file:
             content = file.read(most_pixels * _BYTES_A_PIXEL + _BYTES_BESIDE + 1)
-    except (OSError, ValueError):
+    except OSError as error:
+        check_is_of_the_path(error)
+        return b""
+    except ValueError:  # a path with a null character
         return b""
     return content if len(content) <= most_pixels * _BYTES_A_PIXEL + _BYTES_BESIDE else b""
 
 
 def in_mode(image: Image.Image, mode: str) -> Image.Image:
     """The image upright, as its EXIF data say, in a mode of 8 bits; of 16 bits the upper 8, which Pillow would clip."""
-    image = ImageOps.exif_transpose(image)
+    ImageOps.exif_transpose(image, in_place=True)  # without a copy, as below
     if image.mode.startswith("I"):
         image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
-    return image.convert(mode)
+    return image if image.mode == mode else image.convert(mode)
 
 
-def _decoded(content: bytes, declared: Pixels, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
-    """One image, float32 of `shape`; None if it is not an image or too large."""
-    size, bilinear = (shape[2], shape[1]), Image.Resampling.BILINEAR
+def _decoded(
+    content: bytes, declared: Pixels, shape: tuple[int, ...], room: _Room
+) -> NDArray[np.float32] | None:
+    """One image, float32 of `shape`; None if it is not an image or too large.
+
+    For a hostile file Pillow may raise anything, and libjpeg calls a file broken too if memory lacks, which depends on
+    what other threads decode. So what fails is decoded again while nothing else is, with memory that is known to
+    suffice. Raises DataRefusedError if it does not.
+    """
     try:
-        with Image.open(BytesIO(content), formats=("PNG", "JPEG")) as opened:
-            if opened.width * opened.height > declared.most_pixels:
-                return None
+        return _decode(content, declared, shape, room.of)
+    except Exception:
+        pass  # not decoded again in the handler, which keeps what the first attempt had allocated
+    try:
+        with room.of(room.limit), _memory(len(content)):
+            return _decode(content, declared, shape, lambda pixels: _memory(pixels * _MEMORY_A_PIXEL))
+    except MemoryError:
+        raise DataRefusedError(
+            "memory does not suffice to decode the images; free some, or run where there is more, then start it again."
+        ) from None
+    except Exception:
+        return None
+
+
+@contextmanager
+def _memory(size: int) -> Iterator[None]:
+    """Raise MemoryError unless this many bytes can be had, and some more."""
+    np.empty(size + _MEMORY_BESIDE, np.uint8)
+    yield
+
+
+def _decode(
+    content: bytes,
+    declared: Pixels,
+    shape: tuple[int, ...],
+    room_of: Callable[[int], AbstractContextManager[None]],
+) -> NDArray[np.float32] | None:
+    """Decode one image within room for its pixels."""
+    size, bilinear = (shape[2], shape[1]), Image.Resampling.BILINEAR
+    with Image.open(BytesIO(content), formats=("PNG", "JPEG")) as opened:
+        pixels = opened.width * opened.height
+        if pixels > declared.most_pixels:
+            return None
+        with room_of(pixels):
             image = in_mode(opened, declared.mode)
             if image.size != size and declared.fit == "crop":
                 image = ImageOps.fit(image, size, bilinear)
             elif image.size != size:
                 image = image.resize(size, bilinear)
-    except Exception:  # Pillow may raise anything for a hostile file
-        return None
     found = np.asarray(image, np.float32) / np.float32(255)
     return found[None] if shape[0] == 1 else np.ascontiguousarray(found.transpose(2, 0, 1))
 
@@ -232,7 +311,7 @@ def load_pickle(file: IO[bytes]) -> object:
 
 _CIFAR_ROWS = 2000
 _BROKEN_CIFAR = (
-    OSError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, MemoryError,
+    OSError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError,
     pickle.UnpicklingError, tarfile.TarError, lzma.LZMAError, zlib.error,
 )  # fmt: skip
 

@@ -1,5 +1,6 @@
 """Records in memory, and the checks before they are used."""
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -85,6 +86,24 @@ class Block:
 
 OwnReader: TypeAlias = Callable[[Mapping[str, Path]], Iterable[Block]]
 """A reader of the user's own, as its factory returns it."""
+
+
+_OF_A_PATH = (
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EINVAL,
+)  # fmt: skip
+
+
+def check_is_of_the_path(error: OSError) -> None:
+    """Raise DataRefusedError unless a file's own path or permissions are why it cannot be read.
+
+    Anything else, such as too many open files or a failing disk, is a fault of the machine at that moment: it must not
+    make a record a stand-in, which would depend on what else is read. The message has no path, as it may be a record's.
+    """
+    if error.errno not in _OF_A_PATH:
+        why = os.strerror(error.errno or errno.EIO).lower()
+        raise DataRefusedError(
+            f"a file could not be read, and not because of what is in it ({why}); mend that, then start it again."
+        ) from None
 
 
 def files_in(folder: Path) -> list[Path]:

@@ -447,7 +447,10 @@ def _jsonl(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> _
             found = None
         if not isinstance(found, dict):
             return _stand_in(declared, known)
-        return {name: _as_bytes(found.get(name), lists=isinstance(known, Tags)) for name in wanted}
+        try:
+            return {name: _as_bytes(found.get(name), lists=isinstance(known, Tags)) for name in wanted}
+        except RecursionError:  # a list that is only just not too deep to be read
+            return _stand_in(declared, known)
 
     yield from _in_tables((row(line) for line in _lines(path) if line is None or line.strip()), wanted)
 

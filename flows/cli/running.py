@@ -64,7 +64,7 @@ class OneSentence(TyperGroup):
         except (typer.Exit, typer.Abort):
             raise
         except Exception as error:
-            from tasks.runs.stages import StageFailedError, disk_full, refusals
+            from tasks.runs.stages import StageFailedError, refusals, shortage
 
             if isinstance(error, StageFailedError):
                 say(str(error), error=True)
@@ -75,7 +75,7 @@ class OneSentence(TyperGroup):
                 why = os.strerror(error.errno).lower()
                 words = f"{error.filename or 'a file'}: {why}; use another place, or change its permissions."
             else:
-                words = disk_full(error)
+                words = shortage(error)
             if words is None:
                 raise
             say(f"refused: {' '.join(words.split())}", error=True)

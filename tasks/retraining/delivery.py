@@ -42,7 +42,7 @@ from tasks.retraining import Registry, Retraining, State, States
 from tasks.runs import store
 from tasks.runs.ledger import declare, open_ledger, planned_run
 from tasks.runs.quality import quality, worded
-from tasks.runs.stages import STAGES, Say, StageFailedError, StageRefusedError, disk_full, refusals
+from tasks.runs.stages import STAGES, Say, StageFailedError, StageRefusedError, refusals, shortage
 from tasks.tracking.runs import log_promotion
 
 _CLOSE, _MOST_PLANS = 0.01, 12
@@ -267,8 +267,8 @@ def retrain(work: Work, *, now: datetime) -> Outcome:
         return Outcome("broken", str(broken))
     except refusals() as refusal:
         return Outcome("refused", str(refusal))
-    except OSError as error:
-        words = disk_full(error)
+    except (OSError, MemoryError) as error:
+        words = shortage(error)
         if words is None:
             raise
         return Outcome("failed", words)

@@ -49,7 +49,7 @@ _ENDINGS = ((signal.SIGINT, 5.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 1.0))
 
 
 def main_of(function: Callable[[], object]) -> None:
-    """Run a stage's main function; a refusal or a full disk becomes one sentence on stderr and exit status 2.
+    """Run a stage's main function; a refusal or a shortage becomes one sentence on stderr and exit status 2.
 
     What it writes is for its owner only, and so are the records that it finds.
     """
@@ -65,7 +65,7 @@ def main_of(function: Callable[[], object]) -> None:
             function()
             hide_records(Path(), Path(".dvc/cache"))
     except Exception as error:
-        words = str(error) if isinstance(error, refusals()) else disk_full(error)
+        words = str(error) if isinstance(error, refusals()) else shortage(error)
         if words is None:
             raise
         sys.stderr.write(f"{REFUSED}{for_terminal(' '.join(words.split()))}\n")
@@ -113,8 +113,12 @@ def hide_records(root: Path, cache: Path) -> None:
                 folder.chmod(0o700)
 
 
-def disk_full(error: Exception) -> str | None:
-    """The message for an error caused by a full disk, raised by any library; None for other errors."""
+def shortage(error: Exception) -> str | None:
+    """The message for a full disk, too little memory or too many open files, raised by any library; None otherwise."""
+    if isinstance(error, MemoryError):
+        return "memory did not suffice; free some, or run where there is more, then start it again."
+    if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+        return "too many files are open; close some, or raise the limit (ulimit -n), then start it again."
     is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
     if not is_full and os.strerror(errno.ENOSPC) not in str(error):
         return None

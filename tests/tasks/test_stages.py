@@ -1,5 +1,6 @@
 """Stages: as a process, whose refusals are one sentence, and run by DVC: locks, and when one may be tried again."""
 
+import errno
 import json
 import os
 import signal
@@ -226,6 +227,26 @@ def test_a_refusal_is_one_sentence_and_status_2(
         main_of(refuse)
     assert ended.value.code == 2
     assert capsys.readouterr().err == "refused: no, not so; do this.\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), "memory did not suffice; free some"),
+        (OSError(errno.EMFILE, "no"), "too many files are open; close some"),
+        (OSError(errno.ENOSPC, "no"), "the disk is full; make room"),
+    ],
+)
+def test_what_the_machine_lacks_is_one_sentence(
+    error: Exception, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        main_of(fail)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"refused: {words}")
 
 
 def test_only_warnings_of_other_libraries_are_shown() -> None:

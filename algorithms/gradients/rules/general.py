@@ -32,6 +32,7 @@ from algorithms.gradients.grad_sample_recorder import (
     replaced,
     tensors_in,
 )
+from algorithms.gradients.memory import lacks_memory
 from algorithms.gradients.per_example_gradients import combined
 
 
@@ -160,8 +161,11 @@ class _Call:
         for found in (self._together, self._alone):
             try:
                 return found(errors)
-            except Exception:  # functions of others may raise any
-                continue
+            except Exception as error:  # functions of others may raise any
+                if lacks_memory(
+                    error
+                ):  # another way would round otherwise, depending on what else takes memory
+                    raise
         return self._among_copies(errors)
 
     @property

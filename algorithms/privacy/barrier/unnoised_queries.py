@@ -37,6 +37,7 @@ from algorithms.gradients.linear import (
     has_one_bound,
     minimum,
 )
+from algorithms.gradients.memory import lacks_memory
 from algorithms.models import Model
 from algorithms.models.feature_transforms import front_of, shape_after
 from algorithms.models.networks import UnitRecords
@@ -282,10 +283,15 @@ def _answers(statistic: Statistic, batches: Iterable[Batch]) -> Iterator[Tensor]
 
 
 def _taken(statistic: Statistic, inputs: Tensor, labels: Tensor) -> Tensor | None:
-    """The statistic of each record, or None on an error, which must not reveal that there is such a record."""
+    """The statistic of each record, or None on an error, which must not reveal that there is such a record.
+
+    What is for lack of memory is raised: it would leave out records because of others.
+    """
     try:
         return torch.func.vmap(statistic)(pad_to_multiple(inputs), pad_to_multiple(labels))[: len(labels)]
-    except Exception:
+    except Exception as error:
+        if lacks_memory(error):
+            raise
         return None
 
 
@@ -392,8 +398,6 @@ _UNTOLD = (
     "an answer could not be computed; why is not shown, as it may tell of a record:"
     " try the model and the algorithm on public records of the same form."
 )
-_NO_MEMORY = "can't allocate memory"
-"""What PyTorch says on a CPU, as a RuntimeError."""
 _SOME, _MOST_MADE_UP = 100, 10**7
 """Made-up records in a sample, and of which it is drawn; they are one record, so they take no memory."""
 _TOO_LITTLE = "memory did not suffice for an answer; set performance.physical_batch or memory_mb to less."
@@ -412,10 +416,8 @@ def _computed(
                 return answer(self, *args, **kwargs)
         except (OutOfReachError, ProcessLostError):
             raise
-        except (MemoryError, torch.OutOfMemoryError):
-            told = _TOO_LITTLE
         except Exception as reason:
-            if _NO_MEMORY in str(reason):
+            if lacks_memory(reason):
                 told = _TOO_LITTLE
         # Outside of the handlers, since an error that is raised in one carries the first error along.
         raise QueryFailedError(told or _failure_on_made_up_records(answer, self, args, kwargs) or _UNTOLD)

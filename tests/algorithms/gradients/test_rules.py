@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.gradients import L1, L2, Affine, PerLayer
+from algorithms.gradients.rules.general import _Call
 from algorithms.gradients.rules.recurrent import Unrolled, unrolled_gru, unrolled_lstm
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.zoo import Spec, Wired, check, problem, rows
@@ -290,3 +291,14 @@ def test_results_cannot_be_written_over(kind: str) -> None:
     unrolled = run(parts(case(kind)))
     with pytest.raises(RuntimeError, match="modified inplace"):
         functional.relu_(unrolled.outputs)
+
+
+def test_memory_that_lacks_changes_no_way_of_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another way would round otherwise, because of what else takes memory at that moment."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(_Call, "_together", fail)
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        object.__new__(_Call).gradients(torch.zeros(1))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.errors import RefusedError
+from algorithms.errors import QueryFailedError, RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.barrier.unnoised_queries import (
     Mapped,
@@ -82,6 +82,29 @@ def test_a_record_of_which_a_statistic_cannot_be_taken_counts_as_zero() -> None:
         lambda asked: asked.moment(lambda f, y: table[y][None], bound=L2(1.0), noise=quiet),
     ):
         torch.testing.assert_close(ask(barrier(odd)), ask(barrier(usual)), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+    ],
+)
+def test_memory_that_lacks_leaves_no_record_out(error: Exception) -> None:
+    """As it lacks because of the others in the pass; the answer fails as a whole."""
+    asked = barrier(made_up(5))
+    table, calls = torch.eye(3), [0]
+
+    def statistic(features: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        if calls[0] > 1:  # the first call asks for the shape
+            raise error
+        return table[label]
+
+    with pytest.raises(QueryFailedError, match="memory did not suffice"):
+        asked.total(statistic, bound=L2(1.0), noise=Gaussian(1e-6))
 
 
 def test_a_record_of_which_a_statistic_cannot_be_taken_changes_no_other() -> None:
