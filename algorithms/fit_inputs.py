@@ -67,7 +67,11 @@ class GivenRecords:
     padding: Padding | None = None
 
 
-def records_of(model: object, X: Any, y: Any, loss: object) -> GivenRecords:
+def records_of(model: object, X: Any, y: Any, loss: object, *, tells_n: bool = True) -> GivenRecords:
+    """The records as arrays.
+
+    tells_n: whether refusals may say how many there are. Raises RefusedError if they do not fit.
+    """
     if not isinstance(model, nn.Module):
         raise RefusedError(f"the model is a {type(model).__name__}; give a torch.nn.Module.")
     if y is None:
@@ -83,9 +87,9 @@ def records_of(model: object, X: Any, y: Any, loss: object) -> GivenRecords:
         or any(part.ndim < least or len(part) != len(labels) for part in parts.values())
         or not len(labels)
     ):
-        shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in parts.items())
+        shapes = ", ".join(f"{name} {_shape(part, tells_n)}" for name, part in parts.items())
         raise RefusedError(
-            f"the shapes are {shapes} and y {list(labels.shape)}; give X as [n, features] or [n, ...] and y as [n]"
+            f"the shapes are {shapes} and y {_shape(labels, tells_n)}; give X as [n, features] or [n, ...] and y as [n]"
             " or [n, ...], of the same number of records, one at least."
         )
     for name, part in (*parts.items(), ("y", labels)):
@@ -112,6 +116,12 @@ def records_of(model: object, X: Any, y: Any, loss: object) -> GivenRecords:
     return GivenRecords(features, labels, packing, is_column)
 
 
+def _shape(part: NDArray[Any], tells_n: bool) -> str:
+    """The shape of an array in words, without how many records there are if that is private."""
+    first = part.shape[:1] if tells_n or not part.ndim else ("n",)
+    return f"[{', '.join(map(str, (*first, *part.shape[1:])))}]"
+
+
 def check_index(X: Any, other: Any, name: str) -> None:
     """Raises RefusedError if both have indexes of pandas that differ, since rows are taken by their position."""
     both = [part.index for part in (X, other) if isinstance(part, pd.DataFrame | pd.Series)]
@@ -122,11 +132,13 @@ def check_index(X: Any, other: Any, name: str) -> None:
         )
 
 
-def pooled(records: GivenRecords, people: Any, most: int, key: bytes) -> GivenRecords:
+def pooled(
+    records: GivenRecords, people: Any, most: int, key: bytes, *, tells_n: bool = True
+) -> GivenRecords:
     """Group records by person, [people, most, ...]; of more than `most`, those with the smallest keyed hash are kept.
 
     Empty rows are marked as absent (see `algorithms.core.training`). For most = 1 there is no second dimension. Raises
-    RefusedError unless `people` has an entry for each record.
+    RefusedError unless `people` has an entry for each record, which says how many there are where it `tells_n`.
     """
     if most < 1:
         raise RefusedError(
@@ -135,8 +147,8 @@ def pooled(records: GivenRecords, people: Any, most: int, key: bytes) -> GivenRe
     features, labels = records.features, records.labels
     if most > len(labels):
         raise RefusedError(
-            f"per_person is {most}, and room is made for as many of each person, but there are {len(labels)} records;"
-            " give the most that one person usually has."
+            f"per_person is {most}, and room is made for as many of each person, but there are"
+            f" {f'{len(labels)}' if tells_n else 'fewer'} records; give the most that one person usually has."
         )
     try:
         fits = np.shape(people) == (len(labels),)
@@ -145,7 +157,8 @@ def pooled(records: GivenRecords, people: Any, most: int, key: bytes) -> GivenRe
         fits = False
     if not fits:
         raise RefusedError(
-            f"people is no list of numbers or names; give a number or a name for each of the {len(labels)} records."
+            f"people is no list of numbers or names; give a number or a name for each of the"
+            f"{f' {len(labels)}' if tells_n else ''} records."
         )
     if (codes < 0).any():
         raise RefusedError("people names nobody for some records; leave these out.")

@@ -174,6 +174,7 @@ def fit(
     per_person: int | None = None,
     dataset: str = "in_memory",
     unit: str | None = None,
+    one_row_per_unit: bool = False,
     population: str | None = None,
     ledger: str | None = None,
     cap: tuple[float, float] | None = None,
@@ -215,7 +216,10 @@ def fit(
             are then protected, at the price of one record, and n is the number of people.
         per_person: The largest number of a person's records that are used, together as one; needed with `people`.
         dataset: The name of the records on the card.
-        unit: What is protected; by default "one record", or "one person" with `people`.
+        unit: What is protected; by default "one record", or "one person" with `people`. Any other unit needs `people`
+            or `one_row_per_unit`.
+        one_row_per_unit: Your statement that nobody has more than one row, so that a row is one `unit`, "one person" by
+            default. Nobody checks it, and the card says that it is yours.
         population: The name of the population whose budget in a ledger is charged. The cost is reserved before training
             and settled after it. With None no budget is charged, the card says that no ledger recorded the run, and
             adding up several calls is up to you.
@@ -253,7 +257,7 @@ def fit(
     epsilon, delta, count_noise = float(epsilon), float(delta), float(count_noise)  # not NumPy's
     seed, per_person = int(seed), None if per_person is None else int(per_person)
     method, name, settings = _described(method)
-    records = records_of(model, X, y, loss)
+    records = records_of(model, X, y, loss, tells_n=n_is_public)
     trained, classes, records = model_of(model, loss, records)
     generator = secure_generator() if noise == "secure" else seeded_generator(seed)
     if (people is None) != (per_person is None):
@@ -261,9 +265,9 @@ def fit(
     if per_person is not None:
         check_index(X, people, "people")
         key = hashlib.sha256(b"records of a person" + generator.key).digest()
-        records = pooled(records, people, per_person, key)
+        records = pooled(records, people, per_person, key, tells_n=n_is_public)
     rows = per_person if per_person != 1 else None
-    unit = unit or ("one record" if people is None else "one person")
+    rows_by, unit = _grouping(people, unit, one_row_per_unit=one_row_per_unit)
     known = len(records.labels) if n_is_public else None
     check_delta(delta, known)
     performance = Performance(device_of(str(device)), memory_mb, None, number=known)
@@ -284,13 +288,16 @@ def fit(
         )
     about = {"algorithm": name, "settings": settings, "dataset": dataset, "noise": noise}
     facts = {"dataset": dataset, "title": dataset, "unit": unit, "public": public, "records": known}
-    facts |= {"per_person": per_person, "pooled": rows}
+    facts |= {"per_person": per_person, "pooled": rows, "unit_is_stated": rows_by == BY_STATEMENT}
     document = _document(plan, model, trained, seed=seed, about=about)
     run = _Run(plan, document, _FACTS | facts, performance.device.type)
     run.rehearse()
     with tempfile.TemporaryDirectory(prefix="epsilonflow-") as place:
         folder, limit = Path(place), target.budget
-        account = _Account.open(population, ledger, cap, folder=folder, limit=limit, public=public, unit=unit)
+        terms = {UNIT: unit, ROWS: rows_by}
+        account = _Account.open(
+            population, ledger, cap, folder=folder, limit=limit, public=public, bound=terms
+        )
         with account.closing(run):
             state, trace, _ = train(
                 method,
@@ -328,7 +335,7 @@ def fit(
 _KINDS: Mapping[str, tuple[type | UnionType, str]] = {
     **dict.fromkeys(("epsilon", "delta", "count_noise"), (Real, "a number")),
     **dict.fromkeys(("seed", "memory_mb"), (Integral, "a whole number")),
-    **dict.fromkeys(("public", "n_is_public"), (bool, "True or False")),
+    **dict.fromkeys(("public", "n_is_public", "one_row_per_unit"), (bool, "True or False")),
     "per_person": (Integral | None, "a whole number"),
     "dataset": (str, "a text"),
     **dict.fromkeys(("unit", "population", "ledger"), (str | None, "a text")),
@@ -358,6 +365,30 @@ def _check_given(given: Mapping[str, Any]) -> None:
             f"PyTorch's default device is {torch.get_default_device()}; set it to cpu by torch.set_default_device, and"
             " choose where to train by device."
         )
+
+
+ROWS = "rows"
+"""The name of the term in a ledger that binds how rows are grouped."""
+BY_RECORD, BY_PEOPLE, BY_STATEMENT = "each by itself", "by their person", "one for each unit, as stated"
+
+
+def _grouping(people: Any, unit: str | None, *, one_row_per_unit: bool) -> tuple[str, str]:
+    """How rows become what is protected, and its unit."""
+    if people is not None:
+        if one_row_per_unit:
+            raise RefusedError(
+                "people and one_row_per_unit were both given, and people says whose each row is; leave one out."
+            )
+        return BY_PEOPLE, unit or "one person"
+    if one_row_per_unit:
+        return BY_STATEMENT, unit or "one person"
+    if unit not in (None, "one record"):
+        raise RefusedError(
+            f"unit is {unit!r}, and nothing says that nobody has several rows; give people, the person of each row,"
+            " with per_person, or state by one_row_per_unit=True that each row is one unit; the card shows that it is"
+            " your statement."
+        )
+    return BY_RECORD, "one record"
 
 
 def _described(method: Algorithm[Any]) -> tuple[Algorithm[Any], str, dict[str, Any]]:
@@ -452,14 +483,14 @@ _FACTS = {
 class _Account:
     """The population that pays for a run.
 
-    public, unit: its terms. cap: with which `reserve` declares it, if it is new to the ledger. url: of the
+    public, bound: its terms. cap: with which `reserve` declares it, if it is new to the ledger. url: of the
     ledger; None without a named population, where a new ledger is made and deleted after the call.
     """
 
     ledger: Ledger
     population: str
     public: bool
-    unit: str
+    bound: Mapping[str, str]
     cap: Budget | None = None
     url: str | None = None
 
@@ -473,7 +504,7 @@ class _Account:
         folder: Path,
         limit: Budget,
         public: bool,
-        unit: str,
+        bound: Mapping[str, str],
     ) -> "_Account":
         """Raises RefusedError if the population has other terms or another ledger, or is new with no cap of `limit`."""
         if population is None:
@@ -482,7 +513,7 @@ class _Account:
                     "a ledger or a cap was given without a population; name the population to charge."
                 )
             own = Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
-            return cls(own, "none", public, unit, limit)
+            return cls(own, "none", public, bound, limit)
         url = ledger_url(None) if url is None else checked_url(url)
         ledger = open_newest(url, home=home())
         check_place(ledger, population, public=public, home=home())
@@ -504,16 +535,18 @@ class _Account:
                     f"the cap {in_words(most)} of the new population {population!r} is below this call's own"
                     f" {in_words(limit)}; give a cap for all runs on these people together, which stays."
                 )
-            return cls(ledger, population, public, unit, most, url)
-        account = cls(ledger, population, public, unit, url=url)
+            return cls(ledger, population, public, bound, most, url)
+        account = cls(ledger, population, public, bound, url=url)
         account._check()
         return account
 
     def reserve(self, run: "_Run") -> None:
         """Declare the population if it is new, and reserve the run's cost."""
         if self.cap is not None:
-            self.ledger.declare(self.population, self.cap, public=self.public, bound={UNIT: self.unit})
+            self.ledger.declare(self.population, self.cap, public=self.public, bound=self.bound)
             self._check()  # another call may have declared it meanwhile
+        elif self.bound[ROWS] == BY_STATEMENT:
+            self._bind_statement()
         about = {name: run.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
         events = reserved_events(run.plan)
         self.ledger.reserve(run.run_id, self.population, run.plan.cost, events=events, about=about)
@@ -552,11 +585,32 @@ class _Account:
                 f"the population {self.population!r} is {kinds[not self.public]} in the ledger, and"
                 f" public={self.public} was given; set that right or name another population."
             )
-        if (bound := self.ledger.terms(self.population).bound[UNIT]) != self.unit:
+        bound = self.ledger.terms(self.population).bound
+        if bound[UNIT] != self.bound[UNIT]:
             raise RefusedError(
-                f"the population {self.population!r} counts {bound!r} as one record, and unit={self.unit!r} was given;"
-                " set that right or name another population."
+                f"the population {self.population!r} counts {bound[UNIT]!r} as one record, and"
+                f" unit={self.bound[UNIT]!r} was given; set that right, by the people whom rows belong to, or name"
+                " another population."
             )
+        if bound.get(ROWS, self.bound[ROWS]) != self.bound[ROWS]:
+            raise RefusedError(
+                f"the population {self.population!r} takes rows {bound[ROWS]}, and this call takes them"
+                f" {self.bound[ROWS]}, which would not add up; give people and one_row_per_unit as before, or name"
+                " another population."
+            )
+
+    def _bind_statement(self) -> None:
+        """Bind a population that does not say how rows are grouped to the caller's statement."""
+        known, cap = self.ledger.terms(self.population), self.ledger.balance(self.population).cap
+        self.ledger.declare(
+            self.population,
+            cap,
+            public=known.public,
+            composition=known.composition,
+            blocks_per_person=known.blocks_per_person,
+            bound=self.bound,
+        )
+        self._check()
 
 
 @dataclass(frozen=True)

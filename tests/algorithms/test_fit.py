@@ -2,9 +2,12 @@
 
 import copy
 import json
+import logging
 import math
+import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -27,13 +30,13 @@ from typer.testing import CliRunner
 import algorithms
 from algorithms import DPSGD, NonPrivate, OptimizerConfig, fit, fitting
 from algorithms.core.method import Algorithm
-from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedError
+from algorithms.errors import BudgetRefusedError, LedgerBrokenError, QueryFailedError, RefusedError
 from algorithms.fit_inputs import model_of, records_of
 from algorithms.methods import CATALOGUE
 from algorithms.models import ModelRefusedError, build
 from algorithms.models.libraries import imported_library
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.card import load, text, verify
 from algorithms.privacy.ledger import Ledger, export, restore
@@ -1007,221 +1010,241 @@ _ODD = type("Odd", (), dict.fromkeys(("plan", "init", "step", "released")))()
 
 
 X, Y = two_classes()
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "lengths": ({"y": Y[:-1]}, "of the same number of records"),
-    "no records": ({"X": X[:0], "y": Y[:0]}, "of the same number of records"),
-    "missing targets": ({"y": None}, "y is missing"),
-    "a dataset of no pairs": ({"X": TensorDataset(torch.zeros(3, 5)), "y": None}, "does not hold pairs"),
-    "NaN targets": ({"y": np.where(Y == 1, np.nan, 0.0)}, "y holds NaN"),
-    "infinite records": ({"X": np.where(X > 0, np.inf, X)}, "X holds NaN or infinite"),
-    "texts": (
-        {"y": np.array(["yes"] * 60)},
-        r"^y holds texts; give classes as whole numbers from 0, such as \[classes\.index\(text\) for text in y\]",
-    ),
-    "texts of pandas": ({"y": pd.Series(["yes"] * 60)}, "^y holds texts; give classes as whole numbers"),
-    "records of texts": ({"X": X.astype(str)}, "^X holds texts; leave them out, or encode them"),
-    "Opacus's wrapper": (
-        {"model": GradSampleModule(nn.Linear(5, 2))},
-        r"wrapped by Opacus's GradSampleModule, .*give the module inside of it, model\.to_standard_module\(\)",
-    ),
-    "two tensors": (
-        {"model": _Several(lambda *heads: heads)},
-        r"returns a tuple of 2; .*torch\.cat\(heads, dim=1\)",
-    ),
-    "a mapping without logits": (
-        {"model": _Several(lambda first, second: {"a": first, "b": second})},
-        r"returns a dict of a, b, and no `logits`; .*torch\.cat\(heads, dim=1\)",
-    ),
-    "whole numbers below 0 for a loss of classes": (
-        {"loss": _by_class, "y": 2 * Y - 1},
-        r"y holds classes below 0; count the classes from 0, or give y as real numbers, by \.astype\('float32'\)",
-    ),
-    "a random slope": (
-        {"model": nn.Sequential(nn.Linear(5, 4), nn.RReLU(), nn.Linear(4, 2))},
-        r"^the layer 1 \(RReLU\) draws random numbers, .*by \.eval\(\)",
-    ),
-    "a random loss": (
-        {"loss": lambda outputs, targets: _by_class(functional.dropout(outputs), targets)},
-        r"^the loss of the model Linear draws random numbers, .*after \.eval\(\), too: leave it out",
-    ),
-    "windows that are drawn in evaluation mode, too": (
-        {"model": _fractional().eval()},
-        r"^the layer 2 \(FractionalMaxPool2d\) draws random numbers, .*after \.eval\(\), too: .*nn\.MaxPool2d",
-    ),
-    "a mapping of other names": ({"X": {"ids": X}}, "does not take records of shape ids \\[5\\]"),
-    "a mapping of other lengths": (
-        {"X": {"input": X[:-1]}},
-        r"the shapes are input \[59, 5\] and y \[60\]",
-    ),
-    "whole numbers of 64 bits": ({"X": {"input": np.full((60, 5), 2**40)}}, "beyond 32 bits"),
-    "whole numbers of 64 bits for a table": (
-        {"model": _Tokens(), "X": np.full((60, 4), 2**40), "y": np.ones((60, 4), int)},
-        "beyond 32 bits",
-    ),
-    "masked records": ({"X": np.ma.masked_greater(X, 2)}, "X has masked values"),
-    "masked targets": ({"y": np.ma.masked_equal(Y, 1)}, "y has masked values"),
-    "a sparse matrix": (
-        {"X": scipy.sparse.csr_array(X)},
-        r"X \(csr_array, object\) is no dense .* \.toarray\(\)",
-    ),
-    "columns of dates and words": (
-        {"X": pd.DataFrame(X).assign(at=pd.Timestamp(0), town="Rome")},
-        "X has columns that hold no numbers: at, town; ",
-    ),
-    "a dataset with its targets, and targets": (
-        {"X": TensorDataset(torch.zeros(60, 5), torch.zeros(60))},
-        "X is a TensorDataset, which has the targets as well; leave y out",
-    ),
-    "classes from 1": ({"y": Y + 1}, "the classes 0 to 1; count the classes from 0"),
-    "missing numbers of pandas": (
-        {"X": pd.DataFrame(X).astype("Float64").mask(X > 2)},
-        "X holds NaN or infinite",
-    ),
-    "rows in another order": (
-        {"X": pd.DataFrame(X), "y": pd.Series(Y)[::-1]},
-        r"X and y have different indexes.*y\.loc",
-    ),
-    "people in another order": (
-        {"X": pd.DataFrame(X), "people": pd.Series(range(60))[::-1], "per_person": 2},
-        "X and people have different indexes",
-    ),
-    "ragged people": (
-        {"people": [[1], [1, 2]] * 30, "per_person": 2},
-        "people is no list of numbers or names",
-    ),
-    "people that are no names": (
-        {"people": [{}] * 60, "per_person": 2},
-        "people is no list of numbers or names",
-    ),
-    "too few people": ({"people": [1] * 59, "per_person": 2}, "a name for each of the 60 records"),
-    "a stream": ({"X": _Stream(), "y": None}, "y is missing; give .* map-style"),
-    "one number of each record": (
-        {"X": X[:, 0]},
-        r"X \[60\] and y \[60\]; give X as \[n, features\]",
-    ),
-    "one number of each class": (
-        {"y": np.eye(2, dtype=int)[Y]},
-        r"in the shape of the model's outputs; give classes, such as y.argmax\(1\)",
-    ),
-    "classes in the first dimension or in the last one": (
-        {"model": _Tokens(), "X": np.ones((60, 3), int), "y": np.ones((60, 3), int)},
-        r"outputs \[3, 3\] for targets \[3\] of a record, .*cross_entropy\(outputs\.movedim",
-    ),
-    "real marks beyond 0 and 1": (
-        {"model": linear(1), "loss": "binary_cross_entropy_with_logits", "y": 2.0 * Y - 1.0},
-        "below 0 or above 1",
-    ),
-    "a loss as its class": ({"loss": nn.CrossEntropyLoss}, r"give an instance, such as CrossEntropyLoss\(\)"),
-    "a loss without a gradient": (
-        {"loss": lambda o, t: functional.cross_entropy(o, t, reduction="none").detach()},
-        "have no gradient",
-    ),
-    "a model of NumPy": ({"model": _OfNumpy(5, 2)}, "have no gradient"),
-    "a model without values": ({"model": nn.Linear(5, 2, device="meta")}, "tensors without values"),
-    "numbers beyond float32": ({"X": X * 1e300}, "beyond float32"),
-    "an empty mapping": ({"X": {}}, "of the same number of records"),
-    "entries that a table lacks": (
-        {"model": _Tokens(), "X": np.full((60, 4), 30), "y": np.full((60, 4), 1)},
-        "whole numbers that the model.s tables have no entry for",
-    ),
-    "entries that one of several tables lacks": (
-        {"model": _Cities(), "X": {"city": Y, "kind": 3 * Y}},
-        "whole numbers that the model.s tables have no entry for",
-    ),
-    "a loader": (
-        {"X": DataLoader(TensorDataset(torch.zeros(3, 5), torch.zeros(3))), "y": None},
-        "its dataset",
-    ),
-    "one value of all records": ({"model": _Sum()}, "one row of outputs for each record"),
-    "a class of one token too many": (
-        {"model": _Tokens(), "X": np.ones((60, 4), int), "y": np.full((60, 4), 3)},
-        "beyond the model's 3 outputs",
-    ),
-    "a class of one token below 0": (
-        {"model": _Tokens(), "X": np.ones((60, 4), int), "y": np.full((60, 4), -1)},
-        "below 0",
-    ),
-    "no module": ({"model": lambda inputs: inputs}, "give a torch.nn.Module"),
-    "a compiled module": ({"model": torch.compile(nn.Linear(5, 2))}, "give .* model._orig_mod"),
-    "several devices": ({"model": nn.DataParallel(nn.Linear(5, 2))}, "give .* model.module"),
-    "TorchScript": ({"model": torch.jit.script(nn.Linear(5, 2))}, "that it was made from"),
-    "TorchScript inside": (
-        {"model": nn.Sequential(torch.jit.script(nn.Linear(5, 2)))},
-        "that it was made from",
-    ),
-    "hooks on a parameter": ({"model": _hooked()}, "hooks on its parameters"),
-    "a lock": ({"model": _locked()}, "cannot be copied"),
-    "complex parameters": ({"model": _Complex()}, "view_as_complex"),
-    "a sparse buffer": ({"model": _sparse()}, r"by \.to_dense\(\)"),
-    "entries that a pass rewrites": ({"model": nn.Embedding(5, 2, max_norm=1.0)}, "max_norm.*mixes records"),
-    "a lazy layer": ({"model": nn.LazyLinear(2)}, "call it once on a made-up record"),
-    "double parameters": ({"model": nn.Linear(5, 2).double()}, "not float32"),
-    "a start that is not finite": ({"model": _not_finite()}, "not finite"),
-    "a model for inference": ({"model": _inferring()}, "outside of it"),
-    "nothing to train": ({"model": nn.Linear(5, 2).requires_grad_(False)}, "no parameters to train"),
-    "another shape": ({"model": nn.Linear(4, 2)}, "does not take records of shape"),
-    "one output too few": ({"y": Y + 1}, "beyond the model's 2 outputs"),
-    "one output for classes": (
-        {"model": nn.Sequential(nn.Linear(5, 1), nn.Flatten(0))},
-        "beyond the model's 1 outputs",
-    ),
-    "classes below 0": ({"y": Y - 1}, "below 0"),
-    "an unknown loss": ({"loss": "no_such_loss"}, "there is no loss 'no_such_loss'"),
-    "a loss in TorchScript": ({"loss": torch.jit.script(nn.CrossEntropyLoss())}, "the loss is TorchScript"),
-    "no loss at all": ({"loss": X}, "there is no loss <class 'numpy.ndarray'>; name"),
-    "classes as real numbers": ({"y": Y.astype(float)}, r"takes classes; .* y\.astype\(int\)"),
-    "a mark beyond 0 and 1": (
-        {"model": linear(1), "loss": "binary_cross_entropy_with_logits", "y": 2 * Y},
-        "beyond the model's 2 outputs",
-    ),
-    "two outputs for one number": (
-        {"loss": "mse_loss", "y": X[:, 0]},
-        r"outputs \[batch, 2\] and y has targets \[batch\]",
-    ),
-    "a loss of all records": ({"loss": lambda o, t: functional.cross_entropy(o, t)}, "reduction='none'"),
-    "a loss with parameters": ({"loss": nn.Bilinear(2, 1, 1)}, "the loss has parameters of its own"),
-    "a loss that fails": ({"loss": lambda o, t: o @ t}, "the loss"),
-    "records as a name": ({"dataset": X}, "dataset is of type ndarray; give a text"),
-    "an epsilon in quotes": ({"epsilon": "3"}, "epsilon is of type str; give a number"),
-    "part of a person's record": (
-        {"people": Y, "per_person": 1.5},
-        "per_person is of type float; give a whole",
-    ),
-    "room beyond all records": ({"people": Y, "per_person": 10**7}, "per_person is 10000000, and room"),
-    "delta": ({"delta": 0.1}, "set delta to at most 0.0167"),
-    "delta of a private number": ({"n_is_public": False}, "number of records is private"),
-    "BatchNorm": (
-        {"model": nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))},
-        r"1 \(BatchNorm1d\) mixes records.*replace_batch_norm\(model\)",
-    ),
-    "dropout": (
-        {"model": nn.Sequential(nn.Dropout(), nn.Linear(5, 2))},
-        r"^the layer 0 \(Dropout\) draws random numbers, .*by \.eval\(\)",
-    ),
-    "seeded noise": ({"noise": "seeded"}, "protects nobody"),
-    "unknown noise": ({"noise": "none"}, "choose"),
-    "no noise": ({"method": NonPrivate(steps=2, expected_batch_size=20)}, "without noise|infinite|no noise"),
-    "whether public in words": ({"public": "no"}, "public is of type str; give True or False"),
-    "a blank name": ({"dataset": " "}, "dataset is ' '; give a text without spaces"),
-    "a population with a space, which would be another": (
-        {"population": "visits "},
-        "population is 'visits '; give",
-    ),
-    "no memory": ({"memory_mb": 0}, "memory_mb is 0; give at least 1"),
-    "a method with settings of its own kind": ({"method": _ODD}, "settings of Odd cannot be stated"),
-    "a method as a setting": (
-        {"method": DPSGD(steps=FEW, expected_batch_size=20)},  # type: ignore[arg-type]
-        "the setting steps of DPSGD does not fit",
-    ),
-    "no method": ({"method": DPSGD}, "give the settings of one"),
-    "an unknown device": ({"device": "tpu"}, "no such device here; set it to auto or cpu"),
-    "a batch beyond the data": ({"method": DPSGD(steps=2, expected_batch_size=1000)}, "batch"),
-    "a cap without a population": ({"cap": (1.0, 1e-5), "population": None}, "without a population"),
-    "an unknown population": ({"population": "others", "cap": None}, "does not know the population"),
-    "a cap of one number": ({"cap": 100.0}, r"cap is 100\.0; give a pair"),
-    "a cap in quotes": ({"cap": "10"}, "cap is '10'; give a pair"),
-    "a cap below the call": ({"cap": (1.0, 0.5)}, "is below this call's own"),
-}
+
+
+def refusals(X: Any, Y: Any) -> dict[str, tuple[dict[str, Any], str]]:
+    """What is refused of a call with these records, by name: what is changed, and words of the refusal."""
+    N = len(Y)
+    return {
+        "lengths": ({"y": Y[:-1]}, "of the same number of records"),
+        "no records": ({"X": X[:0], "y": Y[:0]}, "of the same number of records"),
+        "missing targets": ({"y": None}, "y is missing"),
+        "a dataset of no pairs": ({"X": TensorDataset(torch.zeros(3, 5)), "y": None}, "does not hold pairs"),
+        "NaN targets": ({"y": np.where(Y == 1, np.nan, 0.0)}, "y holds NaN"),
+        "infinite records": ({"X": np.where(X > 0, np.inf, X)}, "X holds NaN or infinite"),
+        "texts": (
+            {"y": np.array(["yes"] * N)},
+            r"^y holds texts; give classes as whole numbers from 0, such as \[classes\.index\(text\) for text in y\]",
+        ),
+        "texts of pandas": ({"y": pd.Series(["yes"] * N)}, "^y holds texts; give classes as whole numbers"),
+        "records of texts": ({"X": X.astype(str)}, "^X holds texts; leave them out, or encode them"),
+        "Opacus's wrapper": (
+            {"model": GradSampleModule(nn.Linear(5, 2))},
+            r"wrapped by Opacus's GradSampleModule, .*give the module inside of it, model\.to_standard_module\(\)",
+        ),
+        "two tensors": (
+            {"model": _Several(lambda *heads: heads)},
+            r"returns a tuple of 2; .*torch\.cat\(heads, dim=1\)",
+        ),
+        "a mapping without logits": (
+            {"model": _Several(lambda first, second: {"a": first, "b": second})},
+            r"returns a dict of a, b, and no `logits`; .*torch\.cat\(heads, dim=1\)",
+        ),
+        "whole numbers below 0 for a loss of classes": (
+            {"loss": _by_class, "y": 2 * Y - 1},
+            r"y holds classes below 0; count the classes from 0, or give y as real numbers, by \.astype\('float32'\)",
+        ),
+        "a random slope": (
+            {"model": nn.Sequential(nn.Linear(5, 4), nn.RReLU(), nn.Linear(4, 2))},
+            r"^the layer 1 \(RReLU\) draws random numbers, .*by \.eval\(\)",
+        ),
+        "a random loss": (
+            {"loss": lambda outputs, targets: _by_class(functional.dropout(outputs), targets)},
+            r"^the loss of the model Linear draws random numbers, .*after \.eval\(\), too: leave it out",
+        ),
+        "windows that are drawn in evaluation mode, too": (
+            {"model": _fractional().eval()},
+            r"^the layer 2 \(FractionalMaxPool2d\) draws random numbers, .*after \.eval\(\), too: .*nn\.MaxPool2d",
+        ),
+        "a mapping of other names": ({"X": {"ids": X}}, "does not take records of shape ids \\[5\\]"),
+        "a mapping of other lengths": (
+            {"X": {"input": X[:-1]}},
+            rf"the shapes are input \[{N - 1}, 5\] and y \[{N}\]",
+        ),
+        "whole numbers of 64 bits": ({"X": {"input": np.full((N, 5), 2**40)}}, "beyond 32 bits"),
+        "whole numbers of 64 bits for a table": (
+            {"model": _Tokens(), "X": np.full((N, 4), 2**40), "y": np.ones((N, 4), int)},
+            "beyond 32 bits",
+        ),
+        "masked records": ({"X": np.ma.masked_greater(X, 2)}, "X has masked values"),
+        "masked targets": ({"y": np.ma.masked_equal(Y, 1)}, "y has masked values"),
+        "a sparse matrix": (
+            {"X": scipy.sparse.csr_array(X)},
+            r"X \(csr_array, object\) is no dense .* \.toarray\(\)",
+        ),
+        "columns of dates and words": (
+            {"X": pd.DataFrame(X).assign(at=pd.Timestamp(0), town="Rome")},
+            "X has columns that hold no numbers: at, town; ",
+        ),
+        "a dataset with its targets, and targets": (
+            {"X": TensorDataset(torch.zeros(N, 5), torch.zeros(N))},
+            "X is a TensorDataset, which has the targets as well; leave y out",
+        ),
+        "classes from 1": ({"y": Y + 1}, "the classes 0 to 1; count the classes from 0"),
+        "missing numbers of pandas": (
+            {"X": pd.DataFrame(X).astype("Float64").mask(X > 2)},
+            "X holds NaN or infinite",
+        ),
+        "rows in another order": (
+            {"X": pd.DataFrame(X), "y": pd.Series(Y)[::-1]},
+            r"X and y have different indexes.*y\.loc",
+        ),
+        "people in another order": (
+            {"X": pd.DataFrame(X), "people": pd.Series(range(N))[::-1], "per_person": 2},
+            "X and people have different indexes",
+        ),
+        "ragged people": (
+            {"people": [[1], [1, 2]] * (N // 2), "per_person": 2},
+            "people is no list of numbers or names",
+        ),
+        "people that are no names": (
+            {"people": [{}] * N, "per_person": 2},
+            "people is no list of numbers or names",
+        ),
+        "too few people": ({"people": [1] * (N - 1), "per_person": 2}, f"a name for each of the {N} records"),
+        "a stream": ({"X": _Stream(), "y": None}, "y is missing; give .* map-style"),
+        "one number of each record": (
+            {"X": X[:, 0]},
+            rf"X \[{N}\] and y \[{N}\]; give X as \[n, features\]",
+        ),
+        "one number of each class": (
+            {"y": np.eye(2, dtype=int)[Y]},
+            r"in the shape of the model's outputs; give classes, such as y.argmax\(1\)",
+        ),
+        "classes in the first dimension or in the last one": (
+            {"model": _Tokens(), "X": np.ones((N, 3), int), "y": np.ones((N, 3), int)},
+            r"outputs \[3, 3\] for targets \[3\] of a record, .*cross_entropy\(outputs\.movedim",
+        ),
+        "real marks beyond 0 and 1": (
+            {"model": linear(1), "loss": "binary_cross_entropy_with_logits", "y": 2.0 * Y - 1.0},
+            "below 0 or above 1",
+        ),
+        "a loss as its class": (
+            {"loss": nn.CrossEntropyLoss},
+            r"give an instance, such as CrossEntropyLoss\(\)",
+        ),
+        "a loss without a gradient": (
+            {"loss": lambda o, t: functional.cross_entropy(o, t, reduction="none").detach()},
+            "have no gradient",
+        ),
+        "a model of NumPy": ({"model": _OfNumpy(5, 2)}, "have no gradient"),
+        "a model without values": ({"model": nn.Linear(5, 2, device="meta")}, "tensors without values"),
+        "numbers beyond float32": ({"X": X * 1e300}, "beyond float32"),
+        "an empty mapping": ({"X": {}}, "of the same number of records"),
+        "entries that a table lacks": (
+            {"model": _Tokens(), "X": np.full((N, 4), 30), "y": np.full((N, 4), 1)},
+            "whole numbers that the model.s tables have no entry for",
+        ),
+        "entries that one of several tables lacks": (
+            {"model": _Cities(), "X": {"city": Y, "kind": 3 * Y}},
+            "whole numbers that the model.s tables have no entry for",
+        ),
+        "a loader": (
+            {"X": DataLoader(TensorDataset(torch.zeros(3, 5), torch.zeros(3))), "y": None},
+            "its dataset",
+        ),
+        "one value of all records": ({"model": _Sum()}, "one row of outputs for each record"),
+        "a class of one token too many": (
+            {"model": _Tokens(), "X": np.ones((N, 4), int), "y": np.full((N, 4), 3)},
+            "beyond the model's 3 outputs",
+        ),
+        "a class of one token below 0": (
+            {"model": _Tokens(), "X": np.ones((N, 4), int), "y": np.full((N, 4), -1)},
+            "below 0",
+        ),
+        "no module": ({"model": lambda inputs: inputs}, "give a torch.nn.Module"),
+        "a compiled module": ({"model": torch.compile(nn.Linear(5, 2))}, "give .* model._orig_mod"),
+        "several devices": ({"model": nn.DataParallel(nn.Linear(5, 2))}, "give .* model.module"),
+        "TorchScript": ({"model": torch.jit.script(nn.Linear(5, 2))}, "that it was made from"),
+        "TorchScript inside": (
+            {"model": nn.Sequential(torch.jit.script(nn.Linear(5, 2)))},
+            "that it was made from",
+        ),
+        "hooks on a parameter": ({"model": _hooked()}, "hooks on its parameters"),
+        "a lock": ({"model": _locked()}, "cannot be copied"),
+        "complex parameters": ({"model": _Complex()}, "view_as_complex"),
+        "a sparse buffer": ({"model": _sparse()}, r"by \.to_dense\(\)"),
+        "entries that a pass rewrites": (
+            {"model": nn.Embedding(5, 2, max_norm=1.0)},
+            "max_norm.*mixes records",
+        ),
+        "a lazy layer": ({"model": nn.LazyLinear(2)}, "call it once on a made-up record"),
+        "double parameters": ({"model": nn.Linear(5, 2).double()}, "not float32"),
+        "a start that is not finite": ({"model": _not_finite()}, "not finite"),
+        "a model for inference": ({"model": _inferring()}, "outside of it"),
+        "nothing to train": ({"model": nn.Linear(5, 2).requires_grad_(False)}, "no parameters to train"),
+        "another shape": ({"model": nn.Linear(4, 2)}, "does not take records of shape"),
+        "one output too few": ({"y": Y + 1}, "beyond the model's 2 outputs"),
+        "one output for classes": (
+            {"model": nn.Sequential(nn.Linear(5, 1), nn.Flatten(0))},
+            "beyond the model's 1 outputs",
+        ),
+        "classes below 0": ({"y": Y - 1}, "below 0"),
+        "an unknown loss": ({"loss": "no_such_loss"}, "there is no loss 'no_such_loss'"),
+        "a loss in TorchScript": (
+            {"loss": torch.jit.script(nn.CrossEntropyLoss())},
+            "the loss is TorchScript",
+        ),
+        "no loss at all": ({"loss": X}, "there is no loss <class 'numpy.ndarray'>; name"),
+        "classes as real numbers": ({"y": Y.astype(float)}, r"takes classes; .* y\.astype\(int\)"),
+        "a mark beyond 0 and 1": (
+            {"model": linear(1), "loss": "binary_cross_entropy_with_logits", "y": 2 * Y},
+            "beyond the model's 2 outputs",
+        ),
+        "two outputs for one number": (
+            {"loss": "mse_loss", "y": X[:, 0]},
+            r"outputs \[batch, 2\] and y has targets \[batch\]",
+        ),
+        "a loss of all records": ({"loss": lambda o, t: functional.cross_entropy(o, t)}, "reduction='none'"),
+        "a loss with parameters": ({"loss": nn.Bilinear(2, 1, 1)}, "the loss has parameters of its own"),
+        "a loss that fails": ({"loss": lambda o, t: o @ t}, "the loss"),
+        "records as a name": ({"dataset": X}, "dataset is of type ndarray; give a text"),
+        "an epsilon in quotes": ({"epsilon": "3"}, "epsilon is of type str; give a number"),
+        "part of a person's record": (
+            {"people": Y, "per_person": 1.5},
+            "per_person is of type float; give a whole",
+        ),
+        "room beyond all records": ({"people": Y, "per_person": 10**7}, "per_person is 10000000, and room"),
+        "delta": ({"delta": 0.1}, "set delta to at most 0.0167"),
+        "delta of a private number": ({"n_is_public": False}, "number of records is private"),
+        "BatchNorm": (
+            {"model": nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))},
+            r"1 \(BatchNorm1d\) mixes records.*replace_batch_norm\(model\)",
+        ),
+        "dropout": (
+            {"model": nn.Sequential(nn.Dropout(), nn.Linear(5, 2))},
+            r"^the layer 0 \(Dropout\) draws random numbers, .*by \.eval\(\)",
+        ),
+        "seeded noise": ({"noise": "seeded"}, "protects nobody"),
+        "unknown noise": ({"noise": "none"}, "choose"),
+        "no noise": (
+            {"method": NonPrivate(steps=2, expected_batch_size=20)},
+            "without noise|infinite|no noise",
+        ),
+        "whether public in words": ({"public": "no"}, "public is of type str; give True or False"),
+        "a blank name": ({"dataset": " "}, "dataset is ' '; give a text without spaces"),
+        "a population with a space, which would be another": (
+            {"population": "visits "},
+            "population is 'visits '; give",
+        ),
+        "no memory": ({"memory_mb": 0}, "memory_mb is 0; give at least 1"),
+        "a method with settings of its own kind": ({"method": _ODD}, "settings of Odd cannot be stated"),
+        "a method as a setting": (
+            {"method": DPSGD(steps=FEW, expected_batch_size=20)},  # type: ignore[arg-type]
+            "the setting steps of DPSGD does not fit",
+        ),
+        "no method": ({"method": DPSGD}, "give the settings of one"),
+        "an unknown device": ({"device": "tpu"}, "no such device here; set it to auto or cpu"),
+        "a batch beyond the data": ({"method": DPSGD(steps=2, expected_batch_size=1000)}, "batch"),
+        "a cap without a population": ({"cap": (1.0, 1e-5), "population": None}, "without a population"),
+        "an unknown population": ({"population": "others", "cap": None}, "does not know the population"),
+        "a cap of one number": ({"cap": 100.0}, r"cap is 100\.0; give a pair"),
+        "a cap in quotes": ({"cap": "10"}, "cap is '10'; give a pair"),
+        "a cap below the call": ({"cap": (1.0, 0.5)}, "is below this call's own"),
+    }
+
+
+REFUSED = refusals(X, Y)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -1234,10 +1257,261 @@ def test_what_does_not_fit_is_refused_before_anything_is_spent(name: str, own_ho
         assert not ledger_rows(own_home)  # so that a slip does not stay
 
 
+PRIVATE, GROUPS = 317, 211
+"""A number of records, and one of people, that occur nowhere else."""
+HIDDEN: dict[str, Any] = {
+    "n_is_public": False,
+    "delta": 1e-5,
+    "method": DPSGD(steps=4, sampling_rate=0.2),
+    "people": np.arange(PRIVATE) % GROUPS,
+    "per_person": 2,
+}
+
+
+@cache
+def of_private_number() -> dict[str, tuple[dict[str, Any], str]]:
+    return refusals(*two_classes(PRIVATE))
+
+
+def counts() -> re.Pattern[str]:
+    """What tells how many records, people, or records of a class there are, or one fewer."""
+    numbers = {PRIVATE, GROUPS, *np.bincount(two_classes(PRIVATE)[1]).tolist()}
+    every = "|".join(str(number - less) for number in numbers for less in (0, 1))
+    return re.compile(rf"(?<![\d.e-])(?:{every})(?![\d.])")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_no_refusal_log_or_traceback_says_a_private_number(
+    name: str, own_home: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    X, y = two_classes(PRIVATE)
+    changes, _ = of_private_number()[name]
+    told: list[str] = []
+    with caplog.at_level(logging.DEBUG):
+        try:
+            call(**({"X": X, "y": y, "population": "visits", "cap": (100.0, 0.5)} | HIDDEN | changes))
+        except RefusedError as refusal:
+            told += ["".join(traceback.format_exception(refusal)), *getattr(refusal, "__notes__", ())]
+        else:
+            assert name == "delta of a private number"
+    told += [caplog.text, *capfd.readouterr()]
+    assert not (said := counts().findall("\n".join(told))), said
+
+
+def test_what_fails_over_private_records_does_not_say_how_many_there_are(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's errors name the shapes of what they are given."""
+    X, y = two_classes(PRIVATE)
+
+    def failing(_: Performance, records: Any, rows: Any) -> None:
+        raise RuntimeError(f"records {records.features.shape} and {len(rows)} rows do not fit")
+
+    monkeypatch.setattr(Performance, "load", failing)
+    with caplog.at_level(logging.DEBUG), pytest.raises(QueryFailedError) as failed:
+        call(X=X, y=y, **HIDDEN)
+    told = "".join(traceback.format_exception(failed.value)) + caplog.text
+    assert "were charged before this happened" in told
+    assert not (said := counts().findall(told)), said
+
+
+def test_a_public_number_is_said_where_it_helps() -> None:
+    """So the test above looks for what would be there."""
+    X, y = two_classes(PRIVATE)
+    for name in ("lengths", "too few people", "room beyond all records"):
+        changes, words = of_private_number()[name]
+        with pytest.raises(RefusedError, match=words) as refusal:
+            call(**({"X": X, "y": y} | changes))
+        assert counts().search(str(refusal.value))
+
+
 def test_a_population_of_another_kind_is_refused() -> None:
     call(population="visits", cap=(4.0, 1e-2))
     with pytest.raises(RefusedError, match="'visits' is private in the ledger"):
         call(population="visits", public=True)
+
+
+def test_the_rows_that_a_person_lacks_do_not_count() -> None:
+    """A plain step over people is one over the means of their own rows, however many others have."""
+    X, y = two_classes(6)
+    people = np.array(["a", "b", "b", "b", "c", "c"])
+    rate, model = 0.5, linear()
+    method = NonPrivate(steps=1, expected_batch_size=3, update=OptimizerConfig(learning_rate=rate))
+    for loss, targets in (("cross_entropy", y), (functional.mse_loss, np.eye(2)[y] + X[:, :2])):
+        of_rows = functional.cross_entropy if loss == "cross_entropy" else functional.mse_loss
+        outputs, wanted = model(torch.from_numpy(X)), torch.from_numpy(targets)
+        wanted = wanted.float() if wanted.is_floating_point() else wanted
+        of_people = [of_rows(outputs[people == one], wanted[people == one]) for one in "abc"]
+        gradients = torch.autograd.grad(torch.stack(of_people).mean(), list(model.parameters()))
+        found = seeded(
+            model=model, loss=loss, X=X, y=targets, people=people, per_person=3, method=method, delta=1e-2
+        )
+        for value, parameter, gradient in zip(found, model.parameters(), gradients, strict=True):
+            torch.testing.assert_close(value, parameter.detach() - rate * gradient)
+
+
+@pytest.mark.parametrize(
+    ("cap", "is_enough"),
+    [((2.99, 1e-2), False), ((50.0, 0.9e-3), False), ((3.0, DELTA), True)],
+)
+def test_a_cap_of_a_new_population_holds_the_call_itself(
+    cap: tuple[float, float], is_enough: bool, own_home: Path
+) -> None:
+    if is_enough:
+        call(population="visits", cap=cap)
+        return
+    with refused("'visits' is below this call's own epsilon=3, delta=0.001; give a cap for all runs"):
+        call(population="visits", cap=cap)
+    assert ledger_rows(own_home) == []
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"), [(True, "is public in the ledger"), (False, "counts 'one image'")]
+)
+def test_terms_of_a_population_that_is_declared_meanwhile_are_compared(
+    declared: bool, words: str, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process declares it between the call's check and its reservation."""
+    cap, declare = Budget(9.0, 1e-2), Ledger.declare
+
+    def overtaken(ledger: Ledger, *given: Any, **terms: Any) -> None:
+        bound = {"unit": "one record" if declared else "one image"}
+        declare(ledger, "visits", cap, public=declared, bound=bound)
+        ledger.reserve(
+            "another", "visits", Budget(1.0, 1e-4), events=[], about={}
+        )  # with which the terms are final
+        declare(ledger, *given, **terms)
+
+    monkeypatch.setattr(Ledger, "declare", overtaken)
+    with refused(words):
+        call(population="visits", cap=(9.0, 1e-2))
+    assert ledger_rows(own_home).count("reserve") == 1
+
+
+def test_a_result_holds_these_facts_and_no_other() -> None:
+    """A number of records of a class, say, or the accuracy on the training records, would be one more."""
+    result = call(method=DPSGD(steps=4, sampling_rate=0.2), delta=1e-5, n_is_public=False)
+    plan = json.loads(result.files["plan.json"])
+    assert set(result.files) == {"model.safetensors", "plan.json", "trace.parquet", "privacy_card.json"}
+    assert set(plan) == {
+        *(
+            "accountant",
+            "adjacency",
+            "algorithm",
+            "count_noise",
+            "dataset",
+            "delta",
+            "diagnostics",
+            "divisor",
+        ),
+        *(
+            "epsilon",
+            "features",
+            "filter",
+            "method_params",
+            "model",
+            "noise",
+            "noise_multiplier",
+            "not_private",
+        ),
+        *("prior_events", "public", "sampling_rate", "schedule", "settings", "steps", "target"),
+    }
+    assert set(plan["public"]) == {"classes", "inputs", "layers", "loss", "parameters", "records"}
+    assert plan["public"]["records"] is plan["divisor"] is None
+    assert set(plan["model"]) == {"name", "seed", "parameters", "files", "freeze"}
+    header = int.from_bytes(result.files["model.safetensors"][:8], "little")
+    assert set(json.loads(result.files["model.safetensors"][8 : 8 + header])) == {"weight", "bias"}
+    assert set(result.trace.columns) == {
+        *("release", "step", "kind", "event", "sampling", "sampling_rate", "clipping", "clip_norm", "noise"),
+        *("noise_multiplier", "noise_std", "divisor", "epsilon"),
+    }
+    card = json.loads(result.files["privacy_card.json"])
+    assert set(card) == {
+        *("schema_version", "signature", "setting", "mechanism", "accounting", "events", "implementation"),
+        "evidence",
+    }
+    assert set(card["setting"]) == {
+        *("adjacency", "dataset", "delta", "epsilon", "guarantee", "holdout", "licence", "population"),
+        *("public_records", "records", "source", "title", "unit"),
+    }
+    assert card["setting"]["records"] is None
+    assert set(card["mechanism"]) == {
+        *(
+            "algorithm",
+            "diagnostics",
+            "divisor",
+            "encoder",
+            "features",
+            "model",
+            "noise_multiplier",
+            "queries",
+        ),
+        *("releases", "sampling_rate", "settings", "settings_from_records", "steps", "transform"),
+    }
+
+
+PEOPLE: dict[str, Any] = {
+    "people": np.arange(60) // 2,
+    "per_person": 2,
+    "method": DPSGD(steps=4, expected_batch_size=9),
+}
+
+
+def test_records_and_people_have_the_units_that_they_are() -> None:
+    """A card that says "one person" of single rows would promise to people with several what does not hold."""
+    plain, pooled = call().card.setting, call(**PEOPLE).card.setting
+    assert (plain.unit, plain.per_person, plain.unit_is_stated) == ("one record", None, False)
+    assert (pooled.unit, pooled.per_person, pooled.unit_is_stated) == ("one person", 2, False)
+
+
+@pytest.mark.parametrize("unit", ["one person", "one patient", "one image"])
+def test_rows_pass_as_another_unit_only_by_a_statement_that_the_card_shows(unit: str, own_home: Path) -> None:
+    people = {"population": "visits", "cap": (20.0, 1e-2)}
+    with refused(
+        rf"unit is '{unit}', and nothing says that nobody has several rows; give people.*one_row_per_unit=True"
+    ):
+        call(unit=unit, **people)
+    assert ledger_rows(own_home) == []
+    card = call(unit=unit, one_row_per_unit=True, **people).card
+    assert (card.setting.unit, card.setting.unit_is_stated) == (unit, True)
+    claim = f"one record ({unit}, as whoever trained it states: nobody checked that none has several records)"
+    assert claim in text.protected(card) and claim in text.one(card)
+    assert verify(card, unsigned=True).passed
+    assert "nobody checked" not in text.protected(call().card)
+
+
+def test_a_statement_beside_people_is_refused() -> None:
+    assert call(one_row_per_unit=True).card.setting.unit == "one person"
+    with refused("people and one_row_per_unit were both given"):
+        call(one_row_per_unit=True, **PEOPLE)
+
+
+def test_a_population_keeps_how_its_rows_are_grouped(own_home: Path) -> None:
+    """The unit alone would let rows that are people by statement follow people with several rows."""
+    visits: dict[str, Any] = {"population": "visits", "cap": (20.0, 1e-2)}
+    call(**PEOPLE, **visits)
+    charged = ledger_rows(own_home)
+    with refused(
+        "'visits' takes rows by their person, and this call takes them one for each unit, as stated"
+    ):
+        call(one_row_per_unit=True, **visits)
+    with refused("'visits' counts 'one person' as one record, and unit='one record' was given"):
+        call(**visits)
+    call(one_row_per_unit=True, population="others", cap=(20.0, 1e-2))
+    with refused(
+        "'others' takes rows one for each unit, as stated, and this call takes them by their person"
+    ):
+        call(population="others", **PEOPLE)
+    assert ledger_rows(own_home)[: len(charged)] == charged
+
+
+def test_a_population_without_that_term_is_bound_by_the_first_statement(own_home: Path) -> None:
+    """As those are that the pipeline declared, or an earlier version."""
+    ledger = Ledger.open(f"sqlite:///{own_home}/ledger.sqlite")
+    ledger.declare("visits", Budget(20.0, 1e-2), public=False, bound={"unit": "one person"})
+    call(one_row_per_unit=True, population="visits")
+    with refused("takes rows one for each unit, as stated"):
+        call(population="visits", **PEOPLE)
 
 
 def test_importing_the_package_loads_no_torch() -> None:

@@ -185,6 +185,7 @@ def _document(run: RunRecord) -> dict[str, Any]:
             **{name: public[name] for name in copied},
             "per_person": public.get("per_person"),
             "pooled": public.get("pooled"),
+            "unit_is_stated": public.get("unit_is_stated", False),
             "population": receipt["population"],
             "public_records": public["public"],
         },

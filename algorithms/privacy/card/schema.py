@@ -64,7 +64,8 @@ class Setting(Section):
     epsilon: null unless the guarantee is "private". unit: what one record is. records: how many were trained on, where
     the data card declares that public. holdout: what the metrics were measured on. per_person: how many of them can be
     of one person, where the data card names the person. pooled: how many rows of a person at most were one of them,
-    where they were several; rows were chosen by a keyed hash of each.
+    where they were several; rows were chosen by a keyed hash of each. unit_is_stated: whether it is the caller's
+    statement alone that each record is all of one unit.
     """
 
     guarantee: Guarantee
@@ -82,6 +83,7 @@ class Setting(Section):
     holdout: Literal["public", "none"]
     per_person: Count | None = Field(default=None, exclude_if=lambda given: given is None)
     pooled: Count | None = Field(default=None, exclude_if=lambda given: given is None)
+    unit_is_stated: bool = Field(default=False, exclude_if=lambda given: not given)
 
     @property
     def private(self) -> bool:

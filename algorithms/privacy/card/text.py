@@ -105,7 +105,7 @@ def one(card: PrivacyCard) -> str:
     setting = card.setting
     match setting.per_person:
         case None:
-            return f"one record ({setting.unit})"
+            return f"one record ({_unit(setting)})"
         case 1 if card.accounting.blocks is not None:
             return (
                 f"what one person has in one block ({setting.unit}), of whose records there {_used(setting)},"
@@ -114,6 +114,12 @@ def one(card: PrivacyCard) -> str:
             return f"one person ({setting.unit}), of whose records {_used(setting)},"
         case most:
             return f"one of the at most {most} records of a person ({setting.unit})"
+
+
+def _unit(setting: Setting) -> str:
+    """What one record is, and whether that is only said so."""
+    stated = ", as whoever trained it states: nobody checked that none has several records"
+    return f"{setting.unit}{stated if setting.unit_is_stated else ''}"
 
 
 def _used(setting: Setting) -> str:
@@ -143,7 +149,7 @@ def protected(card: PrivacyCard) -> str:
         f" Except for the model that it starts from: {shown}, and who was in both trainings by both together. The"
         " account of the population has the sum, where both were charged to it."
     )
-    who = f"Whoever contributed one record ({setting.unit}) to the training data"
+    who = f"Whoever contributed one record ({_unit(setting)}) to the training data"
     if setting.per_person is not None:
         where = f"Whoever contributed records to the training data ({setting.unit}), of whose own"
         if card.accounting.blocks is not None:
