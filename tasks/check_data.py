@@ -1,10 +1,11 @@
 """Check a data card and its files for the owner before anything is spent: checksums, and values that would change.
 
-Counts are made without noise, so they are only for the owner. They are not written, logged or kept, and private records
-are counted only on request.
+Counts are made without noise, so they are only for the owner. They are not written, logged or kept, and of private
+records numbers are shown only on request, and otherwise words.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from data.formats import (
     Binned,
     Categorical,
     Column,
+    Csv,
     Date,
     Format,
     Ignored,
@@ -30,6 +32,7 @@ from data.formats import (
     Pixels,
     Query,
     Reviews,
+    Rows,
     Source,
     Table,
     Texts,
@@ -39,9 +42,11 @@ from data.readers.encoding import check_columns
 from data.readers.records import Block, files_in, stand_ins
 from data.readers.rows import tables
 from data.reading import read
-from data.targets import Labels, Number
+from data.targets import Classes, Labels, Number
+from tasks.card_questions import questions_about
 from tasks.config import data_mirror, home
 from tasks.prepare import reader_of
+from tasks.table_remarks import SHOWN_ABOVE, fault_of_text, in_words, remarks_on
 
 _REFUSED = "refused"  # how a refusal of the reader begins, where it would name file and column
 
@@ -52,7 +57,8 @@ class Look:
 
     checksums: by path, the line with key and checksum for each file whose checksum on the card is wrong. counts: for
     each column, how many values would be changed or refused, and why; None if not requested. refused: why the data
-    cannot be used, or None. warning: what the card's owner has to see to, or None.
+    cannot be used, or None. warning: what the card's owner has to see to, or None. remarks: what the owner should look
+    at, in words; of private records, too, since nobody else is told.
     """
 
     card: DataCard
@@ -60,6 +66,7 @@ class Look:
     counts: Mapping[str, int] | None
     refused: str | None
     warning: str | None = None
+    remarks: tuple[str, ...] = ()
 
 
 def look(name: str, root: Path, *, counted: bool) -> Look:
@@ -74,7 +81,7 @@ def look(name: str, root: Path, *, counted: bool) -> Look:
     card = data_card(path.stem if is_path else name, folder)
     key = PUBLIC_KEY if card.public else owner_key(home())
     if card.blocks is not None:
-        return Look(card, {}, None, None, _about_blocks(card.blocks))
+        return Look(card, {}, None, None, _about_blocks(card.blocks), tuple(questions_about(card)))
     right = {
         file.path: found
         for file in card.files.values()
@@ -91,10 +98,12 @@ def look(name: str, root: Path, *, counted: bool) -> Look:
         first = next(iter(right))
         return Look(card, right, None, f"{first} has another checksum than its card declares")
     counts: dict[str, int] = {}
-    shows_counts, refused, used = counted or card.public, None, 0
+    refused, used, files, labels = None, 0, dict[str, Path](), set[int]()
+    remarks = questions_about(card)
     try:
         files = fetch(card, Places(root=root, mirror=data_mirror(), cache=root / RAW), key=key)
-        if isinstance(card.reader, Table) and shows_counts:
+        remarks = questions_about(card, _header(card, files["train"]) if "train" in files else ())
+        if isinstance(card.reader, Table):
             for part, file in files.items():
                 for problem, count in _problems(part, file, card, card.reader):
                     counts[problem] = counts.get(problem, 0) + count
@@ -108,12 +117,48 @@ def look(name: str, root: Path, *, counted: bool) -> Look:
             for problem, count in _stand_ins(block, card.reader):
                 counts[problem] = counts.get(problem, 0) + count
             used += len(block.records)
+            if isinstance(card.known, Classes):
+                labels.update(np.unique(block.records.labels).tolist())
         rows = sum(count for problem, count in counts.items() if problem.endswith(": records"))
         if isinstance(card.reader, Table) and card.person is not None and rows > used:
             counts["rows left out: of nobody, of people in the test file, or beyond per_person"] = rows - used
     except DataRefusedError as refusal:
         refused = str(refusal)
-    return Look(card, {}, counts if shows_counts else None, refused)
+    remarks += _in_words(counts)
+    if len(labels) == 1 and not isinstance(card.reader, Table | Rows):
+        remarks.append("only one class is in the files, so there is nothing to learn")
+    if "train" in files:
+        remarks += _of_the_rows(card, files["train"])
+    return Look(card, {}, counts if counted or card.public else None, refused, remarks=tuple(remarks))
+
+
+def _header(card: DataCard, file: Path) -> list[str]:
+    """The names of a table's columns, as far as the card's reader sees them; none if it cannot be read."""
+    if not isinstance(card.reader, Table):
+        return []
+    with suppress(DataRefusedError):
+        return list(next(iter(tables("train", file, card.reader, card.known))).column_names)
+    return []
+
+
+def _in_words(counts: Mapping[str, int]) -> list[str]:
+    """Remarks on the changes that more than a hundredth of the values of a column undergo."""
+    said = []
+    for problem, count in counts.items():
+        part, _, _ = problem.partition(",") if ", column " in problem else problem.partition(":")
+        records = counts.get(f"{part}: records", 0)
+        if records and problem != f"{part}: records" and count > SHOWN_ABOVE * records:
+            said.append(f"{problem}: {in_words(min(1.0, count / records))} of the records")
+    return said
+
+
+def _of_the_rows(card: DataCard, file: Path) -> list[str]:
+    """Remarks on the rows of the training file; where it cannot be read, on the line that is wrong."""
+    try:
+        return remarks_on(card, file)
+    except DataRefusedError:
+        fault = fault_of_text(file, card.reader) if isinstance(card.reader, Csv) else None
+        return [] if fault is None else [fault]
 
 
 def _about_blocks(source: Source) -> str | None:

@@ -40,7 +40,6 @@ READS = ("data",)
 _LOG = logging.getLogger(__name__)
 _EVERY_SECONDS = 5.0
 PREPARED = Path("datasets/prepared")
-"""DVC's cache, unless it was configured elsewhere, for example to be shared."""
 
 
 def public_of(card: DataCard, chosen: params.Data) -> PublicDescription:

@@ -154,7 +154,8 @@ def classes(values: pa.ChunkedArray, label: Label, known: tuple[str, ...], where
     found = positions(values, tuple(text for text, _ in written), where)
     if (found == len(written)).any():
         raise DataRefusedError(
-            f"{where}: a label is missing or none of the declared classes; correct the file or the card."
+            f"{where}: a label is missing or none of the declared classes; correct the file or the card, which lists"
+            " other ways to write a class as `spellings` of the column."
         )
     return np.array([index for _, index in written], np.int64)[found]
 
@@ -255,7 +256,7 @@ def _cast(values: pa.ChunkedArray, kind: pa.DataType, where: str) -> pa.ChunkedA
 
 def _is_not(what: str, where: str) -> DataRefusedError:
     if what == "a number":
-        hint = " (decimals have a point), or list it in reader.missing if it stands for a missing value"
+        hint = " (decimals have a point, not a comma), or list it in reader.missing if it stands for a missing value"
     else:
         hint = " (texts are in UTF-8)"
     return DataRefusedError(

@@ -189,8 +189,12 @@ def _check_features(card: DataCard, part: str, records: Records) -> None:
 def _check_bound(card: DataCard, found: Mapping[Part, int]) -> None:
     at_most = card.records.at_most
     if at_most is not None and sum(found.values()) > at_most:
+        what = "records"
+        if card.person is not None:
+            most = card.person.per_person
+            what = f"rows that are used (at most {most} of each person, in training and test together)"
         raise DataRefusedError(
-            f"data set {card.name!r} has more records than its at_most, {at_most}; raise that in its card."
+            f"data set {card.name!r} has more {what} than its records.at_most, {at_most}; raise that in its card."
         )
 
 

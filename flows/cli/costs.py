@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 def cost_table(outlook: Outlook, settings: Params) -> Table:
     """A table of a run's plan and its population's balance."""
     questioned = [("these settings look wrong", doubt) for doubt in outlook.doubts]
+    questioned += [("to be answered", question) for question in outlook.questions]
     rows = [*_plan_rows(settings, outlook.plan), *_person_rows(outlook), *questioned, *_ledger_rows(outlook)]
     return two_columns(rows)
 

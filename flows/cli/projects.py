@@ -43,8 +43,9 @@ def check_data(
 ) -> None:
     """Check a data card, the checksums of its files, and that every record can be read. Spends nothing.
 
-    Shows how many values would be clamped, replaced or refused: always for public records, with --counts for private
-    ones. These counts are exact and protect nobody, so keep them to yourself.
+    Says in words what more than a hundredth of the values undergo, and what else looks wrong. Shows how many values
+    would be clamped, replaced or refused: always for public records, with --counts for private ones. All this depends
+    on the records and protects nobody, so keep it to yourself.
     """
     from data.card import DataRefusedError
     from tasks.check_data import look
@@ -57,6 +58,8 @@ def check_data(
             say(f"{count:>12,}  {problem}")
     if found.warning is not None:
         say(found.warning)
+    for remark in found.remarks:
+        say(f"look at this: {remark}")
     if found.refused is not None:
         raise DataRefusedError(found.refused)
     kind = "public" if found.card.public else "private"

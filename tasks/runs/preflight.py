@@ -16,7 +16,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ from data import PublicDescription
 from data.card import DataRefusedError, card_names, data_card
 from data.files import OWNER_KEY, check_local, owner_key
 from tasks.calibrate import document_of, plan_for
+from tasks.card_questions import questions_about
 from tasks.config import SPEND_AGAIN, TRAIN_ANYWAY, agreed, home
 from tasks.config.params import Params
 from tasks.prepare import chosen_blocks, public_of
@@ -197,7 +198,8 @@ class Outlook:
     this cost, or one for the same request under other software, was reserved before. This may be the same run, which is
     then resumed or returned at no cost. composition: how runs on the population add up. spent_after: what is spent of
     the cap after this run, and after ten more like it; empty for a run that does not fit or has no noise. chosen: what
-    decides for the composition, if the card plans a number of runs and this is the first.
+    decides for the composition, if the card plans a number of runs and this is the first. questions: what the data card
+    leaves open.
     """
 
     public: PublicDescription
@@ -210,6 +212,7 @@ class Outlook:
     composition: Composition
     spent_after: tuple[Budget, ...] = ()
     chosen: ChosenComposition | None = None
+    questions: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raise BudgetRefusedError if the population cannot pay for the run."""
@@ -246,7 +249,8 @@ def outlook(root: Path, settings: Params) -> Outlook:
         chosen_blocks(card, settings.data.blocks, root=root)
     device_of(settings.performance.device)
     found = doubts(settings, plan, records_of(public, cards))
-    return in_the_ledger(root, settings, public, plan, found)
+    known = in_the_ledger(root, settings, public, plan, found)
+    return replace(known, questions=tuple(questions_about(card)))
 
 
 def in_the_ledger(

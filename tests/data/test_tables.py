@@ -137,7 +137,7 @@ def test_decimal_commas_and_other_encodings_are_told_what_is_read(encode: Encode
     with pytest.raises(DataRefusedError, match=r"column 'age': .*decimals have a point"):
         encode('age;town;answer\n"1,5";Oslo;no\n', separator=";")
     with pytest.raises(DataRefusedError, match="in UTF-8"):
-        encode("age,town,answer\n1,Lübeck,no\n".encode("latin-1"))
+        encode("age,town,answer\n1,Lübeck,no\n".encode("latin-1"), separator=",")
 
 
 def test_names_of_columns_are_trimmed_as_values_are(encode: Encode) -> None:
@@ -145,7 +145,9 @@ def test_names_of_columns_are_trimmed_as_values_are(encode: Encode) -> None:
 
 
 def test_another_separator_an_archive_and_a_folder_are_named_as_such(encode: Encode, tmp_path: Path) -> None:
-    with pytest.raises(DataRefusedError, match=r"separated by ',', .* or reader\.separator in its card"):
+    with pytest.raises(
+        DataRefusedError, match=r"header of .* is separated by ';', .* set `separator: \";\"` under `reader`"
+    ):
         encode("age;town;answer\n1;Oslo;no\n")
     with pytest.raises(DataRefusedError, match="must have one column 'town'"):
         encode("age\n1\n")

@@ -202,3 +202,165 @@ def test_files_that_are_no_records_and_images_that_cannot_be_read_are_counted(tm
         "test: records": 1,
         "test: not read as images, the stand-in": 1,
     }
+
+
+SEX = category("sex", "male", "female")
+ROWS_OF = 40
+REMARKS: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, list[str]], str, bool]] = {
+    "a category in another spelling": (
+        [SEX],
+        CLASSES,
+        {"sex": ["Male", "female"] * 20, "y": ["no", "yes", "yes", "no"] * 10},
+        "column sex: the file writes 'Male', which counts as other, and no record has 'male'",
+        False,
+    ),
+    "half of the values": (
+        [SEX],
+        CLASSES,
+        {"sex": ["x", "female"] * 20, "y": ["no", "yes", "yes", "no"] * 10},
+        "train, column sex: counted as other: about half of the records",
+        False,
+    ),
+    "a few of the values": (
+        [NUMBER],
+        CLASSES,
+        {"x": ["101", *["5"] * 39], "y": ["no", "yes"] * 20},
+        "train, column x: clamped to 100: more than a hundredth of the records",
+        False,
+    ),
+    "Yes and No": (
+        [NUMBER],
+        CLASSES,
+        {"x": ["1"] * 40, "y": ["No", "Yes"] * 20},
+        """give the column 'y' `spellings: {"no": ["No"], "yes": ["Yes"]}`""",
+        True,
+    ),
+    "one class in two spellings": (
+        [NUMBER],
+        CLASSES,
+        {"x": ["1"] * 40, "y": ["no", "yes", "YES", "no"] * 10},
+        """`spellings: {"yes": ["yes", "YES"]}`""",
+        True,
+    ),
+    "True and False": (
+        [NUMBER],
+        {"classes": ["0", "1"]},
+        {"x": ["1"] * 40, "y": ["False", "True"] * 20},
+        """`spellings: {"0": ["False"], "1": ["True"]}`""",
+        True,
+    ),
+    "one class": (
+        [NUMBER],
+        CLASSES,
+        {"x": ["1"] * 40, "y": ["no"] * 40},
+        "column y: only one class is in the file, 'no', so there is nothing to learn",
+        False,
+    ),
+    "a class that nobody has": (
+        [NUMBER],
+        {"classes": ["no", "yes", "maybe"]},
+        {"x": ["1"] * 40, "y": ["no", "yes"] * 20},
+        "column y: no record has the class 'maybe'",
+        False,
+    ),
+    "a copy of the class": (
+        [category("copy", "n", "y")],
+        CLASSES,
+        {"copy": ["n", "y"] * 20, "y": ["no", "yes"] * 20},
+        "column copy: it says the label 'y' of nearly every record",
+        False,
+    ),
+    "a copy of a number": (
+        [number("copy", 0, 100)],
+        {"target": {"bounds": [0, 100]}},
+        {"copy": [*map(str, range(40))], "y": [*map(str, range(40))]},
+        "column copy: it says the label 'y' of nearly every record",
+        False,
+    ),
+    "an id beside people": (
+        [NUMBER, {"name": "patientId", "kind": "ignored"}],
+        CLASSES,
+        {"x": ["1"] * 40, "patientId": ["7"] * 40, "y": ["no", "yes"] * 20},
+        "may a person have several rows? The column 'patientId' is named like an id",
+        False,
+    ),
+    "an id that the card does not list": (
+        [NUMBER],
+        CLASSES,
+        {"x": ["1"] * 40, "email": ["7"] * 40, "y": ["no", "yes"] * 20},
+        "declare `person: {column: email, per_person: K}`",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("public", [False, True])
+@pytest.mark.parametrize("case", REMARKS)
+def test_what_looks_wrong_is_told_to_the_owner_in_words(
+    check: Check, tmp_path: Path, case: str, public: bool
+) -> None:
+    columns, target, table, words, is_refused = REMARKS[case]
+    check(table, *columns, label("y"), public=public, **target)
+    quiet = look(str(tmp_path / "mine.yaml"), tmp_path, counted=False)
+    assert any(words in remark for remark in quiet.remarks), quiet.remarks
+    assert (quiet.counts is not None) == public and bool(quiet.refused) == is_refused
+
+
+def test_nothing_is_told_of_a_table_that_is_as_its_card_declares(check: Check) -> None:
+    table = {
+        "x": [*map(str, range(40))],
+        "sex": ["male", "female", "male", "male"] * 10,
+        "y": ["no", "yes"] * 20,
+    }
+    assert check(table, NUMBER, SEX, label("y")).remarks == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (
+            b"x;y\n1;no\n",
+            "separated by ';', and its card declares ','; set `separator: \";\"` under `reader`",
+        ),
+        (b"x\ty\n1\tno\n", "separated by '\\t', and its card declares ','; set `separator: \"\\t\"`"),
+        (
+            "x,y\n1,no\n2,nö\n".encode("latin-1"),
+            "line 3 of {} is not UTF-8, but probably Latin-1 or Windows-1252",
+        ),
+        ("x,y\n1,no\n".encode("utf-16"), "{} is UTF-16; save it as UTF-8"),
+        (
+            b"x,y\n1,no\n1,5,no\n",
+            "line 3 of {} has 3 fields, separated by ',', where the first has 2; write numbers",
+        ),
+        (b"x,y\n1,no\n1\n", "line 3 of {} has 1 fields"),
+        (b'x,y\n"1,5",no\n', "column x: numbers have decimal commas, as in 1,5; write them with a point"),
+    ],
+)
+def test_the_owner_is_told_which_fault_a_file_has(
+    check: Check, tmp_path: Path, content: bytes, words: str
+) -> None:
+    check("x,y\n1,no\n", NUMBER, label("y"))
+    path = tmp_path / "train"
+    path.write_bytes(content)
+    card_file = tmp_path / "mine.yaml"
+    document = YAML(typ="safe", pure=True).load(card_file)
+    document["files"]["train"]["sha256"] = sha256(content).hexdigest()
+    YAML(typ="safe", pure=True).dump(document, card_file)
+    found = look(str(card_file), tmp_path, counted=False)
+    assert found.refused is not None
+    assert words.format(path) in " ".join([found.refused, *found.remarks])
+
+
+def test_at_most_says_that_it_counts_the_rows_that_are_used(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text(
+        "\n".join(["who,x,y", *(f"{who},1,no" for who in range(30) for _ in range(3))])
+    )
+    files = {"train": {"path": "t", "sha256": sha256((tmp_path / "t").read_bytes()).hexdigest()}}
+    reader = csv_of({"name": "who", "kind": "ignored"}, NUMBER, label("y"))
+    document = CARD | CLASSES | {"files": files, "reader": reader, "records": {"at_most": 40}}
+    document |= {"person": {"column": "who", "per_person": 2}, "split": {"salt": "m", "test_fraction": 0.5}}
+    YAML(typ="safe", pure=True).dump(document, tmp_path / "mine.yaml")
+    refused = look(str(tmp_path / "mine.yaml"), tmp_path, counted=False).refused
+    assert "more rows that are used (at most 2 of each person, in training and test together) than" in (
+        refused or ""
+    )

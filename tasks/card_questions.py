@@ -1,0 +1,68 @@
+"""What a data card leaves open about whose the rows are; asked of the card and of a file's header, never of rows."""
+
+import re
+from collections.abc import Iterable
+
+from data.card import DataCard
+from data.formats import Ignored, Table
+
+_PEOPLE = (
+    "person|people|individual|adult|child|children|man|men|woman|women|patient|user|customer|client|member|subject"
+    "|participant|employee|student|pupil|citizen|respondent|resident|donor|driver|visitor|passenger|subscriber|applicant"
+)
+_KEYS = {
+    "id",
+    "ids",
+    "uid",
+    "uuid",
+    "guid",
+    "pid",
+    "ssn",
+    "mrn",
+    "email",
+    "mail",
+    "phone",
+    "passport",
+    "username",
+}
+
+
+def are_people(unit: str) -> bool:
+    """Whether the unit of privacy, such as "one patient", is a person."""
+    return bool(re.search(rf"\b({_PEOPLE})s?\b", unit.lower()))
+
+
+def is_like_an_id(name: str) -> bool:
+    """Whether a column is named like what tells people apart.
+
+    Example:
+        >>> [name for name in ("patient_id", "userId", "CustomerNo", "width", "paid") if is_like_an_id(name)]
+        ['patient_id', 'userId', 'CustomerNo']
+    """
+    words = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+    joined = "".join(words)
+    return not _KEYS.isdisjoint(words) or bool(
+        re.fullmatch(rf"({_PEOPLE})s?(ids?|uids?|no|nr|num|number|key|code|name)?", joined)
+    )
+
+
+def questions_about(card: DataCard, header: Iterable[str] = ()) -> list[str]:
+    """Ask whether a person has several rows, where a column that nothing uses is named like a person's id.
+
+    header: names of the file's columns, where the card need not list them all.
+    """
+    if card.person is not None or not are_people(card.unit):
+        return []
+    unused = dict.fromkeys(header)
+    if isinstance(card.reader, Table):
+        ignored = [column.name for column in card.reader.columns if isinstance(column, Ignored)]
+        listed = {column.name for column in card.reader.columns} | set(card.reader.content)
+        unused = dict.fromkeys([*ignored, *(name for name in unused if name not in listed)])
+        unused = {name: None for name in unused if name not in card.reader.content}
+    return [
+        f"may a person have several rows? The column {name!r} is named like an id and is ignored, and the unit is"
+        f" {card.unit!r}; if so, declare `person: {{column: {name}, per_person: K}}` in the data card, for without it"
+        " each row is protected by itself"
+        for name in unused
+        if is_like_an_id(name)
+    ]

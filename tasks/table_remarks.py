@@ -1,0 +1,247 @@
+"""What the owner of a table should look at: told by `data check` and nowhere else, since it depends on private rows."""
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data.card import DataCard
+from data.formats import Binned, Categorical, Csv, Label, Numeric, Rows, Table
+from data.readers import encoding
+from data.readers.rows import tables
+from data.targets import Classes
+
+SHOWN_ABOVE = 0.01
+"""The share of a column's values above which a change is told in words."""
+_SHARES = (
+    (0.95, "nearly all"),
+    (0.6, "most"),
+    (0.4, "about half"),
+    (0.2, "more than a fifth"),
+    (0.1, "more than a tenth"),
+)
+_MOST_VALUES = 200
+"""A column with more values than this is no class that was copied, and its spellings are not compared."""
+_LEAST_ROWS, _NEARLY_ALWAYS = 20, 0.99
+_YES, _NO = {"1", "1.0", "true", "t", "yes", "y"}, {"0", "0.0", "false", "f", "no", "n"}
+"""How files write yes and no."""
+_DECIMAL_COMMA = r"^[+-]?\d+(\.\d{3})*,\d+$"
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+def in_words(share: float) -> str:
+    """A share of at most 1, roughly.
+
+    Example:
+        >>> in_words(0.5), in_words(0.02)
+        ('about half', 'more than a hundredth')
+    """
+    return next((words for least, words in _SHARES if share >= least), "more than a hundredth")
+
+
+@dataclass
+class _Column:
+    """How often each value of a column occurs, with each label; None if there are too many values."""
+
+    values: Counter[str] | None = field(default_factory=Counter)
+    with_label: Counter[tuple[str, str]] = field(default_factory=Counter)
+    equal_to_label: int = 0
+    decimal_commas: int = 0
+
+
+def remarks_on(card: DataCard, file: Path) -> list[str]:
+    """Remarks on the training file of a table, or of rows with texts or images, whether or not it can be read."""
+    reader = card.reader
+    if not isinstance(reader, Table | Rows):
+        return []
+    found: dict[str, _Column] = {}
+    rows = 0
+    label = reader.label_columns[0].name if len(reader.label_columns) == 1 else ""
+    if isinstance(reader, Table):
+        wanted = [
+            one.name for one in reader.columns if isinstance(one, Numeric | Binned | Categorical | Label)
+        ]
+    else:
+        wanted = [one.name for one in reader.label_columns]
+    for table in tables("train", file, reader, card.known):
+        rows += table.num_rows
+        texts = {name: _texts(table, name) for name in wanted if table.column_names.count(name) == 1}
+        for name, values in texts.items():
+            if values is not None:
+                labels = None if name == label else texts.get(label)
+                _count(found.setdefault(name, _Column()), values, labels)
+    return [*_spelled(card, found, label), *_copies(found, label, rows), *_commas(reader, found)]
+
+
+def _texts(table: pa.Table, name: str) -> pa.ChunkedArray | None:
+    """The values of a column without spaces around them, missing ones empty; None where they are no texts."""
+    try:
+        texts = pc.utf8_trim_whitespace(pc.cast(table[name], pa.string(), safe=False))
+    except pa.ArrowException:
+        return None
+    return pc.fill_null(texts, "")
+
+
+def _count(column: _Column, values: pa.ChunkedArray, labels: pa.ChunkedArray | None) -> None:
+    column.decimal_commas += pc.sum(pc.match_substring_regex(values, _DECIMAL_COMMA)).as_py() or 0
+    both = pa.table({"value": values} if labels is None else {"value": values, "label": labels})
+    if labels is not None:
+        column.equal_to_label += pc.sum(pc.equal(values, labels)).as_py() or 0
+    if column.values is None:
+        return
+    groups = both.group_by(both.column_names).aggregate([([], "count_all")])
+    if groups.num_rows + len(column.values) > _MOST_VALUES:
+        column.values, column.with_label = None, Counter()
+        return
+    for row in groups.to_pylist():
+        column.values[row["value"]] += row["count_all"]
+        if labels is not None:
+            column.with_label[row["value"], row["label"]] += row["count_all"]
+
+
+def _spelled(card: DataCard, found: Mapping[str, _Column], label: str) -> Iterator[str]:
+    """Other spellings of classes and categories."""
+    reader = card.reader
+    assert isinstance(reader, Table | Rows)
+    if label in found and isinstance(card.known, Classes):
+        (declared,) = reader.label_columns
+        written = {name: declared.spellings.get(name, (name,)) for name in card.known.classes}
+        values, known = (
+            found[label].values or Counter(),
+            [text for texts in written.values() for text in texts],
+        )
+        others = {value: _meant(value, written) for value in _unknown(values, known)}
+        wanted = {
+            name: [one for one in values if one in texts or others.get(one) == name]
+            for name, texts in written.items()
+        }
+        if any(name is not None for name in others.values()):
+            new = {name: texts for name, texts in wanted.items() if texts != [name]}
+            where = f"the column {label!r}" if isinstance(reader, Table) else "`reader`"
+            yield (
+                f"column {label}: the file writes classes in another way than the card; give {where}"
+                f" `spellings: {json.dumps(new, ensure_ascii=False)}`"
+            )
+        used = {name for name, texts in wanted.items() if texts}
+        if len(used) == 1 and not set(others.values()) - used:
+            yield f"column {label}: only one class is in the file, {next(iter(used))!r}, so there is nothing to learn"
+        elif used:
+            yield from (
+                f"column {label}: no record has the class {name!r}" for name in written if name not in used
+            )
+    for column in reader.columns if isinstance(reader, Table) else ():
+        kinds = found[column.name].values if column.name in found else None
+        if isinstance(column, Categorical) and kinds is not None:
+            for value in _unknown(kinds, column.categories):
+                meant = _meant(value, {name: (name,) for name in column.categories})
+                if meant is not None:
+                    absent = "" if meant in kinds else f", and no record has {meant!r}"
+                    becomes = "counts as other" if column.unknown == "other" else "becomes zeros"
+                    yield (
+                        f"column {column.name}: the file writes {value!r}, which {becomes}{absent}; write the category"
+                        f" {meant!r} of the card as the file does"
+                    )
+
+
+def _unknown(values: Counter[str], known: Iterable[str]) -> list[str]:
+    """The values of a column that the reader does not take for one of those declared."""
+    kinds, places = (
+        list(values),
+        encoding.positions(pa.chunked_array([list(values)], pa.string()), tuple(known), ""),
+    )
+    return [
+        kind
+        for kind, place in zip(kinds, places.tolist(), strict=True)
+        if kind and place == len(tuple(known))
+    ]
+
+
+def _meant(value: str, written: Mapping[str, tuple[str, ...]]) -> str | None:
+    """The only class or category that a value is another spelling of."""
+    same = [
+        name for name, texts in written.items() if _plain(value) in {_plain(text) for text in (name, *texts)}
+    ]
+    if not same and len(written) == 2:
+        same = [
+            name
+            for name in written
+            if any(value.casefold() in kind and name.casefold() in kind for kind in (_YES, _NO))
+        ]
+    return same[0] if len(same) == 1 else None
+
+
+def _plain(text: str) -> str:
+    """A text without case, spaces, points, underscores, and hyphens between letters."""
+    return re.sub(r"[\s_.]+|(?<=\w)-(?=\w)", "", text.casefold())
+
+
+def _copies(found: Mapping[str, _Column], label: str, rows: int) -> Iterator[str]:
+    """Columns from which the label can be read off."""
+    labels = found[label].values if label in found else Counter[str]()
+    if rows < _LEAST_ROWS or (labels is not None and len(labels) < 2):
+        return
+    for name, column in found.items():
+        right = Counter[str]()
+        for (value, _), count in column.with_label.items():
+            right[value] = max(right[value], count)
+        few = labels is not None and 1 < len(right) <= 2 * len(labels)
+        says = (
+            few and labels is not None and sum(right.values()) >= _NEARLY_ALWAYS * rows > max(labels.values())
+        )
+        if name != label and (column.equal_to_label >= _NEARLY_ALWAYS * rows or says):
+            yield (
+                f"column {name}: it says the label {label!r} of nearly every record, as a copy does; if it is not known"
+                " before the label is, make it `kind: ignored`"
+            )
+
+
+def _commas(reader: Table | Rows, found: Mapping[str, _Column]) -> Iterator[str]:
+    for column in reader.columns if isinstance(reader, Table) else ():
+        if (
+            isinstance(column, Numeric | Binned)
+            and column.name in found
+            and found[column.name].decimal_commas
+        ):
+            yield (
+                f"column {column.name}: numbers have decimal commas, as in 1,5; write them with a point, as in 1.5,"
+                " when the table is saved"
+            )
+
+
+def fault_of_text(path: Path, declared: Csv) -> str | None:
+    """The first line that makes a CSV file unreadable, and why; None if none does, or for an archive."""
+    if declared.member is not None or path.suffix == ".gz":
+        return None
+    with path.open("rb") as file:
+        if file.read(2) in _UTF_16:
+            return f"{path} is UTF-16; save it as UTF-8"
+        file.seek(0)
+        names: list[str] | None = None
+        for number, line in enumerate(file, 1):
+            if number <= declared.skip_lines.train or not line.strip():
+                continue
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError:
+                return (
+                    f"line {number} of {path} is not UTF-8, but probably Latin-1 or Windows-1252; save the file as"
+                    " UTF-8, for example by `iconv -f WINDOWS-1252 -t UTF-8`"
+                )
+            quote = {"quotechar": '"'} if declared.quotes else {"quoting": csv.QUOTE_NONE}
+            fields = next(csv.reader([text], delimiter=declared.separator, **quote))
+            names = fields if names is None else names
+            if len(fields) != len(names):
+                why = "put texts that contain it in quotes"
+                if declared.separator == "," and re.search(r"(^|,)[+-]?\d+,\d+(,|$)", text):
+                    why = "write numbers that have decimal commas with a point, and put texts with a comma in quotes"
+                return (
+                    f"line {number} of {path} has {len(fields)} fields, separated by {declared.separator!r}, where the"
+                    f" first has {len(names)}; {why}"
+                )
+    return None
