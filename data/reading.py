@@ -128,8 +128,17 @@ def read(
 def word_list(card: DataCard, files: Mapping[str, Path]) -> bytes | None:
     """The public words of the tokens of `card`, one per line in the order of their tokens; None without tokens.
 
-    Raises DataRefusedError as `read` does, and if the words do not match words_sha256 of the card.
+    They go into the file of every model, to predict from texts. Raises DataRefusedError as `read` does, if the words do
+    not match words_sha256 of the card, and if the card declares their file private.
     """
+    is_member = isinstance(card.reader, Reviews) and card.reader.words is not None
+    file = card.files.get("archive" if is_member else "words")
+    if file is not None and file.keyed_sha256:
+        raise DataRefusedError(
+            f"the words of {card.name!r} are in a file that its card declares private, by keyed_sha256, and are"
+            " published in every model's file; declare a public list of words by sha256, or take a tokenizer as"
+            " data.encoder."
+        )
     if isinstance(card.reader, Reviews):
         return texts.word_list(files, card.reader)
     if isinstance(card.reader, Texts) and card.reader.tokens is not None:

@@ -1295,7 +1295,7 @@ def test_no_refusal_log_or_traceback_says_a_private_number(
         else:
             assert name == "delta of a private number"
     told += [caplog.text, *capfd.readouterr()]
-    assert not (said := counts().findall("\n".join(told))), said
+    assert not (said := counts().findall(re.sub(r"line \d+, in", "", "\n".join(told)))), said
 
 
 def test_what_fails_over_private_records_does_not_say_how_many_there_are(
@@ -1312,7 +1312,7 @@ def test_what_fails_over_private_records_does_not_say_how_many_there_are(
         call(X=X, y=y, **HIDDEN)
     told = "".join(traceback.format_exception(failed.value)) + caplog.text
     assert "were charged before this happened" in told
-    assert not (said := counts().findall(told)), said
+    assert not (said := counts().findall(re.sub(r"line \d+, in", "", told))), said
 
 
 def test_a_public_number_is_said_where_it_helps() -> None:

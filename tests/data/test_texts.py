@@ -20,6 +20,7 @@ from data.reading import Digests, read, read_blocks, row_reader, word_list
 from data.unseen import preparation_of, records_in
 from tests.data.conftest import CardOf, Document, named_files
 from tests.support.parts import whole
+from tests.support.refusals import refused
 
 ROWS = [
     ("On time", "good", "pos"),
@@ -115,6 +116,20 @@ def test_words_become_the_tokens_of_a_public_list(card: CardOf, tmp_path: Path) 
     (unseen,) = records_in(tmp_path / "new.csv", preparation_of(own, "none", b"the\nfilm\ngood\n"), (3,))
     assert unseen.features.tolist() == [[0, 2, 4]]
     assert whole(read(own, {"train": path, "words": listed}, as_texts=True)).train.features.dtype == object
+
+
+def test_a_private_list_of_words_does_not_become_public(card: CardOf, tmp_path: Path) -> None:
+    """It would be in the file of every model; a private archive that has the list in it, too."""
+    listed = tmp_path / "words.txt"
+    listed.write_text("the\nfilm\ngood\n")
+    files = named_files("train", "words")
+    files["words"] = {"path": "words", "keyed_sha256": "2" * 64}
+    own = card({"files": files}, tokens={"vocabulary": 5, "length": 3})
+    with refused(
+        "in a file that its card declares private, .* published in every model's file; .* by sha256"
+    ):
+        word_list(own, {"words": listed})
+    assert word_list(card(), {}) is None
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
