@@ -125,9 +125,8 @@ def test_a_private_list_of_words_does_not_become_public(card: CardOf, tmp_path: 
     files = named_files("train", "words")
     files["words"] = {"path": "words", "keyed_sha256": "2" * 64}
     own = card({"files": files}, tokens={"vocabulary": 5, "length": 3})
-    with refused(
-        "in a file that its card declares private, .* published in every model's file; .* by sha256"
-    ):
+    words = "in a file that its card declares private, .* published in every model's file; .* by sha256"
+    with refused(words, DataRefusedError):
         word_list(own, {"words": listed})
     assert word_list(card(), {}) is None
 
