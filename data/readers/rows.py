@@ -70,7 +70,7 @@ _WORDS = {
     "parquet": "a whole Parquet file",
     "datasets": "a split that save_to_disk of Hugging Face wrote, a folder with state.json",
 }
-_SEPARATORS = (",", ";", "\t", "|")
+SEPARATORS = (",", ";", "\t", "|")
 """Characters that usually separate the fields of a line."""
 _NOBODY = frozenset((b"", b"nan", b"NaN"))
 """Names that name nobody: empty, or the spelling of a missing number."""
@@ -380,10 +380,10 @@ def _what_is_wrong(path: Path, declared: Csv) -> str:
 def _other_separator(names: Sequence[str], separator: str, wanted: Iterable[str]) -> str | None:
     """The character that separates more of the wanted columns in a header than the declared one; None if none does."""
     found = {
-        one: {part.strip().strip('"') for part in separator.join(names).split(one)} for one in _SEPARATORS
+        one: {part.strip().strip('"') for part in separator.join(names).split(one)} for one in SEPARATORS
     }
     known = {one: len(parts & set(wanted)) for one, parts in found.items()}
-    best = max(_SEPARATORS, key=known.__getitem__)
+    best = max(SEPARATORS, key=known.__getitem__)
     return best if known[best] > len({name.strip() for name in names} & set(wanted)) else None
 
 

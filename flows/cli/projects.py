@@ -1,28 +1,28 @@
 """Commands for setting up a project: `init`, `doctor` and `data check`; no row of a table is read by `init`."""
 
+import csv
 import math
 import os
 import platform
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from algorithms.plain_text import for_terminal
+from flows.cli.interview import BACK, Interview
 from flows.cli.running import SETTINGS, has_prefect_api, say
 
 if TYPE_CHECKING:
     from tasks.config.new_project import Declared
 
-T = TypeVar("T")
 _FREE_GB = 5.0
 _KINDS = ("numeric", "categorical", "ignored")
 
@@ -132,6 +132,16 @@ def init(
             help="Instead of a table: rows of texts, CSV, JSON lines or Parquet. It is copied; no row is read."
         ),
     ] = None,
+    person: Annotated[
+        str | None,
+        typer.Option(
+            help="Column of the person's id, if a person may have several rows; nothing is made of it."
+        ),
+    ] = None,
+    per_person: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many rows of each person are used at most.", show_default="1"),
+    ] = None,
     columns: Annotated[str, typer.Option(help="Columns of the texts, separated by commas.")] = "text",
     classes: Annotated[str, typer.Option(help="Classes of images or texts, separated by commas.")] = "",
     bounds: Annotated[
@@ -163,6 +173,10 @@ def init(
             f"--{odd[0]} is not for {kind}, which takes --{', --'.join(_OPTIONS[kind])}; leave it out."
         )
     paths = [path for path in (file, images, texts) if path is not None]
+    if images is not None and person is not None:
+        raise ParamsRefusedError("--person is for tables and texts, whose rows name a person; leave it out.")
+    if per_person is not None and person is None:
+        raise ParamsRefusedError("--per-person needs the column of the person's id; name it by --person.")
     project.check(folder, paths, is_table=file is not None)  # before anybody is asked for columns
     name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-_") or "table"
     own: dict[str, Any] = {
@@ -176,31 +190,40 @@ def init(
 
         seen = project.absolute(encoder)
         check_name(encoder)
-    if images is not None:
-        most = at_most or _number_asked()
-        declared = project.of_images(name, images, _listed(classes), most, size or 64, encoder=seen, **own)
-    elif texts is not None:
-        most, named = at_most or _number_asked(), _listed(columns)
-        held = _listed(label) or ([] if next_token else ["tags" if tags else "label"])
-        told = project.predicted(
-            classes=_listed(classes),
-            labels=held if len(held) > 1 else [],
-            bounds=_bounds(bounds) if bounds else (),
-            tags=_listed(tags),
-            next_token=next_token,
-        )
-        declared = project.of_texts(name, texts, named, held, told, most, encoder=seen, **own)
-    else:
+
+    def declare(talk: Interview) -> "Declared":
+        if images is not None:
+            most, listed = at_most or _number_asked(talk), _listed(classes)
+            return project.of_images(name, images, listed, most, size or 64, encoder=seen, **own)
+        header = project.header_of(paths[0]) if paths else ()
+        if texts is not None:
+            most, named = at_most or _number_asked(talk), _listed(columns)
+            held = _listed(label) or ([] if next_token else ["tags" if tags else "label"])
+            told = project.predicted(
+                classes=_listed(classes),
+                labels=held if len(held) > 1 else [],
+                bounds=_bounds(bounds) if bounds else (),
+                tags=_listed(tags),
+                next_token=next_token,
+            )
+            whose = _person_of(talk, own["unit"], person, per_person, header, [*named, *held])
+            return project.of_texts(name, texts, named, held, told, most, encoder=seen, **own, **whose)
         if schema is not None:
-            found, told = project.of_schema(schema, _listed(label))
+            found, told = project.of_schema(schema, _listed(label), person)
         else:
-            found, values = _columns_asked()
+            found, values = _columns_asked(talk, header, person)
             told = project.predicted(classes=values)
-        most = at_most or _number_asked()
-        table = project.table_of(found, file)
-        declared = project.Declared(name, table, told, most, file=file, **own)
+        most = at_most or _number_asked(talk)
+        taken = [one["name"] for one in found if one["kind"] != "ignored"]
+        whose = _person_of(talk, own["unit"], person, per_person, header, taken)
+        table = project.table_of(found, file, whose["person"])
+        declared = project.Declared(name, table, told, most, file=file, **own, **whose)
+        project.check_declared(declared)
+        return declared
+
+    declared = Interview().hold(declare)
     project.make(folder, declared)
-    given = {"cap": cap, "runs": runs, "unit": unit, "size": size}
+    given = {"cap": cap, "runs": runs, "unit": unit, "size": size, "person": person}
     _say_next(folder, declared, [key for key, value in given.items() if value is not None])
 
 
@@ -219,29 +242,73 @@ def _say_next(folder: Path, declared: "Declared", given: list[str]) -> None:
     say(f'  git add --all && git commit --message "{name}"  # before `dvc exp run` or `dvc metrics diff`')
 
 
-def _columns_asked() -> tuple[list[dict[str, Any]], list[str]]:
-    """Ask the owner of a table for its columns and classes; raises ParamsRefusedError if there is no terminal."""
+def _columns_asked(
+    talk: Interview, header: Sequence[str], person: str | None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Ask the owner of a table for its columns and classes; raises ParamsRefusedError if there is no terminal.
+
+    header: the names of the file's columns, each of which is asked about; empty if there is no file yet.
+    """
     _need_a_terminal("there is no terminal to ask for the columns; give them by --from schema.json.")
-    say("Enter the columns as the file's header names them. An empty name ends the list.")
-    columns: list[dict[str, Any]] = []
-    while name := _asked("column", partial(_other_column, columns=columns), default=""):
-        kind = _asked(f"  {name} is one of {', '.join(_KINDS)}", _kind, default=_KINDS[0])
-        column: dict[str, Any] = {"name": name, "kind": kind}
-        if kind == "numeric":
-            low, high = _asked("  its lowest and highest possible value, separated by a comma", _bounds)
-            column |= {"bounds": [low, high], "missing": (low + high) / 2}
-        elif kind == "categorical":
-            column["categories"] = _asked("  its categories, separated by commas", _listed)
-        columns.append(column)
-    label = _asked("column of the class to predict", partial(_other_column, columns=columns))
-    classes = _asked("its classes, separated by commas", _listed)
+    if header:
+        say(f"The file has the columns {', '.join(header)}. Answer {BACK} to go back by one question.")
+        label = talk.ask("column of the class to predict", partial(_one_of, names=header))
+        classes = talk.ask("its classes, separated by commas, in quotes where one has a comma", _classes)
+        rest = [name for name in header if name not in (label, person)]
+        columns = [_column_asked(talk, name) for name in rest]
+    else:
+        say(
+            "Enter the columns as the file's header names them. An empty name ends the list;"
+            f" {BACK} goes back by one question."
+        )
+        columns = []
+        while name := talk.ask("column", partial(_other_column, columns=columns), default=""):
+            columns.append(_column_asked(talk, name))
+        label = talk.ask("column of the class to predict", partial(_other_column, columns=columns))
+        classes = talk.ask("its classes, separated by commas, in quotes where one has a comma", _classes)
     return [*columns, {"name": label, "kind": "label"}], classes
 
 
-def _number_asked() -> int:
+def _column_asked(talk: Interview, name: str) -> dict[str, Any]:
+    """Ask what is made of a column."""
+    kind = talk.ask(f"  {name} is one of {', '.join(_KINDS)}", _kind, default=_KINDS[0])
+    column: dict[str, Any] = {"name": name, "kind": kind}
+    if kind == "numeric":
+        low, high = talk.ask("  its lowest and highest possible value, separated by a comma", _bounds)
+        column |= {"bounds": [low, high], "missing": (low + high) / 2}
+    elif kind == "categorical":
+        column["categories"] = talk.ask(
+            "  its categories, separated by commas, in quotes where one has a comma", _categories
+        )
+    return column
+
+
+def _person_of(
+    talk: Interview,
+    unit: str,
+    person: str | None,
+    per_person: int | None,
+    header: Sequence[str],
+    taken: Sequence[str],
+) -> dict[str, Any]:
+    """The column of the person's id and how many rows of a person are used, as given, or asked for at a terminal.
+
+    taken: names of columns of which something is made.
+    """
+    from tasks.card_questions import are_people
+
+    if person is None and sys.stdin.isatty() and are_people(unit):
+        question = "column of the person's id, if a person may have several rows; nothing if each row is another person"
+        person = talk.ask(question, partial(_other_person, header=header, taken=taken), default="") or None
+        if person is not None:
+            per_person = talk.ask("how many rows of each person are used at most", _number)
+    return {"person": person, "per_person": per_person or 1}
+
+
+def _number_asked(talk: Interview) -> int:
     """Ask for the upper bound on the number of records; raises ParamsRefusedError if there is no terminal."""
     _need_a_terminal("an upper bound on the number of records is needed; give --at-most N.")
-    return _asked("upper bound on the number of records", _number)
+    return talk.ask("upper bound on the number of records", _number)
 
 
 def _need_a_terminal(otherwise: str) -> None:
@@ -251,15 +318,19 @@ def _need_a_terminal(otherwise: str) -> None:
         raise ParamsRefusedError(otherwise)
 
 
-def _asked(question: str, parse: Callable[[str], T], default: str | None = None) -> T:
-    """Ask until the answer can be parsed."""
-    while True:
-        try:
-            return parse(
-                str(typer.prompt(for_terminal(question), default=default, show_default=bool(default)))
-            )
-        except ValueError as error:
-            say(f"  {error}")
+def _one_of(text: str, names: Sequence[str]) -> str:
+    if text.strip() not in names:
+        raise ValueError(f"The file has no column {text.strip()!r}; enter one of {', '.join(names)}.")
+    return text.strip()
+
+
+def _other_person(text: str, header: Sequence[str], taken: Sequence[str]) -> str:
+    name = text.strip()
+    if name in taken:
+        raise ValueError(
+            f"{name} is a feature or the class, of which something is made; enter another column."
+        )
+    return _one_of(name, header) if name and header else name
 
 
 def _other_column(text: str, columns: list[dict[str, Any]]) -> str:
@@ -284,8 +355,33 @@ def _number(text: str) -> int:
 
 
 def _listed(text: str) -> list[str]:
-    """Split a text at commas; empty parts are left out."""
-    return [part.strip() for part in text.split(",") if part.strip()]
+    """Split a text at commas, but not at those in double quotes; empty parts are left out.
+
+    Example:
+        >>> _listed('Ulm, "Bonn, am Rhein"')
+        ['Ulm', 'Bonn, am Rhein']
+    """
+    from tasks.config.params import ParamsRefusedError
+
+    try:
+        parts = next(csv.reader([text], skipinitialspace=True, strict=True), [])
+    except csv.Error:
+        raise ParamsRefusedError(f"a quote is not closed in {text!r}; put a whole name in quotes.") from None
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _categories(text: str) -> list[str]:
+    return _different(_listed(text), at_least=1)
+
+
+def _classes(text: str) -> list[str]:
+    return _different(_listed(text), at_least=2)
+
+
+def _different(names: list[str], *, at_least: int) -> list[str]:
+    if len(names) < at_least or len(set(names)) < len(names):
+        raise ValueError(f"Enter at least {at_least}, each once.")
+    return names
 
 
 def _bounds(text: str) -> tuple[float, float]:

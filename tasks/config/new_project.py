@@ -3,24 +3,31 @@
 The card contains what the owner of the data declares; no row of the data is read.
 """
 
+import csv
+import gzip
 import math
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from pyarrow import parquet
 from ruamel.yaml import YAML
 
 from algorithms.privacy.ledger.place import system_user
 from data.card import CARDS, DataRefusedError, File, data_card
 from data.files import checksum_for, hide, owner_key, read_json
 from data.readers.records import files_in
+from data.readers.rows import SEPARATORS
 from data.targets import Labels
+from tasks.card_questions import are_people
 from tasks.config import home
 from tasks.config.overrides import Request, revise
 from tasks.config.params import ParamsRefusedError
@@ -28,6 +35,7 @@ from tasks.config.params import ParamsRefusedError
 TEMPLATES = Path(__file__).with_name("project")
 _RAW = "datasets/raw"
 _ZEROS = "0" * 64
+_LONGEST_HEADER = 2**24
 _SHOWN = 10
 """Columns of a table whose defaults are printed."""
 _IGNORED = (
@@ -51,7 +59,8 @@ class Declared:
 
     reader: as in a data card. predicts: `classes` or `target` of the card. at_most: upper bound on the number of
     records. unit: what one record is. cap: epsilon that all runs together may spend. runs: how many are planned. file:
-    the file or folder to copy. shape: of an image. encoder: of texts or images.
+    the file or folder to copy. shape: of an image. encoder: of texts or images. person: the column that names the
+    person, if a person may have several rows. per_person: how many rows of a person are used at most.
     """
 
     name: str
@@ -64,6 +73,8 @@ class Declared:
     file: Path | None = None
     shape: tuple[int, ...] | None = None
     encoder: str | None = None
+    person: str | None = None
+    per_person: int = 1
 
     def assumed(self, *said: str) -> list[str]:
         """Sentences about the project's defaults, except those in `said`: `cap`, `runs`, `unit` and `size`."""
@@ -75,6 +86,9 @@ class Declared:
             "caps": f"all runs together may spend {cap}delta {self.delta_cap:g}",
             "runs": "one run is planned, so the epsilons of runs add up; for many, composition: {kind: renyi, runs: N}",
             "unit": f"what one record is, and so what is protected: {self.unit}",
+            "person": "each row is a person of its own; if a person may have several rows, give --person COLUMN"
+            if self.person is None and self.shape is None and are_people(self.unit)
+            else "",
             "share": "a fifth of the records is held out for evaluation and counts as public",
             "middles": f"a missing value is replaced by the middle of its bounds: {', '.join(middles)}"
             if middles
@@ -112,11 +126,15 @@ _NO_TABLES = (".json", ".jsonl", ".xls", ".xlsx", ".ods")
 """Suffixes of files that would be read as CSV without any record."""
 
 
-def of_schema(path: Path, label: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def of_schema(
+    path: Path, label: Sequence[str], person: str | None = None
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Read columns and target from a Frictionless Table Schema: its `fields`, with two bounds or with `enum`.
 
     label: the field of the class or, if it has bounds, of the number to predict; several fields are labels that a
     record has or does not have. Without it the schema's own `label` is used, or else the last field with an enum.
+    person: the field that names the person, of which nothing else is made.
+
     Raises ParamsRefusedError if the file is not such a schema, or a field has no bounds.
     """
     if not path.is_file():
@@ -138,7 +156,11 @@ def of_schema(path: Path, label: Sequence[str]) -> tuple[list[dict[str, Any]], d
             if unknown
             else f"{path} has no field with an enum that could hold the class; name what is predicted by --label."
         )
-    columns = [_column(one, path, wanted) for one in fields]
+    if person is not None and (person not in limits or person in wanted):
+        raise ParamsRefusedError(
+            f"{path} has no field {person!r} beside what is predicted; name the field of the person's id by --person."
+        )
+    columns = [_column(one, path, wanted, person) for one in fields]
     if len(wanted) > 1:
         yes = set(Labels.model_fields["yes"].default)
         odd = [name for name in wanted if name in listed and not yes & set(_enum(name, limits[name], path))]
@@ -226,11 +248,11 @@ def predicted(
     return {"classes": list(classes)}
 
 
-def _column(one: Mapping[str, Any], path: Path, label: Sequence[str]) -> dict[str, Any]:
+def _column(one: Mapping[str, Any], path: Path, label: Sequence[str], person: str | None) -> dict[str, Any]:
     name, limits = one["name"], one.get("constraints", {})
     if name in label:
         return {"name": name, "kind": "label"}
-    if one.get("ignore"):
+    if one.get("ignore") or name == person:
         return {"name": name, "kind": "ignored"}
     if limits.get("enum"):
         return {"name": name, "kind": "categorical", "categories": _enum(name, limits, path)}
@@ -318,8 +340,23 @@ def _fill(folder: Path, declared: Declared) -> None:
         file = File(path=path, keyed_sha256=_ZEROS)
         checksum = (checksum_for(folder / path, file, key=owner_key(home())) or "").partition(" ")[2]
     cards = folder / "data" / "cards"
-    _write(cards / f"{declared.name}.yaml", _card(declared, path, checksum))
+    _write_card(cards, declared, path, checksum)
     shutil.copyfile(CARDS / "digits.yaml", cards / "digits.yaml")
+    asked = Request(declared.name, "dp_sgd", 1.0, declared.delta, encoder=declared.encoder)
+    revise(folder, asked).write()
+    env = os.environ | {"LOGNAME": system_user()}  # DVC needs a name
+    for command in (["git", "init", "--quiet"], [sys.executable, "-m", "dvc", "init", "--quiet"]):
+        subprocess.run(command, cwd=folder, env=env, check=True, capture_output=True)
+
+
+def check_declared(declared: Declared) -> None:
+    """Raise ParamsRefusedError if no data card can be made of what was declared."""
+    with tempfile.TemporaryDirectory(prefix="epsilonflow-") as folder:
+        _write_card(Path(folder), declared, f"{_RAW}/{declared.name}.csv", _ZEROS)
+
+
+def _write_card(cards: Path, declared: Declared, path: str, checksum: str) -> None:
+    _write(cards / f"{declared.name}.yaml", _card(declared, path, checksum))
     try:
         data_card(declared.name, cards)
     except DataRefusedError as error:
@@ -329,11 +366,6 @@ def _fill(folder: Path, declared: Declared) -> None:
         raise ParamsRefusedError(
             f"no data card can be made of what was declared ({what}); change that."
         ) from None
-    asked = Request(declared.name, "dp_sgd", 1.0, declared.delta, encoder=declared.encoder)
-    revise(folder, asked).write()
-    env = os.environ | {"LOGNAME": system_user()}  # DVC needs a name
-    for command in (["git", "init", "--quiet"], [sys.executable, "-m", "dvc", "init", "--quiet"]):
-        subprocess.run(command, cwd=folder, env=env, check=True, capture_output=True)
 
 
 def _card(declared: Declared, path: str, checksum: str) -> dict[str, Any]:
@@ -355,6 +387,11 @@ def _card(declared: Declared, path: str, checksum: str) -> dict[str, Any]:
         "split": {"salt": declared.name, "test_fraction": 0.2},
         "reader": dict(declared.reader),
         **({} if declared.shape is None else {"shape": list(declared.shape)}),
+        **(
+            {}
+            if declared.person is None
+            else {"person": {"column": declared.person, "per_person": declared.per_person}}
+        ),
     }
 
 
@@ -420,16 +457,46 @@ def of_texts(
     usual = "tokenizer/all-minilm-l6-v2" if "tags" in target else "wordllama"
     reader = {"kind": "texts", "format": known[file.suffix], "columns": list(columns)}
     own: dict[str, Any] = {"label": list(label) if len(label) > 1 else label[0]} if label else {}
+    if known[file.suffix] == "csv" and (separator := _header_of(file)[0]) != ",":
+        own["separator"] = separator
     return Declared(name, reader | own, predicts, at_most, file=file, encoder=encoder or usual, **others)
 
 
-def table_of(columns: Sequence[Mapping[str, Any]], file: Path | None) -> dict[str, Any]:
-    """The reader of a table of these columns."""
+def table_of(
+    columns: Sequence[Mapping[str, Any]], file: Path | None, person: str | None = None
+) -> dict[str, Any]:
+    """The reader of a table of these columns, and of one with the person's id, of which nothing is made."""
+    if person is not None and all(one["name"] != person for one in columns):
+        columns = [*columns, {"name": person, "kind": "ignored"}]
     suffixes = [] if file is None else file.suffixes
     reader: dict[str, Any] = {"kind": "parquet" if ".parquet" in suffixes[-1:] else "csv"}
-    if ".tsv" in suffixes:
-        reader["separator"] = "\t"
+    if file is not None and reader["kind"] == "csv" and (separator := _header_of(file)[0]) != ",":
+        reader["separator"] = separator
     return {**reader, "columns": [dict(column) for column in columns]}
+
+
+def header_of(file: Path) -> tuple[str, ...]:
+    """The names of a table's columns, from its first line or its schema; none if they cannot be read so."""
+    try:
+        if ".jsonl" in file.suffixes:
+            return ()
+        if file.suffix == ".parquet":
+            return tuple(parquet.read_schema(file).names)
+        return _header_of(file)[1]
+    except (OSError, ValueError, pa.ArrowException):
+        return ()
+
+
+def _header_of(file: Path) -> tuple[str, tuple[str, ...]]:
+    """The separator of a text's first line, and the fields that it separates; no fields if it is not UTF-8."""
+    try:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
+            line = opened.readline(_LONGEST_HEADER).decode("utf-8-sig").rstrip("\r\n")
+        fields = {one: tuple(next(csv.reader([line], delimiter=one), ())) for one in SEPARATORS}
+    except (OSError, EOFError, ValueError, csv.Error):
+        return ("\t" if ".tsv" in file.suffixes else ","), ()
+    separator = "\t" if ".tsv" in file.suffixes else max(SEPARATORS, key=lambda one: len(fields[one]))
+    return separator, tuple(name.strip() for name in fields[separator])
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:

@@ -134,7 +134,7 @@ def test_columns_are_asked_for_and_a_slip_is_asked_again(
     notes = ["", "notes", "ignored", ""]
     age = ["age", "numbers", "numeric", "old", "100,18", "0,inf", "18,100", "age"]
     other = ["insurance", "categorical", "public, private", "", "age", "returned", "no,yes"]
-    typed = "\n".join([*notes, *age, *other, "-5", "20000", ""])
+    typed = "\n".join([*notes, *age, *other, "-5", "20000", "", ""])
     made = CliRunner().invoke(app, ["init", "clinic"], input=typed, env={"COLUMNS": "200"})
     assert made.exit_code == 0, made.output
     card = data_card("clinic", tmp_path / "clinic/data/cards")
@@ -142,6 +142,116 @@ def test_columns_are_asked_for_and_a_slip_is_asked_again(
     assert made.output.count("age has been entered") == 2
     assert made.output.count("A model needs a column that is not ignored") == 2
     assert "numbers is none of these" in made.output and made.output.count("bounds are LOW,HIGH") == 3
+
+
+def answered(monkeypatch: pytest.MonkeyPatch, arguments: list[str], *typed: str) -> Result:
+    """What `init` does at a terminal where this is typed."""
+    monkeypatch.setattr("flows.cli.projects.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    lines = "".join(f"{line}\n" for line in typed)
+    return CliRunner().invoke(app, ["init", "clinic", *arguments], input=lines, env={"COLUMNS": "200"})
+
+
+def test_the_columns_of_a_file_are_asked_about_by_name_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Semicolons, categories with commas, steps back, a class too few, a person who is a feature, a bound of none."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("\ufeffwho; age;town;back\n", encoding="utf-8")
+    label = ["gone", "town", "<", "back", "no", "no,no", '"no, never",yes']
+    ignored = ["ignored", "<", "<", "no,yes", "ignored"]  # two steps back, from the age to the classes
+    columns = ["numeric", "0,100", "categorical", 'Ulm,"Bonn, am Rhein","', 'Ulm, "Bonn, am Rhein"']
+    made = answered(
+        monkeypatch, ["--file", "t.csv"], *label, *ignored, *columns, "0", "500", "age", "who", "3"
+    )
+    assert made.exit_code == 0, made.output
+    card = data_card("clinic", tmp_path / "clinic/data/cards")
+    assert (card.classes, card.records.at_most, card.reader.separator) == (("no", "yes"), 500, ";")
+    assert [(one.name, one.kind) for one in card.reader.columns] == [
+        ("who", "ignored"),
+        ("age", "numeric"),
+        ("town", "categorical"),
+        ("back", "label"),
+    ]
+    assert card.reader.columns[2].categories == ("Ulm", "Bonn, am Rhein")
+    assert card.person is not None and (card.person.column, card.person.per_person) == ("who", 3)
+    assert "The file has no column 'gone'" in made.output and "age is a feature or the class" in made.output
+
+
+def test_answers_that_make_no_card_are_asked_again_from_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("age,back\n")
+    checked, refused = new_project.check_declared, ["the card is refused"]
+
+    def check(declared: new_project.Declared) -> None:
+        if refused:
+            raise new_project.ParamsRefusedError(refused.pop())
+        checked(declared)
+
+    monkeypatch.setattr(new_project, "check_declared", check)
+    made = answered(monkeypatch, ["--file", "t.csv"], "back", "no,yes", "numeric", "0,9", "50", "", "")
+    assert made.exit_code == 0 and made.output.count("the card is refused") == 1, made.output
+    assert made.output.count("column of the person's id") == 2 and made.output.count("upper bound") == 1
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_a_person_with_several_rows_is_declared_or_asked_about(
+    schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_asked: bool
+) -> None:
+    fields = (
+        [{"name": "patient_id"}, *FIELDS]
+        if not is_asked
+        else [{"name": "patient_id", "ignore": True}, *FIELDS]
+    )
+    (tmp_path / "schema.json").write_text(json.dumps({"fields": fields}))
+    options = ["--from", schema, "--at-most", "900"]
+    if is_asked:
+        made = answered(monkeypatch, options, "insurance", "patient_id", "4")
+    else:
+        made = call("init", "clinic", *options, "--person", "patient_id", "--per-person", "4")
+    assert made.exit_code == 0, made.output
+    card = data_card("clinic", tmp_path / "clinic/data/cards")
+    assert card.person is not None and (card.person.column, card.person.per_person) == ("patient_id", 4)
+    assert "a person of its own" not in made.output
+
+
+def test_a_row_is_a_person_unless_somebody_says_otherwise_and_the_plan_asks(
+    schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "schema.json").write_text(
+        json.dumps({"fields": [{"name": "patient_id", "ignore": True}, *FIELDS]})
+    )
+    (tmp_path / "t.csv").write_text("patient_id,age,distance_km,insurance,reason,returned\n")
+    options = ["--from", schema, "--file", "t.csv", "--at-most", "900"]
+    made = call("init", "clinic", *options)
+    assert "each row is a person of its own" in made.stdout and "--person COLUMN" in made.stdout
+    visits = call("init", "visits", *options, "--unit", "one visit")
+    assert visits.exit_code == 0 and "a person of its own" not in visits.stdout
+    for name, is_asked in (("clinic", True), ("visits", False)):
+        monkeypatch.chdir(tmp_path / name)
+        plan = call("plan")
+        assert plan.exit_code == 0 and ("may a person have several rows?" in plan.stdout) == is_asked
+    monkeypatch.chdir(tmp_path)
+    for wrong, words in (
+        (["--per-person", "3"], "--per-person needs the column of the person's id"),
+        (["--person", "nobody"], "has no field 'nobody'"),
+        (["--person", "returned"], "has no field 'returned' beside what is predicted"),
+    ):
+        refused = call("init", "other", *options, *wrong)
+        assert refused.exit_code == 2 and words in refused.stderr
+
+
+def test_texts_of_people_with_several_rows_are_declared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("user;text;label\n")
+    options = ["--texts", "t.csv", "--classes", "no,yes", "--at-most", "900", "--person", "user"]
+    made = call("init", "clinic", *options)
+    assert made.exit_code == 0, made.output
+    card = data_card("clinic", tmp_path / "clinic/data/cards")
+    assert card.person is not None and (card.person.column, card.reader.separator) == ("user", ";")
 
 
 def test_a_file_of_tabs_is_read_by_them(schema: str, tmp_path: Path) -> None:
