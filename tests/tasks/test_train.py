@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors import safe_open
 
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.models import Model
@@ -339,6 +340,41 @@ def test_a_private_number_of_records_is_released_first_and_charged(workspace: Wo
     assert receipt["events"][0]["event"] == {"type": "GaussianDpEvent", "noise_multiplier": 50.0}
     assert receipt["events"][1]["count"] == 20
     assert receipt["epsilon"]["pld"] <= 3.0
+    check_files_hold_no_other_fact(workspace)
+
+
+def check_files_hold_no_other_fact(workspace: Workspace) -> None:
+    """A number of records or the frequencies of their classes, say, would be one fact more."""
+    assert {path.name for path in (workspace.root / "artifacts").iterdir()} == {
+        *("diagnostics.parquet", "model.safetensors", "plan.json", "receipt.json", "trace.parquet"),
+    }
+    receipt = workspace.receipt
+    assert set(receipt) == {
+        *(
+            "accountant",
+            "algorithm",
+            "blocks",
+            "dataset",
+            "delta",
+            "description_sha256",
+            "device",
+            "diagnostics",
+        ),
+        *("epsilon", "events", "ledger", "population", "private_noise", "releases", "run_id", "sha256"),
+        *("software", "steps"),
+    }
+    assert set(receipt["ledger"]) == {"cap", "composition", "first", "head", "remaining", "spent", "ten_more"}
+    with safe_open(workspace.root / "artifacts/model.safetensors", framework="pt") as file:
+        metadata, tensors = file.metadata(), set(file.keys())
+    assert (set(metadata), tensors) == ({"epsilonflow"}, {"1.weight", "1.bias"})
+    facts = json.loads(metadata["epsilonflow"])
+    assert set(facts) == {
+        *("algorithm", "classes", "dataset", "front", "input_shape", "model", "model_settings", "outputs"),
+        *("predicts", "preparation", "tokens"),
+    }
+    preparation = {"classes", "encoder", "name", "reader", "shape", "transform", "unit", "words"}
+    assert set(facts["preparation"]) == preparation
+    assert pd.read_parquet(workspace.root / "artifacts/diagnostics.parquet").empty
 
 
 def test_a_plan_edited_by_hand_is_refused(workspace: Workspace) -> None:
