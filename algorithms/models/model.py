@@ -429,10 +429,14 @@ def check_module(module: nn.Module) -> None:
             f"the model is wrapped by Opacus's {type(module).__name__}, and per-record gradients are taken here without"
             " it; give the module inside of it, model.to_standard_module()."
         )
-    if any(isinstance(layer, torch.jit.ScriptModule) for layer in module.modules()):
-        raise ModelRefusedError(
-            "the model has TorchScript in it; give the torch.nn.Module that it was made from."
-        )
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.jit.ScriptModule):
+            where = f"its layer {name}" if name else "it"
+            raise ModelRefusedError(
+                f"the model has TorchScript in it ({where}), whose uses of parameters cannot be seen; make the"
+                " torch.nn.Module that it was made from, by its class, and load the weights by"
+                " load_state_dict(scripted.state_dict())."
+            )
     parameters = list(module.parameters())
     if any(isinstance(parameter, nn.parameter.UninitializedParameter) for parameter in parameters):
         raise ModelRefusedError(
@@ -450,10 +454,14 @@ def check_module(module: nn.Module) -> None:
             " that they share; set it to None, and bound the norms of what is looked up."
         )
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    if any(parameter.is_complex() for parameter in trained):
+    complex_ones = [
+        name for name, part in module.named_parameters() if part.requires_grad and part.is_complex()
+    ]
+    if complex_ones:
         raise ModelRefusedError(
-            "the model has trained parameters that are complex; keep them as real numbers, and make them complex in the"
-            " forward pass by torch.view_as_complex."
+            f"the model has trained parameters that are complex ({', '.join(complex_ones[:3])}), and all are one vector"
+            " of real numbers here; keep them as real numbers, [..., 2], and make them complex in the forward pass by"
+            " torch.view_as_complex."
         )
     if any(parameter.dtype != torch.float32 for parameter in trained):
         raise ModelRefusedError("the model has trained parameters that are not float32; give model.float().")

@@ -1155,14 +1155,20 @@ def refusals(X: Any, Y: Any) -> dict[str, tuple[dict[str, Any], str]]:
         "no module": ({"model": lambda inputs: inputs}, "give a torch.nn.Module"),
         "a compiled module": ({"model": torch.compile(nn.Linear(5, 2))}, "give .* model._orig_mod"),
         "several devices": ({"model": nn.DataParallel(nn.Linear(5, 2))}, "give .* model.module"),
-        "TorchScript": ({"model": torch.jit.script(nn.Linear(5, 2))}, "that it was made from"),
+        "TorchScript": (
+            {"model": torch.jit.script(nn.Linear(5, 2))},
+            r"TorchScript in it \(it\), .*by its class, and load the weights by load_state_dict\(scripted\.state_dict",
+        ),
         "TorchScript inside": (
             {"model": nn.Sequential(torch.jit.script(nn.Linear(5, 2)))},
-            "that it was made from",
+            r"TorchScript in it \(its layer 0\), .*by its class, and load the weights by load_state_dict",
         ),
         "hooks on a parameter": ({"model": _hooked()}, "hooks on its parameters"),
         "a lock": ({"model": _locked()}, "cannot be copied"),
-        "complex parameters": ({"model": _Complex()}, "view_as_complex"),
+        "complex parameters": (
+            {"model": _Complex()},
+            r"complex \(turn\), and all are one vector of real numbers here; .*torch\.view_as_complex",
+        ),
         "a sparse buffer": ({"model": _sparse()}, r"by \.to_dense\(\)"),
         "entries that a pass rewrites": (
             {"model": nn.Embedding(5, 2, max_norm=1.0)},
