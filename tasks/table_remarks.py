@@ -71,7 +71,8 @@ def remarks_on(card: DataCard, file: Path) -> list[str]:
         wanted = [one.name for one in reader.label_columns]
     for table in tables("train", file, reader, card.known):
         rows += table.num_rows
-        texts = {name: _texts(table, name) for name in wanted if table.column_names.count(name) == 1}
+        times = Counter(table.column_names)
+        texts = {name: _texts(table, name) for name in wanted if times[name] == 1}
         for name, values in texts.items():
             if values is not None:
                 labels = None if name == label else texts.get(label)

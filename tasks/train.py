@@ -39,7 +39,7 @@ from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import Generator, secure_generator, seeded_generator
 from data import PublicDescription
-from data.files import read_json
+from data.files import hide, read_json
 from data.prepared import digest_of, load_as, made_anew, preparation_in
 from data.readers.records import Records
 from tasks.calibrate import check as check_plan
@@ -153,6 +153,7 @@ class Charge:
         receipt["releases"] = len(pd.read_parquet(written / "trace.parquet"))
         receipt |= {"software": software_facts(self.root, self.software), "sha256": sums}
         (written / RECEIPT).write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
+        hide(written)
         return self.run.finish(written)
 
 

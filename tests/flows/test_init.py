@@ -107,6 +107,7 @@ def test_a_project_is_made_from_a_schema_and_can_be_used(
     )
     found = call("tune")
     assert found.exit_code == 0 and "the winner of search" in found.stdout, found.output
+    assert open_to_others(own_home / "runs") == open_to_others(Path("datasets")) == []
     Path("tune.yaml").unlink()
     identity = ["-c", "user.name=Test", "-c", "user.email=test@example.org"]
     for command in (["add", "--all"], [*identity, "commit", "--quiet", "--message", "a project"]):
