@@ -35,7 +35,7 @@ from tasks.predict import Predictions, write
 from tasks.reporting import figures
 from tasks.reporting.figures import Drawing, picture, png
 from tests.algorithms.privacy.conftest import KEY
-from tests.support.checkout import Checkout
+from tests.support.checkout import PROJECT, Checkout
 from tests.support.comparisons import document, run_here, small
 from tests.support.hostile_texts import HOSTILE
 from tests.support.synthetic_run import record, write_run
@@ -254,3 +254,12 @@ def test_the_page_of_a_release_shows_names_as_they_are(
     page = (tmp_path / "released/README.md").read_text().split("---\n", 2)[2]
     seen = Tags(MarkdownIt("commonmark", {"html": True}).render(page))
     assert seen.markup.isdisjoint({"img", "a"}) and f"{HOSTILE[5]}: {HOSTILE[11]}" in seen.text
+
+
+def test_all_csv_files_are_written_by_the_one_place_that_makes_cells_safe() -> None:
+    files = [
+        path
+        for folder in ("flows", "tasks", "algorithms", "data")
+        for path in (PROJECT / folder).rglob("*.py")
+    ]
+    assert [path.name for path in files if ".to_csv(" in path.read_text()] == ["csv_files.py"]
