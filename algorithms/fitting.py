@@ -130,7 +130,10 @@ def _named_as_arguments() -> Iterator[None]:
     try:
         yield
     except RefusedError as error:
-        error.args = (_KEY.sub(lambda key: "method." if key[1] == "algorithm" else "", str(error)),)
+        said = str(error).replace(
+            ", or set model.precision to bfloat16", ""
+        )  # which is none of its arguments
+        error.args = (_KEY.sub(lambda key: "method." if key[1] == "algorithm" else "", said),)
         raise
 
 
@@ -189,7 +192,8 @@ def fit(
     Args:
         model: Maps [batch, *shape] to [batch, outputs], to [batch], or to outputs for each part of a record, such as
             [batch, length, classes] for texts. If it returns several tensors, as models of transformers do, the
-            `logits` are used. Training starts from its weights; it is not changed.
+            `logits` are used. Training starts from its weights; it is not changed. It trains in 32 bits: an autocast of
+            its own is ignored meanwhile, and stays in the result.
         loss: (outputs, targets) -> [batch], the loss of each record; or a loss of torch.nn or torch.nn.functional, or
             its name. PyTorch's losses are then used without reduction over records. A record with several targets has
             their mean loss, or the sum if the loss's reduction is "sum" or "batchmean", without targets of

@@ -259,7 +259,7 @@ class Engine:
     @property
     def random_layer(self) -> str:
         """A sentence on the layer that draws random numbers; empty if none does."""
-        return _unwrapped(self._examined.random_layer)
+        return _unwrapped(self._examined.random_layer())
 
     @property
     def is_narrow(self) -> bool:

@@ -109,7 +109,7 @@ class ModelInspection:
         unpacks, keeps_format, wholes, is_twice: as in `Passes`.
         layouts: the layouts of all uses of parameters; None if passes cannot be recorded, for the given `reason`.
         cost: of a pass.
-        is_random: whether the model draws random numbers. random_layer: a sentence that names where.
+        is_random: whether the model draws random numbers. random_layer: makes a sentence that names where.
         without_rule: operations that are differentiated record by record.
         is_brief: whether this was a brief inspection.
     """
@@ -125,7 +125,7 @@ class ModelInspection:
     reason: str
     cost: PassCost
     is_random: bool
-    random_layer: str
+    random_layer: Callable[[], str]
     without_rule: tuple[str, ...]
     is_brief: bool
 
@@ -167,6 +167,14 @@ def _measured(few: Sample, run: Callable[[Sample], object]) -> PassCost:
         most.append(some.inputs.nbytes + memory.most)
     each = max(0, most[1] - most[0]) // (len(few.labels) - 1)
     return PassCost(max(0, most[0] - each), each)
+
+
+def in_16_bits(name: str) -> str:
+    """The refusal of a model of 32 bits that converts numbers to 16."""
+    return (
+        f"the model {name} computes in 16 bits somewhere, by conversions of its own, though its precision is float32;"
+        " take the conversions out, or set model.precision to bfloat16."
+    )
 
 
 def examine(passes: Passes, least: Form) -> ModelInspection:
@@ -251,12 +259,20 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
         samples.append(looked.draw(_MORE, 1))
     answers, first = _decided(plain, looked, first, samples)
     plain, looked = (some.deciding(answers=answers or ()) for some in (plain, looked))
-    check_first_records(unused, plain)
-    second = _traced(plain, crowd(plain) if is_brief else form.draw(_MORE, 0), other=first.tape)
-    is_random = _check_briefly(plain, first, second, is_quick=is_quick) if is_brief else check_apart(looked)
-    if looked.is_exact:
-        # A kernel may be wrong in 32 bits alone. A record's place stays, and so does its rounding.
-        check_many_apart(plain, alone=False)
+    try:
+        check_first_records(unused, plain)
+        second = _traced(plain, crowd(plain) if is_brief else form.draw(_MORE, 0), other=first.tape)
+        is_random = (
+            _check_briefly(plain, first, second, is_quick=is_quick) if is_brief else check_apart(looked)
+        )
+        if looked.is_exact:
+            # A kernel may be wrong in 32 bits alone. A record's place stays, and so does its rounding.
+            check_many_apart(plain, alone=False)
+    except RecordsNotIndependentError as mixed:
+        if first.watch.is_narrow and passes.model.precision == torch.float32:
+            # Rounding to 16 bits differs between numbers of records, as if they were mixed.
+            raise ModelRefusedError(in_16_bits(passes.model.name)) from mixed
+        raise
 
     try:
         if answers is None:
@@ -297,7 +313,7 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
         reason=reason,
         cost=replace(cost.of_process(parameters), saved=saved),
         is_random=is_random,
-        random_layer=random_layer(plain, few) if is_random else "",
+        random_layer=partial(random_layer, plain, few) if is_random else str,
         without_rule=without_rule,
         is_brief=is_brief,
     )

@@ -1,5 +1,6 @@
 """Forward and backward passes over some records: recorded for all of them at once, or record by record."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -59,6 +60,43 @@ def _switch_off() -> Callable[[], object]:
 
 
 _WITHOUT_SHORTCUTS = ProcessSetting(_switch_off)
+
+_IGNORING = threading.local()
+"""In a thread: how many blocks it is in that ignore autocast."""
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Ignore a model's own autocast, so that it computes in its precision of 32 bits: the same but for rounding.
+
+    In 16 bits, rounding would hide whether records mix.
+    """
+    before = getattr(_IGNORING, "blocks", 0)
+    with _AUTOCAST_IGNORED:
+        _IGNORING.blocks = before + 1
+        try:
+            yield
+        finally:
+            _IGNORING.blocks = before
+
+
+def _ignore_autocast() -> Callable[[], object]:
+    enter: Callable[[torch.autocast], Any] = torch.autocast.__enter__
+
+    def entered(own: torch.autocast) -> Any:
+        if not getattr(_IGNORING, "blocks", 0):  # another thread's, which trains in 16 bits
+            return enter(own)
+        asked, own._enabled = own._enabled, False
+        try:
+            return enter(own)
+        finally:
+            own._enabled = asked
+
+    torch.autocast.__enter__ = entered  # type: ignore[method-assign]
+    return lambda: setattr(torch.autocast, "__enter__", enter)
+
+
+_AUTOCAST_IGNORED = ProcessSetting(_ignore_autocast)
 
 Answer = bool | int | None
 Answers = tuple[Answer, ...]
@@ -313,7 +351,7 @@ class Passes:
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
         if self.model.precision == torch.bfloat16:
             return torch.autocast(device.type, torch.bfloat16)
-        return nullcontext()
+        return without_autocast()
 
 
 class Answering(TorchFunctionMode):

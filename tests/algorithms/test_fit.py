@@ -674,6 +674,19 @@ def test_whole_targets_that_are_no_classes_are_numbers_for_a_loss_of_ones_own(y:
     assert same(*found)
 
 
+def test_a_models_own_autocast_is_ignored_in_training_and_stays_in_the_model() -> None:
+    """In 16 bits, rounding would hide whether records mix: it trains in 32, as without autocast."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        halved = _Halved(by_autocast=True)
+    plain = nn.Sequential(copy.deepcopy(halved.first), nn.ReLU(), copy.deepcopy(halved.last))
+    enter = torch.autocast.__enter__
+    assert same(seeded(model=halved), seeded(model=plain))
+    assert torch.autocast.__enter__ is enter
+    with torch.autocast("cpu", torch.bfloat16):
+        assert halved.first(torch.ones(1, 5)).dtype == torch.bfloat16
+
+
 def test_several_heads_may_come_as_one_tensor() -> None:
     def both(outputs: Tensor, targets: Tensor) -> Tensor:
         return _by_class(outputs[:, :2], targets) + outputs[:, 2].square()
@@ -983,6 +996,24 @@ class _Several(nn.Module):
         return self.joined(self.first(inputs), self.second(inputs))
 
 
+class _Halved(nn.Module):
+    """A layer in 16 bits, by autocast or by conversions of its own."""
+
+    def __init__(self, *, by_autocast: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.by_autocast = nn.Linear(5, 6), nn.Linear(6, 2), by_autocast
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.by_autocast:
+            with torch.autocast("cpu", torch.bfloat16):
+                hidden = self.first(inputs)
+        else:
+            weight, bias = (part.bfloat16() for part in self.first.parameters())
+            hidden = functional.linear(inputs.bfloat16(), weight, bias)
+        found: Tensor = self.last(torch.relu(hidden.float()))
+        return found
+
+
 def _by_class(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, targets, reduction="none")
 
@@ -1043,6 +1074,10 @@ def refusals(X: Any, Y: Any) -> dict[str, tuple[dict[str, Any], str]]:
         "whole numbers below 0 for a loss of classes": (
             {"loss": _by_class, "y": 2 * Y - 1},
             r"y holds classes below 0; count the classes from 0, or give y as real numbers, by \.astype\('float32'\)",
+        ),
+        "16 bits by conversions": (
+            {"model": _Halved(by_autocast=False)},
+            r"^the model _Halved computes in 16 bits somewhere, .*; take the conversions out\.$",
         ),
         "a random slope": (
             {"model": nn.Sequential(nn.Linear(5, 4), nn.RReLU(), nn.Linear(4, 2))},

@@ -24,6 +24,7 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import Engine, RecordsNotIndependentError
 from algorithms.gradients.arithmetic import pass_size
 from algorithms.gradients.devices import in_full_precision, upload
+from algorithms.gradients.model_inspection import in_16_bits
 from algorithms.gradients.placement import Shards, together
 from algorithms.models import Model
 
@@ -345,10 +346,7 @@ class Performance:
         if engine.is_random:
             raise RefusedError(engine.random_layer)
         if engine.is_narrow and model.precision == torch.float32:
-            raise RefusedError(
-                f"the model {model.name} computes in 16 bits somewhere, though its precision is float32; set"
-                " model.precision to bfloat16, or take the conversions out."
-            )
+            raise RefusedError(in_16_bits(model.name))
         return engine
 
     @contextmanager
