@@ -194,7 +194,7 @@ def _check_bound(card: DataCard, found: Mapping[Part, int]) -> None:
             most = card.person.per_person
             what = f"rows that are used (at most {most} of each person, in training and test together)"
         raise DataRefusedError(
-            f"data set {card.name!r} has more {what} than its records.at_most, {at_most}; raise that in its card."
+            f"data set {card.name!r} has more {what} than its at_most, {at_most}; raise that in its card."
         )
 
 
