@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 from data.card import DataCard
 from data.formats import Binned, Categorical, Csv, Label, Numeric, Rows, Table
 from data.readers import encoding
-from data.readers.rows import tables
+from data.readers.rows import SEPARATORS, tables
 from data.targets import Classes
 
 SHOWN_ABOVE = 0.01
@@ -223,7 +224,7 @@ def fault_of_text(path: Path, declared: Csv) -> str | None:
         if file.read(2) in _UTF_16:
             return f"{path} is UTF-16; save it as UTF-8"
         file.seek(0)
-        names: list[str] | None = None
+        wanted = None if declared.header else len(declared.in_the_file)
         for number, line in enumerate(file, 1):
             if number <= declared.skip_lines.train or not line.strip():
                 continue
@@ -234,15 +235,26 @@ def fault_of_text(path: Path, declared: Csv) -> str | None:
                     f"line {number} of {path} is not UTF-8, but probably Latin-1 or Windows-1252; save the file as"
                     " UTF-8, for example by `iconv -f WINDOWS-1252 -t UTF-8`"
                 )
-            quote = {"quotechar": '"'} if declared.quotes else {"quoting": csv.QUOTE_NONE}
-            fields = next(csv.reader([text], delimiter=declared.separator, **quote))
-            names = fields if names is None else names
-            if len(fields) != len(names):
+            count = _fields(text, declared, declared.separator)
+            wanted = count if wanted is None else wanted
+            if count != wanted:
+                others = [one for one in SEPARATORS if _fields(text, declared, one) == wanted]
                 why = "put texts that contain it in quotes"
-                if declared.separator == "," and re.search(r"(^|,)[+-]?\d+,\d+(,|$)", text):
+                if others:
+                    why = f"it has {wanted} by {others[0]!r}, which `separator` under `reader` in the card may name"
+                elif declared.separator == "," and re.search(r"(^|,)[+-]?\d+,\d+(,|$)", text):
                     why = "write numbers that have decimal commas with a point, and put texts with a comma in quotes"
                 return (
-                    f"line {number} of {path} has {len(fields)} fields, separated by {declared.separator!r}, where the"
-                    f" first has {len(names)}; {why}"
+                    f"line {number} of {path} has {count} fields, separated by {declared.separator!r}, instead of"
+                    f" {wanted}; {why}"
                 )
     return None
+
+
+def _fields(text: str, declared: Csv, separator: str) -> int:
+    """How many fields a line has; 0 for one that is no CSV."""
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if declared.quotes else csv.QUOTE_NONE
+    try:
+        return len(next(csv.reader([text], delimiter=separator, quoting=quoting), ()))
+    except csv.Error:
+        return 0

@@ -249,6 +249,13 @@ REMARKS: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, list[st
         """`spellings: {"0": ["False"], "1": ["True"]}`""",
         True,
     ),
+    "true and false of Parquet": (
+        [NUMBER],
+        {"classes": ["0", "1"]},
+        {"x": [1.0] * 40, "y": [False, True] * 20},
+        """`spellings: {"0": ["false"], "1": ["true"]}`""",
+        True,
+    ),
     "one class": (
         [NUMBER],
         CLASSES,
@@ -330,7 +337,7 @@ def test_nothing_is_told_of_a_table_that_is_as_its_card_declares(check: Check) -
         ("x,y\n1,no\n".encode("utf-16"), "{} is UTF-16; save it as UTF-8"),
         (
             b"x,y\n1,no\n1,5,no\n",
-            "line 3 of {} has 3 fields, separated by ',', where the first has 2; write numbers",
+            "line 3 of {} has 3 fields, separated by ',', instead of 2; write numbers",
         ),
         (b"x,y\n1,no\n1\n", "line 3 of {} has 1 fields"),
         (b'x,y\n"1,5",no\n', "column x: numbers have decimal commas, as in 1,5; write them with a point"),
@@ -349,6 +356,18 @@ def test_the_owner_is_told_which_fault_a_file_has(
     found = look(str(card_file), tmp_path, counted=False)
     assert found.refused is not None
     assert words.format(path) in " ".join([found.refused, *found.remarks])
+
+
+def test_without_a_header_the_separator_of_the_lines_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text("1;no\n2;yes\n")
+    files = {"train": {"path": "t", "sha256": sha256((tmp_path / "t").read_bytes()).hexdigest()}}
+    reader = csv_of(NUMBER, label("y")) | {"header": False}
+    document = (
+        CARD | CLASSES | {"files": files, "reader": reader, "split": {"salt": "m", "test_fraction": 0.5}}
+    )
+    YAML(typ="safe", pure=True).dump(document, tmp_path / "mine.yaml")
+    (remark,) = look(str(tmp_path / "mine.yaml"), tmp_path, counted=False).remarks
+    assert "line 1 of" in remark and "it has 2 by ';', which `separator` under `reader`" in remark
 
 
 def test_at_most_says_that_it_counts_the_rows_that_are_used(tmp_path: Path) -> None:
