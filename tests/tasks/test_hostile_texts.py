@@ -2,6 +2,7 @@
 
 import csv
 import io
+import logging
 import re
 import warnings
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from algorithms.privacy.card.build import build
 from algorithms.privacy.card.text import markdown
 from algorithms.privacy.ledger import Ledger
 from flows.cli.main import app
+from flows.cli.running import Steps
 from tasks import evaluate, report
 from tasks.comparing import report as comparison
 from tasks.comparing.work import Work
@@ -32,8 +34,10 @@ from tasks.csv_files import read_csv, write_csv
 from tasks.export import release
 from tasks.ledger_page import page as ledger_page
 from tasks.predict import Predictions, write
-from tasks.reporting import figures
+from tasks.reporting import figures, nothing
 from tasks.reporting.figures import Drawing, picture, png
+from tasks.runs.stages import main_of
+from tasks.tracking.runs import Finished, sections
 from tests.algorithms.privacy.conftest import KEY
 from tests.support.checkout import PROJECT, Checkout
 from tests.support.comparisons import document, run_here, small
@@ -263,3 +267,44 @@ def test_all_csv_files_are_written_by_the_one_place_that_makes_cells_safe() -> N
         for path in (PROJECT / folder).rglob("*.py")
     ]
     assert [path.name for path in files if ".to_csv(" in path.read_text()] == ["csv_files.py"]
+
+
+def test_the_report_for_wandb_shows_names_as_they_are(tmp_path: Path) -> None:
+    folders = write_run(tmp_path)
+    made = report.report(artifacts=folders.artifacts, prepared=folders.prepared, root=tmp_path)
+    run, cells = record(folders), set()
+    for text in HOSTILE:
+        card = build(replace(run, public=dict(run.public) | {"population": text, "unit": text}), KEY)
+        finished = Finished(card, made.run.metrics, made.run.trace, made.run.public, made.curve)
+        page = sections(finished, nothing())["card"][1]
+        tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(page)
+        kinds = {token.type for block in tokens for token in (block, *(block.children or ()))}
+        assert kinds == {"inline", "text"} | {
+            f"{name}_{end}"
+            for name in ("paragraph", "table", "thead", "tbody", "tr", "th", "td")
+            for end in ("open", "close")
+        }
+        cells.add(sum(block.type == "td_open" for block in tokens))
+        shown = [child.content for block in tokens for child in block.children or () if child.type == "text"]
+        assert visible(text).strip() in shown
+    assert len(cells) == 1
+
+
+@pytest.mark.parametrize("text", [name for name in HOSTILE if not name.isprintable()])
+def test_lines_of_stages_and_refusals_move_no_cursor(
+    text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise RefusedError(f"there is no {text}")
+
+    with pytest.raises(SystemExit):
+        main_of(refuse)
+    monkeypatch.setattr("logging.root.handlers", [])
+    main_of(lambda: logging.getLogger("tasks").warning("about %s", text))
+    steps = Steps(verbose=True)
+    steps.line(f"a line with {text} [bold]")
+    written = capsys.readouterr().err
+    assert not ESCAPES.search(written)
+    lines = " ".join(written.split())
+    assert "refused: there is no" in lines and f"about {visible(text)}" in lines
+    assert f"a line with {visible(text)} [bold]" in lines
