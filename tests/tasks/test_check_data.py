@@ -280,7 +280,10 @@ REMARKS: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, list[st
     "a copy of a number": (
         [number("copy", 0, 100)],
         {"target": {"bounds": [0, 100]}},
-        {"copy": [*map(str, range(40))], "y": [*map(str, range(40))]},
+        {
+            "copy": [str(n % 97 + n / 1000) for n in range(400)],
+            "y": [str(n % 97 + n / 1000) for n in range(400)],
+        },
         "column copy: it says the label 'y' of nearly every record",
         False,
     ),
