@@ -107,6 +107,10 @@ def pass_size(count: int, most: int) -> int:
 
 
 def pad_to_multiple(values: Tensor, step: int = WHOLE) -> Tensor:
-    """Pad a batch, [batch, ...] with at least one record, to a multiple of `step` by repeating the last record."""
+    """Pad a batch, [batch, ...] with at least one record, to a multiple of `step` by repeating the last record.
+
+    A copy is a record that can occur, where a row of zeros may be none, such as a text without words. What is computed
+    of it is dropped, and no other record's result depends on it, as the inspection has found of the model.
+    """
     missing = -len(values) % step
     return torch.cat([values, values[-1:].expand(missing, *values.shape[1:])]) if missing else values

@@ -1,6 +1,10 @@
 """The barrier's promises, with the statistical tests at a false-alarm rate of 1e-6 each."""
 
+import copy
+import logging
 import math
+import re
+import traceback
 from functools import cache
 from typing import Any
 
@@ -332,3 +336,45 @@ def test_the_trace_survives_its_file(tmp_path: Any) -> None:
     assert [Row(**read) for read in written.to_dict("records")] == trace.rows
     assert trace.events() == [dp.GaussianDpEvent(0.01)]
     assert (trace.rows[0].step, trace.rows[0].clip_norm, trace.rows[0].divisor) == (3, 1.0, 4.0)
+
+
+PRIVATE = 317
+"""A number of records that occurs nowhere else."""
+
+
+def _refused_of(asked: Barrier) -> dict[str, Any]:
+    """Questions that a barrier refuses, by name."""
+    point, noise, bound = small_model().initial_parameters(), Gaussian(1.0), L2(1.0)
+    terms: dict[str, Any] = {"sampling": FullBatch(), "clipping": bound, "noise": noise, "divisor": 1.0}
+
+    return {
+        "a point of another length": lambda: asked.gradient(point[1:], **terms),
+        "a point of another type": lambda: asked.gradient(point.double(), **terms),
+        "no bound for each layer": lambda: asked.gradient(
+            point, **terms | {"clipping": PerLayer((1.0,) * 7)}
+        ),
+        "another public number": lambda: asked.gradient(
+            point, **terms | {"sampling": WithoutReplacement(batch=5, records=300)}
+        ),
+        "another norm": lambda: asked.norm_count(point, bound=L1(1.0), noise=noise),  # type: ignore[arg-type]
+        "no minimum": lambda: asked.minimum(
+            Minimum(clip_norm=1.0, regularisation=1.0, tolerance=1e-9, input_norm=1.0, curvature=1.0),
+            noise=noise,
+        ),
+        "no matrix": lambda: asked.moment(lambda features, _: features.flatten(), bound=bound, noise=noise),
+        "no candidate": lambda: asked.argmin(point[None][:0], bound=1.0, noise=Gumbel(1.0)),
+        "a copy": lambda: copy.copy(asked),
+    }
+
+
+@pytest.mark.parametrize("name", _refused_of(barrier(made_up(5))))
+def test_what_is_refused_does_not_say_how_many_records_there_are(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    records = made_up(PRIVATE)
+    numbers = [PRIVATE, PRIVATE - 1, *np.bincount(records.labels).tolist()]
+    with caplog.at_level(logging.DEBUG), pytest.raises((RefusedError, TypeError)) as failed:
+        _refused_of(barrier(records))[name]()
+    told = "".join(traceback.format_exception(failed.value)) + caplog.text
+    told = re.sub(r"line \d+, in", "", told)
+    assert not [number for number in numbers if re.search(rf"(?<![\d.]){number}(?![\d.])", told)]
