@@ -19,7 +19,7 @@ from tasks.check_data import Look, look
 from tests.support.cards import card, category, csv_of, label, number
 
 Check = Callable[..., Look]
-CARD = card("mine", records={"at_most": 400})
+CARD = card("mine", records={"at_most": 4000})
 CLASSES = {"classes": ["no", "yes"]}
 LABELS = {"target": {"labels": ["x", "z"]}}
 NUMBER = number("x", 0, 100)

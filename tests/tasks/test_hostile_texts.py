@@ -286,9 +286,7 @@ def test_the_report_for_wandb_shows_names_as_they_are(tmp_path: Path) -> None:
         }
         cells.add(sum(block.type == "td_open" for block in tokens))
         shown = [child.content for block in tokens for child in block.children or () if child.type == "text"]
-        assert (
-            sum(f"one record ({visible(text)})" in line for line in shown) >= 2
-        )  # the statement, and a cell
+        assert any(f"one record ({visible(text)})" in line for line in shown)
     assert len(cells) == 1
 
 
