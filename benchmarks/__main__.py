@@ -92,7 +92,7 @@ def measured(
         "versions": machine.versions(),
         "allocators": {name: ALLOCATORS[name] for name in allocators},
         "speed": speeds,
-        "memory": {} if quick else _memory(workload, timed, device, autocast=autocast),
+        "memory": {} if quick else _memory(workload, timed, device, speeds, autocast=autocast),
     }
 
 
@@ -104,18 +104,20 @@ def _speed(job: Job, allocator: str) -> dict[str, Any]:
 
 
 def _memory(
-    workload: Workload, timed: list[str], device: torch.device, *, autocast: bool
+    workload: Workload, timed: list[str], device: torch.device, speeds: dict[str, Any], *, autocast: bool
 ) -> dict[str, dict[str, float]]:
     """Memory of the methods that could be timed, under the default allocator; failures are logged and left out.
 
-    On a CPU it is the median over several processes, since what the allocator keeps differs between them.
+    On a CPU it is the median over several processes, since what the allocator keeps differs between them; on a GPU it
+    was measured after the times.
     """
-    processes = 1 if device.type == "cuda" else _MEMORY_PROCESSES
+    if device.type == "cuda":
+        return record.memory(next(iter(speeds.values()))["growth_mb"])
     growths = {}
     for name in timed:
         job = Job(workload.name, device.type, autocast, memory_of=name)
         try:
-            found = [run(job, "default")["growth_mb"] for _ in range(processes)]
+            found = [run(job, "default")["growth_mb"] for _ in range(_MEMORY_PROCESSES)]
         except JobFailedError as error:
             _logger.error("%s", error)
         else:

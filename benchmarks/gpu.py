@@ -22,7 +22,11 @@ from benchmarks.workloads import DEFAULT, OF_LIBRARIES, SMALL, WORKLOADS
 
 _TESTS = (
     "tests/algorithms/gradients/test_device.py",
+    "tests/algorithms/gradients/test_determinism.py",
     "tests/algorithms/gradients/test_memory.py",
+    "tests/algorithms/test_optimizers.py",
+    "tests/algorithms/test_features.py",
+    "tests/algorithms/test_people.py",
     "tests/algorithms/test_contract.py",
     "tests/algorithms/privacy/test_sharding.py",  # on two GPUs, where available
 )

@@ -1,21 +1,23 @@
 """Measures one workload in its own process: first that the methods agree, then their times in alternation.
 
 CPU times are process CPU time on one thread, which other programs on the machine hardly disturb; GPU times are wall
-time between synchronisations.
+time between synchronisations, of one method after the other.
 """
 
+import gc
 import logging
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.gpu_memory import growth_on_gpu
 from benchmarks.methods import Method, NotAvailableError, Problem, names, start, trained
 from benchmarks.workloads import Workload
 
@@ -83,19 +85,37 @@ def speed(workload: Workload, device: torch.device, plan: Plan, *, autocast: boo
     missing = Missing()
     differences = agreement(workload, device, missing)
     problem = timed_problem(workload, device, autocast=autocast)
-    methods: dict[str, Method] = {}
-    for name in names(workload):
-        if name not in missing.not_available and name not in missing.failed:
-            method = missing.try_out(name, problem)
-            if method is not None:
-                methods[name] = method
-    clock = time.perf_counter if device.type == "cuda" else time.process_time
-    times = alternate(methods, plan, clock)
+    left = [name for name in names(workload) if name not in missing.not_available | missing.failed]
+    times, growths = (_in_turn if device.type == "cuda" else _together)(left, problem, plan, missing)
     return {
         "times_ms": {name: spread(values) for name, values in times.items()},
         "difference": differences,
+        "growth_mb": growths,
         **asdict(missing),
     }
+
+
+def _together(
+    left: Sequence[str], problem: Problem, plan: Plan, missing: Missing
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """The times of all methods, in alternation; their memory is measured in processes of their own."""
+    methods = {name: method for name in left if (method := missing.try_out(name, problem)) is not None}
+    return alternate(methods, plan, time.process_time), {}
+
+
+def _in_turn(
+    left: Sequence[str], problem: Problem, plan: Plan, missing: Missing
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """The times of all methods, and the growth of the GPU's memory in MB; in turn, since each may need all of it."""
+    times, growths = dict[str, list[float]](), dict[str, float]()
+    for name in left:
+        if (method := missing.try_out(name, problem)) is not None:
+            times |= alternate({name: method}, plan, time.perf_counter)
+            growths[name] = growth_on_gpu(method, name)
+        del method
+        gc.collect()
+        torch.cuda.empty_cache()
+    return times, growths
 
 
 def timed_problem(
