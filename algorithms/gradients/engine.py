@@ -36,7 +36,7 @@ from algorithms.gradients.devices import in_full_precision
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
 from algorithms.gradients.independence import RecordsNotIndependentError
 from algorithms.gradients.model_inspection import PassCost, examine
-from algorithms.gradients.op_tracer import Form, fills, fills_briefly
+from algorithms.gradients.op_tracer import Form, Sample, fills, fills_briefly
 from algorithms.gradients.passes import Passes, without_shortcuts
 from algorithms.gradients.per_example_gradients import PerExampleGradients, all_finite
 from algorithms.gradients.placement import Shards, beside, shard_frozen
@@ -159,6 +159,13 @@ class Engine:
             )
             self.physical_batch = self._size(physical_batch, memory_mb, device)
         self._log()
+        if device.type != "cpu" and inspected_on == device and not self.counts_alike():
+            _LOG.warning(
+                "on the device %s the last bits of a record's gradient depend on its place in a pass of the model %s,"
+                " so the guarantee holds there up to rounding in 32 bits; train on the CPU for all of it",
+                device.type,
+                model.name,
+            )
         if offload or shards is not None:
             self._place(device, offload=offload, frozen=shards_frozen, trained=shards_trained)
 
@@ -235,6 +242,32 @@ class Engine:
         """The inputs and labels of one record, in the form of those that the model was inspected on."""
         made_up = self._examined.form.draw(1, 0)
         return made_up.inputs, made_up.labels
+
+    def counts_alike(self) -> bool:
+        """Whether a made-up record has the same gradient and norm, bit for bit, in any place of a full pass.
+
+        First the whole pass is this record, then it has other records beside it. On a CPU the tests of the kernels say
+        so; those of other devices are too many.
+        """
+        form, size = self._examined.form, self.physical_batch
+        alike, few = form.draw(1, 0).some([0] * size), form.draw(min(size, WHOLE), 1)
+        company = few.some([row % len(few.labels) for row in range(size)])
+        point = self._passes.model.initial_parameters().to(form.device)
+
+        def counted(records: Sample) -> list[Tensor]:
+            found = self.contributions(point, records.inputs, records.labels)
+            return [found.norms(L2(1.0)), *found.tensors()]
+
+        parts = counted(alike)
+        its = [part[:1].clone() for part in parts]
+        if not all(bool((part == one).all()) for part, one in zip(parts, its, strict=True)):
+            return False
+        del parts  # the memory of a pass
+        return all(
+            torch.equal(part[place : place + 1], one)
+            for place in (0, size - 1)
+            for part, one in zip(counted(alike.among(company, place)), its, strict=True)
+        )
 
     @property
     def pass_bytes(self) -> int:

@@ -390,8 +390,13 @@ def unchanged(looked: Looked) -> Iterator[None]:
 
 
 def _lasting(looked: Looked, module: nn.Module) -> dict[str, object]:
-    """Digests of parameters and of attributes, of the module and of the loss."""
-    kept: dict[str, object] = {f"parameter {name}": _digest(part) for name, part in module.named_parameters()}
+    """Digests of parameters and of attributes, of the module and of the loss.
+
+    Not of the address of a parameter, since on a GPU an LSTM moves its weights next to each other in a forward pass.
+    """
+    kept: dict[str, object] = {
+        f"parameter {name}": _content(part) for name, part in module.named_parameters()
+    }
     named = looked.passes.model.named(looked.parameters)  # some are copies, at another address each time
     kept |= {f"parameter {name}": _content(part) for name, part in named.items()}
     return kept | _attributes(module) | _kept_by(looked.passes.model.losses)
@@ -477,11 +482,6 @@ def _are_tables(looked: Looked, sample: Sample) -> bool:
     made = {name: value.clone() for name, value in first.named_buffers()}
     _pass_through(looked, first, other)
     return not any(_different(made, dict(module.named_buffers())) for module in (first, second))
-
-
-def _digest(value: Tensor) -> int:
-    """A digest that changes if a tensor is written to or replaced; avoids a copy of the tensor."""
-    return hash((value.data_ptr(), _content(value)))
 
 
 def _content(value: Tensor) -> int:

@@ -335,8 +335,8 @@ def _correlated(event: CorrelatedDpEvent) -> str:
     )
 
 
-def rounding(stated: Rounding | None) -> str:
-    """What the arithmetic does to the guarantee, and what is left open."""
+def rounding(stated: Rounding | None, device: str) -> str:
+    """What the arithmetic does to the guarantee, and what is left open; device: that computed the sums."""
     if stated is None:
         return "No noise was added, so there is nothing to protect from rounding."
     return (
@@ -347,7 +347,12 @@ def rounding(stated: Rounding | None) -> str:
         f" point, which changes how likely each value is, of Laplace noise within {stated.laplace_scales} scales by"
         f" less than one part in 2^{stated.laplace_error_bits}, and is in no epsilon and no delta; that a record's own"
         " contribution, computed in 32 bits or fewer, does not depend on the records beside it is tested on a CPU with"
-        " one thread and with two, which are the most that a run uses, and not proven."
+        " one thread and with two, which are the most that a run uses, and not proven"
+        + (
+            "."
+            if device == "cpu"
+            else f"; this run computed on the device {device}, where it may in its last bits."
+        )
     )
 
 
@@ -429,7 +434,7 @@ def markdown(card: PrivacyCard, *, escape: Callable[[str], str] = for_markdown) 
             f"Software: {software(card)}",
             f"Noise: {noise(card)}",
             *([f"Correlation: {how}"] if (how := correlation(card)) else []),
-            f"Rounding: {rounding(card.implementation.rounding)}",
+            f"Rounding: {rounding(card.implementation.rounding, card.implementation.device)}",
         ],
         "Accounting": [
             f"Allowed: epsilon {_number(accounting.target.epsilon)} at delta {accounting.delta:g}",

@@ -174,6 +174,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, error: Tensor) -> tuple[Tensor, Tensor]:
         inputs, weight = ctx.saved_tensors
+        error = error.to(weight.dtype)  # in 16 bits, where the forward pass was
         return error @ weight.T, inputs.T @ error
 
 

@@ -183,6 +183,24 @@ def test_a_record_is_the_same_bit_for_bit_in_any_company(name: str) -> None:
             assert torch.equal(alone(engine, made, company, place), expected), (company, place)
 
 
+@pytest.mark.parametrize("place", [0, 1, 40, 63])
+@pytest.mark.parametrize("name", ["linear, sequence", "cnn"])
+def test_a_device_that_rounds_by_place_is_found(name: str, place: int) -> None:
+    """A row that is computed in another order, as by another kernel, so that its last bits alone differ."""
+    turned: list[int] = []
+
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        factors = torch.ones(len(x), *[1] * (x.dim() - 1))
+        factors[turned] = 7.0
+        return self.layer(x * factors / factors if turned else x)
+
+    spec = replace(SPECS[name], make=lambda: Wired(wiring, layer=SPECS[name].make()))
+    engine = problem(spec, torch.float32).engine(physical_batch=64)
+    assert engine.counts_alike()
+    turned.append(place)
+    assert not engine.counts_alike()
+
+
 @pytest.mark.skipif(not HAS_FAST_LINEAR, reason="oneDNN's products need AVX-512")
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("p", "o"), [(60, 1000), (1000, 10), (97, 101), (768, 256), (5000, 2), (1, 9000)])

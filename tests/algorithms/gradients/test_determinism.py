@@ -72,7 +72,6 @@ def test_a_layer_that_cannot_be_repeated_is_named(kernel: str, instead: str, *, 
 CONV = nn.Conv2d(1, 2, 3, padding=1)
 ORDINARY = {
     "AdaptiveAvgPool2d": ("a fixed kernel", [nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(8, 3)]),
-    "ReflectionPad2d": ("padding by zeros", [nn.ReflectionPad2d(1), nn.Flatten(), nn.Linear(200, 3)]),
     "Upsample": (
         "the mode nearest",
         [nn.Upsample(scale_factor=2, mode="bicubic"), nn.Flatten(), nn.Linear(512, 3)],

@@ -316,6 +316,17 @@ def _turning(self: Wired, inputs: Tensor) -> Tensor:
     return self.part(self.layer(inputs))
 
 
+def test_a_parameter_that_moves_and_keeps_its_numbers_is_taken() -> None:
+    """As those of an LSTM do on a GPU, in every pass with other weights."""
+
+    def wiring(self: Wired, inputs: Tensor) -> Tensor:
+        self.part.weight.data = self.part.weight.data.clone()
+        return self.part(self.layer(inputs))
+
+    made = problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 4), part=frozen(nn.Linear(4, 3))), (4,)))
+    check(made, made.engine())
+
+
 @pytest.mark.parametrize("make", [nn.Linear, lambda *sizes: frozen(nn.Linear(*sizes))])
 def test_a_parameter_that_changes_is_refused(make: Callable[..., nn.Module]) -> None:
     """By its name, though its numbers are the same in another order."""

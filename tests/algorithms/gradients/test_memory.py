@@ -118,6 +118,9 @@ def test_records_in_separate_passes_take_the_memory_of_one_pass_and_of_their_gra
     assert memory.most < 4.5 * point.nbytes
 
 
+@pytest.mark.skipif(
+    DEVICE.type != "cpu", reason="an accelerator multiplies more records at once, which takes more"
+)
 def test_a_sum_takes_its_memory_after_the_backward_pass() -> None:
     module = nn.Sequential(nn.Linear(60, 1000), nn.ReLU(), nn.Linear(1000, 10))
     model = Model("dense", module, nn.CrossEntropyLoss(reduction="none"), scores=lambda outputs: outputs)

@@ -67,7 +67,11 @@ def test_every_guarantee_has_facts_that_hold_and_sentences(
     assert (card.implementation.rounding is None) is (guarantee == "none")
     said, page = text.statement(card), text.markdown(card)
     assert not re.search(r"[\[{]['\"\d]|\b(None|True|False|null|true)\b|[\[{][\]}]", page)  # no value as code
-    assert said in page and card.setting.unit in page and text.rounding(card.implementation.rounding) in page
+    assert (
+        said in page
+        and card.setting.unit in page
+        and text.rounding(card.implementation.rounding, "cpu") in page
+    )
     assert said.startswith("NOT PRIVATE: ") is (guarantee != "private")
     assert text.protected(card).startswith("Nobody.") is (guarantee != "private")
     assert any("k times as much" in one for one in text.not_protected(card)) is (guarantee == "private")
