@@ -27,7 +27,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger.books import STATES, Account, Books, Entry, Head, Run, replay
 from algorithms.privacy.ledger.composition import WHOLE_POPULATION, Amount, Terms
 
-_NAMES_IN_A_MESSAGE, _MANY = 10, 50
+_MANY = 50
 
 Statement = tuple[sa.TextClause, Mapping[str, Any]]
 
@@ -134,8 +134,10 @@ class Part:
         """The books from the queries' answers."""
         books = Books()
         accounts = [_AccountRow(*row) for row in answers[0]]
-        if not accounts:  # the message names some that there are
-            for row in connection.execute(_SOME_POPULATIONS):
+        if (
+            not accounts
+        ):  # a message names some that there are, and a new name must not be one of them in another case
+            for row in connection.execute(_ALL_POPULATIONS):
                 _enter(books, row)
             return books
         _enter(books, accounts[0])
@@ -393,9 +395,7 @@ _RUNS_OF = (
 )
 _RUNS = sa.text(_RUNS_OF.format("OR population = :population AND status = 'open'"))
 _ASKED_RUNS = sa.text(_RUNS_OF.format(""))
-_SOME_POPULATIONS = sa.text(
-    f"SELECT * FROM epsilonflow_population ORDER BY place LIMIT {_NAMES_IN_A_MESSAGE}"
-)
+_ALL_POPULATIONS = sa.text("SELECT * FROM epsilonflow_population ORDER BY place")
 _NAMED_RUNS = _in_each("SELECT run_id, run FROM epsilonflow_run WHERE run_id IN [names]")
 _ENTER_POPULATION = sa.text(
     "INSERT INTO epsilonflow_population (population, place, terms, allowed)"

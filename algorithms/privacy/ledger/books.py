@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import islice
 from json.encoder import encode_basestring_ascii as _quote
 from typing import Any, Literal, NamedTuple
 
@@ -187,6 +188,7 @@ ADJACENCY = "ADD_OR_REMOVE_ONE"
 NOISE_KEY = "noise_key"
 """The note of a reservation with a digest of the key of its noise, of which a run has one."""
 ROUNDING = Fraction(1, 10**12)
+NAMES_IN_A_MESSAGE = 10
 
 
 class Run(NamedTuple):
@@ -252,7 +254,7 @@ class Books:
     def term(self, population: str) -> Terms:
         """The terms of a population; raises RefusedError for an unknown one."""
         if population not in self.terms:
-            known = ", ".join(map(repr, self.terms)) or "none yet"
+            known = ", ".join(map(repr, islice(self.terms, NAMES_IN_A_MESSAGE))) or "none yet"
             raise RefusedError(
                 f"the ledger has no population {population!r} (it has {known}); the first run on one declares it."
             )

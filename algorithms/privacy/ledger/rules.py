@@ -199,8 +199,17 @@ def _check_adjacency(books: Books, draft: Draft) -> None:
 
 
 def declaration(books: Books, population: str, cap: Budget, terms: Terms) -> list[Draft]:
-    """The row that enters a population; for one that is there, the row that binds what is not yet bound, if any."""
+    """The row that enters a population; for one that is there, the row that binds what is not yet bound, if any.
+
+    Raises RefusedError for a new name that differs from another in case alone. Two that are there already stay.
+    """
     if population not in books.terms:
+        alike = [name for name in books.terms if _folded(name) == _folded(population)]
+        if alike:
+            raise RefusedError(
+                f"the ledger has a population {alike[0]!r}, and {population!r} differs in case alone, so the same"
+                " people would have two budgets; write its name as it is there, or choose another for other people."
+            )
         return [Draft("population", population, cap, about=terms.to_json())]
     unbound = books.terms[population].unbound(terms, is_charged=books.is_charged(population))
     return [Draft("cap", population, books.cap(population), about={"bound": unbound})] if unbound else []

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger import Composition, Ledger
+from algorithms.privacy.ledger import Composition, Ledger, rules
 from algorithms.privacy.ledger.books import NOTHING, Draft, Entry, Head, follow, replay, seal
 from algorithms.privacy.ledger.composition import BASIC, Terms
 from algorithms.privacy.ledger.store import INSERT
@@ -80,6 +80,28 @@ def test_populations_do_not_touch_each_other(ledger: Ledger) -> None:
     assert ledger.populations() == ["patients", "customers"]
     assert ledger.balance("customers").reserved == Budget(1.0, 1e-5)
     assert [entry.run_id for entry in ledger.history("customers")] == [None, "b"]
+
+
+@pytest.mark.parametrize("name", ["Patients", "PATIENTS", "ｐatients"])
+def test_the_name_of_a_population_in_another_case_is_no_second_budget(ledger: Ledger, name: str) -> None:
+    for number in range(12):  # however many others there are
+        ledger.declare(f"before {number}", CAP, public=False)
+    with pytest.raises(RefusedError, match=r"has a population 'patients'.* differs in case alone"):
+        ledger.declare(name, CAP, public=False)
+    assert name not in ledger.populations()
+
+
+def test_populations_that_differed_in_case_before_stay(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(rules, "_folded", lambda name: name)  # as it was
+        ledger.declare("Patients", CAP, public=False)
+    for population in ("patients", "Patients"):
+        ledger.declare(population, CAP, public=False)
+        reserve(ledger, f"run on {population}", population=population)
+        assert ledger.balance(population).reserved == ONE
+    assert ledger.populations() == ["patients", "Patients"]
 
 
 def test_repeating_a_step_changes_nothing(ledger: Ledger) -> None:
