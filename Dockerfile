@@ -12,6 +12,7 @@ RUN apt-get update \
 
 WORKDIR /opt/epsilonflow
 COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY epsilonflow ./epsilonflow
 COPY flows ./flows
 COPY tasks ./tasks
 COPY algorithms ./algorithms

@@ -243,7 +243,7 @@ def fit(
 
     Example:
         >>> import numpy as np, torch
-        >>> from algorithms import DPSGD, fit
+        >>> from epsilonflow import DPSGD, fit
         >>> draw = np.random.default_rng(0)
         >>> X = draw.normal(size=(200, 5))
         >>> y = (X[:, 0] > 0).astype(int)

@@ -229,7 +229,7 @@ def api() -> str:
     }
     text = [
         "# Python",
-        "`from algorithms import fit, load`, and each method by its class name, such as `DPSGD`.",
+        "`from epsilonflow import fit, load`, and each method by its class name, such as `DPSGD`.",
     ]
     for title, names in parts.items():
         text.append(f"## {title}")

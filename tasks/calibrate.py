@@ -270,7 +270,7 @@ def _check_secret(privacy: params.Privacy, public: PublicDescription) -> None:
 
 
 def main() -> None:
-    """`python -m tasks.calibrate`, in a checkout."""
+    """`python -P -m tasks.calibrate`, in a checkout."""
     public = PublicDescription.read(Path("datasets/prepared"))
     settings, prepared = params.load(Path("params.yaml"), reads=READS), Path("datasets/prepared")
     document = calibrate(settings, public)

@@ -406,7 +406,7 @@ def _receipt_of(model: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """`python -m tasks.evaluate`, in a checkout."""
+    """`python -P -m tasks.evaluate`, in a checkout."""
     artifacts = Path("artifacts")
     path = artifacts / "model.safetensors"
     receipt = _receipt_of(path)

@@ -277,7 +277,7 @@ def _drawings(run: Run, curve: Curve, promised: Profile | None) -> dict[str, tup
 
 
 def main() -> None:
-    """`python -m tasks.report`, in a checkout."""
+    """`python -P -m tasks.report`, in a checkout."""
     finished = report(artifacts=Path("artifacts"), prepared=Path("datasets/prepared"), root=Path())
     settings = params.load(Path("params.yaml"), reads=READS)
     run = tracking.Finished(

@@ -411,7 +411,7 @@ def _help(job: Job, model: Model, on_step: OnStep, home: Path) -> None:
 
 
 def main() -> None:
-    """`python -m tasks.train`, in a checkout; `torchrun -m tasks.train` for several processes."""
+    """`python -P -m tasks.train`, in a checkout; `torchrun -m tasks.train` for several processes."""
     settings = params.load(Path("params.yaml"), reads=READS)
     prepared = Path("datasets/prepared")
     public = PublicDescription.read(prepared)

@@ -16,7 +16,7 @@ from setuptools import find_packages
 
 from tests.support.checkout import PROJECT
 
-PACKAGES = ("flows", "tasks", "algorithms", "data")
+PACKAGES = ("epsilonflow", "flows", "tasks", "algorithms", "data")
 IMPORT_NAMES = {
     "PIL": "pillow",
     "sklearn": "scikit-learn",

@@ -1,12 +1,11 @@
-"""The command `epsilonflow`; it works in the checkout it is called from.
+"""The command `epsilonflow`; it works in the checkout that the current folder is or lies in.
 
 Each command imports what it needs when it runs, so that `--help` is quick.
 """
 
 import atexit
 import gc
-import os
-import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +15,7 @@ from flows.cli.models import card_app, export, predict, release
 from flows.cli.projects import data_app, doctor, init
 from flows.cli.running import SETTINGS, OneSentence, say
 from flows.cli.runs import advise, audit, compare, plan, retrain, run, tune
+from tasks.runs.checkout import append_checkout_to_path, find_checkout
 
 # Objects made by imports stay alive. Looking for garbage among them takes a third of a short command: after every 700
 # of them, and once more at its end.
@@ -49,7 +49,7 @@ def main(
     ] = False,
 ) -> None:
     """Train models with differential privacy, and prove what it cost."""
-    sys.path.append(os.getcwd())  # for code of the user's own, as the stages find it
+    append_checkout_to_path(find_checkout() or Path.cwd())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.running import SETTINGS, AllowCode, say
+from flows.cli.running import SETTINGS, AllowCode, in_checkout, say
+from tasks.runs.checkout import find_checkout
 
 card_app = typer.Typer(**SETTINGS, help="Verify or print a privacy card.")
 
@@ -40,8 +41,8 @@ def predict(
         raise DataRefusedError(
             f"{to} holds the records to predict on; write the predictions to another file."
         )
-    allowed = {*(allow_code or ()), *named_code(Path())}
-    trained, count = load(model, allow_code=allowed), 0
+    allowed = {*(allow_code or ()), *named_code(find_checkout() or Path())}
+    trained, count = load(in_checkout(model), allow_code=allowed), 0
     found = predictions(trained, file, allow_code=allowed)
     for count in write(found, trained.classes, to or sys.stdout):
         if to is not None and sys.stderr.isatty():
@@ -72,7 +73,8 @@ def export(
     if form not in FORMS:
         raise ParamsRefusedError(f"there is no format {form!r}; choose {', '.join(FORMS)}.")
     place = output or Path({"onnx": "model.onnx", "torchscript": "model.pt"}.get(form, form))
-    far = write(model, form, place, allow_code={*(allow_code or ()), *named_code(Path())})
+    allowed = {*(allow_code or ()), *named_code(find_checkout() or Path())}
+    far = write(in_checkout(model), form, place, allow_code=allowed)
     say(f"Wrote {place}. Its scores differ from the model's by at most {far:.1g}.")
 
 
@@ -87,8 +89,8 @@ def release(
     from tasks.config.own_code import named_code
     from tasks.export import release as make
 
-    allowed = {*(allow_code or ()), *named_code(Path())}
-    names = make(model, folder, key=public_key(home()), allow_code=allowed)
+    allowed = {*(allow_code or ()), *named_code(find_checkout() or Path())}
+    names = make(in_checkout(model), folder, key=public_key(home()), allow_code=allowed)
     say(f"Wrote {folder}: {', '.join(names)}. Others can verify it with `epsilonflow card verify`.")
 
 
@@ -118,6 +120,7 @@ def verify(
         raise RefusedError(
             "--key is no public key; give the 64 hexadecimal digits of an owner.pub, or its path."
         )
+    file = in_checkout(file)
     verification = card.verify(card.load(file), file.parent, key=key or public_key(home()), unsigned=unsigned)
     words = {True: "holds", False: "FAILS", None: "not checked"}
     for check in verification.checks:
@@ -132,4 +135,4 @@ def show_card(file: Annotated[Path, typer.Argument(help="A privacy_card.json.")]
     from algorithms.privacy.card import load
     from algorithms.privacy.card.text import markdown
 
-    say(markdown(load(file), escape=str))
+    say(markdown(load(in_checkout(file)), escape=str))

@@ -19,6 +19,7 @@ import typer
 
 from flows.cli.interview import BACK, Interview
 from flows.cli.running import SETTINGS, has_prefect_api, say
+from tasks.runs.checkout import find_checkout, missing_in
 
 if TYPE_CHECKING:
     from tasks.config.new_project import Declared
@@ -50,7 +51,7 @@ def check_data(
     from data.card import DataRefusedError
     from tasks.check_data import look
 
-    found = look(card, Path.cwd(), counted=counts)
+    found = look(card, find_checkout() or Path.cwd(), counted=counts)
     for path, line in found.checksums.items():
         say(f"{path}: if this is the right file, its card needs  {line}")
     if found.counts is not None:
@@ -402,7 +403,7 @@ def doctor() -> None:
     is_ill = False
     for name, check in _CHECKS.items():
         try:
-            is_well, text = check(Path.cwd())
+            is_well, text = check(find_checkout() or Path.cwd())
         except (ValueError, OSError, RuntimeError, ImportError) as error:
             is_well, text = False, " ".join(str(error).split())
         mark = {True: "ok   ", False: "WRONG", None: "-    "}[is_well]
@@ -430,7 +431,9 @@ def _torch(_root: Path) -> tuple[bool, str]:
 
 
 def _checkout(root: Path) -> tuple[bool, str]:
-    missing = [name for name in ("params.yaml", "dvc.yaml", ".dvc", ".git") if not (root / name).exists()]
+    missing = missing_in(root)
+    if not any((folder / ".git").exists() for folder in (root, *root.parents)):
+        missing.append(".git")
     if missing:
         return (
             False,

@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from typer.core import TyperGroup
 
 from algorithms.plain_text import for_terminal
+from tasks.runs.checkout import find_checkout
 from tasks.terminal import PlainConsole
 
 if TYPE_CHECKING:
@@ -49,6 +50,11 @@ def say(text: str, *, error: bool = False) -> None:
 def show(content: RenderableType) -> None:
     """Print a table to stdout."""
     PlainConsole().print(content)
+
+
+def in_checkout(path: Path) -> Path:
+    """The path as it is given, if something is there; otherwise the same path in the checkout around this folder."""
+    return path if path.exists() else (find_checkout() or Path()) / path
 
 
 class OneSentence(TyperGroup):
@@ -92,8 +98,9 @@ _STEP = re.compile(
     r"(?:.* - )?(?P<what>step|encoded) (?P<step>\d+) of (?P<steps>\d+)(?: records)?, (?P<rest>.*)"
 )
 _NOISE = re.compile(
-    r"(Running stage |> python -m |Stage '|(Updating|Generating) lock file|To (track|enable) |\s*(git add|dvc config) "
-    r"|Use `dvc |Verifying data sources|Data and pipelines are up|(ERROR: )?failed to (reproduce|run) )"
+    r"(Running stage |> python (-P )?-m |Stage '|(Updating|Generating) lock file|To (track|enable) "
+    r"|\s*(git add|dvc config) |Use `dvc |Verifying data sources|Data and pipelines are up"
+    r"|(ERROR: )?failed to (reproduce|run) )"
 )
 """Lines of DVC's own, which are not shown."""
 

@@ -20,6 +20,7 @@ from flows.cli.running import (
     Verbose,
     completed,
     has_prefect_api,
+    in_checkout,
     listening,
     quieten_prefect,
     say,
@@ -187,7 +188,7 @@ def retrain(
     """Train again on new blocks of data if a retraining is due. Repeating it in the same period costs nothing."""
     from tasks.runs.stages import checkout
 
-    root, steps = checkout(), Steps(verbose)
+    root, steps, file = checkout(), Steps(verbose), in_checkout(file).absolute()
     if give_up:
         message = _given_up(root, file, yes=yes)
     elif not has_prefect_api():
@@ -208,7 +209,7 @@ def _retrain_here(root: Path, file: Path, steps: Steps) -> str:
     from tasks.retraining import delivery, load
     from tasks.runs.stages import StageFailedError, StageRefusedError, checkout_lock
 
-    work = delivery.Work(load(root / file), root, steps.run, steps.line)
+    work = delivery.Work(load(file), root, steps.run, steps.line)
     with checkout_lock(root, say=steps.line):
         outcome = delivery.retrain(work, now=datetime.now(UTC))
     if outcome.kind in ("refused", "broken"):
@@ -221,7 +222,7 @@ def _retrain_here(root: Path, file: Path, steps: Steps) -> str:
 def _given_up(root: Path, file: Path, *, yes: bool) -> str:
     from tasks.retraining import delivery, load
 
-    work = delivery.Work(load(root / file), root, lambda *_: None, lambda _: None)
+    work = delivery.Work(load(file), root, lambda *_: None, lambda _: None)
     with work.states.held() as free:
         state = work.states.open() if free else None
         if state is None:
@@ -282,11 +283,11 @@ def tune(
     """Search for settings privately. Only the best trial is released, for one price that its card states."""
     from tasks.runs.stages import checkout
 
-    root = checkout()
+    root, file = checkout(), in_checkout(file).absolute()
     if only_plan:
         from flows.cli.costs import search_table
 
-        table, outlook = search_table(root, root / file, allow_code=allow_code or ())
+        table, outlook = search_table(root, file, allow_code=allow_code or ())
         show(table)
         if outlook is not None:
             outlook.check()
@@ -296,7 +297,7 @@ def tune(
     from tasks.tuning import load
     from tasks.tuning.search import deliver, in_threads
 
-    asked = load(root / file, allow_code={*(allow_code or ()), *named_code(root)})
+    asked = load(file, allow_code={*(allow_code or ()), *named_code(root)})
     if runner == "threads" and not has_prefect_api():
         steps = Steps(verbose)
         say(f"searching: at most epsilon {asked.epsilon:g} for all trials together ...", error=True)

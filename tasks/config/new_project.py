@@ -292,8 +292,13 @@ def check(folder: Path, given: Sequence[Path], *, is_table: bool) -> None:
         raise ParamsRefusedError(
             f"{folder} would lie in {given[0]}, which is copied into it; name a new folder outside of it."
         )
-    if folder.exists() and any(folder.iterdir()):
+    if _entries(folder):
         raise ParamsRefusedError(f"{folder} is not empty; name a new folder.")
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in a folder that a project is to be made in, but for the repository that was made there before."""
+    return [path for path in folder.iterdir() if path.name != ".git"] if folder.exists() else []
 
 
 def make(folder: Path, declared: Declared) -> None:
@@ -306,7 +311,7 @@ def make(folder: Path, declared: Declared) -> None:
     try:
         _fill(folder, declared)
     except BaseException:
-        for made in (*folder.iterdir(),) if was_there else (folder,):
+        for made in _entries(folder) if was_there else [folder]:
             shutil.rmtree(made) if made.is_dir() else made.unlink(missing_ok=True)
         raise
 
@@ -344,9 +349,7 @@ def _fill(folder: Path, declared: Declared) -> None:
     shutil.copyfile(CARDS / "digits.yaml", cards / "digits.yaml")
     asked = Request(declared.name, "dp_sgd", 1.0, declared.delta, encoder=declared.encoder)
     revise(folder, asked).write()
-    env = os.environ | {"LOGNAME": system_user()}  # DVC needs a name
-    for command in (["git", "init", "--quiet"], [sys.executable, "-m", "dvc", "init", "--quiet"]):
-        subprocess.run(command, cwd=folder, env=env, check=True, capture_output=True)
+    _put_under_git_and_dvc(folder)
 
 
 def check_declared(declared: Declared) -> None:
@@ -366,6 +369,29 @@ def _write_card(cards: Path, declared: Declared, path: str, checksum: str) -> No
         raise ParamsRefusedError(
             f"no data card can be made of what was declared ({what}); change that."
         ) from None
+
+
+def _put_under_git_and_dvc(folder: Path) -> None:
+    """Under the git repository that the folder lies in, or else under one of its own.
+
+    A repository in another one is not committed with it. One that ignores the folder is not its repository.
+    """
+    inside = _git(folder, "rev-parse", "--show-prefix")
+    has_repository = inside is not None and (
+        not inside or _git(folder, "check-ignore", "--quiet", ".") is None
+    )
+    commands = [] if has_repository else [["git", "init", "--quiet"]]
+    is_below = ["--subdir"] if has_repository and inside else []
+    commands.append([sys.executable, "-P", "-m", "dvc", "init", "--quiet", *is_below])
+    env = os.environ | {"LOGNAME": system_user()}  # DVC needs a name
+    for command in commands:
+        subprocess.run(command, cwd=folder, env=env, check=True, capture_output=True)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What a git command writes in a folder; None if it fails."""
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _card(declared: Declared, path: str, checksum: str) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def _store(file: Path, count: int) -> FileStore:
 def _started(rank: int, count: int, file: Path, secret: bytes) -> "subprocess.Popen[bytes]":
     place = {_PLACE: f"{rank}/{count}/{file}", "LOCAL_RANK": str(rank)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "tasks.train"], env=os.environ | place, stdin=subprocess.PIPE, bufsize=0
+        [sys.executable, "-P", "-m", "tasks.train"], env=os.environ | place, stdin=subprocess.PIPE, bufsize=0
     )
     assert process.stdin is not None
     process.stdin.write(secret)  # fits the pipe, so that this waits for nobody

@@ -1,8 +1,8 @@
 """Run a stage as a process in a checkout, by DVC, one flow at a time.
 
 A refusal of a stage is one sentence on stderr and exit status 2. DVC decides whether a stage has to run. It works in a
-separate process, `python -m tasks.runs.stages STAGE`. That process leads a process group with the stage, and ends when
-the process that requested the stage ends, so that no process is left that could spend.
+separate process, `python -P -m tasks.runs.stages STAGE`. That process leads a process group with the stage, and ends
+when the process that requested the stage ends, so that no process is left that could spend.
 """
 
 import atexit
@@ -26,6 +26,7 @@ from algorithms.plain_text import for_terminal
 from algorithms.privacy.ledger.place import system_user
 from tasks.config import SPEND_AGAIN, agreed
 from tasks.config.params import ParamsRefusedError
+from tasks.runs.checkout import append_checkout_to_path, find_checkout, missing_in
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
@@ -58,6 +59,7 @@ def main_of(function: Callable[[], object]) -> None:
     logging.basicConfig(handlers=[handler])  # of libraries only warnings
     for ours in ("__main__", "algorithms", "data", "tasks"):
         logging.getLogger(ours).setLevel(logging.INFO)
+    append_checkout_to_path(Path.cwd())
     atexit.register(gc.freeze)  # a search for garbage at the end of a process takes tenths of a second
     try:
         with _for_the_owner_only():
@@ -144,14 +146,17 @@ def refusals() -> tuple[type[ValueError], ...]:
 
 
 def checkout() -> Path:
-    """The checkout in which this process works; raises ParamsRefusedError if the current folder is not a checkout."""
-    root = Path.cwd()
-    missing = [name for name in ("params.yaml", "dvc.yaml", ".dvc") if not (root / name).exists()]
-    if missing:
+    """The checkout in which this process works; raises ParamsRefusedError if the current folder lies in none.
+
+    Code of the user's own is imported from there.
+    """
+    root = find_checkout()
+    if root is None:
         raise ParamsRefusedError(
-            f"{root} is no checkout of epsilonflow, it has no {missing[0]}; change to one, or make one by"
-            " `epsilonflow init DIR`."
+            f"{Path.cwd()} is no checkout of epsilonflow, it has no {missing_in(Path.cwd())[0]}, and lies in none;"
+            " change to one, or make one by `epsilonflow init DIR`."
         )
+    append_checkout_to_path(root)
     return root
 
 
@@ -238,10 +243,12 @@ def _dvc(*stage: str, root: Path, say: Say) -> tuple[int, list[str]]:
     here = str(Path(sys.executable).parent)
     path = os.pathsep.join([here, os.environ.get("PATH", os.defpath)])
     process = subprocess.Popen(
-        [sys.executable, "-m", "tasks.runs.stages", *stage],
+        [sys.executable, "-P", "-m", "tasks.runs.stages", *stage],
         cwd=root,
-        # `python` is this one, output is unbuffered, and the user has a name, for DVC
-        env=os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1", "LOGNAME": system_user()},
+        # `python` is this one, output is unbuffered, no module of the user's own is in the way of ours, also in a
+        # checkout whose dvc.yaml has no -P, and the user has a name, for DVC
+        env=os.environ
+        | {"PATH": path, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", "LOGNAME": system_user()},
         stdin=subprocess.PIPE,  # nothing is written; it is closed whenever and however this process ends
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -386,5 +386,5 @@ def check_run_facts(metrics: Mapping[str, Any], receipt: Mapping[str, Any]) -> N
     if differing:
         raise RefusedError(
             f"artifacts/metrics.json is not of run {wanted['run_id']} (it has another {differing[-1]}, or none);"
-            " evaluate again by `python -m tasks.evaluate` or `dvc repro evaluate`."
+            " evaluate again by `python -P -m tasks.evaluate` or `dvc repro evaluate`."
         )

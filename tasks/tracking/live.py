@@ -124,7 +124,7 @@ class _Sender:
         self._latest: tuple[int, float, float] | None = None
         self._sent = -math.inf
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tasks.tracking.live"],
+            [sys.executable, "-P", "-m", "tasks.tracking.live"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # W&B's own output, which may be long
@@ -210,7 +210,7 @@ def tell(opening: dict[str, Any], rows: Iterator[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """`python -m tasks.tracking.live`, with lines as input."""
+    """`python -P -m tasks.tracking.live`, with lines as input."""
     lines = (json.loads(line) for line in sys.stdin)
     opening = next(lines)
     try:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from data.targets import NextToken, Tags, Target
 from flows.cli.main import app
 from tasks.config import new_project
 from tasks.config.new_project import TEMPLATES
+from tasks.runs.stages import checkout
 from tests.support.checkout import PROJECT
 from tests.support.modes import open_to_others, open_umask
 from tests.support.one_process import dvc_here, stay_in_this_process
@@ -44,12 +46,12 @@ def call(*arguments: str) -> Result:
 def dvc_begins_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `init` starts for DVC is done in this process, which has imported it."""
 
-    def run(command: list[str], *, cwd: Path, **how: Any) -> None:
-        if command[1:3] == ["-m", "dvc"]:
-            with contextlib.chdir(cwd):
-                assert dvc_here(*command[3:])[0] == 0
-        else:
-            subprocess.run(command, cwd=cwd, **how)
+    def run(command: list[str], *, cwd: Path, **how: Any) -> "subprocess.CompletedProcess[str] | None":
+        if command[1:4] != ["-P", "-m", "dvc"]:
+            return subprocess.run(command, cwd=cwd, **how)
+        with contextlib.chdir(cwd):
+            assert dvc_here(*command[4:])[0] == 0
+        return None
 
     monkeypatch.setattr(new_project, "subprocess", SimpleNamespace(run=run))
 
@@ -96,7 +98,7 @@ def test_a_project_is_made_from_a_schema_and_can_be_used(
     assert open_to_others(own_home / "ledger.sqlite") == open_to_others(own_home / "runs") == []
     assert done.stdout.startswith("existing result, nothing charged:\n") and "training" not in done.output
     stages = Path("dvc.yaml").read_text()
-    Path("dvc.yaml").write_text(stages.replace("-m tasks.train", " -m tasks.train"))
+    Path("dvc.yaml").write_text(stages.replace("python -P -m", "python -m"))  # as in an older project
     again = call("run")  # DVC runs the stage again, which finds its run
     assert "existing result, nothing charged: run" in again.stderr and "training" not in again.output
     assert again.stdout.startswith("existing result, nothing charged:\n")
@@ -125,6 +127,91 @@ def test_a_project_is_made_from_a_schema_and_can_be_used(
     assert f"its card needs  keyed_sha256: {known}" in call("data", "check", "clinic").stdout
     refused = call("init", ".", "--from", "../schema.json", "--at-most", "10")
     assert refused.exit_code == 2 and "is not empty" in refused.stderr
+
+
+def git(where: Path, *arguments: str) -> str:
+    identity = [
+        "-c",
+        "user.name=Test",
+        "-c",
+        "user.email=test@example.org",
+        "-c",
+        "protocol.file.allow=always",
+    ]
+    done = subprocess.run(
+        ["git", *identity, *arguments], cwd=where, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def outer_repository(place: Path) -> Path:
+    place.mkdir(parents=True)
+    git(place, "init", "--quiet")
+    (place / "README.md").write_text("Ours.")
+    git(place, "add", "--all")
+    git(place, "commit", "--quiet", "--message", "start")
+    return place
+
+
+def worktree(place: Path) -> Path:
+    git(outer_repository(place / "first"), "worktree", "add", "--quiet", "../second")
+    return place / "second"
+
+
+def submodule(place: Path) -> Path:
+    part, whole = outer_repository(place / "part"), outer_repository(place / "whole")
+    git(whole, "submodule", "--quiet", "add", str(part), "inner")
+    return whole / "inner"
+
+
+@pytest.mark.parametrize("outer", [outer_repository, worktree, submodule])
+@pytest.mark.parametrize("name", ["clinic", "teams/a b/clinic"])
+def test_a_project_in_a_repository_is_committed_with_it(
+    schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outer: Callable[[Path], Path], name: str
+) -> None:
+    repository = outer(tmp_path / "outer")
+    monkeypatch.chdir(repository)
+    made = call("init", name, "--from", str(tmp_path / schema), "--at-most", "20000")
+    assert made.exit_code == 0, made.output
+    assert not (repository / name / ".git").exists()
+    git(repository, "add", "--all")
+    git(repository, "commit", "--quiet", "--message", "a project")
+    names = git(repository, "ls-files", "-z").split("\0")
+    assert {f"{name}/dvc.yaml", f"{name}/.dvc/config", f"{name}/params.yaml"} <= set(names)
+    monkeypatch.chdir(repository / name / "data" / "cards")
+    assert checkout() == (repository / name).resolve()
+    planned = call("plan")  # finds the project, and says what is still to do in it
+    assert planned.exit_code == 2 and "datasets/raw/clinic.csv" in planned.stderr, planned.output
+    assert "ok     checkout: params.yaml is valid" in call("doctor").stdout
+
+
+def test_a_project_where_the_outer_repository_ignores_it_has_its_own(
+    schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = outer_repository(tmp_path / "outer")
+    (repository / ".gitignore").write_text("/own\n")
+    monkeypatch.chdir(repository)
+    made = call("init", "own", "--from", str(tmp_path / schema), "--at-most", "20000")
+    assert made.exit_code == 0, made.output
+    assert (repository / "own/.git").is_dir()
+    git(repository, "add", "--all")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_project_is_made_in_a_repository_that_is_there_and_empty(
+    schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    place = tmp_path / "clinic"
+    place.mkdir()
+    git(place, "init", "--quiet")
+    monkeypatch.chdir(place)
+    if fails:
+        monkeypatch.setattr(new_project, "version", lambda _: 1 / 0)
+    made = call("init", ".", "--from", "../schema.json", "--at-most", "20000")
+    assert (made.exit_code == 0) is not fails, made.output
+    git(place, "add", "--all")
+    assert ("dvc.yaml" in git(place, "ls-files")) is not fails
+    assert (len([*place.iterdir()]) == 1) is fails
 
 
 def test_columns_are_asked_for_and_a_slip_is_asked_again(
@@ -468,7 +555,9 @@ def test_the_templates_are_those_of_this_checkout() -> None:
         assert load_flow_from_entrypoint(f"{module}.{flow}").fn.__module__ == module
         assert file == f"{module.replace('.', '/')}.py:{flow}"
         about = [one.pop("description") for one in (deployment, ours_deployed[name])]
-        assert all(about) and deployment == ours_deployed[name]
+        alone = {"env": {"PYTHONSAFEPATH": "1"}}  # the folder may hold a module such as tasks.py
+        assert deployment["work_pool"] == {"name": "local-pool", "job_variables": alone}
+        assert all(about) and deployment | {"work_pool": {"name": "local-pool"}} == ours_deployed[name]
     for name, stage in ours["stages"].items():
         stage["deps"] = [dep for dep in stage["deps"] if not code.match(dep)]
         stage["deps"] += ["data/cards"] if name == "prepare" else []

@@ -62,6 +62,22 @@ def test_a_stage_runs_once_and_then_there_is_nothing_to_do(stage: Callable[[str]
     assert (root / "starts").read_text() == "x"
 
 
+def test_modules_with_the_names_of_our_packages_are_in_nobodys_way(stage: Callable[[str], Path]) -> None:
+    """Nor in that of a stage whose command has no -P; a module of the user's own is found."""
+    root = stage(
+        "from tasks.runs.stages import main_of\n"
+        "main_of(lambda: __import__('mine'))\n"
+        "import algorithms, data, tasks\n"
+        "open('model', 'w').write(tasks.__file__)"
+    )
+    (root / "mine.py").touch()
+    (root / "data").mkdir()
+    for name in ("tasks.py", "algorithms.py", "flows.py", "data/__init__.py"):
+        (root / name).write_text("1 / 0\n")
+    assert reproduce("train", root=root, say=lambda _: None)
+    assert (root / "model").read_text() == str(PROJECT / "tasks/__init__.py")
+
+
 @pytest.mark.parametrize("is_public", [False, True])
 def test_each_stage_hides_private_records_that_dvc_brought_back(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, is_public: bool

@@ -1,0 +1,26 @@
+"""Where the checkout is that a command or a stage works in, and its place on Python's path."""
+
+import sys
+from pathlib import Path
+
+PARTS = ("params.yaml", "dvc.yaml", ".dvc")
+
+
+def find_checkout() -> Path | None:
+    """The checkout that the current folder is or lies in, as git and DVC find theirs; None outside of any."""
+    here = Path.cwd()
+    return next((folder for folder in (here, *here.parents) if not missing_in(folder)), None)
+
+
+def missing_in(folder: Path) -> list[str]:
+    """The parts of a checkout that a folder lacks."""
+    return [name for name in PARTS if not (folder / name).exists()]
+
+
+def append_checkout_to_path(root: Path) -> None:
+    """Let code of the user's own be imported from the checkout at `root`, after everything else.
+
+    A module there that has the name of a package of ours, such as `tasks.py`, is then in nobody's way.
+    """
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
