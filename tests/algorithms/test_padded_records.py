@@ -138,8 +138,10 @@ def test_a_record_of_padding_alone_is_refused_with_what_takes_it(name: str) -> N
     train(seeded(Encoded).eval(), empty)
 
 
-def test_settings_of_torch_are_restored() -> None:
-    packs, checks = torch.backends.mha.get_fastpath_enabled(), torch.distributions.Distribution._validate_args
-    assert packs and checks
+@pytest.mark.parametrize("value", [True, False])
+def test_settings_of_torch_are_restored(value: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", value)
+    packs = torch.backends.mha.get_fastpath_enabled()
     train(seeded(Encoded).eval(), IDS)
-    assert torch.backends.mha.get_fastpath_enabled() and torch.distributions.Distribution._validate_args
+    assert torch.backends.mha.get_fastpath_enabled() is packs
+    assert torch.distributions.Distribution._validate_args is value
