@@ -98,16 +98,14 @@ class Affine(_Norm):
             raise ValueError(
                 f"the shift has shape {list(self.shift.shape)}, the scale {list(self.scale.shape)}; give equal shapes."
             )
-        if not (
-            torch.isfinite(self.shift).all() and torch.isfinite(self.scale).all() and (self.scale > 0).all()
-        ):
+        least, most, offset, are_numbers = self._facts
+        if not (are_numbers and least > 0):
             raise ValueError(
                 "the shift and the scale must be finite and the scale positive; bound them from below."
             )
-        least, most = (float(end) for end in self.scale.double().aminmax())
-        if least < _SMALLEST_SCALE or most > _LARGEST_SCALE or self.offset > FARTHEST * self.norm:
+        if least < _SMALLEST_SCALE or most > _LARGEST_SCALE or offset > FARTHEST * self.norm:
             raise ValueError(
-                f"the scale goes from {least:.3g} to {most:.3g}, and the shift is {self.offset:.3g} of it; keep the"
+                f"the scale goes from {least:.3g} to {most:.3g}, and the shift is {offset:.3g} of it; keep the"
                 f" scale between {_SMALLEST_SCALE:g} and {_LARGEST_SCALE:g}, and the shift within {FARTHEST:g} times"
                 f" the norm {self.norm:g}."
             )
@@ -119,9 +117,18 @@ class Affine(_Norm):
         return cls(norm, shift * min(1.0, 0.999 * FARTHEST * norm / max(offset, norm)), scale)
 
     @cached_property
+    def _facts(self) -> tuple[float, float, float, bool]:
+        """The smallest and the largest scale, the offset, and whether all are finite; with one wait for a device."""
+        shift, scale = self.shift.double(), self.scale.double()
+        are_numbers = torch.isfinite(shift).all() & torch.isfinite(scale).all()
+        facts = [*scale.aminmax(), (shift / scale).norm(), are_numbers.double()]
+        least, most, offset, finite = torch.stack(facts).tolist()
+        return least, most, offset, finite == 1.0
+
+    @property
     def offset(self) -> float:
         """The L2 norm of shift / scale, to which a zero gradient is mapped."""
-        return _offset(self.shift, self.scale)
+        return self._facts[2]
 
     @property
     def cancels(self) -> float:

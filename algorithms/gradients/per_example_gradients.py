@@ -77,15 +77,15 @@ class PerExampleGradients:
             found._add(their, clipping, total)
 
     @in_full_precision()
-    def add_clipped_if_finite(self, clipping: Clipping, total: Tensor) -> Tensor:
+    def add_clipped_if_finite(self, clipping: Clipping, total: Tensor, norms: Tensor | None = None) -> Tensor:
         """`add_clipped` if all norms are finite, and whether they are, []; the host waits for nothing.
 
-        If they are not, the total is spoilt.
+        If they are not, the total is spoilt. norms: as in `add_clipped`.
         """
         self._check(clipping)
         if len(self.losses) == 0:
             return torch.ones((), dtype=torch.bool, device=self.losses.device)
-        norms = self.norms(clipping)
+        norms = self.norms(clipping) if norms is None else norms
         self._add(norms, clipping, total)
         return norms.amax() < math.inf
 

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from algorithms.errors import ProcessLostError, QueryFailedError, RefusedError
 from algorithms.gradients import L1, L2, Clipping, Engine, LineCandidates, clip_and_sum, pad_to_multiple
 from algorithms.gradients.clipping import margin
+from algorithms.gradients.devices import upload
 from algorithms.gradients.linear import (
     LinearRecords,
     Objective,
@@ -375,7 +376,7 @@ def importance_sum(
     words, clip_norm = stream.pairs(count), clipping.sensitivity
     bounds = last.bounds(count, sampling, clip_norm)
     candidates = np.flatnonzero(is_below(words[:, 0], _DOWN * sampling.rate * bounds / clip_norm))
-    total, start = torch.zeros(len(point), dtype=torch.float64), 0
+    total, start = torch.zeros_like(point, dtype=torch.float64), 0
     for inputs, labels in batches(candidates):
         rows = candidates[start : start + len(labels)]
         start += len(labels)
@@ -386,8 +387,12 @@ def importance_sum(
         chances = np.where(np.isfinite(norms), clipped, 0.0) / bounds[rows]
         accepted = is_below(words[rows, 1], chances)
         last.see(rows, norms)
-        places = torch.from_numpy(np.flatnonzero(accepted)).to(inputs.device)
-        total += found.take(places).clipped_sum(clipping, measured[places]).cpu()
+        places = upload(torch.from_numpy(np.flatnonzero(accepted)), inputs.device)()
+        added = torch.zeros(len(point), dtype=torch.float64, device=inputs.device)
+        found.take(places).add_clipped_if_finite(
+            clipping, added, measured[places]
+        )  # as all that are accepted are
+        total += added.to(total.device)
     return total
 
 
