@@ -4,10 +4,12 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from algorithms.gradients import (
     L2,
@@ -71,6 +73,33 @@ def test_an_empty_batch_is_zero(name: str) -> None:
         assert found.shape == made.parameters.shape and found.dtype == torch.float64
         assert not found.any()
         assert len(engine.norms(*nobody.arguments, clipping)) == 0
+
+
+class _NoReading(TorchDispatchMode):
+    """Refuses what the host waits for on a device: reading values, and shapes that depend on them."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket.__name__ not in (
+            "_local_scalar_dense",
+            "nonzero",
+            "equal",
+            "masked_select",
+        )
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", WAYS + ON_WORDS)
+def test_a_sum_of_finite_gradients_reads_no_value(name: str) -> None:
+    """So that the passes of a device follow each other; and it is the same sum."""
+    made, engine = once(SPECS[name], torch.float32)
+    for kind, clipping in naive.clippings(made.model, made.gradients).items():
+        with _NoReading():
+            found, is_right = engine.clipped_sum_if_finite(*made.arguments, clipping)
+        assert bool(is_right) and torch.equal(found, engine.clipped_sum(*made.arguments, clipping)), kind
+    inputs = made.inputs.clone()
+    if inputs.is_floating_point():
+        inputs[2] = math.nan
+        assert not engine.clipped_sum_if_finite(made.parameters, inputs, made.labels, L2(1.0))[1]
 
 
 def test_a_layer_without_outputs_adds_nothing() -> None:
