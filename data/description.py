@@ -6,7 +6,7 @@ Also a digest of the rule by which records are held out, to which a population c
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod, sqrt
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -131,7 +131,9 @@ class PublicDescription:
     from each record after it is read. encoder: if the transform is an encoder. target: what is predicted, if it is not
     a class.
     per_person: how many training records can belong to one person, None if the card names no person column. pooled: how
-    many rows of a person are at most one training record; see `data.prepared`.
+    many rows of a person are at most one training record; see `data.prepared`. reader_sha256: of a reader of
+    the owner's own, the digest of its source. each_record_alone: whether the owner declares that it reads each record
+    by itself.
     """
 
     dataset: str
@@ -164,6 +166,7 @@ class PublicDescription:
     reader_sha256: Annotated[str | None, Field(exclude_if=lambda given: given is None)] = None
     target: Annotated[Target | None, Field(exclude_if=lambda given: given is None)] = None
     composition_runs: Annotated[int | None, Field(exclude_if=lambda runs: runs is None)] = None
+    each_record_alone: Annotated[bool, Field(exclude_if=lambda given: not given)] = False
 
     @property
     def padding(self) -> int:
@@ -196,8 +199,20 @@ class PublicDescription:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the description; it covers only public facts."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """SHA-256 of the description; it covers only public facts, and not a declaration that changes no record."""
+        return hashlib.sha256(replace(self, each_record_alone=False).to_json().encode()).hexdigest()
+
+    def check_reader(self) -> None:
+        """Raise DataRefusedError if private records come from a reader of the owner's own that is not declared.
+
+        It cannot be tried on them: a refusal that depends on private records would say something about them.
+        """
+        if self.reader_sha256 is not None and not (self.public or self.each_record_alone):
+            raise DataRefusedError(
+                f"the reader of the private data set {self.dataset!r} is its owner's own, and whether it reads each"
+                " record by itself cannot be tried on private records; if no record changes what it makes of another,"
+                " declare each_record_alone: true under reader in the data card."
+            )
 
     @staticmethod
     def read(folder: Path) -> "PublicDescription":
@@ -260,6 +275,7 @@ def public_description(
         pooled=None if card.person is None else card.person.pooled,
         reader_sha256=card.reader.source_sha256 if isinstance(card.reader, Own) else None,
         target=card.target,
+        each_record_alone=isinstance(card.reader, Own) and card.reader.each_record_alone,
     )
 
 

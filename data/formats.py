@@ -399,6 +399,8 @@ class Own(Strict):
     must process each record independently. source_sha256: checksum of all source files of its package and of
     what it imports from the project; write zeros first, and `epsilonflow data check` prints it. texts: whether the
     features are texts, for a text encoder.
+    each_record_alone: the owner's declaration that it reads each record by itself; private records need it, since the
+    reader cannot be tried on them, and the privacy card shows it.
     """
 
     kind: Literal["own"]
@@ -406,6 +408,8 @@ class Own(Strict):
     source_sha256: Sha256
     settings: dict[str, JsonValue] = Field(default_factory=dict)
     texts: bool = False
+    # In no document, so that the digests of cards and the ids of runs do not change when it is declared.
+    each_record_alone: bool = Field(default=False, exclude=True)
 
 
 Format: TypeAlias = Annotated[

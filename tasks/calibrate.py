@@ -184,6 +184,7 @@ def check(document: Mapping[str, Any], settings: Params, public: PublicDescripti
     seeded or diagnostics are requested for private records. The shipped code may be another than the plan was made by.
     """
     _check_secret(settings.privacy, public)
+    public.check_reader()
     expected, found = request_in(_made_for(settings, public)), request_in(document)
     differing = [key for key in expected if expected[key] != found[key]]
     if differing:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from algorithms.errors import ModelRefusedError
-from algorithms.extension import check_allowed, imported, source_digest
+from algorithms.extension import check_allowed, imported, is_own, source_digest
 from data import PublicDescription, prepared, public_description
 from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.description import EncoderFacts
@@ -49,7 +49,9 @@ def public_of(card: DataCard, chosen: params.Data) -> PublicDescription:
     """
     found = None if chosen.encoder is None else facts_of(chosen.encoder)
     reader_of(card.reader)
-    return public_description(card, chosen.transform, found)
+    public = public_description(card, chosen.transform, found)
+    public.check_reader()
+    return public
 
 
 def reader_of(reader: Format | None) -> OwnReader | None:
@@ -97,16 +99,29 @@ def encoder_of(chosen: params.Encoder) -> "Encoder":
     return encoder(chosen.name, settings, checkpoint=chosen.checkpoint)
 
 
-def loader_of(chosen: params.Encoder, target: Target | None) -> Callable[[], "Encode"]:
+def loader_of(
+    chosen: params.Encoder, target: Target | None, *, tried_on: Sequence[int] | None = None
+) -> Callable[[], "Encode"]:
     """The function that loads the named encoder's weights. If words are tagged, it must be a tokenizer.
 
-    Raises ModelRefusedError for another encoder.
+    tried_on: the shape of made-up records on which the loaded encoder is tried, alone and together. Raises
+    ModelRefusedError for another encoder.
     """
     found = encoder_of(chosen)
     load = found.aligned if isinstance(target, Tags) else found.load
     if load is None:
         raise ModelRefusedError(f"{chosen.name!r} does not say which tokens a word has; name tokenizer/NAME.")
-    return load
+    if tried_on is None:
+        return load
+
+    def load_checked() -> "Encode":
+        from algorithms.encoders.alone import check_alone
+
+        encode = load()
+        check_alone(found, encode, tried_on, is_own=is_own(chosen.name))
+        return encode
+
+    return load_checked
 
 
 def carried_in(
@@ -197,7 +212,7 @@ def prepare(
             records = encoded(
                 records,
                 public.encoder,
-                loader_of(encoder, public.target),
+                loader_of(encoder, public.target, tried_on=card.input_shape),
                 public.known,
                 kept=destination.with_name(f".{destination.name}-encoding"),
                 say=_told(card),

@@ -4,14 +4,19 @@ May import `algorithms.models.libraries` and `algorithms.extension`, but nothing
 pretraining data are not protected.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from algorithms.encoders.alone import in_portions
 from algorithms.encoders.encoder import Encoder, Frozen
 from algorithms.encoders.images import efficientnet_lite0, from_timm, from_torchvision
 from algorithms.encoders.texts import from_hugging_face, minilm, tokenizer, wordllama
 from algorithms.errors import ModelRefusedError
-from algorithms.extension import imported, is_own
+from algorithms.extension import imported, is_own, source_digest
+from algorithms.models.libraries import digest
 
 __all__ = ["SHIPPED", "Encoder", "Frozen", "check_name", "encoder"]
 
@@ -67,5 +72,11 @@ def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> En
         made = imported(name, "the encoder")(settings)
         if not isinstance(made, Encoder):
             raise ModelRefusedError(f"the encoder {name!r} made a {type(made).__name__}; return an Encoder.")
-        return made
+        return replace(made, name=name, sha256=_own_digest(name, made), load=lambda: in_portions(made.load()))
     return SHIPPED[name](settings)
+
+
+def _own_digest(name: str, made: Encoder) -> str:
+    """A digest of the code and the weights of an encoder of the user's own, and of the checksum that it states."""
+    weights = None if made.weights is None else digest(made.weights)
+    return hashlib.sha256(json.dumps([source_digest(name), made.sha256, weights]).encode()).hexdigest()

@@ -40,12 +40,14 @@ class Encoder:
         name: As requested.
         takes: Images as float32 [n, channels, height, width] in [0, 1], or texts as strings.
         width: Number of features per record.
-        sha256: Checksum of the weights file.
+        sha256: Checksum of the weights file. Of an encoder of your own, what your factory states; `encoder` replaces it
+            by a digest of that, of your code and of `weights`.
         pretrained_on: According to its author, or "unknown".
         tokens: For a tokenizer, the size of its vocabulary; its "features" are tokens, int32 [n, width].
         padding: The token that pads a text.
         aligned: For a tokenizer, the encoder of texts whose words are separated by the unit separator. It returns int32
             [n, 2, width]: the tokens, and the word's position at the first token of each word, otherwise -1.
+        weights: Of an encoder of your own, the file of its weights, if it has one.
         write: For a tokenizer, writes its files into a folder in its library's format; for texts, or for their words.
         load: Reads the weights and returns a function from n records to their features, float32 [n, width]. A record's
             features do not depend on the other records. The function may be called from several threads.
@@ -61,6 +63,7 @@ class Encoder:
     padding: int = 0
     aligned: Callable[[], "Encode"] | None = None
     write: Callable[[Path, bool], None] | None = None
+    weights: Path | None = None
 
 
 Records = NDArray[np.float32] | Sequence[str]

@@ -15,10 +15,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from filelock import FileLock, Timeout
 
@@ -350,6 +350,8 @@ def code_has_changed(stage: str, root: Path) -> bool:
     try:
         named = YAML(typ="safe").load(root / "params.yaml")
         if stage == "prepare":
+            if _encoder_has_changed(named["data"], root / "datasets" / "prepared"):
+                return True
             reader = data_card(str(named["data"]["dataset"]), root / "data" / "cards").reader
             return isinstance(reader, Own) and source_digest(reader.factory) != reader.source_sha256
         names = {
@@ -365,6 +367,20 @@ def code_has_changed(stage: str, root: Path) -> bool:
         return True
     except (OSError, YAMLError, DataRefusedError, KeyError, TypeError, AttributeError):
         return False  # the stage says what is wrong
+
+
+def _encoder_has_changed(data: Mapping[str, Any], prepared: Path) -> bool:
+    """Whether an encoder of the user's own has other code or weights than when the data were prepared."""
+    from algorithms.extension import is_own
+    from data import PublicDescription
+    from tasks.config.params import Data
+    from tasks.prepare import encoder_of
+
+    chosen = Data.model_validate(dict(data)).encoder
+    if chosen is None or not is_own(chosen.name) or not (prepared / "public.json").exists():
+        return False
+    known = PublicDescription.read(prepared).encoder
+    return known is None or known.sha256 != encoder_of(chosen).sha256
 
 
 def has_other_blocks(root: Path) -> bool:

@@ -44,7 +44,7 @@ from tasks.config.params import Model
 RECEIPT, PLAN = "receipt.json", "plan.json"
 _META, _KEY, _LOCK, _RESULT, _USED, _GONE = "run.json", "generator.key", "lock", "result", "taken", ".gone-"
 _RELEASED = ("model.safetensors", "trace.parquet")
-_DECIDES_NOTHING = ("title", "source", "licence", "unit", "cap_epsilon", "cap_delta")
+_DECIDES_NOTHING = ("title", "source", "licence", "unit", "cap_epsilon", "cap_delta", "each_record_alone")
 _DIGITS, _POLL_SECONDS = 16, 0.2
 
 _LOG = logging.getLogger(__name__)

@@ -1,6 +1,8 @@
 """Runs on what people have, and on an encoder's features of it: from the card to the report."""
 
+import importlib
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +31,7 @@ from tasks.config import params
 from tasks.config.overrides import Request, revise
 from tasks.predict import predict
 from tasks.prepare import reader_of
+from tasks.runs import store
 from tasks.runs.preflight import outlook
 from tasks.runs.stages import code_has_changed
 from tests.support import tiny_encoder
@@ -186,11 +189,15 @@ def test_a_reader_of_ones_own(workspace: Workspace, declared: Callable[..., None
     (workspace.root / "lines").write_text(lines)
     factory = "tests.support.tiny_reader:make"
     reader = {"kind": "own", "factory": factory, "settings": {"scale": 2}, "source_sha256": "0" * 64}
+    with pytest.raises(DataRefusedError, match="declare each_record_alone: true under reader"):
+        declared("lines", reader=reader, shape=[2])
+    reader["each_record_alone"] = True
     declared("lines", reader=reader, shape=[2])
     public = workspace.public
     assert (public.reader_sha256, public.feature_norms) == (source_digest(factory), None)
     assert load_prepared(workspace.root / "datasets/prepared").train_features[:, 1].tolist()[0] == 1.0
-    finish(workspace)
+    assert public.each_record_alone
+    assert "who declares that it reads each record by itself" in finish(workspace)
     (tmp_path / "new").write_text("0 0.1 0.2\n")
     model = load_model(workspace.root / "artifacts/model.safetensors")
     (found,) = predict(model, tmp_path / "new", allow_code=[factory])
@@ -316,7 +323,7 @@ def test_a_run_on_an_encoders_features_ends_with_a_card_that_holds(
     card = load(root / "artifacts" / report.CARD)
     assert verify(card, root / "artifacts", unsigned=True).passed
     assert card.mechanism.encoder is not None
-    assert card.mechanism.encoder.sha256 == "ab" * 32
+    assert card.mechanism.encoder.sha256 == workspace.public.encoder.sha256 != "ab" * 32  # computed
     assert "whose people this run does not protect" in text.transform(card.mechanism)
     assert "whose people this run does not protect" in (root / "artifacts" / report.PAGE).read_text()
     events = [row.event["type"] for row in card.events]
@@ -383,3 +390,69 @@ def test_settings_that_an_encoder_has_not_are_refused_by_name() -> None:
 
     with pytest.raises(ModelRefusedError, match=r"data\.encoder\.settings\.sise"):
         encoder_of(params.Encoder(name="wordllama", settings=json.loads('{"sise": 3}')))
+
+
+def test_the_declaration_of_a_reader_changes_no_run(
+    workspace: Workspace, declared: Callable[..., None]
+) -> None:
+    """A run of before is not paid for again; a plan on what was prepared before, without it, is refused."""
+    (workspace.root / "lines").write_text("".join(f"{place % 2} {place / 90} 0.5\n" for place in range(90)))
+    own = {"kind": "own", "factory": "tests.support.tiny_reader:make", "settings": {"scale": 2}}
+    declared("lines", reader=own | {"source_sha256": "0" * 64, "each_record_alone": True}, shape=[2])
+    public, prepared = workspace.public, workspace.root / "datasets/prepared"
+    before = replace(public, each_record_alone=False)
+    ids = [store.digest([], some, prepared, home=workspace.home) for some in (public, before)]
+    assert ids[0] == ids[1] and public.digest == before.digest
+    cards = [data_card("mine", workspace.root / "data/cards")]
+    cards.append(cards[0].model_copy(update={"reader": Own(**own, source_sha256="1" * 64)}))
+    documents = [json.loads(card.model_dump_json()) for card in cards]
+    assert documents[0]["reader"] | {"source_sha256": "1" * 64} == documents[1]["reader"]
+    (prepared / "public.json").write_text(before.to_json())
+    with pytest.raises(DataRefusedError, match="declare each_record_alone: true"):
+        workspace.train()
+    with pytest.raises(RefusedError):
+        workspace.ledger.history("mine")  # which knows no such population
+
+
+NORMS = """
+import numpy as np, torch
+from algorithms.encoders import Encoder
+
+def make(settings):
+    def load():
+        norm = torch.nn.BatchNorm1d(64){eval}
+        def encode(images):
+            with torch.no_grad():
+                return norm(torch.from_numpy(images).flatten(1)).numpy()
+        return encode
+    return Encoder("mine", "images", 64, "ab" * 32, "unknown", load)
+"""
+
+
+def test_an_encoder_of_ones_own_that_mixes_records_is_refused_and_an_edited_one_is_prepared_again(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "norms"
+    package.mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+
+    def write(text: str) -> None:
+        (package / "__init__.py").write_text(text)
+        importlib.invalidate_caches()
+        sys.modules.pop("norms", None)
+
+    data = {"dataset": "digits", "transform": "encoder", "encoder": {"name": "norms:make", "settings": {}}}
+    write(NORMS.format(eval=""))
+    with pytest.raises(ModelRefusedError, match=r"beside other records.*evaluation mode by \.eval\(\)"):
+        workspace.prepare(**data)
+    write(NORMS.format(eval=".eval()"))
+    first = workspace.prepare(**data)
+    _write(workspace.root / "params.yaml", {"data": data})
+    assert not code_has_changed("prepare", workspace.root)
+    write(NORMS.format(eval=".eval()") + "# edited\n")
+    assert code_has_changed("prepare", workspace.root)
+    second = workspace.prepare(**data)
+    assert first.encoder is not None and second.encoder is not None
+    assert first.encoder.sha256 != second.encoder.sha256
+    assert not code_has_changed("prepare", workspace.root)

@@ -186,6 +186,7 @@ def _document(run: RunRecord) -> dict[str, Any]:
             "per_person": public.get("per_person"),
             "pooled": public.get("pooled"),
             "unit_is_stated": public.get("unit_is_stated", False),
+            "each_record_alone": public.get("each_record_alone"),
             "population": receipt["population"],
             "public_records": public["public"],
         },

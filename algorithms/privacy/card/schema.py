@@ -65,7 +65,8 @@ class Setting(Section):
     the data card declares that public. holdout: what the metrics were measured on. per_person: how many of them can be
     of one person, where the data card names the person. pooled: how many rows of a person at most were one of them,
     where they were several; rows were chosen by a keyed hash of each. unit_is_stated: whether it is the caller's
-    statement alone that each record is all of one unit.
+    statement alone that each record is all of one unit. each_record_alone: true where code of the owner's own read the
+    records, and the owner declared that it reads each by itself, which nothing has checked.
     """
 
     guarantee: Guarantee
@@ -84,6 +85,7 @@ class Setting(Section):
     per_person: Count | None = Field(default=None, exclude_if=lambda given: given is None)
     pooled: Count | None = Field(default=None, exclude_if=lambda given: given is None)
     unit_is_stated: bool = Field(default=False, exclude_if=lambda given: not given)
+    each_record_alone: Literal[True] | None = Field(default=None, exclude_if=lambda given: given is None)
 
     @property
     def private(self) -> bool:

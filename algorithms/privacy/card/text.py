@@ -235,6 +235,12 @@ def owner_must(card: PrivacyCard) -> list[str]:
     ]
 
 
+READER = (
+    "Records were read by code of the data's owner, who declares that it reads each record by itself. That was not"
+    " checked: where one record changes what is read of another, this card does not hold."
+)
+
+
 def contact(card: PrivacyCard) -> str:
     """Whom to ask, as far as the data card says."""
     return f"The data card names no person; it names this source: {card.setting.source}"
@@ -428,6 +434,7 @@ def markdown(card: PrivacyCard, *, escape: Callable[[str], str] = for_markdown) 
         ],
         "What was done": [
             f"{mechanism.algorithm} on {setting.dataset}: {mechanism.releases} releases in {mechanism.steps} steps",
+            *([f"Reader: {READER}"] if setting.each_record_alone else []),
             f"Transform: {transform(mechanism)}",
             f"Learned features: {features(mechanism.features)}",
             f"Model {mechanism.model.name}: {model_parts(mechanism.model)}",

@@ -1,0 +1,110 @@
+"""Whether an encoder makes each record's features from that record alone, tried on made-up records.
+
+Kernels round by the size of a batch, so an encoder of one's own is always called with portions of the same size, and is
+tried at that size: then an honest one gives the same bits in any company.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from algorithms.encoders.encoder import Encode, Encoder
+from algorithms.errors import ModelRefusedError
+
+PORTION = 64
+"""How many records an encoder of one's own gets at once; the last ones are filled up with blank records."""
+_FEW = 8
+_NEAR = 1e-4
+"""How far features may differ, relative to the largest, where the size of a batch is the library's own."""
+_POSITION = 1e-3
+"""How far they may differ at another place in a portion, where kernels may add up in another order."""
+_WORDS = ("a", "film", "that", "I", "liked", "not", "at", "all", "1984", "Zürich", "good", "bad")
+
+
+def in_portions(encode: Encode) -> Encode:
+    """The function, called with `PORTION` records each time; blank images or texts are added and taken out again."""
+
+    def portioned(records: Any) -> NDArray[Any]:
+        return np.concatenate(
+            [
+                _of_a_portion(encode, records[start : start + PORTION])
+                for start in range(0, len(records), PORTION)
+            ]
+        )
+
+    return portioned
+
+
+def _of_a_portion(encode: Encode, records: Any) -> NDArray[Any]:
+    missing = PORTION - len(records)
+    if isinstance(records, np.ndarray) and records.dtype != object:
+        blank = np.zeros((missing, *records.shape[1:]), records.dtype)
+    else:
+        blank = np.full(missing, "", object)
+    return np.asarray(encode(np.concatenate([records, blank])))[: len(records)]
+
+
+def check_alone(encoder: Encoder, encode: Encode, shape: Sequence[int], *, is_own: bool) -> None:
+    """Raise ModelRefusedError if made-up records get other features in other company, or the second time.
+
+    Args:
+        encoder: The encoder.
+        encode: What its `load` returned.
+        shape: Of an image [channels, height, width]; not used for texts.
+        is_own: Whether it is of the user's own, whose portions are as in preparing; then features must agree bit for
+            bit, except on an accelerator.
+    """
+    size = PORTION if is_own else _FEW
+    places = [0, size // 2, size - 1]
+    company = _made_up(encoder, size, shape, seed=0)
+    # The brightest image and the longest text are among the others, so that what is taken over records changes.
+    company[places] = [0.5 * x if encoder.takes == "images" else x[:20] for x in company[places]]
+    others, blank = _made_up(encoder, size, shape, seed=1), np.zeros_like(company)
+    if encoder.takes == "texts":
+        blank[:] = ""
+    for some in (others, blank):
+        some[places] = company[places]
+    moved = np.roll(company, 1, axis=0)
+    usual, in_others, alone, again, at_next = map(encode, (company, others, blank, company, moved))
+    _check_form(encoder, usual, size)
+    is_exact = is_own and not torch.accelerator.is_available()
+    near = 0.0 if is_exact else _NEAR
+    for found, expected, allowed in (
+        (again, usual, near),
+        (in_others[places], usual[places], near),
+        (alone[places], usual[places], near),
+        (np.roll(at_next, -1, axis=0), usual, _POSITION),
+    ):
+        if np.shape(found) != expected.shape or _distance(found, expected) > allowed * np.abs(usual).max():
+            raise ModelRefusedError(
+                f"the encoder {encoder.name!r} makes other features of a record beside other records, or the second"
+                " time, so that adding one record would change others; use public constants in place of what is taken"
+                " over records, and put a network into evaluation mode by .eval()."
+            )
+
+
+def _made_up(encoder: Encoder, size: int, shape: Sequence[int], *, seed: int) -> NDArray[Any]:
+    """Images of uniform noise, dark for an odd seed; or texts of several lengths."""
+    generator = np.random.default_rng(seed)
+    if encoder.takes == "images":
+        brightness = 0.1 if seed % 2 else 1.0
+        return brightness * generator.random((size, *shape), dtype=np.float32)
+    lengths = generator.integers(0, 12 * (seed + 1), size)
+    return np.array([" ".join(generator.choice(_WORDS, length)) for length in lengths], object)
+
+
+def _check_form(encoder: Encoder, features: NDArray[Any], size: int) -> None:
+    kind = np.float32 if encoder.tokens is None else np.int32
+    fits = np.shape(features)[:1] == (size,) and np.shape(features)[-1] == encoder.width
+    if not fits or features.dtype != kind or not np.isfinite(features).all():
+        raise ModelRefusedError(
+            f"the encoder {encoder.name!r} made {np.asarray(features).dtype} of the shape {list(np.shape(features))} of"
+            f" {size} made-up records; return finite {np.dtype(kind)} of the shape [n, {encoder.width}]."
+        )
+
+
+def _distance(found: NDArray[Any], expected: NDArray[Any]) -> float:
+    return float(np.abs(np.asarray(found, np.float64) - expected).max())
