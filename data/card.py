@@ -19,9 +19,8 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
+from data.documents import DocumentError, load_yaml
 from data.formats import (
     OF_ROWS,
     Cifar,
@@ -474,13 +473,10 @@ def data_card(name: str, folder: Path = CARDS) -> DataCard:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        document = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        document = load_yaml(path.read_text(encoding="utf-8"))
         json.dumps(document)
-    except YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" near line {mark.line + 1}" if mark else ""
-        problem = str(getattr(error, "problem", None) or "unreadable").splitlines()[0]
-        raise DataRefusedError(f"data card {path} is not valid YAML{where}: {problem}; correct it.") from None
+    except DocumentError as error:
+        raise DataRefusedError(f"data card {path} {error}; correct it.") from None
     except (TypeError, UnicodeDecodeError):
         raise DataRefusedError(
             f"data card {path} must hold plain UTF-8 text, numbers and lists; correct it."

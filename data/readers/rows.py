@@ -294,7 +294,36 @@ def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
 def _table_of_text(
     path: Path, declared: Csv, *, skip_lines: int, names_rows: bool = False
 ) -> Iterator[pa.Table]:
-    """The file's columns as text, some megabytes at a time; gzip is recognised by the file's suffix.
+    """The file's columns as text, some megabytes at a time, or as many as its longest line needs; see `_portions`.
+
+    Raises DataRefusedError for a line beyond `_LONGEST_LINE`, which Arrow cannot read either.
+    """
+    done = 0
+    for size in (_BLOCK_BYTES, _LONGEST_LINE):
+        seen = 0
+        try:
+            for table in _portions(path, declared, size, skip_lines=skip_lines, names_rows=names_rows):
+                seen += table.num_rows
+                if seen > done:  # what was read before it met a longer line is passed on once
+                    yield table.slice(max(0, table.num_rows - (seen - done)))
+                    done = seen
+            return
+        except _LineTooLongError:
+            continue
+    raise DataRefusedError(
+        f"{path} has a line of more than {_LONGEST_LINE // 2**20} MB, or a quote that is never closed; take that field"
+        " or that quote out of the file, even if its column is ignored."
+    )
+
+
+class _LineTooLongError(Exception):
+    """A line is longer than a portion."""
+
+
+def _portions(
+    path: Path, declared: Csv, size: int, *, skip_lines: int, names_rows: bool
+) -> Iterator[pa.Table]:
+    """The file's columns as text, `size` bytes at a time; gzip is recognised by the file's suffix.
 
     Names of columns are trimmed, as values are. Raises DataRefusedError if a line has too many or too few fields, or is
     not UTF-8. names_rows: with the number of that line, for public records. An empty file has no rows.
@@ -305,11 +334,11 @@ def _table_of_text(
     names = list(declared.in_the_file)
     try:
         if declared.header:
-            with _opened(path, declared, skip_lines, {}) as first:
+            with _opened(path, declared, skip_lines, {}, size) as first:
                 names = first.schema.names
             if (separator := _other_separator(names, declared.separator, declared.in_the_file)) is not None:
                 raise _separated_by(separator, declared.separator, path)
-        with _opened(path, declared, skip_lines, dict.fromkeys(names, pa.string())) as batches:
+        with _opened(path, declared, skip_lines, dict.fromkeys(names, pa.string()), size) as batches:
             for batch in batches:
                 table = pa.Table.from_batches([batch])
                 if declared.quotes and any(_holds_a_line_break(column) for column in table.columns):
@@ -326,6 +355,8 @@ def _table_of_text(
         KeyError,
         UnicodeDecodeError,
     ) as error:
+        if "straddling object" in str(error):
+            raise _LineTooLongError from None
         if "Empty CSV file" not in str(error):
             said = _what_is_wrong(path, declared)
             row = re.search(r"Row #(\d+)", str(error))
@@ -339,6 +370,7 @@ def _opened(
     declared: Csv,
     skip_lines: int,
     types: dict[str, pa.DataType],
+    size: int,
 ) -> Iterator[tables_of_text.CSVStreamingReader]:
     with ExitStack() as stack:
         if declared.member is None and zipfile.is_zipfile(path):
@@ -355,7 +387,7 @@ def _opened(
             read_options=tables_of_text.ReadOptions(
                 skip_rows=skip_lines,
                 column_names=None if declared.header else list(declared.in_the_file),
-                block_size=_BLOCK_BYTES,
+                block_size=size,
                 use_threads=False,
             ),
             parse_options=tables_of_text.ParseOptions(

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
-from ruamel.yaml import YAML
 
 from algorithms.core.method import Plan
 from algorithms.methods.matrix_factorisation import CorrelatedPlan
@@ -15,6 +14,7 @@ from algorithms.privacy.accounting.risk import caught, risk_profile
 from algorithms.privacy.card.schema import BY
 from algorithms.privacy.ledger.planned_runs import explain
 from data.card import data_card
+from data.documents import load_yaml
 from tasks.config import params
 from tasks.config.overrides import Request, reasons, recipe, revise
 from tasks.config.own_code import named_code
@@ -68,7 +68,7 @@ def search_table(root: Path, file: Path, *, allow_code: Collection[str] = ()) ->
     from tasks.tuning.search import Search
 
     asked = tuning.load(file, allow_code={*allow_code, *named_code(root)})
-    base = YAML(typ="safe", pure=True).load(root / "params.yaml")
+    base = load_yaml((root / "params.yaml").read_text(encoding="utf-8"))
     settings = params.load(root / "params.yaml", reads=tuning.READS)
     card = data_card(settings.data.dataset, root / "data" / "cards")
     public = public_of(card, settings.data)

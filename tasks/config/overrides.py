@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedSeq
-from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from data.card import DataCard, DataRefusedError, Records, data_card
+from data.documents import DocumentError, load_yaml
 from data.files import write_text
 from tasks.config import params
 from tasks.config.params import Model, Params, ParamsRefusedError
@@ -244,7 +244,7 @@ def settings_of(assignments: Iterable[str]) -> dict[str, Any]:
             )
         try:
             settings[key.strip()] = _plain(value)
-        except YAMLError:
+        except DocumentError:
             raise ParamsRefusedError(
                 f"the value of --set {key} is not valid YAML: {value!r}; put it in quotes."
             ) from None
@@ -397,7 +397,7 @@ def _text(document: object) -> str:
 
 
 def _plain(text: str) -> Any:
-    return YAML(typ="safe", pure=True).load(text)
+    return load_yaml(text)
 
 
 def _spaced(text: str) -> str:

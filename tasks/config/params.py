@@ -20,11 +20,10 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from algorithms.privacy.accounting import MOST_EPSILON
 from data.description import Transform
+from data.documents import DocumentError, load_yaml
 
 _PASSWORD = re.compile(r"://[^/@]*:[^@]*@|[?&](ssl)?password=")
 
@@ -294,13 +293,13 @@ def read_yaml(path: Path, *, holds: str, missing: str) -> dict[str, Any]:
     holds: what it must hold. missing: what to do if there is no file.
     """
     try:
-        document = YAML(typ="safe", pure=True).load(path)
+        document = load_yaml(path.read_text(encoding="utf-8"))
     except OSError:
         raise ParamsRefusedError(f"there is no file {path}; {missing}.") from None
-    except (YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" near line {mark.line + 1}" if mark else ""
-        raise ParamsRefusedError(f"{path.name} is not valid YAML{where}; correct it.") from None
+    except UnicodeDecodeError:
+        raise ParamsRefusedError(f"{path.name} is not valid YAML, which is UTF-8; correct it.") from None
+    except DocumentError as error:
+        raise ParamsRefusedError(f"{path.name} {error}; correct it.") from None
     if not isinstance(document, dict):
         raise ParamsRefusedError(f"{path.name} must hold {holds}; correct it.")
     return document

@@ -333,11 +333,9 @@ def code_has_changed(stage: str, root: Path) -> bool:
 
     That is code of the user's own; and in training that of epsilonflow, if a person agreed to train again.
     """
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
     from algorithms.extension import NotUsableError, is_own, source_digest
     from data.card import DataRefusedError, data_card
+    from data.documents import DocumentError, load_yaml
     from data.files import read_json
     from data.formats import Own
 
@@ -348,7 +346,7 @@ def code_has_changed(stage: str, root: Path) -> bool:
     if stage not in ("prepare", "calibrate"):
         return False
     try:
-        named = YAML(typ="safe").load(root / "params.yaml")
+        named = load_yaml((root / "params.yaml").read_text(encoding="utf-8"))
         if stage == "prepare":
             if _encoder_has_changed(named["data"], root / "datasets" / "prepared"):
                 return True
@@ -365,7 +363,15 @@ def code_has_changed(stage: str, root: Path) -> bool:
         )
     except NotUsableError:
         return True
-    except (OSError, YAMLError, DataRefusedError, KeyError, TypeError, AttributeError):
+    except (
+        OSError,
+        DocumentError,
+        DataRefusedError,
+        UnicodeDecodeError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ):
         return False  # the stage says what is wrong
 
 

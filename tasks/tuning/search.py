@@ -43,6 +43,7 @@ from algorithms.privacy.card.build import Columns
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import Generator, secure_generator, seeded_generator
 from data import PublicDescription
+from data.documents import load_yaml
 from data.files import read_json, write_text, write_whole
 from data.prepared import contents, load_as, made_anew
 from data.readers.records import Records
@@ -324,7 +325,7 @@ def deliver(asked: Tuning, root: Path, *, say: Callable[[str], object], run_all:
         public = prepare(
             settings, mirror=data_mirror(), home=folder, destination=prepared, root=root, cards=cards
         )
-        base = YAML(typ="safe", pure=True).load(root / "params.yaml")
+        base = load_yaml((root / "params.yaml").read_text(encoding="utf-8"))
         priced = price(asked, base, public)
         work = Search(asked, priced, prepared, public, public.blocks or (WHOLE_POPULATION,))
         ledger = open_newest(ledger_url(settings.ledger.url), home=folder, root=root)

@@ -15,6 +15,8 @@ from pyarrow import parquet
 
 from data import DataRefusedError
 from data.formats import Parquet
+from data.readers import encoding
+from data.readers import rows as rows_module
 from data.readers.records import Records
 from data.readers.rows import tables as read_tables
 from data.targets import Classes
@@ -250,3 +252,44 @@ def test_a_record_is_encoded_alike_whatever_stands_beside_it(encode: Encode) -> 
     together: NDArray[np.float32] = encode(rows(*lines)).features
     alone = [encode(rows(line)).features[0] for line in lines]
     assert together.tobytes() == np.stack(alone).tobytes()
+
+
+class _Names:
+    """A table without rows that counts how often Arrow would make its list of names."""
+
+    lists = 0
+
+    @property
+    def column_names(self) -> list[str]:
+        self.lists += 1
+        return [f"c{number}" for number in range(500)]
+
+
+def test_the_names_of_many_columns_are_listed_once_for_all() -> None:
+    table = _Names()
+    encoding.check_columns(table, table.column_names, "made up")
+    assert table.lists == 2  # one of them here
+
+
+@pytest.mark.parametrize("column", ["note", "town"])
+def test_a_field_longer_than_a_portion_stops_no_table(
+    table: Document, card_of: CardOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str
+) -> None:
+    """In a column that is ignored or not; every record before and after it is read once."""
+    monkeypatch.setattr(rows_module, "_BLOCK_BYTES", 256)
+    monkeypatch.setattr(rows_module, "_LONGEST_LINE", 8192)
+    reader = table["reader"] | {"columns": [*table["reader"]["columns"], {"name": "note", "kind": "ignored"}]}
+    card, path = card_of(table | {"reader": reader}), tmp_path / "t.csv"
+
+    def written(long: str) -> None:
+        fields = [{"age": str(n), "town": "Rome", "answer": "yes", "note": "-"} for n in range(60)]
+        fields[40][column] = long
+        path.write_text("\n".join(["age,town,answer,note", *(",".join(row.values()) for row in fields), ""]))
+
+    written("x" * 4000)
+    found = train_records(card, path)
+    ages = np.round(found.features[:, 0] * 100).astype(int).tolist()
+    assert ages == list(range(60))
+    written("x" * 20000)
+    with pytest.raises(DataRefusedError, match=r"a line of more than .* MB, or a quote that is never closed"):
+        train_records(card, path)

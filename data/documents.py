@@ -1,0 +1,70 @@
+"""YAML as people write it: params, data cards, presets. What could not be read in bounded time and depth is refused."""
+
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import Node
+
+_MOST_CHARACTERS, _MOST_VALUES, _DEEPEST = 8 * 2**20, 1_000_000, 50
+
+
+class DocumentError(ValueError):
+    """A text that is no YAML, or too much of it; the message continues a sentence that begins with the file's name."""
+
+
+def load_yaml(text: str) -> Any:
+    """The document in a YAML text; raises DocumentError.
+
+    The nodes are counted before values are made of them: an alias repeats a node for nothing, but ten aliases of ten
+    aliases, and so on, would be written or merged without end.
+
+    Example:
+        >>> load_yaml("a: &x [1, 2]\\nb: *x")
+        {'a': [1, 2], 'b': [1, 2]}
+    """
+    if len(text) > _MOST_CHARACTERS:
+        raise DocumentError(f"is longer than {_MOST_CHARACTERS:,} characters")
+    try:
+        yaml = YAML(typ="safe", pure=True)
+        node = yaml.compose(text)
+        if node is None:
+            return None
+        _extent(node, {})
+        return yaml.constructor.construct_document(node)
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" near line {mark.line + 1}" if mark else ""
+        problem = str(getattr(error, "problem", None) or "unreadable").splitlines()[0]
+        raise DocumentError(f"is not valid YAML{where}: {problem}") from None
+    except DocumentError:
+        raise
+    except RecursionError:
+        raise DocumentError(f"is nested deeper than {_DEEPEST} levels") from None
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+    ):  # of a date or a number that is none, whose text is not shown
+        raise DocumentError("has a date, a number or another value that is none") from None
+
+
+def _extent(node: Node, extents: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
+    """How many values a node has with its aliases written out, and how deep they are; each node is visited once."""
+    if id(node) in extents:
+        known = extents[id(node)]
+        if known is None:
+            raise DocumentError("has an alias of a part within that part")
+        return known
+    extents[id(node)] = None
+    value, count, depth = node.value, 1, 0
+    for part in value if isinstance(value, list) else ():
+        for child in part if isinstance(part, tuple) else (part,):
+            more, below = _extent(child, extents)
+            count, depth = count + more, max(depth, below)
+    if count > _MOST_VALUES:
+        raise DocumentError(f"has more than {_MOST_VALUES:,} values, its aliases written out")
+    if depth >= _DEEPEST:
+        raise DocumentError(f"is nested deeper than {_DEEPEST} levels")
+    extents[id(node)] = count, depth + 1
+    return count, depth + 1
