@@ -386,7 +386,9 @@ class Plan:
         """A new filter that enforces this plan."""
         match self.filter:
             case FixedSchedule():
-                return ScheduleFilter(self.schedule, self.cost, adjacency_named(self.adjacency))
+                return ScheduleFilter(
+                    self.schedule, self.cost, adjacency_named(self.adjacency), self.accountant
+                )
             case ZCDPBudget(rho):
                 return ZCDPFilter(rho)
             case RenyiBudget(order, _):

@@ -19,8 +19,10 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     ORDERS,
+    Accountant,
     Adjacency,
     as_add_remove,
+    epsilon,
     epsilon_of_rdp,
     rdp,
     smallest,
@@ -50,6 +52,7 @@ class RenyiBudget:
 
 
 FIXED = FixedSchedule()
+_EACH, _GROWTH, _GRID = 64, 16, 1e-3
 
 FilterSpec = FixedSchedule | ZCDPBudget | RenyiBudget
 """How a run's budget is enforced."""
@@ -94,14 +97,71 @@ class Filter(Protocol):
         """The cost of the releases so far at `delta`; see `trace.Row` for when this is not a bound."""
 
 
+class CostCurve:
+    """The cost of the first releases of a schedule, at the delta of its total; public, as it follows from the plan.
+
+    It is computed when it is asked for, after each of the first releases and then after numbers that grow by a
+    sixteenth. In between it is that of the next of these numbers, so that it is a bound everywhere, and at the end the
+    total.
+    """
+
+    def __init__(
+        self, schedule: Schedule, total: Budget, accountant: Accountant, adjacency: Adjacency
+    ) -> None:
+        self._schedule, self._total = schedule, total
+        self._accountant, self._adjacency = accountant, adjacency
+        self._number = sum(int(count) for _, count in schedule)
+        self._at, self._cost = 0, 0.0
+
+    def after(self, releases: int) -> float:
+        """The cost of so many releases, which never falls from one call to the next."""
+        if releases > self._at:
+            self._at = self._next_number(releases)
+            self._cost = max(self._cost, min(self._total.epsilon, self._epsilon(self._at)))
+        return self._cost
+
+    def _next_number(self, releases: int) -> int:
+        number = min(releases, _EACH)
+        while number < releases:
+            number += number // _GROWTH
+        return min(number, self._number)
+
+    def _epsilon(self, releases: int) -> float:
+        """By a coarse grid, which is slightly high; the total where the accountant has no bound for a part."""
+        if releases == self._number:
+            return self._total.epsilon
+        begun, left = [], releases
+        for event, count in self._schedule:
+            if left:
+                begun.append((event, min(left, int(count))))
+                left -= begun[-1][1]
+        try:
+            return epsilon(
+                begun,
+                self._total.delta,
+                accountant=self._accountant,
+                adjacency=self._adjacency,
+                discretisation=_GRID,
+            )
+        except RefusedError:
+            return self._total.epsilon
+
+
 class ScheduleFilter:
     """Allows the events of a schedule that was fixed in advance, in order, and no others.
 
-    total: the cost of the whole schedule; a part never costs more. adjacency: of that cost. Raises RefusedError for a
-    count that is not a whole number of at least 1.
+    total: the cost of the whole schedule; a part never costs more. adjacency: of that cost. accountant: by which what
+    is spent so far is stated at the delta of the total. Raises RefusedError for a count that is not a whole number of
+    at least 1.
     """
 
-    def __init__(self, schedule: Schedule, total: Budget, adjacency: Adjacency = ADD_OR_REMOVE_ONE) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        total: Budget,
+        adjacency: Adjacency = ADD_OR_REMOVE_ONE,
+        accountant: Accountant = "rdp",
+    ) -> None:
         for event, count in schedule:
             if count < 1 or count != int(count):
                 raise RefusedError(f"{event} is planned {count} times; give a whole number from 1.")
@@ -110,6 +170,8 @@ class ScheduleFilter:
         self._total = total
         self._adjacency = adjacency
         self._rdp = np.zeros(len(ORDERS))
+        self._count = 0
+        self._curve = None if accountant == "rdp" else CostCurve(schedule, total, accountant, adjacency)
 
     def affords(self, event: dp.DpEvent) -> bool:
         return bool(event == self._next)
@@ -120,10 +182,14 @@ class ScheduleFilter:
             raise BudgetRefusedError(
                 f"{event} was asked for, but the plan allows {following}; follow the plan."
             )
-        self._rdp = self._rdp + self._cost(event)
+        if self._curve is None:
+            self._rdp = self._rdp + self._cost(event)
+        self._count += 1
         self._next = next(self._events, None)
 
     def spent(self, delta: float) -> float:
+        if self._curve is not None:
+            return self._curve.after(self._count)
         by_rdp = epsilon_of_rdp(self._rdp, delta) if delta > 0 else math.inf if self._rdp.any() else 0.0
         return min(by_rdp, self._total.epsilon) if delta >= self._total.delta else by_rdp
 

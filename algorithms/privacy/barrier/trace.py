@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """One release. epsilon: cost so far at the run's delta, by the run's filter.
+    """One release. epsilon: cost so far at the run's delta, by the plan's accountant or by the run's filter.
 
     It bounds the cost of a run that ends at a step fixed in advance. If releases are chosen adaptively, no theorem
     makes it the cost of a run that ends because of what was released; then the filter's total holds.

@@ -323,7 +323,7 @@ def column_problem(trace: Columns, card: PrivacyCard, *, is_whole: bool = True) 
 def _ends_at(kept: NDArray[np.float64], card: PrivacyCard, *, is_whole: bool) -> bool:
     """Whether the cost so far rises to that of the run, or under a filter to no more than it allowed.
 
-    It is kept by Rényi divergences, which may end below what the other accountant gives for the whole.
+    Earlier versions kept it by Rényi divergences, which may end below what PLD gives for the whole.
     """
     cost, rdp = card.cost, card.accounting.epsilon.rdp
     if cost is None:

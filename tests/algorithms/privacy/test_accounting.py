@@ -6,14 +6,14 @@ from typing import Any
 import dp_accounting as dp
 import numpy as np
 import pytest
-from dp_accounting.pld import privacy_loss_mechanism
+from dp_accounting.pld import PLDAccountant, privacy_loss_mechanism
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 
 from algorithms.errors import BudgetRefusedError, RefusedError
-from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting import Budget, filters
 from algorithms.privacy.accounting import epsilon as accounting
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, ORDERS, calibrate, epsilon, rdp
 from algorithms.privacy.accounting.events import (
@@ -25,6 +25,7 @@ from algorithms.privacy.accounting.events import (
     schedule_to_json,
 )
 from algorithms.privacy.accounting.filters import (
+    CostCurve,
     RenyiFilter,
     ScheduleFilter,
     ZCDPFilter,
@@ -213,6 +214,51 @@ def test_a_schedule_filter_states_the_part_and_in_the_end_the_whole() -> None:
     assert stated[0] == 0.0
     assert stated[1] >= epsilon([(GAUSSIAN, 1)], 1e-5)
     assert stated[3] == total.epsilon
+
+
+def test_what_is_spent_so_far_is_the_accountants_own_curve() -> None:
+    """By PLD, as dp_accounting has it; Rényi bounds are at the total of such a schedule long before its end."""
+    event = dp.PoissonSampledDpEvent(64 / 1436, dp.GaussianDpEvent(0.849))
+    total = Budget(epsilon([(event, 30)], 1e-5), 1e-5)
+    spend = ScheduleFilter([(event, 30)], total, accountant="pld")
+    assert spend.spent(1e-5) == 0.0
+    for number in range(1, 31):
+        spend.charge(event)
+        stated = spend.spent(1e-5)
+        assert stated <= total.epsilon
+        if number in (1, 8, 29):
+            expected = PLDAccountant().compose(event, number).get_epsilon(1e-5)
+            assert expected <= stated * (1 + 1e-6) and stated == pytest.approx(expected, rel=2e-3)
+    assert stated == total.epsilon
+
+
+def test_a_pure_epsilon_is_spent_release_by_release() -> None:
+    spend = ScheduleFilter([(dp.LaplaceDpEvent(10.0), 4)], Budget(0.4, 0.0), accountant="pure")
+    stated = []
+    for _ in range(4):
+        spend.charge(dp.LaplaceDpEvent(10.0))
+        stated.append(spend.spent(0.0))
+    assert stated == pytest.approx([0.1, 0.2, 0.3, 0.4])
+
+
+def test_a_long_schedule_is_accounted_at_few_places_and_bounded_in_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def square_root(schedule: Any, *_: object, **__: object) -> float:
+        asked.append(sum(count for _, count in schedule))
+        return math.sqrt(asked[-1])
+
+    monkeypatch.setattr(filters, "epsilon", square_root)
+    total = math.sqrt(10**6 + 10)
+    curve = CostCurve(
+        [(GAUSSIAN, 10), (dp.LaplaceDpEvent(9.0), 10**6)], Budget(total, 1e-5), "pld", ADD_OR_REMOVE_ONE
+    )
+    for number in (*range(1, 70), *range(70, 10**6, 17)):
+        assert 0 <= curve.after(number) / math.sqrt(number) - 1 <= 0.04
+    assert len(asked) == len(set(asked)) <= 300
+    assert curve.after(10**6 + 10) == total
 
 
 @pytest.mark.parametrize(
