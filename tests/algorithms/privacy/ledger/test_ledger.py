@@ -82,6 +82,34 @@ def test_populations_do_not_touch_each_other(ledger: Ledger) -> None:
     assert [entry.run_id for entry in ledger.history("customers")] == [None, "b"]
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({}, {"adjacency": "REPLACE_ONE"}),
+        ({"adjacency": "REPLACE_ONE"}, {}),
+        ({"adjacency": "REPLACE_ONE"}, {"adjacency": "ADD_OR_REMOVE_ONE"}),
+    ],
+)
+def test_a_population_that_was_charged_under_one_adjacency_takes_no_other(
+    tmp_path: Path, first: dict[str, str], second: dict[str, str]
+) -> None:
+    """Not even once the run is given up, nor in another block, nor when the ledger is opened again."""
+    cost = Budget(0.25, 0.0)
+    ledger = declared(tmp_path, "january", "february")
+    reserve(ledger, "a", "january", cost=cost, **first)
+    ledger.forfeit("a")
+    again = opened(tmp_path)
+    for block in ("january", "february"):
+        with pytest.raises(RefusedError, match="the two do not add up; take a method of the same adjacency"):
+            reserve(again, "b", block, cost=cost, **second)
+        reserve(again, f"same in {block}", block, cost=cost, **first)
+    assert [entry.run_id for entry in again.history() if entry.kind == "reserve"] == [
+        "a",
+        "same in january",
+        "same in february",
+    ]
+
+
 @pytest.mark.parametrize("name", ["Patients", "PATIENTS", "ｐatients"])
 def test_the_name_of_a_population_in_another_case_is_no_second_budget(ledger: Ledger, name: str) -> None:
     for number in range(12):  # however many others there are

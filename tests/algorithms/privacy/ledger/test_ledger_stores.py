@@ -407,6 +407,57 @@ def test_the_database_refuses_statements_of_ones_own(
     assert Ledger.open(url_of("carol")).verify().read == 1
 
 
+ROWS = {
+    "a reservation": ("ledger", {"kind": "reserve", "run_id": "new", "about": "{}"}, {"written_by": "alice"}),
+    "another's reservation": (
+        "ledger",
+        {"kind": "reserve", "run_id": "new", "about": "{}"},
+        {"written_by": "ben"},
+    ),
+    "the end of a run": ("ledger", {"kind": "settle", "run_id": "of bob"}, {"run_id": "of ben"}),
+    "a run given up": ("ledger", {"kind": "forfeit", "run_id": "of bob"}, {"run_id": "of ben"}),
+    "the row of a block": (
+        "ledger",
+        {"kind": "cap", "run_id": None, "block": "new", "about": '{"declared":true}'},
+        {"epsilon": 9.0},
+    ),
+    "the row of a block, its delta": (
+        "ledger",
+        {"kind": "cap", "run_id": None, "block": "new", "about": '{"declared":true}'},
+        {"delta": 1.0},
+    ),
+    "the account of a block": ("account", {"block": "new"}, {"epsilon": 9.0}),
+    "the account of a retired block": ("account", {"block": "new"}, {"retired": 1}),
+}
+"""Rows that bob may insert by statements of his own, and a change with which he may not."""
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_database_refuses_rows_in_anothers_name_and_blocks_at_other_caps(
+    url_of: Callable[[str], str], name: str
+) -> None:
+    """By the policies alone: this is a runner who goes around the ledger's own checks."""
+    alice = Ledger.open(url_of("alice"))
+    alice.declare("patients", CAP, public=False)
+    for user in ("bob", "ben"):
+        Ledger.open(url_of(user)).reserve(f"of {user}", "patients", Budget(0.1, 0.0), events=[], about={})
+    table, allowed, forbidden = ROWS[name]
+    engine = sa.create_engine(url_of("bob"), poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        own = f"SELECT * FROM epsilonflow_{table} WHERE block = 'all' ORDER BY 1 LIMIT 1"
+        row = dict(connection.exec_driver_sql(own).mappings().one()) | allowed
+        if table == "ledger":
+            row |= {"seq": 4, "previous_hash": "e" * 64, "hash": "f" * 64, "written_by": "bob"}
+        places = ", ".join(f":{column}" for column in row)
+        insert = sa.text(f"INSERT INTO epsilonflow_{table} ({', '.join(row)}) VALUES ({places})")
+        connection.rollback()
+        connection.execute(insert, row)  # so that the change alone is why it is refused
+        connection.rollback()
+        with pytest.raises(DBAPIError, match="violates row-level security policy"):
+            connection.execute(insert, row | forbidden)
+    assert alice.verify().read == 3
+
+
 def test_a_member_must_be_there_and_a_file_has_no_roles(
     url_of: Callable[[str], str], tmp_path: object
 ) -> None:
