@@ -12,7 +12,7 @@ from torch import Tensor
 
 from algorithms.core.calibration import SLACK, least_noise, plan_renyi, plan_zcdp
 from algorithms.core.method import Plan, PublicInfo, Strict, Target
-from algorithms.core.optimizers import Bound, Count, NotNegative, Positive, Share
+from algorithms.core.optimizers import MOST_STEPS, Bound, Count, NotNegative, Positive, Share
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, LineCandidates
 from algorithms.privacy.accounting.events import Schedule
@@ -147,7 +147,7 @@ class DPAGD(Strict):
     """
 
     paper_budget: bool = False
-    iterations: Count | None = None
+    iterations: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = None
     selection_share: Annotated[float, Field(gt=0, lt=1)] = 0.003
     gamma: Annotated[float, Field(gt=0, le=10)] = 0.1
     keep_raised: bool | None = None
@@ -334,7 +334,7 @@ class PrivGene(Strict):
     `decay` times that of the one before.
     """
 
-    rounds: Count | None = None
+    rounds: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = None
     loss_bound: Bound = 2.0
     first_move: Positive = 0.5
     move: Positive = 0.7

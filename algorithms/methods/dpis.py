@@ -40,7 +40,15 @@ from algorithms.core.calibration import (
 )
 from algorithms.core.method import Plan, PublicInfo, Strict, Target
 from algorithms.core.minibatch import batches, expected_batch
-from algorithms.core.optimizers import Bound, Count, OptimizerConfig, OptimizerState, Positive, Share
+from algorithms.core.optimizers import (
+    MOST_STEPS,
+    Bound,
+    Count,
+    OptimizerConfig,
+    OptimizerState,
+    Positive,
+    Share,
+)
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised
 from algorithms.privacy.accounting.epsilon import rdp
@@ -179,7 +187,7 @@ class DPIS(Strict):
     adaptive_clipping: None keeps C. public_norms: K / (N C) in the first epoch and in the last, linear between them.
     """
 
-    epochs: Count
+    epochs: Annotated[int, Field(ge=1, le=MOST_STEPS)]
     expected_batch_size: Count | None = None
     sampling_rate: Share | None = None
     clip_norm: Bound = 1.0
@@ -206,6 +214,11 @@ class DPIS(Strict):
         )
         self._check(sampled.rate, public)
         steps = math.ceil(1 / sampled.rate - SLACK)
+        if steps * self.epochs > MOST_STEPS:
+            raise RefusedError(
+                f"{self.epochs:,} epochs of {steps:,} steps are more than {MOST_STEPS:,} steps, which take too long to"
+                " plan; take fewer epochs or larger batches."
+            )
         own = EpochParams(steps, sampled.divisor or 0.0)
         make = self._plan_released if self.public_norms is None else self._plan_public
         return make(sampled, own, target, public)

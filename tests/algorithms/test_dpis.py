@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting.rdp import RdpAccountant
+from pydantic import ValidationError
 from torch import Tensor
 
 from algorithms.core.method import Plan, PublicInfo, Target
@@ -240,6 +241,13 @@ def test_public_norms_are_a_schedule_with_one_noise() -> None:
 def test_settings_that_do_not_fit_are_refused(settings: Any, records: int | None, message: str) -> None:
     with pytest.raises(RefusedError, match=message):
         planned(method(**settings), records=records)
+
+
+def test_more_steps_than_can_be_planned_are_refused_before_they_are_planned() -> None:
+    with pytest.raises(RefusedError, match="are more than 1,000,000 steps"):
+        planned(method(epochs=999_999))
+    with pytest.raises(ValidationError, match="less than or equal to 1000000"):
+        method(epochs=10**9)
 
 
 def test_without_a_setting_the_noise_of_norms_is_a_part_of_the_number_of_records() -> None:
