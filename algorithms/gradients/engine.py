@@ -159,13 +159,8 @@ class Engine:
             )
             self.physical_batch = self._size(physical_batch, memory_mb, device)
         self._log()
-        if device.type != "cpu" and inspected_on == device and not self.counts_alike():
-            _LOG.warning(
-                "on the device %s the last bits of a record's gradient depend on its place in a pass of the model %s,"
-                " so the guarantee holds there up to rounding in 32 bits; train on the CPU for all of it",
-                device.type,
-                model.name,
-            )
+        if device.type != "cpu" and inspected_on == device:
+            self._try_full_passes(device)
         if offload or shards is not None:
             self._place(device, offload=offload, frozen=shards_frozen, trained=shards_trained)
 
@@ -192,6 +187,24 @@ class Engine:
                 math.ceil((found.cost.fixed + FEWEST * found.cost.each) / 1e6),
             )
         return size
+
+    def _try_full_passes(self, device: torch.device) -> None:
+        """Warn where a device rounds by place. Raises ModelRefusedError if its memory does not hold a pass."""
+        name = self._passes.model.name
+        try:
+            is_alike = self.counts_alike()
+        except torch.OutOfMemoryError:
+            raise ModelRefusedError(
+                f"a pass of {self.physical_batch} records of the model {name} does not fit the memory of the device"
+                f" {device.type}; set performance.physical_batch or memory_mb to less."
+            ) from None
+        if not is_alike:
+            _LOG.warning(
+                "on the device %s the last bits of a record's gradient depend on its place in a pass of the model %s,"
+                " so the guarantee holds there up to rounding in 32 bits; train on the CPU for all of it",
+                device.type,
+                name,
+            )
 
     def _fills(self, size: int) -> bool:
         """Whether records keep to their rows in passes of up to this many records."""

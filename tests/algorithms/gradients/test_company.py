@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from algorithms.errors import ModelRefusedError
 from algorithms.gradients import L1, L2, Affine, Clipping, Engine, LineCandidates, Normalised, PerLayer
 from algorithms.gradients.ghost_clipping import DenseGrad, EmbeddingGrad, LinearGrad, PerExample
 from algorithms.gradients.linear import LinearRecords
@@ -185,7 +186,9 @@ def test_a_record_is_the_same_bit_for_bit_in_any_company(name: str) -> None:
 
 @pytest.mark.parametrize("place", [0, 1, 40, 63])
 @pytest.mark.parametrize("name", ["linear, sequence", "cnn"])
-def test_a_device_that_rounds_by_place_is_found(name: str, place: int) -> None:
+def test_a_device_that_rounds_by_place_is_found(
+    name: str, place: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """A row that is computed in another order, as by another kernel, so that its last bits alone differ."""
     turned: list[int] = []
 
@@ -199,6 +202,21 @@ def test_a_device_that_rounds_by_place_is_found(name: str, place: int) -> None:
     assert engine.counts_alike()
     turned.append(place)
     assert not engine.counts_alike()
+    engine._try_full_passes(torch.device("cuda"))
+    assert "on the device cuda the last bits of a record's gradient depend on its place" in caplog.text
+
+
+def test_a_pass_that_does_not_fit_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = problem(SPECS["linear"], torch.float32).engine(physical_batch=64)
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(engine, "contributions", full)
+    with pytest.raises(
+        ModelRefusedError, match=r"a pass of 64 records .* set performance.physical_batch or memory_mb"
+    ):
+        engine._try_full_passes(torch.device("cuda"))
 
 
 @pytest.mark.skipif(not HAS_FAST_LINEAR, reason="oneDNN's products need AVX-512")
