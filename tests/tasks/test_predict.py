@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -301,6 +302,30 @@ def test_a_release_holds_what_a_stranger_needs_and_nothing_else(artifacts: Path,
         release(artifacts, folder, key=key)
     with pytest.raises(RefusedError, match="is not there; train first"):
         release(tmp_path, tmp_path / "other", key=key)
+
+
+def test_a_run_whose_card_does_not_hold_is_not_released(artifacts: Path, tmp_path: Path) -> None:
+    changed = tmp_path / "artifacts"
+    shutil.copytree(artifacts, changed)
+    plan = changed / "plan.json"
+    plan.write_text(plan.read_text() + "\n")
+    with pytest.raises(RefusedError, match=r"the card of this run does not hold \(plan\.json"):
+        release(changed, tmp_path / "release", key=None)
+    assert not (tmp_path / "release").exists()
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf")])
+def test_an_export_whose_scores_are_no_numbers_is_not_written(
+    artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score: float
+) -> None:
+    def write(_model: Any, inputs: torch.Tensor, path: Path) -> Any:
+        path.write_text("a model")
+        return lambda given: torch.full((len(given), 10), score)
+
+    monkeypatch.setattr("tasks.export._torchscript", write)
+    with pytest.raises(RefusedError, match="gives other scores than the model"):
+        export(artifacts, "torchscript", tmp_path / "model.pt")
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:

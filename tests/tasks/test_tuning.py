@@ -9,8 +9,10 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -28,6 +30,7 @@ from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.card import text
 from algorithms.privacy.card.verify import check_charged
 from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.mechanisms.noise import Generator
 from data import DataRefusedError, PublicDescription
 from tasks import retraining, tuning
 from tasks.config.params import ParamsRefusedError
@@ -511,3 +514,73 @@ def test_where_a_file_is_missing_an_example_of_one_is_told(tmp_path: Path, load:
         load(path)
     path.write_text(example)
     load(path)
+
+
+def test_all_trials_shown_cost_all_trials(place: Path) -> None:
+    """Each release of each setting, composed; one of them alone would cost a quarter less."""
+    priced = search_of(place, show_all=True).priced
+    every = [pair for plan in priced.plans for pair in events.schedule_from_json(plan["schedule"])]
+    assert priced.cost == pytest.approx(epsilon(every, 1e-5), rel=1e-6)
+    alone = epsilon(events.schedule_from_json(priced.plans[0]["schedule"]), 1e-5)
+    assert alone == pytest.approx(priced.each, rel=0.01) and priced.cost > 1.2 * priced.each
+
+
+def test_each_trial_draws_with_a_key_of_its_own(place: Path, tmp_path: Path) -> None:
+    search, asked = search_of(place, show_all=True), Generator(bytes(range(32)), private=True)
+    run = SimpleNamespace(generator=lambda: asked, private_noise=True, run_id="run-1", folder=tmp_path)
+    trials = searching.trials_of_run(search, run)  # type: ignore[arg-type]
+    keys = [trial.key for _, trial in trials]
+    assert len(keys) == len({*keys, asked.key}) - 1 == 2
+    drawn = [
+        float(trial._generator(purpose).stream(0).uniform(1)[0]) for _, trial in trials for purpose in "ab"
+    ]
+    assert len({*drawn}) == 4
+
+
+def test_which_records_are_held_for_scoring_follows_from_their_content(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another order, and with one record less, the same records are held."""
+    search, generator = search_of(place, objective={"on": "private", "share": 0.3}), np.random.default_rng(0)
+    run = SimpleNamespace(
+        generator=lambda: Generator(bytes(32), private=True),
+        private_noise=True,
+        run_id="r-1",
+        folder=tmp_path,
+    )
+    (_, trial), *_ = searching.trials_of_run(search, run)  # type: ignore[arg-type]
+    features, labels = generator.random((60, 4), np.float32), generator.integers(0, 10, 60)
+
+    def held(order: Any) -> set[bytes]:
+        data = SimpleNamespace(train_features=features[order], train_labels=labels[order])
+        monkeypatch.setattr(searching, "load_as", lambda *_: data)
+        inside, outside = trial.records()
+        assert inside is not None and len(inside) + len(outside) == len(order)
+        return {row.tobytes() for row in inside.features}
+
+    usual = held(np.arange(60))
+    assert 5 < len(usual) < 35
+    assert held(generator.permutation(60)) == usual
+    assert held(np.arange(1, 60)) == usual - {features[0].tobytes()}
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_the_number_of_tasks_is_not_that_of_the_trials(count: int) -> None:
+    made = searching.shares(list(range(count)), 3)  # type: ignore[arg-type]
+    assert len(made) == 3 and sorted(trial for share in made for trial in share) == [*range(count)]  # type: ignore
+
+
+def test_what_leaves_a_search_tells_nothing_of_its_other_trials(place: Path, own_home: Path) -> None:
+    search = search_of(place, trials={"mean": 6.0})
+    tune(search, ledger=ledger_of(own_home), home=own_home, root=place)
+    assert sorted(path.name for path in (place / "tuned").iterdir()) == [
+        "model.safetensors",
+        "plan.json",
+        "privacy_card.json",
+        "receipt.json",
+        "trace.parquet",
+        "tune.html",
+        "winner.yaml",
+    ]
+    plan = json.loads((place / "tuned/plan.json").read_text())
+    assert plan["search"].keys() == {"each", "shares", "shows_all", "space"} and plan["search"]["space"] == 2

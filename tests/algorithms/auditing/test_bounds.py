@@ -59,3 +59,56 @@ def test_the_epsilon_by_curves_is_the_tighter_one_where_delta_counts() -> None:
     assert bounds.one_run_gaussian_epsilon(seen, 1e-5, confidence=0.95) > bounds.one_run_epsilon(
         seen, 1e-5, confidence=0.95
     )
+
+
+def test_both_errors_of_a_test_hold_together() -> None:
+    """At 95 % together each holds at 97.5 %."""
+    without, with_record = np.repeat([0.0, 2.0], [37, 3]), np.repeat([0.0, 2.0], [5, 35])
+    found = bounds.rates(without, with_record, 1.0, confidence=0.95)
+    assert binom.cdf(3, 40, found.alarms) == pytest.approx(0.025)
+    assert binom.cdf(5, 40, found.misses) == pytest.approx(0.025)
+
+
+def test_the_better_of_two_thresholds_is_paid_for() -> None:
+    """Each error of each threshold holds at 98.75 %, so that the choice is at 95 %; no false alarm in 200 pairs."""
+    scores = np.stack([np.full(200, -1.0), np.full(200, 9.0)], axis=1)
+    attack = bounds.many_runs(
+        scores, lambda d: profile([(GaussianDpEvent(1 / d), 1)]), lambda d: 4.0 * d, 1e-5
+    )
+    each = 1 - 0.0125 ** (1 / 200)  # (1 - each)^200 = 0.0125
+    assert f"false alarms at most {each:.3g}, misses at most {each:.3g}" in attack.detail
+
+
+def test_delta_counts_in_the_bound_of_one_run() -> None:
+    """Theorem 5.2 written out: 2 m delta times the largest mean of the chances just below, one guess at a time."""
+    q, m, r, v, delta = 1 / (1 + math.exp(-1.0)), 50, 20, 19, 1e-3
+    chances = [math.comb(r, k) * q**k * (1 - q) ** (r - k) for k in range(r + 1)]
+    means = [sum(chances[v - i : v]) / i for i in range(1, v + 1)]
+    expected = sum(chances[v:]) + 2 * m * delta * max(means)
+    assert bounds.one_run_p_value(Guesses(m, r, v), 1.0, delta) == pytest.approx(expected, rel=1e-9)
+    assert expected > 1.05 * bounds.one_run_p_value(Guesses(m, r, v), 1.0, 0.0)
+
+
+def test_a_claim_is_refuted_at_the_stated_level_and_not_at_95_percent() -> None:
+    """One in a million: what has a chance of some percent under the claim accuses nobody."""
+    claimed = profile([(GaussianDpEvent(3.0), 1)])
+    coins = np.arange(400) % 2 == 0
+    verdicts = {}
+    for right in range(120, 201, 4):
+        guessed = np.full(400, 0.5)
+        heads, tails = np.flatnonzero(coins), np.flatnonzero(~coins)
+        wrong = (200 - right) // 2
+        high = [*heads[: 100 - wrong], *tails[:wrong]]
+        low = [*tails[wrong:100], *heads[100 - wrong : 100]]
+        guessed[high], guessed[low] = 1.0, 0.0
+        seen = Guesses(400, 200, right)
+        attack = bounds.by_guesses("some", guessed, coins, claimed, 1e-5)
+        assert f"{right} of 200 guesses" in attack.detail
+        inverse = bounds.inverse_of(claimed)
+        verdicts[right] = (
+            bounds.is_refuted(seen, inverse, confidence=0.95),
+            bounds.is_refuted(seen, inverse, confidence=1 - 1e-6),
+            attack.is_violated,
+        )
+    assert (True, False, False) in verdicts.values()
+    assert all(stated == told for _, stated, told in verdicts.values()) and verdicts[200][2]
