@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -25,7 +25,7 @@ from data.targets import IGNORED
 Salt: TypeAlias = bytes | Callable[[], bytes]
 _Arrays: TypeAlias = tuple[Features, NDArray[Any]]
 PREPARATION = "preparation.json"
-_LOCK, _CONTENTS, _DIGESTS = "lock", "contents", "digests.json"
+LOCK, _CONTENTS, _DIGESTS = "lock", "contents", "digests.json"
 _PEOPLE_AT_ONCE = 1024
 
 
@@ -72,9 +72,9 @@ def write(
     the part of a model's file that says how its records were prepared, for the file preparation.json.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(folder)
+    sweep(folder)
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    held = try_lock(fresh / _LOCK)
+    held = try_lock(fresh / LOCK)
     try:
         (fresh / ".gitignore").write_text("*\n")
         content = fresh / "content"
@@ -113,13 +113,29 @@ def preparation_in(folder: Path) -> dict[str, Any] | None:
     return found
 
 
-def _sweep(folder: Path) -> None:
-    """Delete records left by processes that were killed while writing `folder`."""
-    for lock in folder.parent.glob(f".{folder.name}-*/{_LOCK}"):
+def sweep(folder: Path) -> None:
+    """Delete records left by processes that were killed while writing `folder`; those at work hold their lock."""
+    for lock in folder.parent.glob(f".{folder.name}-*/{LOCK}"):
         with suppress(OSError):  # a process that has just ended deleted it
             if (held := try_lock(lock)) is not None:
                 os.close(held)
                 shutil.rmtree(lock.parent)
+
+
+@contextmanager
+def portions_of(folder: Path) -> Iterator[Path]:
+    """A private folder for what is encoded of the records to come, locked within the block.
+
+    It stays if the process is killed, so that the same stage goes on with it; `sweep` deletes it otherwise.
+    """
+    portions = folder.with_name(f".{folder.name}-encoding")
+    portions.mkdir(mode=0o700, parents=True, exist_ok=True)
+    held = try_lock(portions / LOCK)
+    try:
+        yield portions
+    finally:
+        if held is not None:
+            os.close(held)
 
 
 def _fill(folder: Path, blocks: Iterable[Block], public: PublicDescription) -> tuple[Mapping[Part, int], str]:

@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -181,7 +182,8 @@ def prepare(
     transform = params.data.transform
     card = data_card(params.data.dataset, cards)
     public = public_of(card, params.data)
-    with snapshot(card, database_url(card.blocks)) as database:  # blocks and their rows, as of one moment
+    # Blocks and their rows, as of one moment.
+    with snapshot(card, database_url(card.blocks)) as database, ExitStack() as held:
         public = replace(public, blocks=chosen_blocks(card, params.data.blocks, root=root, database=database))
         key = PUBLIC_KEY if card.public else owner_key(home)
         files = fetch(card, Places(root=root, mirror=mirror, cache=root / RAW), key=key)
@@ -214,7 +216,7 @@ def prepare(
                 public.encoder,
                 loader_of(encoder, public.target, tried_on=card.input_shape),
                 public.known,
-                kept=destination.with_name(f".{destination.name}-encoding"),
+                kept=held.enter_context(prepared.portions_of(destination)),
                 say=_told(card),
             )
         prepared.write(

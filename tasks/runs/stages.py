@@ -185,9 +185,14 @@ def reproduce(stage: str, *, root: Path, say: Say) -> bool:
     """Let DVC run one stage of the checkout at `root` if its dependencies have changed; returns whether they had.
 
     say: called with each line that DVC and the stage write. If another dvc command is running in the checkout, this
-    waits for it. Once the stage has started, nothing is retried, since a stage may spend.
+    waits for it. Records that a killed prepare stage left are deleted. Once the stage has started, nothing is retried,
+    since a stage may spend.
     Raises StageRefusedError if the stage refused its input, StageFailedError if it or DVC failed.
     """
+    if stage != "prepare":  # which goes on with the records that it encoded before it was killed
+        from data.prepared import sweep  # which imports NumPy
+
+        sweep(root / "datasets" / "prepared")
     status, lines = _dvc(stage, root=root, say=say)
     if status not in (0, _NOTHING):
         for line in lines:

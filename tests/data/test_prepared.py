@@ -16,6 +16,7 @@ from data.description import EncoderFacts, public_description
 from data.readers.records import Block, Records
 from data.targets import Classes
 from data.transforms import encoded
+from tasks.runs import stages
 from tests.data.conftest import CardOf, Document
 from tests.support.modes import open_to_others, open_umask
 
@@ -137,6 +138,36 @@ def test_a_folder_that_is_not_whole_is_refused(
     spoil(tmp_path / "p")
     with pytest.raises(DataRefusedError, match="run the prepare stage"):
         prepared.load(tmp_path / "p")
+
+
+def test_portions_that_a_killed_process_encoded_go_unless_another_goes_on_with_them(
+    public: PublicDescription, tmp_path: Path
+) -> None:
+    folder = tmp_path / "prepared"
+    for is_killed in (False, True):
+        with prepared.portions_of(folder) as portions:
+            assert portions.stat().st_mode & 0o077 == 0
+            (portions / "a.npy").write_bytes(b"of records")
+            if not is_killed:
+                prepared.write(folder, parts(4, 4), public, salt=bytes(32), at_most=None)
+                prepared.sweep(folder)
+                assert (portions / "a.npy").exists()
+    prepared.sweep(folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["prepared"]
+
+
+@pytest.mark.parametrize("stage", stages.STAGES)
+def test_the_next_stage_removes_what_a_killed_one_left_of_records(
+    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Except for prepare, which goes on with what was encoded, or removes it when it writes the records."""
+    for name in ("encoding", "killed"):
+        left = tmp_path / f"datasets/.prepared-{name}"
+        left.mkdir(parents=True)
+        (left / "lock").touch()
+    monkeypatch.setattr(stages, "_dvc", lambda *_, **__: (0, []))
+    stages.reproduce(stage, root=tmp_path, say=lambda _: None)
+    assert any((tmp_path / "datasets").iterdir()) == (stage == "prepare")
 
 
 def test_what_a_killed_process_left_goes_and_what_another_writes_stays(
