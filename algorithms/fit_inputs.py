@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from algorithms.errors import RefusedError
 from algorithms.gradients.passes import without_shortcuts
+from algorithms.models.libraries import tell_if_library_needs_torchvision
 from algorithms.models.model import (
     Called,
     LossBounds,
@@ -268,6 +269,7 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
     RefusedError if the module does not accept such records.
     """
     check_module(module)
+    tell_if_library_needs_torchvision(module)
     own = _own_copy(module)
     records = _with_padding(own, records)
     is_flat = False

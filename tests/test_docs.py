@@ -22,6 +22,7 @@ import typer
 from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
+from typer.testing import CliRunner
 
 from algorithms.methods import CATALOGUE
 from algorithms.models.libraries import imported_library
@@ -32,7 +33,8 @@ from flows.cli.main import app
 from tasks.config import params
 from tasks.retraining import Retraining
 from tasks.tuning import Tuning
-from tests.support.checkout import PROJECT, Checkout
+from tests.support.checkout import PROJECT, Checkout, new_checkout
+from tests.support.one_process import stay_in_this_process
 
 PAGES = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "examples/own_data/README.md")]
 PAGES += sorted((PROJECT / "docs").rglob("*.md"))
@@ -131,6 +133,24 @@ def test_the_example_of_fit_gives_what_it_says() -> None:
     exec(code, given)
     assert 2.9 < given["result"].epsilon["pld"] <= 3.0
     assert len(given["result"].trace) == 30 and given["result"].card is not None
+
+
+def test_the_first_commands_of_the_readme_run_as_typed(
+    tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, in a clone after its first run, which `make run` makes."""
+    if not os.environ.get("EPSILONFLOW_DATA_MIRROR"):
+        pytest.skip("downloads Adult; set EPSILONFLOW_DATA_MIRROR to a folder that has it")
+    block = (PROJECT / "README.md").read_text().split("Next:\n")[1].split("`artifacts/report.html`")[0]
+    typed = [line.split("#")[0].split()[1:] for line in block.splitlines() if line.strip()]
+    assert [words[0] for words in typed] == ["doctor", "plan", "run", "card", "ledger", "predict"]
+    monkeypatch.chdir(new_checkout(tmp_path / "clone", own_home).root)
+    (tmp_path / "clone/examples").symlink_to(PROJECT / "examples")
+    stay_in_this_process(monkeypatch)
+    for words in typed:
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, (words, done.output)
+    assert len(done.stdout.splitlines()) == 4
 
 
 def blocks() -> Iterator[tuple[str, str]]:

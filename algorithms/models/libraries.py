@@ -4,11 +4,14 @@ Nothing is downloaded.
 """
 
 import hashlib
+import logging
 import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,10 +19,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from algorithms.errors import ModelRefusedError
 
+_LOG = logging.getLogger(__name__)
 _OPERATORS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -40,15 +44,45 @@ class LibraryMissingError(ImportError):
     """A model library is not installed; the message says how to install it."""
 
 
+def torchvision_problem() -> str | None:
+    """What to tell a person if torchvision and torch come from different builds; None where it loads or is absent."""
+    try:
+        if find_spec("torchvision") is not None:
+            import_module("torchvision")
+    except (ImportError, OSError, RuntimeError):
+        return (
+            f"torchvision was built for another torch than {version('torch')}, so `import timm` and `import"
+            " transformers` may fail (`operator torchvision::nms does not exist`); install both from the same index."
+        )
+    return None
+
+
+@cache
+def _tell_of_torchvision() -> None:
+    if (problem := torchvision_problem()) is not None:
+        _LOG.warning("%s", problem)
+
+
+def tell_if_library_needs_torchvision(module: nn.Module) -> None:
+    """Log what is wrong with torchvision, once, for a module made of parts of timm, torchvision or transformers."""
+    parts = {type(part).__module__.partition(".")[0] for part in module.modules()}
+    if parts & {"timm", "torchvision", "transformers"}:
+        _tell_of_torchvision()
+
+
 def imported_library(name: str, extra: str = "models") -> Any:
     """Import the module `name` of an optional library, such as `timm` or `transformers`.
 
     extra: what epsilonflow calls the group of libraries that it belongs to. Raises LibraryMissingError, with the
     command that installs it, if it cannot be imported.
     """
+    if name.partition(".")[0] in ("peft", "timm", "torchvision", "transformers"):
+        _tell_of_torchvision()
     _declare_torchvision()
     try:
         return import_module(name)
+    except RuntimeError as error:
+        raise LibraryMissingError(torchvision_problem() or str(error)) from error
     except ImportError as error:
         library = name.partition(".")[0]
         raise LibraryMissingError(

@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -533,18 +532,11 @@ def _extras(_root: Path) -> tuple[bool | None, str]:
         return False, "epsilonflow itself is not installed; run `make run` or `pip install -e .`"
     absent = ", ".join(sorted(packages.keys() - there)) or "none"
     said = f"{', '.join(there) or 'none'}; not installed: {absent}"
-    if not _torchvision_loads():
-        said += f"; torchvision was built for another torch than {version('torch')}, so `import transformers` may fail"
-        return None, f"{said} in a notebook: install both from the same index"
+    from algorithms.models.libraries import torchvision_problem
+
+    if (problem := torchvision_problem()) is not None:
+        return None, f"{said}; {problem}"
     return True if there else None, said
-
-
-def _torchvision_loads() -> bool:
-    """Whether torchvision is absent or can be imported; the command line works without, transformers alone does not."""
-    try:
-        return find_spec("torchvision") is None or bool(import_module("torchvision"))
-    except (ImportError, OSError, RuntimeError):
-        return False
 
 
 _CHECKS: Mapping[str, Callable[[Path], tuple[bool | None, str]]] = {

@@ -17,7 +17,7 @@ from tasks.config.overrides import Request, revise
 
 PROJECT = Path(__file__).parents[2]
 _FILES = ("dvc.yaml", "params.yaml", "prefect.yaml", "pyproject.toml", ".dvcignore", ".gitignore")
-_CODE = ("algorithms", "data", "flows", "tasks")
+_CODE = ("algorithms", "data", "epsilonflow", "flows", "tasks")
 _FEW_STEPS = Request(
     dataset="digits",
     algorithm="dp_sgd",
