@@ -11,7 +11,7 @@ import pandas as pd
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.epsilon import COARSENING, FINE, adjacency_named, epsilon
+from algorithms.privacy.accounting.epsilon import adjacency_named, epsilon
 from algorithms.privacy.accounting.events import schedule_from_json
 from algorithms.privacy.accounting.filters import FIXED, filter_from_json
 from algorithms.privacy.accounting.risk import Profile, risk_profile
@@ -152,7 +152,7 @@ def compose(
             f"the files in artifacts are not those of one run ({check.name}: {check.detail});"
             " `dvc checkout` brings back those that belong together."
         )
-    curve = epsilon_curve(run, grid=COARSENING * (card.accounting.discretisation.pld_interval or FINE))
+    curve = epsilon_curve(run)
     promised = None
     if card.setting.epsilon is not None:
         spec = filter_from_json(run.plan["filter"])
@@ -205,12 +205,11 @@ def _read(artifacts: Path, prepared: Path) -> Run:
     )
 
 
-def epsilon_curve(run: Run, *, grid: float) -> Curve:
+def epsilon_curve(run: Run) -> Curve:
     """Epsilon of the releases so far, after about 24 steps including the last one; empty without noise.
 
     If the releases were fixed in advance and few of them differ, they are accounted like the run's total; otherwise the
-    run's own count is used. grid: discretisation of the privacy losses before the last step, where a fast account that
-    is slightly high is enough.
+    run's own count is used.
     """
     so_far = _kept_while_training(run.trace)
     if run.receipt["epsilon"][run.receipt["accountant"]] is None or not so_far.steps:
@@ -226,7 +225,6 @@ def epsilon_curve(run: Run, *, grid: float) -> Curve:
             run.receipt["delta"],
             accountant=accountant,
             adjacency=adjacency,
-            discretisation=grid,
         )
         for step in steps[:-1]
     ]

@@ -28,7 +28,7 @@ from algorithms.privacy.accounting.epsilon import (
     adjacency_named,
     composed,
     epsilon,
-    in_few_kinds,
+    merge_events,
 )
 from algorithms.privacy.accounting.event_rules import (
     ObjectivePerturbationDpEvent,
@@ -37,7 +37,8 @@ from algorithms.privacy.accounting.event_rules import (
     parts,
 )
 from algorithms.privacy.accounting.events import Schedule, schedule_from_json
-from algorithms.privacy.accounting.risk import Profile, gaussian_delta, misses, profile, risk_profile
+from algorithms.privacy.accounting.gaussian import gaussian_delta
+from algorithms.privacy.accounting.risk import Profile, misses, profile, risk_profile
 
 Array = NDArray[np.float64]
 CONFIDENCE, ALARM = 0.95, 1e-6
@@ -338,19 +339,18 @@ def family_of(
             # On a coarser grid: faster, and still an upper bound on delta, which lowers the attack's bound.
             divided = leaking(schedule, leak)
             try:
-                found = composed(in_few_kinds(divided), _GRID, relation)
+                found = composed(merge_events(divided), relation, delta=1e-9, grid=_GRID)
             except RefusedError:
                 known[leak] = profile(divided, adjacency=relation)
             else:
-                most = min(max(float(found.get_epsilon_for_delta(1e-9)), 1e-6), 100.0)
+                most = min(max(found.epsilon(1e-9), 1e-6), 100.0)
                 epsilons = np.linspace(0.0, most, 300)
-                deltas = np.asarray(found.get_delta_for_epsilon(epsilons))
-                known[leak] = Profile(epsilons, np.clip(deltas, 0.0, 1.0))
+                known[leak] = Profile(epsilons, found.deltas(epsilons))
         return known[leak]
 
     def cost(leak: float) -> float:
         coarse = _GRID if accountant == "pld" else None
-        of = in_few_kinds(leaking(schedule, leak))
+        of = merge_events(leaking(schedule, leak))
         return epsilon(of, delta, accountant=accountant, adjacency=relation, discretisation=coarse)
 
     return at, cost

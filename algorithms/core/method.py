@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import dp_accounting as dp
@@ -27,7 +28,7 @@ from algorithms.privacy.accounting.epsilon import (
     Accountant,
     Adjacency,
     adjacency_named,
-    epsilon,
+    epsilon_near,
 )
 from algorithms.privacy.accounting.events import Schedule, schedule_from_json, schedule_to_json
 from algorithms.privacy.accounting.filters import (
@@ -350,16 +351,18 @@ class Plan:
     def check(self) -> None:
         """Raises RefusedError if the stated epsilon is less than the events or the filter cost, as after an edit.
 
-        It may be more: another version may have computed a looser bound.
+        By PLD it may be more: another version may have computed a looser bound.
         """
         costs, target = self._costs(), self.target.budget.epsilon
         cost = costs.get(self.accountant, math.inf)
-        if cost > target * (1 + 1e-9) and math.isfinite(cost):
+        if cost > target * (1 + 1e-6) and math.isfinite(cost):
             raise RefusedError(
                 f"the plan's releases cost epsilon {cost:g}, its target is {target:g}; run the calibrate stage again."
             )
-        if costs.keys() != self.epsilon.keys() or any(
-            costs[name] > self.epsilon[name] * (1 + 1e-9) for name in costs
+        found = {name: costs.get(name, math.inf) for name in self.epsilon}
+        if any(
+            found[name] > stated * (1 + 1e-6) or (name != "pld" and found[name] < stated * (1 - 1e-2))
+            for name, stated in self.epsilon.items()
         ):
             raise RefusedError(
                 f"the plan states epsilon {to_finite(self.epsilon)}, its releases cost {to_finite(costs)};"
@@ -370,7 +373,8 @@ class Plan:
         budget = self.target.budget
         match self.filter:
             case FixedSchedule():
-                return by_accountants(self.schedule, budget.delta, adjacency_named(self.adjacency))
+                adjacency = adjacency_named(self.adjacency)
+                return by_accountants(self.schedule, budget.delta, adjacency, stated=self.epsilon)
             case ZCDPBudget(rho):
                 return {"rdp": epsilon_of_zcdp(rho, budget.delta)}
             case RenyiBudget(order, limit):
@@ -456,14 +460,21 @@ class SingleRelease(Strict):
 
 
 def by_accountants(
-    schedule: Schedule, delta: float, adjacency: Adjacency = ADD_OR_REMOVE_ONE
+    schedule: Schedule,
+    delta: float,
+    adjacency: Adjacency = ADD_OR_REMOVE_ONE,
+    *,
+    stated: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, float]:
     """The epsilon of a fixed schedule by each accountant that has a bound for it; at delta = 0 only by "pure".
 
-    The pure epsilon of Laplace noise holds at every delta, and is listed with the others.
+    The pure epsilon of Laplace noise holds at every delta, and is listed with the others. stated: what was computed
+    before, perhaps on another grid.
     """
     costs: dict[str, float] = {}
     for accountant in ACCOUNTANTS if delta > 0 else ("pure",):
         with suppress(RefusedError):
-            costs[accountant] = epsilon(schedule, delta, accountant=accountant, adjacency=adjacency)
+            costs[accountant] = epsilon_near(
+                stated.get(accountant, math.inf), schedule, delta, accountant=accountant, adjacency=adjacency
+            )
     return costs

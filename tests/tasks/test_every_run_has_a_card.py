@@ -296,7 +296,6 @@ def test_whatever_is_charged_ends_with_a_card_that_holds(
 ) -> None:
     # The same noise for all, and little precision: the search for the least noise is long and not what is tested.
     monkeypatch.setattr(calibration, "calibrate", lambda *_, **__: 30.0)
-    monkeypatch.setattr(epsilon, "FINE", 1e-3)
     monkeypatch.setattr(
         epsilon, "_epsilon", lru_cache(epsilon._epsilon.__wrapped__)
     )  # kept for no other test

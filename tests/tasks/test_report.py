@@ -192,7 +192,7 @@ def test_epsilon_over_steps_is_the_account_of_the_releases_so_far(folders: Folde
 def test_a_spend_chosen_on_the_way_is_drawn_as_the_run_kept_count(finished: Report) -> None:
     plan = {**finished.run.plan, "filter": {"kind": "zcdp", "rho": 1.0}}
     run = type(finished.run)(**{**vars(finished.run), "plan": plan})
-    curve = epsilon_curve(run, grid=1e-3)
+    curve = epsilon_curve(run)
     kept = finished.run.trace.groupby("step")["epsilon"].last()
     assert curve.epsilon == [kept[step - 1] for step in curve.steps]
 

@@ -15,15 +15,15 @@ returns was itself evaluated, so that rounding never ends above the limit.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Literal, TypeAlias
 
 import dp_accounting as dp
 import numpy as np
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import compute_epsilon
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 from numpy.typing import NDArray
@@ -31,8 +31,17 @@ from scipy.optimize import brentq
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.event_rules import loss_of, parts, rule_of
+from algorithms.privacy.accounting.event_rules import loss_of, pairs_of, parts, rule_of
 from algorithms.privacy.accounting.events import Schedule, unrolled
+from algorithms.privacy.accounting.gaussian import gaussian_epsilon
+from algorithms.privacy.accounting.pld import (
+    ComposedLoss,
+    Composition,
+    Law,
+    coarse_grid,
+    epsilon_of,
+    sides_of,
+)
 
 Array = NDArray[np.float64]
 Adjacency: TypeAlias = dp.NeighboringRelation
@@ -143,21 +152,33 @@ def is_not_private(event: dp.DpEvent) -> bool:
     return isinstance(event, dp.NonPrivateDpEvent) or any(map(is_not_private, parts(event)))
 
 
-def composed(schedule: Schedule, grid: float, adjacency: Adjacency) -> PrivacyLossDistribution:
-    """The privacy loss distribution of a schedule, with losses rounded up to multiples of `grid`.
+LEAST_DELTA = 1e-12
+"""The least delta for which whole privacy profiles are computed."""
+_SEARCH_ERROR = 1e-3
+_NEXT_TO, _FINER = 1e-3, 8.0
 
-    Raises RefusedError for an event without one.
+
+def composed(
+    schedule: Schedule, adjacency: Adjacency, *, delta: float = LEAST_DELTA, grid: float | None = None
+) -> ComposedLoss:
+    """The privacy loss of a schedule for deltas from `delta` on; raises RefusedError for an event without one."""
+    return loss_of(_translated(schedule, adjacency), adjacency, delta, grid)
+
+
+def _translated(schedule: Schedule, adjacency: Adjacency) -> list[tuple[dp.DpEvent, int]]:
+    return [(as_add_remove(adjacency, event), count) for event, count in schedule]
+
+
+def merge_events(schedule: Schedule) -> Schedule:
+    """The single releases of a schedule, in fewer kinds that cost the same.
+
+    An event that stands for several is replaced by these, however it is nested, and equal ones are counted together.
+    Gaussian releases without sampling are one: their losses are normal with mean mu^2 / 2 and variance mu^2, and mu^2
+    is 1 / z^2, added up (Dong, Roth and Su 2022, Corollary 3.3).
     """
-    return loss_of(((as_add_remove(adjacency, event), count) for event, count in schedule), grid, adjacency)
-
-
-def in_few_kinds(schedule: Schedule) -> Schedule:
-    """A schedule that costs at least as much but has fewer kinds of events, so that composing it is fast.
-
-    Equal events are counted together, and Gaussian events are combined exactly. An event of several releases is
-    replaced by these.
-    """
-    schedule = _counted(unrolled(schedule))
+    schedule = _counted(
+        [(event, count) for event, count in unrolled(schedule) if not isinstance(event, dp.NoOpDpEvent)]
+    )
     gaussian = [(event, count) for event, count in schedule if isinstance(event, dp.GaussianDpEvent)]
     others = [(event, count) for event, count in schedule if not isinstance(event, dp.GaussianDpEvent)]
     return [*_added_up(gaussian), *others]
@@ -181,15 +202,6 @@ def _added_up(schedule: Schedule) -> Schedule:
 Accountant = Literal["pld", "rdp", "pure"]
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp", "pure")
 
-FINE, FINEST, COARSENING = 1e-4, 1e-5, 10.0
-LEAST_PLD_DELTA = 1e-11
-"""Below this delta, the tail of a composed distribution is noise of the Fourier transform; Rényi bounds are used."""
-TRANSFORM_NOISE = 2.0**-49
-"""What this noise can add to a tail, per root of the number of releases: three times the observed size."""
-_STEPS_A_LOSS, _STEPS_IN_ALL = 16, 1e6
-_VAST, _STEPS_OF_VAST = 50.0, 1e5
-_TAIL_ORDER = 63.0
-
 
 def epsilon(
     schedule: Schedule,
@@ -201,9 +213,9 @@ def epsilon(
 ) -> float:
     """The epsilon of a schedule that was fixed in advance, at `delta`; an upper bound with every accountant.
 
-    delta: in (0, 1), or 0 for the accountant "pure". Below 1e-11, "pld" returns the Rényi bound, see `LEAST_PLD_DELTA`.
-    discretisation: grid of privacy losses, for PLD only; by default chosen from the schedule. Returns infinity if an
-    event is not private. Raises RefusedError if the accountant does not support an event.
+    delta: in (0, 1), or 0 for the accountant "pure". discretisation: grid of privacy losses, for PLD only; by default
+    one that adds less than 1e-4 of the result. Returns infinity if an event is not private. Raises RefusedError if the
+    accountant does not support an event.
     Source: Koskela et al. 2020 and Doroshenko et al. 2022 (PLD); Mironov 2017 and Canonne et al. 2020,
     Proposition 12 (RDP and its conversion).
     """
@@ -220,76 +232,72 @@ def _epsilon(asked: _Asked) -> float:
         return math.inf
     if accountant == "pure":
         return math.fsum(count * pure_epsilon(as_add_remove(adjacency, event)) for event, count in schedule)
-    for event, _ in schedule:
-        as_add_remove(adjacency, event)  # what is refused is refused before it is merged with others
-    few = in_few_kinds(schedule)
-    if accountant == "rdp" or delta < LEAST_PLD_DELTA:
-        return epsilon_of_rdp(rdp(few, adjacency=adjacency), delta)
-    grid = discretisation or discretisation_of(few, delta, adjacency)
-    noise = TRANSFORM_NOISE * math.sqrt(sum(count * _releases(event) for event, count in few))
-    if noise > delta / 2:
-        return epsilon_of_rdp(rdp(few, adjacency=adjacency), delta)
-    return float(composed(few, grid or FINE, adjacency).get_epsilon_for_delta(delta - noise))
+    if accountant == "rdp":
+        for event, _ in schedule:
+            as_add_remove(adjacency, event)  # what is refused is refused before it is merged with others
+        return epsilon_of_rdp(rdp(merge_events(schedule), adjacency=adjacency), delta)
+    return _by_pld(schedule, delta, adjacency, discretisation)[0]
 
 
-def _releases(event: dp.DpEvent) -> int:
-    """The number of releases in an event."""
-    inner = sum(map(_releases, parts(event))) or 1
-    if isinstance(event, dp.dp_event.RepeatAndSelectDpEvent):
-        inner *= math.ceil(event.mean**2)  # deltas are so many times those of a trial
-    return int(event.count) * inner if isinstance(event, dp.SelfComposedDpEvent) else inner
+def epsilon_near(
+    stated: float, schedule: Schedule, delta: float, *, accountant: Accountant, adjacency: Adjacency
+) -> float:
+    """Epsilon, more finely where it is next to what is stated, as by another version with another grid.
+
+    Two grids both give upper bounds, and either may be the larger one by what is left of its error.
+    """
+    cost = epsilon(schedule, delta, accountant=accountant, adjacency=adjacency)
+    if accountant != "pld" or not stated < cost <= stated * (1 + _NEXT_TO):
+        return cost
+    grid = discretisation_of(schedule, delta, adjacency)
+    if grid is None:
+        return cost
+    return min(cost, epsilon(schedule, delta, adjacency=adjacency, discretisation=grid / _FINER))
 
 
 def discretisation_of(schedule: Schedule, delta: float, adjacency: Adjacency) -> float | None:
-    """A grid that is fine enough to add far less than the result, yet fast for heavy-tailed losses.
-
-    None below `LEAST_PLD_DELTA`, where no grid is used. If losses are bounded, the grid has sixteen steps up to the
-    smallest bound, so that rounding up does not add a share of a step to each of a thousand equal losses.
-    """
-    if delta < LEAST_PLD_DELTA:
+    """The grid of privacy losses that `epsilon` uses; None for a closed form, and where no such losses are known."""
+    if any(is_not_private(event) for event, _ in schedule):
         return None
-    if _is_vast(schedule, adjacency):
-        return max(FINE, epsilon_of_rdp(rdp(schedule, adjacency=adjacency), delta) / _STEPS_OF_VAST)
-    count = sum(count for _, count in schedule)
-    losses = list(_largest_losses(schedule, adjacency))
-    if count < 10_000 and all(loss >= _STEPS_A_LOSS * FINE for loss in losses):
-        return FINE  # as below, without the Renyi bound, which takes longer than the rest of a calibration
     try:
-        upper = epsilon_of_rdp(rdp(schedule, adjacency=adjacency), delta)
+        return _by_pld(schedule, delta, adjacency, None)[1]
     except RefusedError:
-        return FINE
-    smallest = min(losses, default=math.inf)
-    if smallest < _STEPS_A_LOSS * FINE:
-        return max(smallest / _STEPS_A_LOSS, min(upper / _STEPS_IN_ALL, FINEST))
-    tails = (rdp([(event, 1)], orders=(_TAIL_ORDER,), adjacency=adjacency)[0] for event, _ in schedule)
-    return FINEST if upper < 0.4 and count >= 10_000 and max(tails) < 10 else FINE
+        return None
 
 
-def _is_vast(schedule: Schedule, adjacency: Adjacency) -> bool:
-    """Whether losses are so large that a fine grid would fill the memory."""
-    try:
-        return bool(_VAST < rdp(schedule, orders=(2.0,), adjacency=adjacency)[0] < math.inf)
-    except RefusedError:
-        return False
+def _by_pld(
+    schedule: Schedule, delta: float, adjacency: Adjacency, grid: float | None
+) -> tuple[float, float | None]:
+    return _pld_epsilon(_Asked.of([*schedule], delta, adjacency, grid))
 
 
-def _largest_losses(schedule: Schedule, adjacency: Adjacency) -> Iterator[float]:
-    """The largest loss of each event with a bounded loss."""
+@lru_cache(maxsize=128)
+def _pld_epsilon(asked: _Asked) -> tuple[float, float | None]:
+    """Epsilon by PLD, and the grid: exactly for Gaussian releases alone, else the larger of both sides."""
+    schedule, delta, adjacency, grid = asked.arguments
     for event, _ in schedule:
+        as_add_remove(adjacency, event)  # what is refused is refused before it is merged with others
+    events = _translated(merge_events(schedule), adjacency)
+    if all(isinstance(event, dp.GaussianDpEvent) for event, _ in events):
+        mu = math.sqrt(math.fsum(count / event.noise_multiplier**2 for event, count in events))
+        return gaussian_epsilon(mu, delta), None
+    if grid is not None:
+        return loss_of(events, adjacency, delta, grid).epsilon(delta), grid
+    cost = 0.0
+    for laws in sides_of(pairs_of(events, adjacency)):
+        cost, grid = max((cost, grid), epsilon_of(laws, delta, floor=cost), key=itemgetter(0))
+    if cost == math.inf:  # the tail of a search or of a user's own mechanism is known down to some delta only
         with suppress(RefusedError):
-            if 0 < (loss := pure_epsilon(as_add_remove(adjacency, event))) < math.inf:
-                yield loss
+            return epsilon_of_rdp(rdp(merge_events(schedule), adjacency=adjacency), delta), None
+    return cost, grid
 
 
 LEVELS = 24
 """The most different noise multipliers in a plan; each costs the accountant a distribution of its own."""
 
-_FEW_ORDERS = (1.25, 1.5, *map(float, range(2, 64)), 128.0, 256.0, 512.0, 1024.0)
-_NOISE_RANGE = (1e-6, 1e7)
-_TOLERANCE, _WASTE = 2e-4, 1e-3
+_NOISE_RANGE = (1e-6, 1e9)
+_TOLERANCE, _WASTE, _STEPS = 2e-4, 1e-4, 8
 _TINY, _HUGE = 1e-300, 1e300
-_LOOSE = 4.0
-"""How much larger than the cost itself Rényi's bound on it is at the most, with room to spare."""
 
 
 def smallest(
@@ -313,7 +321,7 @@ def smallest(
     """
 
     def excess(logarithm: float) -> float:
-        return math.log(min(max(cost(math.exp(logarithm)), _TINY), _HUGE) / max(limit, _TINY))
+        return _log(cost(math.exp(logarithm))) - _log(limit)
 
     if cost(low) <= limit:
         return low
@@ -322,6 +330,10 @@ def smallest(
     root = brentq(excess, math.log(low), math.log(high), xtol=tolerance)
     candidates = (min(math.exp(root + k * tolerance), high) for k in range(1000))
     return next((number for number in candidates if cost(number) <= limit), high)
+
+
+def _log(number: float) -> float:
+    return math.log(min(max(number, _TINY), _HUGE))
 
 
 def calibrate(
@@ -357,33 +369,45 @@ def calibrate(
             tolerance=2e-5,
         )
 
+    def cost(z: float) -> float:
+        return epsilon(schedule_at(z), target.delta, adjacency=adjacency)  # as the plan asks for it
+
     @lru_cache
-    def cost(z: float, coarsening: float = 1.0) -> float:
-        if coarsening == 1.0:
-            return epsilon(schedule_at(z), target.delta, adjacency=adjacency)  # as the plan asks for it
-        schedule = in_few_kinds(schedule_at(z))
-        grid = (discretisation_of(schedule, target.delta, adjacency) or FINE) * coarsening
-        return epsilon(schedule, target.delta, adjacency=adjacency, discretisation=grid)
+    def coarse(z: float) -> float:
+        return max(
+            Composition(laws, coarse_grid(laws, target.delta, _SEARCH_ERROR)[0], target.delta).epsilon(
+                target.delta
+            )
+            for laws in sides(z)
+        )
 
-    def bracket(z: float) -> float:
-        few = in_few_kinds(schedule_at(z))
-        try:
-            divergences = rdp(few, orders=_FEW_ORDERS, adjacency=adjacency)
-        except RefusedError:
-            return cost(z, COARSENING)
-        return epsilon_of_rdp(divergences, target.delta, _FEW_ORDERS)
+    def estimate(z: float) -> float:
+        return max(coarse_grid(laws, target.delta, _SEARCH_ERROR)[1] for laws in sides(z))
 
-    try:
-        rough = _near(bracket, target.epsilon, tolerance=0.02)
-    except RefusedError:  # by looser bounds, which what is released beside the noise may exceed by itself
-        is_far = bracket(_NOISE_RANGE[1]) > _LOOSE * target.epsilon  # and a distribution would be endless
-        if is_far or cost(_NOISE_RANGE[1], COARSENING) > target.epsilon:
-            raise
-        rough = 1.0
-    coarse = _near(lambda z: cost(z, COARSENING), target.epsilon, start=rough)
-    if 0 <= target.epsilon - cost(coarse) < _WASTE * target.epsilon:
-        return coarse
-    return _near(cost, target.epsilon, start=coarse, factor=1.02)
+    def sides(z: float) -> list[list[tuple[Law, int]]]:
+        return sides_of(pairs_of(_translated(merge_events(schedule_at(z)), adjacency), adjacency))
+
+    noise, factor = 1.0, 1.5
+    with suppress(
+        RefusedError
+    ):  # near what is released beside the noise, an estimate may never get down to the target
+        noise = _near(estimate, target.epsilon, tolerance=0.02)
+        noise = _near(coarse, target.epsilon, start=noise, factor=1.1)
+        factor = 1.02
+        steep = (_log(coarse(noise)) - _log(coarse(1.01 * noise))) / math.log(1.01)
+        for _ in range(
+            _STEPS
+        ):  # of the secant; they are tiny, since the grid of the search is nearly as good
+            spent = cost(noise)
+            if (1 - _WASTE) * target.epsilon <= spent <= target.epsilon or (
+                spent <= target.epsilon and noise <= _NOISE_RANGE[0]
+            ):
+                return noise
+            step = (_log(spent) - _log((1 - _WASTE / 5) * target.epsilon)) / max(steep, 0.1)
+            noise *= math.exp(min(max(step, -0.5), 0.5))
+    if cost(_NOISE_RANGE[1]) > target.epsilon:
+        raise _unreachable(target.epsilon)
+    return _near(cost, target.epsilon, start=noise, factor=factor)
 
 
 def _near(
@@ -402,10 +426,7 @@ def _near(
     while cost(high) > target:
         low, high = high, high * factor
         if high > _NOISE_RANGE[1]:
-            raise RefusedError(
-                f"no noise multiplier up to {_NOISE_RANGE[1]:.0e} meets epsilon = {target:g};"
-                " ask for a larger epsilon, fewer steps, smaller batches or more noise in what is released beside them."
-            )
+            raise _unreachable(target)
     while low >= high and low > _NOISE_RANGE[0]:
         low /= factor
         if cost(low) <= target:
@@ -413,6 +434,13 @@ def _near(
     if low <= _NOISE_RANGE[0]:
         return high
     return smallest(cost, target, low=low, high=high, tolerance=tolerance) or high
+
+
+def _unreachable(target: float) -> RefusedError:
+    return RefusedError(
+        f"no noise multiplier up to {_NOISE_RANGE[1]:.0e} meets epsilon = {target:g};"
+        " ask for a larger epsilon, fewer steps, smaller batches or more noise in what is released beside them."
+    )
 
 
 def in_levels(weights: Array, levels: int = LEVELS) -> tuple[Array, Array]:

@@ -11,31 +11,43 @@ from typing import Any, TypeAlias
 import attrs
 import dp_accounting as dp
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution as distributions
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS, _compute_rdp_repeat_and_select
+from scipy.special import expit
 
 from algorithms.errors import RefusedError
+from algorithms.privacy.accounting.laws import (
+    AtomsLaw,
+    Folded,
+    GaussianLaw,
+    GroupLaw,
+    LaplaceLaw,
+    ObjectiveLaw,
+    PoissonReplaced,
+    Reversed,
+    Sampled,
+)
 from algorithms.privacy.accounting.losses import (
     TAIL_DELTA,
     by_pld,
     by_rdp,
-    curves_of,
     of_curves,
-    of_objective,
-    of_pure,
-    of_sampled_gaussian,
+    pair_of,
+    rdp_of_group,
     rdp_of_objective,
     rdp_of_pure,
     rdp_of_sampled_gaussian,
     rounded_up,
     shift_of_selection,
 )
+from algorithms.privacy.accounting.pld import ComposedLoss, Law, Pair
 
 Relation: TypeAlias = dp.NeighboringRelation
 Orders: TypeAlias = tuple[float, ...]
 _ADD_OR_REMOVE_ONE = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_ONE = dp.NeighboringRelation.REPLACE_ONE
+CUSTOMARY_GRID = 1e-4
+"""For losses that are known on a grid only."""
 
 
 @attrs.frozen
@@ -66,6 +78,18 @@ class RenyiDpEvent(dp.DpEvent):  # type: ignore[misc]
 
     order: float
     bound: float
+
+
+@attrs.frozen
+class SampledGroupDpEvent(dp.DpEvent):  # type: ignore[misc]
+    """A Poisson sample of a Gaussian sum, for `count` records that are all added or all removed together.
+
+    noise_multiplier: of one record's bound. sampling_probability: of each record by itself.
+    """
+
+    noise_multiplier: float
+    sampling_probability: float
+    count: int
 
 
 @attrs.frozen
@@ -159,8 +183,12 @@ class EventRule:
         return event
 
     def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
-        """The privacy loss distribution of `count` such events."""
+        """dp_accounting's privacy loss distribution of `count` such events, for rules without `losses`."""
         return by_pld(event, count, grid, _ADD_OR_REMOVE_ONE)
+
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
+        """The privacy losses of one such event. grid: the width of a cell, for losses that are known on a grid only."""
+        return pair_of(self.pld(event, 1, grid, adjacency))
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         """The Rényi bounds, shape [orders]."""
@@ -192,6 +220,9 @@ class _Nothing(EventRule):
 
     def replacing(self, event: Any) -> dp.DpEvent:
         return event
+
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
+        return _NO_LOSS
 
     def rho(self, event: Any) -> float:
         return 0.0
@@ -232,8 +263,8 @@ class _Scaled(EventRule):
 
 
 class _Gaussian(_Scaled):
-    def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
-        return of_sampled_gaussian(event.noise_multiplier, 1.0, grid).self_compose(count)
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
+        return _alike(GaussianLaw(1.0 / event.noise_multiplier))
 
     def traced(self, event: Any) -> Traced:
         return Traced({"gaussian": event.noise_multiplier})
@@ -244,8 +275,14 @@ class _Gaussian(_Scaled):
     def sample_replacing(self, event: Any, records: int, size: int) -> dp.DpEvent:
         return dp.SampledWithoutReplacementDpEvent(records, size, self.replacing(event))
 
+    def poisson_grouped(self, event: Any, rate: float, count: int) -> dp.DpEvent:
+        return SampledGroupDpEvent(event.noise_multiplier, rate, count)
+
 
 class _Laplace(_Scaled):
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
+        return _alike(LaplaceLaw(1.0 / event.noise_multiplier))
+
     def traced(self, event: Any) -> Traced:
         return Traced({"laplace": event.noise_multiplier})
 
@@ -263,8 +300,10 @@ class _Pure(EventRule):
     def replacing(self, event: Any) -> dp.DpEvent:
         return PureDpEvent(2 * event.epsilon)
 
-    def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
-        return of_pure(event.epsilon, grid).self_compose(count)
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
+        """Those of randomised response, which dominates every mechanism with this epsilon (Kairouz et al. 2015)."""
+        losses = np.array([-event.epsilon, event.epsilon])
+        return _alike(AtomsLaw(losses, expit(losses))) if event.epsilon > 0 else _NO_LOSS
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         return rdp_of_pure(event.epsilon, np.array(orders))
@@ -289,8 +328,8 @@ class _Objective(EventRule):
     def is_possible(self, event: Any) -> bool:
         return bool(0 < event.noise_multiplier < math.inf and 0 <= event.curvature_ratio < math.inf)
 
-    def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
-        return of_objective(event.noise_multiplier, event.curvature_ratio, grid).self_compose(count)
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
+        return _alike(ObjectiveLaw(event.noise_multiplier, event.curvature_ratio))
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         return rdp_of_objective(event.noise_multiplier, event.curvature_ratio, np.array(orders))
@@ -344,10 +383,21 @@ class _Poisson(EventRule):
         return Traced(inner.multipliers, ("poisson", "importance"), event.sampling_probability)
 
     def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
-        if _is_sampled_gaussian(event, adjacency):
-            rate = event.sampling_probability
-            return of_sampled_gaussian(event.event.noise_multiplier, rate, grid).self_compose(count)
         return by_pld(event, count, grid, adjacency)
+
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
+        inner, rate = event.event, event.sampling_probability
+        if not isinstance(inner, dp.GaussianDpEvent | dp.LaplaceDpEvent):
+            return super().losses(event, grid, adjacency)
+        if rate == 0:
+            return _NO_LOSS
+        if adjacency is _REPLACE_ONE and isinstance(inner, dp.GaussianDpEvent):
+            return _alike(PoissonReplaced(inner.noise_multiplier, rate))
+        whole = rule_of(inner).losses(inner, grid, adjacency)
+        if rate == 1:
+            return whole
+        sampled = Sampled(whole.remove, rate)
+        return Pair(sampled, Reversed(sampled))
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         if isinstance(event.event, dp.LaplaceDpEvent):
@@ -373,6 +423,15 @@ def _is_sampled_gaussian(event: Any, adjacency: Relation) -> bool:
 
 
 class _WithoutReplacement(EventRule):
+    """Samples of a fixed size, under replace-one.
+
+    `losses`, for normal noise: Given the other records of the sample, outputs before and after are (1 - q) A + q B and
+    (1 - q) A + q B', where A, B and B' are normal with centres no further apart than two bounds, and q is the share of
+    the sample. So for e >= 0 delta is at most q times that of two bounds without sampling at log(1 + (exp(e) - 1) / q)
+    (Balle, Barthe and Gaboardi 2018, Theorems 2 and 11), the same the other way round, and the pair with these deltas
+    dominates (Zhu, Dong and Wang 2022, arXiv:2106.08567, Theorem 11 and Proposition 12).
+    """
+
     def is_possible(self, event: Any) -> bool:
         return bool(0 <= event.sample_size <= event.source_dataset_size and event.source_dataset_size > 0)
 
@@ -388,11 +447,50 @@ class _WithoutReplacement(EventRule):
         inner, rate = rule_of(event.event).traced(event.event), event.sample_size / event.source_dataset_size
         return Traced(inner.multipliers, ("without replacement",), rate)
 
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
+        if not isinstance(event.event, dp.GaussianDpEvent) or adjacency is not _REPLACE_ONE:
+            return super().losses(event, grid, adjacency)
+        whole, rate = (
+            GaussianLaw(1.0 / event.event.noise_multiplier),
+            event.sample_size / event.source_dataset_size,
+        )
+        if rate == 0:
+            return _NO_LOSS
+        return _alike(whole if rate == 1 else Folded(Sampled(whole, rate)))
+
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         return rounded_up(by_rdp(event, orders, adjacency), np.array(orders))
 
     def unsampled(self, event: Any, adjacency: Relation) -> dp.DpEvent:
         return rule_of(event.event).unsampled(event.event, adjacency) if adjacency is _REPLACE_ONE else event
+
+
+class _SampledGroup(EventRule):
+    """The mixture of `laws.GroupLaw`, a pair for add-or-remove-one alone."""
+
+    def is_possible(self, event: Any) -> bool:
+        in_range = 0 < event.noise_multiplier < math.inf and 0 <= event.sampling_probability <= 1
+        return bool(in_range and event.count >= 1 and event.count == int(event.count))
+
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
+        if event.sampling_probability == 0:
+            return _NO_LOSS
+        group = GroupLaw(event.noise_multiplier, event.sampling_probability, event.count)
+        return Pair(group, Reversed(group))
+
+    def replacing(self, event: Any) -> dp.DpEvent:
+        """By convexity: some of the records are sampled with this chance, and move the sum by at most all of them."""
+        rate = _any_of(event.count, event.sampling_probability)
+        return dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(event.noise_multiplier / event.count))
+
+    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
+        if event.sampling_probability in (0, 1):
+            shift = event.count * event.sampling_probability
+            return np.asarray(np.array(orders) / 2 * (shift / event.noise_multiplier) ** 2)
+        return rdp_of_group(event.noise_multiplier, event.sampling_probability, event.count, orders)
+
+    def unsampled(self, event: Any, adjacency: Relation) -> dp.DpEvent:
+        return dp.GaussianDpEvent(event.noise_multiplier / event.count)
 
 
 class _Compound(EventRule):
@@ -432,8 +530,10 @@ class _SelfComposed(_Compound):
     def is_possible(self, event: Any) -> bool:
         return bool(event.count >= 0)
 
-    def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
-        return rule_of(event.event).pld(event.event, count * event.count, grid, adjacency)
+    def releases(self, event: Any) -> Iterator[tuple[dp.DpEvent, int]]:
+        if event.count:
+            for inner, count in rule_of(event.event).releases(event.event):
+                yield inner, count * int(event.count)
 
 
 class _Composed(_Compound):
@@ -448,8 +548,9 @@ class _Composed(_Compound):
                 return Traced({"pureobjectivenoise": 1 / epsilon})
         return Traced({})
 
-    def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
-        return loss_of(((inner, count) for inner in event.events), grid, adjacency)
+    def releases(self, event: Any) -> Iterator[tuple[dp.DpEvent, int]]:
+        for inner in event.events:
+            yield from rule_of(inner).releases(inner)
 
 
 class _Either(_Composed):
@@ -459,22 +560,23 @@ class _Either(_Composed):
     def is_possible(self, event: Any) -> bool:
         return bool(event.events)
 
-    def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
+    def releases(self, event: Any) -> Iterator[tuple[dp.DpEvent, int]]:
+        if len({repr(inner) for inner in event.events}) == 1:
+            yield from rule_of(event.events[0]).releases(event.events[0])
+        else:
+            yield event, 1
+
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
         """The largest delta of the events at each epsilon, which bounds that of a mixture."""
         every = [
-            loss_of([(inner, 1)], grid, adjacency) for inner in {repr(e): e for e in event.events}.values()
+            loss_of([(inner, 1)], adjacency, TAIL_DELTA)
+            for inner in {repr(e): e for e in event.events}.values()
         ]
-        one = every[0]
-        if len(every) > 1:
-            curves = [curves_of(pld) for pld in every]
-            largest = max(float(pld.get_epsilon_for_delta(TAIL_DELTA)) for pld in every)
-            one = of_curves(
-                lambda at: np.max([remove(at) for remove, _ in curves], axis=0),
-                lambda at: np.max([add(at) for _, add in curves], axis=0),
-                largest,
-                grid,
-            )
-        return one if count == 1 else one.self_compose(count)
+        return of_curves(
+            lambda at: np.max([one.deltas_of_sides(at)[0] for one in every], axis=0),
+            lambda at: np.max([one.deltas_of_sides(at)[1] for one in every], axis=0),
+            max(one.epsilon(TAIL_DELTA) for one in every),
+        )
 
 
 class _Selection(EventRule):
@@ -504,22 +606,22 @@ class _Selection(EventRule):
     def amplified(self, event: Any) -> dp.DpEvent:
         return attrs.evolve(event, event=rule_of(event.event).amplified(event.event))
 
-    def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
         """By profiles: delta(epsilon + shift) of the best is at most the mean number times delta(epsilon) of one.
 
         With f the generating function of the number, the best has density q(y) f'(Q(y)), where Q(y) is the probability
         of at most y. So it suffices that the shift bounds log f'(Q) - log f'(Q'); f' is at most f'(1), the mean.
         """
-        once = rule_of(event.event).pld(event.event, 1, grid, adjacency)
-        remove, add = curves_of(once)
-        shift = shift_of_selection(event, lambda at: np.maximum(remove(at), add(at)), grid)
-        best = of_curves(
-            lambda at: event.mean * remove(at - shift),
-            lambda at: event.mean * add(at - shift),
-            shift + float(once.get_epsilon_for_delta(TAIL_DELTA)),
-            grid,
+        once = loss_of(
+            [(event.event, 1)], adjacency, 4 * TAIL_DELTA
+        )  # of which a choice of trials takes a part
+        shift = shift_of_selection(event, once.deltas)
+
+        return of_curves(
+            lambda at: event.mean * once.deltas_of_sides(at - shift)[0],
+            lambda at: event.mean * once.deltas_of_sides(at - shift)[1],
+            shift + once.epsilon(4 * TAIL_DELTA),
         )
-        return best if count == 1 else best.self_compose(count)
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         every = tuple(sorted({*orders, *map(float, DEFAULT_RDP_ORDERS)}))
@@ -543,6 +645,7 @@ _RULES: dict[type[dp.DpEvent], EventRule] = {
     PureDpEvent: _Pure(),
     ObjectivePerturbationDpEvent: _Objective(),
     RenyiDpEvent: _Renyi(),
+    SampledGroupDpEvent: _SampledGroup(),
 }
 
 
@@ -615,13 +718,28 @@ def _value_from_json(value: Any) -> Any:
 
 
 def loss_of(
-    schedule: Iterable[tuple[dp.DpEvent, int]], grid: float, adjacency: Relation
-) -> PrivacyLossDistribution:
-    """The privacy loss distribution of events that `as_add_remove` returned."""
-    total = distributions.identity(grid)
-    for event, count in schedule:
-        total = total.compose(rule_of(event).pld(event, count, grid, adjacency))
-    return total
+    schedule: Iterable[tuple[dp.DpEvent, int]], adjacency: Relation, delta: float, grid: float | None = None
+) -> ComposedLoss:
+    """The privacy loss of events that `as_add_remove` returned, for deltas from `delta` on."""
+    return ComposedLoss(pairs_of(schedule, adjacency, grid or CUSTOMARY_GRID), delta, grid)
+
+
+def pairs_of(
+    schedule: Iterable[tuple[dp.DpEvent, int]], adjacency: Relation, grid: float = CUSTOMARY_GRID
+) -> list[tuple[Pair, int]]:
+    """The privacy losses of the single releases of events that `as_add_remove` returned, and how often each occurs."""
+    single = [
+        (inner, times * count) for event, count in schedule for inner, times in rule_of(event).releases(event)
+    ]
+    pairs = [(rule_of(event).losses(event, grid, adjacency), count) for event, count in single]
+    return pairs or [(_NO_LOSS, 1)]
+
+
+def _alike(law: Law) -> Pair:
+    return Pair(law, law)
+
+
+_NO_LOSS = _alike(AtomsLaw(np.zeros(1), np.ones(1)))
 
 
 def _of_sample(rate: float, epsilon: float) -> float:

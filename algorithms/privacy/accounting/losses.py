@@ -13,23 +13,25 @@ from typing import Any, TypeAlias
 
 import dp_accounting as dp
 import numpy as np
-from dp_accounting.pld import PLDAccountant, pld_pmf, privacy_loss_mechanism
-from dp_accounting.pld import privacy_loss_distribution as distributions
+from dp_accounting.pld import PLDAccountant
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import _gamma_truncated_negative_binomial
-from scipy.special import expit, gammaln, log_ndtr, logsumexp
-from scipy.stats import norm
+from scipy.special import gammaln, log_ndtr, logsumexp
+from scipy.stats import binom
 
 from algorithms.errors import RefusedError
+from algorithms.privacy.accounting.laws import AtomsLaw, GroupLaw, Reversed
+from algorithms.privacy.accounting.pld import Pair, sketch
 
 TAIL_DELTA = 1e-13
-_TAIL, _NEAR_NOTHING = 12.0, 1e-9
-_CORNERS, _LARGEST_STEP, _LARGEST_LOSS = 4000, 10.0, 500.0
-_LARGEST_EXPONENT = 700.0
+_NEAR_NOTHING = 1e-9
+_CORNERS, _LARGEST_LOSS = 4000, 500.0
+_LEAST_STEP, _LARGEST_STEP, _STEPS = 1e-6, 10.0, 50_000
 _ROUNDING, _NEAR_ZERO = 2e-15, 1e-10
 _LARGE_ORDER = 64.0
 _TERMS, _AT_ONCE, _NEGLIGIBLE = 1000, 50, 30.0
+_WIDTH, _STEP, _POINTS_AT_ONCE, _LEAST_TAIL = 12.0, 2 / 3, 4096, 1e-300
 
 Deltas: TypeAlias = Callable[[np.ndarray], np.ndarray]
 """Upper bounds on delta at epsilons of any sign, shape [k] -> [k]."""
@@ -46,103 +48,39 @@ def by_pld(
     return accountant._pld  # it has no public reader
 
 
-class SampledGaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):  # type: ignore[misc]
-    """dp_accounting's privacy loss, with its inverse vectorised over the points of a grid.
-
-    The inverse takes nine tenths of the time for an epsilon: a fine grid has 100,000 points. At rate 1 there is no
-    sampling.
-    """
-
-    def get_delta_for_epsilon(self, epsilon: Any) -> Any:
-        """The divergence at one epsilon or at many, like the base class."""
-        epsilons = np.atleast_1d(np.asarray(epsilon, dtype=float))
-        sign = 1.0 if self.adjacency_type is privacy_loss_mechanism.AdjacencyType.REMOVE else -1.0
-        least = math.log1p(-self.sampling_prob) if self.sampling_prob < 1 else -math.inf
-        losses = sign * epsilons  # adding is removing with the sign of loss and output turned round
-        with np.errstate(over="ignore"):  # what overflows is clipped to 0
-            deltas = -np.expm1(epsilons) if sign > 0 else np.zeros_like(epsilons)
-        inside = (losses > least) & ~np.isclose(losses, least, rtol=1e-9, atol=0.0)
-        # log(1 + (e^loss - 1) / q), without overflow; operation by operation as dp_accounting rounds them
-        unsampled = sign * losses[inside]
-        if self.sampling_prob < 1:
-            high, low = losses[inside] + np.log(1 / self.sampling_prob), np.log(-(1 - 1 / self.sampling_prob))
-            unsampled = sign * (high + np.log1p(-np.exp(low - high)))
-        cutoffs = -0.5 * self.sensitivity - unsampled * self._standard_deviation**2 / self.sensitivity
-        cutoffs += 0.0 if sign > 0 else self.sensitivity
-        lower = np.exp(epsilons[inside] + self.mu_lower_log_cdf(cutoffs))
-        deltas[inside] = self.mu_upper_cdf(cutoffs) - lower
-        deltas = np.clip(deltas, 0, 1)
-        return float(deltas[0]) if np.ndim(epsilon) == 0 else deltas
+def pair_of(loss: PrivacyLossDistribution) -> Pair:
+    """The losses of a distribution of dp_accounting's."""
+    remove, add = (_law_of(pmf.to_dense_pmf()) for pmf in (loss._pmf_remove, loss._pmf_add))
+    return Pair(remove, remove if loss._pmf_add is loss._pmf_remove else add)
 
 
-def of_sampled_gaussian(multiplier: float, rate: float, grid: float) -> PrivacyLossDistribution:
-    """dp_accounting's `from_gaussian_mechanism`, with the loss above."""
-
-    def one(adjacency: privacy_loss_mechanism.AdjacencyType) -> pld_pmf.PLDPmf:
-        loss = SampledGaussianLoss(multiplier, sampling_prob=rate, adjacency_type=adjacency)
-        return distributions._create_pld_pmf_from_monotone_privacy_loss(
-            loss, value_discretization_interval=grid, use_connect_dots=True
-        )
-
-    return distributions._pld_for_subsampled_mechanism(one, rate)
-
-
-def of_pure(epsilon: float, grid: float) -> PrivacyLossDistribution:
-    """The distribution of randomised response, which dominates every mechanism with this epsilon (Kairouz et al. 2015).
-
-    Its loss is epsilon or -epsilon. Each is divided between the neighbouring grid points so that neither distribution
-    loses mass: the result dominates the pair ("connect the dots", Doroshenko et al. 2022), with an error of the order
-    of the grid's square per composition. Rounding both losses up would add a whole grid step each time.
-    """
-    masses: dict[int, float] = {}
-    for loss, mass in ((epsilon, float(expit(epsilon))), (-epsilon, float(expit(-epsilon)))):
-        below = math.floor(loss / grid)
-        share = min(1.0, max(0.0, math.expm1(below * grid - loss) / math.expm1(-grid)))
-        masses[below + 1] = masses.get(below + 1, 0.0) + mass * share
-        masses[below] = masses.get(below, 0.0) + mass * (1 - share)
-    return PrivacyLossDistribution(pld_pmf.create_pmf(masses, grid, 0.0, pessimistic_estimate=True))
-
-
-def curves_of(loss: PrivacyLossDistribution) -> tuple[Deltas, Deltas]:
-    """The privacy profiles for removing and for adding a record."""
-    return _curve_of(loss._pmf_remove.to_dense_pmf()), _curve_of(loss._pmf_add.to_dense_pmf())
-
-
-def _curve_of(pmf: Any) -> Deltas:
-    """delta(e), the sum over losses l above e of p(l) (1 - exp(e - l)), at many points at once."""
+def _law_of(pmf: Any) -> AtomsLaw:
     losses = (pmf._lower_loss + np.arange(pmf._probs.size)) * pmf._discretization
-    ratios = np.exp(np.minimum(-losses, _LARGEST_EXPONENT))  # a smaller ratio gives a larger delta
-    above, scaled = (
-        np.append(np.cumsum(terms[::-1])[::-1], 0.0) for terms in (pmf._probs, pmf._probs * ratios)
-    )
-
-    def deltas(at: np.ndarray) -> np.ndarray:
-        first = np.searchsorted(losses, at, side="right")
-        found: np.ndarray = pmf._infinity_mass + above[first] - np.exp(at) * scaled[first]
-        return found
-
-    return deltas
+    return AtomsLaw(losses, np.asarray(pmf._probs, dtype=np.float64), float(pmf._infinity_mass))
 
 
-def of_curves(remove: Deltas, add: Deltas, largest: float, grid: float) -> PrivacyLossDistribution:
-    """A distribution whose deltas are at least those of both curves; beyond the largest epsilon the loss is infinite.
+def of_curves(remove: Deltas, add: Deltas, largest: float) -> Pair:
+    """Losses whose deltas are at least those of both curves; beyond the largest epsilon they are infinite.
 
     Below 0 a curve follows from the other: delta(-e) = 1 - exp(-e) (1 - delta'(e)). True curves are convex in
     exp(epsilon), so they are below the convex hull of their bounds, whose corners "connect the dots" uses.
     """
     if not largest < _LARGEST_LOSS:
         raise RefusedError("the privacy loss of a trial has too heavy a tail; use the accountant rdp.")
-    last = max(1, math.ceil(largest / grid))
-    above = np.unique(np.linspace(0, last, min(last + 1, _CORNERS)).round().astype(int))
+    above = np.linspace(0.0, largest, _CORNERS)
     places = np.concatenate([-above[:0:-1], above])
 
-    def one(own: Deltas, other: Deltas) -> pld_pmf.PLDPmf:
-        own_deltas, others = (np.clip(curve(above * grid), 0.0, 1.0) for curve in (own, other))
-        below = 1.0 - np.exp(-above[:0:-1] * grid) * (1.0 - others[:0:-1])
-        deltas = _lower_hull(np.exp(places * grid), np.concatenate([below, own_deltas]))
-        return pld_pmf.create_pmf_pessimistic_connect_dots(grid, places, np.minimum.accumulate(deltas))
+    def one(own: Deltas, other: Deltas) -> AtomsLaw:
+        own_deltas, others = (np.clip(curve(above), 0.0, 1.0) for curve in (own, other))
+        below = 1.0 - np.exp(-above[:0:-1]) * (1.0 - others[:0:-1])
+        x = np.exp(places)
+        deltas = np.minimum.accumulate(_lower_hull(x, np.concatenate([below, own_deltas])))
+        # delta(e) is the sum of p_i max(0, 1 - exp(e) / x_i), so that each corner's p_i is x_i times its bend.
+        slopes = np.diff(np.append(1.0, deltas)) / np.diff(np.append(0.0, x))
+        masses = np.maximum(0.0, x * np.diff(np.append(slopes, 0.0))) - _ROUNDING * x * slopes
+        return AtomsLaw(places, masses, float(deltas[-1]))
 
-    return PrivacyLossDistribution(one(remove, add), one(add, remove))
+    return Pair(one(remove, add), one(add, remove))
 
 
 def _lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -160,14 +98,14 @@ def _lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return found
 
 
-def shift_of_selection(event: Any, deltas: Deltas, grid: float) -> float:
+def shift_of_selection(event: Any, deltas: Deltas) -> float:
     """How far the best trial's epsilon exceeds one trial's: a bound on log f'(Q) - log f'(Q') for neighbours.
 
     For any e, 1 - Q' <= exp(e) (1 - Q) + delta(e). A Poisson number has log f' = mean (Q - 1); a truncated negative
     binomial one has f' proportional to (1 - (1 - gamma) Q)^-(shape + 1), of which e bounds the logarithm of the base's
     ratio as soon as (1 - gamma) delta(e) <= gamma (exp(e) - 1).
     """
-    tried = grid * np.arange(0.0, _LARGEST_STEP / grid)
+    tried = np.append(0.0, np.geomspace(_LEAST_STEP, _LARGEST_STEP, _STEPS))
     slack = deltas(tried) * (1 + _NEAR_NOTHING) + TAIL_DELTA
     if math.isinf(event.shape):
         return float(event.mean * np.min(np.expm1(tried) + slack))
@@ -178,23 +116,6 @@ def shift_of_selection(event: Any, deltas: Deltas, grid: float) -> float:
     if not len(enough):
         raise RefusedError("a trial tells too much for the profile of the best; use the accountant rdp.")
     return float((event.shape + 1) * tried[enough[0]])
-
-
-def of_objective(noise_multiplier: float, curvature_ratio: float, grid: float) -> PrivacyLossDistribution:
-    """The distribution of an exact private minimum: the loss is at most log(1 + ratio) + s^2 / 2 + |X|, X ~ N(0, s^2).
-
-    s is 1 / multiplier. Between neighbours the density of the minimum changes by the Jacobian, a rank-one change, and
-    by the density of the random term, which a record's gradient shifts along its features by at most its bound.
-    """
-    s = 1.0 / noise_multiplier
-    least = math.log1p(curvature_ratio) + s**2 / 2
-    first, last = math.ceil(least / grid), math.ceil((least + _TAIL * s) / grid)
-    places = np.arange(first, last + 1)
-    below = 2.0 * norm.cdf((places * grid - least) / s) - 1.0
-    masses = np.diff(np.maximum(below, 0.0), prepend=0.0)
-    tail = float(2.0 * norm.sf((last * grid - least) / s))
-    losses = {int(place): float(mass) for place, mass in zip(places, masses, strict=True)}
-    return PrivacyLossDistribution(pld_pmf.create_pmf(losses, grid, tail, pessimistic_estimate=True))
 
 
 def by_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
@@ -261,6 +182,42 @@ def _series_moments(z: float, q: float, orders: tuple[float, ...]) -> np.ndarray
         if is_found.all():
             break
     return found
+
+
+def rdp_of_group(multiplier: float, rate: float, count: int, orders: tuple[float, ...]) -> np.ndarray:
+    """Bounds for the mixture of `laws.GroupLaw` both ways round, shape [orders].
+
+    With r = P/Q and Q = N(0, z^2), the moment E_Q r^a at a whole order a is a sum of normal integrals with centres in
+    [0, a count]. The trapezoid rule is exact for each up to a share of 3 exp(-2 pi^2 / step^2), 2e-19 here.
+    Between whole orders log E_Q r^a lies below its chord, since it is convex in a. The other way round,
+    E_Q r^(1 - a) is convex in r, so that "connect the dots" bounds it, as in `pld.connect`.
+    """
+    log_moments = {1: 0.0}
+    for order in orders:
+        for whole in {math.floor(order), math.ceil(order)} - log_moments.keys():
+            log_moments[whole] = _group_moment(multiplier, rate, count, whole)
+    back = sketch([(Reversed(GroupLaw(multiplier, rate, count)), 1)], _LEAST_TAIL)
+    most = -count * math.log1p(-rate)
+    divergences = []
+    for order in orders:
+        low, high = math.floor(order), math.ceil(order)
+        forward = log_moments[low] + (order - low) * (log_moments[high] - log_moments[low])
+        backward = np.logaddexp(back.cumulant(order - 1)[0], math.log(_LEAST_TAIL) + (order - 1) * most)
+        divergences.append(max(forward, float(backward)) / (order - 1))
+    return np.array(divergences)
+
+
+def _group_moment(multiplier: float, rate: float, count: int, order: int) -> float:
+    """log E_Q (P/Q)^order, by the trapezoid rule."""
+    numbers = np.arange(count + 1)
+    shifts = (binom.logpmf(numbers, count, rate) - numbers**2 / (2 * multiplier**2))[:, None]
+    points = np.arange(-_WIDTH, order * count / multiplier + _WIDTH, _STEP)
+    parts = []
+    for first in range(0, len(points), _POINTS_AT_ONCE):
+        t = points[first : first + _POINTS_AT_ONCE]
+        ratios = logsumexp(shifts + numbers[:, None] * t / multiplier, axis=0)
+        parts.append(logsumexp(order * ratios - np.square(t) / 2))
+    return float(logsumexp(parts)) + math.log(_STEP / math.sqrt(2 * math.pi)) + _ROUNDING * order
 
 
 @lru_cache(maxsize=256)

@@ -14,30 +14,26 @@ import numpy as np
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
-from scipy.special import log_ndtr
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
-    FINE,
     ORDERS,
-    TRANSFORM_NOISE,
     Adjacency,
     adjacency_named,
     composed,
-    discretisation_of,
     epsilon_of_rdp,
-    in_few_kinds,
     is_not_private,
+    merge_events,
     rdp,
 )
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import FilterSpec, FixedSchedule, RenyiBudget, ZCDPBudget
-from algorithms.privacy.accounting.losses import curves_of
+from algorithms.privacy.accounting.gaussian import gaussian_delta
 
 Array = NDArray[np.float64]
 _POINTS, _LEAST_DELTA = 300, 1e-10
-_CUSTOMARY_DELTA, _LARGEST_EPSILON, _LARGEST_MU = 1e-5, 100.0, 1e6
+_LARGEST_EPSILON, _LARGEST_MU = 100.0, 1e6
 
 
 @dataclass(frozen=True)
@@ -70,20 +66,17 @@ def profile(schedule: Schedule, *, adjacency: Adjacency = ADD_OR_REMOVE_ONE) -> 
     """
     if any(is_not_private(event) for event, _ in schedule):
         return Profile(np.zeros(1), np.ones(1))
-    few = in_few_kinds(schedule)
+    few = merge_events(schedule)
     with suppress(RefusedError):
         divergences = rdp(few, adjacency=adjacency)
-        if epsilon_of_rdp(divergences, _LEAST_DELTA) > _LARGEST_EPSILON:  # losses too large for a fine grid
+        if epsilon_of_rdp(divergences, _LEAST_DELTA) > _LARGEST_EPSILON:  # which tells nothing more
             return profile_of_rdp(np.array(ORDERS), divergences)
-    grid = discretisation_of(few, _CUSTOMARY_DELTA, adjacency) or FINE
     try:
-        found = composed(few, grid, adjacency)
+        loss = composed(few, adjacency, delta=_LEAST_DELTA)
     except RefusedError:
         return profile_of_rdp(np.array(ORDERS), rdp(few, adjacency=adjacency))
-    epsilons = _grid(float(found.get_epsilon_for_delta(_LEAST_DELTA)))
-    noise = TRANSFORM_NOISE * math.sqrt(sum(count for _, count in few))
-    deltas = np.max([curve(epsilons) for curve in curves_of(found)], axis=0)
-    return Profile(epsilons, np.clip(deltas + noise, 0.0, 1.0))
+    epsilons = _grid(loss.epsilon(_LEAST_DELTA))
+    return Profile(epsilons, loss.deltas(epsilons))
 
 
 def profile_of_rdp(orders: Array, divergences: Array) -> Profile:
@@ -197,11 +190,3 @@ def _mu_at(epsilon: float, delta: float) -> float:
     if above(0.0) >= 0:
         return 0.0
     return float(brentq(above, 0.0, _LARGEST_MU, xtol=1e-9)) if above(_LARGEST_MU) >= 0 else math.inf
-
-
-def gaussian_delta(mu: float, epsilon: float) -> float:
-    """The delta at epsilon of a Gaussian mechanism with `mu` = sensitivity / std (Balle and Wang 2018, Theorem 8)."""
-    if mu == 0:
-        return 0.0
-    first, second = -epsilon / mu + mu / 2, -epsilon / mu - mu / 2
-    return math.exp(log_ndtr(first)) - math.exp(epsilon + log_ndtr(second))

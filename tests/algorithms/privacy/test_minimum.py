@@ -310,12 +310,12 @@ def test_the_stated_cost_dominates_the_exact_one(
     pair = [log_density(points, held, asked, std) for held in (records, more)]
     assert [log_integral(one, points) for one in pair] == pytest.approx([0.0, 0.0], abs=1e-3)
     event = ObjectivePerturbationDpEvent(multiplier, asked.curvature / regularisation)
-    stated = composed([(event, 1)], 1e-3, ADD_OR_REMOVE_ONE)
+    stated = composed([(event, 1)], ADD_OR_REMOVE_ONE, grid=1e-3)
     by_order = dict(zip((1.5, 4.0, 16.0), rdp([(event, 1)], orders=(1.5, 4.0, 16.0)), strict=True))
     for p, q in (pair, pair[::-1]):
         for epsilon in (0.0, 0.3, 1.0, 3.0):
             exact = float(np.maximum(np.exp(p) - np.exp(epsilon + q), 0.0) @ weights(points))
-            assert exact <= stated.get_delta_for_epsilon(epsilon) * (1 + 1e-3) + 1e-9
+            assert exact <= stated.deltas(np.array([epsilon]))[0] * (1 + 1e-3) + 1e-9
         for order, divergence in by_order.items():
             assert log_integral(order * p + (1 - order) * q, points) / (order - 1) <= divergence + 1e-3
 
@@ -331,11 +331,11 @@ def test_the_stated_renyi_divergence_is_the_moment_of_the_stated_loss() -> None:
 
 
 def test_the_whole_loss_distribution_is_that_of_the_stated_loss() -> None:
-    stated = composed([(ObjectivePerturbationDpEvent(1.7, 0.6), 1)], 1e-4, ADD_OR_REMOVE_ONE)
+    stated = composed([(ObjectivePerturbationDpEvent(1.7, 0.6), 1)], ADD_OR_REMOVE_ONE, grid=1e-4)
     draw = np.linspace(0.0, 40.0, 400_001)
     loss = math.log1p(0.6) + 0.5 / 1.7**2 + draw / 1.7
     for epsilon in (0.0, 0.5, 1.0, 3.0):
         gain = np.maximum(-np.expm1(epsilon - loss), 0.0)
         expected = float(2 * stats.norm.pdf(draw) * gain @ weights(draw))
-        assert expected <= stated.get_delta_for_epsilon(epsilon) + 1e-9
-        assert stated.get_delta_for_epsilon(epsilon) == pytest.approx(expected, rel=1e-3, abs=1e-6)
+        assert expected <= stated.deltas(np.array([epsilon]))[0] + 1e-9
+        assert stated.deltas(np.array([epsilon]))[0] == pytest.approx(expected, rel=1e-3, abs=1e-6)

@@ -127,7 +127,7 @@ def test_a_new_event_is_accounted_as_its_rule_says(accountant: Accountant) -> No
     delta = 0.0 if accountant == "pure" else DELTA
     own = epsilon([(TwofoldDpEvent(4.0), 10)], delta, accountant=accountant)
     laplace = epsilon([(dp.LaplaceDpEvent(4.0), 10)], delta, accountant=accountant)
-    assert own == pytest.approx(laplace, rel=1e-9) if accountant != "rdp" else laplace <= own <= 1.1 * laplace
+    assert own == pytest.approx(laplace, rel=1e-4) if accountant != "rdp" else laplace <= own <= 1.1 * laplace
     replaced = epsilon([(TwofoldDpEvent(8.0), 10)], delta, accountant=accountant, adjacency=REPLACE_ONE)
     assert replaced == own
     assert group_privacy(TwofoldDpEvent(8.0), 2) == TwofoldDpEvent(4.0)

@@ -19,7 +19,6 @@ from algorithms.privacy.accounting.epsilon import (
     REPLACE_ONE,
     calibrate,
     composed,
-    discretisation_of,
     epsilon,
     pure_epsilon,
     rdp,
@@ -105,11 +104,11 @@ def test_laplace_noise_on_a_sample_diverges_no_further_than_stated(rate: float, 
 
 @pytest.mark.parametrize("cost", [0.01, 0.5, 3.0])
 def test_the_loss_of_a_pure_event_is_that_of_randomised_response(cost: float) -> None:
-    stated = composed([(PureDpEvent(cost), 1)], 1e-4, ADD_OR_REMOVE_ONE)
+    stated = composed([(PureDpEvent(cost), 1)], ADD_OR_REMOVE_ONE, grid=1e-4)
     truth = 1 / (1 + math.exp(-cost))
     for loss in (0.0, cost / 2, cost):
         exact = max(0.0, truth - math.exp(loss) * (1 - truth))
-        assert exact - 1e-12 <= stated.get_delta_for_epsilon(loss) <= exact + 2e-4
+        assert exact <= stated.deltas(np.array([loss]))[0] <= exact + 2e-4
 
 
 def fixed(multiplier: float) -> dp.DpEvent:
@@ -259,13 +258,9 @@ def test_pure_releases_by_pld_are_close_to_their_binomial_tail_and_never_below(
     ("cost", "count", "delta"),
     [(0.1, 1000, 1e-13), (0.01, 10_000, 1e-13), (0.01, 1000, 1e-15), (0.01, 1000, 9e-12)],
 )
-def test_pld_below_the_noise_of_its_transform_is_the_bound_by_renyi(
-    cost: float, count: int, delta: float
-) -> None:
-    schedule = [(PureDpEvent(cost), count)]
-    assert epsilon(schedule, delta) >= _exact(cost, count, delta)
-    assert epsilon(schedule, delta) == epsilon(schedule, delta, accountant="rdp")
-    assert discretisation_of(schedule, delta, ADD_OR_REMOVE_ONE) is None
+def test_pld_is_as_close_at_a_delta_below_what_transforms_lose(cost: float, count: int, delta: float) -> None:
+    exact = _exact(cost, count, delta)
+    assert exact <= epsilon([(PureDpEvent(cost), count)], delta) <= 1.001 * exact
 
 
 @pytest.mark.parametrize("cost", [1e-4, 1e-7, 1e-8, 1e-9, 1e-12])
@@ -277,9 +272,10 @@ def test_a_tiny_pure_epsilon_has_a_renyi_divergence_that_rounding_does_not_take(
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_more_releases_than_the_transform_carries_are_bounded_by_renyi(nested: bool) -> None:
-    """A hundred million of them at delta 2e-11, where its noise is most of delta."""
+def test_a_hundred_million_releases_are_still_close(nested: bool) -> None:
+    """0.59979 is the normal approximation, whose error is far below the tolerance: their losses are all but normal."""
     cost, count, delta = 1e-5, 10**8, 2e-11
     one = PureDpEvent(cost)
     schedule: Schedule = [(dp.SelfComposedDpEvent(one, count), 1)] if nested else [(one, count)]
-    assert epsilon(schedule, delta) == epsilon(schedule, delta, accountant="rdp")
+    normal = epsilon([(dp.GaussianDpEvent(10.0), 1)], delta)
+    assert normal * (1 - 1e-5) <= epsilon(schedule, delta) <= 1.001 * normal

@@ -37,9 +37,9 @@ def test_a_search_costs_what_the_theorems_say(shape: float) -> None:
 
 def deltas_of(event: object) -> Callable[[float, str], float]:
     """Bounds of delta at an epsilon for the record's removal or addition, by profiles."""
-    found = composed([(event, 1)], 1e-4, ADD_OR_REMOVE_ONE)  # type: ignore[list-item]
-    sides = {"remove": found._pmf_remove, "add": found._pmf_add}
-    return lambda at, side: float(sides[side].get_delta_for_epsilon(at))
+    loss = composed([(event, 1)], ADD_OR_REMOVE_ONE)  # type: ignore[list-item]
+    sides = ("remove", "add")
+    return lambda at, side: float(loss.deltas_of_sides(np.array([at]))[sides.index(side)][0])
 
 
 Y = np.linspace(-16, 16, 2_001)

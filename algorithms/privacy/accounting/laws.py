@@ -1,0 +1,361 @@
+"""The losses of single mechanisms for `pld`: normal and Laplace noise, samples of them, groups, and single values.
+
+Masses are differences of distribution functions of tails, each with its rounding error: `ndtr` of a negative number is
+right to a few units in the last place times 1 + t^2, and so is t itself.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri, xlogy
+from scipy.stats import binom
+
+from algorithms.privacy.accounting.pld import Cells, Law
+
+Array = NDArray[np.float64]
+
+_ROUNDING = 2.0**-51
+_MARGIN = 1e-9
+_FEWEST, _MOST = 64, 2000
+_NORMAL_STEP, _LOSS_STEP = 0.1, 0.25
+_NEVER = 1e-45
+_AT_ONCE, _FAR, _TABLE, _NEWTON = 8192, 38.0, 4000, 3
+
+
+def _knots(low: float, high: float, step: float) -> Array:
+    """Ascending numbers between two, about a step apart."""
+    count = int(min(max((high - low) / step, _FEWEST), _MOST))
+    return np.linspace(low, high, count)
+
+
+def _reach(tail: float) -> float:
+    """How many standard deviations have this mass beyond them; -inf where any do."""
+    return -math.inf if tail >= 1 else float(-ndtri(tail))
+
+
+def _normal(t: Array, scale: Array) -> tuple[Array, Array, float, float]:
+    """The masses of a standard normal between ascending numbers, their errors, and the masses outside.
+
+    scale: The size of the terms that t is a difference of, which rounding is relative to.
+    """
+    tails = ndtr(-np.abs(t))
+    first, last = tails[:-1], tails[1:]
+    masses = np.where(t[1:] <= 0, last - first, np.where(t[:-1] >= 0, first - last, 1.0 - first - last))
+    with np.errstate(invalid="ignore"):
+        errors = _ROUNDING * tails * (4.0 + np.square(t) + (1.0 + np.abs(t)) * scale)
+    errors = np.where(tails > 0, errors, 0.0)
+    return np.maximum(masses, 0.0), errors[1:] + errors[:-1], float(ndtr(t[0])), float(ndtr(-t[-1]))
+
+
+@dataclass(frozen=True)
+class GaussianLaw:
+    """N(mu, 1) against N(0, 1): a loss with mean mu^2 / 2 and standard deviation mu."""
+
+    mu: float
+
+    def edges(self, p_tail: float, q_tail: float) -> Array:
+        reaches = [(sign * self.mu / 2, _reach(tail)) for sign, tail in ((1, p_tail), (-1, q_tail))]
+        low = min((mean - reach for mean, reach in reaches if reach > -math.inf), default=0.0)
+        high = max((mean + reach for mean, reach in reaches if reach > -math.inf), default=0.0)
+        return _knots(self.mu * low, self.mu * high, min(_NORMAL_STEP * self.mu, _LOSS_STEP))
+
+    def cells(self, edges: Array) -> Cells:
+        scaled, half = edges / self.mu, self.mu / 2
+        scale = np.abs(scaled) + half
+        p, p_error, p_below, p_above = _normal(scaled - half, scale)
+        q, q_error, q_below, q_above = _normal(scaled + half, scale)
+        return Cells(p, q, p_error, q_error, (p_below, q_below), (p_above, q_above))
+
+
+@dataclass(frozen=True)
+class LaplaceLaw:
+    """Laplace noise of scale 1 / epsilon against the same moved by 1: the loss is epsilon, -epsilon or between."""
+
+    epsilon: float
+
+    def edges(self, p_tail: float, q_tail: float) -> Array:
+        return _knots(-self.epsilon, self.epsilon, _LOSS_STEP)
+
+    def cells(self, edges: Array) -> Cells:
+        e, inside = self.epsilon, np.clip(edges, -self.epsilon, self.epsilon)
+        step = -np.expm1((inside[:-1] - inside[1:]) / 2)
+        p, q = 0.5 * np.exp((inside[1:] - e) / 2) * step, 0.5 * np.exp(-(inside[:-1] + e) / 2) * step
+        ends = AtomsLaw(np.array([-e, e]), 0.5 * np.array([math.exp(-e), 1.0])).cells(edges)
+        p, q = p + ends.p, q + ends.q
+        return Cells(p, q, 8 * _ROUNDING * p, 8 * _ROUNDING * q, ends.below, ends.above)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """(1 - rate) Q + rate P against Q, where a law is that of P against Q."""
+
+    law: Law
+    rate: float
+
+    def edges(self, p_tail: float, q_tail: float) -> Array:
+        each = min(p_tail, q_tail) if p_tail < 1 else q_tail
+        losses = self.law.edges(min(1.0, p_tail / self.rate) if p_tail < 1 else 1.0, each)
+        # log(1 - rate + rate exp(loss)), without overflow
+        low = np.log1p(self.rate * np.expm1(np.minimum(losses, 1.0)))
+        high = losses + math.log(self.rate) + np.log1p((1 / self.rate - 1) * np.exp(-np.maximum(losses, 0.0)))
+        edges = np.where(losses < 1, low, high)
+        margin = _MARGIN * (edges[-1] - edges[0])
+        edges[0], edges[-1] = edges[0] - margin, edges[-1] + margin
+        return np.unique(edges)
+
+    def cells(self, edges: Array) -> Cells:
+        within = self.law.cells(_unsampled(edges, self.rate))
+        rest, rate = 1 - self.rate, self.rate
+        (p_below, q_below), (p_above, q_above) = within.below, within.above
+        return Cells(
+            rest * within.q + rate * within.p,
+            within.q,
+            rest * within.q_error + rate * within.p_error + 4 * _ROUNDING * within.q,
+            within.q_error,
+            (rest * q_below + rate * p_below, q_below),
+            (rest * q_above + rate * p_above, q_above),
+            within.slip,
+        )
+
+
+def _unsampled(losses: Array, rate: float) -> Array:
+    """log(1 + (exp(loss) - 1) / rate), without overflow; -inf for losses that a sample does not have."""
+    with np.errstate(divide="ignore"):
+        low = np.log1p(np.maximum(np.expm1(np.minimum(losses, 1.0)) / rate, -1.0))
+    high = losses - math.log(rate) + np.log1p(-(1 - rate) * np.exp(-np.maximum(losses, 0.5)))
+    return np.where(losses < 1, low, high)
+
+
+@dataclass(frozen=True)
+class Reversed:
+    """Q against P, where a law is that of P against Q."""
+
+    law: Law
+
+    def edges(self, p_tail: float, q_tail: float) -> Array:
+        return -self.law.edges(q_tail, p_tail)[::-1]
+
+    def cells(self, edges: Array) -> Cells:
+        c = self.law.cells(-edges[::-1])
+        each = (c.q[::-1], c.p[::-1], c.q_error[::-1], c.p_error[::-1])
+        return Cells(*each, below=c.above[::-1], above=c.below[::-1], slip=c.slip)
+
+
+@dataclass(frozen=True)
+class PoissonReplaced:
+    """(1 - rate) N(0, z^2) + rate N(1, z^2) against (1 - rate) N(0, z^2) + rate N(-1, z^2)."""
+
+    multiplier: float
+    rate: float
+
+    def edges(self, p_tail: float, q_tail: float) -> Array:
+        low = high = 0.0
+        for tail, sign in ((p_tail, 1), (q_tail, -1)):
+            if tail < 1:
+                near, far = (
+                    _reach(tail) * self.multiplier,
+                    _reach(min(tail / self.rate, 0.5)) * self.multiplier,
+                )
+                ends = max(near, 1 + far), -near
+                low = min(low, ends[1] if sign > 0 else -ends[0])
+                high = max(high, ends[0] if sign > 0 else -ends[1])
+        step = min(_NORMAL_STEP * self.multiplier, _LOSS_STEP * self.multiplier**2)
+        return np.unique(self._losses(_knots(low, high, step)))
+
+    def _losses(self, outputs: Array) -> Array:
+        tilt, half = outputs / self.multiplier**2, 0.5 / self.multiplier**2
+        rest = np.log1p(-self.rate) if self.rate < 1 else -math.inf
+        sides = [np.logaddexp(rest, math.log(self.rate) - half + sign * tilt) for sign in (1, -1)]
+        difference: Array = sides[0] - sides[1]
+        return difference
+
+    def cells(self, edges: Array) -> Cells:
+        z, half = self.multiplier, np.abs(edges) / 2
+        # asinh(ratio sinh(loss / 2)) with the logarithm of the ratio, which may overflow
+        ratio = xlogy(1, (1 - self.rate) / self.rate) + 0.5 / z**2
+        with np.errstate(divide="ignore", over="ignore"):
+            inner = ratio + half + np.log(-np.expm1(-2 * half) / 2)
+            bend = np.where(inner < 300, np.arcsinh(np.exp(np.minimum(inner, 300))), inner + math.log(2))
+        outputs = z**2 * np.sign(edges) * (half + bend)
+        at, scale = outputs / z, np.abs(outputs / z) + 1 / z
+        middle, m_error, *m_out = _normal(at, scale)
+        up, up_error, *up_out = _normal(at - 1 / z, scale)
+        down, down_error, *down_out = _normal(at + 1 / z, scale)
+        rest, rate = 1 - self.rate, self.rate
+        below, above = (
+            (rest * m + rate * u, rest * m + rate * d)
+            for m, u, d in zip(m_out, up_out, down_out, strict=True)
+        )
+        p, q = rest * middle + rate * up, rest * middle + rate * down
+        return Cells(p, q, rest * m_error + rate * up_error, rest * m_error + rate * down_error, below, above)
+
+
+@dataclass(frozen=True)
+class GroupLaw:
+    """A Poisson sample of `count` records that all point one way, against none of them, with normal noise.
+
+    P is the mixture of N(j, z^2) with the binomial chances that j of the records are sampled, Q is N(0, z^2). Ganesh
+    2024, arXiv:2401.10294, shows that it dominates: given the sample of all other records, outputs with and without
+    the group are a mixture of N(v_S, z^2) over samples S of the group and N(0, z^2), with |v_S| at most the size of S;
+    among such vectors those on one ray are the worst (Choquette-Choo et al. 2023, arXiv:2310.15526, Lemma 4.5).
+    The group must be removed or added as a whole.
+    """
+
+    multiplier: float
+    rate: float
+    count: int
+
+    @cached_property
+    def _weights(self) -> tuple[Array, Array, float]:
+        """The numbers of sampled records, their chances, and the chance of numbers that are left out."""
+        every = np.arange(self.count + 1)
+        chances = binom.pmf(every, self.count, self.rate)
+        is_likely = chances > _NEVER
+        return every[is_likely], chances[is_likely], float(self.count * _NEVER)
+
+    def _losses(self, outputs: Array) -> tuple[Array, Array]:
+        """The losses at outputs, and how fast they rise."""
+        numbers, chances, _ = self._weights
+        losses, slopes = np.empty(len(outputs)), np.empty(len(outputs))
+        for first in range(0, len(outputs), _AT_ONCE):
+            some = slice(first, first + _AT_ONCE)
+            exponents = numbers[:, None] * (outputs[some] - numbers[:, None] / 2) / self.multiplier**2
+            exponents += np.log(chances)[:, None]
+            largest = exponents.max(axis=0)
+            shares = np.exp(exponents - largest)
+            whole = shares.sum(axis=0)
+            losses[some] = largest + np.log(whole)
+            slopes[some] = (numbers @ shares) / whole / self.multiplier**2
+        return losses, slopes
+
+    def edges(self, p_tail: float, q_tail: float) -> Array:
+        z, low, high = self.multiplier, 0.0, 0.0
+        if q_tail < 1:
+            low, high = -z * _reach(q_tail), z * _reach(q_tail)
+        if p_tail < 1:
+            low = min(low, -z * _reach(p_tail))
+            for number, chance in zip(*self._weights[:2], strict=True):
+                high = max(high, number + z * _reach(min(p_tail / chance / len(self._weights[0]), 0.5)))
+        return np.unique(self._losses(_knots(low, high, min(_NORMAL_STEP * z, _LOSS_STEP * z**2)))[0])
+
+    def _outputs(self, losses: Array) -> tuple[Array, float]:
+        """The outputs with these losses, and by how much theirs differ from these; infinite beyond all mass."""
+        z = self.multiplier
+        table = np.linspace(-_FAR * z, float(self._weights[0][-1]) + _FAR * z, _TABLE)
+        known = self._losses(table)[0]
+        after = np.clip(np.searchsorted(known, losses), 1, len(table) - 1)
+        outputs = np.interp(losses, known, table)
+        for _ in range(_NEWTON):
+            there, slopes = self._losses(outputs)
+            outputs = np.clip(outputs + (losses - there) / slopes, table[after - 1], table[after])
+        is_inside = (losses > known[0]) & (losses < known[-1])
+        missed = np.abs(self._losses(outputs)[0] - losses)[is_inside]
+        outputs = np.where(is_inside, outputs, np.where(losses <= known[0], -math.inf, math.inf))
+        return outputs, float(missed.max(initial=0.0))
+
+    def cells(self, edges: Array) -> Cells:
+        outputs, slip = self._outputs(edges)
+        at = outputs / self.multiplier
+        q, q_error, q_below, q_above = _normal(at, np.abs(at))
+        numbers, chances, never = self._weights
+        p, p_error, p_below, p_above = np.zeros(len(q)), np.zeros(len(q)), 0.0, never
+        for number, chance in zip(numbers, chances, strict=True):
+            mean = number / self.multiplier
+            mass, error, below, above = _normal(at - mean, np.abs(at) + mean)
+            p, p_error = p + chance * mass, p_error + chance * (error + 16 * _ROUNDING * mass)
+            p_below, p_above = p_below + chance * below, p_above + chance * above
+        return Cells(p, q, p_error, q_error, (p_below, q_below), (p_above, q_above), slip)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """The loss whose deltas are those of a law at every epsilon from 0 on, removing and adding alike.
+
+    Where both H(P'|Q') and H(Q'|P') are at most the law's delta(e) for all e >= 0, delta(-e) is at most
+    1 - exp(-e) + exp(-e) delta(e), which makes a whole profile: above 0 the loss is distributed as the law's, below 0
+    as the law's under Q with the sign turned round, and the rest of the mass lies at 0.
+    """
+
+    law: Law
+
+    def edges(self, p_tail: float, q_tail: float) -> Array:
+        above = self.law.edges(min(p_tail, q_tail), 1.0)
+        above = np.append(0.0, above[above > 0])
+        return np.unique(np.concatenate([-above, above]))
+
+    def cells(self, edges: Array) -> Cells:
+        up, down = self.law.cells(np.maximum(edges, 0.0)), self.law.cells(np.maximum(-edges[::-1], 0.0))
+        p, q = up.p + down.q[::-1], up.q + down.p[::-1]
+        errors = up.p_error + down.q_error[::-1], up.q_error + down.p_error[::-1]
+        middle = max(0.0, 1.0 - self._above_0())
+        at = min(max(int(np.searchsorted(edges, 0.0, side="left")) - 1, 0), len(p) - 1)
+        p[at], q[at] = p[at] + middle, q[at] + middle
+        return Cells(p, q, *errors, (down.above[1], down.above[0]), (up.above[0], up.above[1]), up.slip)
+
+    def _above_0(self) -> float:
+        """The masses of P and of Q above 0, added up."""
+        cells = self.law.cells(np.array([0.0, 1.0]))
+        return float(cells.p[0] + cells.q[0]) + sum(cells.above)
+
+
+@dataclass(frozen=True)
+class ObjectiveLaw:
+    """log(1 + ratio) + s^2 / 2 + |X| for X ~ N(0, s^2), which bounds the loss of an exact private minimum.
+
+    s is 1 / multiplier. Between neighbours the density of the minimum changes by the Jacobian, a rank-one change, and
+    by the density of the random term, which a record's gradient shifts along its features by at most its bound.
+    Under "Q" is E exp(-L) here, which is all that the discretisation needs.
+    """
+
+    multiplier: float
+    ratio: float
+
+    @property
+    def _least(self) -> float:
+        return math.log1p(self.ratio) + 0.5 / self.multiplier**2
+
+    def edges(self, p_tail: float, q_tail: float) -> Array:
+        s = 1 / self.multiplier
+        high = s * _reach(min(p_tail, q_tail) / 2)
+        return self._least + _knots(0.0, high, min(_NORMAL_STEP * s, _LOSS_STEP))
+
+    def cells(self, edges: Array) -> Cells:
+        s = 1 / self.multiplier
+        t = np.maximum(edges - self._least, 0.0) / s
+        scale = (np.abs(edges) + self._least) / s
+        p, p_error, _, p_above = _normal(t, scale)
+        q, q_error, _, q_above = _normal(t + s, scale + s)
+        weight = 2 * math.exp(min(s**2 / 2 - self._least, 700.0))
+        return Cells(
+            2 * p, weight * q, 2 * p_error, weight * q_error, (0.0, 0.0), (2 * p_above, weight * q_above)
+        )
+
+
+@dataclass(frozen=True)
+class AtomsLaw:
+    """A loss that takes finitely many values, by their chances under P."""
+
+    losses: Array
+    masses: Array
+    infinite: float = 0.0
+
+    def edges(self, p_tail: float, q_tail: float) -> Array:
+        some = np.linspace(0, len(self.losses) - 1, min(len(self.losses), _MOST)).round().astype(int)
+        edges: Array = self.losses[np.unique(some)]
+        return edges if len(edges) > 1 else np.append(edges, edges[0] + _MARGIN)
+
+    def cells(self, edges: Array) -> Cells:
+        at = np.searchsorted(edges, self.losses, side="left") - 1
+        at[self.losses == edges[0]] = 0
+        is_inside = (at >= 0) & (at < len(edges) - 1)
+        with np.errstate(over="ignore"):
+            weights = self.masses * np.exp(-self.losses)
+        cells, is_below = len(edges) - 1, at < 0
+        p, q = (np.bincount(at[is_inside], m[is_inside], cells).astype(float) for m in (self.masses, weights))
+        is_above = ~is_inside & ~is_below
+        below = float(self.masses[is_below].sum()), float(weights[is_below].sum())
+        above = float(self.masses[is_above].sum()) + self.infinite, float(weights[is_above].sum())
+        return Cells(p, q, 8 * _ROUNDING * p, 8 * _ROUNDING * q, below, above)

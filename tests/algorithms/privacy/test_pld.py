@@ -1,0 +1,233 @@
+"""Epsilons against exact ones that are computed apart from the product: never below, and less than a thousandth above.
+
+Literals are by mpmath at 40 digits (closed forms, and one step, whose losses rise with the output), and by the inverse
+Laplace transform of `tests.support.exact_losses`, which agrees with dp_accounting at ever finer grids to ten digits.
+"""
+
+import math
+
+import dp_accounting as dp
+import numpy as np
+import pytest
+from hypothesis import Phase, assume, given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting.epsilon import (
+    ADD_OR_REMOVE_ONE,
+    REPLACE_ONE,
+    calibrate,
+    composed,
+    discretisation_of,
+    epsilon,
+    group_privacy,
+    rdp,
+)
+from algorithms.privacy.accounting.events import CorrelatedDpEvent, Schedule
+from tests.support.exact_losses import exact_epsilon
+
+
+def sampled(rate: float, multiplier: float) -> dp.DpEvent:
+    return dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier))
+
+
+def is_close(found: float, exact: float) -> bool:
+    """exact: rounded to ten digits."""
+    return exact * (1 - 1e-9) <= found <= max(exact * 1.001, exact + 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "steps", "delta", "exact"),
+    [
+        (1.0, 1, 1e-5, 4.377178096),
+        (1.0, 1, 1e-15, 8.165579696),
+        (2.0, 1, 1e-5, 1.993091404),
+        (1500.0, 1, 1e-9, 0.002893643032),
+        (9164.0, 9999, 1e-5, 0.02999406249),
+        (3731.0, 10**6, 1e-5, 0.9998915804),
+        (0.05, 1, 1e-5, 284.3918495),
+        (1e4, 10**6, 1e-15, 0.743298397),
+    ],
+)
+def test_normal_noise_without_sampling_is_exact(
+    multiplier: float, steps: int, delta: float, exact: float
+) -> None:
+    alike: Schedule = [(dp.GaussianDpEvent(multiplier), steps)]
+    halves = [(dp.GaussianDpEvent(multiplier * math.sqrt(2.0)), 1)] * 2  # each of half the precision
+    mixed: Schedule = (
+        [*alike[:0], (dp.GaussianDpEvent(multiplier), steps - 1), *halves] if steps > 1 else halves
+    )
+    banded = CorrelatedDpEvent(multiplier / math.sqrt(steps), (1.0,), (), (), 0, 1, 1.0, 1)
+    nested: Schedule = [
+        (dp.SelfComposedDpEvent(dp.ComposedDpEvent([dp.GaussianDpEvent(multiplier)]), steps), 1)
+    ]
+    for schedule in (alike, mixed, nested, [(banded, 1)]):
+        assert exact * (1 - 1e-9) <= epsilon(schedule, delta) <= exact * (1 + 1e-6)
+        assert discretisation_of(schedule, delta, ADD_OR_REMOVE_ONE) is None
+
+
+@pytest.mark.parametrize(
+    ("rate", "multiplier", "delta", "exact"),
+    [
+        (0.01, 1.0, 1e-5, 0.1994504478),
+        (0.001, 0.3, 1e-5, 5.653792536),
+        (0.5, 2.0, 1e-8, 2.019464409),
+        (1e-4, 0.5, 1e-11, 2.762720188),
+        (0.1, 1.0, 1e-7, 2.649687911),
+    ],
+)
+def test_one_sampled_step(rate: float, multiplier: float, delta: float, exact: float) -> None:
+    assert is_close(epsilon([(sampled(rate, multiplier), 1)], delta), exact)
+
+
+@pytest.mark.parametrize(
+    ("rate", "multiplier", "steps", "delta", "exact"),
+    [
+        (0.01, 1.0, 1000, 1e-5, 1.828236667),
+        (0.01, 1.0, 1000, 1e-15, 4.854537751),
+        (0.001, 20.0, 1000, 1e-7, 0.0055238605),
+        (0.001, 21.8, 5000, 1e-6, 0.009947515789),
+        (0.01, 545.3, 1000, 1e-5, 0.0009999682955),
+        (0.5, 20.0, 100, 1e-8, 1.301524045),
+        (256 / 60000, 1.1, 14062, 1e-5, 2.381596921),
+        (0.01, 0.1085, 1000, 1e-5, 999.5200037),
+        (0.1, 549.55, 10**6, 1e-9, 0.9999607721),
+        (1e-4, 0.8, 10**6, 1e-8, 1.0017694403),  # whose tail is that of a few large losses
+    ],
+)
+def test_many_sampled_steps(rate: float, multiplier: float, steps: int, delta: float, exact: float) -> None:
+    assert is_close(epsilon([(sampled(rate, multiplier), steps)], delta), exact)
+
+
+@pytest.mark.parametrize(
+    ("count", "rate", "multiplier", "steps", "delta", "exact"),
+    [
+        (2, 0.001, 0.3, 1, 1e-5, 7.291673673),
+        (3, 0.01, 1.0, 1, 1e-6, 1.242694994),
+        (8, 0.05, 2.0, 1, 1e-5, 1.945433882),
+        (2, 0.01, 1.0, 1000, 1e-5, 3.979085763),
+        (3, 0.01, 1.0, 1000, 1e-5, 6.342932974),
+        (4, 0.05, 2.0, 200, 1e-5, 7.671392337),
+    ],
+)
+def test_a_group_costs_what_the_mixture_of_its_samples_costs(
+    count: int, rate: float, multiplier: float, steps: int, delta: float, exact: float
+) -> None:
+    assert is_close(epsilon([(group_privacy(sampled(rate, multiplier), count), steps)], delta), exact)
+
+
+@pytest.mark.parametrize(("count", "rate", "multiplier"), [(2, 0.01, 1.0), (3, 0.2, 2.0), (64, 0.01, 4.0)])
+def test_a_group_has_the_renyi_divergence_of_its_mixture(count: int, rate: float, multiplier: float) -> None:
+    """Both ways round, by summation over a fine grid; between whole orders it is bounded by the chord."""
+    outputs = np.linspace(-12 * multiplier, 8 * count + 12 * multiplier, 200_001)
+    numbers = np.arange(count + 1)
+    chances = np.array([math.comb(count, j) * rate**j * (1 - rate) ** (count - j) for j in numbers])
+    width = math.log(outputs[1] - outputs[0])
+    without = norm.logpdf(outputs, 0.0, multiplier) + width
+    inside = np.full(len(outputs), -math.inf)
+    for number, chance in zip(numbers, chances, strict=True):
+        inside = np.logaddexp(inside, math.log(chance) + norm.logpdf(outputs, number, multiplier) + width)
+    orders = (1.5, 2.0, 6.0, 8.0)
+    found = rdp([(group_privacy(sampled(rate, multiplier), count), 1)], orders=orders)
+    for order, divergence in zip(orders, found, strict=True):
+        exact = max(
+            float(np.logaddexp.reduce(order * p + (1 - order) * q)) / (order - 1)
+            for p, q in ((inside, without), (without, inside))
+        )
+        assert exact <= divergence * (1 + 1e-9)
+        assert order != int(order) or divergence <= exact * 1.001
+
+
+def test_records_that_point_different_ways_tell_no_more_than_those_of_the_theorem() -> None:
+    """Two records in two dimensions, at right angles or opposed: delta by a sum over the plane."""
+    rate, multiplier, at = 0.3, 1.5, 0.4
+    axis = np.linspace(-11.0, 12.0, 700)
+    step = (axis[1] - axis[0]) ** 2
+
+    def density(x: float, y: float) -> np.ndarray:
+        rows: np.ndarray = np.outer(norm.pdf(axis, x, multiplier), norm.pdf(axis, y, multiplier)) * step
+        return rows
+
+    stated = composed([(group_privacy(sampled(rate, multiplier), 2), 1)], ADD_OR_REMOVE_ONE)
+    for second in ((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.6, 0.8)):
+        both = (1.0 + second[0], second[1])
+        mixture = (1 - rate) ** 2 * density(0, 0) + rate**2 * density(*both)
+        mixture += rate * (1 - rate) * (density(1, 0) + density(*second))
+        for side, (p, q) in enumerate(((mixture, density(0, 0)), (density(0, 0), mixture))):
+            exact = float(np.maximum(p - math.exp(at) * q, 0.0).sum())
+            assert exact <= stated.deltas_of_sides(np.array([at]))[side][0] + 1e-9
+
+
+@given(
+    log_rate=st.floats(-4.0, -0.3),
+    log_steps=st.floats(2.0, 6.0),
+    log_epsilon=st.floats(-3.0, 2.0),
+    log_delta=st.floats(-11.0, -5.0),
+)
+@settings(max_examples=12, deadline=None, derandomize=True, phases=(Phase.generate,))
+def test_over_wide_ranges_it_is_never_below_and_hardly_above_the_exact_one(
+    log_rate: float, log_steps: float, log_epsilon: float, log_delta: float
+) -> None:
+    rate, steps, delta = 10**log_rate, round(10**log_steps), 10**log_delta
+    # The multiplier that the central limit asks for, so that epsilons are spread over their range.
+    target = 10**log_epsilon
+    mu = min(target / 4, math.sqrt(2 * target))
+    multiplier = 1 / math.sqrt(math.log1p((mu / rate) ** 2 / steps))
+    # Else the tail is that of a few large losses, which takes the transform long.
+    assume(multiplier > 1 and rate * steps > 10)
+    assert is_close(
+        epsilon([(sampled(rate, multiplier), steps)], delta), exact_epsilon(rate, multiplier, steps, delta)
+    )
+
+
+@pytest.mark.parametrize("delta", [1e-4, 1e-6])
+def test_a_few_steps_are_never_below_what_draws_of_their_losses_show(delta: float) -> None:
+    """2 * 10^6 draws of three steps' loss; delta's estimate is at most delta but for five standard errors."""
+    rate, multiplier, steps = 0.05, 0.7, 3
+    rng = np.random.default_rng(3)
+    outputs = rng.normal(0.0, multiplier, (2_000_000, steps)) + (rng.random((2_000_000, steps)) < rate)
+    ratios = np.log1p(rate * np.expm1((2 * outputs - 1) / (2 * multiplier**2))).sum(axis=1)
+    found = epsilon([(sampled(rate, multiplier), steps)], delta)
+    gains = np.maximum(-np.expm1(found - ratios), 0.0)
+    assert abs(gains.mean() - delta) < 5 * gains.std() / math.sqrt(len(gains))
+
+
+@pytest.mark.parametrize(
+    ("records", "size", "multiplier", "delta"), [(100, 10, 1.0, 1e-5), (1000, 20, 2.0, 1e-6)]
+)
+def test_a_sample_of_fixed_size_costs_what_its_worst_neighbours_tell(
+    records: int, size: int, multiplier: float, delta: float
+) -> None:
+    """All other records like the one that is put in: the output is a mixture of centres two bounds apart."""
+    event = dp.SampledWithoutReplacementDpEvent(records, size, dp.GaussianDpEvent(multiplier))
+    rate, mu = size / records, 2 / multiplier
+    found = epsilon([(event, 1)], delta, adjacency=REPLACE_ONE)
+    inner = math.log1p(math.expm1(found) / rate)
+    exact = rate * (norm.cdf(mu / 2 - inner / mu) - math.exp(inner + norm.logcdf(-mu / 2 - inner / mu)))
+    assert delta * 0.999 < exact <= delta
+    assert found < epsilon([(event, 1)], delta, adjacency=REPLACE_ONE, accountant="rdp")
+
+
+@pytest.mark.parametrize(
+    ("rate", "steps", "target", "delta", "least"),
+    [
+        (1.0, 9999, 0.03, 1e-5, 9162.195),
+        (1.0, 10**6, 1.0, 1e-5, 3730.632),
+        (1.0, 1, 0.003, 1e-9, 1449.275),
+        (0.001, 5000, 0.01, 1e-6, 21.695),
+        (0.01, 1000, 0.001, 1e-5, 545.28),
+        (0.01, 1000, 1000.0, 1e-5, 0.10847),
+        (0.1, 10**6, 1.0, 1e-9, 549.52),
+    ],
+)
+def test_calibration_finds_hardly_more_noise_than_is_needed(
+    rate: float, steps: int, target: float, delta: float, least: float
+) -> None:
+    def schedule_at(multiplier: float) -> Schedule:
+        one = dp.GaussianDpEvent(multiplier)
+        return [(one if rate == 1 else dp.PoissonSampledDpEvent(rate, one), steps)]
+
+    found = calibrate(schedule_at, Budget(target, delta))
+    assert least <= found <= 1.0005 * least
+    assert epsilon(schedule_at(found), delta) <= target
