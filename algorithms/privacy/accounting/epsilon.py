@@ -31,7 +31,7 @@ from scipy.optimize import brentq
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.event_rules import loss_of, pairs_of, parts, rule_of
+from algorithms.privacy.accounting.event_rules import in_words, loss_of, pairs_of, parts, rule_of
 from algorithms.privacy.accounting.events import Schedule, unrolled
 from algorithms.privacy.accounting.gaussian import gaussian_epsilon
 from algorithms.privacy.accounting.pld import (
@@ -79,12 +79,12 @@ def _check(adjacency: Adjacency, event: dp.DpEvent) -> None:
     """Raises RefusedError for an event that no theorem covers, at any depth of nesting."""
     if not rule_of(event).is_possible(event):
         raise RefusedError(
-            f"{event} is no mechanism: a number in it is out of its range; check the document."
+            f"{in_words(event)} has a number out of its range ({event}); check the document that it comes from."
         )
     if not rule_of(event).is_proven(event, adjacency):
         raise RefusedError(
-            "sampling without replacement is proven under replace-one alone, not under add-or-remove-one;"
-            " take a full batch or a Poisson sample."
+            "sampling without replacement is proven under REPLACE_ONE alone; set algorithm.adjacency to it, or take a"
+            " full batch or a Poisson sample."
         )
     for inner in parts(event):
         _check(adjacency, inner)
@@ -227,7 +227,9 @@ def _epsilon(asked: _Asked) -> float:
     """`epsilon` with a cache, since calibration, plan and card compute the same epsilon."""
     schedule, delta, accountant, adjacency, discretisation = asked.arguments
     if accountant != "pure" and not 0 < delta < 1:
-        raise RefusedError(f"delta must lie strictly between 0 and 1, not {delta}; 1/n or less is customary.")
+        raise RefusedError(
+            f"delta must lie strictly between 0 and 1, not {delta}; set privacy.delta, customarily to 1/n or less."
+        )
     if any(is_not_private(event) for event, _ in schedule):
         return math.inf
     if accountant == "pure":

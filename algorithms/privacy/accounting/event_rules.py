@@ -153,7 +153,9 @@ class EventRule:
 
     def replacing(self, event: Any) -> dp.DpEvent:
         """The event that stands for it under replace-one."""
-        raise RefusedError(f"{event} has no bound under replace-one; keep to add-or-remove-one.")
+        raise RefusedError(
+            f"{in_words(event)} has no bound under REPLACE_ONE; set algorithm.adjacency to ADD_OR_REMOVE_ONE."
+        )
 
     def traced(self, event: Any) -> Traced:
         """The values in the trace of a release with this event."""
@@ -166,7 +168,8 @@ class EventRule:
     def poisson_replacing(self, event: Any, rate: float) -> dp.DpEvent:
         """The event that stands for its Poisson sample under replace-one."""
         raise RefusedError(
-            f"a Poisson sample of {event} has no bound under replace-one; keep to add-or-remove-one."
+            f"a Poisson sample of {in_words(event)} has no bound under REPLACE_ONE; set algorithm.adjacency to"
+            " ADD_OR_REMOVE_ONE."
         )
 
     def poisson_amplified(self, event: Any, rate: float) -> dp.DpEvent:
@@ -196,7 +199,9 @@ class EventRule:
 
     def rho(self, event: Any) -> float:
         """The rho of the event under zCDP."""
-        raise RefusedError(f"{event} has no proven zCDP bound; use a Rényi filter for it.")
+        raise RefusedError(
+            f"{in_words(event)} has no proven zCDP bound; set the data card's composition to renyi or basic."
+        )
 
     def unsampled(self, event: Any, adjacency: Relation) -> dp.DpEvent:
         """The event without sampling, on all records."""
@@ -209,8 +214,8 @@ class EventRule:
     def grouped(self, event: Any, count: int) -> dp.DpEvent:
         """An event whose loss bounds that of `event` if `count` records are added or removed together."""
         raise RefusedError(
-            f"{event} has no bound for {count} records of one person; let the run read one block, or take another"
-            " method."
+            f"{in_words(event)} has no bound for {count} records of one person; let the run read one block, or set"
+            " algorithm.name to another method."
         )
 
 
@@ -693,6 +698,30 @@ def event_from_json(document: Mapping[str, Any]) -> dp.DpEvent:
         if kind.__name__ == name:
             return rule.from_json(kind, {key: value for key, value in document.items() if key != "type"})
     raise RefusedError(f"the event type {name!r} is not one of {_names()}; check the document.")
+
+
+def in_words(event: dp.DpEvent) -> str:
+    """An event as a person would name it, with its parts."""
+    if isinstance(event, dp.PoissonSampledDpEvent):
+        return f"a Poisson sample of {in_words(event.event)}"
+    if isinstance(event, dp.SampledWithoutReplacementDpEvent):
+        return f"a sample of fixed size of {in_words(event.event)}"
+    if isinstance(event, dp.SelfComposedDpEvent):
+        return f"{event.count} times {in_words(event.event)}"
+    if isinstance(event, dp.ComposedDpEvent):
+        return " with ".join(sorted({in_words(inner) for inner in event.events}))
+    return _WORDS.get(type(event)) or type(event).__name__.removesuffix("DpEvent")
+
+
+_WORDS: dict[type[dp.DpEvent], str] = {
+    dp.GaussianDpEvent: "Gaussian noise",
+    dp.LaplaceDpEvent: "Laplace noise",
+    dp.dp_event.ZCDpEvent: "a selection by zCDP",
+    dp.dp_event.RepeatAndSelectDpEvent: "a search",
+    PureDpEvent: "a release of pure epsilon",
+    ObjectivePerturbationDpEvent: "objective perturbation",
+    RenyiDpEvent: "a run under a Rényi filter",
+}
 
 
 def _names() -> str:

@@ -43,9 +43,13 @@ def by_pld(
     """dp_accounting's distribution of `count` events; raises RefusedError if it has none."""
     accountant = PLDAccountant(adjacency, grid)
     if not accountant.supports(event):
-        raise RefusedError(f"the PLD accountant has no bound for {event}; use the other accountant.")
+        raise RefusedError(f"no bound is known by PLD for {_name_of(event)}; set privacy.accountant to rdp.")
     accountant.compose(event, count)
     return accountant._pld  # it has no public reader
+
+
+def _name_of(event: dp.DpEvent) -> str:
+    return type(event).__name__.removesuffix("DpEvent")
 
 
 def pair_of(loss: PrivacyLossDistribution) -> Pair:
@@ -66,7 +70,7 @@ def of_curves(remove: Deltas, add: Deltas, largest: float) -> Pair:
     exp(epsilon), so they are below the convex hull of their bounds, whose corners "connect the dots" uses.
     """
     if not largest < _LARGEST_LOSS:
-        raise RefusedError("the privacy loss of a trial has too heavy a tail; use the accountant rdp.")
+        raise RefusedError("the privacy loss of a trial has too heavy a tail; set privacy.accountant to rdp.")
     above = np.linspace(0.0, largest, _CORNERS)
     places = np.concatenate([-above[:0:-1], above])
 
@@ -114,7 +118,9 @@ def shift_of_selection(event: Any, deltas: Deltas) -> float:
     gamma = float(_gamma_truncated_negative_binomial(event.shape, event.mean))
     enough = np.flatnonzero((1 - gamma) * slack <= gamma * np.expm1(tried))
     if not len(enough):
-        raise RefusedError("a trial tells too much for the profile of the best; use the accountant rdp.")
+        raise RefusedError(
+            "a trial tells too much for the profile of the best; set privacy.accountant to rdp."
+        )
     return float((event.shape + 1) * tried[enough[0]])
 
 
@@ -122,7 +128,7 @@ def by_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: dp.Neighbori
     """The bounds of dp_accounting; raises RefusedError if it has none."""
     accountant = RdpAccountant(orders, adjacency)
     if not accountant.supports(event):
-        raise RefusedError(f"the RDP accountant has no bound for {event}; use the other accountant.")
+        raise RefusedError(f"no bound is known by RDP for {_name_of(event)}; set privacy.accountant to pld.")
     with _quiet_about_dropped_orders():
         accountant.compose(event)
     return np.asarray(accountant._rdp, dtype=np.float64)  # the bounds have no public reader

@@ -106,7 +106,7 @@ def test_what_has_no_cost_is_refused_in_one_sentence() -> None:
             ScheduleFilter([(GAUSSIAN, count)], small)  # type: ignore[list-item]
     check_refusals(
         {
-            "use the other accountant": lambda: epsilon([(dp.dp_event.ZCDpEvent(0.1), 1)], 1e-5),
+            "set privacy.accountant to rdp": lambda: epsilon([(dp.dp_event.ZCDpEvent(0.1), 1)], 1e-5),
             "no noise multiplier up to": lambda: calibrate(
                 lambda z: [(dp.GaussianDpEvent(1.0), 1)], Budget(0.1, 1e-5), accountant="rdp"
             ),

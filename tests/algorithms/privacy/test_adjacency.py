@@ -180,3 +180,15 @@ def test_many_kinds_of_normal_noise_are_one() -> None:
     normal = [(dp.GaussianDpEvent(5.0 + t), 2) for t in range(4)]
     assert len(merge_events(normal)) == 1
     assert by_pld(merge_events(normal)) == pytest.approx(by_pld(normal), rel=5e-3)
+
+
+def test_refusals_name_the_mechanism_and_the_setting() -> None:
+    """No internal representation of an event, such as ObjectivePerturbationDpEvent(noise_multiplier=...)."""
+    nested = dp.SelfComposedDpEvent(dp.ComposedDpEvent([OBJECTIVE, GAUSSIAN]), 2)
+    for event in (OBJECTIVE, nested, dp.PoissonSampledDpEvent(0.1, LAPLACE)):
+        for accountant in ("pld", "rdp"):
+            with pytest.raises(RefusedError, match=r"set algorithm\.adjacency to ADD_OR_REMOVE_ONE") as error:
+                epsilon([(event, 1)], 1e-5, accountant=accountant, adjacency=REPLACE_ONE)
+            assert "(" not in str(error.value) and "DpEvent" not in str(error.value)
+    with pytest.raises(RefusedError, match="objective perturbation has no bound under REPLACE_ONE"):
+        epsilon([(OBJECTIVE, 1)], 1e-5, adjacency=REPLACE_ONE)
