@@ -78,7 +78,7 @@ def cifar(folder: Path, chosen: list[int]) -> list[bytes]:
     for name in ("one", "two"):
         (folder / f"{name}.bin").write_bytes(b"".join(bytes([1]) + bytes([place]) * 12 for place in chosen))
     declared = Cifar.model_validate_json(
-        json.dumps({"kind": "cifar", "train": ["one"], "test": "two", "labels": "coarse"})
+        json.dumps({"kind": "cifar", "train": ["one"], "test": "two", "labels": "only"})
     )
     files = {"one": folder / "one.bin", "two": folder / "two.bin"}
     first = next(images.read_cifar(files, declared, shape=(3, 2, 2)))
