@@ -297,6 +297,11 @@ class Plan:
         return Budget(self.epsilon[self.accountant], self.target.budget.delta)
 
     @property
+    def expected_batch(self) -> float | None:
+        """The expected number of records in a step; None if the number of all is private."""
+        return None if self.public.records is None else self.sampling_rate * self.public.records
+
+    @property
     def fixed_noise(self) -> float | None:
         """The noise multiplier, 0 for a run without noise; None if it is chosen adaptively, under a filter."""
         return self.noise_multiplier if self.is_fixed else None

@@ -410,7 +410,7 @@ def train(
         generator=generator,
         delta=plan.target.budget.delta,
         trace=trace,
-        performance=replace(performance, number=plan.public.records),
+        performance=_planned(performance, plan),
         last_norms=last_norms,
         diagnostics=diagnostics,
     )
@@ -441,6 +441,11 @@ def train(
                 save(folder, progress, run_id=run_id, step=trace.step + 1, trace=trace, last_norms=last_norms)
             saved = time.monotonic()
     return Trained(_whole(state, slices), trace, model)
+
+
+def _planned(performance: Performance, plan: Plan) -> Performance:
+    """The performance with the public numbers of a plan."""
+    return replace(performance, number=plan.public.records, expected_batch=plan.expected_batch)
 
 
 def _check_sharing(
@@ -482,7 +487,7 @@ def learn(
         generator=generator,
         delta=plan.target.budget.delta,
         trace=trace,
-        performance=replace(performance, number=plan.public.records),
+        performance=_planned(performance, plan),
     )
     return _learn(features, barrier, model, plan), trace
 

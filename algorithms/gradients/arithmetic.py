@@ -1,4 +1,4 @@
-"""Norms that are upper bounds despite rounding, and sizes of passes in which rounding depends on no other record.
+"""Norms that are upper bounds despite rounding, and the size of a run's passes.
 
 A contribution is clipped by its norm, but the sum is computed with other products than the norm, in another order. So
 each estimate of a norm includes a margin for the rounding of the contribution.
@@ -8,12 +8,16 @@ function has a kink, one bit can decide a whole gradient, so adding a record cou
 """
 
 import functools
+import math
 
 import torch
 from torch import Tensor
 
 _IN_CACHE = 2**16
 """Numbers that stay in a CPU's cache for several passes."""
+
+_MANY_PASSES = 20
+"""The number of passes from which the mean is taken as if samples filled half of the last one."""
 
 _BLOCK = 256
 """Values that are summed in 32 bits, before these sums are added in 64: few enough for rounding, enough for speed."""
@@ -89,7 +93,7 @@ WHOLE = 64
 """A batch size that fills all products' kernels; its multiples give the same bits with up to `Engine.threads`."""
 
 FEWEST = 32
-"""The smallest batch size that fills all kernels; below it, all passes have the same size."""
+"""The smallest batch size that fills all kernels."""
 
 
 def round_batch(count: int) -> int:
@@ -97,13 +101,25 @@ def round_batch(count: int) -> int:
     return count // WHOLE * WHOLE if count >= WHOLE else min(count, FEWEST)
 
 
-def pass_size(count: int, most: int) -> int:
-    """The size of passes over `count` records: at most `most`, and about equal, as a short last pass is not cheaper.
+def pass_sizes(most: int) -> list[int]:
+    """The sizes that passes may have, up to `most` records: powers of two to 32, and multiples of 64."""
+    return [size for size in (1, 2, 4, 8, 16, FEWEST) if size <= most] + [*range(WHOLE, most + 1, WHOLE)]
 
-    most: a result of `round_batch`.
+
+def mean_passes(size: int, expected_batch: float) -> float:
+    """How many passes of a size Poisson samples of an expected size take on average, at least one each.
+
+    Example:
+        >>> [round(mean_passes(size, 16.0), 1) for size in (8, 16, 32)]
+        [2.5, 1.5, 1.0]
     """
-    passes = max(1, -(-count // most))
-    return min(most, -(-count // (passes * WHOLE)) * WHOLE or most)
+    if expected_batch > _MANY_PASSES * size:
+        return expected_batch / size + 0.5
+    deviation = math.sqrt(2.0 * max(1.0, expected_batch))
+    above = (
+        math.erfc((passes * size - expected_batch) / deviation) / 2 for passes in range(1, 3 * _MANY_PASSES)
+    )
+    return 1.0 + sum(above)
 
 
 def pad_to_multiple(values: Tensor, step: int = WHOLE) -> Tensor:

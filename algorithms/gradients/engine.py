@@ -13,7 +13,7 @@ import math
 import re
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,18 +25,20 @@ from algorithms.errors import ProcessLostError
 from algorithms.gradients.arithmetic import (
     FEWEST,
     WHOLE,
+    mean_passes,
     pad_to_multiple,
-    pass_size,
+    pass_sizes,
     round_batch,
     wide,
 )
 from algorithms.gradients.clipping import L2, Clipping
+from algorithms.gradients.company import Comparison, PassValues, compare_company
 from algorithms.gradients.determinism import layer_in_backward_pass, refusal_of, unrepeatable_kernel
 from algorithms.gradients.devices import in_full_precision
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
-from algorithms.gradients.independence import RecordsNotIndependentError
-from algorithms.gradients.model_inspection import PassCost, examine
-from algorithms.gradients.op_tracer import Form, Sample, fills, fills_briefly
+from algorithms.gradients.independence import RecordsNotIndependentError, content_digest
+from algorithms.gradients.model_inspection import MOST_RECORDS, PassCost, check_apart_at, examine
+from algorithms.gradients.op_tracer import Form, Sample, fills, fills_briefly, near_start
 from algorithms.gradients.passes import Passes, without_shortcuts
 from algorithms.gradients.per_example_gradients import PerExampleGradients, all_finite
 from algorithms.gradients.placement import Shards, beside, shard_frozen
@@ -54,8 +56,22 @@ _CACHED_BYTES = 128e6
 _INSPECTED = 3
 """The most records in a pass of a brief inspection."""
 
-_MOST, _MOST_ON_DEVICE = 2**12, 2**16
-"""The largest physical batch on a CPU and on a device; the inspection makes up this many records."""
+_MOST_ON_DEVICE = 2**16
+"""The largest physical batch on a device."""
+
+_USUAL, _USUAL_ON_DEVICE = 64, 1024
+"""The physical batch if the expected number of records is private, as far as memory allows."""
+
+_PASS, _EACH_PARAMETER, _EACH_OPERATION, _EACH_BYTE = 1e-3, 7e-10, 2.5e-11, 3e-10
+"""Seconds on one core: of any pass, and for each parameter, operation of a record, and byte of it; measured roughly."""
+_FASTER = 100
+"""How much faster a device computes; any pass takes as long."""
+
+_ROUNDING_ALONE, _ROUNDING_IN_16_BITS = 1e-4, 3e-2
+"""Differences of a record's loss between a full pass and one of it alone from which on 64 bits are to decide."""
+
+_COMPARED, _MOST_SEEDS = 10**9, 8
+"""Operations of a forward pass up to which passes of a small model are compared again, and how often."""
 
 _HOUSE = (Path(torch.__file__).parent, Path(__file__).parent, Path(inspect.getfile(Model)).parent)
 _AROUND = r"(module\.)+"
@@ -72,16 +88,21 @@ class Engine:
     passes, or passes of about fifteen records for large models. Each sum then takes one forward and one backward pass,
     as in ordinary training.
 
+    All passes have one size, `physical_batch`; shorter ones are padded. It follows from the expected number of records
+    and the memory, never from the records. Two passes of this size are compared: a record has to have the same loss,
+    norm and gradient, bit for bit, beside any others. If only rounding differs, a larger size is tried, and then one
+    record a pass.
+
     Args:
         model: the architecture and the per-record loss.
         input_shape: of one record, without the batch dimension.
         input_dtype: of the inputs; an integer type for tokens.
         device: where the arithmetic runs; the CPU by default.
-        memory_mb: for one pass. It determines the physical batch unless that is given: a multiple of 64, or at most 32.
-            Passes are padded to 64 records or to the physical batch, so that a record's contribution does not depend on
-            the number of records. If a model computes with other numbers of rows, or its control flow depends on
-            values, the physical batch is 1.
-        physical_batch: the largest number of records in a pass.
+        memory_mb: for one pass. It limits the physical batch: a multiple of 64, or a power of two up to 32. If a model
+            computes with other numbers of rows, or its control flow depends on values, the physical batch is 1.
+        expected_batch: the expected number of records in a sum, from public numbers; None if it is private. It decides
+            the physical batch, so that few records are added to fill passes.
+        physical_batch: the number of records in a pass, in place of what follows from these.
         offload: whether trained parameters, and sums over records, stay in main memory: the points of queries are then
             on the CPU, and each use of a parameter copies it to the device. The model is inspected on the CPU.
         shards: the processes that share the model's parameters. The whole model is then inspected on the CPU, and each
@@ -127,6 +148,7 @@ class Engine:
         input_dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
         memory_mb: int = 1024,
+        expected_batch: float | None = None,
         physical_batch: int | None = None,
         offload: bool = False,
         shards: Shards | None = None,
@@ -157,18 +179,36 @@ class Engine:
                 wholes=found.wholes,
                 is_twice=found.is_twice,
             )
-            self.physical_batch = self._size(physical_batch, memory_mb, device)
+            largest = _fitting(found.cost, memory_mb, device)
+            if physical_batch is None:
+                largest = round_batch(largest)
+                size = self._cheapest(largest, expected_batch, device)
+            else:
+                size = largest = round_batch(physical_batch)
+            self.physical_batch = self._filled_size(size, physical_batch, largest)
         self._log()
-        if device.type != "cpu" and inspected_on == device:
-            self._try_full_passes(device)
         if offload or shards is not None:
             self._place(device, offload=offload, frozen=shards_frozen, trained=shards_trained)
+        with _refusing(model, form), without_shortcuts():
+            self._compare_company(largest, device)
 
-    def _size(self, physical_batch: int | None, memory_mb: int, device: torch.device) -> int:
-        """The physical batch."""
+    def _cheapest(self, largest: int, expected_batch: float | None, device: torch.device) -> int:
+        """The size, up to the largest, with which a sum over an expected number of records takes least time."""
+        found, is_cpu = self._examined, device.type == "cpu"
+        if expected_batch is None:
+            return pass_sizes(min(largest, _USUAL if is_cpu else _USUAL_ON_DEVICE))[-1]
+        each = _EACH_OPERATION * found.operations + _EACH_BYTE * found.cost.each
+        fixed = _PASS + _EACH_PARAMETER * self._passes.model.parameter_count
+
+        def seconds(size: int) -> float:
+            return mean_passes(size, expected_batch) * (fixed + size * each / (1 if is_cpu else _FASTER))
+
+        return min(pass_sizes(largest), key=seconds)
+
+    def _filled_size(self, size: int, physical_batch: int | None, largest: int) -> int:
+        """The size, or 1 if records do not keep to their rows in passes of it."""
         model = self._passes.model
         found = self._examined
-        size = round_batch(physical_batch or _fitting(found.cost, memory_mb, device))
         if size > 1 and not self._fills(size):
             size = 1
             _LOG.warning(
@@ -176,7 +216,7 @@ class Engine:
                 " there are records, or since its control flow depends on values",
                 model.name,
             )
-        elif physical_batch is None and size < FEWEST:
+        elif physical_batch is None and largest < FEWEST:
             _LOG.warning(
                 "the model %s processes %d records a pass, since a record needs %.1f MB; passes of %d would be faster,"
                 " and need performance.memory_mb: %d",
@@ -188,23 +228,90 @@ class Engine:
             )
         return size
 
-    def _try_full_passes(self, device: torch.device) -> None:
-        """Warn where a device rounds by place. Raises ModelRefusedError if its memory does not hold a pass."""
-        name = self._passes.model.name
-        try:
-            is_alike = self.counts_alike()
-        except torch.OutOfMemoryError:
-            raise ModelRefusedError(
-                f"a pass of {self.physical_batch} records of the model {name} does not fit the memory of the device"
-                f" {device.type}; set performance.physical_batch or memory_mb to less."
-            ) from None
-        if not is_alike:
+    def _compare_company(self, largest: int, device: torch.device) -> None:
+        """Find the size, from `physical_batch` on, at which no record's values depend on its company; or 1.
+
+        A model that draws random numbers is not compared, and the barrier takes none. Raises RecordsNotIndependentError
+        if values differ by more than rounding.
+        """
+        first = self.physical_batch
+        if self.is_random or first == 1:
+            return
+        point = self._point_for_comparison(device)
+        larger = [size for size in pass_sizes(min(largest, WHOLE)) if size > first]
+        for self.physical_batch in (first, *larger):
+            try:
+                found = self._compared(point, device)
+            except torch.OutOfMemoryError:
+                raise ModelRefusedError(
+                    f"a pass of {self.physical_batch} records of the model {self._passes.model.name} does not fit the"
+                    f" memory of the device {device.type}; set performance.physical_batch or memory_mb to less."
+                ) from None
+            if not (found.is_same and found.is_like_alone) and self._shards is None:
+                check_apart_at(self._passes, replace(self._examined.form, device=device), self.physical_batch)
+            if found.is_same:
+                return
+        if device.type != "cpu":
+            self.physical_batch = first
             _LOG.warning(
                 "on the device %s the last bits of a record's gradient depend on its place in a pass of the model %s,"
                 " so the guarantee holds there up to rounding in 32 bits; train on the CPU for all of it",
                 device.type,
-                name,
+                self._passes.model.name,
             )
+            return
+        self.physical_batch = 1
+        _LOG.warning(
+            "the model %s processes one record at a time, since the last bits of a record's values depend on the other"
+            " records in passes of %d",
+            self._passes.model.name,
+            first,
+        )
+
+    def _point_for_comparison(self, device: torch.device) -> Tensor:
+        """Parameters near the initial ones, where those of queries are."""
+        point, shards = near_start(self._passes.model), self._passes.shards
+        if shards is not None:
+            return shards.divided(point)
+        return point.to("cpu" if self._passes.offload is not None else device)
+
+    def _compared(self, point: Tensor, device: torch.device) -> Comparison:
+        """Compare passes of the present size at a point [d]."""
+        found, passes, size = self._examined, self._passes, self.physical_batch
+
+        def compute(sample: Sample, places: Sequence[int]) -> PassValues:
+            records = sample.inputs.to(device), sample.labels.to(device)
+            gradients = self.contributions(point, *records)
+            # Processes with slices of the parameters answer no queries of losses.
+            evaluated = self._losses(point, *records) if passes.shards is None else gradients.losses
+            digests = [_digest(gradients.take(torch.tensor([place], device=device))) for place in places]
+            return PassValues(gradients.losses, evaluated, gradients.norms(L2(1.0)), digests)
+
+        def loss_alone(one: Sample) -> Tensor:
+            records = one.inputs.to(device), one.labels.to(device)
+            if passes.shards is not None:
+                return self.contributions(point, *records).losses
+            return passes.losses(point.to(device), *records)
+
+        is_narrow = passes.model.precision == torch.bfloat16
+        with _threads_up_to(self.threads):
+            return compare_company(
+                compute,
+                loss_alone,
+                found.form,
+                size,
+                seeds=self._seeds,
+                has_missing=not is_narrow,  # such records are computed again
+                tolerance=_ROUNDING_IN_16_BITS if is_narrow else _ROUNDING_ALONE,
+            )
+
+    @property
+    def _seeds(self) -> int:
+        """How often passes are compared: once for a large model, whose many numbers show any rounding."""
+        if self._examined.is_brief:
+            return 1
+        affordable = _COMPARED // max(1, self._examined.operations * self.physical_batch)
+        return max(1, WHOLE // self.physical_batch, min(_MOST_SEEDS, affordable))
 
     def _fills(self, size: int) -> bool:
         """Whether records keep to their rows in passes of up to this many records."""
@@ -255,32 +362,6 @@ class Engine:
         """The inputs and labels of one record, in the form of those that the model was inspected on."""
         made_up = self._examined.form.draw(1, 0)
         return made_up.inputs, made_up.labels
-
-    def counts_alike(self) -> bool:
-        """Whether a made-up record has the same gradient and norm, bit for bit, in any place of a full pass.
-
-        First the whole pass is this record, then it has other records beside it. On a CPU the tests of the kernels say
-        so; those of other devices are too many.
-        """
-        form, size = self._examined.form, self.physical_batch
-        alike, few = form.draw(1, 0).some([0] * size), form.draw(min(size, WHOLE), 1)
-        company = few.some([row % len(few.labels) for row in range(size)])
-        point = self._passes.model.initial_parameters().to(form.device)
-
-        def counted(records: Sample) -> list[Tensor]:
-            found = self.contributions(point, records.inputs, records.labels)
-            return [found.norms(L2(1.0)), *found.tensors()]
-
-        parts = counted(alike)
-        its = [part[:1].clone() for part in parts]
-        if not all(bool((part == one).all()) for part, one in zip(parts, its, strict=True)):
-            return False
-        del parts  # the memory of a pass
-        return all(
-            torch.equal(part[place : place + 1], one)
-            for place in (0, size - 1)
-            for part, one in zip(counted(alike.among(company, place)), its, strict=True)
-        )
 
     @property
     def pass_bytes(self) -> int:
@@ -388,15 +469,16 @@ class Engine:
             some = (part.to(inputs.device) for part in self.made_up_record())
             return self.contributions(parameters, *some).first(0)
         padded = self._filled(inputs), self._filled(labels)
+        count = len(labels)
         if self._examined.layouts is not None:
             try:
                 found = self._passes.recorded(parameters, *padded, self._examined.layouts)
-                return found.first(len(labels))
+                return found.first(count)
             except UnrecordedError:  # for this batch alone: a record must not affect the next batch
                 if self._shards is not None:  # the other processes would wait for another kind of pass
                     raise
         here = parameters.to(inputs.device)  # all at once, if they are in main memory
-        return self._passes.one_by_one(here, *padded).first(len(labels))
+        return self._passes.one_by_one(here, *padded, count).first(count)
 
     def norms(self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping) -> Tensor:
         """The norm of every record's gradient as `clipping` defines it; [batch] or [batch, layers], float64.
@@ -455,13 +537,12 @@ class Engine:
             shards.add(part, place, total)
 
     def _filled(self, values: Tensor) -> Tensor:
-        return pad_to_multiple(values, min(WHOLE, self.physical_batch))
+        return pad_to_multiple(values, self.physical_batch)
 
     def _batches(self, inputs: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
-        size = pass_size(len(labels), self.physical_batch)
-        if len(labels) <= size:
+        if len(labels) <= self.physical_batch:
             return [(inputs, labels)]
-        return list(zip(torch.split(inputs, size), torch.split(labels, size), strict=True))
+        return list(zip(*(torch.split(part, self.physical_batch) for part in (inputs, labels)), strict=True))
 
     def _log(self) -> None:
         name, found = self._passes.model.name, self._examined
@@ -495,7 +576,25 @@ def _fitting(cost: PassCost, memory_mb: int, device: torch.device) -> int:
     most = max(1, cost.each)  # frozen layers save nothing, but running them needs memory
     best = max(WHOLE, _CACHED_BYTES / kept) if is_cpu else math.inf
     free = memory_mb * 1e6 - cost.fixed
-    return max(1, int(min(free / most, best, _MOST if is_cpu else _MOST_ON_DEVICE)))
+    return max(1, int(min(free / most, best, MOST_RECORDS if is_cpu else _MOST_ON_DEVICE)))
+
+
+def _digest(record: PerExampleGradients) -> int:
+    """A digest of the gradient of one record, zeros without their sign."""
+    parts = record.weighted_parts(torch.ones(1, dtype=torch.float64, device=record.losses.device))
+    return hash(tuple((name, content_digest(part.add_(0.0))) for name, part in parts))
+
+
+@contextmanager
+def _threads_up_to(most: int) -> Iterator[None]:
+    """At most so many CPU threads within the block."""
+    before = torch.get_num_threads()
+    if before > most:
+        torch.set_num_threads(most)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _sizes(physical_batch: int) -> list[int]:
@@ -533,6 +632,8 @@ def _refusing(model: Model, form: Form) -> Iterator[None]:
             yield
     except ModelRefusedError as refusal:
         raise ModelRefusedError(_unwrapped(str(refusal))) from refusal.__cause__
+    except ProcessLostError:
+        raise
     except RecordsNotIndependentError as mixed:
         raise RecordsNotIndependentError(_unwrapped(str(mixed))) from None
     except Exception as error:

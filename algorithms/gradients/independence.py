@@ -22,7 +22,7 @@ from algorithms.models import ModelRefusedError
 from algorithms.models.model import copied, same_randomness
 
 _FEW, MANY = 3, 64
-"""An odd number of records, and a full pass's: some layers mix records only in batches of some sizes."""
+"""An odd number of records, and a usual pass's: some layers mix records only in batches of some sizes."""
 
 _FEW_SEEDS, _MANY_SEEDS = 5, 100
 _LARGE = 1e3
@@ -191,10 +191,10 @@ def check_apart(looked: Looked) -> bool:
     return True
 
 
-def check_many_apart(looked: Looked, *, alone: bool) -> None:
-    """`check_apart` for as many records as a full pass has; alone: whether each is also compared alone."""
-    many, others = looked.draw(MANY, 2), looked.draw(MANY, 3).times(_LARGE)
-    _check_places(looked, many, [others], (0, MANY // 2, MANY - 1), alone=alone)
+def check_many_apart(looked: Looked, *, alone: bool, count: int = MANY) -> None:
+    """`check_apart` for as many records as a pass may have; alone: whether each is also compared alone."""
+    many, others = looked.draw(count, 2), looked.draw(count, 3).times(_LARGE)
+    _check_places(looked, many, [others], (0, count // 2, count - 1), alone=alone)
 
 
 def crowd(looked: Looked) -> Sample:
@@ -395,10 +395,10 @@ def _lasting(looked: Looked, module: nn.Module) -> dict[str, object]:
     Not of the address of a parameter, since on a GPU an LSTM moves its weights next to each other in a forward pass.
     """
     kept: dict[str, object] = {
-        f"parameter {name}": _content(part) for name, part in module.named_parameters()
+        f"parameter {name}": content_digest(part) for name, part in module.named_parameters()
     }
     named = looked.passes.model.named(looked.parameters)  # some are copies, at another address each time
-    kept |= {f"parameter {name}": _content(part) for name, part in named.items()}
+    kept |= {f"parameter {name}": content_digest(part) for name, part in named.items()}
     return kept | _attributes(module) | _kept_by(looked.passes.model.losses)
 
 
@@ -484,7 +484,7 @@ def _are_tables(looked: Looked, sample: Sample) -> bool:
     return not any(_different(made, dict(module.named_buffers())) for module in (first, second))
 
 
-def _content(value: Tensor) -> int:
+def content_digest(value: Tensor) -> int:
     """A digest of a tensor's values: a sum of its bits, weighted by position."""
     plain = value.detach().contiguous().view(-1).view(torch.uint8)
     is_aligned = plain.numel() % 8 == plain.storage_offset() % 8 == 0
@@ -502,7 +502,7 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, obj: Any) -> object:
         """The digest of a tensor, or a constant for a reference; None for anything else, which is pickled as usual."""
         if isinstance(obj, Tensor):
-            return obj.dtype, _content(obj)
+            return obj.dtype, content_digest(obj)
         return ReferenceType.__name__ if isinstance(obj, ReferenceType) else None
 
 

@@ -376,8 +376,15 @@ class LinearRecords:
 
 
 def has_closed_forms(model: Model) -> bool:
-    """Whether a model has closed forms, which compute in the precision of the features."""
-    return linear_layer(model.module) is not None and model.precision == torch.float32
+    """Whether a model has closed forms, which compute in the precision of the features.
+
+    They take losses of any number of records at once, so a loss of the user's own, of which only passes of the run's
+    size are compared, has none.
+    """
+    is_ours = (
+        str(getattr(model.losses, "__module__", "")).startswith("algorithms.") and model.bounds is not None
+    )
+    return is_ours and linear_layer(model.module) is not None and model.precision == torch.float32
 
 
 def has_one_bound(clipping: Clipping) -> bool:

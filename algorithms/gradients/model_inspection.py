@@ -64,6 +64,10 @@ _IN_32_BITS, _IN_64_BITS = 1e-4, 1e-9
 """Relative and absolute tolerance for a loss."""
 _LIGHT = 2e7
 """Operations in one record's forward pass up to which a full inspection, a thousand such passes, is quick."""
+_LITTLE = 1e8
+"""Operations, and bytes, of a forward pass of very many records, which finds what begins with many alone."""
+MOST_RECORDS = 2**12
+"""The largest number of records in a pass on a CPU."""
 _QUICK = 1e11
 """Operations that a large model may take for a forward pass of as many records as a full pass has: about a second."""
 _MUCH = 4e9
@@ -109,6 +113,7 @@ class ModelInspection:
         unpacks, keeps_format, wholes, is_twice: as in `Passes`.
         layouts: the layouts of all uses of parameters; None if passes cannot be recorded, for the given `reason`.
         cost: of a pass.
+        operations: of one record's forward pass, in products and convolutions.
         is_random: whether the model draws random numbers. random_layer: makes a sentence that names where.
         without_rule: operations that are differentiated record by record.
         is_brief: whether this was a brief inspection.
@@ -124,6 +129,7 @@ class ModelInspection:
     layouts: Layouts | None
     reason: str
     cost: PassCost
+    operations: int
     is_random: bool
     random_layer: Callable[[], str]
     without_rule: tuple[str, ...]
@@ -147,15 +153,20 @@ def _recording() -> Iterator[None]:
         raise UnrecordedError(str(error).strip().partition("\n")[0][:200]) from error
 
 
-def _needs_much(passes: Passes, parameters: Tensor, form: Form) -> bool:
-    """Whether a full inspection would need much memory, estimated by passes over few records.
+def check_apart_at(passes: Passes, form: Form, count: int) -> None:
+    """Raises RecordsNotIndependentError if losses in a pass of `count` records depend on others, beyond rounding."""
+    in_32_bits = replace(passes, model=replace(passes.model, precision=torch.float32))
+    parameters = near_start(passes.model).to(form.device)
+    plain = Looked(in_32_bits, parameters, form, tolerance=_IN_32_BITS)
+    check_many_apart(_exact(plain, form.draw(2, 0)), alone=True, count=count)
 
-    The peak is either a forward pass of many records in 64 bits, or a recorded pass of some records with its graph.
-    """
+
+def _memory_of_a_record(passes: Passes, parameters: Tensor, form: Form) -> tuple[int, int]:
+    """The bytes that a record takes in 64 bits in a forward pass, and in a recorded pass with its graph."""
     few = form.draw(_FEW, 0)
     forward = _measured(few, lambda some: passes.losses(parameters, some.inputs, some.labels))
     back = _measured(few, lambda some: passes.gradients(parameters, some.inputs, some.labels))
-    return 2 * max(MANY * forward.each, 2 * _MORE * back.each) > _MUCH
+    return 2 * forward.each, 4 * back.each
 
 
 def _measured(few: Sample, run: Callable[[Sample], object]) -> PassCost:
@@ -229,7 +240,8 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
         form = form_of(passes, parameters, least, count=1)
     # Parameter vectors are summed many times.
     is_light = operations.count + 20 * len(parameters) <= _LIGHT
-    needs_much = is_light and _needs_much(passes, parameters, form)
+    forward, back = _memory_of_a_record(passes, parameters, form) if is_light else (0, 0)
+    needs_much = max(MANY * forward, _MORE * back) > _MUCH
     is_brief, is_quick = not is_light or needs_much, operations.count * MANY <= _QUICK and not needs_much
     if not is_brief:
         form = form_of(passes, parameters, least, _MORE)
@@ -273,6 +285,10 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
             # Rounding to 16 bits differs between numbers of records, as if they were mixed.
             raise ModelRefusedError(in_16_bits(passes.model.name)) from mixed
         raise
+    if not is_brief and not is_random:
+        # What begins with more records than a run's passes have is a mistake all the same, as a capacity per batch.
+        each = max(1, operations.count, forward)
+        check_many_apart(looked, alone=True, count=min(MOST_RECORDS, max(MANY, int(_LITTLE / each))))
 
     try:
         if answers is None:
@@ -312,6 +328,7 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
         layouts=layouts,
         reason=reason,
         cost=replace(cost.of_process(parameters), saved=saved),
+        operations=operations.count,
         is_random=is_random,
         random_layer=partial(random_layer, plain, few) if is_random else str,
         without_rule=without_rule,

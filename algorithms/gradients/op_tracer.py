@@ -137,8 +137,8 @@ class Sample:
         is_float = self.inputs.is_floating_point()
         return replace(self, inputs=self.inputs.double() if is_float else self.inputs)
 
-    def among(self, others: "Sample", place: int) -> "Sample":
-        """The other records, with this sample's record at one position."""
+    def among(self, others: "Sample", place: int | Tensor) -> "Sample":
+        """The other records, with this sample's at a position, or at several."""
         inputs, labels = others.inputs.clone(), others.labels.clone()
         inputs[place], labels[place] = self.inputs[place], self.labels[place]
         return replace(self, inputs=inputs, labels=labels)

@@ -251,8 +251,13 @@ class Passes:
         )
 
     @without_shortcuts()
-    def one_by_one(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
-        """Each record's gradient, materialised: by `torch.func`, or by a separate pass if that fails."""
+    def one_by_one(
+        self, parameters: Tensor, inputs: Tensor, labels: Tensor, count: int | None = None
+    ) -> PerExampleGradients:
+        """Each record's gradient, materialised: by `torch.func`, or by a separate pass if that fails.
+
+        count: of the records that are no padding, which gets no separate passes; all by default.
+        """
 
         def loss(values: dict[str, Tensor], one_input: Tensor, one_label: Tensor) -> Tensor:
             return self.model.losses(self.model.outputs(values, one_input[None]), one_label[None])[0]
@@ -263,7 +268,7 @@ class Passes:
             with self._precision(inputs.device):
                 gradients, losses = self.model.inside(named, lambda: each(named, inputs, labels))
         except RuntimeError:  # control flow that depends on values, or an operation without a batched form
-            return self._each_in_a_pass(parameters, inputs, labels)
+            return self._each_in_a_pass(parameters, inputs[:count], labels[:count])
         rows = {name: DenseGrad(gradient.reshape(len(labels), -1)) for name, gradient in gradients.items()}
         return self.contributions(parameters, losses.detach(), dict(rows))
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -131,16 +131,6 @@ class PerExampleGradients:
             total = torch.zeros(place.stop - place.start, dtype=torch.float64, device=self.losses.device)
             self._add_weighted_of(name, weights, total)
             yield name, total
-
-    def tensors(self) -> list[Tensor]:
-        """What the gradients are made of, [batch, ...] each."""
-        found, left = [], list[object](self.gradients.values())
-        for each in left:
-            if isinstance(each, Tensor):
-                found.append(each)
-            elif is_dataclass(each):
-                left += [getattr(each, field.name) for field in fields(each)]
-        return found
 
     def take(self, chosen: Tensor) -> "PerExampleGradients":
         """The gradients of some records; chosen: their indices."""

@@ -36,7 +36,7 @@ class OneLook(Performance):
     def engine(self, model: Model, records: Any) -> Engine:
         shapes = tuple(model.shapes.items())
         parts = (model.name, str(model.module), shapes, model.losses, model.scores, model.precision)
-        asked = (self.device, self.memory_mb, self.physical_batch)
+        asked = (self.device, self.memory_mb, self.physical_batch, self.expected_batch)
         key = (asked, parts, records.features.shape[1:], records.features.dtype)
         if key not in _LOOKS:
             _LOOKS[key] = super().engine(model, records)

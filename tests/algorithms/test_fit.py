@@ -32,7 +32,7 @@ from algorithms import DPSGD, NonPrivate, OptimizerConfig, fit, fitting
 from algorithms.core.method import Algorithm
 from algorithms.errors import BudgetRefusedError, LedgerBrokenError, QueryFailedError, RefusedError
 from algorithms.fit_inputs import model_of, records_of
-from algorithms.methods import CATALOGUE
+from algorithms.methods import CATALOGUE, from_settings
 from algorithms.models import ModelRefusedError, build
 from algorithms.models.libraries import imported_library
 from algorithms.privacy.accounting import Budget
@@ -81,6 +81,36 @@ def seeded(**changes: Any) -> list[Tensor]:
 def usual() -> list[Tensor]:
     """What other calls are compared with; not to be changed."""
     return seeded()
+
+
+@pytest.mark.parametrize("module", [linear, lambda: nn.Sequential(nn.Flatten(), linear())])
+@pytest.mark.parametrize(
+    "method", [FEW, DPSGD(steps=4, expected_batch_size=60), from_settings({"name": "dp_gd", "steps": 2})]
+)
+def test_a_loss_that_is_scaled_by_the_number_of_records_is_refused(
+    method: Any, module: Callable[[], nn.Module]
+) -> None:
+    """Of more records than are few, whatever number a pass of the method has."""
+
+    def scaled(outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, targets, reduction="none") * min(1.0, 64 / len(targets))
+
+    with pytest.raises(RefusedError, match="mixes records"):
+        call(model=module(), loss=scaled, method=method)
+
+
+@pytest.mark.parametrize(("expected", "size"), [(4, 16), (20, 64), (60, 128)])
+def test_passes_follow_from_the_expected_batch(expected: int, size: int) -> None:
+    """Of a small model, of which 60 records take hardly longer than one."""
+    sizes: list[int] = []
+
+    class Seen(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            sizes.append(len(input))
+            return super().forward(input)
+
+    call(model=Seen(5, 2), method=DPSGD(steps=4, expected_batch_size=expected))
+    assert sizes[-1] == size
 
 
 def same(some: list[Tensor], others: list[Tensor]) -> bool:

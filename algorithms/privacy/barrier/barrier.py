@@ -8,9 +8,10 @@ arithmetic error would otherwise occur only if there is a record to compute with
 Formal guarantees (under the adjacency of the run's plan, for callers that use only the public methods):
 - The noise and the event of a release come from the same `Release`, so they cannot disagree.
 - A record enters a 64-bit sum through the clipped contribution of its own loss or statistic. The contribution never
-  exceeds the bound, whatever the other records are. It is computed in full passes, in which PyTorch's kernels give a
-  record the same result for any batch position and batch contents (tested bit for bit on a CPU, not proven; with at
-  most `Engine.threads` threads). A model that mixes made-up records is refused.
+  exceeds the bound, whatever the other records are. It is computed in passes of one size, which public numbers decide.
+  Before any charge, passes of this size over made-up records show that a record has the same values bit for bit beside
+  others and in other rows (compared, not proven; with at most `Engine.threads` threads on a CPU). A model that mixes
+  made-up records is refused.
 - Sums are divided by a public constant. An empty sample is answered with noise. A record without a finite contribution
   counts as zero.
 """
@@ -391,6 +392,7 @@ class Barrier:
 
     def about(self, model: Model) -> "Barrier":
         """A barrier for another model of the same records, with the same budget, noise and trace."""
+        self.__check_process()
         model, records = self.__exact.ahead_of(model)
         return Barrier(
             records,
@@ -417,12 +419,15 @@ class Barrier:
         """Whether the filter can pay for a release now."""
         return self.__spend.affords(release.event())
 
-    def __charge(self, release: Release, *, dimension: int) -> Stream:
-        """Charge a release, record it in the trace, and open its stream of noise and coins."""
+    def __check_process(self) -> None:
         if os.getpid() != self.__process:  # a fork is a copy, too
             raise RefusedError(
                 "a barrier was asked in another process than it was made in; make one for each run."
             )
+
+    def __charge(self, release: Release, *, dimension: int) -> Stream:
+        """Charge a release, record it in the trace, and open its stream of noise and coins."""
+        self.__check_process()
         sampling = release.sampling
         if isinstance(sampling, WithoutReplacement) and sampling.records != len(self.__records.labels):
             raise RefusedError(

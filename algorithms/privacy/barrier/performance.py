@@ -22,7 +22,6 @@ from torch import Tensor, distributed
 
 from algorithms.errors import RefusedError
 from algorithms.gradients import Engine, RecordsNotIndependentError
-from algorithms.gradients.arithmetic import pass_size
 from algorithms.gradients.devices import in_full_precision, upload
 from algorithms.gradients.model_inspection import in_16_bits
 from algorithms.gradients.placement import Shards, together
@@ -213,15 +212,18 @@ class Performance:
     workers: parallel passes on a CPU; by default as many as cores and memory allow, with the same bits for any number.
     threads: per worker, see `Engine.threads`. group: the run's processes. shard_frozen, shard_trained: whether they
     divide the model's frozen parameters between them; and the trained ones, sums and the method's state. offload:
-    whether these stay in main memory instead. All three are for a model that does not fit the device. number: the
-    number of records, if it is public. Some algorithms hold a value of every record at once, and round differently.
-    This number, not the true one, decides whether such an algorithm fits into memory; without it they are not used.
+    whether these stay in main memory instead. All three are for a model that does not fit the device. expected_batch:
+    the expected number of records in a step, from public numbers, which decides how many a pass has unless
+    `physical_batch` does. number: the number of records, if it is public. Some algorithms hold a value of every record
+    at once, and round differently. This number, not the true one, decides whether such an algorithm fits into memory;
+    without it they are not used.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     memory_mb: int = 1024
     physical_batch: int | None = None
     number: int | None = None
+    expected_batch: float | None = None
     workers: int | None = None
     threads: int | None = None
     group: Group = ALONE
@@ -275,7 +277,7 @@ class Performance:
         return found
 
     def batches(self, records: Records, rows: Rows, physical_batch: int) -> Iterator[Batch]:
-        """The records at some indices, in that order, in physical batches on the device."""
+        """The records at some indices, in that order, in physical batches on the device; the last may be shorter."""
         return (self.load(records, some) for some in in_passes(rows, physical_batch))
 
     def load(self, records: Records, rows: Rows) -> Batch:
@@ -324,6 +326,7 @@ class Performance:
 
         Raises RefusedError if the model mixes records or cannot be inspected.
         """
+        each = None if self.expected_batch is None else self.expected_batch / self.group.count
         try:
             with torch.autocast(self.device.type, enabled=False):
                 engine = Engine(
@@ -332,6 +335,7 @@ class Performance:
                     input_dtype=torch.from_numpy(np.empty(0, records.features.dtype)).dtype,
                     device=self.device,
                     memory_mb=self.memory_mb,
+                    expected_batch=each,
                     physical_batch=self.physical_batch,
                     offload=self.offload,
                     shards=self.shards,
@@ -369,9 +373,8 @@ class Performance:
 
 
 def in_passes(rows: Rows, physical_batch: int) -> Iterator[Rows]:
-    """Split indices into parts of about equal size, one for each pass."""
-    size = pass_size(len(rows), physical_batch)
-    return (rows[start : start + size] for start in range(0, len(rows), size))
+    """Split indices into parts for passes; the last one is padded by whoever computes it."""
+    return (rows[start : start + physical_batch] for start in range(0, len(rows), physical_batch))
 
 
 def _arrived(begun: Callable[[], Load]) -> Batch:

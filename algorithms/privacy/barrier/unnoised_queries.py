@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from algorithms.errors import ProcessLostError, QueryFailedError, RefusedError
 from algorithms.gradients import L1, L2, Clipping, Engine, LineCandidates, clip_and_sum, pad_to_multiple
+from algorithms.gradients.arithmetic import WHOLE
 from algorithms.gradients.clipping import margin
 from algorithms.gradients.devices import upload
 from algorithms.gradients.linear import (
@@ -118,8 +119,10 @@ def _mapped(
     features, done = np.empty(shape, np.float32), 0
     placed = copy.deepcopy(maps).to(performance.device)
     with torch.no_grad():
-        for inputs, _labels in performance.batches(records, np.arange(len(features)), _AT_ONCE):
-            features[done : done + len(inputs)] = placed(pad_to_multiple(inputs))[: len(inputs)].cpu().numpy()
+        size = min(_AT_ONCE, math.ceil(len(features) / WHOLE) * WHOLE)  # their number is public
+        for inputs, _labels in performance.batches(records, np.arange(len(features)), size):
+            mapped = placed(pad_to_multiple(inputs, size))[: len(inputs)]
+            features[done : done + len(inputs)] = mapped.cpu().numpy()
             done += len(inputs)
     return features
 
@@ -262,34 +265,39 @@ def columns_of(statistic: Statistic, records: Records, model: Model, device: tor
     return shape[1]
 
 
-def _answers(statistic: Statistic, batches: Iterable[Batch]) -> Iterator[Tensor]:
+def _answers(statistic: Statistic, batches: Iterable[Batch], size: int) -> Iterator[Tensor]:
     """Yield the statistics of batches of records, without records for which they cannot be computed.
+
+    size: to which all batches are padded.
 
     Such records are found one by one, and replaced by copies of another record, so that the results of all others are
     those that they would have without them.
     """
     for inputs, labels in batches:
-        found = _taken(statistic, inputs, labels)
+        found = _taken(statistic, inputs, labels, size)
         if found is not None:
             yield found
             continue
-        sound = [i for i in range(len(labels)) if _taken(statistic, inputs[[i]], labels[[i]]) is not None]
+        sound = [
+            i for i in range(len(labels)) if _taken(statistic, inputs[[i]], labels[[i]], size) is not None
+        ]
         if not sound:
             continue
         places = torch.full((len(labels),), sound[0])
         places[sound] = torch.tensor(sound)
-        found = _taken(statistic, inputs[places], labels[places])
+        found = _taken(statistic, inputs[places], labels[places], size)
         if found is not None:
             yield found[sound]
 
 
-def _taken(statistic: Statistic, inputs: Tensor, labels: Tensor) -> Tensor | None:
+def _taken(statistic: Statistic, inputs: Tensor, labels: Tensor, size: int) -> Tensor | None:
     """The statistic of each record, or None on an error, which must not reveal that there is such a record.
 
     What is for lack of memory is raised: it would leave out records because of others.
     """
     try:
-        return torch.func.vmap(statistic)(pad_to_multiple(inputs), pad_to_multiple(labels))[: len(labels)]
+        full = (pad_to_multiple(part, size) for part in (inputs, labels))
+        return torch.func.vmap(statistic)(*full)[: len(labels)]
     except Exception as error:
         if lacks_memory(error):
             raise
@@ -579,7 +587,7 @@ class UnnoisedQueries:
     ) -> Tensor:
         """The sum of a statistic of the sample, clipped to the bound; shape [dimension], float64."""
         total = torch.zeros(dimension, dtype=torch.float64)
-        for found in _answers(statistic, self.sample_batches(release, stream)):
+        for found in self._statistics(statistic, release, stream):
             total += clip_and_sum(found.reshape(len(found), dimension).double(), bound).cpu()
         return total
 
@@ -589,7 +597,7 @@ class UnnoisedQueries:
     ) -> Tensor:
         """The sum of A^T A over the sample's clipped matrices A, as a vector [dimension], float64."""
         total = torch.zeros(dimension, dtype=torch.float64)
-        for found in _answers(statistic, self.sample_batches(release, stream)):
+        for found in self._statistics(statistic, release, stream):
             total += moment_sum(found, bound.norm).cpu()
         return total
 
@@ -619,6 +627,12 @@ class UnnoisedQueries:
     def sample_batches(self, release: Release, stream: Stream) -> Iterator[Batch]:
         """The records of the release's sample, in physical batches on the device."""
         return self._batches(self._sample(release, stream))
+
+    def _statistics(self, statistic: Statistic, release: Release, stream: Stream) -> Iterator[Tensor]:
+        """Statistics of the release's sample in passes of one size, which fill all kernels whatever the model's do."""
+        size = max(WHOLE, self.engine.physical_batch)
+        rows = self._sample(release, stream)
+        return _answers(statistic, self.performance.batches(self.records, rows, size), size)
 
     def _sample(self, release: Release, stream: Stream) -> Rows:
         if isinstance(release.sampling, Cyclic) and isinstance(release.noise, NoNoise):

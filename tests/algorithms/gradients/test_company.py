@@ -4,6 +4,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +13,25 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.errors import ModelRefusedError
-from algorithms.gradients import L1, L2, Affine, Clipping, Engine, LineCandidates, Normalised, PerLayer
+from algorithms.gradients import (
+    L1,
+    L2,
+    Affine,
+    Clipping,
+    Engine,
+    LineCandidates,
+    Normalised,
+    PerLayer,
+    RecordsNotIndependentError,
+    company,
+)
 from algorithms.gradients.ghost_clipping import DenseGrad, EmbeddingGrad, LinearGrad, PerExample
 from algorithms.gradients.linear import LinearRecords
 from algorithms.gradients.per_example_gradients import PerExampleGradients
 from algorithms.gradients.rules.convolution import ConvGrad, Window
 from algorithms.gradients.rules.layers import HAS_FAST_LINEAR, FastLinear
 from algorithms.models import Model, build
+from algorithms.models.objectives import cross_entropy
 from tests.algorithms.gradients import forms, naive
 from tests.algorithms.gradients.networks import NETWORKS, SPECS
 from tests.algorithms.gradients.test_engine import WAYS
@@ -180,15 +193,13 @@ def test_a_record_is_the_same_bit_for_bit_in_any_company(name: str) -> None:
     engine = copy(engine)
     for engine.physical_batch in (64, 32):
         expected = alone(engine, made, [0], 0)
-        for company, place in (([0, 1], 0), ([3, 2, 0], 2), ([1, 2, 0, 4, 5], 2), ([5, 4, 3, 2, 1, 0, 2], 5)):
-            assert torch.equal(alone(engine, made, company, place), expected), (company, place)
+        for others, place in (([0, 1], 0), ([3, 2, 0], 2), ([1, 2, 0, 4, 5], 2), ([5, 4, 3, 2, 1, 0, 2], 5)):
+            assert torch.equal(alone(engine, made, others, place), expected), (others, place)
 
 
 @pytest.mark.parametrize("place", [0, 1, 40, 63])
 @pytest.mark.parametrize("name", ["linear, sequence", "cnn"])
-def test_a_device_that_rounds_by_place_is_found(
-    name: str, place: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_device_that_rounds_by_place_is_found(name: str, place: int) -> None:
     """A row that is computed in another order, as by another kernel, so that its last bits alone differ."""
     turned: list[int] = []
 
@@ -199,14 +210,13 @@ def test_a_device_that_rounds_by_place_is_found(
 
     spec = replace(SPECS[name], make=lambda: Wired(wiring, layer=SPECS[name].make()))
     engine = problem(spec, torch.float32).engine(physical_batch=64)
-    assert engine.counts_alike()
+    point = engine._passes.model.initial_parameters()
+    assert engine._compared(point, point.device).is_same
     turned.append(place)
-    assert not engine.counts_alike()
-    engine._try_full_passes(torch.device("cuda"))
-    assert "on the device cuda the last bits of a record's gradient depend on its place" in caplog.text
+    assert not engine._compared(point, point.device).is_same
 
 
-def test_a_pass_that_does_not_fit_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_that_does_not_fit_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = problem(SPECS["linear"], torch.float32).engine(physical_batch=64)
 
     def full(*_: object) -> None:
@@ -216,7 +226,7 @@ def test_a_pass_that_does_not_fit_a_device_is_refused(monkeypatch: pytest.Monkey
     with pytest.raises(
         ModelRefusedError, match=r"a pass of 64 records .* set performance.physical_batch or memory_mb"
     ):
-        engine._try_full_passes(torch.device("cuda"))
+        engine._compare_company(64, torch.device("cpu"))
 
 
 @pytest.mark.skipif(not HAS_FAST_LINEAR, reason="oneDNN's products need AVX-512")
@@ -278,6 +288,194 @@ def test_a_large_layer_takes_a_bias_in_any_form(bias: Callable[[Wired, Tensor], 
     engine = made.engine(physical_batch=SMALL)
     assert engine.is_batched
     assert naive.relative(rows(made, engine), made.gradients) < 1e-4
+
+
+class Experts(nn.Module):
+    """Top-1 experts that drop tokens beyond a capacity, which is at least 64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.out = nn.Linear(6, 4), nn.Linear(6, 2)
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = torch.softmax(self.gate(x), -1)
+        chosen = functional.one_hot(shares.argmax(-1), 4).to(x.dtype)
+        is_held = (torch.cumsum(chosen, 0) * chosen).sum(-1) <= max(64, int(1.25 * len(x) / 4))
+        mixed = sum(chosen[:, i : i + 1] * expert(x) for i, expert in enumerate(self.experts))
+        return self.out(x + mixed * (is_held.to(x.dtype) * shares.amax(-1))[:, None])  # type: ignore[no-any-return]
+
+
+def linear(before: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
+    return lambda: Wired(lambda self, x: self.layer(before(x)), layer=nn.Linear(6, 2))
+
+
+def from_a_number_on(count: int, mixing: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
+    return linear(lambda x: mixing(x) if len(x) >= count else x)
+
+
+BY_SIZE: dict[str, Callable[[], nn.Module]] = {
+    "experts of a capacity": Experts,
+    "centred from 128 on": from_a_number_on(128, lambda x: x - x.mean(dim=0)),
+    "centred from 300 on": from_a_number_on(300, lambda x: x - x.mean(dim=0)),
+    "scaled by the number from 128 on": from_a_number_on(128, lambda x: x * (128 / len(x)) * 0.5),
+    "scaled by the number": linear(lambda x: x * min(1.0, 64 / len(x))),
+    "the last rows": from_a_number_on(65, lambda x: torch.cat([x[:64], 2 * x[64:]])),
+    "whether the last row repeats the one before it": from_a_number_on(
+        65, lambda x: torch.where((x[-1:] == x[-2:-1]).all(), x, 0.5 * x)
+    ),
+    "the number of equal rows": from_a_number_on(
+        65, lambda x: x / (x[:, None] == x).all(-1).sum(1, keepdim=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("expected_batch", [16.0, 200.0, 1000.0])
+@pytest.mark.parametrize("name", BY_SIZE)
+def test_what_begins_with_many_records_is_refused_whatever_size_the_passes_have(
+    name: str, expected_batch: float
+) -> None:
+    model = Model("made up", BY_SIZE[name](), cross_entropy, lambda outputs: outputs)
+    with pytest.raises(RecordsNotIndependentError, match="mixes records"):
+        Engine(model, input_shape=(6,), expected_batch=expected_batch)
+
+
+@pytest.mark.parametrize("expected_batch", [16.0, 1000.0])
+def test_a_loss_that_is_scaled_by_the_number_of_records_is_refused(expected_batch: float) -> None:
+    def losses(outputs: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(outputs, labels) * min(1.0, 64 / len(labels))
+
+    model = Model("made up", nn.Linear(6, 2), losses, lambda outputs: outputs)
+    with pytest.raises(RecordsNotIndependentError, match="the loss of the model made up mixes records"):
+        Engine(model, input_shape=(6,), expected_batch=expected_batch)
+
+
+def thirds(x: Tensor, is_rounded: Tensor) -> Tensor:
+    """The same numbers, of which some may differ in a last bit of 32 bits."""
+    return torch.where(is_rounded, x * 3.0 / 3.0, x)
+
+
+class RoundedBackward(torch.autograd.Function):
+    """The same numbers, whose gradients are rounded where the record before is large."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *errors: Tensor) -> Tensor:
+        return thirds(errors[0], ctx.saved_tensors[0].roll(1, 0).abs() > 20.0)
+
+
+def places(x: Tensor) -> Tensor:
+    return torch.arange(len(x))[:, None]
+
+
+LAST_BITS: dict[str, Callable[[Wired, Tensor], Tensor]] = {
+    "by the record before": lambda self, x: self.layer(thirds(x, x.roll(1, 0).abs() > 20.0)),
+    "by the row": lambda self, x: self.layer(thirds(x, places(x) % 2 == 0)),
+    "of the last row": lambda self, x: self.layer(thirds(x, places(x) == len(x) - 1)),
+    "of gradients": lambda self, x: RoundedBackward.apply(self.layer(x)),
+    "more than the last bits of one row": lambda self, x: self.layer(torch.where(places(x) == 100, 2 * x, x)),
+}
+
+
+@pytest.mark.parametrize("name", LAST_BITS)
+def test_records_whose_last_bits_depend_on_their_company_are_taken_one_at_a_time(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Less than a tolerance finds, and at a kink a whole gradient."""
+    spec = Spec(lambda: Wired(LAST_BITS[name], layer=nn.Linear(6, 2)), (6,))
+    engine = problem(spec, torch.float32).engine(expected_batch=300.0)
+    assert engine.physical_batch == 1
+    assert "the last bits of a record's values depend on the other records" in caplog.text
+
+
+def sizes_of(engine: Engine, run: Callable[[], object]) -> set[int]:
+    """How many rows the model's module has in the passes of a call."""
+    sizes: set[int] = set()
+    hook = engine._passes.model.module.register_forward_pre_hook(lambda _, inputs: sizes.add(len(inputs[0])))
+    run()
+    hook.remove()
+    return sizes
+
+
+@pytest.mark.parametrize("expected_batch", [None, 5.0, 16.0, 100.0, 700.0])
+def test_all_passes_of_an_engine_have_one_size_whatever_the_number_of_records(
+    expected_batch: float | None,
+) -> None:
+    made = problem(
+        Spec(lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)), (6,)), torch.float32
+    )
+    engine = made.engine(expected_batch=expected_batch)
+    for count in (1, 2, 7, 63, 64, 65, 200):
+        some = made.some([0] * count)
+        for ask in (
+            lambda some=some: engine.clipped_sum(*some.arguments, L2(1.0)),
+            lambda some=some: engine.norms(*some.arguments, L2(1.0)),
+            lambda some=some: engine.clipped_losses(*some.arguments, 1.0),
+        ):
+            assert sizes_of(engine, ask) == {engine.physical_batch}
+
+
+def test_the_size_that_passes_have_is_one_that_was_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+    compare = company.compare_company
+
+    def noted(*arguments: Any, **settings: Any) -> company.Comparison:
+        compared.append(arguments[3])
+        return compare(*arguments, **settings)
+
+    monkeypatch.setattr("algorithms.gradients.engine.compare_company", noted)
+    made = problem(Spec(lambda: nn.Linear(6, 2), (6,)), torch.float32)
+    for settings in ({"expected_batch": 5.0}, {"expected_batch": 900.0}, {"physical_batch": 7}, {}):
+        compared.clear()
+        assert made.engine(**settings).physical_batch == compared[-1]
+
+
+def test_passes_are_about_as_large_as_batches_are_expected_to_be() -> None:
+    """A wide layer, of which a record takes long, and a narrow one, of which none does."""
+    widths: dict[int, list[int]] = {}
+    for width in (8, 1000):
+        made = problem(
+            Spec(lambda width=width: nn.Sequential(nn.Linear(width, width), nn.Linear(width, 2)), (width,))
+        )
+        sizes = [made.engine(expected_batch=float(batch)).physical_batch for batch in (4, 16, 32, 128)]
+        assert sizes == sorted(sizes) and sizes[0] <= 16 and sizes[1] <= 32 and sizes[2] <= 64
+        assert 64 <= sizes[3] <= 256
+        widths[width] = sizes
+    assert all(wide <= narrow for narrow, wide in zip(*widths.values(), strict=True))
+
+
+def test_a_size_that_memory_does_not_hold_is_not_taken() -> None:
+    heavy = build("softmax", input_shape=(100_000,), classes=2, seed=0)
+    assert Engine(heavy, input_shape=(100_000,), memory_mb=2, expected_batch=500.0).physical_batch == 2
+
+
+def spoiling_the_next(compute: Callable[..., PerExampleGradients]) -> Callable[..., PerExampleGradients]:
+    """As products in bfloat16 do on some processors: beside a record that is not finite no other is."""
+
+    def spoiled(engine: Engine, point: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
+        is_bad = ~inputs.isfinite().all()
+        return compute(engine, point, torch.full_like(inputs, torch.nan) if is_bad else inputs, labels)
+
+    return spoiled
+
+
+def test_in_bfloat16_records_beside_one_that_is_not_finite_are_computed_by_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = replace(build("mlp", input_shape=(8,), classes=2, seed=0), precision=BF16)
+    engine, point = Engine(model, input_shape=(8,)), model.initial_parameters()
+    inputs, labels = torch.randn(7, 8, generator=torch.Generator().manual_seed(0)), torch.arange(7) % 2
+    inputs[3] = torch.nan
+    kept = [0, 1, 2, 4, 5, 6]
+    expected = engine.clipped_sum(point, inputs[kept], labels[kept], L2(0.1))
+    monkeypatch.setattr(Engine, "contributions", spoiling_the_next(Engine.contributions))
+    found = engine.clipped_sum(point, inputs, labels, L2(0.1))
+    assert float(expected.norm()) > 0.1
+    assert naive.relative(found, expected) < 1e-2
 
 
 @pytest.mark.parametrize(("asked", "taken"), [(31, 31), (32, 32), (63, 32), (64, 64), (130, 128)])

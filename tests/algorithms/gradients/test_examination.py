@@ -394,7 +394,8 @@ def test_a_look_at_a_large_model_takes_few_passes(
     spec = Spec(lambda: Wired(counted, **layers).train(dropout > 0), (200,))
     engine = problem(spec, torch.float32).engine()
     assert engine.physical_batch >= 32 and engine.is_random == (dropout > 0)
-    assert records <= most
+    compared = 0 if engine.is_random else 4 * engine.physical_batch + 1  # with and without gradients, twice
+    assert records <= most + compared
 
 
 @pytest.mark.parametrize("mixing", [lambda x: x - x.mean(dim=0), lambda x: x.flip(0), lambda x: x.cumsum(0)])

@@ -124,7 +124,8 @@ def test_records_in_separate_passes_take_the_memory_of_one_pass_and_of_their_gra
 def test_a_sum_takes_its_memory_after_the_backward_pass() -> None:
     module = nn.Sequential(nn.Linear(60, 1000), nn.ReLU(), nn.Linear(1000, 10))
     model = Model("dense", module, nn.CrossEntropyLoss(reduction="none"), scores=lambda outputs: outputs)
-    engine, point = Engine(model, input_shape=(60,), device=DEVICE), model.initial_parameters().to(DEVICE)
+    engine = Engine(model, input_shape=(60,), device=DEVICE, physical_batch=640)
+    point = model.initial_parameters().to(DEVICE)
     records = torch.randn(640, 60, device=DEVICE), torch.arange(640, device=DEVICE) % 10
     with Memory() as alone:
         total = engine.clipped_sum(point, *records, L2(1.0))

@@ -139,7 +139,7 @@ def test_what_a_frozen_encoder_computes_counts_as_memory() -> None:
         entries=20,
     )
     made = problem(spec, torch.float32, count=1)
-    engine = made.engine(memory_mb=16)
+    engine = made.engine(memory_mb=16, expected_batch=1e9)
     count = engine.physical_batch
     assert count >= 64
     with Memory() as memory:

@@ -186,15 +186,6 @@ def test_a_barrier_is_not_copied(copied: Callable[[Barrier], Any]) -> None:
         copied(barrier(made_up()))
 
 
-def test_a_barrier_is_not_asked_in_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    spend = Free()
-    asked = barrier(made_up(), spend=spend)
-    monkeypatch.setattr("os.getpid", lambda: -1)
-    with pytest.raises(RefusedError, match="in another process than it was made in"):
-        gradient(asked)
-    assert spend.events == []
-
-
 class Shrinking(nn.Linear):
     """Writes into its own weights, as tables with a largest norm do, where it is not examined."""
 

@@ -133,4 +133,6 @@ def test_a_public_number_decides_whether_records_are_held() -> None:
 def test_a_model_of_another_kind_or_precision_takes_the_general_way() -> None:
     assert has_closed_forms(MODEL)
     assert not has_closed_forms(replace(MODEL, precision=torch.bfloat16))
+    assert not has_closed_forms(replace(MODEL, losses=lambda outputs, labels: MODEL.losses(outputs, labels)))
+    assert not has_closed_forms(replace(MODEL, bounds=None))
     assert not has_closed_forms(build("tanh_cnn", input_shape=(1, 28, 28), classes=2, seed=0))

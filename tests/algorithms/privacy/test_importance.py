@@ -1,5 +1,6 @@
 """Importance samples and releases of norms: who takes part, what is charged, what stays inside. False alarms: 1e-6."""
 
+import math
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
@@ -242,6 +243,32 @@ def test_a_norm_near_the_bound_counts_in_part(norm: float, part: float) -> None:
     asked = barrier(axes(np.full(COUNT, norm)), axes_model())
     answer = asked.norm_count(torch.zeros(COUNT), bound=L2(1.0), noise=NO_NOISE)
     assert answer == pytest.approx(COUNT * part, abs=0.01)
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 1.7])
+def test_a_count_of_norms_does_not_jump_at_the_bound(scale: float) -> None:
+    """One last bit above and below the very norms, and at them."""
+    records, point = axes(np.full(COUNT, scale)), torch.zeros(COUNT)
+    inputs, labels = torch.from_numpy(records.features), torch.from_numpy(records.labels)
+    norm = float(Engine(axes_model(), input_shape=(COUNT,)).norms(point, inputs, labels, L2(1.0))[0])
+    bounds = (math.nextafter(norm, 0.0), norm, math.nextafter(norm, math.inf))
+    for bound in bounds:
+        answer = barrier(records, axes_model()).norm_count(point, bound=L2(bound), noise=NO_NOISE)
+        assert answer == pytest.approx(0.0, abs=1e-4)
+
+
+def test_a_norm_that_has_outgrown_its_bound_counts_as_the_bound() -> None:
+    """The last norm was a tenth of the present one, so that a record takes part a tenth as often."""
+    records = axes(np.full(COUNT, C))
+    inputs, labels = torch.from_numpy(records.features), torch.from_numpy(records.labels)
+    engine, last, taken = Engine(axes_model(), input_shape=(COUNT,)), LastNorms(), 0
+    sampling = Importance(0.8, oversampling=1.0, floor=0.01)
+    for release in range(200):
+        last.restore(torch.full((COUNT,), 0.1 * C, dtype=torch.float64))
+        taken += int(
+            (summed(engine, inputs, labels, last, sampling, seeded_generator(2).stream(release)) > 0.5).sum()
+        )
+    assert stats.binomtest(taken, 200 * COUNT, 0.08).pvalue > FALSE_ALARM
 
 
 def test_the_noise_has_the_scale_that_is_charged() -> None:

@@ -10,10 +10,13 @@ import dp_accounting as dp
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from scipy import stats
-from torch import Tensor
+from torch import Tensor, nn
 
+from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Engine, Normalised, PerLayer
+from algorithms.models import Model
 from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent, PureDpEvent
 from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.barrier.trace import Trace
@@ -167,6 +170,78 @@ def test_two_releases_share_no_noise(kind: str) -> None:
     later = [np.atleast_1d(np.asarray(ask(asked), dtype=np.float64)) for _ in range(8 + 300 // len(first))]
     answers = np.stack([first, *later])
     assert stats.pearsonr(answers[:-1].ravel(), answers[1:].ravel()).pvalue > FALSE_ALARM
+
+
+@every_question
+def test_no_question_goes_on_in_a_fork(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would draw the noise that the first process draws, for another answer."""
+    spend, trace = Free(), Trace()
+    asked = barrier(made_up(classes=2), spend=spend, trace=trace)
+    about = asked.about(small_model())
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    for each in (asked, about):
+        with pytest.raises(RefusedError, match="in another process than it was made in"):
+            QUESTIONS[kind][0](each)
+    assert spend.events == [] and trace.rows == []
+
+
+def test_a_second_model_of_a_run_has_noise_of_its_own() -> None:
+    """Without records an answer is its noise: each is drawn from the stream of its own release."""
+    trace = Trace()
+    first = barrier(made_up(0), trace=trace)
+    second = first.about(small_model("mlp"))
+    k = 1000
+
+    def total(asked: Barrier) -> NDArray[np.float64]:
+        noise = Gaussian(2.0)
+        return asked.total(lambda one, label: torch.zeros(k), bound=L2(1.0), noise=noise).numpy()
+
+    for number, asked in enumerate((first, second, first.about(BINARY), second, first)):
+        draws = seeded_generator(5).stream(number).normal(k)
+        scale = std_on_grid(2.0, sensitivity=1.0, dimension=k)
+        assert np.array_equal(total(asked), add_on_grid(np.zeros(k), scale * draws, std=2.0))
+    assert len(trace.rows) == 5
+
+
+class Noted(nn.Module):
+    """A linear model that notes how many records each of its passes has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat, self.layer = nn.Flatten(), nn.Linear(16, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        PASSES.add(len(inputs))
+        outputs: Tensor = self.layer(self.flat(inputs))
+        return outputs
+
+
+PASSES: set[int] = set()
+
+
+@pytest.mark.parametrize(("expected_batch", "size"), [(None, 64), (6.0, 16), (400.0, 448)])
+@pytest.mark.parametrize("kind", [kind for kind in QUESTIONS if "minimum" not in kind])
+def test_no_pass_has_a_size_that_follows_from_the_records(
+    kind: str, expected_batch: float | None, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a model's passes nor those of statistics, however many records there are or take part."""
+    rows: set[int] = set()
+    vmap = torch.func.vmap
+
+    def noted(statistic: Any) -> Any:
+        return lambda *parts: (rows.add(len(parts[0])), vmap(statistic)(*parts))[1]
+
+    model, is_seen = Model("noted", Noted(), small_model().losses, lambda outputs: outputs), False
+    performance = Performance(expected_batch=expected_batch, workers=1)
+    for count in (1, 40, 65, 130):
+        asked = barrier(made_up(count, classes=2), model, performance=performance)
+        monkeypatch.setattr(torch.func, "vmap", noted)
+        PASSES.clear()
+        QUESTIONS[kind][0](asked)
+        monkeypatch.setattr(torch.func, "vmap", vmap)
+        assert {size} >= PASSES and rows <= {1, max(64, size)}  # one row tells a statistic's shape
+        is_seen |= bool(PASSES or rows)
+    assert is_seen
 
 
 def test_noise_is_added_once_however_many_slices() -> None:

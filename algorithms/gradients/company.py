@@ -1,0 +1,109 @@
+"""Compares passes of the size that a run's passes have: a record's values may not depend on its company, bit for bit.
+
+All passes of a run have one size, which follows from public numbers. So a record's contribution depends on that record
+alone if its values are the same in every such pass, at each position and beside any other records. Two passes over
+made-up records are compared here, in the precision and on the device of training. Values in passes of different sizes
+agree up to rounding only, since kernels follow from shapes.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from algorithms.gradients.op_tracer import Form, Sample
+
+_LARGE = 1e3
+
+
+@dataclass(frozen=True)
+class PassValues:
+    """What a pass gives: losses with and without gradients and gradient norms, all [size], and some gradients' digests.
+
+    gradients: one digest for each chosen record.
+    """
+
+    losses: Tensor
+    evaluated: Tensor
+    norms: Tensor
+    gradients: list[int]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """is_same: whether records have the same values, bit for bit, in passes of one size with other company.
+
+    is_like_alone: whether their losses there are those in passes of one record, up to rounding.
+    """
+
+    is_same: bool
+    is_like_alone: bool
+
+
+Compute = Callable[[Sample, Sequence[int]], PassValues]
+"""Computes a pass over records; also digests the gradients of those at some positions."""
+
+
+def compare_company(
+    compute: Compute,
+    loss_alone: Callable[[Sample], Tensor],
+    form: Form,
+    size: int,
+    *,
+    seeds: int,
+    has_missing: bool,
+    tolerance: float,
+) -> Comparison:
+    """Compare made-up records in passes of `size` records with other company.
+
+    loss_alone: the loss [1] of one record in a pass of its own. seeds: how often to compare; small passes hold too few
+    records for rounding to show in one. has_missing: whether NaN may be in the company. tolerance: of a loss, relative
+    and absolute, for rounding in passes of another size.
+
+    Example:
+        Losses that depend on the largest record of a pass:
+
+        >>> form = Form((3,), torch.float32, torch.device("cpu"))
+        >>> def compute(sample: Sample, places: Sequence[int]) -> PassValues:
+        ...     losses = sample.inputs.sum(dim=1) / sample.inputs.abs().amax()
+        ...     return PassValues(losses, losses, losses, [0 for _ in places])
+        >>> def loss_alone(one: Sample) -> Tensor:
+        ...     return compute(one, []).losses
+        >>> compare_company(compute, loss_alone, form, 64, seeds=1, has_missing=False, tolerance=1e-4)
+        Comparison(is_same=False, is_like_alone=False)
+    """
+    is_same = is_like_alone = True
+    for seed in range(seeds):
+        records, place = form.draw(size, seed), seed % size
+        others = form.draw(size, seed + seeds)
+        kinds = [others.times(_LARGE), others.times(0.0)]
+        kinds += [others.times(math.nan)] if has_missing and form.dtype.is_floating_point else []
+        turn = seed % len(kinds)
+        mixed, origins = _in_other_company(records, place, kinds[turn:] + kinds[:turn], seed)
+        copies = torch.nonzero(origins == place)[:, 0].tolist()
+        before, after = compute(records, [place]), compute(mixed, [copies[0], copies[-1]])
+        is_same &= set(before.gradients) == set(after.gradients)
+        kept = origins >= 0
+        for name in ("losses", "evaluated", "norms"):
+            first, second = getattr(before, name).cpu()[origins[kept]], getattr(after, name).cpu()[kept]
+            is_same &= torch.allclose(first, second, rtol=0.0, atol=0.0, equal_nan=True)
+        alone, together = loss_alone(records.alone(place)), before.evaluated[place : place + 1]
+        is_like_alone &= torch.allclose(alone, together, rtol=tolerance, atol=tolerance, equal_nan=True)
+    return Comparison(is_same, is_like_alone)
+
+
+def _in_other_company(records: Sample, place: int, kinds: list[Sample], shift: int) -> tuple[Sample, Tensor]:
+    """A pass of as many records, and where each came from in `records`, -1 for others, [size].
+
+    Of four, two are copies of one record, as padding is, one is another of the records, and one is of the other kinds
+    in turn. Without a shift copies come first and last, where kernels begin and end.
+    """
+    rows = torch.arange(len(records.labels))
+    turn = (rows + shift) % 4
+    origins = torch.where(turn == 2, (rows + 1 + len(rows) // 2) % len(rows), place)
+    mixed, foreign = records.some(origins.to(records.labels.device)), rows[turn == 1]
+    for index, kind in enumerate(kinds):
+        mixed = kind.among(mixed, foreign[index :: len(kinds)].to(records.labels.device))
+    return mixed, torch.where(turn == 1, -1, origins)
