@@ -24,6 +24,7 @@ from algorithms.privacy.accounting.events import (
 )
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp, rho_under
 from algorithms.privacy.ledger import Composition, Ledger
+from algorithms.privacy.ledger import composition as composition_module
 from tests.algorithms.privacy.ledger.conftest import declared
 from tests.support.refusals import check_refusals
 
@@ -217,3 +218,13 @@ def test_a_price_below_that_of_its_events_is_found(tmp_path: Path, monkeypatch: 
         _reserve(ledger, "a", GAUSSIAN)
     with pytest.raises(LedgerBrokenError, match=r"row 2 charges run 'a' 0\.001, its events cost 0\.03125"):
         ledger.verify(prices=True)
+
+
+def test_a_block_pays_for_runs_that_each_meet_one_of_a_person_s_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One step of rate 0.001 and multiplier 0.3 costs 5.65, a pair 7.29, two runs that meet one record each 11.3."""
+    prices = {1: 5.653792536, 2: 7.291673673}
+    monkeypatch.setattr(composition_module, "_group_price", lambda *about: prices[about[-1]])
+    events = schedule_to_json([(dp.PoissonSampledDpEvent(0.001, dp.GaussianDpEvent(0.3)), 1)])
+    assert RENYI.events_price(events, "ADD_OR_REMOVE_ONE", together=2) == prices[1]
