@@ -205,8 +205,8 @@ def test_a_device_that_rounds_by_place_is_found(name: str, place: int) -> None:
 
     def wiring(self: Wired, x: Tensor) -> Tensor:
         factors = torch.ones(len(x), *[1] * (x.dim() - 1))
-        factors[[row for row in turned if row < len(x)]] = 7.0
-        return self.layer(x * factors / factors if turned else x)
+        factors[[row for row in turned if row < len(x)]] = 1.0 + 2.0**-22
+        return self.layer(x * factors)
 
     spec = replace(SPECS[name], make=lambda: Wired(wiring, layer=SPECS[name].make()))
     engine = problem(spec, torch.float32).engine(physical_batch=64)
