@@ -274,7 +274,8 @@ class Composition:
         lost += 8 * _U * root * float(np.linalg.norm((1 + bends) * product))
         for magnitude, count, norm in zip(magnitudes, counts, norms, strict=True):
             lost += 2 * count * unit * norm * root * float(np.linalg.norm(np.exp(log_size - magnitude)))
-        sums = np.maximum(sums, 0.0) + lost
+        # Tilted masses are each off by a few units in the last place, as many times as they are multiplied.
+        sums = (np.maximum(sums, 0.0) + lost) * (1 + 64 * _U * sum(counts))
         # The point with circular index i has the loss whole + grid * (index + i), for i around 0.
         first = math.floor((low - whole) / grid) - index
         sums = np.roll(sums, -(first % size))
