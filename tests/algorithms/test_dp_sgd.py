@@ -77,7 +77,7 @@ def test_where_the_number_of_records_is_private_it_is_counted_first(name: str) -
     first, rest = plan.schedule[0], plan.schedule[1:]
     assert (type(first[0]).__name__, first[1], plan.divisor) == ("GaussianDpEvent", 1, None)
     assert {type(event).__name__ for event, _ in rest} == {"PoissonSampledDpEvent"}
-    with pytest.raises(RefusedError, match=r"no noise multiplier up to 1e\+07 meets epsilon = 0\.005"):
+    with pytest.raises(RefusedError, match=r"no noise multiplier up to 1e\+09 meets epsilon = 0\.005"):
         planned(name, 0.005, records=None, expected_batch_size=None, sampling_rate=0.1)
     with pytest.raises(RefusedError, match=r"set algorithm\.sampling_rate"):
         planned(name, 2.0, records=None)
