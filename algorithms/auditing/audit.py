@@ -80,6 +80,7 @@ from algorithms.privacy.mechanisms.sampling import (
     FixedOrder,
     FullBatch,
     Poisson,
+    RandomAllocation,
     WithoutReplacement,
     draw_sample,
 )
@@ -279,7 +280,7 @@ def coin_checks(game: Game, plan: Plan, run: Played) -> list[Check]:
     for answer in run.answers:
         if answer.kind not in ("gradient", "minimum"):
             continue
-        are_independent = are_independent and not isinstance(answer.sampling, Cyclic)
+        are_independent = are_independent and not isinstance(answer.sampling, Cyclic | RandomAllocation)
         if isinstance(answer.sampling, FullBatch | WithoutReplacement) or isinstance(answer.bound, Minimum):
             continue
         projected = [_part(game, answer, int(i)) for i in inside]

@@ -15,7 +15,7 @@ from algorithms.gradients import L2, Clipping
 from algorithms.privacy.accounting.epsilon import Array, in_levels
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, Mechanism, gradient_release
-from algorithms.privacy.mechanisms.sampling import Poisson, Sampling
+from algorithms.privacy.mechanisms.sampling import Poisson, RandomAllocation, Sampling
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,33 @@ def expected_batch(barrier: Barrier, plan: Plan) -> float:
 
 def gradient_steps(sampled: Batches, clipping: Clipping, steps: int) -> Releases:
     """The releases of a run of noisy gradient steps."""
+    turns = (
+        _passes(sampled.sampling)
+        if isinstance(sampled.sampling, RandomAllocation)
+        else [(sampled.sampling, steps)]
+    )
     return lambda noise_multiplier: [
-        (gradient_release(sampled.sampling, clipping, Gaussian(noise_multiplier), 1.0), steps)
+        (gradient_release(sampling, clipping, Gaussian(noise_multiplier), 1.0), count)
+        for sampling, count in turns
     ]
+
+
+def _passes(run: RandomAllocation) -> list[tuple[Sampling, int]]:
+    """For each pass its first step, which pays for it, and how many steps follow."""
+    found: list[tuple[Sampling, int]] = []
+    for first in range(0, run.steps, run.parts):
+        start = replace(run, step=first)
+        found.append((start, 1))
+        if start.steps_of_pass > 1:
+            found.append((replace(run, step=first + 1), start.steps_of_pass - 1))
+    return found
+
+
+def allocated(sampled: Batches, public: PublicInfo, steps: int) -> Batches:
+    """The same batches by random allocation: as many steps to a pass as come nearest to their rate."""
+    parts = max(1, round(1 / sampled.rate))
+    divisor = None if sampled.divisor is None or public.records is None else public.records / parts
+    return Batches(RandomAllocation(parts, steps), divisor)
 
 
 class Descent(Strict):

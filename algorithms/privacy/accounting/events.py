@@ -20,12 +20,19 @@ from algorithms.privacy.accounting.event_rules import (
     event_to_json,
     rule_of,
 )
+from algorithms.privacy.accounting.random_allocation import (
+    RandomAllocationDpEvent,
+    RandomAllocationStepDpEvent,
+    check_passes,
+)
 
 __all__ = [
     "CorrelatedDpEvent",
     "CorrelatedStepDpEvent",
     "ObjectivePerturbationDpEvent",
     "PureDpEvent",
+    "RandomAllocationDpEvent",
+    "RandomAllocationStepDpEvent",
     "RenyiDpEvent",
     "Schedule",
     "Trials",
@@ -55,6 +62,7 @@ def unrolled(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:
         [(GaussianDpEvent(noise_multiplier=1.0), 1)]
     """
     check_paid(schedule)
+    check_passes(schedule)
     return [
         (part, times * count) for event, count in schedule for part, times in rule_of(event).releases(event)
     ]

@@ -56,7 +56,13 @@ from algorithms.privacy.mechanisms.release import (
     noise_std,
     noisy_argmin,
 )
-from algorithms.privacy.mechanisms.sampling import Importance, Sampling, WithoutReplacement, words_of_sample
+from algorithms.privacy.mechanisms.sampling import (
+    Importance,
+    RandomAllocation,
+    Sampling,
+    WithoutReplacement,
+    words_of_sample,
+)
 
 
 class Correlation:
@@ -262,6 +268,7 @@ class Barrier:
         self.__group = self.__exact.performance.group
         self.__device = self.__exact.performance.device
         self.__process = os.getpid()
+        self.__allocated = sum(row.sampling == "random allocation" for row in trace.rows)
 
     def gradient(
         self, parameters: Tensor, *, sampling: Sampling, clipping: Clipping, noise: Mechanism, divisor: float
@@ -434,8 +441,14 @@ class Barrier:
                 f"a sample without replacement of {sampling.records} records was asked for, but there are others;"
                 " it needs their public number."
             )
+        if isinstance(sampling, RandomAllocation) and sampling.step != self.__allocated:
+            raise RefusedError(
+                f"step {sampling.step} of random allocation was asked for after {self.__allocated} others, and a pass"
+                " is paid for once; ask for the steps in their order, one release each."
+            )
         event = release.event()
         self.__spend.charge(event)
+        self.__allocated += isinstance(sampling, RandomAllocation)
         self.__trace.record(
             release, event, noise_std=noise_std(release, dimension), epsilon=self.__spend.spent(self.__delta)
         )

@@ -36,6 +36,8 @@ _PART = 2**16
 _MAX_STEPS = 2.0**52
 _OF_RUN = 2**64 - 1
 """The number of the stream for a whole run; no release has this number."""
+_OF_PASSES = 2**64 - 2
+"""The number of the stream for a run's first pass; those of the next ones are smaller."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,6 +110,15 @@ class Stream:
     def parts(self, count: int, parts: int) -> NDArray[np.int64]:
         """The part, of `parts`, of each of `count` records, shape [count]; the same in all releases of a run."""
         words = Stream(self._key, _OF_RUN).words(count)
+        found: NDArray[np.int64] = (words % np.uint64(parts)).astype(np.int64)
+        return found
+
+    def allocation(self, count: int, parts: int, passes: int) -> NDArray[np.int64]:
+        """The step, of `parts`, of each of `count` records in the pass after `passes` others, shape [count].
+
+        It is the same in all releases of the pass, and independent of other passes.
+        """
+        words = Stream(self._key, _OF_PASSES - passes).words(count)
         found: NDArray[np.int64] = (words % np.uint64(parts)).astype(np.int64)
         return found
 

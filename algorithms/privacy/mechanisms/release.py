@@ -26,6 +26,10 @@ from algorithms.gradients import L1, L2, Affine, Box, Clipping, Normalised, PerL
 from algorithms.gradients.devices import upload
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, releases_of
 from algorithms.privacy.accounting.event_rules import ObjectivePerturbationDpEvent, PureDpEvent
+from algorithms.privacy.accounting.random_allocation import (
+    RandomAllocationDpEvent,
+    RandomAllocationStepDpEvent,
+)
 from algorithms.privacy.mechanisms.noise import Stream, add_steps, scale_on_grid, std_on_grid, steps_of
 from algorithms.privacy.mechanisms.sampling import (
     CyclicPoisson,
@@ -33,6 +37,7 @@ from algorithms.privacy.mechanisms.sampling import (
     FullBatch,
     Importance,
     Poisson,
+    RandomAllocation,
     Sampling,
     WithoutReplacement,
 )
@@ -141,7 +146,11 @@ class Gaussian(Multiplied):
     """Normal noise; its standard deviation on the sum is `multiplier` times the L2 bound of a record."""
 
     proven = (
-        *(("gradient", bound, sampling) for bound in _SUMMED_L2 for sampling in (Poisson, FullBatch)),
+        *(
+            ("gradient", bound, sampling)
+            for bound in _SUMMED_L2
+            for sampling in (Poisson, FullBatch, RandomAllocation)
+        ),
         ("gradient", Normalised, Importance),
         ("gradient", L2, WithoutReplacement),
         ("total", L2, Poisson),
@@ -411,6 +420,10 @@ def _of_sample(release: Release, inner: dp.DpEvent) -> dp.DpEvent:
             if isinstance(event, CorrelatedDpEvent):
                 releases_of(event)  # which refuses what no theorem covers
             return event
+        case RandomAllocation(parts=parts) as allocation:
+            if allocation.place:
+                return RandomAllocationStepDpEvent(inner.noise_multiplier, parts)
+            return RandomAllocationDpEvent(inner.noise_multiplier, parts, allocation.steps_of_pass)
         case WithoutReplacement(size=size, records=records):
             return dp.SampledWithoutReplacementDpEvent(records, size, inner)
         case Importance() if not isinstance(release.clipping, Normalised) or release.clipping.stability:

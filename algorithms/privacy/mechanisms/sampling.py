@@ -119,8 +119,48 @@ class FixedOrder:
         return 1.0
 
 
+@dataclass(frozen=True)
+class RandomAllocation:
+    """A record takes part in exactly one of the `parts` steps of each pass, drawn anew and independently in each.
+
+    What shuffled epochs are meant to be, with a proven cost; the sizes of batches still vary. steps: of the run, whose
+    last pass may be cut short. step: which of them this is, from 0.
+    """
+
+    parts: int
+    steps: int
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        if self.parts < 1 or not 0 <= self.step < self.steps:
+            raise RefusedError(
+                f"step {self.step} of {self.steps} with {self.parts} steps to a pass was asked for; give at least 1"
+                " step to a pass, and a step of the run."
+            )
+
+    @property
+    def rate(self) -> float:
+        """The probability that a record takes part in a step."""
+        return 1.0 / self.parts
+
+    @property
+    def passes(self) -> int:
+        """The number of passes before this step's."""
+        return self.step // self.parts
+
+    @property
+    def place(self) -> int:
+        """Of this step in its pass, from 0."""
+        return self.step % self.parts
+
+    @property
+    def steps_of_pass(self) -> int:
+        """How many steps this step's pass has."""
+        return min(self.parts, self.steps - self.passes * self.parts)
+
+
 Cyclic = CyclicPoisson | FixedOrder
-Sampling = FullBatch | Poisson | WithoutReplacement | Importance | Cyclic
+Sampling = FullBatch | Poisson | WithoutReplacement | Importance | Cyclic | RandomAllocation
 
 
 def draw_sample(sampling: Sampling, count: int, stream: Stream, *, step: int) -> NDArray[np.intp]:
@@ -141,6 +181,8 @@ def draw_sample(sampling: Sampling, count: int, stream: Stream, *, step: int) ->
         case CyclicPoisson(parts=parts) | FixedOrder(parts=parts):
             has_turn = stream.parts(count, parts) == step % parts
             return np.flatnonzero(has_turn & stream.coins(count, sampling.chance))
+        case RandomAllocation(parts=parts):
+            return np.flatnonzero(stream.allocation(count, parts, sampling.passes) == sampling.place)
         case Importance():
             raise TypeError("who takes part in an importance sample depends on gradients")
     return np.flatnonzero(stream.coins(count, sampling.rate))
@@ -149,7 +191,7 @@ def draw_sample(sampling: Sampling, count: int, stream: Stream, *, step: int) ->
 def words_of_sample(sampling: Sampling, count: int) -> int:
     """The number of words in a release's stream for the sample of `count` records, which comes before the noise."""
     match sampling:
-        case FullBatch() | FixedOrder() | Poisson(rate=1) | CyclicPoisson(chance=1):
+        case FullBatch() | FixedOrder() | RandomAllocation() | Poisson(rate=1) | CyclicPoisson(chance=1):
             return 0
         case Importance():
             return 2 * count
