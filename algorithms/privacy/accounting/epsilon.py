@@ -79,7 +79,7 @@ def _check(adjacency: Adjacency, event: dp.DpEvent) -> None:
     """Raises RefusedError for an event that no theorem covers, at any depth of nesting."""
     if not rule_of(event).is_possible(event):
         raise RefusedError(
-            f"{in_words(event)} has a number out of its range ({event}); check the document that it comes from."
+            f"{in_words(event)} is no mechanism with these numbers ({event}); check the document that it comes from."
         )
     if not rule_of(event).is_proven(event, adjacency):
         raise RefusedError(
