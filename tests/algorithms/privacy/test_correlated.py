@@ -311,7 +311,7 @@ def test_events_are_what_they_were_written_as_and_impossible_ones_refused() -> N
     for change in changes:
         with pytest.raises(RefusedError, match="no mechanism"):
             epsilon([(attrs.evolve(whole, **change), 1)], DELTA)
-    with pytest.raises(RefusedError, match="replace-one"):
+    with pytest.raises(RefusedError, match="under REPLACE_ONE"):
         epsilon([(whole, 1)], DELTA, adjacency=REPLACE_ONE)
 
 
