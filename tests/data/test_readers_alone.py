@@ -1,17 +1,20 @@
 """What the shipped readers make of a record is the same with all others as by itself, on made-up files."""
 
 import gzip
+import io
 import json
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from PIL import Image
 
-from data.formats import Cifar, Csv, Images, Parquet, Texts
+from data.formats import Cifar, Csv, Datasets, Images, ImageTable, Parquet, Texts
 from data.readers import encoding, images, rows, texts
 from data.targets import Classes
 
@@ -85,6 +88,53 @@ def cifar(folder: Path, chosen: list[int]) -> list[bytes]:
     return [row.tobytes() for row in first.records.features]
 
 
+def table_of_images(folder: Path, chosen: list[int]) -> list[bytes]:
+    files = []
+    for place in chosen:
+        stream = io.BytesIO()
+        pixels = np.random.default_rng(place).integers(0, 256, (5 + place, 9, 3), np.uint8)
+        Image.fromarray(pixels).save(stream, "PNG")
+        files.append(stream.getvalue() if place % 5 else b"no image")
+    path = folder / "t.parquet"
+    frame(chosen).assign(image=files).to_parquet(path)
+    declared = ImageTable.model_validate(
+        {"kind": "image_table", "format": "parquet", "image": "image", "label": "y", "mode": "RGB"}
+    )
+    found = [
+        images.of_rows(some, declared, (3, 6, 6), None)[0]
+        for some in rows.tables("train", path, declared, CLASSES)
+    ]
+    return [
+        image.tobytes() + bytes([place]) for image, place in zip(np.concatenate(found), chosen, strict=True)
+    ]
+
+
+def saved_datasets(folder: Path, chosen: list[int]) -> list[bytes]:
+    made = pa.Table.from_pandas(frame(chosen).astype(str), preserve_index=False)
+    with pa.OSFile(str(folder / "data.arrow"), "wb") as file, pa.ipc.new_stream(file, made.schema) as stream:
+        stream.write_table(made)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+    declared = Datasets.model_validate_json(json.dumps({"kind": "datasets", "columns": COLUMNS}))
+    found = [
+        encoding.features(some, declared, "t") for some in rows.tables("train", folder, declared, CLASSES)
+    ]
+    return [row.tobytes() for row in np.concatenate(found)]
+
+
+def reviews(folder: Path, chosen: list[int]) -> list[bytes]:
+    with tarfile.open(folder / "t.tar", "w") as archive:
+        for place in chosen:
+            content = f"film {place} é <br />end".encode()
+            entry = tarfile.TarInfo(f"train/{('no', 'yes')[place % 2]}/{place}_1.txt")
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    block = next(iter(texts.read_texts({"archive": folder / "t.tar"}, classes=("no", "yes"))))
+    found = dict(
+        zip((text.split()[1] for text in block.records.features), block.records.features, strict=True)
+    )
+    return [found[str(place)].encode() for place in chosen]
+
+
 READERS: dict[str, Make] = {
     "table as csv": lambda folder, chosen: table(folder, chosen, "csv"),
     "table as parquet": lambda folder, chosen: table(folder, chosen, "parquet"),
@@ -94,6 +144,9 @@ READERS: dict[str, Make] = {
     "folder of images": folder_of_images,
     "idx": idx,
     "cifar": cifar,
+    "table of images": table_of_images,
+    "saved by Hugging Face": saved_datasets,
+    "archive of reviews": reviews,
 }
 
 
