@@ -135,22 +135,44 @@ def test_the_example_of_fit_gives_what_it_says() -> None:
     assert len(given["result"].trace) == 30 and given["result"].card is not None
 
 
+def typed(after: str, before: str) -> list[list[str]]:
+    """The commands of the README between two texts, in words."""
+    block = (PROJECT / "README.md").read_text().split(after)[1].split(before)[0]
+    return [line.split("#")[0].split() for line in block.splitlines() if line.startswith("    ")]
+
+
 def test_the_first_commands_of_the_readme_run_as_typed(
     tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One after the other, in a clone after its first run, which `make run` makes."""
     if not os.environ.get("EPSILONFLOW_DATA_MIRROR"):
         pytest.skip("downloads Adult; set EPSILONFLOW_DATA_MIRROR to a folder that has it")
-    block = (PROJECT / "README.md").read_text().split("Next:\n")[1].split("`artifacts/report.html`")[0]
-    typed = [line.split("#")[0].split()[1:] for line in block.splitlines() if line.strip()]
-    assert [words[0] for words in typed] == ["doctor", "plan", "run", "card", "ledger", "predict"]
+    commands = typed("Next:\n", "`artifacts/report.html`")
+    assert [words[1] for words in commands] == ["doctor", "plan", "run", "card", "ledger", "predict"]
     monkeypatch.chdir(new_checkout(tmp_path / "clone", own_home).root)
     (tmp_path / "clone/examples").symlink_to(PROJECT / "examples")
     stay_in_this_process(monkeypatch)
-    for words in typed:
-        done = CliRunner().invoke(app, words)
+    for words in commands:
+        done = CliRunner().invoke(app, words[1:])
         assert done.exit_code == 0, (words, done.output)
     assert len(done.stdout.splitlines()) == 4
+
+
+def test_the_readmes_commands_for_a_table_of_ones_own_run_as_typed(
+    tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = typed("## Your own table\n", "[The tutorial]")
+    assert [words[:2][-1] for words in commands] == ["init", "clinic", "data", "plan", "run", "release"]
+    monkeypatch.chdir(new_checkout(tmp_path / "clone", own_home).root)
+    (tmp_path / "clone/examples").symlink_to(PROJECT / "examples")
+    stay_in_this_process(monkeypatch)
+    for program, *words in commands:
+        if program == "cd":
+            monkeypatch.chdir(words[0])
+            continue
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, (words, done.output)
+    assert {"model.safetensors", "privacy_card.json"} <= {path.name for path in Path("release").iterdir()}
 
 
 def blocks() -> Iterator[tuple[str, str]]:
