@@ -18,6 +18,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 from pydantic import Field
 
+from algorithms.plain_text import for_markdown
 from algorithms.privacy.accounting import MOST_EPSILON
 from algorithms.privacy.card import load
 from algorithms.privacy.card.text import markdown
@@ -53,7 +54,9 @@ def publish(root: Path) -> Rows:
         get_run_logger().warning("%s; %s", EXISTING, note)
         result = [("existing result", note), *result]
     create_markdown_artifact(markdown(card), key="privacy-card", description="what the guarantee is")
-    table = [{"what": name, "value": text} for name, text in result]
+    table = [
+        {"what": name, "value": for_markdown(text)} for name, text in result
+    ]  # as its page renders cells
     create_table_artifact(table, key="metrics", description="result and budget")
     for name, text in result:
         get_run_logger().info("%s: %s", name, text)

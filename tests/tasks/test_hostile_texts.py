@@ -25,6 +25,7 @@ from algorithms.privacy.card import load, verify
 from algorithms.privacy.card.build import build
 from algorithms.privacy.card.text import markdown
 from algorithms.privacy.ledger import Ledger
+from flows import pipeline
 from flows.cli.main import app
 from flows.cli.running import Steps
 from tasks import evaluate, report
@@ -308,3 +309,21 @@ def test_lines_of_stages_and_refusals_move_no_cursor(
     lines = " ".join(written.split())
     assert "refused: there is no" in lines and f"about {visible(text)}" in lines
     assert f"a line with {visible(text)} [bold]" in lines
+
+
+def test_prefects_table_shows_names_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect renders the cells of a table artifact as Markdown."""
+    tables: list[object] = []
+    summary = [("population", "a_b [x](https://e.org) <b>")]
+    for name, value in {
+        "load": lambda _: None,
+        "markdown": lambda _: "",
+        "run_summary": lambda _: summary,
+        "reuse_note_of": lambda _: None,
+        "get_run_logger": logging.getLogger,
+        "create_markdown_artifact": lambda *_, **__: None,
+        "create_table_artifact": lambda table, **_: tables.append(table),
+    }.items():
+        monkeypatch.setattr(pipeline, name, value)
+    assert pipeline.publish(Path()) == summary
+    assert tables == [[{"what": "population", "value": r"a\_b \[x\](https://e.org) &lt;b&gt;"}]]
