@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import types
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,12 +124,12 @@ class Event:
     """What the device did.
 
     kind: h2d, d2h, item, wait or sync (the host waits for the device); h2d staged, h2d later or d2h later (a copy that
-    nobody waits for); race; or what a test adds. lines: the product's lines that led to it, the innermost first.
-    tensor: a copy of what went to the device.
+    nobody waits for); or what a test adds. functions: those of the product that led to it, as module.function,
+    the innermost first. tensor: what went to the device.
     """
 
     kind: str
-    lines: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
     bytes: int = 0
     tensor: torch.Tensor | None = None
 
@@ -146,22 +146,27 @@ class Events:
 
     def add(self, kind: str, _operator: str, size: int, _stream: int, tensor: torch.Tensor | None) -> None:
         copy = tensor.detach().clone() if tensor is not None and kind.startswith("h2d") else None
-        self.all.append(Event(kind, _lines_of_the_product(), size, copy))
+        self.all.append(Event(kind, _product_functions(), size, copy))
 
+    @property
     def waits(self) -> Counter[str]:
         """How often each function of the product waits."""
-        return Counter(event.lines[0] if event.lines else "elsewhere" for event in self.all if event.is_wait)
+        return Counter(event.functions[0] for event in self.all if event.is_wait)
+
+    @property
+    def bytes_to_device(self) -> int:
+        return sum(event.bytes for event in self.all if event.kind.startswith("h2d"))
 
 
-def _lines_of_the_product() -> tuple[str, ...]:
-    frame, lines = sys._getframe(2), []
-    here: types.FrameType | None = frame
-    while here is not None:
-        path = here.f_code.co_filename
-        if path.startswith(f"{PROJECT}{os.sep}algorithms"):
-            lines.append(f"{Path(path).stem}.{here.f_code.co_name}")
-        here = here.f_back
-    return tuple(lines)
+def _product_functions() -> tuple[str, ...]:
+    functions = []
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None:
+        path, name = frame.f_code.co_filename, frame.f_code.co_name
+        if path.startswith(f"{PROJECT / 'algorithms'}{os.sep}") and not name.startswith("<"):
+            functions.append(f"{Path(path).stem}.{name}")
+        frame = frame.f_back
+    return (*functions, "none of the product")
 
 
 @contextmanager
@@ -173,3 +178,15 @@ def recorded() -> Iterator[Events]:
         yield events
     finally:
         device_library().listen(None)
+
+
+def races_in(run: Callable[[], object]) -> int:
+    """How many accesses nothing ordered, without an error at the first."""
+    device = device_library()
+    before = device.races()
+    device.raise_on_race(False)
+    try:
+        run()
+    finally:
+        device.raise_on_race(True)
+    return int(device.races() - before)

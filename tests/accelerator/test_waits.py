@@ -1,0 +1,199 @@
+"""What a step costs in waits and copies, and that no record reaches the device before the charge that pays for it."""
+
+import functools
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from algorithms.core import training
+from algorithms.methods import CATALOGUE
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.mechanisms.noise import seeded_generator
+from tests.accelerator import simulator
+from tests.accelerator.simulator import Event, Events
+from tests.algorithms import bench
+from tests.algorithms.bench import OneLook
+
+CANARY = np.float32(12345.678)
+"""The first number of each record."""
+STREAMED, PASS = 20_000, 256
+"""So many records do not fit into a megabyte, and a step takes several passes."""
+
+OF_TWO_CLASSES = ("dp_agd", "priv_gene", "objective_perturbation", "output_perturbation", "lbfgs")
+
+
+@contextmanager
+def charges_marked(events: Events) -> Iterator[None]:
+    """Add an event after each charge of a barrier, and one after each answer."""
+
+    def marking(method: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            answer = method(*args, **kwargs)
+            events.all.append(Event(kind))
+            return answer
+
+        return marked
+
+    queries = [name for name, part in vars(Barrier).items() if callable(part) and not name.startswith("_")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Barrier, "_Barrier__charge", marking(vars(Barrier)["_Barrier__charge"], "charge"))
+        for name in queries:
+            patch.setattr(Barrier, name, marking(vars(Barrier)[name], "answer"))
+        yield
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a run released, and what the device did in it and in each of its steps."""
+
+    released: Tensor
+    events: Events
+    steps: list[Events]
+
+    @property
+    def step(self) -> Events:
+        """The second step; of a single one what follows its charge, since the model is inspected before."""
+        if len(self.steps) > 1:
+            return self.steps[1]
+        kinds = [event.kind for event in self.events.all]
+        return Events(self.events.all[kinds.index("charge") :])
+
+    def copies_of_records(self) -> list[bool]:
+        """For each copy of records to the device: whether its release was charged, and not yet answered."""
+        is_charged, copies = False, []
+        for event in self.events.all:
+            if event.kind in ("charge", "answer"):
+                is_charged = event.kind == "charge"
+            elif event.tensor is not None and bool((event.tensor == CANARY).any()):
+                copies.append(is_charged)
+        return copies
+
+
+def record(name: str, *, streamed: bool = False, device: str = "sim") -> Recorded:
+    count = STREAMED if streamed else bench.RECORDS
+    classes = 2 if name in OF_TWO_CLASSES else bench.CLASSES
+    made = bench.made_up(count, classes=classes)
+    made.features[:, 0, 0, 0] = CANARY
+    model = bench.small_model("logistic" if classes == 2 else "softmax", classes=classes)
+    fields = vars(CATALOGUE[name])["__dataclass_fields__"]
+    settings = {"steps": 3, "expected_batch_size": 2_000 if streamed else 10}
+    method = bench.algorithm(name, **{key: value for key, value in settings.items() if key in fields})
+    ends: list[int] = []
+    with simulator.recorded() as events, charges_marked(events), tempfile.TemporaryDirectory() as folder:
+        state, _, _ = training.train(
+            method,
+            bench.planned(method, model, records=count, accountant="rdp"),
+            model,
+            open_records=lambda: made,
+            generator=seeded_generator(3),
+            run_id="one run",
+            folder=Path(folder),
+            performance=OneLook(torch.device(device), memory_mb=1, physical_batch=PASS, number=count),
+            checkpoint_seconds=math.inf,
+            on_step=lambda *_: ends.append(len(events.all)),
+        )
+    starts = [0, *ends]
+    steps = [Events(events.all[start:end]) for start, end in zip(starts, ends, strict=False)]
+    return Recorded(method.released(state).cpu(), events, steps)
+
+
+recorded = functools.cache(record)
+
+SUM = {"unnoised_queries._sum_on_device": 1}
+ONE_SUM = (496, SUM)
+"""Noise in 64 bits for 51 parameters, and the indices of the 11 records that this step's coins choose of 40."""
+PLACED = {"performance.of": 2}
+"""The records and their labels, which move to the device after the first charge."""
+RESIDENT: dict[str, tuple[int, dict[str, int]]] = {
+    "dp_sgd": ONE_SUM,
+    "dp_sgd_decay": ONE_SUM,
+    "quantile_clipping": (496 + 64, SUM | {"unnoised_queries._norms": 1}),
+    "adaclip": (496, SUM | {"clipping._offset": 1, "clipping._facts": 1}),
+    "adp_sgd": ONE_SUM,
+    "matrix_factorisation": ONE_SUM,
+    "dp_ftrl": (488, SUM),
+    "dp_gd": (408, {}),
+    "dp_agd": (
+        312,
+        {
+            "linear.candidates": 1,
+            "linear.moved_to": 1,
+            "linear.losses_on": 1,
+            "unnoised_queries.clipped_losses": 1,
+            "barrier.argmin": 1,
+        },
+    ),
+    "dpis": (496 + 48, {"unnoised_queries.importance_sum": 1}),
+    "heavy_ball": (408, {}),
+    "nesterov": (408, {}),
+    "objective_perturbation": (2948, PLACED | {"perturbation.step": 1}),
+    "output_perturbation": (2948, PLACED | {"perturbation.step": 1}),
+    "priv_gene": (
+        2880,
+        PLACED | {"linear.__init__": 5, "unnoised_queries.clipped_losses": 1, "barrier.argmin": 1},
+    ),
+    "norm_bound_sgd": ONE_SUM,
+    "sgd_adv": ONE_SUM,
+    "sgd_ma": ONE_SUM,
+    "majority": (
+        3212,
+        PLACED
+        | {"per_example_gradients._finite": 1, "unnoised_queries.statistic_sum": 1, "baselines.step": 1},
+    ),
+    "lbfgs": (2948, PLACED | {"baselines.step": 1}),
+    "non_private": (88, SUM),
+}
+"""Bytes that a step copies to the device, and which functions wait how often, with records that fit there."""
+STREAMING: dict[str, tuple[int, dict[str, int]]] = {
+    "dp_sgd": (145_056, SUM),
+    "adaclip": (145_056, SUM | {"clipping._offset": 1, "clipping._facts": 1}),
+    "quantile_clipping": (285_528, SUM | {"unnoised_queries._norms": 1}),
+    "dp_gd": (1_440_408, SUM),
+    "dpis": (157_912, {"unnoised_queries.importance_sum": 8}),
+    "majority": (
+        1_440_012,
+        {"per_example_gradients._finite": 79, "unnoised_queries.statistic_sum": 79, "baselines.step": 1},
+    ),
+}
+"""The same where records of 72 bytes are streamed in passes of 256: 2,000 of them, or all 20,000."""
+
+
+def test_each_method_of_the_catalogue_is_counted() -> None:
+    assert RESIDENT.keys() == CATALOGUE.keys()
+
+
+@pytest.mark.parametrize("name", list(RESIDENT))
+def test_a_step_waits_and_copies_as_counted(name: str, sim: torch.device) -> None:
+    step = recorded(name).step
+    assert (step.bytes_to_device, step.waits) == RESIDENT[name]
+
+
+@pytest.mark.parametrize("name", list(STREAMING))
+def test_streaming_waits_no_more_and_ends_where_the_cpu_does(name: str, sim: torch.device) -> None:
+    run = recorded(name, streamed=True)
+    assert (run.step.bytes_to_device, run.step.waits) == STREAMING[name]
+    expected = recorded(name, streamed=True, device="cpu").released
+    torch.testing.assert_close(run.released, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", list(RESIDENT))
+def test_records_that_fit_move_once_after_the_first_charge(name: str, sim: torch.device) -> None:
+    assert recorded(name).copies_of_records() == [True]
+
+
+@pytest.mark.parametrize("name", list(STREAMING))
+def test_streamed_records_move_between_their_own_charge_and_its_answer(name: str, sim: torch.device) -> None:
+    run = recorded(name, streamed=True)
+    charges = sum(event.kind == "charge" for event in run.events.all)
+    copies = run.copies_of_records()
+    assert len(copies) > charges and all(copies)
