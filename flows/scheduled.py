@@ -28,16 +28,17 @@ BROKEN, FEW_LEFT = "LedgerBroken", "FewRetrainingsLeft"
 
 
 @flow(name="retrain", retries=0, persist_result=False)
-def retrain(file: str = "retrain.yaml") -> State[Any]:
+def retrain(file: str = "retrain.yaml", accept_recipe: bool = False) -> State[Any]:
     """Train again on new blocks of data if a retraining is due, and promote the new model if it is no worse.
 
     Args:
         file: the settings, such as examples/retraining/retrain.yaml.
+        accept_recipe: train by a recipe that differs from that of the model that serves.
     """
 
     def work() -> State[Any]:
         root, say = checkout(), get_run_logger().info
-        work = Work(load(root / file), root, stage_task, say)
+        work = Work(load(root / file), root, stage_task, say, root / file, accept_recipe)
         with checkout_lock(root, say=say):
             outcome = deliver(work, now=datetime.now(UTC))
         name = {"refused": REFUSED, "broken": BROKEN, "failed": "Failed"}.get(outcome.kind)

@@ -182,6 +182,10 @@ def retrain(
             "--give-up", help="Give up a retraining that a fault keeps from finishing; it counts as spent."
         ),
     ] = False,
+    accept_recipe: Annotated[
+        bool,
+        typer.Option("--accept-recipe", help="Train by a recipe that is not that of the model that serves."),
+    ] = False,
     yes: ledger.Yes = False,
     verbose: Verbose = False,
 ) -> None:
@@ -192,24 +196,26 @@ def retrain(
     if give_up:
         message = _given_up(root, file, yes=yes)
     elif not has_prefect_api():
-        message = stoppable(lambda: _retrain_here(root, file, steps), root, steps=steps)
+        message = stoppable(
+            lambda: _retrain_here(root, file, steps, accept_recipe=accept_recipe), root, steps=steps
+        )
     else:
         with listening(steps):
             from flows.scheduled import retrain as flow
 
-            state = stoppable(lambda: flow(str(file), return_state=True), root)
+            state = stoppable(lambda: flow(str(file), accept_recipe, return_state=True), root)
             message = str(completed(state).message)
     say(message)
 
 
-def _retrain_here(root: Path, file: Path, steps: Steps) -> str:
+def _retrain_here(root: Path, file: Path, steps: Steps, *, accept_recipe: bool) -> str:
     """Do what `flows.scheduled.retrain` does, without Prefect; returns the outcome as a sentence."""
     from datetime import UTC, datetime
 
     from tasks.retraining import delivery, load
     from tasks.runs.stages import StageFailedError, StageRefusedError, checkout_lock
 
-    work = delivery.Work(load(file), root, steps.run, steps.line)
+    work = delivery.Work(load(file), root, steps.run, steps.line, file, accept_recipe)
     with checkout_lock(root, say=steps.line):
         outcome = delivery.retrain(work, now=datetime.now(UTC))
     if outcome.kind in ("refused", "broken"):

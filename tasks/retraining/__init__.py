@@ -14,17 +14,21 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from filelock import FileLock, Timeout
 from pydantic import Field, ValidationError
+from ruamel.yaml import YAML
 
 from algorithms.privacy.ledger.policy import Choice, Spread
+from data.documents import load_yaml
 from data.files import read_json, write_text
-from tasks.config.params import Group, ParamsRefusedError, in_words, read_yaml
+from tasks.config.params import Group, ParamsRefusedError, in_words, parse, read_yaml
 
 Every = Literal["hour", "day", "week", "month"]
 _PERIODS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}
@@ -38,19 +42,60 @@ _FILES = (
     "diagnostics.parquet",
 )
 _SERVING = "serving"
+RECIPE = ("data", "privacy", "features", "algorithm", "model")
 _NAME = r"^[a-z0-9][a-z0-9_-]*$"
 
 
-class Retraining(Group):
-    """The settings of a scheduled retraining; everything else about a run is in params.yaml.
+class Recipe(Group):
+    """What a retraining trains: groups as in params.yaml, which take the place of those there while it runs.
 
-    name: name of the models, and of the retraining in the ledger. dataset: the data set of params.yaml, whose card has
-    `blocks`. every: there is at most one retraining per hour, day, week or month, in UTC. blocks: the blocks that a
-    retraining uses. spread: how a block's budget is spread over retrainings. delta: of each run; None keeps the one in
-    params.yaml. smallest: a block retires if its next payment would be below this share of its cap. warm_start: start
-    from the model in use, which costs nothing. minimal_gain: how much better than the model in use a model must be to
-    be promoted, in held-out accuracy or the metric of the target. warn_below: if the caps allow fewer retrainings than
-    this, a delivery ends in the state "FewRetrainingsLeft", on which people can be alerted.
+    data: without the data set and its blocks. privacy: its epsilon matters only to a card that plans `runs`, before the
+    first of them; the caps decide that of each retraining.
+    """
+
+    data: dict[str, Any] = Field(default_factory=dict)
+    privacy: dict[str, Any] = Field(default_factory=dict)
+    features: dict[str, Any] = Field(default_factory=lambda: {"name": "none"})
+    algorithm: dict[str, Any]
+    model: dict[str, Any]
+
+    def settings(self, dataset: str, delta: float | None) -> dict[str, Any]:
+        """The groups for a data set, without its blocks. delta: of each run; None keeps that of the recipe."""
+        groups = deepcopy(self.model_dump())
+        groups["data"]["dataset"] = dataset
+        if delta is not None:
+            groups["privacy"]["delta"] = delta
+        if groups["privacy"].get("target") is None:
+            groups["privacy"].setdefault("epsilon", 1.0)
+        return groups
+
+    @classmethod
+    def of(cls, text: str) -> "Recipe":
+        """The recipe in the text of a params.yaml; raises ParamsRefusedError if its groups are not there."""
+        document = load_yaml(text)
+        groups = {name: dict(document[name]) for name in cls.model_fields if document.get(name)}
+        for name in _NOT_OF_A_RECIPE:
+            groups.get("data", {}).pop(name, None)
+        try:
+            return cls.model_validate(groups)
+        except ValidationError as error:
+            raise ParamsRefusedError(f"params.yaml: {in_words(error.errors()[0])}") from None
+
+
+_NOT_OF_A_RECIPE = ("dataset", "blocks")
+
+
+class Retraining(Group):
+    """The settings of a scheduled retraining; params.yaml adds only where it runs: performance, tracking and ledger.
+
+    name: name of the models, and of the retraining in the ledger. dataset: a data set whose card has `blocks`. every:
+    there is at most one retraining per hour, day, week or month, in UTC. blocks: the blocks that a retraining uses.
+    spread: how a block's budget is spread over retrainings. delta: of each run; None keeps that of the recipe.
+    smallest: a block retires if its next payment would be below this share of its cap. warm_start: start from the model
+    in use, which costs nothing. minimal_gain: how much better than the model in use a model must be to be promoted, in
+    held-out accuracy or the metric of the target. warn_below: if the caps allow fewer retrainings than this, a delivery
+    ends in the state "FewRetrainingsLeft", on which people can be alerted. recipe: what is trained; without it, that of
+    the last retraining, or of params.yaml before the first.
     """
 
     name: Annotated[str, Field(pattern=_NAME)]
@@ -63,6 +108,7 @@ class Retraining(Group):
     warm_start: bool = False
     minimal_gain: float = Field(default=0.0, ge=-1, le=1)
     warn_below: int = Field(default=0, ge=0, le=100)
+    recipe: Recipe | None = None
 
     def period(self, now: datetime) -> str:
         """The period of a time: that of the run, not of its schedule, so that late runs all fall into one period."""
@@ -81,11 +127,30 @@ def load(path: Path) -> Retraining:
         path, holds="name, dataset, blocks and spread", missing=f"write one, such as {EXAMPLE}"
     )
     try:
-        return Retraining.model_validate_json(json.dumps(document, default=str))
+        settings = Retraining.model_validate_json(json.dumps(document, default=str))
     except ValidationError as error:
         raise ParamsRefusedError(
             f"{path.name}: {in_words(error.errors()[0]).rstrip('.')}; correct it."
         ) from None
+    if settings.recipe is not None:
+        for name in _NOT_OF_A_RECIPE:
+            if name in settings.recipe.data:
+                raise ParamsRefusedError(
+                    f"{path.name}: recipe.data.{name} belongs outside `recipe`; remove it."
+                )
+        groups = settings.recipe.settings(settings.dataset, settings.delta)
+        parse(groups, reads=RECIPE, name=f"the recipe in {path.name}")
+    return settings
+
+
+def write_recipe(path: Path, recipe: Recipe) -> None:
+    """Write a recipe into the settings at `path`, whose other keys and comments stay."""
+    yaml, stream = YAML(), StringIO()
+    yaml.width = 120
+    document = yaml.load(path.read_text(encoding="utf-8"))
+    document["recipe"] = recipe.model_dump()
+    yaml.dump(document, stream)
+    write_text(path, stream.getvalue())
 
 
 @dataclass(frozen=True)
@@ -141,7 +206,8 @@ class State:
 
     kind: "open" until it has ended. params: the text of params.yaml that it runs with, so that it is resumed unchanged.
     before: the text that it replaced. root: its checkout. number: its index among all; names of periods do not sort by
-    time if they have several lengths or the clock was changed.
+    time if they have several lengths or the clock was changed. changes: how its recipe differs from that of the model
+    that was in use, as was accepted.
     """
 
     period: str
@@ -154,6 +220,7 @@ class State:
     message: str = ""
     run_id: str | None = None
     number: int = 0
+    changes: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ Which blocks a retraining uses, and the epsilon that all of them can pay, is dec
 units of its composition, and is converted to an epsilon for the plan.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import datetime
 from fractions import Fraction
@@ -29,6 +30,7 @@ from algorithms.privacy.ledger.policy import Block, Price, exhausted, forecast, 
 from algorithms.privacy.ledger.rules import floored
 from data import public_description
 from data.card import DataCard, data_card
+from data.documents import load_yaml
 from data.files import write_text
 from data.reading import block_names
 from tasks.calibrate import plan_for
@@ -38,7 +40,7 @@ from tasks.config.own_code import named_code
 from tasks.config.params import ParamsRefusedError
 from tasks.evaluate import metrics_of
 from tasks.prepare import public_of
-from tasks.retraining import Registry, Retraining, State, States
+from tasks.retraining import RECIPE, Recipe, Registry, Retraining, State, States, write_recipe
 from tasks.runs import store
 from tasks.runs.ledger import declare, open_ledger, planned_run
 from tasks.runs.quality import quality, worded
@@ -121,15 +123,17 @@ class Next:
     revision: Revision
 
 
-def blocks_here(settings: Retraining, ledger: Ledger, root: Path) -> tuple[DataCard, list[Block]]:
+def blocks_here(
+    settings: Retraining, ledger: Ledger, root: Path, plan: Callable[[], Plan]
+) -> tuple[DataCard, list[Block]]:
     """The data card, and the ledger's state of the blocks that can be read now; a new population is declared.
 
-    A new block is declared by the first run that reads it, unless it holds what another does. Raises DataRefusedError
-    if the source cannot be read, RefusedError if the population is of another kind.
+    A new block is declared by the first run that reads it, unless it holds what another does. plan: see
+    `declare`. Raises DataRefusedError if the source cannot be read, RefusedError if the population is of another kind.
     """
     card = data_card(settings.dataset, root / "data" / "cards")
     there_are = block_names(card, root=root, url=database_url(card.blocks))
-    declare(ledger, public_description(card), plan=lambda: planned_run(root, card))
+    declare(ledger, public_description(card), plan=plan)
     return card, [block for block in ledger.blocks(card.population, there_are) if block.name in there_are]
 
 
@@ -163,16 +167,29 @@ def how_many_left(settings: Retraining, standing: list[Block]) -> int:
 
 
 def next_of(
-    settings: Retraining, ledger: Ledger, *, root: Path, registry: Registry, last: tuple[str, ...] | None
+    settings: Retraining,
+    recipe: Recipe,
+    ledger: Ledger,
+    *,
+    root: Path,
+    registry: Registry,
+    last: tuple[str, ...] | None,
 ) -> Next:
     """Decide the retraining of a period that is due; nothing is charged.
 
     last: the blocks of the last retraining. Raises TooFewBlocksError if nothing is due, and what `revise`, `declare`
     and `plan_for` raise.
     """
-    card, standing = blocks_here(settings, ledger, root)
+    own = recipe.settings(settings.dataset, settings.delta)
+
+    def first() -> Plan:
+        alone = revise(root, Request(settings=deepcopy(own))).params
+        return plan_for(alone, public_of(card, alone.data))
+
+    card = data_card(settings.dataset, root / "data" / "cards")
+    _, standing = blocks_here(settings, ledger, root, first)
     retire(settings, ledger, card, standing)
-    _, standing = blocks_here(settings, ledger, root)
+    _, standing = blocks_here(settings, ledger, root, first)
     if not standing:
         raise TooFewBlocksError("there is no block yet, so nothing is trained.")
     try:
@@ -185,16 +202,11 @@ def next_of(
         raise TooFewBlocksError("none of the blocks that can pay is new, so the model that serves stays.")
     older = takewhile(lambda block: block.name not in used, standing)  # before those that the run declares
     known = replace(public_description(card), blocks=tuple(block.name for block in older))
-    declare(ledger, known, plan=lambda: planned_run(root, card))
-    own: dict[str, Any] = {"data.blocks": list(used)}
+    declare(ledger, known, plan=first)
+    own["data.blocks"] = list(used)
     if settings.warm_start and registry.serving is not None:
         own["model.start"] = str((registry.serving / "model.safetensors").relative_to(root))
-    asked = revise(root, Request(delta=settings.delta, settings=own)).params  # before epsilon is known
-    if asked.data.dataset != settings.dataset:
-        raise ParamsRefusedError(
-            f"params.yaml is about {asked.data.dataset!r} and the retraining about {settings.dataset!r}; use a checkout"
-            f" for each, or `epsilonflow run --dataset {settings.dataset}` first."
-        )
+    asked = revise(root, Request(settings=deepcopy(own))).params  # before epsilon is known
     public, privacy = replace(public_of(card, asked.data), blocks=used), asked.privacy
 
     def plan(epsilon: float) -> Plan:
@@ -202,7 +214,8 @@ def next_of(
 
     balance = ledger.balance(public.population, "all")
     epsilon, delta = epsilon_for(price, balance, len(used), privacy.delta, plan)
-    return Next(used, epsilon, revise(root, Request(epsilon=epsilon, delta=delta, settings=own)))
+    own |= {"privacy.epsilon": epsilon, "privacy.delta": delta}
+    return Next(used, epsilon, revise(root, Request(settings=own)))
 
 
 def _smallest(settings: Retraining, standing: list[Block]) -> Price:
@@ -227,12 +240,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Work:
-    """A retraining in a checkout. run_stage: runs a stage there; raises StageRefusedError or StageFailedError."""
+    """A retraining in a checkout.
+
+    run_stage: runs a stage there; raises StageRefusedError or StageFailedError. file: where the settings are from.
+    accepts_recipe: whether the recipe may differ from that of the model in use.
+    """
 
     settings: Retraining
     root: Path
     run_stage: RunStage
     say: Say
+    file: Path | None = None
+    accepts_recipe: bool = False
 
     @property
     def registry(self) -> Registry:
@@ -300,6 +319,7 @@ def _begin(work: Work, period: str) -> Outcome:
     try:
         chosen = next_of(
             work.settings,
+            _recipe_of(work, before),
             work.ledger,
             root=work.root,
             registry=work.registry,
@@ -307,7 +327,17 @@ def _begin(work: Work, period: str) -> Outcome:
         )
     except TooFewBlocksError as few:
         return Outcome("skipped", f"no retraining in {period}: {few}")
+    changes = recipe_changes(work, before, chosen.revision.after)
+    if changes and not work.accepts_recipe:
+        return Outcome(
+            "refused",
+            f"the recipe is not that of the model that serves: {changes}. Nothing was spent; accept it with"
+            " `epsilonflow retrain --accept-recipe`, in Prefect accept_recipe: true, or change it back.",
+        )
+    if changes:
+        work.say(f"the recipe has changed, as was accepted: {changes}")
     state = State(
+        changes=changes,
         period=period,
         root=str(work.root.resolve()),
         params=chosen.revision.after,
@@ -321,34 +351,92 @@ def _begin(work: Work, period: str) -> Outcome:
     return _run(work, state)
 
 
+def _recipe_of(work: Work, before: list[State]) -> Recipe:
+    """The recipe of the settings; if they have none, it is taken over once, and written into their file."""
+    if work.settings.recipe is not None:
+        return work.settings.recipe
+    here = (work.root / "params.yaml").read_text(encoding="utf-8")
+    asked = params.parse(load_yaml(here), reads=("data",))
+    if not before and asked.data.dataset != work.settings.dataset:
+        raise ParamsRefusedError(
+            f"params.yaml is about {asked.data.dataset!r} and the retraining about {work.settings.dataset!r}; write"
+            " what is to be trained under `recipe` in its file: the groups algorithm, model and privacy of params.yaml."
+        )
+    recipe = Recipe.of(before[-1].params if before else here)
+    if str(recipe.model.get("start")).startswith(f"models/{work.settings.name}/"):
+        recipe.model["start"] = None
+    if work.file is not None:
+        write_recipe(work.file, recipe)
+        work.say(
+            f"{work.file.name} had no recipe; that of {'the last retraining' if before else 'params.yaml'} is in it"
+        )
+    return recipe
+
+
+def recipe_changes(work: Work, before: list[State], after: str) -> str:
+    """How the recipe in the text of params.yaml differs from that of the model in use; "" if it does not.
+
+    A recipe that the last retraining had was accepted then, even if its model did not get into use.
+    """
+    serving = work.registry.serving
+    earlier = [state for state in before if serving is not None and state.run_id == serving.name]
+    values = _recipe_values(after)
+    if not earlier or values in [_recipe_values(state.params) for state in (*earlier, before[-1])]:
+        return ""
+    old = _recipe_values(earlier[-1].params)
+    keys = sorted(key for key in old.keys() | values.keys() if old.get(key) != values.get(key))
+    return "; ".join(f"{key} is {values.get(key)} and was {old.get(key)}" for key in keys)
+
+
+def _recipe_values(text: str) -> dict[str, Any]:
+    """The values of a recipe by dotted key, with defaults, without what is decided for each retraining."""
+    parsed = params.parse(load_yaml(text), reads=RECIPE)
+    groups = {name: getattr(parsed, name) for name in ("data", "privacy", "model")}
+    documents = {name: group.model_dump() for name, group in groups.items()}
+    documents |= {"algorithm": parsed.algorithm_settings, "features": parsed.features_settings or {}}
+    decided = ("data.blocks", "privacy.epsilon", "model.start")
+    return {key: value for key, value in _by_dotted_key(documents) if key not in decided}
+
+
+def _by_dotted_key(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in document.items():
+        if isinstance(value, Mapping) and value:
+            yield from _by_dotted_key(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
 def _run(work: Work, state: State) -> Outcome:
     """Run the stages of an open retraining and end it; after a fault it stays open for the next delivery."""
     here = str(work.root.resolve())
-    if state.root != here:
-        if Path(state.root).is_dir():
-            return Outcome(
-                "refused", f"the retraining of {state.period} was begun in {state.root}; finish it there."
-            )
-        before = (work.root / "params.yaml").read_text(encoding="utf-8")
-        state = replace(state, root=here, before=before)
+    if state.root != here and Path(state.root).is_dir():
+        return Outcome(
+            "refused", f"the retraining of {state.period} was begun in {state.root}; finish it there."
+        )
+    there = (work.root / "params.yaml").read_text(encoding="utf-8")
+    if there == state.params and state.root == here:
+        there = state.before  # it was killed before it could put them back
+    if (state.root, state.before) != (here, there):
+        state = replace(state, root=here, before=there)
         work.states.write(state)
     write_text(work.root / "params.yaml", state.params)
     try:
         with retraining_for(work.key(state.period)):
             for stage in STAGES:
                 work.run_stage(stage, work.root)
+        return _finished(work, state)
     except StageRefusedError as refusal:
         return _stopped(work, state, "refused", str(refusal))
     except StageFailedError as failure:
         return _stopped(work, state, "failed", str(failure))
-    return _finished(work, state)
+    finally:
+        _put_back(work, state)  # also if the run goes on later: its params are in its state
 
 
 def _stopped(work: Work, state: State, kind: Literal["refused", "failed"], reason: str) -> Outcome:
     """End a delivery after a fault. Without a charge the period can start again; a charged run is resumed next time."""
     run_id = charged_run(work, state.period)
     if run_id is None:
-        _put_back(work, state)
         work.states.forget(state)
         return Outcome(kind, f"{reason} Nothing was spent; the model that serves stays.")
     status = work.ledger.status(run_id)
@@ -401,11 +489,13 @@ def _finished(work: Work, state: State) -> Outcome:
     registry, artifacts = work.registry, work.root / "artifacts"
     entry, serving = registry.add(artifacts), registry.serving
     promotes, words = _compared(work, entry, serving)
+    words += f" The recipe has changed: {state.changes}." if state.changes else ""
     if promotes:
         registry.promote(entry)
         settings = params.load(work.root / "params.yaml", reads=("tracking",))
         log_promotion(work.settings.name, entry, settings.tracking, root=work.root)
-    card, standing = blocks_here(work.settings, work.ledger, work.root)
+    card = data_card(work.settings.dataset, work.root / "data" / "cards")
+    _, standing = blocks_here(work.settings, work.ledger, work.root, lambda: planned_run(work.root, card))
     retired = retire(work.settings, work.ledger, card, standing)
     words += f" Retired: {', '.join(retired)}." if retired else ""
     kind: Literal["promoted", "kept"] = "promoted" if promotes else "kept"

@@ -37,6 +37,7 @@ def retraining_file(root: Path, name: str) -> None:
     """Writes NAME.yaml: the example's settings under a name of its own, so that its period is due."""
     yaml = YAML(typ="safe", pure=True)
     settings = yaml.load(root / "examples/retraining/retrain.yaml")
+    del settings["recipe"]  # it is that of params.yaml, where `set_steps` writes
     settings |= {"name": name, "minimal_gain": -1.0, "spread": {"policy": "equal", "planned": 16}}
     yaml.dump(settings, root / f"{name}.yaml")
 

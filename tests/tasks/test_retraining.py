@@ -292,7 +292,8 @@ def test_a_worse_model_is_kept_beside_the_one_that_serves(place: Place) -> None:
     place.arrive("w3")
     assert place.deliver(1).kind == "kept"
     assert os.readlink(place.root / "models/visits/serving") == first
-    start = load(place.root / "params.yaml", reads=("model",)).model.start
+    last = States(Path(os.environ["EPSILONFLOW_HOME"]) / "retrainings/visits").all()[-1]
+    start = YAML(typ="safe", pure=True).load(last.params)["model"]["start"]
     assert start == f"models/visits/{first}/model.safetensors"
     assert {path.name for path in (place.root / "models/visits").iterdir()} == {
         *place.rows("settle"),
@@ -315,6 +316,95 @@ def test_a_retraining_is_planned_for_the_features_that_it_trains_on(place: Place
     YAML(typ="safe", pure=True).dump(scattered, place.root / "params.yaml")
     assert "scattering takes images" in place.deliver().message
     assert place.stages == []
+
+
+RECIPE = {name: PARAMS[name] for name in ("algorithm", "model")} | {"privacy": {"delta": 1e-5}}
+
+
+def write_params(place: Place, **groups: Any) -> None:
+    YAML(typ="safe", pure=True).dump(PARAMS | groups, place.root / "params.yaml")
+
+
+def change_recipe(place: Place, **algorithm: Any) -> None:
+    recipe = RECIPE | {"algorithm": RECIPE["algorithm"] | algorithm}
+    place.settings = Retraining.model_validate_json(json.dumps(SETTINGS | {"recipe": recipe}))
+
+
+@pytest.mark.parametrize("has_recipe", [True, False], ids=["own", "taken over"])
+@pytest.mark.parametrize("dataset", ["tiny", "other"])
+def test_a_run_in_between_changes_no_retraining_and_a_retraining_no_params(
+    place: Place, has_recipe: bool, dataset: str
+) -> None:
+    if has_recipe:
+        change_recipe(place)
+    YAML(typ="safe", pure=True).dump(CARD | {"name": "other"}, place.root / "data/cards/other.yaml")
+    params, during = place.root / "params.yaml", list[int]()
+    assert place.deliver().kind == "promoted"
+    write_params(place, data={"dataset": dataset}, algorithm=PARAMS["algorithm"] | {"steps": 2})
+    before = params.read_text()
+    place.arrive("w3")
+
+    def run_stage(stage: str, root: Path) -> None:
+        during.append(YAML(typ="safe", pure=True).load(params)["algorithm"]["steps"])
+        place.run_stage(stage, root)
+
+    assert place.deliver(1, run_stage=run_stage).kind == "promoted"
+    assert during == [4] * 5
+    assert params.read_text() == before
+
+
+def test_a_killed_retraining_goes_on_by_its_recipe_and_keeps_what_was_chosen_meanwhile(place: Place) -> None:
+    before = (place.root / "params.yaml").read_text()
+    with pytest.MonkeyPatch.context() as patch, killed_in(train, "run_training"):
+        patch.setattr(delivery, "_put_back", lambda *_: None)  # nothing runs after a kill
+        place.deliver()
+    assert (place.root / "params.yaml").read_text() != before
+    assert place.deliver().kind == "promoted"
+    assert (place.root / "params.yaml").read_text() == before
+    place.arrive("w3")
+    with killed_in(train, "run_training"):
+        place.deliver(1)
+    write_params(place, algorithm=PARAMS["algorithm"] | {"steps": 9})
+    chosen = (place.root / "params.yaml").read_text()
+    assert place.deliver(1).kind == "promoted"
+    assert (place.root / "params.yaml").read_text() == chosen
+    assert place.rows("settle") == place.rows("reserve") and len(place.rows("reserve")) == 2
+
+
+def test_a_changed_recipe_is_said_and_waits_until_it_is_accepted(place: Place) -> None:
+    change_recipe(place)
+    assert place.deliver().kind == "promoted"
+    place.arrive("w3")
+    change_recipe(place, steps=6)
+    place.settings = place.settings.model_copy(update={"minimal_gain": 1.0})
+    head = place.ledger.head()
+    asked, said = place.deliver(1), list[str]()
+    assert asked.kind == "refused"
+    assert "algorithm.steps is 6 and was 4. Nothing was spent" in asked.message
+    assert "--accept-recipe" in asked.message
+    assert place.ledger.head() == head
+    accepted = place.deliver(1, accepts_recipe=True, say=said.append)
+    assert (accepted.kind, "algorithm.steps is 6 and was 4" in accepted.message) == ("kept", True)
+    assert any("algorithm.steps is 6 and was 4" in line for line in said)
+    place.arrive("w4")
+    assert place.deliver(2).kind == "kept"  # accepted once, though the first model still serves
+
+
+def test_a_file_without_a_recipe_gets_the_one_it_had_once(place: Place) -> None:
+    file = place.root / "retrain.yaml"
+    text = "# weekly\nname: visits\ndataset: tiny\nblocks: {policy: all, at_least: 2}\n"
+    file.write_text(text + "spread: {policy: equal, planned: 3} # thrice\nminimal_gain: -1\n")
+    place.settings = retraining.load(file)
+    assert place.deliver(file=file).kind == "promoted"
+    written = file.read_text()
+    assert "# weekly" in written and "# thrice" in written
+    write_params(place, algorithm=PARAMS["algorithm"] | {"steps": 2})
+    place.settings = retraining.load(file)
+    assert place.settings.recipe is not None
+    assert place.settings.recipe.algorithm == PARAMS["algorithm"]
+    place.arrive("w3")
+    assert place.deliver(1, file=file).kind == "promoted"
+    assert file.read_text() == written
 
 
 def test_the_ledger_charges_a_retraining_once(own_home: Path) -> None:
@@ -346,12 +436,21 @@ def test_a_model_is_added_whole_or_not_at_all(tmp_path: Path) -> None:
     assert registry.serving == entry
 
 
+GOOD = "name: m\ndataset: d\nblocks: {policy: all}\nspread: {policy: equal, planned: 2}\n"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("name: m\n", "dataset"),
         ("name: m\ndataset: d\nblocks: {policy: sometimes}\nspread: {policy: equal, planned: 2}\n", "policy"),
         ("name: ../m\n", "name"),
+        (f"{GOOD}recipe: {{algorithm: {{name: dp_sgd}}}}\n", "recipe.model"),
+        (
+            f"{GOOD}delta: 1e-5\nrecipe: {{algorithm: {{name: dp_sgd, stepz: 3}}, model: {{name: logistic}}}}\n",
+            "the recipe in retrain.yaml: .*unknown key algorithm.stepz",
+        ),
+        (f"{GOOD}recipe: {{data: {{dataset: d}}, algorithm: {{}}, model: {{}}}}\n", "recipe.data.dataset"),
         ("- a\n", "retrain.yaml"),
         ("a: [\n", "no valid YAML|not valid YAML"),
     ],
