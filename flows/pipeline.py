@@ -15,6 +15,7 @@ from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from prefect.runtime import deployment
 from prefect.states import Completed, Failed
 from pydantic import Field
 
@@ -128,7 +129,9 @@ def pipeline(
         root = checkout()
         # Before a stage starts, since DVC removes what it gave before.
         outlook(root, revise(root, request).params).check()
-        return run_all(root, request, run_stage=stage_task, finish=publish, say=say)
+        # What a deployment is started with is for that run; at the command line it is the user's choice, and stays.
+        keeps = deployment.id is None
+        return run_all(root, request, run_stage=stage_task, finish=publish, say=say, keeps=keeps)
 
     return ended(work)
 

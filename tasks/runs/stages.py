@@ -214,11 +214,12 @@ def run_all(
     run_stage: Callable[[str, Path], object],
     finish: Callable[[Path], T],
     say: Say,
+    keeps: bool = True,
 ) -> T:
     """Change params.yaml as requested, run the five stages and return what `finish` makes of the results in `root`.
 
     run_stage: runs a stage in the checkout; raises StageRefusedError or StageFailedError. If a stage refuses the run,
-    params.yaml is restored.
+    params.yaml is restored. keeps: whether the request stays in params.yaml otherwise.
     """
     from tasks.config.overrides import revise  # here, since the process that runs a stage does not need it
 
@@ -228,10 +229,13 @@ def run_all(
         try:
             for stage in STAGES:
                 run_stage(stage, root)
+            return finish(root)
         except StageRefusedError:
-            revision.undo()
+            keeps = False
             raise
-        return finish(root)
+        finally:
+            if not keeps:
+                revision.undo()
 
 
 def up_to_date(root: Path, *, say: Say) -> bool:

@@ -3,10 +3,12 @@
 import json
 import logging
 import re
+import shutil
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from prefect.events.schemas.automations import AutomationCore
@@ -15,6 +17,7 @@ from prefect.utilities.templating import apply_values
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
+from flows import pipeline
 from flows import scheduled as module
 from flows.cli import runs
 from flows.cli.main import app
@@ -22,6 +25,7 @@ from flows.pipeline import REFUSED
 from flows.scheduled import BROKEN
 from tasks.retraining import delivery
 from tasks.retraining.delivery import Outcome
+from tasks.runs.stages import StageFailedError
 from tests.support.checkout import PROJECT
 
 FILE: dict[str, Any] = YAML(typ="safe", pure=True).load(PROJECT / "prefect.yaml")
@@ -100,6 +104,41 @@ def _checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / ".dvc").mkdir()
     (folder / "retrain.yaml").write_text(SETTINGS + "warn_below: 3\n")
     monkeypatch.chdir(folder)
+
+
+@pytest.mark.parametrize(
+    ("deployment", "fails", "stays"), [("", False, 9), ("an-id", False, 1), ("an-id", True, 1)]
+)
+def test_what_a_deployment_is_started_with_is_for_that_run(
+    deployment: str, fails: bool, stays: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _checkout(tmp_path, monkeypatch)
+    params, during = tmp_path / "params.yaml", list[int]()
+    document = YAML(typ="safe", pure=True).load(PROJECT / "params.yaml")
+    document["model"]["seed"] = 1
+    YAML(typ="safe", pure=True).dump(document, params)
+    shutil.copytree(PROJECT / "data/cards", tmp_path / "data/cards")
+    before = params.read_text()
+
+    def seed() -> int:
+        number: int = YAML(typ="safe", pure=True).load(params)["model"]["seed"]
+        return number
+
+    def stage(name: str, root: Path) -> None:
+        during.append(seed())
+        if fails:
+            raise StageFailedError("it failed.")
+
+    if deployment:
+        monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", deployment)
+    monkeypatch.setattr(pipeline, "get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr(pipeline, "outlook", MagicMock())
+    monkeypatch.setattr(pipeline, "stage_task", stage)
+    monkeypatch.setattr(pipeline, "publish", lambda root: [])
+    pipeline.pipeline.fn(seed=9)
+    assert during == [9] * (1 if fails else 5)
+    assert seed() == stays
+    assert (params.read_text() == before) == (stays == 1)
 
 
 DEPLOY = PROJECT / "deploy"
