@@ -15,12 +15,18 @@ from scipy.stats import binom
 Array = NDArray[np.float64]
 
 
-def exact_epsilon(rate: float, multiplier: float, steps: int, delta: float, *, count: int = 1) -> float:
-    """For `count` records that are added or removed together; close for a hundred steps and more."""
-    return max(_side(rate, multiplier, steps, delta, count, way) for way in ("remove", "add"))
+def exact_epsilon(
+    rate: float, multiplier: float, steps: int, delta: float, *, count: int = 1, line: float = 1.0
+) -> float:
+    """For `count` records that are added or removed together; close for a hundred steps and more.
+
+    line: how far from 0 the integral's line lies, relative to where it cancels least. Results of two lines that differ
+    are both wrong.
+    """
+    return max(_side(rate, multiplier, steps, delta, count, way, line) for way in ("remove", "add"))
 
 
-def _side(rate: float, z: float, steps: int, delta: float, count: int, way: str) -> float:
+def _side(rate: float, z: float, steps: int, delta: float, count: int, way: str, at: float) -> float:
     numbers = np.arange(count + 1)
     logs = binom.logpmf(numbers, count, rate)[:, None]
 
@@ -48,7 +54,7 @@ def _side(rate: float, z: float, steps: int, delta: float, count: int, way: str)
     best = minimize_scalar(
         chernoff, bounds=(start - 0.5, start + 0.5), method="bounded", options={"xatol": 1e-3}
     )
-    c = math.exp(float(best.x))
+    c = at * math.exp(float(best.x))
     spread = math.sqrt(max((real(c * 1.01) - 2 * real(c) + real(c * 0.99)) / (0.01 * c) ** 2, 1e-300))
     for reach in (60, 300, 1500):  # a line that is long enough for the integrand to have gone
         u = np.linspace(0.0, reach / spread, 100 * reach + 1)

@@ -176,9 +176,9 @@ def test_over_wide_ranges_it_is_never_below_and_hardly_above_the_exact_one(
     multiplier = 1 / math.sqrt(math.log1p((mu / rate) ** 2 / steps))
     # Else the tail is that of a few large losses, which takes the transform long.
     assume(multiplier > 1 and rate * steps > 10)
-    assert is_close(
-        epsilon([(sampled(rate, multiplier), steps)], delta), exact_epsilon(rate, multiplier, steps, delta)
-    )
+    exact, again = (exact_epsilon(rate, multiplier, steps, delta, line=line) for line in (1.0, 0.7))
+    assume(math.isclose(exact, again, rel_tol=1e-5))  # else the transform cancels
+    assert is_close(epsilon([(sampled(rate, multiplier), steps)], delta), exact)
 
 
 @pytest.mark.parametrize("delta", [1e-4, 1e-6])
