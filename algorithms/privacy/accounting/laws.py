@@ -36,18 +36,24 @@ def _reach(tail: float) -> float:
     return -math.inf if tail >= 1 else float(-ndtri(tail))
 
 
+def normal_masses(t: Array) -> tuple[Array, Array]:
+    """The masses of a standard normal between ascending numbers, and the nearer tails that they are differences of."""
+    tails = ndtr(-np.abs(t))
+    first, last = tails[:-1], tails[1:]
+    masses = np.where(t[1:] <= 0, last - first, np.where(t[:-1] >= 0, first - last, 1.0 - first - last))
+    return np.maximum(masses, 0.0), tails
+
+
 def _normal(t: Array, scale: Array) -> tuple[Array, Array, float, float]:
     """The masses of a standard normal between ascending numbers, their errors, and the masses outside.
 
     scale: The size of the terms that t is a difference of, which rounding is relative to.
     """
-    tails = ndtr(-np.abs(t))
-    first, last = tails[:-1], tails[1:]
-    masses = np.where(t[1:] <= 0, last - first, np.where(t[:-1] >= 0, first - last, 1.0 - first - last))
+    masses, tails = normal_masses(t)
     with np.errstate(invalid="ignore"):
         errors = _ROUNDING * tails * (4.0 + np.square(t) + (1.0 + np.abs(t)) * scale)
     errors = np.where(tails > 0, errors, 0.0)
-    return np.maximum(masses, 0.0), errors[1:] + errors[:-1], float(ndtr(t[0])), float(ndtr(-t[-1]))
+    return masses, errors[1:] + errors[:-1], float(ndtr(t[0])), float(ndtr(-t[-1]))
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from scipy.special import gammaln, ndtr, ndtri
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.event_rules import EventRule, Orders, Relation, Traced, register
-from algorithms.privacy.accounting.laws import AtomsLaw, GaussianLaw
+from algorithms.privacy.accounting.laws import AtomsLaw, GaussianLaw, normal_masses
 from algorithms.privacy.accounting.pld import Pair
 
 Array = NDArray[np.float64]
@@ -157,8 +157,9 @@ def _on_points(points: Array, z: float) -> tuple[Array, float, float]:
     """Masses of Y under Q on ascending points, each cell's with its mean; the mass below, and the mean above."""
     with np.errstate(divide="ignore"):
         under_q = z * np.log(points) + 0.5 / z
-    q, q_above = _normal_cells(under_q)
-    mean, mean_above = _normal_cells(under_q - 1 / z)  # of Y in a cell, since Y is the density of N(1 / z, 1)
+    under_p = under_q - 1 / z  # the mean of Y in a cell, since Y is the density of N(1 / z, 1)
+    (q, _), (mean, _) = normal_masses(under_q), normal_masses(under_p)
+    q_above, mean_above = float(ndtr(-under_q[-1])), float(ndtr(-under_p[-1]))
     up = np.clip((mean - points[:-1] * q) / np.diff(points), 0.0, q)
     masses = np.append(q - up, q_above)
     masses[1:] += up
@@ -167,16 +168,6 @@ def _on_points(points: Array, z: float) -> tuple[Array, float, float]:
         float(ndtr(under_q[0])),
         max(0.0, mean_above - float(points[-1]) * q_above) + _CELLS_ROUNDING,
     )
-
-
-def _normal_cells(edges: Array) -> tuple[Array, float]:
-    """The masses of a standard normal between ascending edges, and above them; from the nearer tail each."""
-    lower = ndtr(-np.abs(edges))
-    first, last = lower[:-1], lower[1:]
-    masses = np.where(
-        edges[1:] <= 0, last - first, np.where(edges[:-1] >= 0, first - last, 1.0 - first - last)
-    )
-    return np.maximum(masses, 0.0), float(ndtr(-edges[-1]))
 
 
 def _mean_beyond(step: _Step, steps: int, last: float) -> float:
