@@ -160,9 +160,8 @@ def chosen_for(public: PublicDescription, plan: "Plan") -> ChosenComposition | N
     """How the runs on a new population will add up if its card plans a number of them, all like `plan`; else None."""
     if public.composition_runs is None:
         return None
-    from algorithms.core.receipt import (
-        reserved_events,
-    )  # imports PyTorch, which the ledger's commands do without
+    # It imports PyTorch, which the ledger's commands do without.
+    from algorithms.core.receipt import reserved_events
 
     terms = Terms(public.public, Composition(), public.blocks_per_person)
     return choose_composition(
@@ -176,14 +175,13 @@ def chosen_for(public: PublicDescription, plan: "Plan") -> ChosenComposition | N
     )
 
 
-def composition_for(public: PublicDescription, plan: "Plan") -> Composition:
-    """How the runs on a new population will add up: as the card says, or as it follows from the plan of the first."""
-    chosen = chosen_for(public, plan)
+def composition_for(public: PublicDescription, chosen: ChosenComposition | None) -> Composition:
+    """How the runs on a new population will add up: as `chosen_for` the first of them, or else as the card says."""
     return chosen.composition if chosen else Composition(public.composition, public.composition_order)
 
 
 def _of_first_run(public: PublicDescription, plan: "Plan") -> Composition:
-    """Do `composition_for`; raises BudgetRefusedError where the run does not fit, so that it decides nothing."""
+    """What is `chosen_for` the first run; raises BudgetRefusedError if it does not fit, so that it decides nothing."""
     chosen = chosen_for(public, plan)
     assert chosen is not None
     if chosen.one > public.cap_epsilon and not public.public:

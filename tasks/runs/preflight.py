@@ -305,7 +305,8 @@ def _of_new_population(
     settings: Params, public: PublicDescription, plan: Plan, doubts: Sequence[str]
 ) -> Outlook:
     """The outlook of the first run on a population."""
-    cap, composition = Budget(public.cap_epsilon, public.cap_delta), composition_for(public, plan)
+    cap, chosen = Budget(public.cap_epsilon, public.cap_delta), chosen_for(public, plan)
+    composition = composition_for(public, chosen)
     terms = Terms(public.public, composition, public.blocks_per_person)
     blocks = settings.data.blocks or (WHOLE_POPULATION,)
     fits: int | None = None
@@ -326,7 +327,7 @@ def _of_new_population(
         False,
         composition,
         spent_after=after,
-        chosen=chosen_for(public, plan),
+        chosen=chosen,
     )
 
 
@@ -366,9 +367,10 @@ def _made_up(
     from tasks.runs import quality
 
     cap = {"epsilon": public.cap_epsilon, "delta": public.cap_delta}
-    entries, columns = made_up(Plan.from_json(document), cap=cap, trial=trial)
+    planned = Plan.from_json(document)
+    entries, columns = made_up(planned, cap=cap, trial=trial)
     trace, account = pd.DataFrame(columns), entries["ledger"]
-    composition = composition_for(public, Plan.from_json(document))
+    composition = composition_for(public, chosen_for(public, planned))
     entries["ledger"] = account | {"head": _NO_HEAD, "composition": composition.to_json()}
     if blocks := public.blocks:
         entries["ledger"] |= {
