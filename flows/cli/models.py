@@ -20,6 +20,13 @@ Model = Annotated[
 ARTIFACTS = Path("artifacts")
 
 
+def _allowed(allow_code: list[str] | None) -> set[str]:
+    """The code of the user's own that a model may name: as given, and what the checkout names."""
+    from tasks.config.own_code import named_code
+
+    return {*(allow_code or ()), *named_code(find_checkout() or Path())}
+
+
 def predict(
     file: Annotated[
         Path, typer.Argument(help="CSV, Parquet, an image or a folder of images, texts, or features as .npy.")
@@ -33,7 +40,6 @@ def predict(
     """Predict new records, which are prepared as the model's training records were."""
     from algorithms.models.saved import load
     from data.card import DataRefusedError
-    from tasks.config.own_code import named_code
     from tasks.predict import predict as predictions
     from tasks.predict import write
 
@@ -41,7 +47,7 @@ def predict(
         raise DataRefusedError(
             f"{to} holds the records to predict on; write the predictions to another file."
         )
-    allowed = {*(allow_code or ()), *named_code(find_checkout() or Path())}
+    allowed = _allowed(allow_code)
     trained, count = load(in_checkout(model), allow_code=allowed), 0
     found = predictions(trained, file, allow_code=allowed)
     for count in write(found, trained.classes, to or sys.stdout):
@@ -65,7 +71,6 @@ def export(
     allow_code: AllowCode = None,
 ) -> None:
     """Export the model to another format, load it again and compare its predictions on synthetic records."""
-    from tasks.config.own_code import named_code
     from tasks.config.params import ParamsRefusedError
     from tasks.export import FORMS
     from tasks.export import export as write
@@ -73,7 +78,7 @@ def export(
     if form not in FORMS:
         raise ParamsRefusedError(f"there is no format {form!r}; choose {', '.join(FORMS)}.")
     place = output or Path({"onnx": "model.onnx", "torchscript": "model.pt"}.get(form, form))
-    allowed = {*(allow_code or ()), *named_code(find_checkout() or Path())}
+    allowed = _allowed(allow_code)
     far = write(in_checkout(model), form, place, allow_code=allowed)
     say(f"Wrote {place}. Its scores differ from the model's by at most {far:.1g}.")
 
@@ -86,10 +91,9 @@ def release(
     """Create a folder to publish: the model, its signed card, the files that verify it, a model card."""
     from data.files import public_key
     from tasks.config import home
-    from tasks.config.own_code import named_code
     from tasks.export import release as make
 
-    allowed = {*(allow_code or ()), *named_code(find_checkout() or Path())}
+    allowed = _allowed(allow_code)
     names = make(in_checkout(model), folder, key=public_key(home()), allow_code=allowed)
     say(f"Wrote {folder}: {', '.join(names)}. Others can verify it with `epsilonflow card verify`.")
 

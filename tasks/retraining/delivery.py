@@ -123,18 +123,15 @@ class Next:
     revision: Revision
 
 
-def blocks_here(
-    settings: Retraining, ledger: Ledger, root: Path, plan: Callable[[], Plan]
-) -> tuple[DataCard, list[Block]]:
-    """The data card, and the ledger's state of the blocks that can be read now; a new population is declared.
+def blocks_here(card: DataCard, ledger: Ledger, root: Path, plan: Callable[[], Plan]) -> list[Block]:
+    """The ledger's state of the blocks of a data set that can be read now; a new population is declared.
 
     A new block is declared by the first run that reads it, unless it holds what another does. plan: see
     `declare`. Raises DataRefusedError if the source cannot be read, RefusedError if the population is of another kind.
     """
-    card = data_card(settings.dataset, root / "data" / "cards")
     there_are = block_names(card, root=root, url=database_url(card.blocks))
     declare(ledger, public_description(card), plan=plan)
-    return card, [block for block in ledger.blocks(card.population, there_are) if block.name in there_are]
+    return [block for block in ledger.blocks(card.population, there_are) if block.name in there_are]
 
 
 def retire(settings: Retraining, ledger: Ledger, card: DataCard, standing: list[Block]) -> tuple[str, ...]:
@@ -187,9 +184,8 @@ def next_of(
         return plan_for(alone, public_of(card, alone.data))
 
     card = data_card(settings.dataset, root / "data" / "cards")
-    _, standing = blocks_here(settings, ledger, root, first)
-    retire(settings, ledger, card, standing)
-    _, standing = blocks_here(settings, ledger, root, first)
+    retire(settings, ledger, card, blocks_here(card, ledger, root, first))
+    standing = blocks_here(card, ledger, root, first)
     if not standing:
         raise TooFewBlocksError("there is no block yet, so nothing is trained.")
     try:
@@ -495,7 +491,7 @@ def _finished(work: Work, state: State) -> Outcome:
         settings = params.load(work.root / "params.yaml", reads=("tracking",))
         log_promotion(work.settings.name, entry, settings.tracking, root=work.root)
     card = data_card(work.settings.dataset, work.root / "data" / "cards")
-    _, standing = blocks_here(work.settings, work.ledger, work.root, lambda: planned_run(work.root, card))
+    standing = blocks_here(card, work.ledger, work.root, lambda: planned_run(work.root, card))
     retired = retire(work.settings, work.ledger, card, standing)
     words += f" Retired: {', '.join(retired)}." if retired else ""
     kind: Literal["promoted", "kept"] = "promoted" if promotes else "kept"
