@@ -59,7 +59,7 @@ from algorithms.privacy.ledger.place import (
     ledger_url,
     open_newest,
 )
-from algorithms.privacy.mechanisms.noise import secure_generator, seeded_generator
+from algorithms.privacy.mechanisms.noise import generator_of
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,8 @@ def _named_as_arguments() -> Iterator[None]:
     try:
         yield
     except RefusedError as error:
-        said = str(error).replace(
-            ", or set model.precision to bfloat16", ""
-        )  # which is none of its arguments
+        # The precision is none of its arguments.
+        said = str(error).replace(", or set model.precision to bfloat16", "")
         error.args = (_KEY.sub(lambda key: "method." if key[1] == "algorithm" else "", said),)
         raise
 
@@ -263,7 +262,7 @@ def fit(
     method, name, settings = _described(method)
     records = records_of(model, X, y, loss, tells_n=n_is_public)
     trained, classes, records = model_of(model, loss, records)
-    generator = secure_generator() if noise == "secure" else seeded_generator(seed)
+    generator = generator_of(noise, seed)
     if (people is None) != (per_person is None):
         raise RefusedError("one of people and per_person was given; give both, or neither.")
     if per_person is not None:

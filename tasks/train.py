@@ -37,7 +37,7 @@ from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.barrier.performance import ALONE, Group
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
-from algorithms.privacy.mechanisms.noise import Generator, secure_generator, seeded_generator
+from algorithms.privacy.mechanisms.noise import Generator, generator_of
 from data import PublicDescription
 from data.files import hide, read_json
 from data.prepared import digest_of, load_as, made_anew, preparation_in
@@ -173,15 +173,13 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     def anew(run_id: str, is_whole: bool) -> bool:
         return not is_whole if job.public.public else _spends_again(job, run_id, is_whole, ledger)
 
-    secret = job.settings.privacy.noise == "secure"
-    fresh = secure_generator() if secret else seeded_generator(job.settings.model.seed)
     software = pipeline_software()
     with store.claimed(
         home,
         job.digest(home),
         ledger.status,
         checkout=root,
-        fresh=fresh,
+        fresh=generator_of(job.settings.privacy.noise, job.settings.model.seed),
         anew=anew,
         notes=software.notes,
     ) as run:

@@ -41,7 +41,7 @@ from algorithms.privacy.barrier.unnoised_queries import LastNorms
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, verify
 from algorithms.privacy.card.build import Columns
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
-from algorithms.privacy.mechanisms.noise import Generator, secure_generator, seeded_generator
+from algorithms.privacy.mechanisms.noise import Generator, generator_of
 from data import PublicDescription
 from data.documents import load_yaml
 from data.files import read_json, write_text, write_whole
@@ -286,16 +286,15 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
             f"search {run_id}", "searching", search.priced.cost, has_result=is_whole
         )
 
-    is_secure = search.priced.documents[0]["privacy"].get("noise", "secure") == "secure"
-    seed = search.priced.documents[0]["model"].get("seed", 0)
-    fresh = secure_generator() if is_secure else seeded_generator(seed)
+    first = search.priced.documents[0]
+    noise, seed = first["privacy"].get("noise", "secure"), first["model"].get("seed", 0)
     software = pipeline_software()
     with store.claimed(
         home,
         search.digest(home),
         ledger.status,
         checkout=root,
-        fresh=fresh,
+        fresh=generator_of(noise, seed),
         anew=anew,
         notes=software.notes,
     ) as run:

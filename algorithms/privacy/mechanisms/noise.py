@@ -65,6 +65,11 @@ def seeded_generator(seed: int) -> Generator:
     return Generator(hashlib.sha256(f"seeded noise {seed}".encode()).digest(), private=False)
 
 
+def generator_of(noise: str, seed: int) -> Generator:
+    """A new generator: secret where `noise` is "secure", otherwise the one of the seed."""
+    return secure_generator() if noise == "secure" else seeded_generator(seed)
+
+
 class Stream:
     """Uniform, normal, Laplace and Gumbel draws of one release, and independent coins."""
 
