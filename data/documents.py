@@ -41,11 +41,8 @@ def load_yaml(text: str) -> Any:
         raise
     except RecursionError:
         raise DocumentError(f"is nested deeper than {_DEEPEST} levels") from None
-    except (
-        ValueError,
-        TypeError,
-        AttributeError,
-    ):  # of a date or a number that is none, whose text is not shown
+    except (ValueError, TypeError, AttributeError):
+        # Of a date or a number that is none, whose text is not shown.
         raise DocumentError("has a date, a number or another value that is none") from None
 
 

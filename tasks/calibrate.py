@@ -272,8 +272,8 @@ def _check_secret(privacy: params.Privacy, public: PublicDescription) -> None:
 
 def main() -> None:
     """`python -P -m tasks.calibrate`, in a checkout."""
-    public = PublicDescription.read(Path("datasets/prepared"))
-    settings, prepared = params.load(Path("params.yaml"), reads=READS), Path("datasets/prepared")
+    prepared = Path("datasets/prepared")
+    settings, public = params.load(Path("params.yaml"), reads=READS), PublicDescription.read(prepared)
     document = calibrate(settings, public)
     document = earlier_plan(document, settings.model, public, home=home(), prepared=prepared) or document
     path = Path("artifacts/plan.json")

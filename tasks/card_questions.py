@@ -56,9 +56,9 @@ def questions_about(card: DataCard, header: Iterable[str] = ()) -> list[str]:
     unused = dict.fromkeys(header)
     if isinstance(card.reader, Table):
         ignored = [column.name for column in card.reader.columns if isinstance(column, Ignored)]
-        listed = {column.name for column in card.reader.columns} | set(card.reader.content)
-        unused = dict.fromkeys([*ignored, *(name for name in unused if name not in listed)])
-        unused = {name: None for name in unused if name not in card.reader.content}
+        listed = {column.name for column in card.reader.columns}
+        all_unused = dict.fromkeys([*ignored, *(name for name in unused if name not in listed)])
+        unused = {name: None for name in all_unused if name not in card.reader.content}
     return [
         f"may a person have several rows? The column {name!r} is named like an id and is ignored, and the unit is"
         f" {card.unit!r}; if so, declare `person: {{column: {name}, per_person: K}}` in the data card, for without it"

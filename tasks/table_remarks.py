@@ -114,10 +114,8 @@ def _spelled(card: DataCard, found: Mapping[str, _Column], label: str) -> Iterat
     if label in found and isinstance(card.known, Classes):
         (declared,) = reader.label_columns
         written = {name: declared.spellings.get(name, (name,)) for name in card.known.classes}
-        values, known = (
-            found[label].values or Counter(),
-            [text for texts in written.values() for text in texts],
-        )
+        values = found[label].values or Counter()
+        known = [text for texts in written.values() for text in texts]
         others = {value: _meant(value, written) for value in _unknown(values, known)}
         wanted = {
             name: [one for one in values if one in texts or others.get(one) == name]
@@ -153,15 +151,9 @@ def _spelled(card: DataCard, found: Mapping[str, _Column], label: str) -> Iterat
 
 def _unknown(values: Counter[str], known: Iterable[str]) -> list[str]:
     """The values of a column that the reader does not take for one of those declared."""
-    kinds, places = (
-        list(values),
-        encoding.positions(pa.chunked_array([list(values)], pa.string()), tuple(known), ""),
-    )
-    return [
-        kind
-        for kind, place in zip(kinds, places.tolist(), strict=True)
-        if kind and place == len(tuple(known))
-    ]
+    declared = tuple(known)
+    places = encoding.positions(pa.chunked_array([list(values)], pa.string()), declared, "").tolist()
+    return [value for value, place in zip(values, places, strict=True) if value and place == len(declared)]
 
 
 def _meant(value: str, written: Mapping[str, tuple[str, ...]]) -> str | None:

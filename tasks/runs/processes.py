@@ -69,9 +69,8 @@ def joined(wanted: int, *, home: Path) -> Iterator[Group]:
         yield ALONE
     else:
         secret = secrets.token_bytes(KEY_BYTES)
-        with tempfile.TemporaryDirectory(
-            prefix="epsilonflow-"
-        ) as folder:  # of this user alone; holds addresses
+        # Of this user alone; it holds addresses.
+        with tempfile.TemporaryDirectory(prefix="epsilonflow-") as folder:
             file = Path(folder) / "store"
             store = _store(file, wanted)
             started = [_started(rank, wanted, file, secret) for rank in range(1, wanted)]

@@ -162,9 +162,8 @@ class _Call:
             try:
                 return found(errors)
             except Exception as error:  # functions of others may raise any
-                if lacks_memory(
-                    error
-                ):  # another way would round otherwise, depending on what else takes memory
+                # Another way would round otherwise, depending on what else takes memory.
+                if lacks_memory(error):
                     raise
         return self._among_copies(errors)
 

@@ -390,16 +390,14 @@ def calibrate(
         return sides_of(pairs_of(_translated(merge_events(schedule_at(z)), adjacency), adjacency))
 
     noise, factor = 1.0, 1.5
-    with suppress(
-        RefusedError
-    ):  # near what is released beside the noise, an estimate may never get down to the target
+    with suppress(RefusedError):
+        # Near what is released beside the noise, an estimate may never get down to the target.
         noise = _near(estimate, target.epsilon, tolerance=0.02)
         noise = _near(coarse, target.epsilon, start=noise, factor=1.1)
         factor = 1.02
         steep = (_log(coarse(noise)) - _log(coarse(1.01 * noise))) / math.log(1.01)
-        for _ in range(
-            _STEPS
-        ):  # of the secant; they are tiny, since the grid of the search is nearly as good
+        # Of the secant; they are tiny, since the grid of the search is nearly as good.
+        for _ in range(_STEPS):
             spent = cost(noise)
             if (1 - _WASTE) * target.epsilon <= spent <= target.epsilon or (
                 spent <= target.epsilon and noise <= _NOISE_RANGE[0]

@@ -617,9 +617,8 @@ class _Selection(EventRule):
         With f the generating function of the number, the best has density q(y) f'(Q(y)), where Q(y) is the probability
         of at most y. So it suffices that the shift bounds log f'(Q) - log f'(Q'); f' is at most f'(1), the mean.
         """
-        once = loss_of(
-            [(event.event, 1)], adjacency, 4 * TAIL_DELTA
-        )  # of which a choice of trials takes a part
+        # Of this delta a choice of trials takes a part.
+        once = loss_of([(event.event, 1)], adjacency, 4 * TAIL_DELTA)
         shift = shift_of_selection(event, once.deltas)
 
         return of_curves(

@@ -26,9 +26,8 @@ def _terms(mu: float, epsilon: float) -> tuple[float, float]:
     if mu == 0:
         return 0.0, 0.0
     a = mu / 2 - epsilon / mu
-    moved = (
-        4 * _U * (1 + abs(a)) * (mu + epsilon / mu)
-    )  # of a, by rounding, and so of the logarithm of a term
+    # Of a, by rounding, and so of the logarithm of a term.
+    moved = 4 * _U * (1 + abs(a)) * (mu + epsilon / mu)
     if a > 0:
         first, second = float(ndtr(a)), math.exp(min(0.0, epsilon + float(log_ndtr(a - mu))))
         return max(0.0, first - second), (first + second) * (8 * _U * (1 + epsilon) + moved)

@@ -258,7 +258,7 @@ def rdp_of_pure(epsilon: float, orders: np.ndarray) -> np.ndarray:
 
 
 def rdp_of_objective(noise_multiplier: float, curvature_ratio: float, orders: np.ndarray) -> np.ndarray:
-    """Bounds for the privacy loss of `losses.of_objective`: Redberg, Koskela and Wang 2023."""
+    """Bounds for the privacy loss of `laws.ObjectiveLaw`: Redberg, Koskela and Wang 2023."""
     s = 1.0 / noise_multiplier
     divergences: np.ndarray = (
         math.log1p(curvature_ratio)

@@ -397,9 +397,8 @@ def importance_sum(
         last.see(rows, norms)
         places = upload(torch.from_numpy(np.flatnonzero(accepted)), inputs.device)()
         added = torch.zeros(len(point), dtype=torch.float64, device=inputs.device)
-        found.take(places).add_clipped_if_finite(
-            clipping, added, measured[places]
-        )  # as all that are accepted are
+        # All that are accepted are finite.
+        found.take(places).add_clipped_if_finite(clipping, added, measured[places])
         total += added.to(total.device)
     return total
 

@@ -213,9 +213,8 @@ def _epsilons(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Iter
     for name, value in recomputed.items():
         stated: float | None = getattr(card.accounting.epsilon, name)
         detail = f"stated {_shown(stated)}, recomputed {_shown(value)}"
-        is_unstated = (
-            stated is None and name == "pld" != card.accounting.accountant
-        )  # an older version had none
+        # An older version had none.
+        is_unstated = stated is None and name == "pld" != card.accounting.accountant
         if stated is None and value is None:
             detail = "there is no finite one, as stated"
         yield Check(f"epsilon {BY[name]}", is_unstated or _covers(name, stated, value), detail)

@@ -134,9 +134,8 @@ class Part:
         """The books from the queries' answers."""
         books = Books()
         accounts = [_AccountRow(*row) for row in answers[0]]
-        if (
-            not accounts
-        ):  # a message names some that there are, and a new name must not be one of them in another case
+        if not accounts:
+            # A message names some that there are, and a new name must not be one of them in another case.
             for row in connection.execute(_ALL_POPULATIONS):
                 _enter(books, row)
             return books
