@@ -18,7 +18,6 @@ export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
 export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS ?= 120
 export DO_NOT_TRACK ?= 1
 export DVC_NO_ANALYTICS ?= 1
-export WANDB_MODE ?= offline
 export WANDB_DIR ?= $(CURDIR)/.wandb
 export WANDB_DATA_DIR ?= $(CURDIR)/.wandb/data
 export WANDB_CACHE_DIR ?= $(CURDIR)/.wandb/cache

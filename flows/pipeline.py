@@ -23,6 +23,7 @@ from algorithms.plain_text import for_markdown
 from algorithms.privacy.accounting import MOST_EPSILON
 from algorithms.privacy.card import load
 from algorithms.privacy.card.text import markdown
+from flows.missing_runs import log_missing_run
 from tasks.config.overrides import Request, revise
 from tasks.runs.preflight import outlook
 from tasks.runs.quality import Rows, run_summary
@@ -85,6 +86,8 @@ def run_stage(stage: str, root: Path) -> State[Any]:
     tell(stage)
     try:
         ran = reproduce(stage, root=root, say=say)
+        if stage == "report" and not ran:
+            log_missing_run(root, log)
     except StageRefusedError as refusal:
         return Failed(name=REFUSED, message=str(refusal))
     except StageFailedError as failure:

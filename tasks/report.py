@@ -19,6 +19,7 @@ from algorithms.privacy.card import (
     PrivacyCard,
     RunRecord,
     build,
+    load,
     public_key_of,
     trace_schedule,
     verify,
@@ -55,6 +56,7 @@ from tasks.runs.ledger import open_ledger, signing_key
 from tasks.runs.software import reuse_note
 from tasks.runs.stages import main_of
 from tasks.runs.store import check_data_facts, check_run_facts
+from tasks.tracking import is_logged, note_logged
 from tasks.tracking import runs as tracking
 from tasks.tracking.runs import log_report
 
@@ -115,11 +117,10 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     run = _read(artifacts, prepared)
     check_data_facts(run.receipt, run.public)
     check_run_facts(run.metrics, run.receipt)
-    past = nothing()
-    if is_on_blocks(run.receipt):
-        past = history(run.receipt, run.metrics, ledger=open_ledger(root), home=home(), root=root)
     audit = newest_audit(run.plan["algorithm"], root)
-    made = compose(run, past, folder=artifacts, draw=picture, key=signing_key(home()), audit=audit)
+    made = compose(
+        run, _past(run, root), folder=artifacts, draw=picture, key=signing_key(home()), audit=audit
+    )
     (artifacts / CARD).write_bytes(made.card.to_bytes())
     frame = pd.DataFrame({"step": made.curve.steps, "epsilon": made.curve.epsilon})
     write_csv(frame, artifacts / "plots" / "epsilon.csv")
@@ -127,6 +128,13 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
         (artifacts / "plots" / f"{name}.png").write_bytes(drawn.light)
     (artifacts / PAGE).write_text(made.page, encoding="utf-8")
     return made
+
+
+def _past(run: Run, root: Path) -> History:
+    """Earlier runs on the same blocks."""
+    if not is_on_blocks(run.receipt):
+        return nothing()
+    return history(run.receipt, run.metrics, ledger=open_ledger(root), home=home(), root=root)
 
 
 def compose(
@@ -274,15 +282,35 @@ def _drawings(run: Run, curve: Curve, promised: Profile | None) -> dict[str, tup
     }
 
 
+def track(root: Path) -> str:
+    """Log the run in the checkout at `root` at W&B, unless that was done before; returns what was done, as a clause.
+
+    The run's report must be there. A failure costs one line of the log; the next call logs the run.
+    Raises RefusedError without a report, and ParamsRefusedError for settings that cannot be used.
+    """
+    artifacts, settings = root / "artifacts", params.load(root / "params.yaml", reads=READS).tracking
+    if not (artifacts / CARD).is_file():
+        raise RefusedError(f"there is no finished run in {root.absolute()}; `epsilonflow run` makes one.")
+    card, run = load(artifacts / CARD), _read(artifacts, root / "datasets" / "prepared")
+    name = f"run {card.evidence.run_id}"
+    if settings.mode == "disabled":
+        return f"{name} is not logged at W&B, as tracking is disabled"
+    if is_logged(card.evidence.run_id, settings, root):
+        return f"{name} is logged at W&B already, {settings.mode}"
+    drawn = read_csv(artifacts / "plots" / "epsilon.csv")
+    curve = Curve(drawn["step"].astype(int).tolist(), drawn["epsilon"].astype(float).tolist())
+    finished = tracking.Finished(card, run.metrics, run.trace, run.public, curve)
+    if not tracking.log_run(finished, settings, artifacts=artifacts, root=root):
+        return f"{name} is not logged at W&B; `epsilonflow track` tries again"
+    note_logged(card.evidence.run_id, settings, root)
+    log_report(finished, _past(run, root), settings, root=root)
+    return f"{name} is logged at W&B, {settings.mode}"
+
+
 def main() -> None:
     """`python -P -m tasks.report`, in a checkout."""
-    finished = report(artifacts=Path("artifacts"), prepared=Path("datasets/prepared"), root=Path())
-    settings = params.load(Path("params.yaml"), reads=READS)
-    run = tracking.Finished(
-        finished.card, finished.run.metrics, finished.run.trace, finished.run.public, finished.curve
-    )
-    if tracking.log_run(run, settings.tracking, artifacts=Path("artifacts"), root=Path()):
-        log_report(run, finished.history, settings.tracking, root=Path())
+    report(artifacts=Path("artifacts"), prepared=Path("datasets/prepared"), root=Path())
+    track(Path())
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ from tasks.runs.processes import broadcast_sealed, joined
 from tasks.runs.software import check_resumes, pipeline_software, reuse_note
 from tasks.runs.stages import EXISTING, TRAINING, main_of
 from tasks.runs.store import PLAN, RECEIPT, data_facts
+from tasks.tracking import group_of
 from tasks.tracking.live import live_curve, progress
 
 READS = ("privacy", "features", "algorithm", "model", "performance", "tracking", "ledger")
@@ -239,7 +240,8 @@ def _trained(job: Job, model: Model, charge: Charge) -> Path:
             raise made_anew(job.prepared)
 
     written = run.emptied("written")
-    with live_curve(run.run_id, job.document, job.settings.tracking, root=charge.root) as live:
+    group = group_of(run.run_id, job.public.population, is_on_blocks=bool(job.public.blocks))
+    with live_curve(run.run_id, job.document, job.settings.tracking, group=group, root=charge.root) as live:
         trace = _train_into(written, job, charge, model, live, reserve)
         (written / PLAN).write_bytes(job.plan_file)
         # Settled in full even if it ended early, since when to end was then an adaptive choice.

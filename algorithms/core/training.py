@@ -14,8 +14,10 @@ averaged likewise. A bound on each row's gradient, Hessian or statistic therefor
 """
 
 import hashlib
+import itertools
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -260,6 +262,17 @@ def _placed_like(expected: Tensor, tensor: Tensor, slices: Shards | None) -> Ten
     return tensor.to(expected.device)
 
 
+def _progress_shown(trace: Trace, plan: Plan) -> tuple[float, float]:
+    """The epsilon so far, which is at most the run's, and the noise of the step's gradient, or of its last release."""
+    if not trace.rows:
+        return 0.0, 0.0
+    last = trace.rows[-1]
+    of_step = itertools.takewhile(lambda row: row.step == last.step, reversed(trace.rows))
+    gradient = next((row for row in of_step if row.kind == "gradient"), last)
+    is_known = last.epsilon < math.inf
+    return min(last.epsilon, plan.target.budget.epsilon) if is_known else math.inf, gradient.noise_std
+
+
 def _whole(state: S, slices: Shards | None) -> S:
     """The state in the first process's main memory, where processes hold slices of its vectors."""
     if slices is None:
@@ -428,8 +441,7 @@ def train(
         if following is None:
             break
         state = following
-        last = trace.rows[-1] if trace.rows else None
-        on_step(trace.step + 1, last.epsilon if last else 0.0, last.noise_std if last else 0.0)
+        on_step(trace.step + 1, *_progress_shown(trace, plan))
         if on_state is not None:
             on_state(trace.step + 1, state)
         is_due = time.monotonic() - saved >= checkpoint_seconds

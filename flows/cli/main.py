@@ -14,7 +14,7 @@ from flows.cli import ledger
 from flows.cli.models import card_app, export, predict, release
 from flows.cli.projects import data_app, doctor, init
 from flows.cli.running import SETTINGS, OneSentence, say
-from flows.cli.runs import advise, audit, compare, plan, retrain, run, tune
+from flows.cli.runs import advise, audit, compare, plan, retrain, run, track, tune
 from tasks.runs.checkout import append_checkout_to_path, find_checkout
 
 # Objects made by imports stay alive. Looking for garbage among them takes a third of a short command: after every 700
@@ -27,7 +27,21 @@ app = typer.Typer(
     **{**SETTINGS, "add_completion": True},
     help="Train models with differential privacy, and prove what it cost.",
 )
-for command in (run, plan, advise, compare, retrain, doctor, init, predict, export, release, tune, audit):
+for command in (
+    run,
+    plan,
+    advise,
+    compare,
+    retrain,
+    doctor,
+    init,
+    predict,
+    export,
+    release,
+    tune,
+    audit,
+    track,
+):
     app.command()(command)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(card_app, name="card")

@@ -503,9 +503,10 @@ def _wandb(root: Path) -> tuple[bool | None, str]:
     known = "WANDB_API_KEY" in os.environ or (
         netrc.is_file() and "wandb" in netrc.read_text(encoding="utf-8")
     )
+    named = f"{'WANDB_MODE' if os.environ.get('WANDB_MODE') else 'tracking.mode'} is {mode}"
     if mode == "online" and not known:
-        return False, "tracking.mode is online, but you are not logged in: `wandb login`"
-    return True, f"{version('wandb')}, tracking.mode is {mode}"
+        return False, f"{named}, but you are not logged in: `wandb login`"
+    return True, f"{version('wandb')}, {named}"
 
 
 def _mirror(_root: Path) -> tuple[bool | None, str]:

@@ -128,10 +128,13 @@ class Steps:
 
     def run(self, stage: str, root: Path) -> None:
         """Run a stage in the checkout at `root`, without Prefect; raises StageRefusedError or StageFailedError."""
+        from flows.missing_runs import log_missing_run
         from tasks.runs.stages import reproduce
 
         self.begin(stage)
-        reproduce(stage, root=root, say=self.line)
+        ran = reproduce(stage, root=root, say=self.line)
+        if stage == "report" and not ran:
+            log_missing_run(root, self.line)
 
     def line(self, text: str) -> None:
         """Show a line that a stage or DVC wrote."""

@@ -124,12 +124,15 @@ def _look_ahead(root: Path, settings: "Params") -> None:
 
 def _already_there(root: Path, request: "Request") -> "Rows | None":
     """The results of an identical run if they are in the checkout, so that not even Prefect has to start."""
+    from flows.missing_runs import log_missing_run
     from tasks.config.overrides import revise
     from tasks.runs.quality import run_summary
     from tasks.runs.stages import checkout_lock, up_to_date
 
     with checkout_lock(root, say=say):
         done = not revise(root, request).changes and up_to_date(root, say=say)
+        if done:
+            log_missing_run(root, say)
         return run_summary(root) if done else None
 
 
@@ -172,6 +175,19 @@ def advise(
 
     for table in advice_table(checkout(), dataset, epsilon, delta):
         show(table)
+
+
+def track() -> None:
+    """Log the run in this project at W&B if it is missing there, as after an outage; exit status 1 if that fails."""
+    from tasks.report import track as log_run
+    from tasks.runs.stages import checkout, checkout_lock
+    from tasks.tracking import has_run_to_log
+
+    root = checkout()
+    with checkout_lock(root, say=say):
+        say(log_run(root))
+        if has_run_to_log(root):
+            raise typer.Exit(1)
 
 
 def retrain(

@@ -4,6 +4,7 @@ A stage names the groups that it reads, and accessing another group is an error.
 compared with those that dvc.yaml lists for it.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -26,7 +27,14 @@ from data.description import Transform
 from data.documents import DocumentError, load_yaml
 
 _PASSWORD = re.compile(r"://[^/@]*:[^@]*@|[?&](ssl)?password=")
-
+_WANDB_MODES: Mapping[str, Literal["offline", "online", "disabled"]] = {
+    "online": "online",
+    "run": "online",
+    "offline": "offline",
+    "dryrun": "offline",
+    "disabled": "disabled",
+}
+"""The values of WANDB_MODE that W&B documents, and the modes that they stand for."""
 
 Word = Annotated[str, Field(min_length=1)]
 
@@ -195,11 +203,23 @@ class Performance(Memory):
 
 
 class Tracking(Group):
-    """Where Weights & Biases stores the runs: project, mode and entity (a user or team)."""
+    """Where Weights & Biases stores the runs: project, mode and entity (a user or team).
+
+    Where the environment has WANDB_MODE, `load` takes the mode from there, as W&B's own tools do.
+    """
 
     project: str = Field(default="epsilonflow", min_length=1)
     mode: Literal["offline", "online", "disabled"] = "offline"
     entity: str | None = Field(default=None, min_length=1)
+
+    def in_environment(self) -> "Tracking":
+        """These settings with the mode that WANDB_MODE names; raises ParamsRefusedError for one that W&B lacks."""
+        named = os.environ.get("WANDB_MODE", "").strip().lower()
+        if named and named not in _WANDB_MODES:
+            raise ParamsRefusedError(
+                f"the environment's WANDB_MODE is {named!r}; set it to online, offline or disabled, or unset it."
+            )
+        return self.model_copy(update={"mode": _WANDB_MODES[named]}) if named else self
 
 
 class LedgerPlace(Group):
@@ -329,7 +349,8 @@ def _parsed(document: Mapping[Any, Any], group: str, name: str) -> object:
             return _algorithm(values)
         if group == "features":
             return _features(values)
-        return MODELS[group].model_validate(dict(values))
+        settings = MODELS[group].model_validate(dict(values))
+        return settings.in_environment() if isinstance(settings, Tracking) else settings
     except ValidationError as error:
         problems = [in_words(problem, group) + _known(group, problem, values) for problem in error.errors()]
         for place, text in enumerate(problems):

@@ -9,12 +9,13 @@ experiment are below the checkout in which it was queued, since it runs in a cop
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.config import first_checkout
+from data.files import read_json
+from tasks.config import first_checkout, params
 from tasks.config.params import Tracking
 
 if TYPE_CHECKING:
@@ -68,6 +69,43 @@ def safely(log: Callable[[], object], settings: Tracking, what: str, root: Path)
     return True
 
 
+def has_run_to_log(root: Path) -> bool:
+    """Whether W&B lacks the run whose report is in the checkout at `root`, as after an outage.
+
+    Raises ParamsRefusedError for settings that cannot be used.
+    """
+    settings = params.load(root / "params.yaml", reads=("tracking",)).tracking
+    try:
+        run_id = read_json(root / "artifacts" / "privacy_card.json")["evidence"]["run_id"]
+    except (OSError, ValueError):
+        return False
+    return settings.mode != "disabled" and not is_logged(run_id, settings, root)
+
+
+def is_logged(run_id: str, settings: Tracking, root: Path) -> bool:
+    """Whether `note_logged` noted the run for this project: online, or offline where that is the mode."""
+    try:
+        noted = _note_of(run_id, root).read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return noted in (_noted("online", settings), _noted(settings.mode, settings))
+
+
+def note_logged(run_id: str, settings: Tracking, root: Path) -> None:
+    """Note beside W&B's files that it has the run, so that no later command logs it again."""
+    path = _note_of(run_id, root)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_noted(settings.mode, settings), encoding="utf-8")
+
+
+def _note_of(run_id: str, root: Path) -> Path:
+    return first_checkout(root) / _FOLDER / "logged" / artifact_name(run_id)
+
+
+def _noted(mode: str, settings: Tracking) -> str:
+    return f"{mode} {settings.entity or '-'}/{settings.project}\n"
+
+
 def reason(error: Exception) -> str:
     """The error message in one line."""
     return " ".join(str(error).split()) or type(error).__name__
@@ -81,6 +119,7 @@ def session(
     group: str,
     name: str,
     config: Mapping[str, Any],
+    tags: Sequence[str] = (),
     run_id: str | None = None,
     seconds_to_finish: int = _SECONDS_TO_FINISH,
 ) -> Iterator["wandb.Run"]:
@@ -99,9 +138,28 @@ def session(
         job_type=job_type,
         name=name,
         config=dict(config),
+        tags=tags,
         settings=_settings(settings, seconds_to_finish),
     ) as logged:
+        _keep_paths_relative(logged)
         yield logged
+
+
+def _keep_paths_relative(logged: "wandb.Run") -> None:
+    """Log each artifact of the run, also those that W&B makes for tables, with paths relative to the current folder.
+
+    W&B records the absolute path of each file's copy. The current folder is the checkout, in which `wandb sync` has to
+    run, too, so that a relative path reveals nothing about the machine. There is no public way to say so.
+    """
+    log_artifact = logged._log_artifact
+
+    def log_relative(artifact_or_path: "wandb.Artifact", *args: Any, **kwargs: Any) -> "wandb.Artifact":
+        for entry in artifact_or_path.manifest.entries.values():
+            if entry.local_path:
+                entry.local_path = os.path.relpath(str(entry.local_path))
+        return log_artifact(artifact_or_path, *args, **kwargs)
+
+    logged._log_artifact = log_relative  # type: ignore[assignment, method-assign]
 
 
 def _settings(settings: Tracking, seconds_to_finish: int) -> "wandb.Settings":
@@ -130,16 +188,11 @@ def _settings(settings: Tracking, seconds_to_finish: int) -> "wandb.Settings":
     )
 
 
+def group_of(run_id: str, population: str, *, is_on_blocks: bool) -> str:
+    """The group of a run: all runs on a population's blocks, which are a retraining's life, or the run by itself."""
+    return f"{population} by blocks" if is_on_blocks else run_id
+
+
 def artifact_name(name: str) -> str:
     """The name of an artifact, with characters that W&B does not accept replaced."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name)
-
-
-def add_file(artifact: "wandb.Artifact", path: Path) -> None:
-    """Add a copy of a file.
-
-    W&B also sends the path of the copy. The path is made relative to the current folder, which is the checkout, so that
-    it reveals nothing about the machine. Therefore `wandb sync` has to run in the checkout, too.
-    """
-    entry = artifact.add_file(str(path), skip_cache=True)
-    entry.local_path = os.path.relpath(str(entry.local_path))

@@ -91,18 +91,26 @@ def _lines(steps: int) -> "OnStep":
 
 
 @contextmanager
-def live_curve(run_id: str, plan: Mapping[str, Any], settings: Tracking, *, root: Path) -> Iterator["OnStep"]:
+def live_curve(
+    run_id: str, plan: Mapping[str, Any], settings: Tracking, *, group: str, root: Path
+) -> Iterator["OnStep"]:
     """A callback that shows the steps of a training at W&B if the mode is online, and otherwise does nothing.
 
-    plan: its document. root: the checkout. A failure of W&B does not affect the training, except for one line of the
-    log and at most 20 s at its end.
+    plan: its document. group: see `group_of`. root: the checkout. A failure of W&B does not affect the training, except
+    for one line of the log and at most 20 s at its end.
     """
     if settings.mode != "online":
         yield lambda *_: None
         return
     about = {name: plan[name] for name in ("algorithm", "dataset", "steps", "delta")}
     about |= {"target_epsilon": plan["target"]["epsilon"]}
-    opening = {"run_id": run_id, "about": about, "settings": settings.model_dump(), "root": str(root)}
+    opening = {
+        "run_id": run_id,
+        "group": group,
+        "about": about,
+        "settings": settings.model_dump(),
+        "root": str(root),
+    }
     try:
         sender = _Sender(opening)
     except OSError as error:
@@ -194,7 +202,7 @@ def tell(opening: dict[str, Any], rows: Iterator[dict[str, Any]]) -> None:
     with session(
         Tracking.model_validate(opening["settings"]),
         run_id=opening["run_id"],
-        group=opening["run_id"],
+        group=opening["group"],
         job_type="train",
         name="{algorithm} on {dataset}, in training".format(**config),
         config=config,

@@ -11,6 +11,7 @@ over the runs at W&B. It is saved there online, or as a file with the same conte
 
 import json
 import logging
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,12 +26,11 @@ from algorithms.plain_text import for_markdown
 from algorithms.privacy.card import PrivacyCard, load, text
 from algorithms.privacy.card.text import SO_FAR, statement
 from data import PublicDescription
-from data.files import read_json
 from tasks.config.params import Tracking
 from tasks.reporting import History
 from tasks.reporting.figures import Curve
-from tasks.runs.quality import measure, quality, tracked
-from tasks.tracking import add_file, artifact_name, reason, safely, session
+from tasks.runs.quality import Metrics, measure, quality, tracked
+from tasks.tracking import artifact_name, group_of, reason, safely, session
 
 if TYPE_CHECKING:
     import wandb
@@ -44,12 +44,14 @@ _FILES = {
     "card": "privacy_card.json",
 }
 STEP = "privacy/step"
-HISTORY = (STEP, "privacy/epsilon", "privacy/epsilon_so_far", "privacy/noise_std", "privacy/noise_multiplier")
-SUMMARY = ("test/accuracy", "test/loss", "privacy/epsilon_total", "privacy/delta", "privacy/private")
+EPSILON = ("privacy/epsilon", "privacy/epsilon_so_far")
+NOISE = ("privacy/noise_std", "privacy/noise_multiplier")
+"""The beginnings of keys, each followed by the kind of a release, such as privacy/noise_std/gradient."""
+EPSILON_TOTAL = "privacy/epsilon_total"
 ALIAS = "serving"
 REGISTRY = "wandb-registry-model"
 _PROMOTED = ("model.safetensors", "privacy_card.json")
-_MOST_ROWS, _MOST_SHOWN, _LONGEST_TITLE, _SECONDS_TO_SEND = 2000, 24, 128, 60
+_MAX_ROWS, _MAX_SHOWN, _MAX_TITLE, _MAX_TAG, _SECONDS_TO_SEND = 2000, 24, 128, 64, 60
 _log = logging.getLogger(__name__)
 
 
@@ -67,7 +69,7 @@ def file_artifact(kind: str, card: PrivacyCard, folder: Path) -> "wandb.Artifact
 
     name = artifact_name(f"{kind}-{card.mechanism.algorithm}-{card.setting.dataset}")
     artifact = wandb.Artifact(name, kind, metadata={"run_id": card.evidence.run_id})
-    add_file(artifact, folder / _FILES[kind])
+    artifact.add_file(str(folder / _FILES[kind]), skip_cache=True)
     return artifact
 
 
@@ -110,16 +112,17 @@ def _log_run(run: Finished, settings: Tracking, artifacts: Path) -> None:
     with session(
         settings,
         run_id=run_id,
-        group=run_id,
+        group=_group(run.card),
         job_type=TRAIN,
         name=_name(run.card),
         config=config(run.card),
+        tags=_tags(run.card),
     ) as logged:
         use(logged, _dataset(run.public))
         for kind in _FILES:
             logged.log_artifact(file_artifact(kind, run.card, artifacts))
         _log_curves(logged, run)
-        logged.summary.update(summary(run))
+        logged.summary.update(summary(run.metrics, run.card))
 
 
 def _log_curves(logged: "wandb.Run", run: Finished) -> None:
@@ -138,6 +141,18 @@ def _name(card: PrivacyCard) -> str:
     return f"{card.mechanism.algorithm} on {card.setting.dataset}, {promise}"
 
 
+def _group(card: PrivacyCard) -> str:
+    is_on_blocks = card.accounting.blocks is not None
+    return group_of(card.evidence.run_id, card.setting.population, is_on_blocks=is_on_blocks)
+
+
+def _tags(card: PrivacyCard) -> tuple[str, ...]:
+    """The data set, the method and whether the run is private, cut to the length that W&B allows."""
+    setting = card.setting
+    names = (setting.dataset, card.mechanism.algorithm, "private" if setting.private else "not private")
+    return tuple(name[:_MAX_TAG] for name in names)
+
+
 def config(card: PrivacyCard) -> dict[str, Any]:
     """The run's settings."""
     of_setting = ("dataset", "population", "public_records", "unit", "adjacency", "delta", "private")
@@ -149,30 +164,51 @@ def config(card: PrivacyCard) -> dict[str, Any]:
         "model": card.mechanism.model.model_dump(),
         "target_epsilon": card.accounting.target.epsilon,
         "accountant": card.accounting.accountant,
+        "composition": card.accounting.composition.kind,
         "noise_is_secret": card.implementation.noise == "secure",
     }
 
 
 def history(run: Finished) -> Iterator[dict[str, float]]:
-    """Cost and noise by step, with the keys of HISTORY; at most about 2000 rows, since the whole trace is an artifact.
+    """Cost and noise by step: STEP, EPSILON and, for each kind of release of the step, NOISE.
 
-    A number that is infinite or unknown at a step is left out.
+    At most about 2000 rows, since the whole trace is an artifact. A number that is infinite or unknown at a step is
+    left out. No cost is above the run's own, of which its first releases are a part.
     """
-    rows = run.trace.groupby("step").last()
+    total = math.inf if run.card.setting.epsilon is None else run.card.setting.epsilon
+    cost = run.trace.groupby("step")["epsilon"].last()
+    cost = cost.where(np.isinf(cost), cost.clip(upper=total))
+    noise = run.trace.groupby(["step", "kind"])[["noise_std", "noise_multiplier"]].last()
     accounted = dict(zip(run.curve.steps, run.curve.epsilon, strict=True))
-    wanted = np.linspace(0, len(rows) - 1, min(len(rows), _MOST_ROWS)).round().astype(int)
-    kept = sorted({*rows.index[wanted], *(step - 1 for step in accounted)})
-    columns = ("epsilon", "noise_std", "noise_multiplier")
-    for step, *values in rows.loc[kept, list(columns)].itertuples():
-        numbers = (step + 1, accounted.get(step + 1, np.nan), *values)
-        yield {key: float(value) for key, value in zip(HISTORY, numbers, strict=True) if np.isfinite(value)}
+    evenly = np.linspace(0, len(cost) - 1, min(len(cost), _MAX_ROWS)).round().astype(int)
+    for step in sorted({*cost.index[evenly], *(step - 1 for step in accounted)}):
+        numbers = dict(zip(EPSILON, (accounted.get(step + 1, math.inf), cost[step]), strict=True))
+        for kind, *values in noise.loc[step].itertuples():
+            numbers |= {f"{name}/{kind}": value for name, value in zip(NOISE, values, strict=True)}
+        finite = {key: float(value) for key, value in numbers.items() if np.isfinite(value)}
+        yield {STEP: float(step + 1)} | finite
 
 
-def summary(run: Finished) -> dict[str, Any]:
-    """The results, with the keys of SUMMARY. The held-out records are declared public."""
-    setting, metrics = run.card.setting, run.metrics
-    values = (quality(metrics), metrics["test_loss"], setting.epsilon, setting.delta, setting.private)
-    return dict(zip((tracked(metrics), *SUMMARY[1:]), values, strict=True))
+def summary(metrics: Metrics, card: PrivacyCard) -> dict[str, Any]:
+    """The results: every metric of the target on the held-out records, which are declared public, and the guarantee."""
+    setting = card.setting
+    scores = {
+        name: metrics[name] for name in metrics if name.startswith("test_") or name == "calibration_error"
+    }
+    held_out = {
+        f"test/{name.removeprefix('test_')}": score
+        for name, score in scores.items()
+        if isinstance(score, float)
+    }
+    return (
+        {tracked(metrics): quality(metrics)}
+        | held_out
+        | {
+            EPSILON_TOTAL: setting.epsilon,
+            "privacy/delta": setting.delta,
+            "privacy/private": setting.private,
+        }
+    )
 
 
 @dataclass(frozen=True)
@@ -213,7 +249,7 @@ def _log_member(group: str, member: Member, settings: Tracking) -> None:
         if member.files:
             artifact = wandb.Artifact(artifact_name(f"comparison-{group}"), "comparison")
             for path in member.files:
-                add_file(artifact, path)
+                artifact.add_file(str(path), skip_cache=True)
             logged.log_artifact(artifact)
 
 
@@ -242,15 +278,16 @@ def _log_to(name: str, entry: Path, settings: Tracking) -> None:
     promoted = load(entry / "privacy_card.json")
     with session(
         settings,
-        group=entry.name,
+        group=_group(promoted),
         job_type="promotion",
         name=f"{name}: {entry.name}",
         config={"name": name, "run_id": entry.name},
+        tags=_tags(promoted),
     ) as logged:
         use(logged, file_artifact("model", promoted, entry))
         artifact = wandb.Artifact(artifact_name(name), "model", metadata={"run_id": entry.name})
         for file in _PROMOTED:
-            add_file(artifact, entry / file)
+            artifact.add_file(str(entry / file), skip_cache=True)
         logged.log_artifact(artifact, aliases=["latest", ALIAS])
         if settings.mode == "online":
             _register(logged, artifact, artifact_name(name))
@@ -264,24 +301,30 @@ def _register(logged: "wandb.Run", artifact: "wandb.Artifact", name: str) -> Non
         _log.warning("W&B's registry did not take %s, which serves without it: %s", name, reason(error))
 
 
-def log_winner(receipt: Mapping[str, Any], folder: Path, settings: Tracking, *, root: Path) -> None:
-    """Log the winner in `folder`; a failure costs one line of the log."""
-    card = read_json(folder / "privacy_card.json")
-    config = {name: card["mechanism"][name] for name in ("algorithm", "settings", "steps")}
-    summary = {"epsilon": card["setting"]["epsilon"], "delta": card["setting"]["delta"]}
+def log_winner(folder: Path, settings: Tracking, *, root: Path) -> bool:
+    """Log the winner of a search, which is in `folder`, like any other run; returns whether it was logged.
 
-    def log() -> None:
-        with session(
-            settings,
-            job_type="search",
-            group=f"{receipt['dataset']} searches",
-            name=receipt["run_id"],
-            config=config,
-            run_id=receipt["run_id"],
-        ) as logged:
-            logged.summary.update(summary)
+    A failure costs one line of the log. There are no metrics: what held-out records say of a winner is not part of it.
+    """
+    folder = folder.absolute()
+    return safely(lambda: _log_winner(folder, settings), settings, "the winner", root)
 
-    safely(log, settings, "the winner", root)
+
+def _log_winner(folder: Path, settings: Tracking) -> None:
+    card = load(folder / _FILES["card"])
+    with session(
+        settings,
+        run_id=card.evidence.run_id,
+        group=f"{card.setting.dataset} searches",
+        job_type="search",
+        name=_name(card),
+        config=config(card),
+        tags=_tags(card),
+    ) as logged:
+        for kind in ("trace", "card"):
+            logged.log_artifact(file_artifact(kind, card, folder))
+        guarantee = {EPSILON_TOTAL: card.setting.epsilon, "privacy/delta": card.setting.delta}
+        logged.summary.update(guarantee | {"privacy/private": card.setting.private})
 
 
 def sections(run: Finished, history: History) -> Mapping[str, tuple[str, str]]:
@@ -360,7 +403,7 @@ def _retrainings(history: History) -> str:
 
 def _frame(frame: pd.DataFrame) -> str:
     """The last rows of a table, which are the newest, with a note about rows that are not shown."""
-    shown = frame.tail(_MOST_SHOWN)
+    shown = frame.tail(_MAX_SHOWN)
     left_out = len(frame) - len(shown)
     note = f"\n\n{left_out} earlier rows are not shown." if left_out else ""
     return _markdown([str(name).replace("_", " ") for name in shown], shown.to_numpy()) + note
@@ -368,7 +411,7 @@ def _frame(frame: pd.DataFrame) -> str:
 
 def _spread(count: int) -> NDArray[np.int64]:
     """Evenly spaced indices of `count` items, including the first and the last."""
-    places: NDArray[np.int64] = np.linspace(0, count - 1, min(count, _MOST_SHOWN)).round().astype(np.int64)
+    places: NDArray[np.int64] = np.linspace(0, count - 1, min(count, _MAX_SHOWN)).round().astype(np.int64)
     return places
 
 
@@ -433,7 +476,7 @@ def report(run: Finished, history: History, settings: Tracking) -> "wr.Report":
     return wr.Report(
         project=settings.project,
         entity=entity,
-        title=title[:_LONGEST_TITLE],
+        title=title[:_MAX_TITLE],
         description=statement(run.card),
         blocks=blocks,
         width="fluid",
@@ -449,17 +492,22 @@ def _grids(run: Finished, entity: str, project: str) -> dict[str, "wr.PanelGrid"
         trained = expr.Metric("JobType") == TRAIN
         return wr.Runset(entity, project if entity else "", name, filters=expr.And(trained, *filters))
 
-    this = runs("this run", expr.Metric("Group") == run.card.evidence.run_id)
-    _, epsilon, bound, *noise = HISTORY
+    this = runs("this run", expr.Config("run_id") == run.card.evidence.run_id)
+    kinds = list(dict.fromkeys(run.trace["kind"]))
     against = wr.ScatterPlot(
         title=f"{measure(run.metrics).capitalize()} against epsilon",
-        x=wr.SummaryMetric(SUMMARY[2]),
+        x=wr.SummaryMetric(EPSILON_TOTAL),
         y=wr.SummaryMetric(tracked(run.metrics)),
     )
     return {
         "epsilon": wr.PanelGrid(
-            [this], panels=[wr.LinePlot(title="Epsilon so far", x=STEP, y=[epsilon, bound])]
+            [this], panels=[wr.LinePlot(title="Epsilon so far", x=STEP, y=list(EPSILON))]
         ),
-        "noise": wr.PanelGrid([this], panels=[wr.LinePlot(title=name, x=STEP, y=[name]) for name in noise]),
+        "noise": wr.PanelGrid(
+            [this],
+            panels=[
+                wr.LinePlot(title=name, x=STEP, y=[f"{name}/{kind}" for kind in kinds]) for name in NOISE
+            ],
+        ),
         "accuracy": wr.PanelGrid([runs("all runs")], panels=[against]),
     }

@@ -331,7 +331,7 @@ def deliver(asked: Tuning, root: Path, *, say: Callable[[str], object], run_all:
         head = ledger.head()
         receipt = tune(work, ledger=ledger, home=folder, root=root, run_all=run_all)
         is_done = ledger.head() == head
-    log_winner(receipt, root / FOLDER, settings.tracking, root=root)
+    log_winner(root / FOLDER, settings.tracking, root=root)
     note = reuse_note(receipt, is_public=public.public) if is_done else None
     reused = f"; {EXISTING}{f'; {note}' if note else ''}." if is_done else ""
     return (

@@ -41,7 +41,7 @@ class Site:
     @property
     def environment(self) -> dict[str, str]:
         """Of what runs here."""
-        own = {"EPSILONFLOW_HOME": str(self.home), "PREFECT_API_URL": self.url, "WANDB_MODE": "offline"}
+        own = {"EPSILONFLOW_HOME": str(self.home), "PREFECT_API_URL": self.url}
         own |= {"PREFECT_HOME": str(self.home / "prefect"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
         own |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -24,14 +24,15 @@ from tests.support.synthetic_run import record, write_run
 ROOT = Path(__file__).parents[2]
 CONFIG = {
     "run_id", "dataset", "algorithm", "population", "public_records", "unit", "adjacency", "target_epsilon", "delta",
-    "accountant", "steps",
+    "accountant", "composition", "steps",
     "noise_multiplier", "sampling_rate", "divisor", "private", "noise_is_secret",
     "settings/expected_batch_size", "settings/steps", "settings/update/learning_rate", "settings/update/schedule",
     "model/name", "model/parameters", "model/seed", "model/precision", "model/settings", "model/start", "model/files",
     "model/reinitialize", "model/frozen", "model/augmentations",
 }  # fmt: skip
 HISTORY = {
-    "privacy/step", "privacy/epsilon", "privacy/epsilon_so_far", "privacy/noise_std", "privacy/noise_multiplier",
+    "privacy/step", "privacy/epsilon", "privacy/epsilon_so_far", "privacy/noise_std/gradient",
+    "privacy/noise_multiplier/gradient", "privacy/noise_std/total", "privacy/noise_multiplier/total",
 }  # fmt: skip
 SUMMARY = {"test/accuracy", "test/loss", "privacy/epsilon_total", "privacy/delta", "privacy/private"}
 LIVE = {"live/step", "live/epsilon_so_far", "live/noise_std"}

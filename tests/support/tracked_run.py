@@ -59,7 +59,7 @@ def main() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     run, plan = finished(root), json.loads((root / "artifacts/plan.json").read_bytes())
     run_id = run.card.evidence.run_id
-    with live_curve(run_id, plan, settings, root=root) as tell:
+    with live_curve(run_id, plan, settings, group=run_id, root=root) as tell:
         for step in range(plan["steps"]):
             tell(step + 1, 0.05 * (step + 1), 0.75)
     found = [

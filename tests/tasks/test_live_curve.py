@@ -60,7 +60,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 def test_a_row_a_second_is_sent_then_the_last_step_and_the_end(
     client: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with live_curve("run-1", PLAN, ONLINE, root=tmp_path) as tell, clock(monkeypatch) as now:
+    with live_curve("run-1", PLAN, ONLINE, group="visits", root=tmp_path) as tell, clock(monkeypatch) as now:
         for step in range(1, 10):
             tell(step, float("inf") if step == 1 else step / 4, 0.5)
             now[0] += 0.4
@@ -83,7 +83,10 @@ def test_a_row_a_second_is_sent_then_the_last_step_and_the_end(
 
 
 def test_a_training_that_fails_does_not_say_that_it_ended(client: Path, tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), live_curve("run-1", PLAN, ONLINE, root=tmp_path) as tell:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        live_curve("run-1", PLAN, ONLINE, group="visits", root=tmp_path) as tell,
+    ):
         tell(1, 0.5, 0.5)
         raise KeyboardInterrupt
     assert [json.loads(line) for line in client.read_text().splitlines()][1:] == [
@@ -105,7 +108,9 @@ def test_nothing_is_started_unless_the_mode_is_online(
 ) -> None:
     _replace_client(monkeypatch, "raise SystemExit(1)")
     monkeypatch.setattr(module, "_Sender", None)
-    with live_curve("run-1", PLAN, Tracking.model_validate({"mode": mode}), root=tmp_path) as tell:
+    with live_curve(
+        "run-1", PLAN, Tracking.model_validate({"mode": mode}), group="visits", root=tmp_path
+    ) as tell:
         tell(1, 0.5, 0.5)
 
 
@@ -123,7 +128,10 @@ def test_a_client_that_fails_or_hangs_costs_one_line_and_never_a_wait(
     _replace_client(monkeypatch, code)
     monkeypatch.setattr(module, "_PATIENCE", 0.2 if "sleep" in code else 20.0)
     monkeypatch.setattr(module, "_SECONDS_BETWEEN_ROWS", 0.0)
-    with caplog.at_level(logging.WARNING), live_curve("run-1", PLAN, ONLINE, root=tmp_path) as tell:
+    with (
+        caplog.at_level(logging.WARNING),
+        live_curve("run-1", PLAN, ONLINE, group="visits", root=tmp_path) as tell,
+    ):
         for step in range(5000):  # more than a pipe holds
             tell(step, 0.5, 0.5)
     (line,) = caplog.messages
@@ -137,7 +145,10 @@ def test_no_process_for_it_costs_one_line(
         raise OSError("no memory")
 
     monkeypatch.setattr(module.subprocess, "Popen", fail)
-    with caplog.at_level(logging.WARNING), live_curve("run-1", PLAN, ONLINE, root=tmp_path) as tell:
+    with (
+        caplog.at_level(logging.WARNING),
+        live_curve("run-1", PLAN, ONLINE, group="visits", root=tmp_path) as tell,
+    ):
         tell(1, 0.5, 0.5)
     assert caplog.messages == ["W&B gets no live curve of this training: no process for it: no memory"]
 
@@ -149,7 +160,10 @@ def test_a_server_that_does_not_answer_leaves_nothing_behind(
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     with standing_in(hangs=True) as backend:
         monkeypatch.setenv("WANDB_BASE_URL", backend.known.url)
-        with caplog.at_level(logging.WARNING), live_curve("run-1", PLAN, ONLINE, root=tmp_path) as tell:
+        with (
+            caplog.at_level(logging.WARNING),
+            live_curve("run-1", PLAN, ONLINE, group="visits", root=tmp_path) as tell,
+        ):
             tell(1, 0.5, 0.5)
         (line,) = caplog.messages
         assert "it took longer than 3 s" in line
@@ -163,7 +177,7 @@ import time
 from pathlib import Path
 from tasks.config.params import Tracking
 from tasks.tracking.live import live_curve
-with live_curve("run-1", {PLAN}, Tracking(mode="online"), root=Path({str(tmp_path)!r})) as tell:
+with live_curve("run-1", {PLAN}, Tracking(mode="online"), group="visits", root=Path({str(tmp_path)!r})) as tell:
     tell(1, 0.5, 0.5)
     time.sleep(600)
 """

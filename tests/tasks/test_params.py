@@ -260,3 +260,26 @@ def test_a_mirror_of_an_unknown_user_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("EPSILONFLOW_DATA_MIRROR", "~no-such-user/x")
     with pytest.raises(RefusedError, match="EPSILONFLOW_DATA_MIRROR is ~no-such-user/x, of an unknown user"):
         environment.data_mirror()
+
+
+@pytest.mark.parametrize(
+    ("environment", "mode"),
+    [
+        ("disabled", "disabled"),
+        ("offline", "offline"),
+        ("dryrun", "offline"),
+        ("Online", "online"),
+        ("", "online"),
+    ],
+)
+def test_wandb_mode_of_the_environment_wins(
+    environment: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", environment)
+    assert params.parse({"tracking": {"mode": "online"}}, reads=("tracking",)).tracking.mode == mode
+
+
+def test_unknown_wandb_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "off")
+    with pytest.raises(params.ParamsRefusedError, match="WANDB_MODE is 'off'; set it to online, offline"):
+        params.parse({}, reads=("tracking",))

@@ -14,11 +14,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tasks import report
 from tasks.config.params import Tracking
 from tasks.reporting.figures import Curve
-from tasks.tracking import places
+from tasks.tracking import group_of, has_run_to_log, places
 from tasks.tracking import runs as tracking
-from tasks.tracking.runs import Finished, history, log_promotion, log_report, log_run
+from tasks.tracking.runs import Finished, history, log_promotion, log_report, log_run, summary
 from tests.support.checkout import PROJECT
 from tests.support.offline_run import (
     CONFIG,
@@ -30,6 +31,7 @@ from tests.support.offline_run import (
     listening,
     logged_run,
     start,
+    track,
     write_finished,
 )
 from tests.support.synthetic_run import public_document, read_json
@@ -103,7 +105,7 @@ def test_the_trace_is_logged_by_step(logged: Logged) -> None:
     rows = [items_of(record.item) for record in logged.of("history")]
     assert [row["privacy/step"] for row in rows] == list(range(1, 31))
     assert [row["privacy/epsilon_so_far"] for row in rows] == trace["epsilon"].tolist()
-    assert [row["privacy/noise_std"] for row in rows] == trace["noise_std"].tolist()
+    assert [row["privacy/noise_std/gradient"] for row in rows] == trace["noise_std"].tolist()
     card = read_json(logged.root / "artifacts" / "privacy_card.json")
     assert rows[-1]["privacy/epsilon"] == card["setting"]["epsilon"]
 
@@ -143,7 +145,12 @@ def test_nothing_about_the_machine_is_kept(logged: Logged) -> None:
     versions = {"python_version", "cli_version", "platform"}
     for job_type in logged.runs:
         (run,) = logged.of("run", job_type)
-        assert {field.name for field, _ in run.ListFields()} == named | {"config", "start_time", "telemetry"}
+        assert {field.name for field, _ in run.ListFields()} == named | {
+            "config",
+            "start_time",
+            "tags",
+            "telemetry",
+        }
         told = {field.name for record in logged.of("telemetry", job_type) for field, _ in record.ListFields()}
         assert told <= {"imports_init", "imports_finish", "feature", *versions}
 
@@ -213,10 +220,111 @@ def test_places_named_by_the_environment_are_kept(tmp_path: Path, monkeypatch: p
 
 def test_a_long_run_is_thinned_and_an_infinite_cost_left_out(run: Finished) -> None:
     steps = 10_000
-    trace = pd.DataFrame({"step": range(steps), "epsilon": np.inf, "noise_std": 0.0, "noise_multiplier": 0.0})
+    noise = {"kind": "gradient", "noise_std": 0.0, "noise_multiplier": 0.0}
+    trace = pd.DataFrame({"step": range(steps), "epsilon": np.inf} | noise)
     rows = list(history(replace(run, trace=trace, curve=Curve([], []))))
     assert len(rows) == 2000
     assert (rows[0]["privacy/step"], rows[-1]["privacy/step"]) == (1, steps)
-    assert set(rows[0]) == {"privacy/step", "privacy/noise_std", "privacy/noise_multiplier"}
+    assert set(rows[0]) == {"privacy/step", "privacy/noise_std/gradient", "privacy/noise_multiplier/gradient"}
     accounted = list(history(replace(run, trace=trace, curve=Curve([4321], [0.5]))))
     assert [row["privacy/epsilon"] for row in accounted if "privacy/epsilon" in row] == [0.5]
+
+
+def test_each_kind_of_release_has_its_own_noise(run: Finished) -> None:
+    trace = pd.DataFrame(
+        {
+            "step": [0, 0, 1, 1],
+            "kind": ["gradient", "argmin", "gradient", "argmin"],
+            "epsilon": [0.1, 0.2, 0.3, 0.4],
+            "noise_std": [2.0, 11529.6, 3.0, 11529.6],
+            "noise_multiplier": [1.0, 4.0, 1.5, 4.0],
+        }
+    )
+    first, second = history(replace(run, trace=trace, curve=Curve([], [])))
+    assert (first["privacy/noise_std/gradient"], second["privacy/noise_std/gradient"]) == (2.0, 3.0)
+    assert first["privacy/noise_std/argmin"] == second["privacy/noise_std/argmin"] == 11529.6
+    assert second["privacy/noise_multiplier/gradient"] == 1.5
+
+
+def test_epsilon_so_far_stays_below_the_claim(run: Finished) -> None:
+    claim = run.card.setting.epsilon
+    assert claim is not None
+    rows = list(history(replace(run, trace=run.trace.assign(epsilon=claim * 1.003))))
+    assert {row["privacy/epsilon_so_far"] for row in rows} == {claim}
+
+
+def test_summary_has_every_metric_of_the_target(run: Finished) -> None:
+    scores = {"test_auc": 0.9, "test_f1": 0.7, "calibration_error": 0.02}
+    sent = summary(dict(run.metrics) | scores, run.card)
+    assert (sent["test/auc"], sent["test/f1"], sent["test/calibration_error"]) == (0.9, 0.7, 0.02)
+    assert "test/auc" not in summary(dict(run.metrics) | scores | {"test_auc": None}, run.card)
+
+
+def test_runs_on_blocks_of_a_population_are_one_group() -> None:
+    assert group_of("run-1", "visits", is_on_blocks=True) == group_of("run-2", "visits", is_on_blocks=True)
+    assert group_of("run-1", "visits", is_on_blocks=False) == "run-1"
+
+
+def test_tables_of_a_comparison_are_logged_without_absolute_paths(tmp_path: Path) -> None:
+    write_finished(tmp_path)
+    process = track(tmp_path, "offline", "http://127.0.0.1:9", {}, "tracked_group")
+    assert process.communicate(timeout=120) == ("true", "")
+    files = [path for path in tmp_path.rglob("run-*.wandb") if path.is_file()]
+    tables = [path for path in files if b".table.json" in path.read_bytes()]
+    assert tables
+    assert not [path for path in files if str(tmp_path).encode() in path.read_bytes()]
+
+
+class TestTrack:
+    """The run of a checkout is logged once, and by a later command where W&B was away."""
+
+    @pytest.fixture
+    def root(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        write_finished(tmp_path)
+        (tmp_path / "params.yaml").write_text("tracking: {mode: offline}\n")
+        (tmp_path / "artifacts" / "plots").mkdir(exist_ok=True)
+        (tmp_path / "artifacts" / "plots" / "epsilon.csv").write_text("step,epsilon\n30,0.5\n")
+        return tmp_path
+
+    @pytest.fixture
+    def logs(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """The modes in which runs were logged; an exception stands for an outage."""
+        logs: list[str] = []
+        monkeypatch.setattr(tracking, "_log_run", lambda _run, settings, _: logs.append(settings.mode))
+        monkeypatch.setattr(tracking, "_save", lambda *_: "report")
+        return logs
+
+    def test_logs_once(self, root: Path, logs: list[str]) -> None:
+        assert has_run_to_log(root)
+        assert report.track(root).endswith("is logged at W&B, offline")
+        assert not has_run_to_log(root)
+        assert report.track(root).endswith("is logged at W&B already, offline")
+        assert logs == ["offline"]
+
+    def test_logs_after_an_outage(self, root: Path, logs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: object) -> None:
+            raise RuntimeError("no route to host")
+
+        with monkeypatch.context() as outage:
+            outage.setattr(tracking, "_log_run", fail)
+            assert report.track(root).endswith("is not logged at W&B; `epsilonflow track` tries again")
+        assert has_run_to_log(root)
+        report.track(root)
+        assert logs == ["offline"] and not has_run_to_log(root)
+
+    def test_logs_online_what_was_offline(
+        self, root: Path, logs: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        report.track(root)
+        monkeypatch.setenv("WANDB_MODE", "online")
+        report.track(root)
+        monkeypatch.setenv("WANDB_MODE", "offline")
+        report.track(root)
+        assert logs == ["offline", "online"]
+
+    def test_disabled_logs_nothing(
+        self, root: Path, logs: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("WANDB_MODE", "disabled")
+        assert report.track(root).endswith("is not logged at W&B, as tracking is disabled")
+        assert not has_run_to_log(root) and logs == []

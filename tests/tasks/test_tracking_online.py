@@ -26,7 +26,7 @@ from tests.support.offline_run import (
     write_finished,
 )
 from tests.support.synthetic_run import read_json
-from tests.support.tracked_group import GROUP, TABLE, WINNER
+from tests.support.tracked_group import GROUP, TABLE
 from tests.support.tracked_run import MODEL
 from tests.support.wandb_answers import ENTITY
 from tests.support.wandb_stand_in import Request, StandIn, standing_in
@@ -149,8 +149,9 @@ def test_only_allowed_keys_are_sent(backend: StandIn) -> None:
         }  # which are empty here, and have no keys of their own
         assert sent in (LIVE_CONFIG, config, config | LIVE_CONFIG, {"name", "run_id"}), sent
         assert asked["program"] in (None, "epsilonflow")
-        unsaid = ("host", "repo", "commit", "description", "notes", "tags", "sweep", "state")
+        unsaid = ("host", "repo", "commit", "description", "notes", "sweep", "state")
         assert not any(asked[name] for name in unsaid)
+        assert asked["tags"] in (None, [], ["animals", "dp_sgd", "private"])
     for name in backend.known.runs:
         assert {key for row in backend.rows(name) for key in keys_of(row)} <= LIVE | HISTORY
     for stream in (r.document for r in backend.requests if r.path.endswith("file_stream")):
@@ -204,15 +205,18 @@ def test_a_group_is_a_run_a_member_with_its_numbers_tables_figures_and_files(gro
     assert any(name.endswith(".png") for name in sent) and any(name.endswith(".table.json") for name in sent)
 
 
-def test_of_a_search_the_winner_alone_is_sent_with_what_its_card_states(group: StandIn) -> None:
+def test_winner_of_search_is_named_and_configured_like_any_other_run(group: StandIn) -> None:
     (asked, *_) = (a for a in group.asked("UpsertBucket") if a["jobType"] == "search")
-    assert (asked["name"], asked["groupName"]) == (WINNER, "animals searches")
+    run_id = asked["name"]
+    assert (asked["groupName"], asked["tags"]) == ("animals searches", ["animals", "dp_sgd", "private"])
+    assert re.fullmatch(r"dp_sgd on animals, epsilon [0-9.]+", asked["displayName"])
     config = {name: item["value"] for name, item in json.loads(asked["config"]).items() if name != "_wandb"}
-    assert set(config) == {"algorithm", "settings", "steps"}
-    assert config["algorithm"] == "dp_sgd"
-    summary = json.loads(group.known.runs[WINNER]["summaryMetrics"])
-    assert {name for name in summary if not name.startswith("_")} == {"epsilon", "delta"}
-    assert group.rows(WINNER) == []
+    assert keys_of(config) == CONFIG - {"model/files", "model/settings"}  # which are empty here
+    summary = json.loads(group.known.runs[run_id]["summaryMetrics"])
+    guarantee = {"privacy/epsilon_total", "privacy/delta", "privacy/private"}
+    assert {name for name in summary if not name.startswith("_")} == guarantee
+    assert group.artifacts(run_id)[1] == {"trace", "card"}
+    assert group.rows(run_id) == []
 
 
 def _whole(request: Request) -> bytes:

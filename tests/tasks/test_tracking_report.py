@@ -125,8 +125,8 @@ def test_the_curves_are_of_this_run_and_the_scatter_of_all_trainings(
     metrics = [panel["config"]["metrics"] for panel in (line, *noise)]
     assert metrics == [
         ["privacy/epsilon", "privacy/epsilon_so_far"],
-        ["privacy/noise_std"],
-        ["privacy/noise_multiplier"],
+        ["privacy/noise_std/total", "privacy/noise_std/gradient"],
+        ["privacy/noise_multiplier/total", "privacy/noise_multiplier/gradient"],
     ]
     axes = tuple(scatter["config"][name] for name in ("xAxis", "yAxis"))
     assert scatter["viewType"] == "Scatter Plot"
