@@ -10,7 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager
+from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,16 +37,21 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def places(root: Path) -> Iterator[None]:
-    """Within the block, keep W&B's files below `root`, unless the environment names other folders, which W&B reads."""
+    """Within the block, keep W&B's files below `root`, unless the environment names other folders, which W&B reads.
+
+    Its log is one of these files. On a full disk `logging` would print a traceback for each line that it cannot write.
+    """
     folder = first_checkout(root) / _FOLDER
     missing = {name: str(folder / below) for name, below in _PLACES.items() if not os.environ.get(name)}
     before = {name: os.environ.get(name) for name in (*missing, *_QUIET)}
     for place in missing.values():
         Path(place).mkdir(parents=True, exist_ok=True)
     os.environ.update(missing | _QUIET)
+    raises, logging.raiseExceptions = logging.raiseExceptions, False
     try:
         yield
     finally:
+        logging.raiseExceptions = raises
         for name, value in before.items():
             os.environ.pop(name)
             if value is not None:
@@ -129,7 +134,7 @@ def session(
     """
     import wandb  # here, since the import takes most of a second and may not be needed
 
-    with wandb.init(
+    logged = wandb.init(
         project=settings.project,
         entity=settings.entity,
         id=None if run_id is None else re.sub(r"[^A-Za-z0-9_-]", "-", run_id),
@@ -140,9 +145,16 @@ def session(
         config=dict(config),
         tags=tags,
         settings=_settings(settings, seconds_to_finish),
-    ) as logged:
+    )
+    # Not as `with wandb.init(...)`, which prints the traceback of what is raised in its block.
+    try:
         _keep_paths_relative(logged)
         yield logged
+    except BaseException:
+        with suppress(Exception):
+            logged.finish(exit_code=1)
+        raise
+    logged.finish()
 
 
 def _keep_paths_relative(logged: "wandb.Run") -> None:

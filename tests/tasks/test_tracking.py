@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import threading
+from contextlib import chdir, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from tasks import report
 from tasks.config.params import Tracking
 from tasks.reporting.figures import Curve
-from tasks.tracking import group_of, has_run_to_log, places
+from tasks.tracking import group_of, has_run_to_log, places, session
 from tasks.tracking import runs as tracking
 from tasks.tracking.runs import Finished, history, log_promotion, log_report, log_run, summary
 from tests.support.checkout import PROJECT
@@ -207,6 +208,31 @@ def test_a_failure_is_one_line_and_no_loss(
     assert "the server is on fire" in line
     assert "\n" not in line
     assert dict(os.environ) == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full stands for a full disk")
+def test_log_file_on_a_full_disk_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    handler, log = logging.FileHandler("/dev/full"), logging.getLogger("a-client")
+    log.addHandler(handler)
+    try:
+        with places(tmp_path):
+            log.warning("a line")
+        assert capsys.readouterr().err == ""
+        log.warning("a line")
+        assert "No space left on device" in capsys.readouterr().err
+    finally:
+        log.removeHandler(handler)
+        with suppress(OSError):
+            handler.close()
+
+
+def test_failure_within_a_session_prints_no_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(OSError, match="disk"), places(tmp_path), chdir(tmp_path):  # noqa: SIM117
+        with session(Tracking(), job_type="train", group="a", name="a", config={}):
+            raise OSError("the disk is full")
+    assert capfd.readouterr().err == ""
 
 
 def test_places_named_by_the_environment_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
