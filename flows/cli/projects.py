@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.interview import BACK, Interview
-from flows.cli.running import SETTINGS, has_prefect_api, say
+from flows.cli.running import SETTINGS, prefect_api_url, say
 from tasks.runs.checkout import find_checkout, missing_in
 
 if TYPE_CHECKING:
@@ -487,9 +487,17 @@ def _dvc(root: Path) -> tuple[bool, str]:
 
 
 def _prefect(root: Path) -> tuple[bool | None, str]:
-    if not has_prefect_api():
+    import httpx
+
+    url = prefect_api_url()
+    if url is None:
         start = "prefect server start --background"
         return None, f"{version('prefect')}, without a server, which runs do not need; `{start}` starts one"
+    try:
+        httpx.get(f"{url.rstrip('/')}/health", timeout=5.0)
+    except httpx.HTTPError:
+        how = "start it by `prefect server start`, or unset PREFECT_API_URL to run without one"
+        return False, f"{version('prefect')}, but no server answers at {url}; {how}"
     return True, f"{version('prefect')}, with a server, which shows all runs"
 
 

@@ -77,6 +77,11 @@ class OneSentence(TyperGroup):
                 raise typer.Exit(1) from None
             if isinstance(error, refusals()):
                 words: str | None = str(error)
+            elif is_unreachable(error):
+                words = (
+                    f"no Prefect server answers at {prefect_api_url()}; start it by `prefect server start`, or unset"
+                    " PREFECT_API_URL to run without one. A run that has begun is resumed by the same command."
+                )
             elif isinstance(error, OSError) and error.errno in _DENIED:
                 why = os.strerror(error.errno).lower()
                 words = f"{error.filename or 'a file'}: {why}; use another place, or change its permissions."
@@ -174,17 +179,35 @@ class Steps:
             self._bar.update(self._task, completed=step, description=for_terminal(rest))
 
 
-def has_prefect_api() -> bool:
-    """Whether a Prefect server is configured: PREFECT_API_URL, in the environment or in Prefect's profile."""
-    if os.environ.get("PREFECT_API_URL"):
-        return True
+def prefect_api_url() -> str | None:
+    """The URL of the Prefect server, from PREFECT_API_URL or Prefect's profile; None if none is configured."""
+    if url := os.environ.get("PREFECT_API_URL"):
+        return url
     folder = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect")
     try:
         kept = tomllib.loads((folder / "profiles.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
+        return None
     chosen = kept.get("profiles", {}).get(os.environ.get("PREFECT_PROFILE") or kept.get("active"), {})
-    return bool(chosen.get("PREFECT_API_URL"))
+    return chosen.get("PREFECT_API_URL") or None
+
+
+def has_prefect_api() -> bool:
+    """Whether a Prefect server is configured."""
+    return prefect_api_url() is not None
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether the error, or one that led to it, is that a configured Prefect server does not answer."""
+    import httpx
+
+    causes, seen = [error], list[BaseException]()
+    while causes:
+        cause = causes.pop()
+        if cause not in seen:
+            seen.append(cause)
+            causes += [each for each in (cause.__cause__, cause.__context__) if each is not None]
+    return has_prefect_api() and any(isinstance(each, httpx.TransportError) for each in seen)
 
 
 def quieten_prefect() -> None:

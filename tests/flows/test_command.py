@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import typer
 from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner, Result
@@ -16,7 +18,7 @@ from typer.testing import CliRunner, Result
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.card import PrivacyCard, load, public_key_of
 from flows.cli.main import app
-from flows.cli.running import Steps, has_prefect_api
+from flows.cli.running import OneSentence, Steps, has_prefect_api
 from tasks.runs.ledger import signing_key
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.checkout import PROJECT, Checkout
@@ -407,6 +409,27 @@ def test_outside_a_checkout_a_sentence_says_so(tmp_path: Path, monkeypatch: pyte
     assert_refused(call("card", "verify", "none.json"), "no file")
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/api", None])
+def test_server_that_is_away_is_one_sentence(url: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = typer.Typer(cls=OneSentence)
+
+    @commands.command()
+    def first() -> None:
+        try:
+            raise httpx.ConnectError("refused")
+        except httpx.ConnectError as error:
+            raise RuntimeError("Failed to reach API") from error
+
+    commands.command()(lambda: None)
+    if url is not None:
+        monkeypatch.setenv("PREFECT_API_URL", url)
+    result = CliRunner().invoke(commands, ["first"])
+    if url is None:
+        assert isinstance(result.exception, RuntimeError)  # what failed is no server of Prefect's
+    else:
+        assert_refused(result, f"no Prefect server answers at {url}; start it by `prefect server start`")
+
+
 def _cells(table: str) -> list[list[str]]:
     rows = [line[1:-1].split("│") for line in table.splitlines() if line.startswith("│")]
     return [[cell.strip() for cell in row] for row in rows]
@@ -425,6 +448,9 @@ def test_the_doctor_says_what_is_off(here: Checkout, monkeypatch: pytest.MonkeyP
     assert "WRONG  owner key" in shown.stdout and "chmod 600" in shown.stdout
     (here.home / "owner.key").unlink()
     assert "owner.key is gone; restore it" in call("doctor").stdout
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    assert "but no server answers at http://127.0.0.1:9/api; start it" in call("doctor").stdout
+    monkeypatch.delenv("PREFECT_API_URL")
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
