@@ -182,12 +182,16 @@ def _of_the_source(
     return iter(own(files))
 
 
+WAY = "way:"
+
+
 class Digests:
     """Keyed digests of the blocks that are read: two blocks share a digest if they hold exactly the same.
 
     A block has a digest of its rows in any order, over the columns that records are made of, and one of its file's
-    bytes. Nobody without the key can test a guess. An empty block shares no digest with another block, and looks like
-    any other.
+    bytes. A third one, which begins with WAY, is of the key and these columns alone: where it differs, so may the
+    others for the same content. Nobody without the key can test a guess. An empty block shares no
+    digest with another block, and looks like any other.
 
     population: the blocks' population; each population has its own digests. key: the owner key.
     """
@@ -225,6 +229,7 @@ class Digests:
         self.by_block[name] = [self._hex("rows", held)]
         if file is not None and file.is_file():
             self.by_block[name].append(self.of_bytes(file)[0 if count else 1])
+        self.by_block[name].append(f"{WAY}{self._hex('way', json.dumps(columns))[len(WAY) :]}")
 
     def of_bytes(self, file: Path) -> tuple[str, str]:
         """The digest of a file's bytes, if it has rows and if it has none: empty files of two blocks are no repeat."""
@@ -281,9 +286,14 @@ def blocks_have_changed(
     if not named and files.keys() != prepared.keys():
         return True
     return any(
-        name in files and len(found) > 1 and not {*digests.of_bytes(files[name])} & {*found}
+        name in files and len(_contents(found)) > 1 and not {*digests.of_bytes(files[name])} & {*found}
         for name, found in prepared.items()
     )
+
+
+def _contents(digests: Iterable[str]) -> set[str]:
+    """The digests of a block's content."""
+    return {digest for digest in digests if not digest.startswith(WAY)}
 
 
 def read_blocks(
@@ -320,8 +330,8 @@ def _held_out(
     path = files["test"]
     for some in digests.counted(_TEST_FILE, rows.tables("test", path), rows.declared, path):
         yield Block("test", rows.records(some, str(path)))
-    held_out = {*digests.by_block.pop(_TEST_FILE)}
-    if same := [name for name, found in digests.by_block.items() if held_out & {*found}]:
+    held_out = _contents(digests.by_block.pop(_TEST_FILE))
+    if same := [name for name, found in digests.by_block.items() if held_out & _contents(found)]:
         raise DataRefusedError(
             f"the test file of population {card.population!r} holds exactly the records of the block {same[0]!r}, so"
             " that records trained on would be published as held out; take a test file of other records."

@@ -345,16 +345,22 @@ def retire(
 def overrule(
     population: Annotated[str, typer.Argument(help="Whose data.")],
     name: Annotated[
-        str, typer.Argument(help="A block that was refused because it has the same content as another.")
+        str,
+        typer.Argument(
+            help="A block that was refused because of its content, which changed or is another's."
+        ),
     ],
-    other: Annotated[str, typer.Argument(help="The other block.")],
+    other: Annotated[
+        str | None, typer.Argument(help="The other block with the same content; none if the content changed.")
+    ] = None,
     by: Annotated[
         str | None, typer.Option(help="Who says so.", show_default="the user who is logged in")
     ] = None,
 ) -> None:
-    """Declare, as the owner of the data, that two blocks with the same content hold different people.
+    """Declare, as the owner of the data, who is in a block that was refused.
 
-    The ledger records who declared it.
+    With two blocks: they have the same content, but hold different people. With one: its content may change after a
+    charge, but everybody in it stays in it. The ledger records who declared it.
     """
     from algorithms.privacy.ledger.place import system_user
 
@@ -362,12 +368,14 @@ def overrule(
     ledger = _ledger()
     ledger.overrule(population, name, other, by=who)
     declared = {balance.block for balance in ledger.balances(population)}
-    for unknown in sorted({name, other} - declared):
+    for unknown in sorted({name, other or name} - declared):
         say(f"Note: there is no block {unknown!r} yet; this will hold for a block of exactly that name.")
-    say(
-        f"Blocks {name} and {other} of population {population} may have the same content;"
-        f" the ledger records that {who} says so."
+    what = (
+        f"Block {name} of population {population} may change its content"
+        if other is None
+        else f"Blocks {name} and {other} of population {population} may have the same content"
     )
+    say(f"{what}; the ledger records that {who} says so.")
 
 
 @app.command()

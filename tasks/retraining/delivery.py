@@ -42,7 +42,7 @@ from tasks.evaluate import metrics_of
 from tasks.prepare import public_of
 from tasks.retraining import RECIPE, Recipe, Registry, Retraining, State, States, write_recipe
 from tasks.runs import store
-from tasks.runs.ledger import declare, open_ledger, planned_run
+from tasks.runs.ledger import declare, missing_blocks, open_ledger, planned_run
 from tasks.runs.quality import quality, worded
 from tasks.runs.stages import STAGES, Say, StageFailedError, StageRefusedError, refusals, shortage
 from tasks.tracking.runs import log_promotion
@@ -312,6 +312,8 @@ def _begin(work: Work, period: str) -> Outcome:
         status = work.ledger.status(run_id)
         words = f"the retraining of {period} is charged already, for run {run_id} of another home, which is {status}"
         return Outcome("busy" if status == "open" else "done", f"{words}; nothing was spent here.")
+    if missing := _missing_here(work):
+        work.say(missing)
     try:
         chosen = next_of(
             work.settings,
@@ -345,6 +347,15 @@ def _begin(work: Work, period: str) -> Outcome:
     work.states.write(state)
     work.say(f"retraining of {period} on {len(chosen.blocks)} blocks with epsilon {chosen.epsilon:g}")
     return _run(work, state)
+
+
+def _missing_here(work: Work) -> str | None:
+    """The sentence about charged blocks that cannot be read now; None without one."""
+    card = data_card(work.settings.dataset, work.root / "data" / "cards")
+    if card.population not in work.ledger.populations():
+        return None
+    names = block_names(card, root=work.root, url=database_url(card.blocks))
+    return missing_blocks(work.ledger, card.population, names)
 
 
 def _recipe_of(work: Work, before: list[State]) -> Recipe:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Checkpoint, Composition, Ledger, identity, place
+from algorithms.privacy.ledger.books import contents
 from algorithms.privacy.ledger.composition import UNIT, WHOLE_POPULATION, Terms
 from algorithms.privacy.ledger.place import check_place, keep_usual, remember
 from algorithms.privacy.ledger.planned_runs import ChosenComposition, choose_composition
@@ -152,7 +153,7 @@ def bind(ledger: Ledger, public: PublicDescription, *, home: Path, prepared: Pat
         keep_usual(ledger, public.population, home=home)
     check_terms(ledger, public)
     charged, here = ledger.held(public.population), digests_of(public, prepared)
-    if any(charged.get(name, frozenset()).isdisjoint(found) for name, found in here.items()):
+    if any(contents(charged.get(name, ())).isdisjoint(found) for name, found in here.items()):
         raise made_anew(prepared)
 
 
@@ -228,11 +229,28 @@ def declare(
         bound={name: value for name, value in bound.items() if value is not None},
     )
     check_terms(ledger, public)
-    ledger.check_repeats(public.population, held or {})
+    ledger.check_contents(public.population, held or {})
     known = {block.name for block in ledger.blocks(public.population)}
     for block in public.blocks:
         if block not in known:
             ledger.declare_block(public.population, block)
+
+
+def missing_blocks(ledger: Ledger, population: str, names: Sequence[str]) -> str | None:
+    """Which blocks were charged, are not retired and are not among `names`, as a sentence; None without one."""
+    missing = [
+        block.name
+        for block in ledger.blocks(population)
+        if block.runs and not block.retired and block.name not in names
+    ]
+    if not missing:
+        return None
+    shown = ", ".join(map(repr, missing[:5])) + (" and others" if len(missing) > 5 else "")
+    return (
+        f"blocks of population {population!r} that were charged are not there: {shown}. What is spent on their people"
+        " stays spent. If these people are in another block now, they have a second cap there: bring the blocks back"
+        f" under their names. If they left for good, `epsilonflow ledger retire {population} {missing[0]}`."
+    )
 
 
 def check_terms(ledger: Ledger, public: PublicDescription) -> None:

@@ -38,11 +38,11 @@ from data.card import DataRefusedError, card_names, data_card
 from data.files import OWNER_KEY, check_local, owner_key
 from tasks.calibrate import document_of, plan_for
 from tasks.card_questions import questions_about
-from tasks.config import SPEND_AGAIN, TRAIN_ANYWAY, agreed, home
+from tasks.config import SPEND_AGAIN, TRAIN_ANYWAY, agreed, database_url, home
 from tasks.config.params import Params
 from tasks.prepare import chosen_blocks, public_of
 from tasks.runs.earlier_plans import earlier_plan
-from tasks.runs.ledger import check_terms, chosen_for, composition_for, open_ledger
+from tasks.runs.ledger import check_terms, chosen_for, composition_for, missing_blocks, open_ledger
 
 if TYPE_CHECKING:
     from tasks.report import Run
@@ -250,7 +250,13 @@ def outlook(root: Path, settings: Params) -> Outlook:
     device_of(settings.performance.device)
     found = doubts(settings, plan, records_of(public, cards))
     known = in_the_ledger(root, settings, public, plan, found)
-    return replace(known, questions=tuple(questions_about(card)))
+    questions = questions_about(card)
+    if card.blocks is not None and known.balance is not None and not settings.data.blocks:
+        from data.reading import block_names  # imports readers of all kinds, which most data sets do not need
+
+        names = block_names(card, root=root, url=database_url(card.blocks))
+        questions += filter(None, [missing_blocks(open_ledger(root, settings), card.population, names)])
+    return replace(known, questions=tuple(questions))
 
 
 def in_the_ledger(

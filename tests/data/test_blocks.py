@@ -22,6 +22,7 @@ from tasks.config.params import ParamsRefusedError, parse
 from tasks.prepare import prepare
 from tasks.runs.stages import has_other_blocks
 from tests.data.conftest import CardOf, Document, Store
+from tests.support.cards import csv_of, label, number
 from tests.support.parts import whole
 from tests.support.postgres import new_database, postgres_server  # noqa: F401 - fixtures
 
@@ -38,10 +39,13 @@ def read(card: DataCard, chosen: Sequence[str], *, root: Path, url: str | None) 
 def digests_of(
     card: DataCard, chosen: Sequence[str], root: Path, *, url: str | None = None, key: bytes = PUBLIC_KEY
 ) -> dict[str, set[str]]:
-    """The digests that reading blocks gives of each."""
+    """The digests that reading blocks gives of the content of each."""
     digests = Digests(card.population, key=key)
     whole(read_blocks(card, chosen, {}, root=root, url=url, digests=digests))
-    return {name: {*found} for name, found in digests.by_block.items()}
+    return {
+        name: {digest for digest in found if not digest.startswith("way:")}
+        for name, found in digests.by_block.items()
+    }
 
 
 def rows(week: int) -> list[tuple[str, str, str]]:
@@ -53,8 +57,8 @@ def rows(week: int) -> list[tuple[str, str, str]]:
 def folder_card(table: Document, tmp_path: Path) -> Document:
     place = tmp_path / "weeks"
     place.mkdir()
-    for number, week in enumerate(WEEKS):
-        lines = ["age,town,answer", *map(",".join, rows(number))]
+    for index, week in enumerate(WEEKS):
+        lines = ["age,town,answer", *map(",".join, rows(index))]
         (place / f"{week}.csv").write_text("\n".join(lines) + "\n")
     (place / ".2026-W04.csv").write_text("half a fi")
     (place / "notes.txt").write_text("no block")
@@ -382,6 +386,20 @@ def test_nobody_without_the_key_can_test_a_guess_of_a_block(
     assert len(set.union(*found)) == 6
     plain = hashlib.sha256((tmp_path / "weeks/2026-W01.csv").read_bytes()).hexdigest()
     assert plain not in set.union(*found)
+
+
+def test_digests_say_by_which_key_and_columns_they_were_made(
+    folder_card: Document, card_of: CardOf, tmp_path: Path
+) -> None:
+    def way(document: Document, block: str, key: bytes = PUBLIC_KEY) -> str:
+        digests = Digests("tiny", key=key)
+        whole(read_blocks(card_of(document), (block,), {}, root=tmp_path, url=None, digests=digests))
+        return digests.by_block[block][-1]
+
+    fewer = folder_card | {"reader": csv_of(number("age", 0, 100), label("answer"))}
+    one = way(folder_card, WEEKS[0])
+    assert one.startswith("way:") and one == way(folder_card, WEEKS[1])
+    assert len({one, way(fewer, WEEKS[0]), way(folder_card, WEEKS[0], bytes(31) + b"x")}) == 3
 
 
 def test_what_prepare_found_is_kept_with_the_records(

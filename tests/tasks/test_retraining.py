@@ -62,7 +62,7 @@ class Place:
     """A checkout whose stages run in this process; `report` writes an empty card."""
 
     def __init__(self, root: Path, **changes: Any) -> None:
-        self.root, self.stages = root, list[str]()
+        self.root, self.stages, self.said = root, list[str](), list[str]()
         self.settings = Retraining.model_validate_json(json.dumps(SETTINGS | changes))
 
     def run_stage(self, stage: str, root: Path) -> None:
@@ -84,7 +84,7 @@ class Place:
             raise StageFailedError(str(error)) from None
 
     def deliver(self, week: int = 0, **changes: Any) -> Outcome:
-        work = Work(self.settings, self.root, self.run_stage, lambda _: None)
+        work = Work(self.settings, self.root, self.run_stage, self.said.append)
         return retrain(replace(work, **changes), now=MONDAY + timedelta(weeks=week))
 
     def arrive(self, *names: str) -> None:
@@ -249,6 +249,34 @@ def test_a_block_that_was_delivered_twice_is_none_of_the_ledgers_until_it_is_ove
     place.ledger.overrule("tiny", "w3", "w2", by="the owner")
     assert place.deliver(1).kind == "promoted"
     assert [block.runs for block in place.ledger.blocks("tiny")] == [2, 2, 1]
+
+
+def test_charged_block_that_changed_is_refused_until_the_owner_overrules(place: Place) -> None:
+    place.deliver()
+    with (place.root / "weeks/w2.csv").open("a") as file:
+        file.write("33,no\n")
+    place.arrive("w3")
+    charged = place.rows("reserve")
+    stopped = place.deliver(1)
+    assert stopped.kind == "refused"
+    assert "'w2' of population 'tiny' does not hold the records that were charged" in stopped.message
+    assert place.rows("reserve") == charged
+    place.ledger.overrule("tiny", "w2", by="the owner")
+    assert place.deliver(1).kind == "promoted"
+
+
+def test_charged_block_that_is_missing_is_said(place: Place) -> None:
+    place.deliver()
+    (place.root / "weeks/w1.csv").unlink()
+    place.arrive("w3")
+    assert place.deliver(1).kind == "promoted"
+    (said,) = (line for line in place.said if "that were charged are not there" in line)
+    assert said.startswith("blocks of population 'tiny' that were charged are not there: 'w1'.")
+    assert "`epsilonflow ledger retire tiny w1`" in said
+    place.ledger.retire_block("tiny", "w1")
+    place.arrive("w4")
+    place.deliver(2)
+    assert len([line for line in place.said if "are not there" in line]) == 1
 
 
 def test_blocks_keep_their_order_where_a_retraining_uses_the_newest(place: Place) -> None:

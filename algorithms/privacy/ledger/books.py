@@ -189,6 +189,8 @@ NOISE_KEY = "noise_key"
 """The note of a reservation with a digest of the key of its noise, of which a run has one."""
 ROUNDING = Fraction(1, 10**12)
 NAMES_IN_A_MESSAGE = 10
+_WAY = "way:"
+"""How a digest begins that says how the others of its block were made; see `Ledger.reserve`."""
 
 
 class Run(NamedTuple):
@@ -318,6 +320,7 @@ class Books:
         """
         known = {block: found for (name, block), found in self.held.items() if name == population}
         known |= {block: known.get(block, frozenset()).union(found) for block, found in held.items()}
+        held = {block: contents(found) for block, found in held.items()}
         found = {
             block: [
                 other
@@ -534,3 +537,13 @@ def left_of(limit: Amount, charged: Amount) -> Amount:
 
 def _floats(amount: Amount) -> tuple[float, ...]:
     return tuple(map(float, amount))
+
+
+def contents(digests: Iterable[str]) -> frozenset[str]:
+    """The digests of content among those of a block."""
+    return frozenset(digest for digest in digests if not digest.startswith(_WAY))
+
+
+def ways(digests: Iterable[str]) -> frozenset[str]:
+    """The digests of a block that say how the others were made, so whether they can be compared."""
+    return frozenset(digest for digest in digests if digest.startswith(_WAY))

@@ -47,6 +47,7 @@ from algorithms.privacy.ledger.books import (
     adjacency_of,
     affordable,
     balance_of,
+    contents,
     in_words,
     most_charged,
     replay,
@@ -215,22 +216,24 @@ class Ledger:
 
         self._append(Part(population, blocks=[block]), decide)
 
-    def overrule(self, population: str, block: str, other: str, *, by: str) -> None:
-        """Let two blocks hold exactly the same records, by decision of the data's owner; repeating it does nothing.
+    def overrule(self, population: str, block: str, other: str | None = None, *, by: str) -> None:
+        """Let two blocks hold exactly the same records, or one change its content after a charge.
 
-        by: who decided, which the row records. Raises RefusedError for the same block twice.
+        By decision of the data's owner; repeating it does nothing. other: None for the change of one block. by: who
+        decided, which the row records. Raises RefusedError for the same block twice.
         """
-        for name in (block, other):
-            rules.check_block_name(name)
-        rules.check_name(by, "name of who overrules")
         if block == other:
             raise RefusedError(
                 f"block {block!r} holds what it holds; name another block that may hold the same."
             )
+        blocks = [block] if other is None else sorted((block, other))
+        for name in blocks:
+            rules.check_block_name(name)
+        rules.check_name(by, "name of who overrules")
 
         def decide(books: Books) -> list[Draft]:
-            cap, about = books.cap(population), {"overruled": sorted((block, other)), "by": by}
-            is_known = (population, frozenset((block, other))) in books.allowed
+            cap, about = books.cap(population), {"overruled": blocks, "by": by}
+            is_known = (population, frozenset(blocks)) in books.allowed
             return [] if is_known else [Draft("cap", population, cap, about=about)]
 
         self._append(Part(population, blocks=()), decide)
@@ -265,7 +268,8 @@ class Ledger:
         cost: the most that the run can spend; infinite epsilon for a run without noise. events: the planned releases.
         about: notes for people; also "adjacency" if it is not add-or-remove-one, and "retraining" for a scheduled
         retraining, which is charged only once. blocks: those that the run reads, of which all are charged or none.
-        held: keyed digests of each block's content; blocks with a common digest hold the same records.
+        held: keyed digests of each block's content; blocks with a common digest hold the same records. One that begins
+        with "way:" is of the key and the columns by which they were made.
 
         Raises BudgetRefusedError if a cap does not allow the run, and if a block holds exactly what a block of another
         name holds or held, unless the owner overruled that. Raises RefusedError for events without a bound under the
@@ -287,7 +291,7 @@ class Ledger:
             rules.check_fits(books, drafts)
             return drafts
 
-        digests = [digest for found in held.values() for digest in found] if held else None
+        digests = [digest for found in held.values() for digest in contents(found)] if held else None
         # A run on a whole population has to know whether that has blocks.
         asked = None if WHOLE_POPULATION in blocks else blocks
         self._append(Part(population, run_id, about.get("retraining"), digests, asked), decide)
@@ -401,9 +405,14 @@ class Ledger:
         books = self._books(population, held=())
         return {block: found for (_, block), found in books.held.items()}
 
-    def check_repeats(self, population: str, held: Mapping[str, Sequence[str]]) -> None:
-        """Raises BudgetRefusedError, like `reserve`, for blocks that hold exactly what others hold."""
-        rules.check_repeats(self._books(population, held=()), population, held)
+    def check_contents(self, population: str, held: Mapping[str, Sequence[str]]) -> None:
+        """Raises BudgetRefusedError for blocks that hold exactly what others hold, or not what they were charged for.
+
+        held: see `reserve`.
+        """
+        books = self._books(population, held=())
+        rules.check_repeats(books, population, held)
+        rules.check_changes(books, population, held)
 
     def status(self, run_id: str) -> Status | None:
         """The status of a run; None if the ledger does not know it."""

@@ -17,8 +17,10 @@ from algorithms.privacy.ledger.books import (
     Run,
     adjacency_of,
     balance_of,
+    contents,
     in_words,
     left_of,
+    ways,
 )
 from algorithms.privacy.ledger.composition import WHOLE_POPULATION, Amount, Composition, Events, Terms, times
 
@@ -57,6 +59,22 @@ def check_repeats(books: Books, population: str, held: Mapping[str, Sequence[str
                 f"the blocks {other!r} and {block!r} of population {population!r} hold exactly the same records,"
                 f" and a record is in {places}; leave {block!r} out, or let the owner of the data say that these are"
                 f" other people, by `epsilonflow ledger overrule {population} {block} {other}`."
+            )
+
+
+def check_changes(books: Books, population: str, held: Mapping[str, Sequence[str]]) -> None:
+    """Raises BudgetRefusedError where a block was charged, but never with this content, unless the owner allowed it."""
+    for block, digests in held.items():
+        charged = books.held.get((population, block), frozenset())
+        is_comparable = not ways(charged).isdisjoint(ways(digests))
+        is_allowed = (population, frozenset((block,))) in books.allowed
+        if is_comparable and contents(charged).isdisjoint(contents(digests)) and not is_allowed:
+            raise BudgetRefusedError(
+                f"the block {block!r} of population {population!r} does not hold the records that were charged: some"
+                " were changed, added or removed since. A person who came from another block would have a second cap"
+                " here. Bring the charged records back and give new ones a block of their own; or let the owner of"
+                " the data say that everybody in it stays in it, by"
+                f" `epsilonflow ledger overrule {population} {block}`."
             )
 
 

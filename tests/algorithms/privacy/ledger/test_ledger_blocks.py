@@ -166,10 +166,12 @@ def test_the_name_of_a_block_in_another_case_is_no_new_block(tmp_path: Path, nam
 
 def _hold(ledger: Ledger, run_id: str, **held: str) -> None:
     """Reserves a run on blocks that hold what these digests are of."""
-    digests = {block: [digest] for block, digest in held.items()}
-    ledger.reserve(
-        run_id, "patients", Budget(0.1, 0.0), events=EVENTS, about={}, blocks=[*held], held=digests
-    )
+    _hold_all(ledger, run_id, {block: [digest] for block, digest in held.items()})
+
+
+def _hold_all(ledger: Ledger, run_id: str, held: dict[str, list[str]]) -> None:
+    """Reserves a run on blocks with these digests."""
+    ledger.reserve(run_id, "patients", Budget(0.1, 0.0), events=EVENTS, about={}, blocks=[*held], held=held)
 
 
 @pytest.mark.parametrize(
@@ -196,9 +198,9 @@ def test_a_block_that_holds_exactly_what_another_holds_or_held_is_refused(
         _hold(ledger, f"again-{number}", january=digest)
     assert ledger.held("patients") == {"january": {"A", "B"}}
     with pytest.raises(BudgetRefusedError, match="'january' and 'february'"):
-        Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite").check_repeats("patients", {"february": ["A"]})
+        Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite").check_contents("patients", {"february": ["A"]})
     with pytest.raises(BudgetRefusedError, match="leave 'new-2' out"):  # neither is declared yet
-        ledger.check_repeats("patients", {"new-1": ["D"], "new-2": ["D"]})
+        ledger.check_contents("patients", {"new-1": ["D"], "new-2": ["D"]})
 
 
 def test_the_owner_lets_two_blocks_and_no_third_hold_the_same(tmp_path: Path) -> None:
@@ -331,3 +333,24 @@ def test_no_history_takes_a_person_above_the_cap_and_no_block_pays_for_another(
             assert all(ledger.balance("patients", block) == before[block] for block in set(BLOCKS) - touched)
             for person in combinations(BLOCKS, count):
                 assert _lost(ledger, composition, person) <= LARGE.epsilon * (1 + 1e-9)
+
+
+def test_a_charged_block_keeps_its_content_unless_the_owner_lets_it_change(tmp_path: Path) -> None:
+    """Contents are compared where they were digested alike, which "way:" tells: by the same key and columns."""
+    ledger = declared(tmp_path, "january", "february")
+    _hold_all(ledger, "a", {"january": ["A", "way:1"]})
+    _hold_all(ledger, "b", {"january": ["B", "way:1"]})
+    for known in "AB":
+        ledger.check_contents("patients", {"january": [known, "other", "way:1"], "february": ["C", "way:2"]})
+    ledger.check_contents("patients", {"january": ["D", "way:3"]})
+    with pytest.raises(BudgetRefusedError, match="by `epsilonflow ledger overrule patients january`"):
+        ledger.check_contents("patients", {"january": ["D", "way:1"]})
+    for _ in range(2):
+        ledger.overrule("patients", "january", by="the owner")
+    assert [row.about for row in ledger.history()].count('{"by":"the owner","overruled":["january"]}') == 1
+    again = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite")
+    again.check_contents("patients", {"january": ["D", "way:1"]})
+    assert again.verify(prices=True).read == len(again.history())
+    _hold_all(again, "c", {"february": ["C", "way:2"]})
+    with pytest.raises(BudgetRefusedError, match="the block 'february'"):
+        again.check_contents("patients", {"february": ["D", "way:2"]})
