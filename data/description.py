@@ -260,7 +260,7 @@ def public_description(
         classes=card.classes,
         test_records=card.records.test,
         holdout=card.holdout,
-        feature_norms=_feature_norms(card) if is_as_read and tokens is None and is_bounded else None,
+        feature_norms=feature_norms(card) if is_as_read and tokens is None and is_bounded else None,
         tokens=tokens,
         transform=transform,
         composition=card.composition.kind,
@@ -308,7 +308,7 @@ def _shape(card: DataCard, transform: Transform, encoder: EncoderFacts | None) -
     return (encoder.width,)
 
 
-def _feature_norms(card: DataCard) -> tuple[float, float]:
+def feature_norms(card: DataCard) -> tuple[float, float]:
     """Largest L1 and L2 norms of a record's features, all of which are in [0, 1].
 
     In a table, the features of one column add up to at most 1, so the norms are largest if each column has one feature

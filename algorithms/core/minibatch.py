@@ -134,6 +134,15 @@ class Descent(Strict):
         return self.update.published(state.moving)
 
 
+def check_no_noise_limit(update: OptimizerConfig, name: str) -> None:
+    """Raises RefusedError for `noise_limit`, for a method whose gradients do not all have the plan's noise."""
+    if update.noise_limit is not None:
+        raise RefusedError(
+            f"the noise of {name!r} changes between steps or coordinates, so algorithm.update.noise_limit would not"
+            " bound what it does; leave it out, or take 'dp_sgd'."
+        )
+
+
 @dataclass(frozen=True)
 class Sampled(Descent):
     """Settings of noisy gradient steps over samples.
@@ -193,9 +202,17 @@ def sgd_step(
     sampling: Sampling | None = None,
     noise: Mechanism | None = None,
 ) -> State:
-    """One noisy gradient and one update; arguments as in `noisy_gradient`."""
+    """One noisy gradient and one update; arguments as in `noisy_gradient`.
+
+    The learning rate keeps to the update's `noise_limit` by the divisor, which may be a released number: with far fewer
+    records than their bound allows, steps become shorter instead of noisier.
+    """
     answer = noisy_gradient(state, plan, barrier, clipping=clipping, sampling=sampling, noise=noise)
-    moving = update.apply(state.moving, answer.gradient, steps=plan.steps)
+    factor = 1.0
+    if update.noise_limit is not None:
+        std = plan.noise_multiplier * clipping.sensitivity / answer.divisor
+        factor = update.factor_for(std, plan.steps)
+    moving = update.apply(state.moving, answer.gradient, steps=plan.steps, factor=factor)
     return state.after(moving, answer.divisor)
 
 

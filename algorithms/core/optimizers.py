@@ -54,6 +54,8 @@ class OptimizerConfig:
     averaging: what is published: the last iterate ("none"), an exponential moving average whose time constant is a
     tenth of the steps ("ema"), or the mean of the last quarter ("tail").
     weight_decay: decoupled, multiplied with the learning rate (Loshchilov and Hutter 2019).
+    noise_limit: the largest standard deviation that the noise of all steps together may give a parameter; a higher
+    learning rate is lowered to that, by the plan's noise and the batch that sums are divided by. For "sgd" alone.
     """
 
     learning_rate: Positive = 1.0
@@ -63,6 +65,7 @@ class OptimizerConfig:
     second_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.999
     averaging: Literal["none", "ema", "tail"] = "none"
     weight_decay: NotNegative = 0.0
+    noise_limit: Positive | None = None
 
     __pydantic_config__ = STRICT
 
@@ -70,6 +73,27 @@ class OptimizerConfig:
         """Raises UnknownNameError for a setting that does not exist, as `lr`."""
         check_settings(cls, settings)
         return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        if self.noise_limit is not None and self.optimizer != "sgd":
+            raise ValueError("noise_limit is for the optimizer sgd; leave it out, or choose sgd")
+
+    def factor_for(self, noise_std: float, steps: int) -> float:
+        """What the learning rate is multiplied with to keep to `noise_limit`, at most 1.
+
+        noise_std: of the noise in each coordinate of each of `steps` gradients. The noise of a step moves a parameter
+        by 1 / (1 - momentum) times its learning rate in the end, were there no gradients.
+
+        Example:
+            >>> limited = OptimizerConfig(learning_rate=4.0, momentum=0.5, noise_limit=0.8)
+            >>> limited.factor_for(noise_std=0.1, steps=4)  # 4 / (1 - 0.5) * 0.1 * sqrt(4) is 1.6
+            0.5
+        """
+        if self.noise_limit is None or noise_std == 0.0:
+            return 1.0
+        squares = math.fsum(self._decay(step / steps) ** 2 for step in range(steps))
+        moved = self.learning_rate / (1.0 - self.momentum) * noise_std * math.sqrt(squares)
+        return min(1.0, self.noise_limit / moved)
 
     def start(self, parameters: Tensor) -> OptimizerState:
         """The state before the first step."""

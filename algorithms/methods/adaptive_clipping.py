@@ -10,7 +10,13 @@ from torch import Tensor
 
 from algorithms.core.calibration import Repeated, plan_fixed
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import Sampled, State, noisy_gradient, plan_gradient_steps
+from algorithms.core.minibatch import (
+    Sampled,
+    State,
+    check_no_noise_limit,
+    noisy_gradient,
+    plan_gradient_steps,
+)
 from algorithms.core.optimizers import Bound, Positive
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Affine
@@ -65,6 +71,7 @@ class QuantileClipping(Sampled):
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise on gradients that fits the target beside the counts; raises RefusedError where none does."""
         public.check_norms()
+        check_no_noise_limit(self.update, "quantile_clipping")
         if not self.min_clip_norm <= self.clip_norm <= self.max_clip_norm:
             raise RefusedError(
                 f"a start of {self.clip_norm:g} lies outside [{self.min_clip_norm:g}, {self.max_clip_norm:g}]; set"
@@ -166,6 +173,7 @@ class AdaCliP(Sampled):
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise that fits the target; raises RefusedError where a public bound is missing or none is left."""
         self.start_at(public.parameters)
+        check_no_noise_limit(self.update, "adaclip")
         unit = Affine(1.0, torch.zeros(1), torch.ones(1))  # the cost is that of any shift and scale
         return plan_gradient_steps(self.sampled(public), unit, steps=self.steps, target=target, public=public)
 

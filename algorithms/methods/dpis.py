@@ -39,7 +39,7 @@ from algorithms.core.calibration import (
     plan_renyi,
 )
 from algorithms.core.method import Plan, PublicInfo, Strict, Target
-from algorithms.core.minibatch import batches, expected_batch
+from algorithms.core.minibatch import batches, check_no_noise_limit, expected_batch
 from algorithms.core.optimizers import (
     MOST_STEPS,
     Bound,
@@ -209,6 +209,7 @@ class DPIS(Strict):
 
         Raises RefusedError where the settings do not fit each other, the data or the budget.
         """
+        check_no_noise_limit(self.update, "dpis")
         sampled = batches(
             public, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate
         )

@@ -13,6 +13,7 @@ from algorithms.core.minibatch import (
     Answer,
     Sampled,
     State,
+    check_no_noise_limit,
     multiplier_at,
     noisy_gradient,
     plan_noise_schedule,
@@ -187,6 +188,7 @@ class ADPSGD(Sampled):
                 f"the learning rate of 'adp_sgd' follows algorithm.decay, and {self.update.schedule!r} was asked for"
                 " besides; set algorithm.update.schedule to constant."
             )
+        check_no_noise_limit(self.update, "adp_sgd")
         sampled = self.sampled(public)
         return plan_noise_schedule(
             allocated(self.decay.factors(self.steps), self.allocation),

@@ -21,6 +21,7 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from data.card import DataCard, DataRefusedError, Records, data_card
+from data.description import feature_norms
 from data.documents import DocumentError, load_yaml
 from data.files import write_text
 from tasks.config import params
@@ -89,11 +90,20 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
         _written()["default"].get(algorithm, {"settings": {}})["settings"] if usual is None else usual
     )
     if "learning_rates" in settings:
+        # torch, which takes seconds to import
+        from algorithms.models.networks import UnitSettings
+        from algorithms.models.objectives import SQUARED
+        from tasks.config.step_sizes import stable_rate
+
         rates = {float(known): float(rate) for known, rate in settings.pop("learning_rates").items()}
         places = sorted(rates)
         rate = np.interp(
             math.log(epsilon), [math.log(place) for place in places], [rates[place] for place in places]
         )
+        if own["model"] == "unit_linear" and card.known.kind == "number":
+            norm = math.hypot(1.0, UnitSettings().bias)
+            momentum = settings.get("update", {}).get("momentum", 0.0)
+            rate = np.minimum(rate, stable_rate(SQUARED, norm, momentum))
         settings["update"] = settings.get("update", {}) | {"learning_rate": float(f"{rate:.2g}")}
     return Recipe(
         own["model"],
@@ -116,13 +126,18 @@ def reasons(card: DataCard, advised: Recipe) -> dict[str, str]:
     bound = "small, as images and texts gain by it" if kind != "tables" else "1, as for most tables"
     falls = advised.settings.get("update", {}).get("schedule") != "constant"
     stays = "" if falls else f", at most {_LARGEST_RATE:g}, at which it stays"
+    stable = ""
+    if kind == "tables" and card.known.kind == "number":
+        stable = ", and at most half of the rate at which the squared error could diverge"
     predicted = f"the target of {card.target.kind}" if card.target else f"{len(card.classes)} classes"
     return {
         "model": f"the usual one for {kind} of shape {list(card.input_shape)} and {predicted}",
         **({"batch size": f"{size}: larger ones gain little and cost time"} if batch else {}),
         "steps": "300: enough for large batches, and noise grows only by the root of their number",
         "clip norm": f"{bound}; with the learning rate it only sets the length of a step",
-        "learning rate": f"as long as the noise of a step lets it be: by {_NOISE_TAKEN[kind]:g}" + stays,
+        "learning rate": f"as long as the noise of a step lets it be: by {_NOISE_TAKEN[kind]:g}"
+        + stays
+        + stable,
     }
 
 
@@ -171,6 +186,7 @@ def _with_learning_rate(
     if update.get("learning_rate", 0.0) is not None:
         return settings
     from algorithms.models import build  # torch, which takes seconds to import
+    from tasks.config.step_sizes import diverges, stable_rate
 
     records = card.records.train or card.records.at_most or 1
     made = build(
@@ -183,6 +199,9 @@ def _with_learning_rate(
     )
     noise = _NOISE_OF_A_STEP * math.sqrt(made.parameter_count) / (records * epsilon)
     rate = min(_LARGEST_RATE, _NOISE_TAKEN[_kind(card)] / (noise * settings.get("clip_norm", 1.0)))
+    if diverges(made.bounds):
+        norm = math.hypot(feature_norms(card)[1], 1.0)  # with the bias's constant
+        rate = min(rate, stable_rate(made.bounds, norm, update.get("momentum", 0.0)))
     chosen: dict[str, Any] = {"learning_rate": float(f"{rate:.2g}")}
     if rate == _LARGEST_RATE and model == "tanh_cnn" and "schedule" in update:
         chosen["schedule"] = "constant"

@@ -1,0 +1,103 @@
+"""Learning rates of linear models: stable on the worst records that a data card allows, and no recipe goes beyond."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from algorithms.core.method import PublicInfo, Target
+from algorithms.core.optimizers import OptimizerConfig
+from algorithms.errors import RefusedError
+from algorithms.methods import from_settings
+from algorithms.privacy.accounting import Budget
+from data.card import DataCard
+from tasks.config.overrides import encoder_recipe, recipe
+from tests.algorithms.bench import SETTINGS
+from tests.support.cards import card, category, csv_of, label, number
+
+COLUMNS = 7
+
+
+def regression(records: int) -> DataCard:
+    numbers = [number(f"x{place}", 0, 1) for place in range(COLUMNS - 1)]
+    document = card(
+        "prices",
+        records={"at_most": records},
+        target={"bounds": [0.0, 100.0]},
+        reader=csv_of(*numbers, category("kind", "old", "new"), label("price")),
+        files={"train": {"path": "datasets/raw/prices.csv", "keyed_sha256": "0" * 64}},
+        split={"salt": "prices", "test_fraction": 0.2},
+    )
+    return DataCard.model_validate_json(json.dumps(document))
+
+
+def error_after(update: OptimizerConfig, norm: float, steps: int = 300) -> float:
+    """The largest error on the way, of descent on (x w - 1)^2 / 2 for a record of this norm, clipped nowhere."""
+    moving, worst = update.start(torch.zeros(1, dtype=torch.float64)), 0.0
+    for _ in range(steps):
+        error = norm * moving.parameters - 1.0
+        worst = max(worst, float(error.abs()))
+        moving = update.apply(moving, norm * error, steps=steps)
+    return worst
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 3.0, 50.0])
+@pytest.mark.parametrize("records", [500, 1_000_000])
+def test_regression_on_the_longest_records_never_diverges(epsilon: float, records: int) -> None:
+    update = OptimizerConfig(**recipe(regression(records), "dp_sgd", epsilon).settings["update"])
+    assert error_after(update, norm=math.sqrt(COLUMNS + 1)) < 2.0
+
+
+def test_twice_the_margin_would_diverge() -> None:
+    update = recipe(regression(1_000_000), "dp_sgd", 3.0).settings["update"]
+    longer = OptimizerConfig(
+        **update | {"learning_rate": 2.2 * update["learning_rate"], "schedule": "constant"}
+    )
+    assert error_after(longer, norm=math.sqrt(COLUMNS + 1)) > 1e3
+
+
+def test_a_number_behind_an_encoder_is_learned_by_stable_steps() -> None:
+    texts = card(
+        "stars",
+        records={"at_most": 100_000},
+        target={"bounds": [1.0, 5.0]},
+        reader={"kind": "texts", "format": "csv", "columns": ["text"], "label": "stars"},
+        files={"train": {"path": "datasets/raw/stars.csv", "keyed_sha256": "0" * 64}},
+        split={"salt": "stars", "test_fraction": 0.2},
+    )
+    chosen = encoder_recipe(DataCard.model_validate_json(json.dumps(texts)), "wordllama", "dp_sgd", 8.0)
+    update = OptimizerConfig(**chosen.settings["update"])
+    assert error_after(update, norm=math.hypot(1.0, 0.3)) < 2.0
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_the_noise_limit_is_the_deviation_that_all_noise_together_gives_a_parameter(schedule: str) -> None:
+    limited = OptimizerConfig(learning_rate=50.0, schedule=schedule, momentum=0.5, noise_limit=0.25)  # type: ignore[arg-type]
+    draw, moving = np.random.default_rng(0), limited.start(torch.zeros(4000, dtype=torch.float64))
+    factor = limited.factor_for(noise_std=0.2, steps=400)
+    for _ in range(400):
+        noise = torch.from_numpy(draw.normal(scale=0.2, size=4000))
+        moving = limited.apply(moving, noise, steps=400, factor=factor)
+    assert float(moving.parameters.std()) == pytest.approx(0.25, rel=0.05)
+
+
+def test_little_noise_leaves_the_learning_rate_as_it_is() -> None:
+    limited = OptimizerConfig(learning_rate=1.0, momentum=0.9, noise_limit=0.7)
+    assert (
+        limited.factor_for(noise_std=1e-5, steps=300) == 1.0 == limited.factor_for(noise_std=0.0, steps=300)
+    )
+
+
+def test_the_noise_limit_is_for_sgd_alone() -> None:
+    with pytest.raises(ValueError, match="noise_limit is for the optimizer sgd"):
+        OptimizerConfig(optimizer="adam", noise_limit=0.7)
+
+
+@pytest.mark.parametrize("name", ["adaclip", "adp_sgd", "dpis", "quantile_clipping"])
+def test_a_noise_limit_is_refused_where_noise_is_not_the_same_in_all_steps(name: str) -> None:
+    settings = SETTINGS[name] | {"name": name, "update": {"noise_limit": 0.7}}
+    target = Target(Budget(1.0, 1e-5))
+    with pytest.raises(RefusedError, match="noise_limit would not"):
+        from_settings(settings).plan(target, PublicInfo(records=40, parameters=5, layers=1, classes=2))
