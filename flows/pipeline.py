@@ -25,7 +25,7 @@ from algorithms.privacy.card import load
 from algorithms.privacy.card.text import markdown
 from flows.missing_runs import log_missing_run
 from tasks.config.overrides import Request, revise
-from tasks.runs.preflight import outlook
+from tasks.runs.preflight import preview_run
 from tasks.runs.quality import Rows, run_summary
 from tasks.runs.software import reuse_note_of
 from tasks.runs.stages import (
@@ -131,7 +131,7 @@ def pipeline(
     def work() -> Rows:
         root = checkout()
         # Before a stage starts, since DVC removes what it gave before.
-        outlook(root, revise(root, request).params).check()
+        preview_run(root, revise(root, request).params).check()
         # What a deployment is started with is for that run; at the command line it is the user's choice, and stays.
         keeps = deployment.id is None
         return run_all(root, request, run_stage=stage_task, finish=publish, say=say, keeps=keeps)

@@ -193,8 +193,8 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
         with run.abandoned_if_refused(ledger.status):
             if run.result is None and ledger.status(run.run_id) is None:
                 records = preflight.records_of(job.public, root / "data" / "cards")
-                found = preflight.doubts(job.settings, job.plan, records)
-                preflight.question(found, job.public, epsilon=job.plan.target.budget.epsilon)
+                warnings = preflight.sanity_warnings(job.settings, job.plan, records)
+                preflight.confirm_or_refuse(warnings, job.public, epsilon=job.plan.target.budget.epsilon)
             register(ledger, job.public, home=home, prepared=job.prepared, plan=lambda: job.plan)
             charge = Charge(ledger, run, software, job.public, job.prepared, job.blocks, home, root)
             result = run.result or _trained(job, model, charge)
@@ -210,7 +210,7 @@ def _spends_again(job: Job, run_id: str, is_whole: bool, ledger: Ledger) -> bool
     rows = ledger.history(job.public.population) if job.retraining else []
     of_run = [json.loads(row.about) for row in rows if (row.kind, row.run_id) == ("reserve", run_id)]
     is_for = job.retraining is None or any(of.get("retraining") == job.retraining for of in of_run)
-    return preflight.spends_again(
+    return preflight.confirm_repeat(
         f"run {run_id}",
         "training",
         job.plan.target.budget.epsilon,

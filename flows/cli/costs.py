@@ -20,18 +20,18 @@ from tasks.config.overrides import Request, reasons, recipe, revise
 from tasks.config.own_code import named_code
 from tasks.config.params import Params
 from tasks.prepare import public_of
-from tasks.runs.preflight import Outlook, in_the_ledger, outlook
+from tasks.runs.preflight import RunPreview, preview_ledger, preview_run
 from tasks.runs.quality import two_columns
 
 if TYPE_CHECKING:
     from tasks import tuning
 
 
-def cost_table(outlook: Outlook, settings: Params) -> Table:
+def cost_table(preview: RunPreview, settings: Params) -> Table:
     """A table of a run's plan and its population's balance."""
-    questioned = [("these settings look wrong", doubt) for doubt in outlook.doubts]
-    questioned += [("to be answered", question) for question in outlook.questions]
-    rows = [*_plan_rows(settings, outlook.plan), *_person_rows(outlook), *questioned, *_ledger_rows(outlook)]
+    questioned = [("these settings look wrong", warning) for warning in preview.warnings]
+    questioned += [("to be answered", question) for question in preview.questions]
+    rows = [*_plan_rows(settings, preview.plan), *_person_rows(preview), *questioned, *_ledger_rows(preview)]
     return two_columns(rows)
 
 
@@ -55,13 +55,15 @@ def advice_table(root: Path, dataset: str, epsilon: float, delta: float | None) 
     changes = {f"algorithm.{key}": value for key, value in settings.items()} | {"model.name": advised.model}
     asked = Request(dataset, "dp_sgd", epsilon, delta, None, changes)
     settings_asked = revise(root, asked).params
-    return table, cost_table(outlook(root, settings_asked), settings_asked)
+    return table, cost_table(preview_run(root, settings_asked), settings_asked)
 
 
-def search_table(root: Path, file: Path, *, allow_code: Collection[str] = ()) -> tuple[Table, Outlook | None]:
+def search_table(
+    root: Path, file: Path, *, allow_code: Collection[str] = ()
+) -> tuple[Table, RunPreview | None]:
     """A table of what a search costs if only the winner is released, and if all trials are; spends nothing.
 
-    With the outlook of the way that the file asks for; None if that does not fit. allow_code: code of the user's own
+    With the preview of the way that the file asks for; None if that does not fit. allow_code: code of the user's own
     that the file may name, besides what params.yaml and the data cards name.
     """
     from tasks import tuning  # here, since the plan of a single run does not need its imports
@@ -91,7 +93,7 @@ def search_table(root: Path, file: Path, *, allow_code: Collection[str] = ()) ->
     if way is None:
         return table, None
     plan, _ = Search(asked, way, root / "datasets" / "prepared", public).plan(0)
-    return table, in_the_ledger(root, settings, public, plan)
+    return table, preview_ledger(root, settings, public, plan)
 
 
 def _noises(way: "tuning.Priced") -> str:
@@ -114,13 +116,13 @@ def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def _person_rows(outlook: Outlook) -> list[tuple[str, str]]:
+def _person_rows(preview: RunPreview) -> list[tuple[str, str]]:
     """How many records of a person are used, if the data card names the person's column."""
-    most = outlook.public.per_person
+    most = preview.public.per_person
     if most is None:
         return []
-    where = " in each block" if outlook.public.blocks_by else ""
-    if pooled := outlook.public.pooled:
+    where = " in each block" if preview.public.blocks_by else ""
+    if pooled := preview.public.pooled:
         said = f"up to {pooled} records of each{where}, together as one"
     elif most == 1:
         said = f"one record of each{where}"
@@ -157,11 +159,11 @@ def _noise(plan: Plan) -> str:
     return "chosen adaptively" if most is None else f"at most {most:.4g}, chosen by epoch"
 
 
-def _ledger_rows(outlook: Outlook) -> list[tuple[str, str]]:
-    population, balance, public = outlook.public.population, outlook.balance, outlook.public
+def _ledger_rows(preview: RunPreview) -> list[tuple[str, str]]:
+    population, balance, public = preview.public.population, preview.balance, preview.public
     if balance is None:
-        new = [("population", population), ("cap", _pair(outlook.cap)), ("spent", "nothing so far")]
-        return [*new, *_composition_rows(outlook)]
+        new = [("population", population), ("cap", _pair(preview.cap)), ("spent", "nothing so far")]
+        return [*new, *_composition_rows(preview)]
     counts = _pair(balance.cap)
     if balance.cap != Budget(public.cap_epsilon, public.cap_delta):
         counts += "; the one in the data card is no longer used, `epsilonflow ledger cap` changes it"
@@ -171,20 +173,20 @@ def _ledger_rows(outlook: Outlook) -> list[tuple[str, str]]:
         ("spent", _pair(balance.spent)),
         ("reserved by open runs", _pair(balance.reserved)),
         ("remaining", _pair(balance.remaining)),
-        ("runs like this that fit", "as many as you like" if outlook.fits is None else f"{outlook.fits:,}"),
-        *_composition_rows(outlook),
+        ("runs like this that fit", "as many as you like" if preview.fits is None else f"{preview.fits:,}"),
+        *_composition_rows(preview),
     ]
 
 
-def _composition_rows(outlook: Outlook) -> list[tuple[str, str]]:
+def _composition_rows(preview: RunPreview) -> list[tuple[str, str]]:
     """How runs on the population add up, and what this one and ten more like it take of the cap."""
-    added, planned = str(outlook.composition), outlook.public.composition_runs
-    if outlook.chosen is not None and planned is not None:
-        added += f": {explain(outlook.chosen, planned)}"
+    added, planned = str(preview.composition), preview.public.composition_runs
+    if preview.chosen is not None and planned is not None:
+        added += f": {explain(preview.chosen, planned)}"
     rule = [("runs add up by", added)]
-    if not outlook.spent_after or outlook.public.public:
+    if not preview.spent_after or preview.public.public:
         return rule
-    one, more = (_text(spent.epsilon) for spent in outlook.spent_after)
+    one, more = (_text(spent.epsilon) for spent in preview.spent_after)
     return [*rule, ("spent after this run", f"epsilon {one}; after ten more like it: epsilon {more}")]
 
 

@@ -114,12 +114,12 @@ def _delivered(request: "Request", root: Path, steps: Steps) -> "Rows":
 
 def _look_ahead(root: Path, settings: "Params") -> None:
     """Refuse the run if it cannot succeed, and ask about settings that look wrong, before anything starts."""
-    from tasks.runs.preflight import ask_first, outlook
+    from tasks.runs.preflight import confirm_before_stages, preview_run
 
-    found = outlook(root, settings)
-    found.check()
-    if not found.is_begun or sys.stdin.isatty():
-        ask_first(found.doubts, found.public, epsilon=found.plan.target.budget.epsilon)
+    preview = preview_run(root, settings)
+    preview.check()
+    if not preview.is_begun or sys.stdin.isatty():
+        confirm_before_stages(preview.warnings, preview.public, epsilon=preview.plan.target.budget.epsilon)
 
 
 def _already_there(root: Path, request: "Request") -> "Rows | None":
@@ -157,11 +157,11 @@ def plan(
     root, settings = checkout(), settings_of(assignments or ())
     revision = revise(root, Request(dataset, algorithm, epsilon, delta, seed, settings, encoder))
     from flows.cli.costs import cost_table
-    from tasks.runs.preflight import outlook
+    from tasks.runs.preflight import preview_run
 
-    found = outlook(root, revision.params)
-    show(cost_table(found, revision.params))
-    found.check()
+    preview = preview_run(root, revision.params)
+    show(cost_table(preview, revision.params))
+    preview.check()
 
 
 def advise(
@@ -309,10 +309,10 @@ def tune(
     if only_plan:
         from flows.cli.costs import search_table
 
-        table, outlook = search_table(root, file, allow_code=allow_code or ())
+        table, preview = search_table(root, file, allow_code=allow_code or ())
         show(table)
-        if outlook is not None:
-            outlook.check()
+        if preview is not None:
+            preview.check()
         return
 
     from tasks.config.own_code import named_code

@@ -40,7 +40,7 @@ def database_url(source: Source | None) -> str | None:
     return os.environ.get(source.url_from) if isinstance(source, Query) else None
 
 
-def agreed(variable: str) -> bool:
+def has_consent(variable: str) -> bool:
     """Whether a person agreed beforehand, by SPEND_AGAIN or TRAIN_ANYWAY."""
     return os.environ.get(variable, "").lower() in ("y", "yes", "1", "true")
 

@@ -17,7 +17,7 @@ from algorithms.extension import is_own
 from algorithms.privacy.ledger import WHOLE_POPULATION
 from data import PublicDescription
 from data.files import OWNER_KEY, read_json
-from tasks.config import SPEND_AGAIN, agreed, params
+from tasks.config import SPEND_AGAIN, has_consent, params
 from tasks.runs import store
 
 _COMPUTED = ("parameters", "notes")
@@ -50,7 +50,7 @@ def earlier_plan(
     document: a new plan. model: its settings. prepared: the folder of the records. A plan that would no longer meet its
     target is not taken over, and nor is one where a run with the new plan exists, as after somebody spent again.
     """
-    if public.public or agreed(SPEND_AGAIN) or not (home / OWNER_KEY).exists() or not prepared.is_dir():
+    if public.public or has_consent(SPEND_AGAIN) or not (home / OWNER_KEY).exists() or not prepared.is_dir():
         return None
 
     def id_of(plan: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Check settings, plan, files and ledger before anything starts, for reasons to refuse or question a run.
 
-The stages check everything again; `outlook` saves the person the wait.
+The stages check everything again; `preview_run` saves the person the wait.
 
 Settings that look wrong are questioned before anything is reserved, since a budget that buys only noise is spent, too.
 They are judged only by public values: the plan, the settings, and the number of records or its bound on the data card.
@@ -38,7 +38,7 @@ from data.card import DataRefusedError, card_names, data_card
 from data.files import OWNER_KEY, check_local, owner_key
 from tasks.calibrate import document_of, plan_for
 from tasks.card_questions import questions_about
-from tasks.config import SPEND_AGAIN, TRAIN_ANYWAY, agreed, database_url, home
+from tasks.config import SPEND_AGAIN, TRAIN_ANYWAY, database_url, has_consent, home
 from tasks.config.params import Params
 from tasks.prepare import chosen_blocks, public_of
 from tasks.runs.earlier_plans import earlier_plan
@@ -55,7 +55,7 @@ SHORTEST_WAY = 0.01
 """How far all steps together must be able to move the parameters. The usual settings can go 10 to 10,000."""
 
 _RUNS_SHOWN = 1, 11
-"""After how many runs like the planned one an outlook says what is spent: after it, and after ten more."""
+"""After how many runs like the planned one a preview says what is spent: after it, and after ten more."""
 
 _LOG = logging.getLogger(__name__)
 _NO_HEAD = "0" * 64
@@ -69,19 +69,21 @@ _SOFTWARE = {
 }
 
 
-def doubts(settings: Params, plan: Plan, records: int | None) -> list[str]:
+def sanity_warnings(settings: Params, plan: Plan, records: int | None) -> list[str]:
     """Reasons why the run will hardly give a useful model, each as a clause that says what to change.
 
     records: the number of records, or a bound on it; None if nothing is known.
     """
     update = getattr(settings.algorithm, "update", None)
-    found = [_doubt_of_epsilon(plan, records, descends=update is not None)]
+    warnings = [_epsilon_warning(plan, records, descends=update is not None)]
     if isinstance(update, OptimizerConfig):
-        found += _doubts_of_rate(update, plan, getattr(settings.algorithm, "clip_norm", 1.0), records)
-    return [doubt for doubt in found if doubt]
+        warnings += _learning_rate_warnings(
+            update, plan, getattr(settings.algorithm, "clip_norm", 1.0), records
+        )
+    return [warning for warning in warnings if warning]
 
 
-def _doubt_of_epsilon(plan: Plan, records: int | None, *, descends: bool) -> str | None:
+def _epsilon_warning(plan: Plan, records: int | None, *, descends: bool) -> str | None:
     """Doubt a run whose noise exceeds its signal.
 
     A Gaussian release with noise multiplier sqrt(2 log(1.25 / delta)) / epsilon costs about (epsilon, delta), however
@@ -100,7 +102,9 @@ def _doubt_of_epsilon(plan: Plan, records: int | None, *, descends: bool) -> str
     )
 
 
-def _doubts_of_rate(update: OptimizerConfig, plan: Plan, clip_norm: float, records: int | None) -> list[str]:
+def _learning_rate_warnings(
+    update: OptimizerConfig, plan: Plan, clip_norm: float, records: int | None
+) -> list[str]:
     parameters = plan.public.parameters
     batch = plan.divisor or plan.sampling_rate * (records or math.inf)
     if update.optimizer == "adam":  # a step of about the learning rate in each coordinate, for any gradient
@@ -110,19 +114,19 @@ def _doubts_of_rate(update: OptimizerConfig, plan: Plan, clip_norm: float, recor
         gradient = rate * clip_norm
         longest = gradient * max(1.0, (plan.fixed_noise or 0.0) * math.sqrt(parameters) / batch)
     way = gradient * plan.steps * (1.0 if update.schedule == "constant" else 0.5)
-    found = []
+    warnings = []
     if longest > LONGEST_STEP:
-        found.append(
+        warnings.append(
             f"at a learning rate of {update.learning_rate:g} one step moves the parameters by up to {longest:,.3g},"
             " far beyond where those of a model lie (lower algorithm.update.learning_rate)"
         )
     if way < SHORTEST_WAY:
-        found.append(
+        warnings.append(
             f"{plan.steps:,} steps at a learning rate of {update.learning_rate:g} move the parameters by at most"
             f" {way:.3g}, so that the model stays where it starts (raise algorithm.update.learning_rate or"
             " algorithm.steps)"
         )
-    return found
+    return warnings
 
 
 def records_of(public: PublicDescription, cards: Path) -> int | None:
@@ -132,24 +136,26 @@ def records_of(public: PublicDescription, cards: Path) -> int | None:
     return data_card(public.dataset, cards).records.at_most
 
 
-def question(found: Sequence[str], public: PublicDescription, *, epsilon: float) -> None:
-    """Ask a person whether to run in spite of the doubts; raises RefusedError unless somebody agrees.
+def confirm_or_refuse(warnings: Sequence[str], public: PublicDescription, *, epsilon: float) -> None:
+    """Ask a person whether to run in spite of the warnings; raises RefusedError unless somebody agrees.
 
-    For public records the doubts are only logged.
+    For public records the warnings are only logged.
     """
     if public.public:
-        for doubt in found:
-            _LOG.warning("these settings look wrong: %s.", doubt)
-    elif found and not agreed(TRAIN_ANYWAY):
-        doubt = "; and ".join(found)
-        if not agrees(f"these settings look wrong: {doubt}. Spend epsilon {epsilon:g} all the same? [y/N] "):
+        for warning in warnings:
+            _LOG.warning("these settings look wrong: %s.", warning)
+    elif warnings and not has_consent(TRAIN_ANYWAY):
+        reasons = "; and ".join(warnings)
+        if not confirm(
+            f"these settings look wrong: {reasons}. Spend epsilon {epsilon:g} all the same? [y/N] "
+        ):
             raise RefusedError(
-                f"these settings look wrong, and would spend epsilon {epsilon:g}: {doubt}; or set {TRAIN_ANYWAY}=yes to"
-                " train all the same."
+                f"these settings look wrong, and would spend epsilon {epsilon:g}: {reasons}; or set {TRAIN_ANYWAY}=yes"
+                " to train all the same."
             )
 
 
-def agrees(question: str) -> bool:
+def confirm(question: str) -> bool:
     """Whether a person at this terminal says yes; False without a terminal."""
     if not sys.stdin.isatty():
         return False
@@ -161,13 +167,13 @@ def agrees(question: str) -> bool:
         return False
 
 
-def spends_again(what: str, doing: str, epsilon: float, *, has_result: bool, or_else: str = "") -> bool:
+def confirm_repeat(what: str, doing: str, epsilon: float, *, has_result: bool, or_else: str = "") -> bool:
     """Whether a person agrees to repeat what is already charged, and to charge it again.
 
     what: its name and id. doing: what is repeated. or_else: what to do instead. Raises RefusedError if nobody agrees
     and there is no result.
     """
-    if agreed(SPEND_AGAIN) or agrees(
+    if has_consent(SPEND_AGAIN) or confirm(
         f"{what} did just this; {doing} again spends epsilon {epsilon:g} again. Spend it? [y/N] "
     ):
         return True
@@ -179,32 +185,31 @@ def spends_again(what: str, doing: str, epsilon: float, *, has_result: bool, or_
     )
 
 
-def ask_first(found: Sequence[str], public: PublicDescription, *, epsilon: float) -> None:
+def confirm_before_stages(warnings: Sequence[str], public: PublicDescription, *, epsilon: float) -> None:
     """Ask the question for a run on private records before its stages start, since stages cannot ask.
 
     This process and its child processes do not ask again. Raises RefusedError unless somebody agrees.
     """
-    if found and not public.public and not agreed(TRAIN_ANYWAY):
-        question(found, public, epsilon=epsilon)
+    if warnings and not public.public and not has_consent(TRAIN_ANYWAY):
+        confirm_or_refuse(warnings, public, epsilon=epsilon)
         os.environ[TRAIN_ANYWAY] = "yes"
 
 
 @dataclass(frozen=True)
-class Outlook:
+class RunPreview:
     """What is known about a run before it starts.
 
-    doubts: reasons why it will hardly give a useful model. cap: of the population. balance: None if the population was
-    never charged. fits: how many runs like this the caps allow; None for any number. is_begun: whether a run of exactly
-    this cost, or one for the same request under other software, was reserved before. This may be the same run, which is
-    then resumed or returned at no cost. composition: how runs on the population add up. spent_after: what is spent of
-    the cap after this run, and after ten more like it; empty for a run that does not fit or has no noise. chosen: what
-    decides for the composition, if the card plans a number of runs and this is the first. questions: what the data card
-    leaves open.
-    """
+    warnings: reasons why it will hardly give a useful model. cap: of the population. balance: None if the population
+    was never charged. fits: how many runs like this the caps allow; None for any number. is_begun: whether a run of
+    exactly this cost, or one for the same request under other software, was reserved before. This may be the same run,
+    which is then resumed or returned at no cost. composition: how runs on the population add up. spent_after: what is
+    spent of the cap after this run, and after ten more like it; empty for a run that does not fit or has no noise.
+    chosen: what decides for the composition, if the card plans a number of runs and this is the first. questions: what
+    the data card leaves open."""
 
     public: PublicDescription
     plan: Plan
-    doubts: tuple[str, ...]
+    warnings: tuple[str, ...]
     cap: Budget
     balance: Balance | None
     fits: int | None
@@ -233,8 +238,8 @@ class Outlook:
         )
 
 
-def outlook(root: Path, settings: Params) -> Outlook:
-    """The outlook of the run that `settings` describe in the checkout at `root`; spends nothing and uses no record.
+def preview_run(root: Path, settings: Params) -> RunPreview:
+    """The preview of the run that `settings` describe in the checkout at `root`; spends nothing and uses no record.
 
     Raises what `plan_for` raises; DataRefusedError for an unknown data set, or a file that is missing or not the
     declared one; and RefusedError if the population is charged in another ledger or on other terms.
@@ -248,21 +253,21 @@ def outlook(root: Path, settings: Params) -> Outlook:
     if settings.data.blocks:
         chosen_blocks(card, settings.data.blocks, root=root)
     device_of(settings.performance.device)
-    found = doubts(settings, plan, records_of(public, cards))
-    known = in_the_ledger(root, settings, public, plan, found)
+    warnings = sanity_warnings(settings, plan, records_of(public, cards))
+    balances = preview_ledger(root, settings, public, plan, warnings)
     questions = questions_about(card)
-    if card.blocks is not None and known.balance is not None and not settings.data.blocks:
+    if card.blocks is not None and balances.balance is not None and not settings.data.blocks:
         from data.reading import block_names  # imports readers of all kinds, which most data sets do not need
 
         names = block_names(card, root=root, url=database_url(card.blocks))
         questions += filter(None, [missing_blocks(open_ledger(root, settings), card.population, names)])
-    return replace(known, questions=tuple(questions))
+    return replace(balances, questions=tuple(questions))
 
 
-def in_the_ledger(
-    root: Path, settings: Params, public: PublicDescription, plan: Plan, doubts: Sequence[str] = ()
-) -> Outlook:
-    """The outlook of a planned run or search.
+def preview_ledger(
+    root: Path, settings: Params, public: PublicDescription, plan: Plan, warnings: Sequence[str] = ()
+) -> RunPreview:
+    """The preview of a planned run or search.
 
     Raises RefusedError if the population is charged in another ledger, on other terms, or by blocks that the card
     lacks.
@@ -270,7 +275,7 @@ def in_the_ledger(
     ledger, population = open_ledger(root, settings), public.population
     check_place(ledger, population, public=public.public, home=home())
     if population not in ledger.populations():
-        return _of_new_population(settings, public, plan, doubts)
+        return _preview_new_population(settings, public, plan, warnings)
     if ledger.is_charged(population):
         check_terms(ledger, public)
     blocks = [block.name for block in ledger.blocks(population)]
@@ -289,10 +294,18 @@ def in_the_ledger(
             population, plan.cost, runs=_RUNS_SHOWN, events=events, adjacency=plan.adjacency, blocks=named
         )
     rows = ledger.history(population)
-    begun = any(row.kind == "reserve" and row.budget == plan.cost for row in rows)
-    begun = begun or _has_earlier_plan(root, settings, plan)
-    return Outlook(
-        public, plan, tuple(doubts), balance.cap, balance, fits, begun, balance.composition, spent_after=after
+    is_begun = any(row.kind == "reserve" and row.budget == plan.cost for row in rows)
+    is_begun = is_begun or _has_earlier_plan(root, settings, plan)
+    return RunPreview(
+        public,
+        plan,
+        tuple(warnings),
+        balance.cap,
+        balance,
+        fits,
+        is_begun,
+        balance.composition,
+        spent_after=after,
     )
 
 
@@ -307,10 +320,10 @@ def _has_earlier_plan(root: Path, settings: Params, plan: Plan) -> bool:
     return earlier_plan(document, settings.model, public, home=home(), prepared=prepared) is not None
 
 
-def _of_new_population(
-    settings: Params, public: PublicDescription, plan: Plan, doubts: Sequence[str]
-) -> Outlook:
-    """The outlook of the first run on a population."""
+def _preview_new_population(
+    settings: Params, public: PublicDescription, plan: Plan, warnings: Sequence[str]
+) -> RunPreview:
+    """The preview of the first run on a population."""
     cap, chosen = Budget(public.cap_epsilon, public.cap_delta), chosen_for(public, plan)
     composition = composition_for(public, chosen)
     terms = Terms(public.public, composition, public.blocks_per_person)
@@ -323,10 +336,10 @@ def _of_new_population(
         is_too_much = any(part > most for part, most in zip(charge, limit, strict=True))
         fits = 0 if is_too_much and not public.public else None
         after = tuple(composition.as_budget(times(charge, count), cap.delta) for count in _RUNS_SHOWN)
-    return Outlook(
+    return RunPreview(
         public,
         plan,
-        tuple(doubts),
+        tuple(warnings),
         cap,
         None,
         fits,

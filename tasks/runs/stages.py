@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 
 from algorithms.plain_text import for_terminal
 from algorithms.privacy.ledger.place import system_user
-from tasks.config import SPEND_AGAIN, agreed
+from tasks.config import SPEND_AGAIN, has_consent
 from tasks.config.params import ParamsRefusedError
 from tasks.runs.checkout import append_checkout_to_path, find_checkout, missing_in
 
@@ -348,7 +348,7 @@ def code_has_changed(stage: str, root: Path) -> bool:
     from data.files import read_json
     from data.formats import Own
 
-    if stage == "train" and agreed(SPEND_AGAIN):
+    if stage == "train" and has_consent(SPEND_AGAIN):
         from tasks.runs.software import reuse_note_of
 
         return reuse_note_of(root) is not None

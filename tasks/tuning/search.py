@@ -282,7 +282,7 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
     def anew(run_id: str, is_whole: bool) -> bool:
         if public.public:
             return not is_whole
-        return preflight.spends_again(
+        return preflight.confirm_repeat(
             f"search {run_id}", "searching", search.priced.cost, has_result=is_whole
         )
 

@@ -132,7 +132,7 @@ def test_what_a_deployment_is_started_with_is_for_that_run(
     if deployment:
         monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", deployment)
     monkeypatch.setattr(pipeline, "get_run_logger", lambda: logging.getLogger("test"))
-    monkeypatch.setattr(pipeline, "outlook", MagicMock())
+    monkeypatch.setattr(pipeline, "preview_run", MagicMock())
     monkeypatch.setattr(pipeline, "stage_task", stage)
     monkeypatch.setattr(pipeline, "publish", lambda root: [])
     pipeline.pipeline.fn(seed=9)

@@ -16,7 +16,7 @@ from data.card import data_card
 from flows.cli.costs import cost_table
 from tasks import calibrate
 from tasks.config import params
-from tasks.runs.preflight import outlook
+from tasks.runs.preflight import preview_run
 from tests.support.checkout import PROJECT
 from tests.support.workspace import PARAMS, Workspace
 
@@ -133,9 +133,9 @@ PRESETS = sorted((PROJECT / "presets").glob("*.yaml"))
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
 def test_a_preset_can_be_planned_for_its_data_set(path: Path) -> None:
     settings = params.load(path, reads=params.GROUPS)
-    found = outlook(PROJECT, settings)
-    plan = found.plan
-    assert cost_table(found, settings).row_count > 5
+    preview = preview_run(PROJECT, settings)
+    plan = preview.plan
+    assert cost_table(preview, settings).row_count > 5
     assert 0.99 * settings.privacy.epsilon < plan.cost.epsilon <= settings.privacy.epsilon
     assert bool(plan.target.prior_events) == (settings.features is not None)
 

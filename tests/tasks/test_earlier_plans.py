@@ -11,7 +11,7 @@ from tasks import calibrate
 from tasks.config import params
 from tasks.config.params import GROUPS
 from tasks.runs import store
-from tasks.runs.preflight import outlook
+from tasks.runs.preflight import preview_run
 from tests.support.refusals import refused
 from tests.tasks.test_again import Visits
 from tests.tasks.test_again import visits as visits
@@ -40,7 +40,7 @@ def test_the_same_request_gets_the_earlier_plan_and_its_result_for_nothing(upgra
     first, receipt = plan_of(upgraded), upgraded.place.receipt
     settings = params.load(upgraded.place.root / "params.yaml", reads=GROUPS)
     assert calibrate.plan_for(settings, upgraded.place.public).noise_multiplier < first["noise_multiplier"]
-    assert outlook(upgraded.place.root, settings).is_begun
+    assert preview_run(upgraded.place.root, settings).is_begun
     calibrate.main()
     assert plan_of(upgraded) == first
     assert upgraded.train() == receipt["run_id"] and upgraded.runs == 1

@@ -32,7 +32,7 @@ from tasks.config.overrides import Request, revise
 from tasks.predict import predict
 from tasks.prepare import reader_of
 from tasks.runs import store
-from tasks.runs.preflight import outlook
+from tasks.runs.preflight import preview_run
 from tasks.runs.stages import code_has_changed
 from tests.support import tiny_encoder
 from tests.support.cards import card, csv_of, label, number
@@ -114,7 +114,7 @@ def test_the_unit_is_the_person_at_the_price_of_as_many_records(
     assert len(data.train_labels) + len(data.test_labels) == 60 * most
     assert not {*data.train_features[:, 0]} & {*data.test_features[:, 0]}
     settings = params.load(workspace.root / "params.yaml", reads=params.GROUPS)
-    shown = [*cost_table(outlook(workspace.root, settings), settings).columns[1].cells]
+    shown = [*cost_table(preview_run(workspace.root, settings), settings).columns[1].cells]
     assert ("one record of each" in shown) == (most == 1)
     assert ("up to 3 records of each; 3 times that is charged" in shown) == (most == 3)
     words = finish(workspace)
@@ -148,7 +148,7 @@ def test_the_rows_of_a_person_are_clipped_together_at_the_price_of_one(
     data = load_prepared(workspace.root / "datasets/prepared")
     assert data.train_labels.shape[1:] == (3,) and data.test_labels.ndim == 1
     settings = params.load(workspace.root / "params.yaml", reads=params.GROUPS)
-    shown = [*cost_table(outlook(workspace.root, settings), settings).columns[1].cells]
+    shown = [*cost_table(preview_run(workspace.root, settings), settings).columns[1].cells]
     assert "up to 3 records of each, together as one" in shown
     words = finish(workspace)
     spent = workspace.ledger.balance("mine").spent

@@ -57,7 +57,9 @@ def test_private_people_are_charged_in_one_ledger_alone(
     monkeypatch.setattr(preflight, "home", lambda: workspace.home)
     shutil.copytree(PROJECT / "data/cards", workspace.root / "data/cards")
     with pytest.raises(RefusedError, match="is charged in another ledger"):  # before any stage starts
-        preflight.outlook(workspace.root, params.load(workspace.root / "params.yaml", reads=params.GROUPS))
+        preflight.preview_run(
+            workspace.root, params.load(workspace.root / "params.yaml", reads=params.GROUPS)
+        )
     export(first, tmp_path / "copy.jsonl")
     moved = f"sqlite:///{workspace.home}/moved.sqlite"
     restore(tmp_path / "copy.jsonl", moved)
@@ -71,12 +73,12 @@ def test_a_plan_refuses_blocks_that_the_card_lacks_as_the_run_would(
     settings = params.load(workspace.root / "params.yaml", reads=params.GROUPS)
     monkeypatch.setattr(preflight, "open_ledger", lambda *_: workspace.ledger)
     declare(workspace.ledger, workspace.public)
-    assert preflight.outlook(workspace.root, settings).fits != 0
+    assert preflight.preview_run(workspace.root, settings).fits != 0
     workspace.ledger.declare_block("digits", "january")
     with pytest.raises(RefusedError, match="charged by blocks"):
         workspace.train()
     with pytest.raises(RefusedError, match=r"charged by blocks \(january\), but the card of 'digits'"):
-        preflight.outlook(workspace.root, settings)
+        preflight.preview_run(workspace.root, settings)
 
 
 def test_a_home_from_before_has_its_own_ledger_where_people_are_charged(

@@ -19,7 +19,7 @@ from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.config.params import GROUPS, Params
 from tasks.runs import preflight
-from tasks.runs.preflight import outlook
+from tasks.runs.preflight import preview_run
 from tests.support.checkout import PROJECT
 from tests.support.refusals import refused
 from tests.tasks.test_again import CARD, Terminal, Visits
@@ -47,10 +47,12 @@ def settings_for(
     )
 
 
-def doubts(settings: Params) -> list[str]:
+def warnings_about(settings: Params) -> list[str]:
     cards = EXAMPLE if settings.data.dataset == "visits" else CARDS
     public = public_description(data_card(settings.data.dataset, cards))
-    return preflight.doubts(settings, plan_for(settings, public), preflight.records_of(public, cards))
+    return preflight.sanity_warnings(
+        settings, plan_for(settings, public), preflight.records_of(public, cards)
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,18 +70,18 @@ def doubts(settings: Params) -> list[str]:
     ],
 )
 def test_what_looks_wrong_is_doubted(own: dict[str, Any], words: str) -> None:
-    (doubt,) = doubts(settings_for(**own))
-    assert re.search(words, doubt)
+    (warning,) = warnings_about(settings_for(**own))
+    assert re.search(words, warning)
 
 
 @pytest.mark.parametrize(("dataset", "epsilon"), [("visits", 0.5), ("visits", 8.0), ("adult", 0.5)])
 def test_no_usual_setting_is_doubted(dataset: str, epsilon: float) -> None:
-    assert doubts(settings_for(dataset, epsilon=epsilon)) == []
+    assert warnings_about(settings_for(dataset, epsilon=epsilon)) == []
 
 
 @pytest.mark.parametrize("name", ["dp_gd", "dp_agd", "dpis", "majority", "objective_perturbation"])
 def test_other_algorithms_are_doubted_as_little(name: str) -> None:
-    assert doubts(settings_for("adult", name=name)) == []
+    assert warnings_about(settings_for("adult", name=name)) == []
 
 
 @pytest.fixture
@@ -145,10 +147,10 @@ def test_a_command_asks_at_its_terminal_before_the_stages_start(
 ) -> None:
     """Its stages are processes that cannot ask; they are told by the environment."""
     settings = params.load(spoiled.place.root / "params.yaml", reads=GROUPS)
-    found = outlook(spoiled.place.root, settings)
+    preview = preview_run(spoiled.place.root, settings)
 
     def ask() -> None:
-        preflight.ask_first(found.doubts, found.public, epsilon=1.0)
+        preflight.confirm_before_stages(preview.warnings, preview.public, epsilon=1.0)
 
     with pytest.raises(RefusedError, match="one step moves"):
         ask()
@@ -165,7 +167,7 @@ def test_a_command_asks_at_its_terminal_before_the_stages_start(
 def test_the_plan_says_it(spoiled: Visits) -> None:
     settings = params.load(spoiled.place.root / "params.yaml", reads=GROUPS)
     out = io.StringIO()
-    Console(file=out, width=300).print(cost_table(outlook(spoiled.place.root, settings), settings))
+    Console(file=out, width=300).print(cost_table(preview_run(spoiled.place.root, settings), settings))
     assert "these settings look wrong" in out.getvalue()
     assert "one step moves the parameters" in out.getvalue()
 
@@ -178,7 +180,7 @@ def test_the_plan_says_what_this_run_and_ten_more_take_of_the_cap(visits: Visits
 
     def plan() -> str:
         out = io.StringIO()
-        Console(file=out, width=300).print(cost_table(outlook(place.root, settings), settings))
+        Console(file=out, width=300).print(cost_table(preview_run(place.root, settings), settings))
         return out.getvalue()
 
     before = plan()
