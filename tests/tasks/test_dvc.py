@@ -177,6 +177,25 @@ def test_a_result_that_was_paid_for_is_free_to_have_again(checkout: Checkout) ->
     assert checkout.ledger.head() == before
 
 
+def test_clone_pulls_results_and_no_records(checkout: Checkout, tmp_path: Path) -> None:
+    identity = {"user.name": "a", "user.email": "a@example.org"}
+    for command in (
+        "dvc remote add --quiet --default storage ../remote",
+        "git add --all",
+        " ".join(["git", *(f"-c {key}={value}" for key, value in identity.items()), "commit -qm run"]),
+        "dvc push --quiet",
+        "git clone --quiet . ../clone",
+    ):
+        subprocess.run(command.split(), **checkout.where(), check=True)
+    clone = Checkout(tmp_path / "clone", checkout.home)
+    subprocess.run(["dvc", "pull", "--quiet", "--allow-missing"], **clone.where(), check=True)
+    for name in ("model.safetensors", "privacy_card.json", "metrics.json"):
+        assert (clone.root / "artifacts" / name).read_bytes() == (
+            checkout.root / "artifacts" / name
+        ).read_bytes()
+    assert not (clone.root / "datasets" / "prepared").exists()
+
+
 def test_metrics_plots_and_parameters_can_be_looked_at(checkout: Checkout) -> None:
     with Repo(checkout.root) as repo:
         metrics = repo.metrics.show()
