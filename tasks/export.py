@@ -32,7 +32,7 @@ from data.files import read_json
 from data.targets import Tags
 from data.unseen import target_in
 from tasks.prepare import carried_in, encoder_of, loader_of
-from tasks.runs.quality import rows, tracked
+from tasks.runs.quality import metric_rows, tracker_key
 from tasks.runs.store import sha256_of
 
 Form = Literal["onnx", "torchscript", "huggingface", "library"]
@@ -242,7 +242,7 @@ def model_card(card: PrivacyCard, model: nn.Module, metrics: Mapping[str, Any]) 
         "datasets": [setting.dataset],
     }
     if metrics:
-        head["metrics"] = [tracked(metrics).removeprefix("test/")]
+        head["metrics"] = [tracker_key(metrics).removeprefix("test/")]
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in head.items()), "---"]
     learned = "" if mechanism.features.name == "none" else ", with those of learned features"
     target, names = getattr(model, "target", None), ", ".join(map(str, getattr(model, "classes", ())))
@@ -255,7 +255,7 @@ def model_card(card: PrivacyCard, model: nn.Module, metrics: Mapping[str, Any]) 
         "## Evaluation",
         "On held-out records, which are public:" if metrics else "None was recorded with the model.",
         *(
-            ["\n".join(f"- {for_markdown(f'{name}: {value}')}" for name, value in rows(metrics))]
+            ["\n".join(f"- {for_markdown(f'{name}: {value}')}" for name, value in metric_rows(metrics))]
             if metrics
             else []
         ),

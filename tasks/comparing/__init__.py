@@ -28,7 +28,7 @@ from tasks.calibrate import model_files
 from tasks.config.overrides import with_values
 from tasks.config.params import Data, Encoder, Group, Memory, Model, ParamsRefusedError, in_words, read_yaml
 from tasks.prepare import facts_of, public_of
-from tasks.runs.quality import MEASURES
+from tasks.runs.quality import HELD_OUT_METRICS
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 Word = Annotated[str, StringConstraints(pattern=r"\S")]
@@ -38,7 +38,7 @@ FORMAT = 1
 """Version of a trial's result. Raise it if the computation changes; every trial then runs again."""
 COLUMNS = ("figure", "dataset", "model", "method", "setting", "epsilon", "metric", "value")
 """Of published numbers."""
-METRICS = (*MEASURES, "objective", "gap", "test_loss")
+METRICS = (*HELD_OUT_METRICS, "objective", "gap", "test_loss")
 _MOST_IN_A_GROUP = 20
 _DIGITS = 24
 

@@ -26,11 +26,11 @@ from tasks.config import params
 from tasks.csv_files import write_csv
 from tasks.reporting import environment
 from tasks.reporting.figures import Picture, Theme, picture, styled
-from tasks.runs.quality import MEASURES
+from tasks.runs.quality import HELD_OUT_METRICS
 from tasks.tracking.runs import Member, log_group
 
 KEY = ["dataset", "model", "method", "label", "setting", "epsilon"]
-METRIC_COLUMNS = [*MEASURES, "test_loss", "objective", "gap", "seconds", "steps", "epsilon_spent"]
+METRIC_COLUMNS = [*HELD_OUT_METRICS, "test_loss", "objective", "gap", "seconds", "steps", "epsilon_spent"]
 _RESULTS = (
     "test_loss", "objective", "seconds", "steps", "planned_steps", "epsilon_spent", "epsilon_planned",
     "noise_multiplier", "sampling_rate", "records",
@@ -91,7 +91,7 @@ def results(place: Place, trials: tuple[Trial, ...]) -> pd.DataFrame:
     """
     done = place.finished()
     rows = [_row(trial, place.result(trial.digest)) for trial in trials if trial.digest in done]
-    there = [name for name in MEASURES if any(name in row for row in rows)]
+    there = [name for name in HELD_OUT_METRICS if any(name in row for row in rows)]
     columns = [*KEY, "delta", "accountant", "seed", "repeat", "fold", *there, *_RESULTS, "digest", "code"]
     numbers = ("epsilon", "delta", *there, *_NUMBERS)
     return with_gap(pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(numbers, float)))
@@ -110,7 +110,7 @@ def _row(trial: Trial, result: dict[str, Any]) -> dict[str, Any]:
         "delta": None if trial.epsilon is None else trial.delta,
         "repeat": fold.repeat if fold else 0,
         "fold": fold.fold if fold else 0,
-        **{name: found[name] for name in (*MEASURES, *_RESULTS) if name in found},
+        **{name: found[name] for name in (*HELD_OUT_METRICS, *_RESULTS) if name in found},
         "digest": trial.digest,
         "code": result["code"],
     }
@@ -258,7 +258,7 @@ def _legend(figure: Figure, panels: Sequence[Axes], labels: Sequence[str], theme
 def shown(totals: pd.DataFrame) -> list[str]:
     """The metrics that a page shows for a problem: that by which its models are compared, and a few more."""
     known = totals.columns[totals.notna().any()]
-    there = [name for name in (*MEASURES, "objective") if f"{name}_mean" in known]
+    there = [name for name in (*HELD_OUT_METRICS, "objective") if f"{name}_mean" in known]
     return [name for place, name in enumerate(there) if place == 0 or name in ("perplexity", "objective")]
 
 

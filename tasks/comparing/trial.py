@@ -42,7 +42,7 @@ from tasks.config import data_mirror, home, params
 from tasks.config.params import Params
 from tasks.evaluate import MOST_OUTPUTS, compute_metrics, evaluate
 from tasks.prepare import prepare
-from tasks.runs.quality import measures
+from tasks.runs.quality import held_out_metrics
 
 _WITHOUT_NOISE = {"epsilon": 1.0, "delta": 1e-9, "accountant": "pld"}
 """A placeholder target for methods without noise; nothing depends on it."""
@@ -421,7 +421,7 @@ def _results(plan: Plan, trained: _Trained, data: Sides, regularisation: float |
         norm = float(trained.parameters.double().square().sum())
         objective = loss + regularisation * norm
     return {
-        **{name: _finite(value) for name, value in measures(found).items()},
+        **{name: _finite(value) for name, value in held_out_metrics(found).items()},
         "test_loss": _finite(evaluation.loss),
         "objective": _finite(objective),
         "seconds": trained.seconds,

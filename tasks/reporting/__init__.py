@@ -38,7 +38,15 @@ from tasks.reporting.figures import (
     retrainings_figure,
 )
 from tasks.retraining import Registry, State, States
-from tasks.runs.quality import ACCURACY, Said, amount, measure, percent, quality, said
+from tasks.runs.quality import (
+    ACCURACY,
+    ReportText,
+    format_metric,
+    headline_metric,
+    metric_name,
+    percent,
+    report_text,
+)
 
 _SHARED = Path(__file__).parent
 _PEOPLE = ("gaussian", "gumbel", "laplace", "poisson")
@@ -122,10 +130,10 @@ def risk_of(found: Profile) -> dict[str, Any]:
     return {"attacks": attacks, "advantage": share, "guess": 0.5 + share / 2, "mu": gaussian_mu(found)}
 
 
-def score(metrics: Mapping[str, Any], classes: pd.DataFrame) -> Said:
+def score(metrics: Mapping[str, Any], classes: pd.DataFrame) -> ReportText:
     """The page's sentences about the model. classes: columns `class`, `accuracy`, `records`."""
     records = int(classes["records"].sum())
-    return said(metrics, records, float(classes["records"].max()) / max(1, records))
+    return report_text(metrics, records, float(classes["records"].max()) / max(1, records))
 
 
 def strength(epsilon: float) -> str:
@@ -138,7 +146,7 @@ def strength(epsilon: float) -> str:
 def page(
     card: PrivacyCard,
     verification: Verification,
-    result: Said,
+    result: ReportText,
     pictures: Mapping[str, Picture],
     past: Mapping[str, object],
     *,
@@ -221,12 +229,12 @@ class History:
 
     blocks: the population's blocks in order, with the columns BLOCKS. retrainings: from the oldest to this run, with
     the columns RETRAININGS: epsilon is what a run is charged; quality is on held-out records, NaN if there is no model;
-    blocks are a text. Both tables may be empty. measure: the name of the quality metric.
+    blocks are a text. Both tables may be empty. metric: the name of the quality metric.
     """
 
     blocks: pd.DataFrame
     retrainings: pd.DataFrame
-    measure: str = ACCURACY
+    metric: str = ACCURACY
 
 
 def nothing() -> History:
@@ -253,7 +261,9 @@ def history(
     rows = [
         (b.block, b.spent.epsilon, b.spent.delta, b.cap.epsilon, b.cap.delta, b.retired) for b in past.blocks
     ]
-    return History(_frame(rows, BLOCKS), _retrainings(receipt, metrics, past, home, root), measure(metrics))
+    return History(
+        _frame(rows, BLOCKS), _retrainings(receipt, metrics, past, home, root), metric_name(metrics)
+    )
 
 
 def _blocks_of_receipt(receipt: Mapping[str, Any]) -> pd.DataFrame:
@@ -276,7 +286,7 @@ def _retrainings(
         lambda state: state.period != period, States(home / "retrainings" / name).all()
     )
     rows = [_row(state, past, registry) for state in earlier]
-    this = (receipt["run_id"], metrics["epsilon"], quality(metrics), _words(receipt["blocks"]))
+    this = (receipt["run_id"], metrics["epsilon"], headline_metric(metrics), _words(receipt["blocks"]))
     return _frame([*rows, (period, THIS_RUN, *this)], RETRAININGS)
 
 
@@ -285,7 +295,7 @@ def _row(state: State, past: Settlement, registry: Registry) -> tuple[Any, ...]:
     found = registry.metrics(state.run_id) if state.run_id else {}
     run = past.books.runs.get(state.run_id or "")
     epsilon = found.get("epsilon", run.charged.epsilon if run else 0.0)
-    value = quality(found) if found else None
+    value = headline_metric(found) if found else None
     return state.period, state.kind, state.run_id, epsilon, value, _words(state.blocks)
 
 
@@ -303,24 +313,24 @@ def _frame(rows: Sequence[tuple[Any, ...]], columns: Sequence[str]) -> pd.DataFr
 
 def drawings(history: History) -> dict[str, tuple[Drawing, str]]:
     """The figures that have data, by name, each with its alternative text."""
-    blocks, retrainings, of = history.blocks, history.retrainings, history.measure
-    found: dict[str, tuple[Drawing, str]] = {}
+    blocks, retrainings, of = history.blocks, history.retrainings, history.metric
+    figures: dict[str, tuple[Drawing, str]] = {}
     if not blocks.empty:
-        found["blocks"] = lambda theme: blocks_figure(blocks, theme=theme), _blocks_in_words(blocks)
+        figures["blocks"] = lambda theme: blocks_figure(blocks, theme=theme), _blocks_in_words(blocks)
     models = retrainings.dropna(subset=["quality"])
     if len(models) > 1:
+        first, last = (format_metric(models["quality"].iloc[index], of, 1) for index in (0, -1))
         words = (
-            f"Held-out {of} of {len(models)} models over {len(retrainings)} periods, from"
-            f" {amount(models['quality'].iloc[0], of, 1)} to {amount(models['quality'].iloc[-1], of, 1)}, and epsilon"
-            " of each run below."
+            f"Held-out {of} of {len(models)} models over {len(retrainings)} periods, from {first} to {last}, and"
+            " epsilon of each run below."
         )
-        found["retrainings"] = lambda theme: retrainings_figure(retrainings, measure=of, theme=theme), words
+        figures["retrainings"] = lambda theme: retrainings_figure(retrainings, metric=of, theme=theme), words
     private = models.dropna(subset=["epsilon"])
     least, most = private["epsilon"].min(), private["epsilon"].max()
     if most > _DIFFERS * least:
         words = f"Held-out {of} of {len(private)} models whose epsilon is between {least:.3g} and {most:.3g}."
-        found["quality"] = lambda theme: quality_figure(private, measure=of, theme=theme), words
-    return found
+        figures["quality"] = lambda theme: quality_figure(private, metric=of, theme=theme), words
+    return figures
 
 
 def _blocks_in_words(blocks: pd.DataFrame) -> str:
@@ -344,7 +354,7 @@ def shown(history: History, *, read: int) -> dict[str, object]:
         "retired": int(blocks["retired"].sum()),
         "most_spent": 0.0 if blocks.empty else float(blocks["spent_epsilon"].max()),
         "serving": serving,
-        "retrainings": [_table_row(row, serving, history.measure) for row in last.to_dict("records")],
+        "retrainings": [_table_row(row, serving, history.metric) for row in last.to_dict("records")],
         "earlier": len(retrainings) - len(last),
     }
 
@@ -355,6 +365,6 @@ def _table_row(row: Mapping[Any, Any], serving: str | None, of: str) -> dict[str
         "period": row["period"],
         "became": "its model serves" if is_serving else _BECAME[row["outcome"]],
         "epsilon": "no bound" if math.isnan(row["epsilon"]) else rounded_up(row["epsilon"]),
-        "quality": "no model" if math.isnan(row["quality"]) else amount(row["quality"], of, 1),
+        "quality": "no model" if math.isnan(row["quality"]) else format_metric(row["quality"], of, 1),
         "blocks": row["blocks"],
     }

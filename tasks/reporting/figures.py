@@ -248,11 +248,11 @@ def _caps(axes: "Axes", places: NDArray[Any], cap: NDArray[Any], spent: float, t
     return 1.08 * max(spent, highest)
 
 
-def retrainings_figure(retrainings: pd.DataFrame, *, measure: str = ACCURACY, theme: Theme) -> "Figure":
+def retrainings_figure(retrainings: pd.DataFrame, *, metric: str = ACCURACY, theme: Theme) -> "Figure":
     """Draw held-out quality above epsilon, over the periods; columns as in `History.retrainings`."""
     figure, above = empty(theme, height=4.6, rows=2)
     below = styled(figure.add_subplot(2, 1, 2, sharex=above), theme)
-    _qualities(above, retrainings, measure, theme)
+    _qualities(above, retrainings, metric, theme)
     _costs(below, retrainings, theme)
     _name(below, list(retrainings["period"]))
     above.tick_params(labelbottom=False)
@@ -260,7 +260,7 @@ def retrainings_figure(retrainings: pd.DataFrame, *, measure: str = ACCURACY, th
     return figure
 
 
-def _qualities(axes: "Axes", retrainings: pd.DataFrame, measure: str, theme: Theme) -> None:
+def _qualities(axes: "Axes", retrainings: pd.DataFrame, metric: str, theme: Theme) -> None:
     places, quality = np.arange(len(retrainings)), retrainings["quality"].to_numpy()
     models = np.isfinite(quality)
     axes.plot(places[models], quality[models], color=theme.accent, linewidth=1, zorder=1)
@@ -274,17 +274,17 @@ def _qualities(axes: "Axes", retrainings: pd.DataFrame, measure: str, theme: The
             axes.scatter(
                 places[chosen], quality[chosen], color=colour, edgecolor=edge, s=26, label=words, zorder=2
             )
-    _label(axes, measure)
+    _label(axes, metric)
     legend(axes, theme, outside=True, columns=3)
 
 
-def _label(axes: "Axes", measure: str) -> None:
+def _label(axes: "Axes", metric: str) -> None:
     """Label the vertical axis; accuracies are in percent."""
     from matplotlib.ticker import PercentFormatter
 
-    if measure.endswith(ACCURACY):
+    if metric.endswith(ACCURACY):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set(ylabel=f"held-out {measure}")
+    axes.set(ylabel=f"held-out {metric}")
 
 
 def _costs(axes: "Axes", retrainings: pd.DataFrame, theme: Theme) -> None:
@@ -301,7 +301,7 @@ def _costs(axes: "Axes", retrainings: pd.DataFrame, theme: Theme) -> None:
         legend(axes, theme, outside=True, columns=2)
 
 
-def quality_figure(retrainings: pd.DataFrame, *, measure: str = ACCURACY, theme: Theme) -> "Figure":
+def quality_figure(retrainings: pd.DataFrame, *, metric: str = ACCURACY, theme: Theme) -> "Figure":
     """Draw the held-out quality of the models against their epsilon; columns as in `History.retrainings`."""
     figure, axes = empty(theme, height=2.8)
     for chosen, colour, words in (
@@ -312,7 +312,7 @@ def quality_figure(retrainings: pd.DataFrame, *, measure: str = ACCURACY, theme:
             retrainings["epsilon"][chosen], retrainings["quality"][chosen], color=colour, s=26, label=words
         )
     axes.locator_params(axis="x", nbins=6)
-    _label(axes, measure)
+    _label(axes, metric)
     axes.set(xlabel="epsilon of the run")
     legend(axes, theme, outside=True, columns=2)
     return figure

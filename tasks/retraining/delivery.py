@@ -43,7 +43,7 @@ from tasks.prepare import public_of
 from tasks.retraining import RECIPE, Recipe, Registry, Retraining, State, States, write_recipe
 from tasks.runs import store
 from tasks.runs.ledger import declare, missing_blocks, open_ledger, planned_run
-from tasks.runs.quality import quality, worded
+from tasks.runs.quality import describe_metric, headline_metric
 from tasks.runs.stages import STAGES, Say, StageFailedError, StageRefusedError, refusals, shortage
 from tasks.tracking.runs import log_promotion
 
@@ -516,7 +516,7 @@ def _compared(work: Work, entry: Path, serving: Path | None) -> tuple[bool, str]
     prepared, allowed = work.root / "datasets" / "prepared", named_code(work.root)
     fresh = metrics_of(entry / "model.safetensors", prepared, allow_code=allowed)
     if serving is None or serving == entry:
-        return True, f"the model {entry.name} serves, with held-out {worded(fresh)}."
+        return True, f"the model {entry.name} serves, with held-out {describe_metric(fresh)}."
     try:
         old = metrics_of(serving / "model.safetensors", prepared, allow_code=allowed)
     except (ModelRefusedError, NotUsableError, RuntimeError):
@@ -524,7 +524,7 @@ def _compared(work: Work, entry: Path, serving: Path | None) -> tuple[bool, str]
             False,
             f"the model {serving.name} is of other data or code, so they cannot be compared; it stays.",
         )
-    compared = f"held-out {worded(fresh)}, against {worded(old)} of {serving.name}"
-    if quality(fresh) >= quality(old) + work.settings.minimal_gain:
+    compared = f"held-out {describe_metric(fresh)}, against {describe_metric(old)} of {serving.name}"
+    if headline_metric(fresh) >= headline_metric(old) + work.settings.minimal_gain:
         return True, f"the model {entry.name} serves: {compared}."
     return False, f"the model {serving.name} stays; the new one has {compared}."

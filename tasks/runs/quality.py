@@ -19,15 +19,14 @@ ACCURACY = "accuracy"
 
 
 @dataclass(frozen=True)
-class Said:
+class ReportText:
     """The texts of a page about a model on held-out records.
 
-    tile, about: the headline number, and what it is. sentences: about all metrics. warning: if the model is no better
-    than the baseline, else None. captions: of the figures per_class and confusion.
-    """
+    tile, tile_note: the headline number, and what it is. sentences: about all metrics. warning: if the model is no
+    better than the baseline, else None. captions: of the figures per_class and confusion."""
 
     tile: str
-    about: str
+    tile_note: str
     sentences: str
     warning: str | None
     captions: tuple[str, str]
@@ -52,65 +51,65 @@ def verdict(accuracy: float, majority: float, records: int) -> str:
     return f"{how} always naming the most frequent class"
 
 
-def quality(metrics: Metrics) -> float:
+def headline_metric(metrics: Metrics) -> float:
     """The metric by which models are compared, larger is better: the headline of its kind."""
     return float(metrics[_kind_in(metrics).headline])
 
 
-def measure(metrics: Metrics) -> str:
+def metric_name(metrics: Metrics) -> str:
     """The name of this metric, such as "accuracy" or "micro f1"."""
-    return tracked(metrics).partition("/")[2].replace("_", " ")
+    return tracker_key(metrics).partition("/")[2].replace("_", " ")
 
 
-def amount(value: float, of: str, digits: int = 2) -> str:
+def format_metric(value: float, of: str, digits: int = 2) -> str:
     """A value of the metric `of` as text: an accuracy in percent with `digits` decimals, others with three decimals."""
     return f"{value:.{digits}%}" if of.endswith(ACCURACY) else f"{value:.3f}"
 
 
-def worded(metrics: Metrics) -> str:
+def describe_metric(metrics: Metrics) -> str:
     """The metric with its name, such as "accuracy 91.20%" or "micro f1 0.731"."""
-    return f"{measure(metrics)} {amount(quality(metrics), measure(metrics))}"
+    return f"{metric_name(metrics)} {format_metric(headline_metric(metrics), metric_name(metrics))}"
 
 
-def tracked(metrics: Metrics) -> str:
+def tracker_key(metrics: Metrics) -> str:
     """The name of the metric for a tracker, such as test/accuracy."""
     return _kind_in(metrics).headline.replace("_", "/", 1)
 
 
-def rows(metrics: Metrics) -> Rows:
+def metric_rows(metrics: Metrics) -> Rows:
     """The metrics for a terminal, as pairs of a name and a text."""
     return _kind_in(metrics).rows(metrics)
 
 
-def said(metrics: Metrics, records: int, commonest: float) -> Said:
+def report_text(metrics: Metrics, records: int, commonest: float) -> ReportText:
     """The page's texts. records: the number of held-out records. commonest: the largest class's share of them."""
-    return _kind_in(metrics).said(metrics, records, commonest)
+    return _kind_in(metrics).text(metrics, records, commonest)
 
 
-def measures(metrics: Metrics) -> dict[str, float | None]:
+def held_out_metrics(metrics: Metrics) -> dict[str, float | None]:
     """The metrics of the held-out records, by name without `test_`, the headline first and without the loss."""
     names = [name for name in _kind_in(metrics).metrics if name.startswith("test_") and name != "test_loss"]
     return {name.removeprefix("test_"): metrics[name] for name in names}
 
 
-def made_up(kind: Kind) -> dict[str, float]:
-    """Made-up metrics, to rehearse a report."""
+def placeholder_metrics(kind: Kind) -> dict[str, float]:
+    """Metrics of ones, to rehearse a report."""
     return dict.fromkeys(_KINDS[kind].metrics, 1.0)
 
 
-def _rows_of_classes(metrics: Metrics) -> Rows:
-    further = {"AUC": "test_auc", "F1": "test_f1", "calibration error": "calibration_error"}
-    known = {name: metrics[key] for name, key in further.items() if metrics.get(key) is not None}
+def _class_rows(metrics: Metrics) -> Rows:
+    keys = {"AUC": "test_auc", "F1": "test_f1", "calibration error": "calibration_error"}
+    further = {name: metrics[key] for name, key in keys.items() if metrics.get(key) is not None}
     accuracy, majority = metrics["test_accuracy"], metrics["majority_accuracy"]
     how = verdict(accuracy, majority, metrics["test_records"])
     return [
         ("test accuracy", f"{accuracy:.2%}"),
-        *([(", ".join(known), ", ".join(map(_decimals, known.values())))] if known else []),
+        *([(", ".join(further), ", ".join(map(_decimals, further.values())))] if further else []),
         ("majority-class baseline", f"{majority:.2%}: the model is {how}"),
     ]
 
 
-def _said_of_classes(metrics: Metrics, records: int, commonest: float) -> Said:
+def _class_text(metrics: Metrics, records: int, commonest: float) -> ReportText:
     accuracy, f1, auc = metrics["test_accuracy"], metrics.get("test_f1"), metrics.get("test_auc")
     low, high = interval(accuracy, records)
     text = (
@@ -127,7 +126,7 @@ def _said_of_classes(metrics: Metrics, records: int, commonest: float) -> Said:
         off = metrics.get("calibration_error")
         wrong = "" if off is None else f", and the model’s probabilities are {percent(off)} off on average"
         text += f" {area} F1 averaged over classes {f1:.3f}{wrong}."
-    return Said(
+    return ReportText(
         percent(accuracy),
         f"right answers on {records:,} records it never saw; always naming the most frequent class:"
         f" {percent(commonest)}",
@@ -140,7 +139,7 @@ def _said_of_classes(metrics: Metrics, records: int, commonest: float) -> Said:
     )
 
 
-def _rows_of_numbers(metrics: Metrics) -> Rows:
+def _number_rows(metrics: Metrics) -> Rows:
     return [
         ("variance explained (R2)", f"{metrics['test_r2']:.2%}"),
         ("root mean squared, mean absolute error", f"{metrics['test_rmse']:.4g}, {metrics['test_mae']:.4g}"),
@@ -148,9 +147,9 @@ def _rows_of_numbers(metrics: Metrics) -> Rows:
     ]
 
 
-def _said_of_numbers(metrics: Metrics, records: int, _: float) -> Said:
+def _number_text(metrics: Metrics, records: int, _: float) -> ReportText:
     r2, rmse, mae, mean = (metrics[name] for name in _KINDS["number"].metrics)
-    return Said(
+    return ReportText(
         percent(r2),
         f"of the variance explained (R2) on {records:,} records it never saw; always naming their mean: 0 %",
         f"On {records:,} held-out records the model explains <b>{percent(r2)}</b> of the variance (R2). It is off by"
@@ -165,7 +164,7 @@ def _said_of_numbers(metrics: Metrics, records: int, _: float) -> Said:
     )
 
 
-def _rows_of_labels(metrics: Metrics) -> Rows:
+def _label_rows(metrics: Metrics) -> Rows:
     micro, macro = metrics["test_micro_f1"], metrics["test_macro_f1"]
     return [
         ("F1 over all labels, averaged over labels", f"{micro:.3f}, {macro:.3f}"),
@@ -178,10 +177,10 @@ def _rows_of_labels(metrics: Metrics) -> Rows:
     ]
 
 
-def _said_of_labels(metrics: Metrics, records: int, _: float) -> Said:
+def _label_text(metrics: Metrics, records: int, _: float) -> ReportText:
     micro, macro, subset, auc, constant, always = (metrics[name] for name in _KINDS["labels"].metrics)
     area = "" if auc is None else f" The area under the ROC curve, averaged over labels, is {auc:.3f}."
-    return Said(
+    return ReportText(
         f"{micro:.3f}",
         "F1 over all labels of records it never saw (1 is perfect); the best answer that is always the same:"
         f" {constant:.3f}",
@@ -196,7 +195,7 @@ def _said_of_labels(metrics: Metrics, records: int, _: float) -> Said:
     )
 
 
-def _rows_of_tokens(metrics: Metrics) -> Rows:
+def _token_rows(metrics: Metrics) -> Rows:
     return [
         ("perplexity", f"{metrics['test_perplexity']:.4g}"),
         (
@@ -207,9 +206,9 @@ def _rows_of_tokens(metrics: Metrics) -> Rows:
     ]
 
 
-def _said_of_tokens(metrics: Metrics, records: int, _: float) -> Said:
+def _token_text(metrics: Metrics, records: int, _: float) -> ReportText:
     accuracy, perplexity, loss, alone = (metrics[name] for name in _KINDS["next token"].metrics)
-    return Said(
+    return ReportText(
         f"{perplexity:.4g}",
         "perplexity on texts it never saw: it is as unsure as among so many tokens; smaller is better. Their"
         f" frequencies alone: {alone:.4g}",
@@ -225,7 +224,7 @@ def _said_of_tokens(metrics: Metrics, records: int, _: float) -> Said:
     )
 
 
-def _rows_of_tags(metrics: Metrics) -> Rows:
+def _tag_rows(metrics: Metrics) -> Rows:
     entities = metrics.get("test_entity_f1")
     return [
         *([] if entities is None else [("F1 over entities", f"{entities:.3f}")]),
@@ -235,7 +234,7 @@ def _rows_of_tags(metrics: Metrics) -> Rows:
     ]
 
 
-def _said_of_tags(metrics: Metrics, records: int, _: float) -> Said:
+def _tag_text(metrics: Metrics, records: int, _: float) -> ReportText:
     f1, accuracy, majority = (metrics[name] for name in _KINDS["tags"].metrics)
     entities = metrics.get("test_entity_f1")
     words = f"F1 over all tags except outside is <b>{f1:.3f}</b>."
@@ -244,7 +243,7 @@ def _said_of_tags(metrics: Metrics, records: int, _: float) -> Said:
             f"F1 over entities is <b>{entities:.3f}</b>: one is right where its first word, its last and its type are."
             f" F1 over the tags of single words except outside is {f1:.3f}."
         )
-    return Said(
+    return ReportText(
         f"{f1 if entities is None else entities:.3f}",
         f"F1 over {'the tags of words' if entities is None else 'entities in texts'} it never saw, those outside left"
         f" out; right tags: {percent(accuracy)}",
@@ -259,12 +258,12 @@ def _said_of_tags(metrics: Metrics, records: int, _: float) -> Said:
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _MetricKind:
     """metrics: their names; models are compared by the first, the headline."""
 
     metrics: tuple[str, ...]
     rows: Callable[[Metrics], Rows]
-    said: Callable[[Metrics, int, float], Said]
+    text: Callable[[Metrics, int, float], ReportText]
 
     @property
     def headline(self) -> str:
@@ -272,10 +271,10 @@ class _Kind:
 
 
 _TAGS = ("test_token_f1", "test_token_accuracy", "majority_accuracy")
-_KINDS: Mapping[Kind | Literal["entities"], _Kind] = {
-    "class": _Kind(("test_accuracy",), _rows_of_classes, _said_of_classes),
-    "number": _Kind(("test_r2", "test_rmse", "test_mae", "mean_rmse"), _rows_of_numbers, _said_of_numbers),
-    "labels": _Kind(
+_KINDS: Mapping[Kind | Literal["entities"], _MetricKind] = {
+    "class": _MetricKind(("test_accuracy",), _class_rows, _class_text),
+    "number": _MetricKind(("test_r2", "test_rmse", "test_mae", "mean_rmse"), _number_rows, _number_text),
+    "labels": _MetricKind(
         (
             "test_micro_f1",
             "test_macro_f1",
@@ -284,20 +283,20 @@ _KINDS: Mapping[Kind | Literal["entities"], _Kind] = {
             "constant_micro_f1",
             "constant_subset_accuracy",
         ),
-        _rows_of_labels,
-        _said_of_labels,
+        _label_rows,
+        _label_text,
     ),
-    "entities": _Kind(("test_entity_f1", *_TAGS), _rows_of_tags, _said_of_tags),
-    "tags": _Kind(_TAGS, _rows_of_tags, _said_of_tags),
-    "next token": _Kind(
+    "entities": _MetricKind(("test_entity_f1", *_TAGS), _tag_rows, _tag_text),
+    "tags": _MetricKind(_TAGS, _tag_rows, _tag_text),
+    "next token": _MetricKind(
         ("test_token_accuracy", "test_perplexity", "test_loss", "unigram_perplexity"),
-        _rows_of_tokens,
-        _said_of_tokens,
+        _token_rows,
+        _token_text,
     ),
 }
 
 
-MEASURES = tuple(
+HELD_OUT_METRICS = tuple(
     dict.fromkeys(
         name.removeprefix("test_")
         for kind in _KINDS.values()
@@ -305,10 +304,10 @@ MEASURES = tuple(
         if name.startswith("test_") and name != "test_loss"
     )
 )
-"""All names that `measures` may return."""
+"""All names that `held_out_metrics` may return."""
 
 
-def _kind_in(metrics: Metrics) -> _Kind:
+def _kind_in(metrics: Metrics) -> _MetricKind:
     return next(kind for kind in _KINDS.values() if kind.headline in metrics)
 
 
@@ -343,7 +342,7 @@ def run_summary(root: Path) -> Rows:
     return [
         ("data set", receipt["dataset"]),
         ("algorithm", receipt["algorithm"]),
-        *rows(metrics),
+        *metric_rows(metrics),
         ("epsilon of this run", cost),
         ("population", population),
         ("epsilon spent on it", spent),
@@ -354,9 +353,9 @@ def run_summary(root: Path) -> Rows:
 
 def two_columns(pairs: Rows) -> Table:
     """Pairs of a name and a text as a table for a terminal."""
-    made = Table(show_header=False)
-    made.add_column(no_wrap=True)
-    made.add_column(overflow="fold")
+    table = Table(show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for name, text in pairs:
-        made.add_row(name, text)
-    return made
+        table.add_row(name, text)
+    return table

@@ -29,7 +29,7 @@ from data import PublicDescription
 from tasks.config.params import Tracking
 from tasks.reporting import History
 from tasks.reporting.figures import Curve
-from tasks.runs.quality import Metrics, measure, quality, tracked
+from tasks.runs.quality import Metrics, headline_metric, metric_name, tracker_key
 from tasks.tracking import artifact_name, group_of, reason, safely, session
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def summary(metrics: Metrics, card: PrivacyCard) -> dict[str, Any]:
         if isinstance(score, float)
     }
     return (
-        {tracked(metrics): quality(metrics)}
+        {tracker_key(metrics): headline_metric(metrics)}
         | held_out
         | {
             EPSILON_TOTAL: setting.epsilon,
@@ -329,7 +329,7 @@ def _log_winner(folder: Path, settings: Tracking) -> None:
 
 def sections(run: Finished, history: History) -> Mapping[str, tuple[str, str]]:
     """The report's sections, in order, each a heading and the Markdown below it."""
-    against = f"{measure(run.metrics).capitalize()} against epsilon"
+    against = f"{metric_name(run.metrics).capitalize()} against epsilon"
     return {
         "card": ("Privacy card", _card(run.card)),
         "epsilon": ("Epsilon over time", _epsilon(run)),
@@ -391,14 +391,14 @@ def _blocks(blocks: pd.DataFrame) -> str:
 def _accuracy(run: Finished, retrainings: pd.DataFrame) -> str:
     own, known = run.card.evidence.run_id, retrainings.dropna(subset=["quality"])
     rows = known.loc[known["run_id"] != own, ["run_id", "epsilon", "quality"]].to_numpy().tolist()
-    rows.append([own, run.card.setting.epsilon, quality(run.metrics)])
-    return _markdown(("run", "epsilon", f"{measure(run.metrics)} on held-out records"), rows)
+    rows.append([own, run.card.setting.epsilon, headline_metric(run.metrics)])
+    return _markdown(("run", "epsilon", f"{metric_name(run.metrics)} on held-out records"), rows)
 
 
 def _retrainings(history: History) -> str:
     if history.retrainings.empty:
         return "There was no scheduled retraining yet."
-    return _frame(history.retrainings.rename(columns={"quality": history.measure}))
+    return _frame(history.retrainings.rename(columns={"quality": history.metric}))
 
 
 def _frame(frame: pd.DataFrame) -> str:
@@ -495,9 +495,9 @@ def _grids(run: Finished, entity: str, project: str) -> dict[str, "wr.PanelGrid"
     this = runs("this run", expr.Config("run_id") == run.card.evidence.run_id)
     kinds = list(dict.fromkeys(run.trace["kind"]))
     against = wr.ScatterPlot(
-        title=f"{measure(run.metrics).capitalize()} against epsilon",
+        title=f"{metric_name(run.metrics).capitalize()} against epsilon",
         x=wr.SummaryMetric(EPSILON_TOTAL),
-        y=wr.SummaryMetric(tracked(run.metrics)),
+        y=wr.SummaryMetric(tracker_key(run.metrics)),
     )
     return {
         "epsilon": wr.PanelGrid(

@@ -58,7 +58,7 @@ from tasks.report import Run
 from tasks.reporting import environment
 from tasks.runs import preflight, store
 from tasks.runs.ledger import bind, open_newest, register, signing_key
-from tasks.runs.quality import quality
+from tasks.runs.quality import headline_metric
 from tasks.runs.software import check_resumes, pipeline_software, reuse_note
 from tasks.runs.stages import EXISTING, checkout_lock
 from tasks.tracking.runs import log_winner
@@ -142,7 +142,7 @@ class Trial:
         file = self.folder / "model.safetensors"
         save_model(file, model, released, self.public, self.plan["algorithm"], prepared=self.prepared)
         score = (
-            quality(metrics_of(file, self.prepared, allow_code=[*names_in(self.document)]))
+            headline_metric(metrics_of(file, self.prepared, allow_code=[*names_in(self.document)]))
             if held is None
             else self._counted(held, plan, trace, file)
         )

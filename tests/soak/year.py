@@ -30,7 +30,7 @@ from tasks.evaluate import metrics_of
 from tasks.reporting.figures import LIGHT, png
 from tasks.retraining import Retraining
 from tasks.retraining.delivery import Outcome, Work, retrain
-from tasks.runs.quality import quality
+from tasks.runs.quality import headline_metric
 from tasks.runs.stages import StageRefusedError, refusals
 from tests.soak.year_check import recomputed
 from tests.soak.year_figure import figure
@@ -138,7 +138,9 @@ def _row(work: Work, ledger: Ledger, number: int, outcome: Outcome) -> dict[str,
         row |= {"blocks": len(state.blocks), "first_block": state.blocks[0], "epsilon": metrics["epsilon"]}
         row |= {"accuracy": metrics["test_accuracy"]}
         prepared = work.root / "datasets/prepared"
-        serves = None if serving is None else quality(metrics_of(serving / "model.safetensors", prepared))
+        serves = (
+            None if serving is None else headline_metric(metrics_of(serving / "model.safetensors", prepared))
+        )
         row |= {"serving_accuracy": serves}
     blocks = ledger.blocks(POPULATION)
     most = ledger.balance(POPULATION).spent.epsilon

@@ -221,12 +221,12 @@ def test_a_retraining_without_a_model_has_a_cost_and_no_accuracy() -> None:
 
 
 def test_what_is_no_accuracy_is_called_by_its_name_and_is_in_no_percent() -> None:
-    past = History(nothing().blocks, some_retrainings(4), measure="r2")
+    past = History(nothing().blocks, some_retrainings(4), metric="r2")
     (draw, words), (_, against) = drawings(past)["retrainings"], drawings(past)["quality"]
     assert words.startswith("Held-out r2 of 4 models over 4 periods, from 0.500 to 0.900")
     axes = draw(LIGHT).axes[0]
     assert axes.get_ylabel() == "held-out r2" and against.startswith("Held-out r2")
-    axes = quality_figure(past.retrainings, measure="r2", theme=LIGHT).axes[0]
+    axes = quality_figure(past.retrainings, metric="r2", theme=LIGHT).axes[0]
     assert not isinstance(axes.yaxis.get_major_formatter(), PercentFormatter)
     (row, *_) = shown(past, read=1)["retrainings"]  # type: ignore[misc]
     assert row["quality"] == "0.900"

@@ -24,9 +24,7 @@ from data.targets import Labels, Tags
 from tasks import evaluate
 from tasks.export import export, release
 from tasks.predict import predict, write
-from tasks.runs.quality import quality, run_summary
-from tasks.runs.quality import rows as quality_rows
-from tasks.runs.quality import said as said_of
+from tasks.runs.quality import headline_metric, metric_rows, report_text, run_summary
 from tests.support.cards import csv_of, label, number
 from tests.support.public_texts import WORDS, publish
 from tests.support.workspace import Workspace
@@ -292,9 +290,9 @@ def test_f1_over_entities_is_that_of_counting_word_by_word() -> None:
         given, there = given + len(entities(one)), there + len(entities(other))
     found = evaluate.compute_metrics(BIO, evaluate.Evaluation(said, 0.0, np.zeros((40, 0))), labels)
     assert found["test_entity_f1"] == 2 * right / (given + there) and 0.3 < found["test_entity_f1"] < 0.9
-    assert quality(found) == found["test_entity_f1"]
-    assert ("F1 over entities", f"{found['test_entity_f1']:.3f}") in quality_rows(found)
-    assert "F1 over entities is" in said_of(found, 40, 0.5).sentences
+    assert headline_metric(found) == found["test_entity_f1"]
+    assert ("F1 over entities", f"{found['test_entity_f1']:.3f}") in metric_rows(found)
+    assert "F1 over entities is" in report_text(found, 40, 0.5).sentences
 
 
 @pytest.mark.parametrize(
@@ -305,7 +303,7 @@ def test_tags_of_another_form_have_no_entities(tags: tuple[str, ...]) -> None:
     assert evaluate.entity_types(known) is None
     labels = np.array([[0, 1]])
     found = evaluate.compute_metrics(known, evaluate.Evaluation(labels, 0.0, np.zeros((1, 0))), labels)
-    assert "test_entity_f1" not in found and quality(found) == found["test_token_f1"] == 1.0
+    assert "test_entity_f1" not in found and headline_metric(found) == found["test_token_f1"] == 1.0
 
 
 @pytest.mark.parametrize(
