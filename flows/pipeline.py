@@ -24,7 +24,7 @@ from algorithms.privacy.accounting import MOST_EPSILON
 from algorithms.privacy.card import load
 from algorithms.privacy.card.text import markdown
 from flows.missing_runs import log_missing_run
-from tasks.config.overrides import Request, revise
+from tasks.config.overrides import ParamOverrides, apply_overrides
 from tasks.runs.preflight import preview_run
 from tasks.runs.quality import Rows, run_summary
 from tasks.runs.software import reuse_note_of
@@ -125,16 +125,16 @@ def pipeline(
         settings: values for params.yaml by dotted key, such as {"algorithm.steps": 500}; set last.
         encoder: a frozen public encoder, such as efficientnet-lite0, whose features a private head is trained on.
     """
-    request = Request(dataset, algorithm, epsilon, delta, seed, settings or {}, encoder)
+    overrides = ParamOverrides(dataset, algorithm, epsilon, delta, seed, settings or {}, encoder)
     say = get_run_logger().info
 
     def work() -> Rows:
         root = checkout()
         # Before a stage starts, since DVC removes what it gave before.
-        preview_run(root, revise(root, request).params).check()
+        preview_run(root, apply_overrides(root, overrides).params).check()
         # What a deployment is started with is for that run; at the command line it is the user's choice, and stays.
         keeps = deployment.id is None
-        return run_all(root, request, run_stage=stage_task, finish=publish, say=say, keeps=keeps)
+        return run_all(root, overrides, run_stage=stage_task, finish=publish, say=say, keeps=keeps)
 
     return ended(work)
 

@@ -16,7 +16,7 @@ from algorithms.privacy.ledger.planned_runs import explain
 from data.card import data_card
 from data.documents import load_yaml
 from tasks.config import params
-from tasks.config.overrides import Request, reasons, recipe, revise
+from tasks.config.overrides import ParamOverrides, apply_overrides, explain_recipe, recipe
 from tasks.config.own_code import named_code
 from tasks.config.params import Params
 from tasks.prepare import public_of
@@ -39,7 +39,7 @@ def advice_table(root: Path, dataset: str, epsilon: float, delta: float | None) 
     """Tables of settings from public numbers, each with its reason, and of the cost of such a run; spends nothing."""
     card = data_card(dataset, root / "data" / "cards")
     advised = recipe(card, "dp_sgd", epsilon, by_numbers=True)
-    why, settings = reasons(card, advised), advised.settings
+    why, settings = explain_recipe(card, advised), advised.settings
     values = {
         "model": advised.model,
         "batch size": settings.get("expected_batch_size"),
@@ -53,8 +53,8 @@ def advice_table(root: Path, dataset: str, epsilon: float, delta: float | None) 
         if value is not None:
             table.add_row(name, str(value), why.get(name, "a tenth of the records"))
     changes = {f"algorithm.{key}": value for key, value in settings.items()} | {"model.name": advised.model}
-    asked = Request(dataset, "dp_sgd", epsilon, delta, None, changes)
-    settings_asked = revise(root, asked).params
+    overrides = ParamOverrides(dataset, "dp_sgd", epsilon, delta, None, changes)
+    settings_asked = apply_overrides(root, overrides).params
     return table, cost_table(preview_run(root, settings_asked), settings_asked)
 
 

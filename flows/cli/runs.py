@@ -29,7 +29,7 @@ from flows.cli.running import (
 )
 
 if TYPE_CHECKING:
-    from tasks.config.overrides import Request
+    from tasks.config.overrides import ParamOverrides
     from tasks.config.params import Params
     from tasks.runs.quality import Rows
 
@@ -65,23 +65,23 @@ def run(
     verbose: Verbose = False,
 ) -> None:
     """Run the pipeline: prepare, calibrate, train, evaluate, report. Your choices are saved in params.yaml."""
-    from tasks.config.overrides import Request, revise, settings_of
+    from tasks.config.overrides import ParamOverrides, apply_overrides, settings_of
     from tasks.runs.quality import two_columns
     from tasks.runs.software import reuse_note_of
     from tasks.runs.stages import EXISTING, checkout
 
     root, settings = checkout(), settings_of(assignments or ())
-    request = Request(dataset, algorithm, epsilon, delta, seed, settings, encoder)
-    revision = revise(root, request)
-    say(_what(revision.params), error=True)
-    result = _already_there(root, request)
+    overrides = ParamOverrides(dataset, algorithm, epsilon, delta, seed, settings, encoder)
+    edit = apply_overrides(root, overrides)
+    say(_what(edit.params), error=True)
+    result = _already_there(root, overrides)
     if result:
         note = reuse_note_of(root)
         say(f"{EXISTING}{f'; {note}' if note else ''}:")
     else:
-        _look_ahead(root, revision.params)
+        _look_ahead(root, edit.params)
         steps = Steps(verbose)
-        result = _delivered(request, root, steps)
+        result = _delivered(overrides, root, steps)
         if steps.is_reused:
             say(f"{EXISTING}:")
     show(two_columns(result))
@@ -97,18 +97,18 @@ def _what(settings: "Params") -> str:
     )
 
 
-def _delivered(request: "Request", root: Path, steps: Steps) -> "Rows":
+def _delivered(overrides: "ParamOverrides", root: Path, steps: Steps) -> "Rows":
     """Run the pipeline; as a Prefect flow if there is a server."""
     if has_prefect_api():
         with listening(steps):
             from flows.pipeline import pipeline
 
-            state = stoppable(lambda: pipeline(**asdict(request), return_state=True), root)
+            state = stoppable(lambda: pipeline(**asdict(overrides), return_state=True), root)
             return cast("Rows", completed(state).result())
     from tasks.runs.quality import run_summary
     from tasks.runs.stages import run_all
 
-    work = partial(run_all, root, request, run_stage=steps.run, finish=run_summary, say=steps.line)
+    work = partial(run_all, root, overrides, run_stage=steps.run, finish=run_summary, say=steps.line)
     return stoppable(work, root, steps=steps)
 
 
@@ -122,15 +122,15 @@ def _look_ahead(root: Path, settings: "Params") -> None:
         confirm_before_stages(preview.warnings, preview.public, epsilon=preview.plan.target.budget.epsilon)
 
 
-def _already_there(root: Path, request: "Request") -> "Rows | None":
+def _already_there(root: Path, overrides: "ParamOverrides") -> "Rows | None":
     """The results of an identical run if they are in the checkout, so that not even Prefect has to start."""
     from flows.missing_runs import log_missing_run
-    from tasks.config.overrides import revise
+    from tasks.config.overrides import apply_overrides
     from tasks.runs.quality import run_summary
     from tasks.runs.stages import checkout_lock, up_to_date
 
     with checkout_lock(root, say=say):
-        done = not revise(root, request).changes and up_to_date(root, say=say)
+        done = not apply_overrides(root, overrides).changes and up_to_date(root, say=say)
         if done:
             log_missing_run(root, say)
         return run_summary(root) if done else None
@@ -151,16 +151,16 @@ def plan(
     """
     import torch  # noqa: F401  # first: its own import looks through all modules that are there, which takes 0.2 s
 
-    from tasks.config.overrides import Request, revise, settings_of
+    from tasks.config.overrides import ParamOverrides, apply_overrides, settings_of
     from tasks.runs.stages import checkout
 
     root, settings = checkout(), settings_of(assignments or ())
-    revision = revise(root, Request(dataset, algorithm, epsilon, delta, seed, settings, encoder))
+    edit = apply_overrides(root, ParamOverrides(dataset, algorithm, epsilon, delta, seed, settings, encoder))
     from flows.cli.costs import cost_table
     from tasks.runs.preflight import preview_run
 
-    preview = preview_run(root, revision.params)
-    show(cost_table(preview, revision.params))
+    preview = preview_run(root, edit.params)
+    show(cost_table(preview, edit.params))
     preview.check()
 
 

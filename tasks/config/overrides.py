@@ -114,7 +114,7 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
     )
 
 
-def reasons(card: DataCard, advised: Recipe) -> dict[str, str]:
+def explain_recipe(card: DataCard, advised: Recipe) -> dict[str, str]:
     """The reasons for the settings of a recipe from public numbers, one sentence each."""
     records, kind = card.records.train or card.records.at_most, _kind(card)
     batch = advised.settings.get("expected_batch_size")
@@ -209,7 +209,7 @@ def _with_learning_rate(
 
 
 @dataclass(frozen=True)
-class Request:
+class ParamOverrides:
     """Requested changes; None leaves a value unchanged.
 
     dataset: also sets the model and the algorithm's settings by its recipe. algorithm: sets them, too, by the recipe of
@@ -227,7 +227,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Revision:
+class ParamsEdit:
     """params.yaml before and after a change, and its new content."""
 
     path: Path
@@ -270,8 +270,8 @@ def settings_of(assignments: Iterable[str]) -> dict[str, Any]:
     return settings
 
 
-def revise(root: Path, request: Request) -> Revision:
-    """Apply `request` to params.yaml in `root` without writing it.
+def apply_overrides(root: Path, overrides: ParamOverrides) -> ParamsEdit:
+    """Apply `overrides` to params.yaml in `root` without writing it.
 
     Raises ParamsRefusedError, DataRefusedError for an unknown data set, and RefusedError for an unknown algorithm.
     """
@@ -280,7 +280,7 @@ def revise(root: Path, request: Request) -> Revision:
     before = path.read_text(encoding="utf-8")
     document = _yaml().load(before)
     unchanged = _text(document)
-    _change(document, request, cards=root / "data" / "cards")
+    _change(document, overrides, cards=root / "data" / "cards")
     text = _text(document)
     after = before
     if text != unchanged:  # blank lines within a multi-line value stay
@@ -288,60 +288,60 @@ def revise(root: Path, request: Request) -> Revision:
     name = "params.yaml" if after == before else "params.yaml with what was asked"
     parsed = params.parse(_plain(after), name=name)
     data_card(parsed.data.dataset, root / "data" / "cards")
-    return Revision(path, before, after, parsed)
+    return ParamsEdit(path, before, after, parsed)
 
 
-def _change(document: dict[str, Any], request: Request, *, cards: Path) -> None:
+def _change(document: dict[str, Any], overrides: ParamOverrides, *, cards: Path) -> None:
     document.setdefault("features", {"name": "none"})  # a group that DVC tracks must exist
-    named = {"data.dataset": request.dataset, "privacy.epsilon": request.epsilon}
-    named |= {"privacy.delta": request.delta, "model.seed": request.seed}
+    named = {"data.dataset": overrides.dataset, "privacy.epsilon": overrides.epsilon}
+    named |= {"privacy.delta": overrides.delta, "model.seed": overrides.seed}
     wanted = {key: value for key, value in named.items() if value is not None}
-    if request.dataset not in (None, value_at(document, "data.dataset")) and value_at(
+    if overrides.dataset not in (None, value_at(document, "data.dataset")) and value_at(
         document, "data.blocks"
     ):
         _set(document, "data.blocks", [])  # the names are those of the previous data set
     for key, value in wanted.items():
         _set(document, key, value)
-    if request.dataset is not None or request.algorithm is not None or request.encoder is not None:
-        epsilon = request.settings.get("privacy.epsilon", value_at(document, "privacy.epsilon"))
-        _follow_recipe(document, request, epsilon, cards=cards)
-    for key, value in request.settings.items():
+    if overrides.dataset is not None or overrides.algorithm is not None or overrides.encoder is not None:
+        epsilon = overrides.settings.get("privacy.epsilon", value_at(document, "privacy.epsilon"))
+        _follow_recipe(document, overrides, epsilon, cards=cards)
+    for key, value in overrides.settings.items():
         _set(document, key, value)
     for pair in _RIVALS:
         for name, other in (pair, pair[::-1]):
-            asked = request.settings.get(f"algorithm.{name}") is not None
-            if asked and f"algorithm.{other}" not in request.settings:
+            asked = overrides.settings.get(f"algorithm.{name}") is not None
+            if asked and f"algorithm.{other}" not in overrides.settings:
                 document["algorithm"].pop(other, None)
 
 
-def _follow_recipe(document: dict[str, Any], request: Request, epsilon: Any, *, cards: Path) -> None:
+def _follow_recipe(document: dict[str, Any], overrides: ParamOverrides, epsilon: Any, *, cards: Path) -> None:
     """Apply the recipe. epsilon: of the run; the final check refuses it if it is not a positive number."""
     stands = params.parse(document, reads=("data", "model"))
-    name = request.algorithm or value_at(document, "algorithm.name")
+    name = overrides.algorithm or value_at(document, "algorithm.name")
     usable = isinstance(epsilon, int | float) and 0 < epsilon < math.inf
     card, aim = data_card(stands.data.dataset, cards), epsilon if usable else 1.0
-    if request.encoder is None:
+    if overrides.encoder is None:
         chosen = recipe(card, str(name), aim)
     else:
-        chosen = encoder_recipe(card, request.encoder, str(name), aim)
+        chosen = encoder_recipe(card, overrides.encoder, str(name), aim)
     kept = {key: getattr(stands.model, key) for key in ("seed", "precision")}
-    _become(document["model"], Model(name=chosen.model, **kept, **chosen.of_model).model_dump())
-    _become(document["algorithm"], {"name": name, **chosen.settings})
+    _update_in_place(document["model"], Model(name=chosen.model, **kept, **chosen.of_model).model_dump())
+    _update_in_place(document["algorithm"], {"name": name, **chosen.settings})
     # A recipe is for untransformed records, or for the output of the encoder.
     if chosen.encoder or "transform" in document["data"]:
         _set(document, "data.transform", "encoder" if chosen.encoder else "none")
     if chosen.encoder or "encoder" in document["data"]:
         document["data"]["encoder"] = chosen.encoder
-    _become(document["features"], chosen.features)
+    _update_in_place(document["features"], chosen.features)
 
 
-def _become(target: dict[str, Any], values: Mapping[str, Any]) -> None:
+def _update_in_place(target: dict[str, Any], values: Mapping[str, Any]) -> None:
     """Give a mapping these values in place, so that the remaining keys keep their comments."""
     for key in [key for key in target if key not in values]:
         del target[key]
     for key, value in values.items():
         if isinstance(value, Mapping) and value and isinstance(target.get(key), dict):
-            _become(target[key], value)
+            _update_in_place(target[key], value)
         elif key not in target or target[key] != value:
             target[key] = _in_line(value)
 

@@ -35,7 +35,7 @@ from data.files import write_text
 from data.reading import block_names
 from tasks.calibrate import plan_for
 from tasks.config import database_url, home, params, retraining_for
-from tasks.config.overrides import Request, Revision, revise
+from tasks.config.overrides import ParamOverrides, ParamsEdit, apply_overrides
 from tasks.config.own_code import named_code
 from tasks.config.params import ParamsRefusedError
 from tasks.evaluate import metrics_of
@@ -120,7 +120,7 @@ class Next:
 
     blocks: tuple[str, ...]
     epsilon: float
-    revision: Revision
+    edit: ParamsEdit
 
 
 def blocks_here(card: DataCard, ledger: Ledger, root: Path, plan: Callable[[], Plan]) -> list[Block]:
@@ -174,13 +174,12 @@ def next_of(
 ) -> Next:
     """Decide the retraining of a period that is due; nothing is charged.
 
-    last: the blocks of the last retraining. Raises TooFewBlocksError if nothing is due, and what `revise`, `declare`
-    and `plan_for` raise.
-    """
+    last: the blocks of the last retraining. Raises TooFewBlocksError if nothing is due, and what `apply_overrides`,
+    `declare` and `plan_for` raise."""
     own = recipe.settings(settings.dataset, settings.delta)
 
     def first() -> Plan:
-        alone = revise(root, Request(settings=deepcopy(own))).params
+        alone = apply_overrides(root, ParamOverrides(settings=deepcopy(own))).params
         return plan_for(alone, public_of(card, alone.data))
 
     card = data_card(settings.dataset, root / "data" / "cards")
@@ -202,16 +201,16 @@ def next_of(
     own["data.blocks"] = list(used)
     if settings.warm_start and registry.serving is not None:
         own["model.start"] = str((registry.serving / "model.safetensors").relative_to(root))
-    asked = revise(root, Request(settings=deepcopy(own))).params  # before epsilon is known
-    public, privacy = replace(public_of(card, asked.data), blocks=used), asked.privacy
+    planned = apply_overrides(root, ParamOverrides(settings=deepcopy(own))).params  # before epsilon is known
+    public, privacy = replace(public_of(card, planned.data), blocks=used), planned.privacy
 
     def plan(epsilon: float) -> Plan:
-        return plan_for(asked.with_epsilon(epsilon), public)
+        return plan_for(planned.with_epsilon(epsilon), public)
 
     balance = ledger.balance(public.population, "all")
     epsilon, delta = epsilon_for(price, balance, len(used), privacy.delta, plan)
     own |= {"privacy.epsilon": epsilon, "privacy.delta": delta}
-    return Next(used, epsilon, revise(root, Request(settings=own)))
+    return Next(used, epsilon, apply_overrides(root, ParamOverrides(settings=own)))
 
 
 def _smallest(settings: Retraining, standing: list[Block]) -> Price:
@@ -325,7 +324,7 @@ def _begin(work: Work, period: str) -> Outcome:
         )
     except TooFewBlocksError as few:
         return Outcome("skipped", f"no retraining in {period}: {few}")
-    changes = recipe_changes(work, before, chosen.revision.after)
+    changes = recipe_changes(work, before, chosen.edit.after)
     if changes and not work.accepts_recipe:
         return Outcome(
             "refused",
@@ -338,8 +337,8 @@ def _begin(work: Work, period: str) -> Outcome:
         changes=changes,
         period=period,
         root=str(work.root.resolve()),
-        params=chosen.revision.after,
-        before=chosen.revision.before,
+        params=chosen.edit.after,
+        before=chosen.edit.before,
         blocks=chosen.blocks,
         epsilon=chosen.epsilon,
         number=before[-1].number + 1 if before else 1,

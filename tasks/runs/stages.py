@@ -31,7 +31,7 @@ from tasks.runs.checkout import append_checkout_to_path, find_checkout, missing_
 if TYPE_CHECKING:
     from dvc.repo import Repo
 
-    from tasks.config.overrides import Request
+    from tasks.config.overrides import ParamOverrides
 
 T = TypeVar("T")
 Say = Callable[[str], object]
@@ -209,7 +209,7 @@ def reproduce(stage: str, *, root: Path, say: Say) -> bool:
 
 def run_all(
     root: Path,
-    request: "Request",
+    overrides: "ParamOverrides",
     *,
     run_stage: Callable[[str, Path], object],
     finish: Callable[[Path], T],
@@ -219,13 +219,15 @@ def run_all(
     """Change params.yaml as requested, run the five stages and return what `finish` makes of the results in `root`.
 
     run_stage: runs a stage in the checkout; raises StageRefusedError or StageFailedError. If a stage refuses the run,
-    params.yaml is restored. keeps: whether the request stays in params.yaml otherwise.
+    params.yaml is restored. keeps: whether the overrides stay in params.yaml otherwise.
     """
-    from tasks.config.overrides import revise  # here, since the process that runs a stage does not need it
+    from tasks.config.overrides import (
+        apply_overrides,  # here, since the process that runs a stage does not need it
+    )
 
     with checkout_lock(root, say=say):
-        revision = revise(root, request)
-        revision.write()
+        edit = apply_overrides(root, overrides)
+        edit.write()
         try:
             for stage in STAGES:
                 run_stage(stage, root)
@@ -235,7 +237,7 @@ def run_all(
             raise
         finally:
             if not keeps:
-                revision.undo()
+                edit.undo()
 
 
 def up_to_date(root: Path, *, say: Say) -> bool:

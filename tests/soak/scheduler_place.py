@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from tasks.config.overrides import Request, revise
+from tasks.config.overrides import ParamOverrides, apply_overrides
 
 _CARD = Path("examples/retraining/visits-weekly.yaml")
 _SETTINGS = {
@@ -26,8 +26,10 @@ def clone(source: Path, root: Path) -> None:
     run(["git", "checkout", "--quiet", "-B", "main"], cwd=root, check=True)
     (root / "data/cards" / _CARD.name).write_text((source / _CARD).read_text())
     run([sys.executable, "examples/retraining/make_weeks.py"], cwd=root, check=True)
-    asked = Request(dataset="visits-weekly", algorithm="dp_sgd", epsilon=1.0, delta=1e-5, settings=_SETTINGS)
-    revise(root, asked).write()
+    asked = ParamOverrides(
+        dataset="visits-weekly", algorithm="dp_sgd", epsilon=1.0, delta=1e-5, settings=_SETTINGS
+    )
+    apply_overrides(root, asked).write()
     run(["git", "add", "--all"], cwd=root, check=True)
     run(["git", "commit", "--quiet", "--message", "weekly visits"], cwd=root, check=True)
     run(["git", "tag", "before"], cwd=root, check=True)
@@ -44,9 +46,9 @@ def retraining_file(root: Path, name: str) -> None:
 
 def set_steps(root: Path, steps: int) -> None:
     """How long training takes from now on."""
-    revise(root, Request(settings={"algorithm.steps": steps})).write()
+    apply_overrides(root, ParamOverrides(settings={"algorithm.steps": steps})).write()
 
 
 def set_seed(root: Path, seed: int) -> None:
     """Another start of the model, so another training."""
-    revise(root, Request(seed=seed)).write()
+    apply_overrides(root, ParamOverrides(seed=seed)).write()

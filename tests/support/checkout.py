@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from algorithms.privacy.ledger import Balance, Ledger
-from tasks.config.overrides import Request, revise
+from tasks.config.overrides import ParamOverrides, apply_overrides
 
 PROJECT = Path(__file__).parents[2]
 _FILES = ("dvc.yaml", "params.yaml", "prefect.yaml", "pyproject.toml", ".dvcignore", ".gitignore")
 _CODE = ("algorithms", "data", "epsilonflow", "flows", "tasks")
-_FEW_STEPS = Request(
+_FEW_STEPS = ParamOverrides(
     dataset="digits",
     algorithm="dp_sgd",
     epsilon=3.0,
@@ -96,7 +96,7 @@ def new_checkout(root: Path, home: Path) -> Checkout:
     for name in (*_FILES, ".dvc/config", ".dvc/.gitignore"):
         shutil.copyfile(PROJECT / name, root / name)
     checkout = Checkout(root, home)
-    revise(root, _FEW_STEPS).write()
+    apply_overrides(root, _FEW_STEPS).write()
     identity = ["-c", "init.defaultBranch=main"]
     for command in (
         ["git", *identity, "init", "--quiet"],

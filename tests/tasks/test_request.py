@@ -14,7 +14,7 @@ from comparisons.defaults import BEFORE, accuracy, table
 from data import DataRefusedError
 from data.card import DataCard, Records, card_names, data_card
 from tasks.config import params
-from tasks.config.overrides import Request, recipe, revise, settings_of
+from tasks.config.overrides import ParamOverrides, apply_overrides, recipe, settings_of
 from tasks.config.params import ParamsRefusedError
 from tests.support.checkout import PROJECT
 from tests.support.refusals import refused
@@ -33,7 +33,7 @@ def lines(text: str) -> set[str]:
 
 
 def test_nothing_asked_for_changes_nothing(root: Path) -> None:
-    assert not revise(root, Request()).changes
+    assert not apply_overrides(root, ParamOverrides()).changes
 
 
 def test_a_file_gets_the_groups_that_dvc_wants_of_it(root: Path) -> None:
@@ -44,39 +44,39 @@ def test_a_file_gets_the_groups_that_dvc_wants_of_it(root: Path) -> None:
     written = YAML(typ="safe", pure=True).load(path)
     needed = ("data", "privacy", "algorithm", "model")
     YAML(typ="safe", pure=True).dump({group: written[group] for group in needed}, path)
-    assert tracked <= YAML(typ="safe", pure=True).load(revise(root, Request()).after).keys()
+    assert tracked <= YAML(typ="safe", pure=True).load(apply_overrides(root, ParamOverrides()).after).keys()
 
 
 def test_the_file_as_it_comes_is_the_recipe_of_its_data_set(root: Path) -> None:
-    asked = Request(dataset="digits", algorithm="dp_sgd", epsilon=3, delta=0.00001, seed=0)
-    assert revise(root, asked).after == (root / "params.yaml").read_text()
+    overrides = ParamOverrides(dataset="digits", algorithm="dp_sgd", epsilon=3, delta=0.00001, seed=0)
+    assert apply_overrides(root, overrides).after == (root / "params.yaml").read_text()
 
 
 def test_another_data_set_keeps_the_precision_and_the_start(root: Path) -> None:
-    revise(root, Request(settings={"model.precision": "bfloat16"}, seed=7)).write()
-    after = revise(root, Request(dataset="adult")).after
+    apply_overrides(root, ParamOverrides(settings={"model.precision": "bfloat16"}, seed=7)).write()
+    after = apply_overrides(root, ParamOverrides(dataset="adult")).after
     assert "  name: logistic\n  seed: 7\n  precision: bfloat16" in after
 
 
 def test_a_value_changes_its_line_and_no_other(root: Path) -> None:
-    revision = revise(root, Request(epsilon=0.5))
-    assert lines(revision.before) ^ lines(revision.after) == {"  epsilon: 3.0", "  epsilon: 0.5"}
-    assert (root / "params.yaml").read_text() == revision.before
-    revision.write()
-    assert (root / "params.yaml").read_text() == revision.after
-    revision.undo()
-    assert (root / "params.yaml").read_text() == revision.before
+    edit = apply_overrides(root, ParamOverrides(epsilon=0.5))
+    assert lines(edit.before) ^ lines(edit.after) == {"  epsilon: 3.0", "  epsilon: 0.5"}
+    assert (root / "params.yaml").read_text() == edit.before
+    edit.write()
+    assert (root / "params.yaml").read_text() == edit.after
+    edit.undo()
+    assert (root / "params.yaml").read_text() == edit.before
 
 
 def test_comments_and_empty_values_stay(root: Path) -> None:
-    after = revise(root, Request(dataset="adult")).after
+    after = apply_overrides(root, ParamOverrides(dataset="adult")).after
     assert "# a data card in data/cards" in after
     assert "url: null # or the URL of a database" in after
 
 
 def test_blank_lines_stay_between_groups_where_keys_are_added(root: Path) -> None:
-    revise(root, Request(dataset="imdb", encoder="wordllama")).write()
-    again = revise(root, Request(dataset="imdb", encoder="wordllama", seed=7)).after
+    apply_overrides(root, ParamOverrides(dataset="imdb", encoder="wordllama")).write()
+    again = apply_overrides(root, ParamOverrides(dataset="imdb", encoder="wordllama", seed=7)).after
     groups = again.split("\n\n")[1:]
     assert [group.partition(":")[0] for group in groups] == list(YAML(typ="safe", pure=True).load(again))
 
@@ -89,21 +89,21 @@ def test_blank_lines_within_a_value_stay_where_they_are(root: Path) -> None:
     )
     path.write_text(text)
     before = YAML(typ="safe", pure=True).load(text)["model"]["settings"]
-    after = revise(root, Request(epsilon=2.0)).after
+    after = apply_overrides(root, ParamOverrides(epsilon=2.0)).after
     assert YAML(typ="safe", pure=True).load(after)["model"]["settings"] == before
 
 
 def test_a_data_set_brings_its_recipe_and_keeps_the_seed(root: Path) -> None:
-    revise(root, Request(seed=7)).write()
-    chosen = revise(root, Request(dataset="adult")).params
+    apply_overrides(root, ParamOverrides(seed=7)).write()
+    chosen = apply_overrides(root, ParamOverrides(dataset="adult")).params
     wanted = recipe(data_card("adult"), "dp_sgd", 3.0)
     assert (chosen.data.dataset, chosen.model.name, chosen.model.seed) == ("adult", "logistic", 7)
     assert chosen.algorithm_settings == {"name": "dp_sgd", **wanted.settings}
 
 
 def test_an_algorithm_alone_brings_the_recipe_of_the_data_set_that_stands(root: Path) -> None:
-    revise(root, Request(dataset="mnist")).write()
-    chosen = revise(root, Request(algorithm="non_private")).params
+    apply_overrides(root, ParamOverrides(dataset="mnist")).write()
+    chosen = apply_overrides(root, ParamOverrides(algorithm="non_private")).params
     assert chosen.data.dataset == "mnist"
     assert chosen.algorithm_settings == {
         "name": "non_private",
@@ -113,7 +113,7 @@ def test_an_algorithm_alone_brings_the_recipe_of_the_data_set_that_stands(root: 
 
 def test_single_values_come_after_the_recipe(root: Path) -> None:
     settings = settings_of(["algorithm.steps=17", "privacy.delta=1e-6", "algorithm.update.optimizer=adam"])
-    chosen = revise(root, Request(dataset="mnist", delta=1e-7, settings=settings)).params
+    chosen = apply_overrides(root, ParamOverrides(dataset="mnist", delta=1e-7, settings=settings)).params
     assert (chosen.algorithm_settings["steps"], chosen.privacy.delta) == (17, 1e-6)
     assert chosen.algorithm_settings["update"]["optimizer"] == "adam"
 
@@ -128,16 +128,16 @@ def test_single_values_come_after_the_recipe(root: Path) -> None:
 def test_a_setting_that_is_asked_for_replaces_the_other_one_for_the_same_thing(
     root: Path, asked: str, gone: str
 ) -> None:
-    recipe = Request(dataset="digits", algorithm="dpis")
-    assert gone in revise(root, recipe).params.algorithm_settings
+    recipe = ParamOverrides(dataset="digits", algorithm="dpis")
+    assert gone in apply_overrides(root, recipe).params.algorithm_settings
     one = replace(recipe, settings={f"algorithm.{asked}": 0.25})
-    settings = revise(root, one).params.algorithm_settings
+    settings = apply_overrides(root, one).params.algorithm_settings
     assert (settings[asked], gone in settings) == (0.25, False)
     both = replace(recipe, settings={f"algorithm.{asked}": 0.25, f"algorithm.{gone}": 7})
-    settings = revise(root, both).params.algorithm_settings
+    settings = apply_overrides(root, both).params.algorithm_settings
     assert (settings[asked], settings[gone]) == (0.25, 7)
     none = replace(recipe, settings={f"algorithm.{asked}": None})
-    assert gone in revise(root, none).params.algorithm_settings
+    assert gone in apply_overrides(root, none).params.algorithm_settings
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_setting_that_is_asked_for_replaces_the_other_one_for_the_same_thing(
 )
 def test_every_recipe_is_valid_and_its_batches_fit(root: Path, dataset: str, name: str) -> None:
     records = data_card(dataset).records.train
-    chosen = revise(root, Request(dataset=dataset, algorithm=name)).params
+    chosen = apply_overrides(root, ParamOverrides(dataset=dataset, algorithm=name)).params
     batch = chosen.algorithm_settings.get("expected_batch_size") or 1
     assert records is None or batch <= records
     assert chosen.algorithm is not None
@@ -218,11 +218,11 @@ def test_the_recipe_is_for_the_epsilon_that_is_asked_for(root: Path) -> None:
     (root / "data" / "cards").mkdir()
     for file in (PROJECT / "data/cards/digits.yaml", PROJECT / "examples/own_data/visits.yaml"):
         (root / "data" / "cards" / file.name).write_text(file.read_text())
-    by_option = revise(root, Request(dataset="visits", epsilon=0.5)).params.algorithm_settings
-    by_key = revise(
-        root, Request(dataset="visits", settings={"privacy.epsilon": 0.5})
+    by_option = apply_overrides(root, ParamOverrides(dataset="visits", epsilon=0.5)).params.algorithm_settings
+    by_key = apply_overrides(
+        root, ParamOverrides(dataset="visits", settings={"privacy.epsilon": 0.5})
     ).params.algorithm_settings
-    usual = revise(root, Request(dataset="visits")).params.algorithm_settings
+    usual = apply_overrides(root, ParamOverrides(dataset="visits")).params.algorithm_settings
     assert by_option == by_key
     assert usual["update"]["learning_rate"] > 5 * by_key["update"]["learning_rate"]
 
@@ -247,22 +247,24 @@ def own_card(shape: tuple[int, ...], classes: tuple[str, ...], records: Records)
 
 
 @pytest.mark.parametrize(
-    ("request_", "words"),
+    ("overrides", "words"),
     [
-        (Request(dataset="nist"), "no data set 'nist'"),
-        (Request(algorithm="sgd"), "no algorithm 'sgd'"),
-        (Request(epsilon=0.0), "params.yaml with what was asked: privacy.epsilon is 0.0"),
-        (Request(settings={"privacy.epsilon.x": 1}), "privacy.epsilon.x"),
-        (Request(settings={"privcy.epsilon": 1}), "privcy"),
-        (Request(settings={"privacy": 3}), "privacy"),
-        (Request(settings={"algorithm": {}}), "algorithm"),
-        (Request(settings={"data.dataset": "nist"}), "no data set 'nist'"),
+        (ParamOverrides(dataset="nist"), "no data set 'nist'"),
+        (ParamOverrides(algorithm="sgd"), "no algorithm 'sgd'"),
+        (ParamOverrides(epsilon=0.0), "params.yaml with what was asked: privacy.epsilon is 0.0"),
+        (ParamOverrides(settings={"privacy.epsilon.x": 1}), "privacy.epsilon.x"),
+        (ParamOverrides(settings={"privcy.epsilon": 1}), "privcy"),
+        (ParamOverrides(settings={"privacy": 3}), "privacy"),
+        (ParamOverrides(settings={"algorithm": {}}), "algorithm"),
+        (ParamOverrides(settings={"data.dataset": "nist"}), "no data set 'nist'"),
     ],
 )
-def test_what_cannot_be_is_refused_and_nothing_is_written(root: Path, request_: Request, words: str) -> None:
+def test_what_cannot_be_is_refused_and_nothing_is_written(
+    root: Path, overrides: ParamOverrides, words: str
+) -> None:
     before = (root / "params.yaml").read_bytes()
     with refused(words, (ParamsRefusedError, DataRefusedError, RefusedError)):
-        revise(root, request_)
+        apply_overrides(root, overrides)
     assert (root / "params.yaml").read_bytes() == before
 
 
@@ -280,8 +282,8 @@ def test_settings_of_another_form_are_refused(text: str) -> None:
 def test_another_data_set_leaves_what_was_for_the_old_one(root: Path) -> None:
     old = {"data.transform": "scattering", "features.name": "whitened", "features.groups": 9}
     old |= {"model.name": "unit_linear", "model.settings": {"bias": 0.5}}
-    revise(root, Request(dataset="mnist", settings=old)).write()
-    after = revise(root, Request(dataset="imdb", algorithm="dp_sgd")).params
+    apply_overrides(root, ParamOverrides(dataset="mnist", settings=old)).write()
+    after = apply_overrides(root, ParamOverrides(dataset="imdb", algorithm="dp_sgd")).params
     assert (after.data.transform, after.features) == ("none", None)
     assert (after.model.name, after.model.settings) == ("bilstm", {})
 
@@ -289,17 +291,17 @@ def test_another_data_set_leaves_what_was_for_the_old_one(root: Path) -> None:
 def test_another_data_set_leaves_the_names_of_the_old_ones_blocks(root: Path) -> None:
     path = root / "params.yaml"
     path.write_text(path.read_text().replace("blocks: []", "blocks: [2026-W01]"))
-    assert revise(root, Request("digits", epsilon=2.0)).params.data.blocks == ["2026-W01"]
-    assert revise(root, Request("adult")).params.data.blocks == []
-    kept = Request("adult", settings={"data.blocks": ["2026-W02"]})
-    assert revise(root, kept).params.data.blocks == ["2026-W02"]
+    assert apply_overrides(root, ParamOverrides("digits", epsilon=2.0)).params.data.blocks == ["2026-W01"]
+    assert apply_overrides(root, ParamOverrides("adult")).params.data.blocks == []
+    kept = ParamOverrides("adult", settings={"data.blocks": ["2026-W02"]})
+    assert apply_overrides(root, kept).params.data.blocks == ["2026-W02"]
 
 
 def test_a_list_stands_on_the_line_of_its_key_and_may_become_empty_again(root: Path) -> None:
     path = root / "params.yaml"
     line = next(line for line in path.read_text().splitlines() if "blocks:" in line)
     for blocks in (["2026-W01", "2026-W02"], [], ["2026-W03"]):
-        revise(root, Request(settings={"data.blocks": blocks})).write()
+        apply_overrides(root, ParamOverrides(settings={"data.blocks": blocks})).write()
         assert params.load(path, reads=("data",)).data.blocks == blocks
         written = next(line for line in path.read_text().splitlines() if "blocks:" in line)
         assert written.partition("#")[2] == line.partition("#")[2] != ""
