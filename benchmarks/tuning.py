@@ -24,7 +24,7 @@ from tasks import prepare
 from tasks.calibrate import calibrate
 from tasks.config import data_mirror, params
 from tasks.config.overrides import recipe
-from tasks.tuning import READS, Draw, Objective, Priced, Tuning, candidates, price
+from tasks.tuning import READS, Draw, Objective, SearchPlan, Tuning, candidates, plan_search
 from tasks.tuning.search import Trial
 
 What = Literal["recipe", "advised", "tuned", "best of the grid for free"]
@@ -60,8 +60,8 @@ class Job:
         space, mean = SPACES[self.dataset]
         asked = Tuning.model_validate({"space": space, "epsilon": self.epsilon, "trials": Draw(mean=mean)})
         if self.what == "tuned":
-            found = price(asked, self._document(), public)
-            picks, each = self._picks(asked, found), found.each
+            found = plan_search(asked, self._document(), public)
+            picks, each = self._picks(asked, found), found.epsilon_per_trial
             documents, plans = found.documents, found.plans
         else:
             documents = tuple(candidates(asked, self._document()))
@@ -85,7 +85,7 @@ class Job:
             "performance": {"threads": 1},
         }
 
-    def _picks(self, asked: Tuning, found: Priced) -> list[int]:
+    def _picks(self, asked: Tuning, found: SearchPlan) -> list[int]:
         drawn = Generator(hashlib.sha256(repr(("picks", *self._about())).encode()).digest(), private=False)
         number = asked.trials.trials().number(float(drawn.stream(0).uniform(1)[0]))
         return [int(len(found.plans) * u) for u in drawn.stream(1).uniform(number)]

@@ -75,29 +75,33 @@ def search_table(
     card = data_card(settings.data.dataset, root / "data" / "cards")
     public = public_of(card, settings.data)
     table = Table("", "only the best is released", "all trials are released")
-    ways = tuning.both_ways(asked, base, public)
-    size = next(len(way.plans) for way in ways if way)
+    options = tuning.plan_options(asked, base, public)
+    size = next(len(option.plans) for option in options if option)
     rows = {
         "trials": (
             f"random, {asked.trials.mean:g} on average, out of {size} settings",
             f"all {size} settings, once each",
         ),
-        "epsilon of the search": tuple(_text(way.cost) if way else "does not fit" for way in ways),
-        "epsilon of each trial": tuple(_text(way.each) if way else "" for way in ways),
-        "noise multipliers": tuple(_noises(way) if way else "" for way in ways),
+        "epsilon of the search": tuple(
+            _text(option.cost) if option else "does not fit" for option in options
+        ),
+        "epsilon of each trial": tuple(
+            _text(option.epsilon_per_trial) if option else "" for option in options
+        ),
+        "noise multipliers": tuple(_noises(option) if option else "" for option in options),
     }
     for name, (one, other) in rows.items():
         table.add_row(name, one, other)
-    chosen = ways if asked.show_all == "cheaper" else [ways[asked.show_all]]
-    way = max(filter(None, chosen), key=lambda one: one.each, default=None)
-    if way is None:
+    chosen = options if asked.show_all == "cheaper" else [options[asked.show_all]]
+    option = max(filter(None, chosen), key=lambda option: option.epsilon_per_trial, default=None)
+    if option is None:
         return table, None
-    plan, _ = Search(asked, way, root / "datasets" / "prepared", public).plan(0)
+    plan, _ = Search(asked, option, root / "datasets" / "prepared", public).plan(0)
     return table, preview_ledger(root, settings, public, plan)
 
 
-def _noises(way: "tuning.Priced") -> str:
-    found = [plan["noise_multiplier"] for plan in way.plans]
+def _noises(option: "tuning.SearchPlan") -> str:
+    found = [plan["noise_multiplier"] for plan in option.plans]
     return f"{min(found):.4g} to {max(found):.4g}"
 
 

@@ -145,20 +145,19 @@ def candidates(tuning: Tuning, base: Document) -> list[Document]:
 
 
 @dataclass(frozen=True)
-class Priced:
+class SearchPlan:
     """The price of a search and of its trials.
 
-    shows_all: whether all trials may be shown. each: epsilon of a single trial. costs: of the whole search, by
-    accountant; the smallest is its cost. schedule: the charged events: features that are learned once for all trials,
-    then the search. shares: whether there are such features. documents, plans: params.yaml and the plan's document of
-    each candidate.
-    """
+    releases_all: whether all trials are released. epsilon_per_trial: epsilon of a single trial. costs: of the whole
+    search, by accountant; the smallest is its cost. schedule: the charged events: features that are learned once for
+    all trials, then the search. shares_features: whether there are such features. documents, plans: params.yaml and the
+    plan's document of each candidate."""
 
-    shows_all: bool
-    each: float
+    releases_all: bool
+    epsilon_per_trial: float
     costs: Mapping[str, float]
     schedule: Schedule
-    shares: bool
+    shares_features: bool
     documents: tuple[Document, ...]
     plans: tuple[Document, ...]
 
@@ -173,13 +172,15 @@ class Priced:
         return self.costs[self.accountant]
 
 
-def price(tuning: Tuning, base: Document, public: PublicDescription) -> Priced:
+def plan_search(tuning: Tuning, base: Document, public: PublicDescription) -> SearchPlan:
     """Find the largest epsilon per trial with which the whole search fits; only plans are made, nothing is spent.
 
     Raises RefusedError if a trial's releases are not fixed in advance, or no epsilon fits.
     """
     if tuning.show_all == "cheaper":
-        return max(filter(None, both_ways(tuning, base, public)), key=lambda way: way.each)
+        return max(
+            filter(None, plan_options(tuning, base, public)), key=lambda option: option.epsilon_per_trial
+        )
     base = with_values(
         base, {"privacy.target": None, "privacy.delta": tuning.delta or base["privacy"]["delta"]}
     )
@@ -190,25 +191,25 @@ def price(tuning: Tuning, base: Document, public: PublicDescription) -> Priced:
     every = candidates(tuning, base)
     if tuning.objective.on == "private":
         _check_scored(every, public)
-    return _priced(tuning, every, public, shows_all=tuning.show_all)
+    return _fit_search_plan(tuning, every, public, releases_all=tuning.show_all)
 
 
-def both_ways(tuning: Tuning, base: Document, public: PublicDescription) -> "list[Priced | None]":
+def plan_options(tuning: Tuning, base: Document, public: PublicDescription) -> "list[SearchPlan | None]":
     """The price if only the winner is released, and if all trials are shown; None for one that does not fit.
 
     Raises the first RefusedError if neither fits.
     """
-    ways: list[Priced | None] = []
+    options: list[SearchPlan | None] = []
     refusals = []
-    for shows_all in (False, True):
+    for releases_all in (False, True):
         try:
-            ways.append(price(tuning.model_copy(update={"show_all": shows_all}), base, public))
+            options.append(plan_search(tuning.model_copy(update={"show_all": releases_all}), base, public))
         except RefusedError as refusal:
-            ways.append(None)
+            options.append(None)
             refusals.append(refusal)
-    if len(refusals) == len(ways):
+    if len(refusals) == len(options):
         raise refusals[0]
-    return ways
+    return options
 
 
 def _check_scored(every: Sequence[Document], public: PublicDescription) -> None:
@@ -276,39 +277,47 @@ class _OfBatch(torch.autograd.Function):
         return run(features, labels), 0
 
 
-def _priced(tuning: Tuning, every: list[Document], public: PublicDescription, *, shows_all: bool) -> Priced:
+def _fit_search_plan(
+    tuning: Tuning, every: list[Document], public: PublicDescription, *, releases_all: bool
+) -> SearchPlan:
     delta = every[0]["privacy"]["delta"]
 
-    def at(each: float) -> Priced:
-        documents = [with_values(d, {"privacy.epsilon": each, "privacy.accountant": "pld"}) for d in every]
+    def plan_at(epsilon_per_trial: float) -> SearchPlan:
+        documents = [
+            with_values(d, {"privacy.epsilon": epsilon_per_trial, "privacy.accountant": "pld"}) for d in every
+        ]
         plans = [calibrate(params.parse(d, reads=READS), public) for d in documents]
         shared = schedule_from_json(plans[0]["prior_events"]) if shares_features(tuning, documents[0]) else []
         schedules = [after_shared(trial_schedule(plan, tuning.objective), shared) for plan in plans]
         adjacencies = {plan["adjacency"] for plan in plans}
         if len(adjacencies) > 1:
             raise RefusedError("the space has methods under different adjacencies; search each by itself.")
-        whole = all_shown(schedules) if shows_all else tuning.trials.trials().event(schedules)
+        whole = all_shown(schedules) if releases_all else tuning.trials.trials().event(schedules)
         charged = [*shared, (whole, 1)]
         costs = by_accountants(charged, delta, adjacency_named(adjacencies.pop()))
         if not costs:
             raise RefusedError("no accountant has a bound for a search of this method; take another method.")
-        return Priced(shows_all, each, costs, charged, bool(shared), tuple(documents), tuple(plans))
+        return SearchPlan(
+            releases_all, epsilon_per_trial, costs, charged, bool(shared), tuple(documents), tuple(plans)
+        )
 
     # Bracket the largest epsilon per trial between one that fits (or is too low) and one that costs too much.
     each, low, high, best = tuning.epsilon, (0.0, 0.0), (tuning.epsilon, math.inf), None
     for tried in range(_TRIES):
         try:
-            found = at(each)
+            plan = plan_at(each)
         except RefusedError:  # for example if features alone cost more than that
             if tried == 0:
                 raise
             low = each, each
         else:
-            if found.cost > tuning.epsilon:
-                high = each, found.cost
+            if plan.cost > tuning.epsilon:
+                high = each, plan.cost
             else:
-                low, best = (each, found.cost), found
-        if best is not None and (best.cost > _NEAR * tuning.epsilon or best.each == tuning.epsilon):
+                low, best = (each, plan.cost), plan
+        if best is not None and (
+            best.cost > _NEAR * tuning.epsilon or best.epsilon_per_trial == tuning.epsilon
+        ):
             break
         share = ((1 + _NEAR) / 2 * tuning.epsilon - low[1]) / (high[1] - low[1])
         if not 0 < share < 1 or tried >= _TRIES / 2:

@@ -67,11 +67,11 @@ from tasks.tuning import (
     READS,
     Document,
     Objective,
-    Priced,
     Range,
+    SearchPlan,
     Tuning,
     distinct_models,
-    price,
+    plan_search,
     score_release,
     score_statistic,
     trial_schedule,
@@ -218,7 +218,7 @@ class Search:
     """A search: its settings, its price, and the records."""
 
     tuning: Tuning
-    priced: Priced
+    search_plan: SearchPlan
     prepared: Path
     public: PublicDescription
     blocks: tuple[str, ...] = (WHOLE_POPULATION,)
@@ -227,21 +227,25 @@ class Search:
         """A digest of everything that decides the result; see `store.digest`."""
         decides = [
             self.tuning.model_dump(),
-            list(self.priced.plans),
-            list(self.priced.documents),
+            list(self.search_plan.plans),
+            list(self.search_plan.documents),
             self.blocks,
         ]
         return store.digest(decides, self.public, self.prepared, home=home)
 
     def plan(self, winner: int) -> tuple[Plan, Document]:
         """The plan of the whole search with the winner's numbers, and its document."""
-        own, priced = self.priced.plans[winner], self.priced
+        own, search_plan = self.search_plan.plans[winner], self.search_plan
         alone = Plan.from_json(own)
         budget = Budget(self.tuning.epsilon, alone.target.budget.delta)
-        target = replace(alone.target, budget=budget, accountant=priced.accountant, prior_events=())
-        plan = replace(alone, target=target, schedule=priced.schedule, epsilon=priced.costs)
-        told = ("shows_all", "each", "shares")
-        search = {name: getattr(priced, name) for name in told} | {"space": len(priced.plans)}
+        target = replace(alone.target, budget=budget, accountant=search_plan.accountant, prior_events=())
+        plan = replace(alone, target=target, schedule=search_plan.schedule, epsilon=search_plan.costs)
+        entries = {
+            "shows_all": search_plan.releases_all,
+            "each": search_plan.epsilon_per_trial,
+            "shares": search_plan.shares_features,
+        }
+        search = entries | {"space": len(search_plan.plans)}
         return plan, own | plan.to_json() | {"attack": None, "search": search}
 
 
@@ -283,10 +287,10 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
         if public.public:
             return not is_whole
         return preflight.confirm_repeat(
-            f"search {run_id}", "searching", search.priced.cost, has_result=is_whole
+            f"search {run_id}", "searching", search.search_plan.cost, has_result=is_whole
         )
 
-    first = search.priced.documents[0]
+    first = search.search_plan.documents[0]
     noise, seed = first["privacy"].get("noise", "secure"), first["model"].get("seed", 0)
     software = pipeline_software()
     with store.claimed(
@@ -312,7 +316,7 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
 
 
 def deliver(asked: Tuning, root: Path, *, say: Callable[[str], object], run_all: Runs) -> str:
-    """Prepare, price and run a search in the locked checkout at `root`; returns the outcome as a sentence.
+    """Prepare, plan and run a search in the locked checkout at `root`; returns the outcome as a sentence.
 
     say: called if this waits for another run. run_all: runs the trials, such as `in_threads` with a number of threads.
     Raises what `tune` raises, and ParamsRefusedError or DataRefusedError for invalid settings and data.
@@ -325,8 +329,8 @@ def deliver(asked: Tuning, root: Path, *, say: Callable[[str], object], run_all:
             settings, mirror=data_mirror(), home=folder, destination=prepared, root=root, cards=cards
         )
         base = load_yaml((root / "params.yaml").read_text(encoding="utf-8"))
-        priced = price(asked, base, public)
-        work = Search(asked, priced, prepared, public, public.blocks or (WHOLE_POPULATION,))
+        search_plan = plan_search(asked, base, public)
+        work = Search(asked, search_plan, prepared, public, public.blocks or (WHOLE_POPULATION,))
         ledger = open_newest(ledger_url(settings.ledger.url), home=folder, root=root)
         head = ledger.head()
         receipt = tune(work, ledger=ledger, home=folder, root=root, run_all=run_all)
@@ -335,8 +339,8 @@ def deliver(asked: Tuning, root: Path, *, say: Callable[[str], object], run_all:
     note = reuse_note(receipt, is_public=public.public) if is_done else None
     reused = f"; {EXISTING}{f'; {note}' if note else ''}." if is_done else ""
     return (
-        f"the winner of search {receipt['run_id']} is in {FOLDER}; all of it cost epsilon {priced.cost:.4g},"
-        f" a trial by itself {priced.each:.4g}{reused}"
+        f"the winner of search {receipt['run_id']} is in {FOLDER}; all of it cost epsilon {search_plan.cost:.4g},"
+        f" a trial by itself {search_plan.epsilon_per_trial:.4g}{reused}"
     )
 
 
@@ -354,12 +358,14 @@ def in_threads(workers: int, trials: Sequence[Trial]) -> None:
 def _reserve(search: Search, charge: Charge) -> None:
     plan, document = search.plan(0)
     if charge.ledger.status(charge.run.run_id) is None:
-        for settings in distinct_models(search.priced.documents):  # a model that cannot be trained is refused
+        for settings in distinct_models(
+            search.search_plan.documents
+        ):  # a model that cannot be trained is refused
             model = model_of_people(model_for(settings, search.public), search.public.pooled)
             performance_of(settings.performance).engine(model, zeros(search.public))
         _rehearse(search, charge)  # a charged search must end with a card, whichever trial wins
     about = {name: document[name] for name in ("dataset", "adjacency", "noise")}
-    about["algorithm"] = ", ".join(sorted({plan["algorithm"] for plan in search.priced.plans}))
+    about["algorithm"] = ", ".join(sorted({plan["algorithm"] for plan in search.search_plan.plans}))
     charge.reserve(plan, about)
 
 
@@ -372,11 +378,11 @@ def _rehearse(search: Search, charge: Charge) -> None:
     def report(pick: int, made: Run) -> None:
         card = _card(search, made.plan, made.receipt, made.trace)
         if pick == 0:
-            _page(search, made.plan, made.receipt, search.priced.documents[pick])
+            _page(search, made.plan, made.receipt, search.search_plan.documents[pick])
             for check in verify(card, unsigned=True).failures:
                 raise RefusedError(f"{check.name}: {check.detail}")
 
-    for pick, own in enumerate(search.priced.plans):
+    for pick, own in enumerate(search.search_plan.plans):
         _, document = search.plan(pick)
         preflight.rehearse(
             document,
@@ -388,23 +394,23 @@ def _rehearse(search: Search, charge: Charge) -> None:
 
 
 def _identity(search: Search, charge: Charge, document: Document) -> Document:
-    device = performance_of(params.parse(search.priced.documents[0], reads=READS).performance).device
+    device = performance_of(params.parse(search.search_plan.documents[0], reads=READS).performance).device
     return charge.identity(document["algorithm"], device)
 
 
 def trials_of_run(search: Search, run: store.Run) -> list[tuple[int, Trial]]:
     """Draw the trials from the run's key, each with the index of its candidate; every call gives the same trials."""
-    key, size, of_records = run.generator(), len(search.priced.plans), contents(search.prepared)
+    key, size, of_records = run.generator(), len(search.search_plan.plans), contents(search.prepared)
     picks = list(range(size))
-    if not search.priced.shows_all:
+    if not search.search_plan.releases_all:
         number = search.tuning.trials.trials().number(float(key.stream(0).uniform(1)[0]))
         picks = [int(size * u) for u in key.stream(1).uniform(max(1, number))[:number]]
     return [
         (
             pick,
             Trial(
-                search.priced.documents[pick],
-                search.priced.plans[pick],
+                search.search_plan.documents[pick],
+                search.search_plan.plans[pick],
                 search.tuning.objective,
                 search.prepared,
                 search.public,
@@ -413,7 +419,7 @@ def trials_of_run(search: Search, run: store.Run) -> list[tuple[int, Trial]]:
                 run.private_noise,
                 f"{run.run_id}-trial-{index}",
                 run.folder / _TRIALS / str(index),
-                (run.run_id, run.folder / _TRIALS / _SHARED) if search.priced.shares else None,
+                (run.run_id, run.folder / _TRIALS / _SHARED) if search.search_plan.shares_features else None,
             ),
         )
         for index, pick in enumerate(picks)
@@ -454,7 +460,7 @@ def _searched(search: Search, charge: Charge, run_all: Runs) -> Path:
             f"search {run.run_id} drew no trial, as a Poisson number may be 0: it is charged and releases nothing;"
             f" {another} for a new search, which is charged anew, or take the negative binomial, which is at least 1."
         )
-    if search.priced.shares:
+    if search.search_plan.shares_features:
         _share_features(run, trials[0][1])
     with _unlogged():
         run_all([trial for _, trial in trials])
@@ -468,11 +474,11 @@ def _searched(search: Search, charge: Charge, run_all: Runs) -> Path:
         json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8"
     )
     YAML().dump(winner.document, written / "winner.yaml")
-    if search.priced.shows_all:
+    if search.search_plan.releases_all:
         # Every trial is paid for.
         points = [
             {key: value_at(document, key) for key in search.tuning.space}
-            for document in search.priced.documents
+            for document in search.search_plan.documents
         ]
         write_csv(pd.DataFrame(points).assign(score=scores), written / "trials.csv")
     return charge.settle(plan, _identity(search, charge, document), written, plan.schedule)
@@ -511,7 +517,7 @@ def _page(search: Search, plan: Mapping[str, Any], receipt: Mapping[str, Any], w
     """The page about the winner and its price, compared with one run and with showing all trials."""
     tuning, public_plan = search.tuning, Plan.from_json(plan)
     trials = trials_of(public_plan.schedule) or []
-    number = len(trials) if search.priced.shows_all else round(tuning.trials.mean)
+    number = len(trials) if search.search_plan.releases_all else round(tuning.trials.mean)
     adjacency = adjacency_named(plan["adjacency"])
     dearest = max(trials, key=lambda one: epsilon(one, receipt["delta"], adjacency=adjacency))
     naive = [*dearest] * number  # one after the other, as the steps of correlated noise follow their first

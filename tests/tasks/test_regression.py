@@ -25,7 +25,7 @@ from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.predict import predict
 from tasks.runs.quality import run_summary
-from tasks.tuning import Tuning, price
+from tasks.tuning import Tuning, plan_search
 from tasks.tuning.search import Search, tune
 from tests.support.cards import card, category, csv_of, label, number
 from tests.support.workspace import Workspace
@@ -104,7 +104,7 @@ def test_a_search_takes_the_settings_with_the_best_r2(root: Path, monkeypatch: p
     rates = {"algorithm.update.learning_rate": [1e-9, base["algorithm"]["update"]["learning_rate"]]}
     asked = {"space": rates, "epsilon": 8.0, "show_all": True}
     tuning = Tuning.model_validate(asked)
-    search = Search(tuning, price(tuning, base, public), root / "datasets/prepared", public)
+    search = Search(tuning, plan_search(tuning, base, public), root / "datasets/prepared", public)
     tune(search, ledger=Ledger.open(f"sqlite:///{root}/home/ledger.sqlite"), home=root / "home", root=root)
     with (root / "tuned/trials.csv").open() as file:
         scores = [float(row["score"]) for row in csv.DictReader(file)]

@@ -36,7 +36,7 @@ from tasks import retraining, tuning
 from tasks.config.params import ParamsRefusedError
 from tasks.runs import store
 from tasks.runs.ledger import signing_key
-from tasks.tuning import Priced, Tuning, price
+from tasks.tuning import SearchPlan, Tuning, plan_search
 from tasks.tuning import search as searching
 from tasks.tuning.search import Search, Trial, in_threads, one_by_one, tune
 from tests.support.workspace import killed_in
@@ -48,7 +48,7 @@ BASE: dict[str, Any] = {
     "model": {"name": "softmax"},
     "performance": {"threads": 1},
 }
-PRICES: dict[str, Priced] = {}
+SEARCH_PLANS: dict[str, SearchPlan] = {}
 """What was searched for is the same in many tests."""
 SPACE = {"algorithm.update.learning_rate": [0.001, 2.0]}
 
@@ -59,9 +59,9 @@ def search_of(place: Path, public: bool = True, base: dict[str, Any] = BASE, **s
     (place / "prepared" / "public.json").write_text(found.to_json())
     asked = Tuning.model_validate({"space": SPACE, "epsilon": 4.0} | settings)
     key = repr((asked, base, found))
-    if key not in PRICES:
-        PRICES[key] = price(asked, base, found)
-    return Search(asked, PRICES[key], place / "prepared", found)
+    if key not in SEARCH_PLANS:
+        SEARCH_PLANS[key] = plan_search(asked, base, found)
+    return Search(asked, SEARCH_PLANS[key], place / "prepared", found)
 
 
 @pytest.fixture
@@ -83,17 +83,17 @@ def test_a_search_leaves_the_winner_alone_with_the_price_of_the_whole(place: Pat
     ran: list[Trial] = []
 
     def noting(trials: Sequence[Trial]) -> None:
-        assert ledger.balance("digits").reserved.epsilon == pytest.approx(search.priced.cost)
+        assert ledger.balance("digits").reserved.epsilon == pytest.approx(search.search_plan.cost)
         ran.extend(trials)
         one_by_one(trials)
 
     receipt = tune(search, ledger=ledger, home=own_home, root=place, run_all=noting)
-    assert search.priced.each < search.priced.cost <= 4.0
+    assert search.search_plan.epsilon_per_trial < search.search_plan.cost <= 4.0
     assert ledger.balance("digits").spent.epsilon == pytest.approx(receipt["epsilon"]["pld"])
     written = card.load(place / "tuned" / "privacy_card.json")
     verified = card.verify(written, place / "tuned", key=(own_home / "owner.pub").read_text().strip())
     assert verified.passed, verified.failures
-    assert written.setting.epsilon == pytest.approx(search.priced.cost)
+    assert written.setting.epsilon == pytest.approx(search.search_plan.cost)
     assert "the cost is that of a whole search" in text.markdown(written)
     check_charged(written, ledger)
     assert sorted(path.name for path in (own_home / "runs" / receipt["run_id"]).iterdir()) == [
@@ -217,7 +217,7 @@ def test_a_search_that_drew_no_trial_ends_and_another_may_be_paid_for(
     with pytest.raises(RefusedError, match=r"drew no trial.* it is charged and releases nothing; ask again"):
         tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
     assert [row.kind for row in ledger.history("digits")][-2:] == ["reserve", "settle"]
-    assert ledger.balance("digits").spent.epsilon == pytest.approx(search.priced.cost)
+    assert ledger.balance("digits").spent.epsilon == pytest.approx(search.search_plan.cost)
     (folder,) = (own_home / "runs").iterdir()
     assert sorted(path.name for path in folder.iterdir()) == ["lock", "run.json"]
     with pytest.raises(RefusedError, match=r"would spend epsilon .* again; set EPSILONFLOW_SPEND_AGAIN=yes"):
@@ -225,7 +225,7 @@ def test_a_search_that_drew_no_trial_ends_and_another_may_be_paid_for(
     monkeypatch.setenv("EPSILONFLOW_SPEND_AGAIN", "yes")
     receipt = tune(search, ledger=ledger, home=own_home, root=place)
     assert receipt["run_id"] == folder.name[:-1] + "2"
-    assert ledger.balance("digits").spent.epsilon == pytest.approx(2 * search.priced.cost)
+    assert ledger.balance("digits").spent.epsilon == pytest.approx(2 * search.search_plan.cost)
     check_charged(card.load(place / "tuned" / "privacy_card.json"), ledger)
 
 
@@ -269,17 +269,17 @@ def test_trials_share_features_that_are_released_once(place: Path, own_home: Pat
 
 
 def test_what_is_shared_leaves_a_trial_more(place: Path) -> None:
-    shared = search_of(place, base=CENTRED).priced
-    inside = search_of(place, base=CENTRED, space=SPACE | {"features.mean_noise": [20.0]}).priced
+    shared = search_of(place, base=CENTRED).search_plan
+    inside = search_of(place, base=CENTRED, space=SPACE | {"features.mean_noise": [20.0]}).search_plan
     assert (len(shared.schedule), len(inside.schedule)) == (2, 1)
-    assert inside.each < shared.each < shared.cost <= 4.0
+    assert inside.epsilon_per_trial < shared.epsilon_per_trial < shared.cost <= 4.0
 
 
 @pytest.mark.parametrize("times", [1.1, 1.5])
 def test_whatever_features_leave_goes_to_the_trials(place: Path, times: float) -> None:
     alone = epsilon([(MEAN, 1)], 1e-5)
-    found = search_of(place, base=CENTRED, epsilon=times * alone).priced
-    assert alone < found.each < found.cost
+    found = search_of(place, base=CENTRED, epsilon=times * alone).search_plan
+    assert alone < found.epsilon_per_trial < found.cost
     assert 0.98 * times < found.cost / alone <= times
 
 
@@ -326,7 +326,7 @@ def test_what_is_shared_does_not_tell_which_settings_the_first_trial_took(
     base = CENTRED | {"algorithm": {"name": "sgd_adv", "expected_batch_size": 256}}
     search = search_of(place, base=base, space={"algorithm.steps": [1, 8]}, show_all=True)
     first, second = traces_of(search, place, own_home)
-    prices = [plan["epsilon"]["pld"] for plan in search.priced.plans]
+    prices = [plan["epsilon"]["pld"] for plan in search.search_plan.plans]
     assert first["epsilon"][0] == second["epsilon"][0] < min(prices)
     assert [trace["epsilon"].iloc[-1] for trace in (first, second)] == prices and prices[0] != prices[1]
 
@@ -338,7 +338,7 @@ def test_a_private_number_is_counted_for_what_is_shared_and_by_each_trial(
     found = PublicDescription.read(place / "prepared")
     (place / "prepared" / "public.json").write_text(dataclasses.replace(found, records=None).to_json())
     search = search_of(place, base=base, space={"algorithm.clip_norm": [0.5, 1.0]}, show_all=True)
-    assert list(search.priced.schedule[:-1]) == [(COUNT, 1), (MEAN, 1)]
+    assert list(search.search_plan.schedule[:-1]) == [(COUNT, 1), (MEAN, 1)]
     for trace in traces_of(search, place, own_home):
         events = [event_from_json(json.loads(row)) for row in trace["event"]]
         assert events[:3] == [COUNT, MEAN, COUNT]
@@ -474,18 +474,24 @@ def test_all_trials_may_be_shown_where_all_are_paid_for(place: Path, own_home: P
     assert json.loads((place / "tuned" / "plan.json").read_text())["search"]["shows_all"] is True
     alone = search_of(place)
     cheaper = search_of(place, show_all="cheaper")
-    assert cheaper.priced.each == max(search.priced.each, alone.priced.each)
+    assert cheaper.search_plan.epsilon_per_trial == max(
+        search.search_plan.epsilon_per_trial, alone.search_plan.epsilon_per_trial
+    )
 
 
 def test_the_cheaper_way_is_the_one_that_fits(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fits = search_of(place).priced
-    monkeypatch.setattr(sys.modules[__name__], "PRICES", {})
+    fits = search_of(place).search_plan
+    monkeypatch.setattr(sys.modules[__name__], "SEARCH_PLANS", {})
     monkeypatch.setattr(
-        "tasks.tuning._priced", lambda *_, shows_all: fits if not shows_all else _refuse("all")
+        "tasks.tuning._fit_search_plan",
+        lambda *_, releases_all: fits if not releases_all else _refuse("all"),
     )
-    assert search_of(place, show_all="cheaper").priced is fits
-    PRICES.clear()
-    monkeypatch.setattr("tasks.tuning._priced", lambda *_, shows_all: _refuse("all" if shows_all else "one"))
+    assert search_of(place, show_all="cheaper").search_plan is fits
+    SEARCH_PLANS.clear()
+    monkeypatch.setattr(
+        "tasks.tuning._fit_search_plan",
+        lambda *_, releases_all: _refuse("all" if releases_all else "one"),
+    )
     with pytest.raises(RefusedError, match="one"):
         search_of(place, show_all="cheaper")
 
@@ -500,7 +506,7 @@ def test_what_cannot_be_searched_is_refused(place: Path) -> None:
     asked = Tuning.model_validate({"space": {"algorithm.clip_norm": [1.0]}, "epsilon": 1.0})
     base = BASE | {"algorithm": {"name": "dp_agd"}}
     with pytest.raises(RefusedError, match="on the way"):
-        price(asked, base, PublicDescription.read(place / "prepared"))
+        plan_search(asked, base, PublicDescription.read(place / "prepared"))
 
 
 @pytest.mark.parametrize(
@@ -518,11 +524,14 @@ def test_where_a_file_is_missing_an_example_of_one_is_told(tmp_path: Path, load:
 
 def test_all_trials_shown_cost_all_trials(place: Path) -> None:
     """Each release of each setting, composed; one of them alone would cost a quarter less."""
-    priced = search_of(place, show_all=True).priced
-    every = [pair for plan in priced.plans for pair in events.schedule_from_json(plan["schedule"])]
-    assert priced.cost == pytest.approx(epsilon(every, 1e-5), rel=1e-6)
-    alone = epsilon(events.schedule_from_json(priced.plans[0]["schedule"]), 1e-5)
-    assert alone == pytest.approx(priced.each, rel=0.01) and priced.cost > 1.2 * priced.each
+    search_plan = search_of(place, show_all=True).search_plan
+    every = [pair for plan in search_plan.plans for pair in events.schedule_from_json(plan["schedule"])]
+    assert search_plan.cost == pytest.approx(epsilon(every, 1e-5), rel=1e-6)
+    alone = epsilon(events.schedule_from_json(search_plan.plans[0]["schedule"]), 1e-5)
+    assert (
+        alone == pytest.approx(search_plan.epsilon_per_trial, rel=0.01)
+        and search_plan.cost > 1.2 * search_plan.epsilon_per_trial
+    )
 
 
 def test_each_trial_draws_with_a_key_of_its_own(place: Path, tmp_path: Path) -> None:

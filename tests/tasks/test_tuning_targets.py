@@ -20,7 +20,7 @@ from data.prepared import load
 from data.targets import Classes, Known, Labels, NextToken, Number, Tags
 from tasks import tuning
 from tasks.evaluate import record_scores
-from tasks.tuning import Tuning, price
+from tasks.tuning import Tuning, plan_search
 from tasks.tuning.search import SCORE, Search, Trial, tune
 from tests.support.public_texts import publish
 from tests.support.workspace import Workspace
@@ -127,7 +127,7 @@ def test_a_private_score_is_charged_for_every_target(
             "objective": objective,
         }
     )
-    search = Search(asked, price(asked, base, found), prepared, found)
+    search = Search(asked, plan_search(asked, base, found), prepared, found)
     ran: list[tuple[float, float]] = []
 
     def noting(trials: Sequence[Trial]) -> None:
@@ -172,4 +172,4 @@ def test_a_model_that_cannot_be_asked_about_one_record_is_refused_before_anythin
     asked = {"space": {"algorithm.clip_norm": [1.0]}, "epsilon": 8.0, "objective": {"on": "private"}}
     public = PublicDescription.read(workspace.root / "datasets/prepared")
     with pytest.raises(RefusedError, match=r"one record by itself .*more records.*set objective\.on"):
-        price(Tuning.model_validate(asked), base, public)
+        plan_search(Tuning.model_validate(asked), base, public)
