@@ -240,14 +240,18 @@ def _array(values: Any, name: str) -> NDArray[Any]:
             raise RefusedError(
                 f"{name} is a {type(values).__name__}, which has the targets as well; leave y out."
             )
-        if isinstance(values, pd.DataFrame) and (others := _no_numbers(values)):
+        if name != "y" and isinstance(values, pd.DataFrame) and (others := _no_numbers(values)):
             raise RefusedError(
                 f"{name} has columns that hold no numbers: {', '.join(others)}; {_FOR_CATEGORIES}."
             )
-        if found.dtype.kind == "U" or (
-            found.dtype.kind == "O" and any(isinstance(one, str) for one in found.flat)
+        if found.dtype.kind in "US" or (
+            found.dtype.kind == "O" and any(isinstance(one, str | bytes) for one in found.flat)
         ):
             raise RefusedError(f"{name} holds texts; {_FOR_CLASSES if name == 'y' else _FOR_CATEGORIES}.")
+        if found.dtype.kind in "Mm":
+            raise RefusedError(
+                f"{name} holds dates or times; give numbers, such as days since a date that is known without the data."
+            )
         raise RefusedError(
             f"{name} ({type(values).__name__}, {found.dtype}) is no dense array of numbers; give numbers, as by"
             ' .toarray(), .to_dense() or .astype("float32"), and classes as whole numbers from 0.'

@@ -10,6 +10,8 @@ from algorithms.errors import RefusedError
 _MEANT = {
     "epochs": "steps",
     "num_epochs": "steps",
+    "n_epochs": "steps",
+    "max_epochs": "steps",
     "iterations": "steps",
     "batch_size": "expected_batch_size",
     "lot_size": "expected_batch_size",
@@ -18,13 +20,21 @@ _MEANT = {
     "l2_norm_clip": "clip_norm",
     "max_norm": "clip_norm",
     "lr": "learning_rate",
+    "eps": "epsilon",
     "target_epsilon": "epsilon",
     "target_delta": "delta",
+    "group": "people",
     "groups": "people",
+    "user_id": "people",
     "user_ids": "people",
     "users": "people",
     "criterion": "loss",
+    "labels": "y",
+    "target": "y",
+    "targets": "y",
+    "random_state": "seed",
     "noise_multiplier": "epsilon",
+    "sigma": "epsilon",
 }
 """What other libraries call the same, or what it follows from."""
 
@@ -56,7 +66,7 @@ def check_names(
             continue
         every = {one: one for one in (*written, *allowed)} | dict(written)
         meant = _MEANT.get(name, name)
-        close = [meant] if meant in every else get_close_matches(name, every, 1, cutoff=0.6)
+        close = [meant] if meant in every else get_close_matches(name, every, 1, cutoff=0.7)
         perhaps = "".join(
             f", perhaps {every[one]}{_OF_EPOCHS if name.endswith('epochs') else ''}" for one in close
         )

@@ -628,7 +628,10 @@ def _recorded(looked: Looked, sample: Sample, layouts: Layouts) -> tuple[Sample,
     finite = found.finite(L2(1.0))
     if not bool(finite.all()):
         if not bool(finite.any()):
-            raise UnrecordedError("gradients that are not finite")
+            raise UnrecordedError(
+                "gradients that are not finite, such as those of a loss beyond its targets' bounds, which"
+                " targets.clamp(low, high) in the loss would keep"
+            )
         sample = sample.some(finite)
         found = recorded(sample)
     return sample, found

@@ -424,12 +424,13 @@ def check_module(module: nn.Module) -> None:
         raise ModelRefusedError(
             f"the model is wrapped by {type(module).__name__}; give the module inside of it, model.{inner}."
         )
-    if any(base.__module__.startswith("opacus.") for base in type(module).__mro__):
-        raise ModelRefusedError(
-            f"the model is wrapped by Opacus's {type(module).__name__}, and per-record gradients are taken here without"
-            " it; give the module inside of it, model.to_standard_module()."
-        )
     for name, layer in module.named_modules():
+        if hasattr(layer, "to_standard_module"):
+            raise ModelRefusedError(
+                f"{f'the layer {name} of ' * bool(name)}the model is wrapped by Opacus's {type(layer).__name__}, and"
+                " per-record gradients are taken here without it; give the module inside of it, by"
+                " .to_standard_module()."
+            )
         if isinstance(layer, torch.jit.ScriptModule):
             where = f"its layer {name}" if name else "it"
             raise ModelRefusedError(

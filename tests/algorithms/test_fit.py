@@ -745,6 +745,8 @@ def test_several_heads_may_come_as_one_tensor() -> None:
             {"noise_multiplier": 1.0},
             "'noise_multiplier', perhaps epsilon of fit, for which the noise is found",
         ),
+        ({"n_epochs": 3}, r"'n_epochs', perhaps steps=\.\.\. \(n / expected_batch_size for each"),
+        ({"sigma": 1.0}, "'sigma', perhaps epsilon of fit"),
         ({"expected_batchsize": 1}, r"'expected_batchsize', perhaps expected_batch_size=\.\.\.; "),
     ],
 )
@@ -763,6 +765,11 @@ def test_a_setting_that_does_not_exist_is_refused_with_the_one_that_was_meant(
             "fit has no argument 'groups', perhaps people; its arguments are model, loss, X, y, method,",
         ),
         ("target_epsilon", "'target_epsilon', perhaps epsilon; "),
+        ("eps", "'eps', perhaps epsilon; "),
+        ("user_id", "'user_id', perhaps people; "),
+        ("random_state", "'random_state', perhaps seed; "),
+        ("targets", "'targets', perhaps y; "),
+        ("precision", "no argument 'precision'; "),  # which is not like epsilon
         ("batch_size", r"'batch_size', perhaps method=DPSGD\(expected_batch_size=\.\.\.\); "),
         ("lr", r"'lr', perhaps method=DPSGD\(update=OptimizerConfig\(learning_rate=\.\.\.\)\); "),
     ],
@@ -1088,10 +1095,23 @@ def refusals(X: Any, Y: Any) -> dict[str, tuple[dict[str, Any], str]]:
             r"^y holds texts; give classes as whole numbers from 0, such as \[classes\.index\(text\) for text in y\]",
         ),
         "texts of pandas": ({"y": pd.Series(["yes"] * N)}, "^y holds texts; give classes as whole numbers"),
+        "texts as bytes": ({"y": np.array([b"yes"] * N)}, "^y holds texts; give classes as whole numbers"),
+        "texts in a table": (
+            {"y": pd.DataFrame({"ill": ["yes"] * N})},
+            "^y holds texts; give classes as whole numbers",
+        ),
+        "dates": (
+            {"y": pd.Series(pd.date_range("2020-01-01", periods=N))},
+            "^y holds dates or times; give numbers, such as days since a date",
+        ),
         "records of texts": ({"X": X.astype(str)}, "^X holds texts; leave them out, or encode them"),
         "Opacus's wrapper": (
             {"model": GradSampleModule(nn.Linear(5, 2))},
-            r"wrapped by Opacus's GradSampleModule, .*give the module inside of it, model\.to_standard_module\(\)",
+            r"wrapped by Opacus's GradSampleModule, .*give the module inside of it, by \.to_standard_module\(\)",
+        ),
+        "Opacus's wrapper around a layer": (
+            {"model": nn.Sequential(GradSampleModule(nn.Linear(5, 2)))},
+            r"^the layer 0 of the model is wrapped by Opacus's GradSampleModule, .*inside of it, by \.to_standard_module\(\)",
         ),
         "two tensors": (
             {"model": _Several(lambda *heads: heads)},

@@ -286,3 +286,19 @@ def test_a_check_of_values_that_stays_is_named_with_what_turns_it_off(loss: Any,
     case = Case(REAL[:, 0], (2,))
     with refused(words):
         step(model(case), loss, case.y)
+
+
+def test_a_loss_beyond_its_targets_bounds_is_named_in_place_of_the_model(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def beta(outputs: Tensor, targets: Tensor) -> Tensor:
+        first, second = functional.softplus(outputs).add(0.01).unbind(1)
+        return -torch.distributions.Beta(first, second).log_prob(targets)
+
+    case = Case(SHARES[:, 0].clip(0.1, 0.9), (2,))
+    with caplog.at_level(logging.WARNING, logger="algorithms"):
+        step(model(case), beta, case.y)
+        assert "targets.clamp(low, high) in the loss" in caplog.text
+        caplog.clear()
+        step(model(case), lambda outputs, targets: beta(outputs, targets.clamp(0.01, 0.99)), case.y)
+    assert not caplog.records  # as the log advised
