@@ -54,7 +54,7 @@ def _of_the_split(card: DataCard, rule: Split) -> dict[str, Any]:
         return {"split": split, "person": card.person.column}
     if isinstance(card.reader, Images | ImageTable | Texts):  # the bytes of their files decide
         columns = card.reader.content if isinstance(card.reader, Rows) else ()
-        return {"split": split, "kind": card.reader.kind, "columns": columns}
+        return {"split": split, "kind": card.reader.kind, "columns": columns, **_writing(card.reader)}
     return {
         "split": split,
         "encoding": _encoding(card.reader),
@@ -71,7 +71,12 @@ def _encoding(reader: Format) -> object:
         )  # these move no record
     read = [column for column in reader.columns if not isinstance(column, Ignored)]
     columns = [column.model_dump(mode="json", exclude_defaults=True) for column in read]
-    return {"columns": columns, "missing": sorted(set(reader.missing))}
+    return {"columns": columns, "missing": sorted(set(reader.missing)), **_writing(reader)}
+
+
+def _writing(reader: Format) -> dict[str, Any]:
+    """How a text's bytes become characters and numbers, where it is not as usual."""
+    return reader.model_dump(include={"decimal", "encoding"}, exclude_defaults=True)
 
 
 def _of_the_files(card: DataCard) -> dict[str, Any]:

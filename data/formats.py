@@ -4,10 +4,12 @@ A column becomes features between 0 and 1 that add up to at most 1, which bounds
 Each reader has a small model for the format of its files. Blocks say where the data of a growing population are.
 """
 
+import codecs
 import math
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import (
+    AfterValidator,
     Field,
     FiniteFloat,
     JsonValue,
@@ -141,6 +143,29 @@ Column: TypeAlias = Annotated[
 
 Sha256: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Separator: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=1, pattern=r"^[\x01-\x7f]$")]
+UTF_8 = "utf-8"
+
+
+def _encoding_of_bytes(name: str) -> str:
+    """The usual name of an encoding that is UTF-8, or has one byte for each character, of which 0 to 127 are ASCII.
+
+    So that a separator or a quote is never part of another character.
+    """
+    try:
+        usual = codecs.lookup(name).name.removesuffix("-sig")
+        plain, others = bytes(range(128)), bytes(range(128, 256))
+        fits = plain.decode(usual) == plain.decode("ascii") and len(others.decode(usual, "replace")) == 128
+    except (LookupError, ValueError):
+        fits = False
+    if not fits:
+        raise ValueError(
+            "encoding must be utf-8, or one with a byte for each character, such as latin-1 or windows-1252;"
+            " save a file of another one as UTF-8"
+        )
+    return usual
+
+
+Encoding: TypeAlias = Annotated[str, AfterValidator(_encoding_of_bytes)]
 Md5: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 
 
@@ -226,16 +251,20 @@ class Table(Strict):
 
 
 class Csv(Table):
-    """Text in UTF-8, one record per line; without a header line the columns are in the card's order.
+    """Text, one record per line; without a header line the columns are in the card's order.
 
     quotes: whether fields may be in double quotes (RFC 4180). A quote that one record opens could extend over the
     following records up to the next quote, so a field with a line break is refused. With false, quotes are ordinary
     characters.
+    decimal: the mark before the decimals of numbers. encoding: of the text, UTF-8 or one with a byte for each
+    character, such as latin-1; a byte that it lacks is a character of its own, which no category has.
     member: if the files are zip archives, the name of the text inside.
     """
 
     kind: Literal["csv"]
     separator: Separator = ","
+    decimal: Literal[".", ","] = Field(default=".", exclude_if=lambda given: given == ".")
+    encoding: Encoding = Field(default=UTF_8, exclude_if=lambda given: given == UTF_8)
     header: bool = True
     quotes: bool = True
     member: Word | None = None
@@ -320,14 +349,15 @@ class Rows(Strict):
     label: the column of the class, or the columns of several labels; none if the next token is predicted.
 
     format: csv has a header and one record per line, so that no record can affect the next one; use the other formats
-    for texts with line breaks. jsonl has one object per line. spellings: how the rows write a class, by default its
-    name. An invalid line becomes the stand-in, with the first class.
+    for texts with line breaks. jsonl has one object per line. encoding: of csv, as for tables. spellings: how the rows
+    write a class, by default its name. An invalid line becomes the stand-in, with the first class.
     """
 
     format: Literal["csv", "jsonl", "parquet", "datasets"]
     label: Word | tuple[Word, ...] = ()
     spellings: dict[str, tuple[Word, ...]] = Field(default_factory=dict)
     separator: Separator = ","
+    encoding: Encoding = Field(default=UTF_8, exclude_if=lambda given: given == UTF_8)
 
     @property
     def content(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data.card import DataCard
-from data.formats import Binned, Categorical, Csv, Label, Numeric, Rows, Table
+from data.formats import UTF_8, Binned, Categorical, Csv, Label, Numeric, Rows, Table
 from data.readers import encoding
 from data.readers.rows import SEPARATORS, tables
 from data.targets import Classes
@@ -203,8 +203,8 @@ def _commas(reader: Table | Rows, found: Mapping[str, _Column]) -> Iterator[str]
             and found[column.name].decimal_commas
         ):
             yield (
-                f"column {column.name}: numbers have decimal commas, as in 1,5; write them with a point, as in 1.5,"
-                " when the table is saved"
+                f'column {column.name}: numbers have decimal commas, as in 1,5; set `decimal: ","` under `reader` in'
+                " the card"
             )
 
 
@@ -221,11 +221,11 @@ def fault_of_text(path: Path, declared: Csv) -> str | None:
             if number <= declared.skip_lines.train or not line.strip():
                 continue
             try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                text = _decoded(line, declared.encoding).removeprefix("\ufeff" * (number == 1)).rstrip("\r\n")
             except UnicodeDecodeError:
                 return (
-                    f"line {number} of {path} is not UTF-8, but probably Latin-1 or Windows-1252; save the file as"
-                    " UTF-8, for example by `iconv -f WINDOWS-1252 -t UTF-8`"
+                    f"line {number} of {path} is not UTF-8, but probably Latin-1 or Windows-1252; set"
+                    " `encoding: windows-1252` under `reader` in the card, or save the file as UTF-8"
                 )
             count = _fields(text, declared, declared.separator)
             wanted = count if wanted is None else wanted
@@ -235,12 +235,19 @@ def fault_of_text(path: Path, declared: Csv) -> str | None:
                 if others:
                     why = f"it has {wanted} by {others[0]!r}, which `separator` under `reader` in the card may name"
                 elif declared.separator == "," and re.search(r"(^|,)[+-]?\d+,\d+(,|$)", text):
-                    why = "write numbers that have decimal commas with a point, and put texts with a comma in quotes"
+                    why = (
+                        'save the table with semicolons, and set `separator: ";"` and `decimal: ","` under `reader`'
+                        " in the card, or write numbers with a point; put texts with a comma in quotes"
+                    )
                 return (
                     f"line {number} of {path} has {count} fields, separated by {declared.separator!r}, instead of"
                     f" {wanted}; {why}"
                 )
     return None
+
+
+def _decoded(line: bytes, encoding: str) -> str:
+    return line.decode(encoding, "strict" if encoding == UTF_8 else "replace")
 
 
 def _fields(text: str, declared: Csv, separator: str) -> int:

@@ -257,7 +257,10 @@ def _cast(values: pa.ChunkedArray, kind: pa.DataType, where: str) -> pa.ChunkedA
 
 def _is_not(what: str, where: str) -> DataRefusedError:
     if what == "a number":
-        hint = " (decimals have a point, not a comma), or list it in reader.missing if it stands for a missing value"
+        hint = (
+            " (decimals have a point, or a comma where reader.decimal says so), or list it in reader.missing if it"
+            " stands for a missing value"
+        )
     else:
         hint = " (texts are in UTF-8)"
     return DataRefusedError(

@@ -31,10 +31,14 @@ from pyarrow import parquet
 from data.card import DataCard, DataRefusedError
 from data.formats import (
     OF_ROWS,
+    UTF_8,
+    Binned,
     Csv,
     Datasets,
+    Ignored,
     ImageTable,
     Label,
+    Numeric,
     OfRows,
     Parquet,
     Rows,
@@ -65,7 +69,7 @@ _BROKEN = (
     TypeError,
 )
 _WORDS = {
-    "csv": "lines with a header in UTF-8",
+    "csv": "lines with a header in UTF-8, or in reader.encoding",
     "jsonl": "lines",
     "parquet": "a whole Parquet file",
     "datasets": "a split that save_to_disk of Hugging Face wrote, a folder with state.json",
@@ -78,6 +82,8 @@ _WHOLE = re.compile(rb"([+-]?\d+)\.0+")
 """A whole number as a column of real numbers spells it, which it is where some row names nobody."""
 _SCIENTIFIC = re.compile(rb"[+-]?\d+(\.\d+)?[eE][+-]?\d{1,3}")
 """How such a column spells a number of more than ten digits."""
+_DECIMAL_COMMA = r"^(\s*[+-]?\d*),(\d+(?:[eE][+-]?\d+)?\s*)$"
+_POINT_IN_NUMBER = r"^\s*[+-]?[\d.]*\.\d"
 
 
 @dataclass(frozen=True)
@@ -256,7 +262,8 @@ def tables(
         return _table_of_parquet(path, declared)
     assert isinstance(declared, Csv)
     skip_lines = declared.skip_lines.test if part == "test" else declared.skip_lines.train
-    return _table_of_text(path, declared, skip_lines=skip_lines, names_rows=names_rows)
+    found = _table_of_text(path, declared, skip_lines=skip_lines, names_rows=names_rows)
+    return _with_points(found, path, declared, label_is_number=isinstance(known, Number))
 
 
 def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
@@ -283,12 +290,36 @@ def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
     plain = text.model_copy(update={"member": member, "skip_lines": SkipLines()})
     skipped = text.skip_lines.train if plain.header else 0
     try:
-        yield from _table_of_text(path, plain, skip_lines=0)
+        yield from _with_points(_table_of_text(path, plain, skip_lines=0), path, plain)
     except DataRefusedError:
         if plain.header and not skipped:
             raise
         unlabelled = tuple(column for column in declared.columns if not isinstance(column, Label))
-        yield from _table_of_text(path, plain.model_copy(update={"columns": unlabelled}), skip_lines=skipped)
+        plain = plain.model_copy(update={"columns": unlabelled})
+        yield from _with_points(_table_of_text(path, plain, skip_lines=skipped), path, plain)
+
+
+def _with_points(some: _Tables, path: Path, declared: Csv, *, label_is_number: bool = False) -> _Tables:
+    """The tables with a point in numbers that have a decimal comma, where the card declares commas.
+
+    So, too, in columns that name a person. Raises DataRefusedError for a number with a point, which could be one for
+    thousands.
+    """
+    kinds = (Numeric, Binned, Label) if label_is_number else (Numeric, Binned)
+    numbers = {column.name for column in declared.columns if isinstance(column, kinds)}
+    changed = numbers | {column.name for column in declared.columns if isinstance(column, Ignored)}
+    for table in some:
+        for place, name in enumerate(table.column_names if declared.decimal == "," else ()):
+            texts = table.column(place)
+            if name in numbers and pc.any(pc.match_substring_regex(texts, _POINT_IN_NUMBER)).as_py():
+                raise DataRefusedError(
+                    f"{path}, column {name!r}: a number has a point, and `decimal` of the card is a comma; take points"
+                    " out that mark thousands, or correct `decimal`."
+                )
+            if name in changed:
+                made = pc.replace_substring_regex(texts, _DECIMAL_COMMA, r"\1.\2")
+                table = table.set_column(place, name, made)
+        yield table
 
 
 def _table_of_text(
@@ -325,22 +356,32 @@ def _portions(
 ) -> Iterator[pa.Table]:
     """The file's columns as text, `size` bytes at a time; gzip is recognised by the file's suffix.
 
-    Names of columns are trimmed, as values are. Raises DataRefusedError if a line has too many or too few fields, or is
-    not UTF-8. names_rows: with the number of that line, for public records. An empty file has no rows.
+    Names of columns are trimmed, as values are. In an encoding other than UTF-8, Arrow is given the header as a row, as
+    it could not read it. Raises DataRefusedError if a line has too many or too few fields, or is not UTF-8 though it is
+    declared to be. names_rows: with the number of that line, for public records. An empty file has no rows.
 
     Arrow reads ahead in a thread of its own. It is given no Python function to call: releasing one from that thread
     while Python shuts down would abort the process.
     """
     names = list(declared.in_the_file)
+    is_utf_8 = declared.encoding == UTF_8
+    has_header_row = declared.header and not is_utf_8
+    kind = pa.string() if is_utf_8 else pa.binary()
     try:
         if declared.header:
             with _opened(path, declared, skip_lines, {}, size) as first:
                 names = first.schema.names
-            if (separator := _other_separator(names, declared.separator, declared.in_the_file)) is not None:
-                raise _separated_by(separator, declared.separator, path)
-        with _opened(path, declared, skip_lines, dict.fromkeys(names, pa.string()), size) as batches:
+        if declared.header and is_utf_8:
+            _check_separator(names, declared, path)
+        with _opened(path, declared, skip_lines, dict.fromkeys(names, kind), size) as batches:
             for batch in batches:
                 table = pa.Table.from_batches([batch])
+                if not is_utf_8:
+                    table = pa.table([_decoded(part, declared.encoding) for part in table.columns], names)
+                if has_header_row and table.num_rows:
+                    names = [part[0].as_py() for part in table.columns]
+                    _check_separator(names, declared, path)
+                    table, has_header_row = table.slice(1), False
                 if declared.quotes and any(_holds_a_line_break(column) for column in table.columns):
                     raise DataRefusedError(
                         f"{path} has a field with a line break in quotes, which may be several records read as one; "
@@ -387,6 +428,7 @@ def _opened(
             read_options=tables_of_text.ReadOptions(
                 skip_rows=skip_lines,
                 column_names=None if declared.header else list(declared.in_the_file),
+                autogenerate_column_names=declared.header and declared.encoding != UTF_8,
                 block_size=size,
                 use_threads=False,
             ),
@@ -400,12 +442,23 @@ def _opened(
         yield stack.enter_context(reader)
 
 
+def _decoded(values: pa.ChunkedArray, encoding: str) -> pa.ChunkedArray:
+    """Bytes as text; bytes that the encoding lacks become the replacement character."""
+    try:
+        plain = pc.cast(values, pa.string())
+        if pc.all(pc.string_is_ascii(plain)).as_py():
+            return plain
+    except pa.ArrowException:  # not UTF-8, so not ASCII either
+        pass
+    return pa.chunked_array([[one.decode(encoding, "replace") for one in values.to_pylist()]], pa.string())
+
+
 def _what_is_wrong(path: Path, declared: Csv) -> str:
     archive = f"it must be a zip archive that holds {declared.member!r}, where " if declared.member else ""
     return (
         f"{path} cannot be read as declared: {archive}every line needs the same number of fields, separated by "
-        f"{declared.separator!r}, in UTF-8; correct the file, or reader.separator in its card. `epsilonflow data check`"
-        " tells the owner of the data which line it is."
+        f"{declared.separator!r}, in {declared.encoding.upper()}; correct the file, or reader.separator and"
+        " reader.encoding in its card. `epsilonflow data check` tells the owner of the data which line it is."
     )
 
 
@@ -417,6 +470,12 @@ def _other_separator(names: Sequence[str], separator: str, wanted: Iterable[str]
     known = {one: len(parts & set(wanted)) for one, parts in found.items()}
     best = max(SEPARATORS, key=known.__getitem__)
     return best if known[best] > len({name.strip() for name in names} & set(wanted)) else None
+
+
+def _check_separator(names: Sequence[str], declared: Csv, path: Path) -> None:
+    """Raises DataRefusedError if another character separates the header."""
+    if (separator := _other_separator(names, declared.separator, declared.in_the_file)) is not None:
+        raise _separated_by(separator, declared.separator, path)
 
 
 def _separated_by(separator: str, declared: str, path: Path) -> DataRefusedError:
@@ -468,7 +527,7 @@ def _csv(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> _Ta
     lines = _lines(path)
     first = next(lines, None) or b""
     header = _fields(first.removeprefix(b"\xef\xbb\xbf"), declared.separator)
-    names = [name.decode().strip() for name in header or ()]
+    names = [name.decode(declared.encoding).strip() for name in header or ()]
     if (separator := _other_separator(names, declared.separator, wanted)) is not None:
         raise _separated_by(separator, declared.separator, path)
     for name in wanted:
@@ -480,9 +539,13 @@ def _csv(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> _Ta
         fields = None if line is None else _fields(line, declared.separator)
         if fields is None or len(fields) != len(names):
             return _stand_in(declared, known)
-        return {name: fields[place] for name, place in places.items()}
+        return {name: _in_utf_8(fields[place], declared.encoding) for name, place in places.items()}
 
     yield from _in_tables((row(line) for line in lines if line is None or line.strip()), tuple(places))
+
+
+def _in_utf_8(field: bytes, encoding: str) -> bytes:
+    return field if encoding == UTF_8 else field.decode(encoding, "replace").encode()
 
 
 def _fields(line: bytes, separator: str) -> list[bytes] | None:

@@ -1,7 +1,10 @@
 """Questions at a terminal: an answer that cannot be is asked again, `<` goes back to the question before."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 import typer
@@ -21,14 +24,35 @@ class _BackError(Exception):
 class Interview:
     """Asks questions, and remembers the answers, so that going back repeats none of them."""
 
-    _answers: list[str] = field(default_factory=list)
+    _answers: list[tuple[str, str]] = field(default_factory=list)
+    """Questions with their answers."""
     _next: int = 0
+
+    @contextmanager
+    def keep_answers(self, file: Path) -> Iterator[None]:
+        """Go on from the answers in a file; store them there if the block ends early, as by Ctrl-D; else delete it."""
+        with suppress(OSError, ValueError):
+            self._answers = [
+                (str(asked), str(answer)) for asked, answer in json.loads(file.read_text("utf-8"))
+            ]
+            say(f"The first answers are those in {file}; delete it to begin anew.")
+        try:
+            yield
+        except BaseException:
+            if self._answers:
+                file.write_text(json.dumps(self._answers), "utf-8")
+                say(f"\nThe answers are kept in {file}; the same command goes on from there.", error=True)
+            raise
+        file.unlink(missing_ok=True)
 
     def ask(self, question: str, parse: Callable[[str], T], default: str | None = None) -> T:
         """Ask until the answer can be parsed; `parse` raises ValueError with the reason if it cannot."""
         if self._next < len(self._answers):
-            self._next += 1
-            return parse(self._answers[self._next - 1])
+            asked, answer = self._answers[self._next]
+            if asked == question:
+                self._next += 1
+                return parse(answer)
+            del self._answers[self._next :]  # they belong to other options or another file
         while True:
             answer = str(typer.prompt(for_terminal(question), default=default, show_default=bool(default)))
             if answer.strip() == BACK:
@@ -38,7 +62,7 @@ class Interview:
             except ValueError as error:
                 say(f"  {error}")
                 continue
-            self._answers.append(answer)
+            self._answers.append((question, answer))
             self._next += 1
             return found
 

@@ -221,8 +221,10 @@ def init(
         project.check_declared(declared)
         return declared
 
-    declared = Interview().hold(declare)
-    project.make(folder, declared)
+    talk, place = Interview(), folder.resolve()
+    with talk.keep_answers(place.with_name(f"{place.name}.answers.json")):
+        declared = talk.hold(declare)
+        project.make(folder, declared)
     given = {"cap": cap, "runs": runs, "unit": unit, "size": size, "person": person}
     _say_next(folder, declared, [key for key, value in given.items() if value is not None])
 

@@ -483,8 +483,8 @@ def of_texts(
     usual = "tokenizer/all-minilm-l6-v2" if "tags" in target else "wordllama"
     reader = {"kind": "texts", "format": known[file.suffix], "columns": list(columns)}
     own: dict[str, Any] = {"label": list(label) if len(label) > 1 else label[0]} if label else {}
-    if known[file.suffix] == "csv" and (separator := _header_of(file)[0]) != ",":
-        own["separator"] = separator
+    if known[file.suffix] == "csv":
+        own |= _header_of(file)[0]
     return Declared(name, reader | own, predicts, at_most, file=file, encoder=encoder or usual, **others)
 
 
@@ -496,8 +496,8 @@ def table_of(
         columns = [*columns, {"name": person, "kind": "ignored"}]
     suffixes = [] if file is None else file.suffixes
     reader: dict[str, Any] = {"kind": "parquet" if ".parquet" in suffixes[-1:] else "csv"}
-    if file is not None and reader["kind"] == "csv" and (separator := _header_of(file)[0]) != ",":
-        reader["separator"] = separator
+    if file is not None and reader["kind"] == "csv":
+        reader |= _header_of(file)[0]
     return {**reader, "columns": [dict(column) for column in columns]}
 
 
@@ -513,16 +513,26 @@ def header_of(file: Path) -> tuple[str, ...]:
         return ()
 
 
-def _header_of(file: Path) -> tuple[str, tuple[str, ...]]:
-    """The separator of a text's first line, and the fields that it separates; no fields if it is not UTF-8."""
+def _header_of(file: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+    """How a text's first line is written, as the reader of a card says it, and the fields of that line.
+
+    It says the separator and the encoding where they are not as usual; no fields if the line cannot be read.
+    """
+    own: dict[str, str] = {}
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
-            line = opened.readline(_LONGEST_HEADER).decode("utf-8-sig").rstrip("\r\n")
+            first = opened.readline(_LONGEST_HEADER)
+        try:
+            line = first.decode("utf-8-sig").rstrip("\r\n")
+        except UnicodeDecodeError:
+            own["encoding"] = "windows-1252"
+            line = first.decode("windows-1252", "replace").rstrip("\r\n")
         fields = {one: tuple(next(csv.reader([line], delimiter=one), ())) for one in SEPARATORS}
     except (OSError, EOFError, ValueError, csv.Error):
-        return ("\t" if ".tsv" in file.suffixes else ","), ()
+        return ({"separator": "\t"} if ".tsv" in file.suffixes else {}), ()
     separator = "\t" if ".tsv" in file.suffixes else max(SEPARATORS, key=lambda one: len(fields[one]))
-    return separator, tuple(name.strip() for name in fields[separator])
+    own |= {"separator": separator} if separator != "," else {}
+    return own, tuple(name.strip() for name in fields[separator])
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:

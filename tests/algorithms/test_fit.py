@@ -1111,7 +1111,7 @@ def refusals(X: Any, Y: Any) -> dict[str, tuple[dict[str, Any], str]]:
         ),
         "Opacus's wrapper around a layer": (
             {"model": nn.Sequential(GradSampleModule(nn.Linear(5, 2)))},
-            r"^the layer 0 of the model is wrapped by Opacus's GradSampleModule, .*inside of it, by \.to_standard_module\(\)",
+            r"^the layer 0 of the model is wrapped by Opacus's GradSampleModule, .*, by \.to_standard_module\(\)",
         ),
         "two tensors": (
             {"model": _Several(lambda *heads: heads)},

@@ -12,8 +12,10 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 from pyarrow import parquet
+from pydantic import ValidationError
 
 from data import DataRefusedError
+from data.description import rule_of
 from data.formats import Parquet
 from data.readers import encoding
 from data.readers import rows as rows_module
@@ -135,11 +137,67 @@ def test_quotes_separators_and_undeclared_columns(encode: Encode, table: Documen
     assert records.features.tolist() == [[pytest.approx(0.1), 1, 0]] and records.labels.tolist() == [1]
 
 
-def test_decimal_commas_and_other_encodings_are_told_what_is_read(encode: Encode) -> None:
-    with pytest.raises(DataRefusedError, match=r"column 'age': .*decimals have a point"):
+def test_decimal_commas_and_other_encodings_that_are_not_declared_are_refused(encode: Encode) -> None:
+    with pytest.raises(DataRefusedError, match=r"column 'age': .*decimals have a point.*decimal"):
         encode('age;town;answer\n"1,5";Oslo;no\n', separator=";")
-    with pytest.raises(DataRefusedError, match="in UTF-8"):
+    with pytest.raises(DataRefusedError, match=r"in UTF-8; correct .* reader\.encoding"):
         encode("age,town,answer\n1,Lübeck,no\n".encode("latin-1"), separator=",")
+
+
+def test_a_table_as_european_spreadsheets_write_it(encode: Encode, table: Document) -> None:
+    """An empty line, spaces, an exponent and a number that is whole; names and categories beyond ASCII."""
+    table["reader"]["columns"][0]["name"] = "größe"
+    table["reader"]["columns"][1]["categories"] = ["Lübeck", "Köln, Rhein"]
+    lines = ["größe;town;answer", "12,5;Lübeck;no", "", ' 1,5e1 ;"Köln, Rhein";yes', "-3;Oslo;no", ",5;;no"]
+    found = encode("\r\n".join(lines).encode("latin-1"), separator=";", decimal=",", encoding="latin-1")
+    assert found.features[:, 0].tolist() == pytest.approx([0.125, 0.15, 0.0, 0.005])
+    assert found.features[:, 1:].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 1]]
+    assert found.labels.tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["windows-1252", "windows-1251", "iso-8859-15", "utf-8-sig"])
+@pytest.mark.parametrize("header", [True, False])
+def test_categories_are_those_that_python_decodes(
+    encode: Encode, table: Document, name: str, header: bool
+) -> None:
+    town = {"windows-1251": "Київ"}.get(name, "5 €")
+    table["reader"]["columns"][1]["categories"] = [town]
+    content = (rows if header else lambda line: line)(f"1,{town},no")
+    found = encode(content.encode(name), header=header, encoding=name)
+    assert found.features[:, 1:].tolist() == [[1, 0]]
+
+
+def test_a_byte_that_an_encoding_lacks_makes_its_own_value_another(encode: Encode) -> None:
+    content = b"age,town,answer\n1,Rome\x81,no\n2,Rome,no\n"
+    assert encode(content, encoding="windows-1252").features[:, 1:].tolist() == [[0, 0, 1], [1, 0, 0]]
+
+
+@pytest.mark.parametrize("number", ["1.234,5", "1.5", " -0.5"])
+def test_a_point_beside_decimal_commas_is_refused(encode: Encode, number: str) -> None:
+    with pytest.raises(DataRefusedError, match="column 'age': a number has a point, and `decimal`"):
+        encode(f"age;town;answer\n{number};Oslo;no\n", separator=";", decimal=",")
+
+
+@pytest.mark.parametrize("name", ["utf-16", "shift_jis", "gbk", "utf-7", "rot13", "none such"])
+def test_an_encoding_in_which_a_separator_may_be_part_of_a_character_is_refused(
+    encode: Encode, name: str
+) -> None:
+    with pytest.raises(ValidationError, match="must be utf-8, or one with a byte for each character"):
+        encode(rows("1,Oslo,no"), encoding=name)
+
+
+def test_how_a_text_is_written_is_part_of_the_rule_for_held_out_records_where_it_is_unusual(
+    table: Document, card_of: CardOf
+) -> None:
+    """Another encoding moves records that it reads in another way; cards without one keep their rule."""
+    table["split"] = {"salt": "s", "test_fraction": 0.2}
+    plain = rule_of(card_of(table))
+    for own in ({"encoding": "latin-1"}, {"decimal": ","}):
+        changed = table | {"reader": table["reader"] | own}
+        assert rule_of(card_of(changed)) != plain
+    usual = table | {"reader": table["reader"] | {"encoding": "UTF8", "decimal": "."}}
+    assert rule_of(card_of(usual)) == plain
+    assert preparation_of(card_of(usual), "none", None) == preparation_of(card_of(table), "none", None)
 
 
 def test_names_of_columns_are_trimmed_as_values_are(encode: Encode) -> None:

@@ -101,6 +101,13 @@ def test_columns_are_joined_and_cut_in_every_format(card: CardOf, tmp_path: Path
     assert records(card(format=form, longest=4, keep="end", **spellings), path).features[0] == "good"
 
 
+def test_texts_in_another_encoding_are_read_as_declared(card: CardOf, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes("title;körper;mood\nÄ;“naïve”;pos\n".encode("windows-1252"))
+    how = {"separator": ";", "columns": ["title", "körper"], "encoding": "windows-1252"}
+    assert records(card(**how), path).features.tolist() == ["Ä|“naïve”"]
+
+
 def test_words_become_the_tokens_of_a_public_list(card: CardOf, tmp_path: Path) -> None:
     listed = tmp_path / "words.txt"
     listed.write_text("the\nfilm\ngood\n")

@@ -265,6 +265,44 @@ def test_the_columns_of_a_file_are_asked_about_by_name_and_nothing_is_lost(
     assert "The file has no column 'gone'" in made.output and "age is a feature or the class" in made.output
 
 
+def test_a_header_in_another_encoding_is_read_and_declared(
+    schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_bytes("größe;back\n1,5;no\n".encode("latin-1"))
+    made = answered(monkeypatch, ["--file", "t.csv"], "back", "no,yes", "numeric", "0,9", "50", "")
+    assert made.exit_code == 0 and "The file has the columns größe, back." in made.output, made.output
+    reader = data_card("clinic", tmp_path / "clinic/data/cards").reader
+    assert (reader.encoding, reader.separator, reader.columns[0].name) == ("cp1252", ";", "größe")
+
+
+def test_an_interview_that_ends_early_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Ctrl-D, and where the project cannot be made. Answers to other questions are not used."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("age,back\n")
+    (tmp_path / "other.csv").write_text("height,back\n")
+    kept, options = tmp_path / "clinic.answers.json", ["--file", "t.csv"]
+    ended = answered(monkeypatch, options, "back", "no,yes", "numeric")
+    assert ended.exit_code == 1 and f"answers are kept in {kept}; the same command goes on" in ended.stderr
+    make = new_project.make
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(new_project, "make", fail)
+    refused = answered(monkeypatch, options, "0,9", "50", "")
+    assert refused.exit_code == 2 and "its classes" not in refused.output
+    monkeypatch.setattr(new_project, "make", make)
+    other = answered(monkeypatch, ["--file", "other.csv"])  # its second column has another name
+    assert other.exit_code == 1 and "height is one of" in other.output and "50" not in kept.read_text()
+    made = answered(monkeypatch, options, "numeric", "0,9", "50", "")
+    assert made.exit_code == 0 and not kept.exists(), made.output
+    card = data_card("clinic", tmp_path / "clinic/data/cards")
+    assert (card.classes, card.records.at_most) == (("no", "yes"), 50)
+
+
 def test_answers_that_make_no_card_are_asked_again_from_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -551,9 +589,9 @@ def test_the_templates_are_those_of_this_checkout() -> None:
     assert deployed.keys() == ours_deployed.keys() - {"compare"}
     for name, deployment in deployed.items():
         file = ours_deployed[name].pop("entrypoint")
-        module, _, flow = deployment.pop("entrypoint").rpartition(".")
-        assert load_flow_from_entrypoint(f"{module}.{flow}").fn.__module__ == module
-        assert file == f"{module.replace('.', '/')}.py:{flow}"
+        entrypoint = deployment.pop("entrypoint")
+        module, flow = load_flow_from_entrypoint(entrypoint).fn.__module__, entrypoint.rpartition(".")[2]
+        assert (entrypoint, file) == (f"epsilonflow.deployed.{flow}", f"{module.replace('.', '/')}.py:{flow}")
         about = [one.pop("description") for one in (deployment, ours_deployed[name])]
         alone = {"env": {"PYTHONSAFEPATH": "1"}}  # the folder may hold a module such as tasks.py
         assert deployment["work_pool"] == {"name": "local-pool", "job_variables": alone}

@@ -335,15 +335,19 @@ def test_nothing_is_told_of_a_table_that_is_as_its_card_declares(check: Check) -
         (b"x\ty\n1\tno\n", "separated by '\\t', and its card declares ','; set `separator: \"\\t\"`"),
         (
             "x,y\n1,no\n2,nö\n".encode("latin-1"),
-            "line 3 of {} is not UTF-8, but probably Latin-1 or Windows-1252",
+            "line 3 of {} is not UTF-8, but probably Latin-1 or Windows-1252; set `encoding: windows-1252` under",
         ),
         ("x,y\n1,no\n".encode("utf-16"), "{} is UTF-16; save it as UTF-8"),
         (
             b"x,y\n1,no\n1,5,no\n",
-            "line 3 of {} has 3 fields, separated by ',', instead of 2; write numbers",
+            "line 3 of {} has 3 fields, separated by ',', instead of 2; save the table with"
+            ' semicolons, and set `separator: ";"` and `decimal: ","`',
         ),
         (b"x,y\n1,no\n1\n", "line 3 of {} has 1 fields"),
-        (b'x,y\n"1,5",no\n', "column x: numbers have decimal commas, as in 1,5; write them with a point"),
+        (
+            b'x,y\n"1,5",no\n',
+            'column x: numbers have decimal commas, as in 1,5; set `decimal: ","` under `reader`',
+        ),
     ],
 )
 def test_the_owner_is_told_which_fault_a_file_has(
