@@ -31,7 +31,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from algorithms.core.calibration import check_delta
-from algorithms.core.method import Algorithm, Plan, PublicInfo, Target, adapter
+from algorithms.core.method import Algorithm, Plan, PlanningFacts, Target, adapter
 from algorithms.core.receipt import account_of, cost_of, reserved_events
 from algorithms.core.rehearsal import made_up, rehearsal
 from algorithms.core.software import software_facts, software_here
@@ -275,7 +275,7 @@ def fit(
     check_delta(delta, known)
     performance = Performance(device_of(str(device)), memory_mb, None, number=known)
     target = Target(Budget(epsilon, delta), accountant, count_noise)
-    info = PublicInfo(
+    facts = PlanningFacts(
         records=known,
         parameters=trained.parameter_count,
         layers=len(trained.layers),
@@ -283,17 +283,17 @@ def fit(
         loss=trained.bounds,
         pooled=rows,
     )
-    plan = method.plan(target, info)
+    plan = method.plan(target, facts)
     if plan.not_private is not None and noise != "seeded":
         raise RefusedError(
             f"secret noise would promise what does not hold: {plan.not_private} To reproduce it all the same,"
             ' on public records, give public=True and noise="seeded".'
         )
     about = {"algorithm": name, "settings": settings, "dataset": dataset, "noise": noise}
-    facts = {"dataset": dataset, "title": dataset, "unit": unit, "public": public, "records": known}
-    facts |= {"per_person": per_person, "pooled": rows, "unit_is_stated": rows_by == BY_STATEMENT}
+    stated = {"dataset": dataset, "title": dataset, "unit": unit, "public": public, "records": known}
+    stated |= {"per_person": per_person, "pooled": rows, "unit_is_stated": rows_by == BY_STATEMENT}
     document = _document(plan, model, trained, seed=seed, about=about)
-    run = _Run(plan, document, _FACTS | facts, performance.device.type)
+    run = _Run(plan, document, _FACTS | stated, performance.device.type)
     run.rehearse()
     with tempfile.TemporaryDirectory(prefix="epsilonflow-") as place:
         folder, limit = Path(place), target.budget

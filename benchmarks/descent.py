@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from torch import Tensor
 
-from algorithms.core.method import Inputs, PublicInfo, Target
+from algorithms.core.method import Inputs, PlanningFacts, Target
 from algorithms.methods.dp_agd import DPAGD, State
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.barrier import Barrier, Performance
@@ -38,7 +38,7 @@ class WholeStep:
         self.model, self.method = problem.model(), DPAGD(steps_grid=_GRID)
         self.data = MadeUp(problem.inputs.numpy(), problem.labels.numpy())
         longest = float(problem.inputs.norm(dim=1).max())
-        public = PublicInfo(
+        facts = PlanningFacts(
             len(self.data.labels),
             self.model.parameter_count,
             len(self.model.layers),
@@ -46,7 +46,7 @@ class WholeStep:
             inputs=Inputs(longest * problem.inputs.shape[1] ** 0.5, longest),
             loss=self.model.bounds,
         )
-        self.plan = self.method.plan(_TARGET, public)
+        self.plan = self.method.plan(_TARGET, facts)
         self.barrier, self.state = self._begun()
 
     def step(self) -> None:
@@ -72,7 +72,7 @@ class WholeStep:
             generator=secure_generator(),
             delta=_TARGET.budget.delta,
             trace=Trace(),
-            performance=Performance(number=self.plan.public.records),
+            performance=Performance(number=self.plan.facts.records),
         )
         return barrier, self.method.init(self.model.initial_parameters(), self.plan)
 

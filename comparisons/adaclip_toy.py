@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from algorithms.core.method import Algorithm, Plan, PublicInfo, Target
+from algorithms.core.method import Algorithm, Plan, PlanningFacts, Target
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.gradients import L2
 from algorithms.methods.adaptive_clipping import AdaCliP
@@ -146,7 +146,7 @@ def plan_of(dimension: int, *, steps: int, count: int = RECORDS) -> Plan:
         schedule=[(release.event(), steps)],
         epsilon={"rdp": math.inf},
         target=Target(Budget(math.inf, DELTA), "rdp"),
-        public=PublicInfo(records=count, parameters=dimension, layers=1, classes=1),
+        facts=PlanningFacts(records=count, parameters=dimension, layers=1, classes=1),
         steps=steps,
         noise_multiplier=NOISE,
         sampling_rate=1.0 / count,

@@ -12,7 +12,7 @@ from dp_accounting import DpEvent
 
 from algorithms import models
 from algorithms.core.calibration import check_delta
-from algorithms.core.method import Inputs, Plan, PublicInfo, Target
+from algorithms.core.method import Inputs, Plan, PlanningFacts, Target
 from algorithms.core.training import schedule_of
 from algorithms.errors import RefusedError
 from algorithms.extension import is_own, source_digest
@@ -142,8 +142,8 @@ def withstands(plan: Plan, attack: params.Attack) -> bool:
     )
 
 
-def _known(model: Model, public: PublicDescription) -> PublicInfo:
-    return PublicInfo(
+def _known(model: Model, public: PublicDescription) -> PlanningFacts:
+    return PlanningFacts(
         records=public.records,
         parameters=model.parameter_count,
         layers=len(model.layers),
@@ -172,7 +172,7 @@ def calibrate(settings: Params, public: PublicDescription) -> dict[str, Any]:
 
 def document_of(plan: Plan, settings: Params, public: PublicDescription) -> dict[str, Any]:
     """The document of a plan: what it was made for, and the plan."""
-    facts = {"parameters": plan.public.parameters, "notes": list(model_for(settings, public).notes)}
+    facts = {"parameters": plan.facts.parameters, "notes": list(model_for(settings, public).notes)}
     document = _made_for(settings, public)
     return document | {"model": document["model"] | facts} | plan.to_json()
 
@@ -193,7 +193,7 @@ def check(document: Mapping[str, Any], settings: Params, public: PublicDescripti
             " run the calibrate stage again."
         )
     plan = Plan.from_json(document)
-    if plan.public != _known(model_for(settings, public), public):
+    if plan.facts != _known(model_for(settings, public), public):
         raise RefusedError(
             "artifacts/plan.json was made for other public facts; run the calibrate stage again."
         )

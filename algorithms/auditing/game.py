@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.linalg import toeplitz
 from torch import Tensor, nn
 
-from algorithms.core.method import Algorithm, Inputs, Plan, PublicInfo, Target
+from algorithms.core.method import Algorithm, Inputs, Plan, PlanningFacts, Target
 from algorithms.core.training import train
 from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Affine, Box, Engine, LineCandidates, PerLayer
@@ -104,7 +104,7 @@ class Game:
 
     def plan(self) -> Plan:
         """The method's plan for the claim; raises RefusedError for a method without a claim."""
-        public = PublicInfo(
+        facts = PlanningFacts(
             records=self.records,
             parameters=self.width,
             layers=len(self.model().layers),
@@ -113,7 +113,7 @@ class Game:
             loss=LossBounds(slope=1.0, curvature=0.25, least=0.0),
         )
         accountant = "pure" if self.delta == 0 else self.accountant
-        plan = self.method().plan(Target(Budget(self.epsilon, self.delta), accountant), public)
+        plan = self.method().plan(Target(Budget(self.epsilon, self.delta), accountant), facts)
         if not math.isfinite(plan.epsilon.get(plan.accountant, math.inf)) or plan.not_private:
             raise RefusedError(
                 f"the method {self.algorithm!r} claims no privacy here, so there is nothing to audit; choose another."

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from algorithms.core.method import Plan, PublicInfo, Target, adapter, by_accountants
+from algorithms.core.method import Plan, PlanningFacts, Target, adapter, by_accountants
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.accounting import MOST_EPSILON
@@ -51,9 +51,9 @@ def count_release(noise_multiplier: float) -> Release:
     return total_release(L2(1.0), Gaussian(noise_multiplier))
 
 
-def events_before(target: Target, public: PublicInfo, sampled: Batches) -> Schedule:
+def events_before(target: Target, facts: PlanningFacts, sampled: Batches) -> Schedule:
     """What is released before a method's own steps: features, and a count of the records if the divisor needs it."""
-    waits = public.records is None and sampled.divisor is None
+    waits = facts.records is None and sampled.divisor is None
     count = [(count_release(target.count_noise).event(), 1)] if waits else []
     return [*target.prior_events, *count]
 
@@ -67,7 +67,7 @@ def plan_fixed(
     releases: Releases,
     *,
     target: Target,
-    public: PublicInfo,
+    facts: PlanningFacts,
     sampled: Batches = ALL,
     steps: int = 1,
     noise_multiplier: float | None = None,
@@ -82,8 +82,8 @@ def plan_fixed(
     the target or the given noise does not, and for events without a proof under the adjacency.
     """
     if noise_multiplier is None:
-        noise_multiplier = calibrated_multiplier(releases, target, public, sampled, adjacency=adjacency)
-    schedule = [*events_before(target, public, sampled), *events_of(releases(noise_multiplier))]
+        noise_multiplier = calibrated_multiplier(releases, target, facts, sampled, adjacency=adjacency)
+    schedule = [*events_before(target, facts, sampled), *events_of(releases(noise_multiplier))]
     costs = by_accountants(schedule, target.budget.delta, adjacency_named(adjacency))
     if target.accountant not in costs:
         raise RefusedError(
@@ -97,7 +97,7 @@ def plan_fixed(
         )
     return Plan(
         target=target,
-        public=public,
+        facts=facts,
         steps=steps,
         noise_multiplier=noise_multiplier,
         sampling_rate=sampled.rate,
@@ -113,7 +113,7 @@ def plan_fixed(
 def calibrated_multiplier(
     releases: Releases,
     target: Target,
-    public: PublicInfo,
+    facts: PlanningFacts,
     sampled: Batches,
     *,
     adjacency: str = ADD_OR_REMOVE_ONE.name,
@@ -126,7 +126,7 @@ def calibrated_multiplier(
         raise RefusedError(
             f"epsilon {target.budget.epsilon:g} is beyond {MOST_EPSILON:g} and promises nothing; give a smaller one."
         )
-    before = events_before(target, public, sampled)
+    before = events_before(target, facts, sampled)
     return calibrate(
         lambda noise: [*before, *events_of(releases(noise))],
         target.budget,
@@ -155,7 +155,7 @@ def least_noise(
 
 
 def plan_zcdp(
-    rho: float, *, target: Target, public: PublicInfo, steps: int, method_params: object | None = None
+    rho: float, *, target: Target, facts: PlanningFacts, steps: int, method_params: object | None = None
 ) -> Plan:
     """The plan of a run that chooses its releases adaptively, under a zCDP filter; steps: the largest number."""
     _check_adaptive(target)
@@ -166,7 +166,7 @@ def plan_zcdp(
         )
     return Plan(
         target=target,
-        public=public,
+        facts=facts,
         steps=steps,
         schedule=[(dp.dp_event.ZCDpEvent(rho), 1)],
         epsilon={"rdp": epsilon_of_zcdp(rho, target.budget.delta)},
@@ -179,7 +179,7 @@ def plan_renyi(
     order: float,
     *,
     target: Target,
-    public: PublicInfo,
+    facts: PlanningFacts,
     steps: int,
     sampling_rate: float,
     method_params: object | None = None,
@@ -189,7 +189,7 @@ def plan_renyi(
     limit = RenyiFilter(order, target.budget).limit
     return Plan(
         target=target,
-        public=public,
+        facts=facts,
         steps=steps,
         sampling_rate=sampling_rate,
         schedule=[],

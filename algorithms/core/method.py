@@ -63,7 +63,7 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class PublicInfo:
+class PlanningFacts:
     """What an algorithm may use before its first release.
 
     records: number of training records, None if it is private. parameters: d. layers: number of the model's layers.
@@ -262,7 +262,7 @@ class Plan:
     """
 
     target: Target
-    public: PublicInfo
+    facts: PlanningFacts
     steps: int
     schedule: Schedule
     epsilon: Mapping[str, float]
@@ -299,7 +299,7 @@ class Plan:
     @property
     def expected_batch(self) -> float | None:
         """The expected number of records in a step; None if the number of all is private."""
-        return None if self.public.records is None else self.sampling_rate * self.public.records
+        return None if self.facts.records is None else self.sampling_rate * self.facts.records
 
     @property
     def fixed_noise(self) -> float | None:
@@ -317,7 +317,7 @@ class Plan:
             "accountant": self.target.accountant,
             "count_noise": self.target.count_noise,
             "prior_events": schedule_to_json(self.target.prior_events),
-            "public": self.public.to_json(),
+            "public": self.facts.to_json(),
             "adjacency": self.adjacency,
             "delta": self.target.budget.delta,
             "epsilon": to_finite(self.epsilon),
@@ -342,7 +342,7 @@ class Plan:
                 document["count_noise"],
                 prior_events=tuple(schedule_from_json(document["prior_events"])),
             ),
-            public=PublicInfo.from_json(document["public"]),
+            facts=PlanningFacts.from_json(document["public"]),
             schedule=schedule_from_json(document["schedule"]),
             epsilon=from_finite(document["epsilon"]),
             noise_multiplier=document["noise_multiplier"] or 0.0,
@@ -427,7 +427,7 @@ class Algorithm(Protocol[S]):
     slice of them (`performance.shard_trained`).
     """
 
-    def plan(self, target: Target, public: PublicInfo) -> Plan: ...
+    def plan(self, target: Target, facts: PlanningFacts) -> Plan: ...
     def init(self, parameters: Tensor, plan: Plan) -> S: ...
     def step(self, state: S, plan: Plan, barrier: Barrier) -> S | None: ...
     def released(self, state: S) -> Tensor: ...

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from algorithms.core.calibration import Batches, Releases, Repeated, plan_fixed
-from algorithms.core.method import Plan, PublicInfo, Strict, Target
+from algorithms.core.method import Plan, PlanningFacts, Strict, Target
 from algorithms.core.optimizers import Count, OptimizerConfig, OptimizerState, Share, Steps
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L2, Clipping
@@ -43,19 +43,19 @@ class Answer:
     divisor: float
 
 
-def batches(public: PublicInfo, *, expected_batch_size: int | None, sampling_rate: float | None) -> Batches:
+def batches(facts: PlanningFacts, *, expected_batch_size: int | None, sampling_rate: float | None) -> Batches:
     """The sampling that the settings ask for.
 
     Raises RefusedError if a batch is larger than the data, and unless exactly the right setting is given:
     `expected_batch_size` if the number of records is public, `sampling_rate` if it is private.
     """
     if expected_batch_size is not None and sampling_rate is not None:
-        fits, other = ("expected_batch_size", "sampling_rate")[:: 1 if public.records else -1]
+        fits, other = ("expected_batch_size", "sampling_rate")[:: 1 if facts.records else -1]
         raise RefusedError(
             "expected_batch_size and sampling_rate were both given, and each says how large a batch is;"
             f" keep algorithm.{fits}, which fits the data, and leave algorithm.{other} empty."
         )
-    if public.records is None:
+    if facts.records is None:
         if sampling_rate is None:
             raise RefusedError(
                 "the number of records is private, so expected_batch_size cannot become a sampling rate;"
@@ -67,12 +67,12 @@ def batches(public: PublicInfo, *, expected_batch_size: int | None, sampling_rat
             "the number of records is public, so a batch is given by its size; set algorithm.expected_batch_size, the"
             " expected number of records in a batch, and leave algorithm.sampling_rate empty."
         )
-    if expected_batch_size > public.records:
+    if expected_batch_size > facts.records:
         raise RefusedError(
-            f"a batch of {expected_batch_size} was asked for, but there are {public.records} training records;"
-            f" set algorithm.expected_batch_size to at most {public.records}."
+            f"a batch of {expected_batch_size} was asked for, but there are {facts.records} training records;"
+            f" set algorithm.expected_batch_size to at most {facts.records}."
         )
-    return Batches(Poisson(expected_batch_size / public.records), float(expected_batch_size))
+    return Batches(Poisson(expected_batch_size / facts.records), float(expected_batch_size))
 
 
 def noisy_count(barrier: Barrier, noise_multiplier: float) -> float:
@@ -113,10 +113,10 @@ def _passes(run: RandomAllocation) -> list[tuple[Sampling, int]]:
     return found
 
 
-def allocated(sampled: Batches, public: PublicInfo, steps: int) -> Batches:
+def allocated(sampled: Batches, facts: PlanningFacts, steps: int) -> Batches:
     """The same batches by random allocation: as many steps to a pass as come nearest to their rate."""
     parts = max(1, round(1 / sampled.rate))
-    divisor = None if sampled.divisor is None or public.records is None else public.records / parts
+    divisor = None if sampled.divisor is None or facts.records is None else facts.records / parts
     return Batches(RandomAllocation(parts, steps), divisor)
 
 
@@ -155,17 +155,17 @@ class Sampled(Descent):
     sampling_rate: Share | None = None
     update: OptimizerConfig = field(default_factory=OptimizerConfig)
 
-    def sampled(self, public: PublicInfo) -> Batches:
+    def sampled(self, facts: PlanningFacts) -> Batches:
         """The batches that the settings ask for; raises what `batches` raises."""
-        return batches(public, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate)
+        return batches(facts, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate)
 
 
 def plan_gradient_steps(
-    sampled: Batches, clipping: Clipping, *, steps: int, target: Target, public: PublicInfo
+    sampled: Batches, clipping: Clipping, *, steps: int, target: Target, facts: PlanningFacts
 ) -> Plan:
     """The plan of noisy gradient steps over these batches with the smallest noise that meets the target."""
     releases = gradient_steps(sampled, clipping, steps)
-    return plan_fixed(releases, target=target, public=public, sampled=sampled, steps=steps)
+    return plan_fixed(releases, target=target, facts=facts, sampled=sampled, steps=steps)
 
 
 def noisy_gradient(
@@ -237,7 +237,7 @@ def noise_runs(values: Array, counts: Array) -> tuple[NoiseRun, ...]:
 
 
 def plan_noise_schedule(
-    weights: Array, *, sampled: Batches, clip_norm: float, target: Target, public: PublicInfo
+    weights: Array, *, sampled: Batches, clip_norm: float, target: Target, facts: PlanningFacts
 ) -> Plan:
     """The plan of noisy gradient steps whose noise multipliers are the plan's times `weights`, shape [steps].
 
@@ -254,7 +254,7 @@ def plan_noise_schedule(
     return plan_fixed(
         releases,
         target=target,
-        public=public,
+        facts=facts,
         sampled=sampled,
         steps=len(weights),
         method_params=NoiseSchedule(runs),

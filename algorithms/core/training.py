@@ -413,7 +413,7 @@ def train(
     )
     before = Trace() if learned_before is None else _counted_by(plan, learned_before[1])
     found, step, trace = resumed or (start, 0, before)
-    rows, spend = plan.public.pooled, plan.open_filter()
+    rows, spend = plan.facts.pooled, plan.open_filter()
     for event in trace.events():
         spend.charge(event)
     barrier = (barrier_of or Barrier)(
@@ -457,7 +457,7 @@ def train(
 
 def _planned(performance: Performance, plan: Plan) -> Performance:
     """The performance with the public numbers of a plan."""
-    return replace(performance, number=plan.public.records, expected_batch=plan.expected_batch)
+    return replace(performance, number=plan.facts.records, expected_batch=plan.expected_batch)
 
 
 def _check_sharing(
@@ -491,7 +491,7 @@ def learn(
 
     plan: of one of these runs, whose schedule begins with these releases.
     """
-    trace, rows = Trace(), plan.public.pooled
+    trace, rows = Trace(), plan.facts.pooled
     barrier = Barrier(
         records,
         model_of_people(model, rows),
@@ -505,8 +505,8 @@ def learn(
 
 
 def _learn(features: Features, barrier: Barrier, model: Model, plan: Plan) -> Learned:
-    asked = barrier_of_rows(barrier, plan.public.pooled)
-    found = learn_buffers(features, asked, plan.public.records, plan.target.count_noise)
+    asked = barrier_of_rows(barrier, plan.facts.pooled)
+    found = learn_buffers(features, asked, plan.facts.records, plan.target.count_noise)
     start = model.initial_parameters()
     if hasattr(features, "start"):
         start = features.start(asked, installed(model, found))

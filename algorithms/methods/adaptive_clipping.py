@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.core.calibration import Repeated, plan_fixed
-from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.method import Plan, PlanningFacts, Target
 from algorithms.core.minibatch import (
     Sampled,
     State,
@@ -68,16 +68,16 @@ class QuantileClipping(Sampled):
     rate: Annotated[float, Field(gt=0, le=10)] = 0.2
     count_noise_multiplier: Positive | None = None
 
-    def plan(self, target: Target, public: PublicInfo) -> Plan:
+    def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The least noise on gradients that fits the target beside the counts; raises RefusedError where none does."""
-        public.check_norms()
+        facts.check_norms()
         check_no_noise_limit(self.update, "quantile_clipping")
         if not self.min_clip_norm <= self.clip_norm <= self.max_clip_norm:
             raise RefusedError(
                 f"a start of {self.clip_norm:g} lies outside [{self.min_clip_norm:g}, {self.max_clip_norm:g}]; set"
                 " algorithm.clip_norm between algorithm.min_clip_norm and algorithm.max_clip_norm."
             )
-        sampled = self.sampled(public)
+        sampled = self.sampled(facts)
         if self.count_noise_multiplier is None and sampled.divisor is None:
             raise RefusedError(
                 "the number of records is private, so a tenth of the batch is not known; set"
@@ -94,7 +94,7 @@ class QuantileClipping(Sampled):
         return plan_fixed(
             releases,
             target=target,
-            public=public,
+            facts=facts,
             sampled=sampled,
             steps=self.steps,
             method_params=Counts(counts),
@@ -170,12 +170,12 @@ class AdaCliP(Sampled):
     start: Annotated[float, Field(gt=0, le=1e12)] | None = None
     paper_update: bool = False
 
-    def plan(self, target: Target, public: PublicInfo) -> Plan:
+    def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The least noise that fits the target; raises RefusedError where a public bound is missing or none is left."""
-        self.start_at(public.parameters)
+        self.start_at(facts.parameters)
         check_no_noise_limit(self.update, "adaclip")
         unit = Affine(1.0, torch.zeros(1), torch.ones(1))  # the cost is that of any shift and scale
-        return plan_gradient_steps(self.sampled(public), unit, steps=self.steps, target=target, public=public)
+        return plan_gradient_steps(self.sampled(facts), unit, steps=self.steps, target=target, facts=facts)
 
     def init(self, parameters: Tensor, plan: Plan) -> AdaptiveState:
         """The state at the model's start: no shift, an equal scale for all coordinates."""

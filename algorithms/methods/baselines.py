@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.core.calibration import plan_fixed
-from algorithms.core.method import Answered, Plan, PublicInfo, SingleRelease, Target, by_accountants
+from algorithms.core.method import Answered, Plan, PlanningFacts, SingleRelease, Target, by_accountants
 from algorithms.core.minibatch import Descent, State, batches, sgd_step
 from algorithms.core.optimizers import Count, OptimizerConfig, Steps
 from algorithms.core.training import barrier_of_rows
@@ -33,11 +33,11 @@ class NonPrivate(Descent):
     expected_batch_size: Count
     update: OptimizerConfig = field(default_factory=OptimizerConfig)
 
-    def plan(self, target: Target, public: PublicInfo) -> Plan:
+    def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The schedule at infinite epsilon; raises RefusedError where the number of records is private."""
-        public.known_records("a run without privacy")
-        sampled = batches(public, expected_batch_size=self.expected_batch_size, sampling_rate=None)
-        return _exact(target, public, steps=self.steps, rate=sampled.rate, divisor=sampled.divisor)
+        facts.known_records("a run without privacy")
+        sampled = batches(facts, expected_batch_size=self.expected_batch_size, sampling_rate=None)
+        return _exact(target, facts, steps=self.steps, rate=sampled.rate, divisor=sampled.divisor)
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One exact gradient, one update."""
@@ -58,20 +58,20 @@ class LBFGS(SingleRelease):
 
     regularisation: Annotated[float, Field(ge=0, le=1e6)] = 1e-4
 
-    def plan(self, target: Target, public: PublicInfo) -> Plan:
+    def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The schedule at infinite epsilon; raises RefusedError for another model and a private number of records."""
-        public.known_records("'lbfgs'")
-        public.check_rows()
-        if public.inputs is None or public.inputs.outputs != 1:
+        facts.known_records("'lbfgs'")
+        facts.check_rows()
+        if facts.inputs is None or facts.inputs.outputs != 1:
             raise RefusedError(
                 "'lbfgs' finds the minimum of a linear model with one output, on data whose card bounds every feature;"
                 " use the model 'logistic'."
             )
-        return _exact(target, public, steps=1, rate=1.0, divisor=1.0)
+        return _exact(target, facts, steps=1, rate=1.0, divisor=1.0)
 
     def step(self, state: Answered, plan: Plan, barrier: Barrier) -> Answered:
         """The minimum."""
-        records = plan.public.known_records("'lbfgs'")
+        records = plan.facts.known_records("'lbfgs'")
         problem = Minimum(
             clip_norm=1.0,
             regularisation=max(self.regularisation, LEAST_REGULARISATION) * records,
@@ -83,12 +83,12 @@ class LBFGS(SingleRelease):
         return replace(state, parameters=found.to(state.parameters))
 
 
-def _exact(target: Target, public: PublicInfo, *, steps: int, rate: float, divisor: float | None) -> Plan:
+def _exact(target: Target, facts: PlanningFacts, *, steps: int, rate: float, divisor: float | None) -> Plan:
     """A plan of releases without noise, at infinite epsilon."""
     schedule = [*target.prior_events, (dp.NonPrivateDpEvent(), steps)]
     return Plan(
         target=target,
-        public=public,
+        facts=facts,
         steps=steps,
         sampling_rate=rate,
         divisor=divisor,
@@ -109,11 +109,11 @@ class Majority(SingleRelease):
     linear model without weights, whose bias gives the log odds of the counts. It has no settings.
     """
 
-    def plan(self, target: Target, public: PublicInfo) -> Plan:
+    def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The least noise on the counts that fits the target; raises RefusedError unless the model is linear."""
-        if public.classes < 2:
+        if facts.classes < 2:
             raise RefusedError("'majority' names a class, and the data have none to predict; use 'dp_sgd'.")
-        if public.inputs is None:
+        if facts.inputs is None:
             raise RefusedError(
                 "'majority' sets the bias of a linear model on data whose card bounds every feature, and this model or"
                 " card is another; choose the model 'logistic', 'svm' or 'softmax'."
@@ -121,16 +121,16 @@ class Majority(SingleRelease):
         return plan_fixed(
             lambda noise_multiplier: [(total_release(BOUND, Gaussian(noise_multiplier)), 1)],
             target=target,
-            public=public,
+            facts=facts,
         )
 
     def step(self, state: Answered, plan: Plan, barrier: Barrier) -> Answered:
         """The noisy counts, and the bias that follows."""
 
         def of_its_class(_features: Tensor, label: Tensor) -> Tensor:
-            return (torch.arange(plan.public.classes, device=label.device) == label).float()
+            return (torch.arange(plan.facts.classes, device=label.device) == label).float()
 
-        rows = barrier_of_rows(barrier, plan.public.pooled)
+        rows = barrier_of_rows(barrier, plan.facts.pooled)
         counts = rows.total(of_its_class, bound=BOUND, noise=Gaussian(plan.noise_multiplier))
         biases = log_odds(counts)
         parameters = torch.zeros_like(state.parameters)

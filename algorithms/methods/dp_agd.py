@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.core.calibration import SLACK, least_noise, plan_renyi, plan_zcdp
-from algorithms.core.method import Plan, PublicInfo, Strict, Target
+from algorithms.core.method import Plan, PlanningFacts, Strict, Target
 from algorithms.core.optimizers import MOST_STEPS, Bound, Count, NotNegative, Positive, Share
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, LineCandidates
@@ -45,7 +45,7 @@ class Measured:
         return Measured((self.rho * self.total + other.rho * other.total) / rho, rho)
 
 
-def plan_sampled(iterations: int, share: float, rate: float, target: Target, public: PublicInfo) -> Plan:
+def plan_sampled(iterations: int, share: float, rate: float, target: Target, facts: PlanningFacts) -> Plan:
     """Equal parts of a Rényi budget, for Poisson samples; at the order that leaves the gradient the least noise.
 
     The order follows from public values and is fixed with the plan, as a filter needs it.
@@ -71,7 +71,7 @@ def plan_sampled(iterations: int, share: float, rate: float, target: Target, pub
         )
     spent, order = Iteration(0.5 / measured[0] ** 2, selected[0]), measured[1]
     return plan_renyi(
-        order, target=target, public=public, steps=iterations, sampling_rate=rate, method_params=spent
+        order, target=target, facts=facts, steps=iterations, sampling_rate=rate, method_params=spent
     )
 
 
@@ -171,7 +171,7 @@ class DPAGD(Strict):
         default = PAPERS if self.paper_budget else OURS
         return replace(default, **{name: value for name, value in given.items() if value is not None})
 
-    def plan(self, target: Target, public: PublicInfo) -> Plan:
+    def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The budget that the run is held to: rho in equal parts, or the paper's cuts of epsilon; for as many
         iterations as it holds without a rejection.
 
@@ -180,10 +180,10 @@ class DPAGD(Strict):
         Section 5; that the formula is taken at the whole delta is known from the released code). Raises RefusedError
         where the settings do not fit each other or the data.
         """
-        self._check(public)
+        self._check(facts)
         iterations, share, budget = self.choices.iterations, self.selection_share, target.budget
         if self.sampling_rate is not None:
-            return plan_sampled(iterations, share, self.sampling_rate, target, public)
+            return plan_sampled(iterations, share, self.sampling_rate, target, facts)
         if self.paper_budget:
             budget.check_spendable()
             part, log_delta = budget.epsilon / (2 * iterations), math.log(1 / budget.delta)
@@ -198,7 +198,7 @@ class DPAGD(Strict):
             raise RefusedError(
                 "an iteration would cost more than the whole budget; set algorithm.iterations higher."
             )
-        return plan_zcdp(rho, target=target, public=public, steps=math.floor(rho / cost), method_params=spent)
+        return plan_zcdp(rho, target=target, facts=facts, steps=math.floor(rho / cost), method_params=spent)
 
     def init(self, parameters: Tensor, plan: Plan) -> State:
         """The state at the model's start."""
@@ -217,7 +217,7 @@ class DPAGD(Strict):
         is_printed, sampling, reach = self.averaging == "printed", self._sampling(), float(state.reach)
         multiplier = plan.params(Iteration).selection_multiplier
         noise = Laplace(multiplier) if self.paper_budget else Gumbel(multiplier)
-        pull = self.regularisation * sampling.rate * (plan.public.records or 0)  # public where there is one
+        pull = self.regularisation * sampling.rate * (plan.facts.records or 0)  # public where there is one
         measured = self._measured(state, float(state.gradient_rho), barrier)
         if measured is not None and is_printed:
             measured = replace(measured, total=_normalised(measured.total))
@@ -270,15 +270,15 @@ class DPAGD(Strict):
     def _sampling(self) -> FullBatch | Poisson:
         return FullBatch() if self.sampling_rate is None else Poisson(self.sampling_rate)
 
-    def _check(self, public: PublicInfo) -> None:
+    def _check(self, facts: PlanningFacts) -> None:
         """Raises RefusedError where the settings do not fit each other or the data."""
         grid = self.choices.steps_grid
-        public.check_losses("a step")
+        facts.check_losses("a step")
         if len(grid) < 2 or grid[0] != 0 or any(step <= 0 for step in grid[1:]):
             raise RefusedError(
                 f"algorithm.steps_grid must be 0, which is a rejection, and then steps above 0, not {list(grid)}."
             )
-        if self.regularisation and public.records is None:
+        if self.regularisation and facts.records is None:
             raise RefusedError(
                 "the number of records is private, and with it the mean; set algorithm.regularisation to 0."
             )
@@ -340,18 +340,18 @@ class PrivGene(Strict):
     move: Positive = 0.7
     decay: Share = 0.98
 
-    def plan(self, target: Target, public: PublicInfo) -> Plan:
+    def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """An equal part of rho for each round; raises RefusedError for losses below 0 and for a private number."""
-        public.check_losses("a candidate")
+        facts.check_losses("a candidate")
         rho, rounds = rho_of_budget(target.budget), self.rounds
-        if rounds is None and public.records is None:
+        if rounds is None and facts.records is None:
             raise RefusedError(
                 "the number of records is private, and with it that of the rounds; set algorithm.rounds."
             )
-        rounds = rounds or max(1, round((public.records or 0) * target.budget.epsilon / RECORDS_A_ROUND))
+        rounds = rounds or max(1, round((facts.records or 0) * target.budget.epsilon / RECORDS_A_ROUND))
         each = rho * (1 - SLACK) / rounds
         selection = Selection(1 / math.sqrt(8 * each))
-        return plan_zcdp(rho, target=target, public=public, steps=rounds, method_params=selection)
+        return plan_zcdp(rho, target=target, facts=facts, steps=rounds, method_params=selection)
 
     def init(self, parameters: Tensor, plan: Plan) -> Best:
         """The state at the model's start."""

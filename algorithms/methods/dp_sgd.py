@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from algorithms.core.calibration import Batches, Claim, Releases, Repeated, events_of, plan_fixed
-from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.method import Plan, PlanningFacts, Target
 from algorithms.core.minibatch import (
     Descent,
     Sampled,
@@ -64,12 +64,12 @@ class DPSGD(Sampled):
     stability: Annotated[float, Field(ge=0, le=1e12)] = 0.01
     sampling: Literal["poisson", "random_allocation"] = "poisson"
 
-    def plan(self, target: Target, public: PublicInfo) -> Plan:
+    def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The least noise with which the count, if it is private, and all steps fit the target."""
-        sampled, clipping = self.sampled(public), self._clipping(public.layers)
+        sampled, clipping = self.sampled(facts), self._clipping(facts.layers)
         if self.sampling == "random_allocation":
-            sampled = allocated(sampled, public, self.steps)
-        return plan_gradient_steps(sampled, clipping, steps=self.steps, target=target, public=public)
+            sampled = allocated(sampled, facts, self.steps)
+        return plan_gradient_steps(sampled, clipping, steps=self.steps, target=target, facts=facts)
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One noisy gradient over a fresh sample, one update."""
@@ -77,7 +77,7 @@ class DPSGD(Sampled):
             state,
             plan,
             barrier,
-            clipping=self._clipping(plan.public.layers),
+            clipping=self._clipping(plan.facts.layers),
             update=self.update,
             sampling=self._turn(plan, int(state.moving.count)),
         )
@@ -112,13 +112,13 @@ class _Older(Descent):
         """One noisy gradient over a fresh Poisson sample, one update."""
         return sgd_step(state, plan, barrier, clipping=L2(self.clip_norm), update=self.update)
 
-    def _batches(self, target: Target, public: PublicInfo, name: str) -> Batches:
+    def _batches(self, target: Target, facts: PlanningFacts, name: str) -> Batches:
         """Raises RefusedError if the number of records is private, for delta = 0, and for a batch above the data."""
-        records = public.known_records(f"'{name}'")
+        records = facts.known_records(f"'{name}'")
         if target.budget.delta == 0:
             raise RefusedError(f"the analysis of '{name}' has no pure epsilon; set privacy.delta above 0.")
         size = self.expected_batch_size or min(records, math.isqrt(records) + 10)
-        return batches(public, expected_batch_size=size, sampling_rate=None)
+        return batches(facts, expected_batch_size=size, sampling_rate=None)
 
 
 @dataclass(frozen=True)
@@ -141,14 +141,14 @@ class SGDAdv(_Older):
     steps: Steps | None = None
     update: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(0.1, weight_decay=1e-3))
 
-    def plan(self, target: Target, public: PublicInfo) -> Plan:
+    def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The noise by advanced composition, at what it costs; raises RefusedError where that is above the target."""
-        sampled = self._batches(target, public, "sgd_adv")
-        steps = self.steps or max(1, round((public.records or 0) * target.budget.epsilon / 500))
+        sampled = self._batches(target, facts, "sgd_adv")
+        steps = self.steps or max(1, round((facts.records or 0) * target.budget.epsilon / 500))
         return plan_fixed(
             gradient_steps(sampled, L2(self.clip_norm), steps),
             target=target,
-            public=public,
+            facts=facts,
             sampled=sampled,
             steps=steps,
             noise_multiplier=noise_multiplier_by_advanced_composition(
@@ -194,15 +194,15 @@ class SGDMA(_Older):
     noise_multiplier: Positive | None = None
     update: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(0.05))
 
-    def plan(self, target: Target, public: PublicInfo) -> Plan:
+    def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The noise by the moments accountant, at what it costs; raises RefusedError where that is above the target."""
-        sampled = self._batches(target, public, "sgd_ma")
+        sampled = self._batches(target, facts, "sgd_ma")
         releases = gradient_steps(sampled, L2(self.clip_norm), self.steps)
         multiplier = self.noise_multiplier or calibrated(releases, target.budget)
         return plan_fixed(
             releases,
             target=target,
-            public=public,
+            facts=facts,
             sampled=sampled,
             steps=self.steps,
             noise_multiplier=multiplier,
@@ -258,11 +258,11 @@ class DPGD(Descent):
         default_factory=lambda: OptimizerConfig(1.25, schedule="linear", momentum=0.8)
     )
 
-    def plan(self, target: Target, public: PublicInfo) -> Plan:
+    def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The least noise with which the count, if it is private, and all steps fit the target."""
         steps = self.steps or steps_for(target.budget.epsilon)
-        every = Batches(FullBatch(), None if public.records is None else float(public.records))
-        return plan_gradient_steps(every, L2(self.clip_norm), steps=steps, target=target, public=public)
+        every = Batches(FullBatch(), None if facts.records is None else float(facts.records))
+        return plan_gradient_steps(every, L2(self.clip_norm), steps=steps, target=target, facts=facts)
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One noisy gradient over all records, one update."""
@@ -290,16 +290,16 @@ class NormBoundSGD(Sampled):
 
     by_coordinate: ClassVar[bool] = True
 
-    def plan(self, target: Target, public: PublicInfo) -> Plan:
+    def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The least noise that fits the target; raises RefusedError where no public bound on gradients exists."""
-        sampled, clipping = self.sampled(public), _never_reached(public)
-        return plan_gradient_steps(sampled, clipping, steps=self.steps, target=target, public=public)
+        sampled, clipping = self.sampled(facts), _never_reached(facts)
+        return plan_gradient_steps(sampled, clipping, steps=self.steps, target=target, facts=facts)
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One noisy gradient over a fresh Poisson sample, one update."""
-        return sgd_step(state, plan, barrier, clipping=_never_reached(plan.public), update=self.update)
+        return sgd_step(state, plan, barrier, clipping=_never_reached(plan.facts), update=self.update)
 
 
-def _never_reached(public: PublicInfo) -> L2:
+def _never_reached(facts: PlanningFacts) -> L2:
     """The public bound as a clip norm: the barrier still holds each record to it, should a data card be wrong."""
-    return L2(public.gradient_norm(2))
+    return L2(facts.gradient_norm(2))

@@ -38,7 +38,7 @@ from algorithms.core.calibration import (
     plan_fixed,
     plan_renyi,
 )
-from algorithms.core.method import Plan, PublicInfo, Strict, Target
+from algorithms.core.method import Plan, PlanningFacts, Strict, Target
 from algorithms.core.minibatch import batches, check_no_noise_limit, expected_batch
 from algorithms.core.optimizers import (
     MOST_STEPS,
@@ -204,16 +204,16 @@ class DPIS(Strict):
         if self.norm_noise is None and self.norm_noise_multiplier is None:
             object.__setattr__(self, "norm_noise", 0.02)
 
-    def plan(self, target: Target, public: PublicInfo) -> Plan:
+    def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The budget and order that the run is held to, or with public norms its noise.
 
         Raises RefusedError where the settings do not fit each other, the data or the budget.
         """
         check_no_noise_limit(self.update, "dpis")
         sampled = batches(
-            public, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate
+            facts, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate
         )
-        self._check(sampled.rate, public)
+        self._check(sampled.rate, facts)
         steps = math.ceil(1 / sampled.rate - SLACK)
         if steps * self.epochs > MOST_STEPS:
             raise RefusedError(
@@ -222,7 +222,7 @@ class DPIS(Strict):
             )
         own = EpochParams(steps, sampled.divisor or 0.0)
         make = self._plan_released if self.public_norms is None else self._plan_public
-        return make(sampled, own, target, public)
+        return make(sampled, own, target, facts)
 
     def init(self, parameters: Tensor, plan: Plan) -> State:
         """The state at the model's start."""
@@ -304,12 +304,14 @@ class DPIS(Strict):
         noise, _ = found
         return epoch.changed(noise=noise, spent=spent + float(rdp(events(noise, now), orders=(order,))[0]))
 
-    def _plan_released(self, sampled: Batches, own: EpochParams, target: Target, public: PublicInfo) -> Plan:
+    def _plan_released(
+        self, sampled: Batches, own: EpochParams, target: Target, facts: PlanningFacts
+    ) -> Plan:
         """The plan at the order that leaves the steps the least noise if K = N C throughout."""
-        multiplier = self.norm_noise_multiplier or (self.norm_noise or 0.0) * (public.records or 0)
+        multiplier = self.norm_noise_multiplier or (self.norm_noise or 0.0) * (facts.records or 0)
         norm = norm_total_release(L2(self.clip_norm), Gaussian(multiplier)).event()
         before, norms = (
-            events_before(target, public, sampled),
+            events_before(target, facts, sampled),
             sum(map(self._norm_releases, range(self.epochs))),
         )
         rate, steps = sampled.rate, own.steps_per_epoch * self.epochs
@@ -325,10 +327,10 @@ class DPIS(Strict):
         spent, norm_cost = (float(rdp(some, orders=(order,))[0]) for some in (before, [(norm, 1)]))
         own = replace(own, norm_multiplier=multiplier, norm_cost=norm_cost, spent=spent, most_noise=noise)
         return plan_renyi(
-            order, target=target, public=public, steps=steps, sampling_rate=rate, method_params=own
+            order, target=target, facts=facts, steps=steps, sampling_rate=rate, method_params=own
         )
 
-    def _plan_public(self, sampled: Batches, own: EpochParams, target: Target, public: PublicInfo) -> Plan:
+    def _plan_public(self, sampled: Batches, own: EpochParams, target: Target, facts: PlanningFacts) -> Plan:
         """The plan of a schedule of K that is public, with the same sigma_G in all steps."""
         per_epoch = own.steps_per_epoch
         fractions = [self._scheduled(epoch) for epoch in range(self.epochs)]
@@ -339,7 +341,7 @@ class DPIS(Strict):
         return plan_fixed(
             releases,
             target=target,
-            public=public,
+            facts=facts,
             sampled=replace(sampled, divisor=None),
             steps=per_epoch * self.epochs,
             method_params=own,
@@ -359,9 +361,9 @@ class DPIS(Strict):
     def _norm_releases(self, epoch: int) -> int:
         return 2 if self.adaptive_clipping is not None and epoch > 0 else 1
 
-    def _check(self, rate: float, public: PublicInfo) -> None:
+    def _check(self, rate: float, facts: PlanningFacts) -> None:
         """Raises RefusedError where the settings do not fit each other or the data."""
-        public.check_norms()
+        facts.check_norms()
         adaptive, norms = self.adaptive_clipping, self.public_norms
         least = min(norms or (1.0,))
         if self.oversampling * rate >= least:
@@ -379,7 +381,7 @@ class DPIS(Strict):
             raise RefusedError(
                 "norm_noise and norm_noise_multiplier were both given; leave algorithm.norm_noise or the other empty."
             )
-        if public.records is None and norms is None and self.norm_noise_multiplier is None:
+        if facts.records is None and norms is None and self.norm_noise_multiplier is None:
             raise RefusedError(
                 "the number of records is private, so norm_noise gives no noise; set algorithm.norm_noise_multiplier."
             )

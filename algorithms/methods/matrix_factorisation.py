@@ -23,7 +23,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from algorithms.core.calibration import Batches, Releases, Repeated, calibrated_multiplier, plan_fixed
-from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.method import Plan, PlanningFacts, Target
 from algorithms.core.minibatch import Sampled, State, gradient_steps, sgd_step
 from algorithms.core.optimizers import Bound, Count, OptimizerConfig
 from algorithms.errors import RefusedError
@@ -312,10 +312,10 @@ class CorrelatedPlan:
         return FixedOrder(self.parts) if is_ordered else CyclicPoisson(self.parts, rate)
 
 
-def in_order(sampled: Batches, public: PublicInfo) -> Batches:
+def in_order(sampled: Batches, facts: PlanningFacts) -> Batches:
     """Batches of about the same size; each record is in one batch of every epoch."""
     parts = max(1, round(1.0 / sampled.rate))
-    return Batches(FixedOrder(parts), None if public.records is None else public.records / parts)
+    return Batches(FixedOrder(parts), None if facts.records is None else facts.records / parts)
 
 
 def correlated_steps(kept: CorrelatedPlan, sampled: Batches, clipping: Clipping, steps: int) -> Releases:
@@ -365,16 +365,16 @@ class MatrixFactorisation(Sampled):
     bands: Count | Literal["auto"] = "auto"
     buffers: Annotated[int, Field(ge=1, le=16)] = 4
 
-    def plan(self, target: Target, public: PublicInfo) -> Plan:
+    def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The strategy with the least noise in the iterates, and the least noise with which its run fits the target."""
-        sampled = self.sampled(public)
+        sampled = self.sampled(facts)
         if self.participation == "fixed_order":
-            sampled = in_order(sampled, public)
-        kept, multiplier = self._best(sampled, target, public)
+            sampled = in_order(sampled, facts)
+        kept, multiplier = self._best(sampled, target, facts)
         return plan_fixed(
             self._releases(kept, sampled),
             target=target,
-            public=public,
+            facts=facts,
             sampled=sampled,
             steps=self.steps,
             noise_multiplier=multiplier,
@@ -387,12 +387,12 @@ class MatrixFactorisation(Sampled):
             return sgd_step(state, plan, barrier, clipping=self._clipping(), update=self.update)
         return correlated_step(state, plan, barrier, clipping=self._clipping(), update=self.update)
 
-    def _best(self, sampled: Batches, target: Target, public: PublicInfo) -> tuple[CorrelatedPlan, float]:
+    def _best(self, sampled: Batches, target: Target, facts: PlanningFacts) -> tuple[CorrelatedPlan, float]:
         """The strategy that the settings ask for, the one with the least noise in the iterates; its multiplier."""
         asked, found = workload(self.update, self.steps), math.inf
 
         def needed(kept: CorrelatedPlan) -> float:
-            return calibrated_multiplier(self._releases(kept, sampled), target, public, sampled)
+            return calibrated_multiplier(self._releases(kept, sampled), target, facts, sampled)
 
         parts = sampled.sampling.parts if isinstance(sampled.sampling, FixedOrder) else 1
         best = CorrelatedPlan.of(INDEPENDENT, self.participation, parts)
@@ -460,9 +460,9 @@ class DPFTRL(Sampled):
     clip_norm: Bound = 1.0
     restart: Count = 1
 
-    def plan(self, target: Target, public: PublicInfo) -> Plan:
+    def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The least noise with which the count, if it is private, and the whole run fit the target."""
-        sampled = in_order(self.sampled(public), public)
+        sampled = in_order(self.sampled(facts), facts)
         parts, asked = round(1 / sampled.rate), workload(self.update, self.steps)
 
         def releases(kept: CorrelatedPlan) -> Releases:
@@ -473,13 +473,13 @@ class DPFTRL(Sampled):
             for strategy in (Tree(self.restart * parts), INDEPENDENT)
         )
         own, other = (
-            calibrated_multiplier(releases(kept), target, public, sampled) for kept in (tree, independent)
+            calibrated_multiplier(releases(kept), target, facts, sampled) for kept in (tree, independent)
         )
         kept = tree.beside_independent(asked, own=own, independent=other)
         return plan_fixed(
             releases(kept),
             target=target,
-            public=public,
+            facts=facts,
             sampled=sampled,
             steps=self.steps,
             noise_multiplier=own,

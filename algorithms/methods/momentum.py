@@ -36,7 +36,7 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from algorithms.core.calibration import ALL, Batches, Repeated, calibrated_multiplier, plan_fixed
-from algorithms.core.method import Plan, PublicInfo, Strict, Target
+from algorithms.core.method import Plan, PlanningFacts, Strict, Target
 from algorithms.core.minibatch import NoiseSchedule, multiplier_at, noise_runs, run_at
 from algorithms.core.optimizers import Count, NotNegative, Positive, Steps
 from algorithms.errors import RefusedError
@@ -271,7 +271,7 @@ class Settings(Strict):
         """How many times a record's bound neighbouring sums may lie apart."""
         return 2.0 if self.adjacency == "REPLACE_ONE" else 1.0
 
-    def curve(self, public: PublicInfo) -> Curve:
+    def curve(self, facts: PlanningFacts) -> Curve:
         """L and mu; raises RefusedError without a public bound, and for a number given by hand without its mark."""
         if self.smoothness_is_data_dependent is not (self.smoothness is not None):
             raise RefusedError(
@@ -280,7 +280,7 @@ class Settings(Strict):
                 " not private."
             )
         convexity = 2.0 * self.regularisation
-        known = self.smoothness if self.smoothness is not None else public.smoothness() + convexity
+        known = self.smoothness if self.smoothness is not None else facts.smoothness() + convexity
         return Curve(known, convexity)
 
     def step_size(self, curve: Curve) -> float:
@@ -292,22 +292,22 @@ class Settings(Strict):
             )
         return self.relative_step / curve.smoothness
 
-    def sampling(self, public: PublicInfo) -> FullBatch | WithoutReplacement:
+    def sampling(self, facts: PlanningFacts) -> FullBatch | WithoutReplacement:
         """Which records take part in an iteration."""
-        records = public.known_records(WHAT)
+        records = facts.known_records(WHAT)
         size = self.batch_size or records
         return FullBatch() if size == records else WithoutReplacement(size, records)
 
-    def clipping(self, public: PublicInfo) -> L1 | L2 | Box:
+    def clipping(self, facts: PlanningFacts) -> L1 | L2 | Box:
         """The bound of a record's gradient; raises RefusedError where no public bound gives it."""
         mechanism = MECHANISMS[self.noise]
-        return mechanism.clipping(public.gradient_norm(mechanism.order))
+        return mechanism.clipping(facts.gradient_norm(mechanism.order))
 
-    def release(self, public: PublicInfo, noise_multiplier: float) -> Release:
+    def release(self, facts: PlanningFacts, noise_multiplier: float) -> Release:
         """One noisy mean of bounded gradients."""
-        size = self.batch_size or public.known_records(WHAT)
+        size = self.batch_size or facts.known_records(WHAT)
         noise = MECHANISMS[self.noise].noise(noise_multiplier)
-        return gradient_release(self.sampling(public), self.clipping(public), noise, float(size))
+        return gradient_release(self.sampling(facts), self.clipping(facts), noise, float(size))
 
     def init(self, parameters: Tensor, plan: Plan) -> State:
         """The state at the model's start, or where the settings say."""
@@ -316,11 +316,11 @@ class Settings(Strict):
 
     def gradient(self, point: Tensor, plan: Plan, count: int, barrier: Barrier) -> Tensor:
         """The noisy gradient of the objective after `count` iterations, shape [d]; the regulariser's part is exact."""
-        asked = self.release(plan.public, multiplier_at(plan, count))
+        asked = self.release(plan.facts, multiplier_at(plan, count))
         answer = barrier.gradient(
             point,
             sampling=asked.sampling,
-            clipping=self.clipping(plan.public),
+            clipping=self.clipping(plan.facts),
             noise=asked.noise,
             divisor=asked.divisor,
         )
@@ -330,9 +330,9 @@ class Settings(Strict):
         """The last iterate, shape [d]."""
         return state.parameters
 
-    def check(self, target: Target, public: PublicInfo) -> None:
+    def check(self, target: Target, facts: PlanningFacts) -> None:
         """Raises RefusedError, in one sentence, where settings, target and data do not fit each other."""
-        records = public.known_records(WHAT)
+        records = facts.known_records(WHAT)
         size = self.batch_size or records
         if size > records:
             raise RefusedError(
@@ -364,10 +364,10 @@ class Settings(Strict):
             )
 
     def plan_path(
-        self, target: Target, public: PublicInfo, curve: Curve, stages: Sequence[Stage], importance: Array
+        self, target: Target, facts: PlanningFacts, curve: Curve, stages: Sequence[Stage], importance: Array
     ) -> Plan:
         """The plan of a run in stages whose noise follows `importance`, shape [steps]: a_t, or ones for equal noise."""
-        rate = self.sampling(public).rate
+        rate = self.sampling(facts).rate
         values, counts = in_levels(importance, _KINDS[self.noise, rate == 1.0])
         if self.noise == "gaussian":  # right up to a factor
             multipliers, power = values**-0.25, 2
@@ -376,15 +376,15 @@ class Settings(Strict):
             multipliers, power = self.bounds_apart * laplace_scale(epsilons, rate=rate), 1
         # The equal multiplier with the same sum of epsilons, or of precisions for Gaussian noise.
         level = float(np.average(multipliers**-power, weights=counts) ** (-1.0 / power))
-        runs, asked = noise_runs(multipliers / level, counts), self.release(public, level)
+        runs, asked = noise_runs(multipliers / level, counts), self.release(facts, level)
 
         def releases(noise_multiplier: float) -> Repeated:
-            return [(self.release(public, noise_multiplier * run.weight), run.steps) for run in runs]
+            return [(self.release(facts, noise_multiplier * run.weight), run.steps) for run in runs]
 
         return plan_fixed(
             releases,
             target=target,
-            public=public,
+            facts=facts,
             sampled=Batches(asked.sampling, asked.divisor),
             steps=sum(stage.steps for stage in stages),
             noise_multiplier=level if target.accountant == "pure" else None,
@@ -394,26 +394,26 @@ class Settings(Strict):
         )
 
     def best_length(
-        self, target: Target, public: PublicInfo, curve: Curve, stages: Sequence[Stage], gap: float
+        self, target: Target, facts: PlanningFacts, curve: Curve, stages: Sequence[Stage], gap: float
     ) -> int:
         """The number of iterations with the least error bound (32), from a public bound on the objective's gap.
 
         The bound is that of all records: a sample's amplification makes up for its size, to first order.
         """
-        records, d = public.known_records(WHAT), public.parameters
+        records, d = facts.known_records(WHAT), facts.parameters
         if self.noise == "gaussian":  # of the one release of all records that would spend the target
             once = replace(self, batch_size=None)
             multiplier = calibrated_multiplier(
-                lambda multiplier: [(once.release(public, multiplier), 1)],
+                lambda multiplier: [(once.release(facts, multiplier), 1)],
                 target,
-                public,
+                facts,
                 ALL,
                 adjacency=self.adjacency,
             )
-            scale = once.release(public, multiplier).noise_scale / records
+            scale = once.release(facts, multiplier).noise_scale / records
             noise, power = d * scale**2 / 2.0, 1.0 / 2.0
         else:
-            scale = self.bounds_apart * self.clipping(public).sensitivity / (records * target.budget.epsilon)
+            scale = self.bounds_apart * self.clipping(facts).sensitivity / (records * target.budget.epsilon)
             # Half the variance of a coordinate; for K-norm noise see `KNorm.std`.
             half = 1.0 if self.noise == "laplace" else (d + 2) * (d + 3) / 12
             noise, power = d * scale**2 * half, 1.0 / 3.0
@@ -430,10 +430,10 @@ class HeavyBall(Settings):
 
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
 
-    def plan(self, target: Target, public: PublicInfo) -> Plan:
+    def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """Equal noise in all iterations, the least that fits the target."""
-        self.check(target, public)
-        curve = self.curve(public)
+        self.check(target, facts)
+        curve = self.curve(facts)
         size = self.step_size(curve)
         if self.momentum is None and self.regularisation == 0.0:
             raise RefusedError(
@@ -442,7 +442,7 @@ class HeavyBall(Settings):
             )
         momentum = curve.momentum(size) if self.momentum is None else self.momentum
         stages = [Stage(self.steps, size, momentum)]
-        return self.plan_path(target, public, curve, stages, np.ones(self.steps))
+        return self.plan_path(target, facts, curve, stages, np.ones(self.steps))
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One noisy gradient at the iterate; then theta - a g + beta (theta - theta before)."""
@@ -464,24 +464,24 @@ class Nesterov(Settings):
     variant: Literal["nag", "nag_opt", "masg", "masg_opt"] = "nag_opt"
     initial_gap: Positive = 10.0
 
-    def plan(self, target: Target, public: PublicInfo) -> Plan:
+    def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The least noise that fits the target, equal or divided; raises RefusedError without regularisation."""
-        self.check(target, public)
+        self.check(target, facts)
         if self.regularisation == 0.0:
             raise RefusedError(
                 "Nesterov's momentum needs a strongly convex objective; set algorithm.regularisation above 0."
             )
-        curve = self.curve(public)
+        curve = self.curve(facts)
         size = self.step_size(curve)
         stages = [Stage(self.steps, size)]
         if self.variant.startswith("masg"):
             stages = growing_stages(self.steps, size, curve.condition_number)
         importance = np.ones(self.steps)
         if self.variant.endswith("_opt"):
-            stages = cut(stages, self.best_length(target, public, curve, stages, self.initial_gap))
+            stages = cut(stages, self.best_length(target, facts, curve, stages, self.initial_gap))
             importance = coefficients(stages, curve)
         stages = [replace(stage, momentum=curve.momentum(stage.step_size)) for stage in stages]
-        return self.plan_path(target, public, curve, stages, importance)
+        return self.plan_path(target, facts, curve, stages, importance)
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One noisy gradient at the point ahead of the iterate, and a step from there."""

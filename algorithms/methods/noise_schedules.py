@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.method import Plan, PublicInfo, Strict, Target
+from algorithms.core.method import Plan, PlanningFacts, Strict, Target
 from algorithms.core.minibatch import (
     Answer,
     Sampled,
@@ -52,11 +52,11 @@ class DPSGDDecay(Sampled):
     power: Annotated[float, Field(ge=0, le=100)] = 1.0
     end: Share = 0.5
 
-    def plan(self, target: Target, public: PublicInfo) -> Plan:
+    def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The least sigma_0 whose whole schedule fits the target; raises RefusedError for noise that all but ends."""
-        sampled = self.sampled(public)
+        sampled = self.sampled(facts)
         return plan_noise_schedule(
-            self.shares(sampled.rate), sampled=sampled, clip_norm=self.clip_norm, target=target, public=public
+            self.shares(sampled.rate), sampled=sampled, clip_norm=self.clip_norm, target=target, facts=facts
         )
 
     def shares(self, sampling_rate: float) -> Array:
@@ -181,7 +181,7 @@ class ADPSGD(Sampled):
     decay: Decay = field(default_factory=Decay)
     allocation: Literal["matched", "constant"] = "matched"
 
-    def plan(self, target: Target, public: PublicInfo) -> Plan:
+    def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The least noise with which the whole schedule fits the target; raises RefusedError for impossible steps."""
         if self.update.schedule != "constant":
             raise RefusedError(
@@ -189,13 +189,13 @@ class ADPSGD(Sampled):
                 " besides; set algorithm.update.schedule to constant."
             )
         check_no_noise_limit(self.update, "adp_sgd")
-        sampled = self.sampled(public)
+        sampled = self.sampled(facts)
         return plan_noise_schedule(
             allocated(self.decay.factors(self.steps), self.allocation),
             sampled=sampled,
             clip_norm=self.clip_norm,
             target=target,
-            public=public,
+            facts=facts,
         )
 
     def init(self, parameters: Tensor, plan: Plan) -> AdaptiveState:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from algorithms.core.calibration import Claim, Repeated, plan_fixed
-from algorithms.core.method import Answered, Plan, PublicInfo, SingleRelease, Target
+from algorithms.core.method import Answered, Plan, PlanningFacts, SingleRelease, Target
 from algorithms.core.optimizers import Bound
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
@@ -71,14 +71,14 @@ class ObjectivePerturbation(SingleRelease):
     clip_norm: Bound | None = 2.0
     adjacency: Literal["ADD_OR_REMOVE_ONE", "REPLACE_ONE"] = "ADD_OR_REMOVE_ONE"
 
-    def plan(self, target: Target, public: PublicInfo) -> Plan:
+    def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The noise of the analysis; raises RefusedError without public bounds and for a loss with a kink."""
-        self._check(target, public)
+        self._check(target, facts)
         is_kst = self.analysis == "kst"
         return plan_fixed(
-            lambda multiplier: [(self._release(multiplier, target, public), 1)],
+            lambda multiplier: [(self._release(multiplier, target, facts), 1)],
             target=target,
-            public=public,
+            facts=facts,
             noise_multiplier=noise_multiplier_by_kst(target.budget) if is_kst else None,
             adjacency=self.adjacency,
             method_params=Claim(target.budget.epsilon) if is_kst else None,
@@ -86,26 +86,26 @@ class ObjectivePerturbation(SingleRelease):
 
     def step(self, state: Answered, plan: Plan, barrier: Barrier) -> Answered:
         """The minimum of the perturbed objective."""
-        problem = self._problem(plan.noise_multiplier, plan.target.budget, plan.public)
+        problem = self._problem(plan.noise_multiplier, plan.target.budget, plan.facts)
         found = barrier.minimum(problem, noise=_noise(plan.noise_multiplier, plan.target))
         return replace(state, parameters=found.to(state.parameters))
 
-    def _release(self, multiplier: float, target: Target, public: PublicInfo) -> Release:
-        problem = self._problem(multiplier, target.budget, public)
+    def _release(self, multiplier: float, target: Target, facts: PlanningFacts) -> Release:
+        problem = self._problem(multiplier, target.budget, facts)
         return minimum_release(problem, _noise(multiplier, target))
 
-    def _problem(self, multiplier: float, budget: Budget, public: PublicInfo) -> Minimum:
-        clip_norm = self.clip_norm or public.gradient_norm(2)
+    def _problem(self, multiplier: float, budget: Budget, facts: PlanningFacts) -> Minimum:
+        clip_norm = self.clip_norm or facts.gradient_norm(2)
         regularisation = 0.0
         if self.regularisation is not None:
-            regularisation = self.regularisation * public.known_records(WHAT)
+            regularisation = self.regularisation * facts.known_records(WHAT)
         if self.analysis == "kst":
-            regularisation += 2 * public.smoothness() / budget.epsilon
+            regularisation += 2 * facts.smoothness() / budget.epsilon
         elif self.regularisation is None:
             regularisation = SPREAD * multiplier * clip_norm
-        return private_minimum(public, clip_norm=clip_norm, regularisation=regularisation)
+        return private_minimum(facts, clip_norm=clip_norm, regularisation=regularisation)
 
-    def _check(self, target: Target, public: PublicInfo) -> None:
+    def _check(self, target: Target, facts: PlanningFacts) -> None:
         """Raises RefusedError if analysis and accountant do not fit, or the regularisation costs the whole budget."""
         budget = target.budget
         if self.analysis == "kst" and target.accountant == "pure":
@@ -114,7 +114,7 @@ class ObjectivePerturbation(SingleRelease):
             )
         if self.analysis == "kst" or self.regularisation is None:
             return
-        least = public.smoothness() / math.expm1(budget.epsilon) / public.known_records(WHAT)
+        least = facts.smoothness() / math.expm1(budget.epsilon) / facts.known_records(WHAT)
         if self.regularisation <= least:
             raise RefusedError(
                 f"a regularisation of {self.regularisation:g} costs more than epsilon {budget.epsilon:g} by itself;"
@@ -156,53 +156,53 @@ class OutputPerturbation(SingleRelease):
     regularisation: Annotated[float, Field(ge=1e-10, le=1e6)] | None = None
     clip_norm: Bound | None = 2.0
 
-    def plan(self, target: Target, public: PublicInfo) -> Plan:
+    def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The least noise that fits the target; raises RefusedError without public bounds and for a kink."""
 
         def releases(noise_multiplier: float) -> Repeated:
-            problem = self._problem(public, noise_multiplier)
+            problem = self._problem(facts, noise_multiplier)
             return [(minimum_release(problem, Gaussian(noise_multiplier)), 1)]
 
-        return plan_fixed(releases, target=target, public=public)
+        return plan_fixed(releases, target=target, facts=facts)
 
     def step(self, state: Answered, plan: Plan, barrier: Barrier) -> Answered:
         """The noisy minimum."""
-        problem = self._problem(plan.public, plan.noise_multiplier)
+        problem = self._problem(plan.facts, plan.noise_multiplier)
         found = barrier.minimum(problem, noise=Gaussian(plan.noise_multiplier))
         return replace(state, parameters=found.to(state.parameters))
 
-    def _problem(self, public: PublicInfo, noise_multiplier: float) -> Minimum:
-        records = public.known_records("'output_perturbation'")
-        clip_norm = self.clip_norm or public.gradient_norm(2)
+    def _problem(self, facts: PlanningFacts, noise_multiplier: float) -> Minimum:
+        records = facts.known_records("'output_perturbation'")
+        clip_norm = self.clip_norm or facts.gradient_norm(2)
         noise = noise_multiplier * clip_norm / records
-        balanced = BALANCE * (public.parameters * noise**2) ** (1 / 3)
+        balanced = BALANCE * (facts.parameters * noise**2) ** (1 / 3)
         regularisation = (self.regularisation or balanced) * records
-        return private_minimum(public, clip_norm=clip_norm, regularisation=regularisation)
+        return private_minimum(facts, clip_norm=clip_norm, regularisation=regularisation)
 
 
-def private_minimum(public: PublicInfo, *, clip_norm: float, regularisation: float) -> Minimum:
+def private_minimum(facts: PlanningFacts, *, clip_norm: float, regularisation: float) -> Minimum:
     """The minimum of the clipped losses of a linear model with public bounds, ready for noise.
 
     regularisation: of the sum of losses. Raises RefusedError for more than two classes, for a loss with a kink and
     where no public bound exists, and for a clip norm that is lost in the rounding.
     """
-    public.check_rows()
-    if public.classes != 2 or (public.inputs is not None and public.inputs.outputs != 1):
+    facts.check_rows()
+    if facts.classes != 2 or (facts.inputs is not None and facts.inputs.outputs != 1):
         raise RefusedError(
             "a minimum is released for linear models with one output, for 2 classes, and the model has another or the"
-            f" data have {public.classes if public.classes > 1 else 'no'} classes; use the model 'logistic', or"
+            f" data have {facts.classes if facts.classes > 1 else 'no'} classes; use the model 'logistic', or"
             " 'dp_gd'."
         )
-    curvature = public.smoothness()
-    if clip_norm < SMALLEST_CLIP_NORM * public.gradient_norm(2):
+    curvature = facts.smoothness()
+    if clip_norm < SMALLEST_CLIP_NORM * facts.gradient_norm(2):
         raise RefusedError(
             f"a clip norm of {clip_norm:g} is below what the minimum can be found to, for gradients of up to"
-            f" {public.gradient_norm(2):g}; set algorithm.clip_norm to 1 or so, or null for no clipping."
+            f" {facts.gradient_norm(2):g}; set algorithm.clip_norm to 1 or so, or null for no clipping."
         )
     return Minimum(
         clip_norm=clip_norm,
         regularisation=regularisation,
         tolerance=RELATIVE_TOLERANCE * clip_norm,
-        input_norm=0.0 if public.inputs is None else public.inputs.l2,
+        input_norm=0.0 if facts.inputs is None else facts.inputs.l2,
         curvature=curvature,
     )

@@ -89,7 +89,7 @@ def _epsilon_warning(plan: Plan, records: int | None, *, descends: bool) -> str 
     A Gaussian release with noise multiplier sqrt(2 log(1.25 / delta)) / epsilon costs about (epsilon, delta), however
     it is divided into steps. If parameters are released, the noise has a component for each parameter.
     """
-    budget, parameters = plan.target.budget, plan.public.parameters if descends else 1
+    budget, parameters = plan.target.budget, plan.facts.parameters if descends else 1
     if records is None or math.isinf(plan.cost.epsilon):
         return None
     noise = math.sqrt(2 * math.log(1.25 / budget.delta)) if budget.delta else 1.0
@@ -105,7 +105,7 @@ def _epsilon_warning(plan: Plan, records: int | None, *, descends: bool) -> str 
 def _learning_rate_warnings(
     update: OptimizerConfig, plan: Plan, clip_norm: float, records: int | None
 ) -> list[str]:
-    parameters = plan.public.parameters
+    parameters = plan.facts.parameters
     batch = plan.divisor or plan.sampling_rate * (records or math.inf)
     if update.optimizer == "adam":  # a step of about the learning rate in each coordinate, for any gradient
         gradient = longest = update.learning_rate * math.sqrt(parameters)

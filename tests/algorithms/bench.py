@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.core import training
-from algorithms.core.method import Algorithm, Inputs, Plan, PublicInfo, Target
+from algorithms.core.method import Algorithm, Inputs, Plan, PlanningFacts, Target
 from algorithms.core.training import Features
 from algorithms.gradients import Engine
 from algorithms.methods import from_settings
@@ -112,7 +112,7 @@ def planned(
     accountant: Accountant = "pld",
 ) -> Plan:
     """A plan for records of norm up to 4, the bias's 1 not counted."""
-    public = PublicInfo(
+    facts = PlanningFacts(
         records=records,
         parameters=model.parameter_count,
         layers=len(model.layers),
@@ -121,7 +121,7 @@ def planned(
         loss=model.bounds,
     )
     delta = 0.0 if accountant == "pure" else DELTA
-    return method.plan(Target(Budget(epsilon, delta), accountant), public)
+    return method.plan(Target(Budget(epsilon, delta), accountant), facts)
 
 
 class Watched(Barrier):

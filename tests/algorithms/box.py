@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.core.method import Algorithm, Inputs, Plan, PublicInfo, Target
+from algorithms.core.method import Algorithm, Inputs, Plan, PlanningFacts, Target
 from algorithms.models import Model, build
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.barrier import Barrier
@@ -44,10 +44,10 @@ def model(name: str = "logistic_through_origin") -> Model:
     return build(name, input_shape=(FEATURES,), classes=2, seed=1)
 
 
-def public(records: int | None = RECORDS, *, name: str = "logistic_through_origin") -> PublicInfo:
+def facts(records: int | None = RECORDS, *, name: str = "logistic_through_origin") -> PlanningFacts:
     """What is public of such records: 0 <= x <= 1 in 20 places, and the model's loss bounds."""
     inputs = Inputs(float(FEATURES), math.sqrt(FEATURES))
-    return PublicInfo(records, model(name).parameter_count, 1, 2, inputs, model(name).bounds)
+    return PlanningFacts(records, model(name).parameter_count, 1, 2, inputs, model(name).bounds)
 
 
 def box(count: int = RECORDS, *, features_seed: int = 1, hyperplane_seed: int = 75) -> Box:
@@ -81,7 +81,7 @@ def run(method: Algorithm[Any], plan: Plan, records: Box) -> tuple[Tensor, Trace
         generator=seeded_generator(7),
         delta=plan.target.budget.delta,
         trace=trace,
-        performance=OneLook(number=plan.public.records),
+        performance=OneLook(number=plan.facts.records),
     )
     watching = Watching(barrier)
     state = method.init(model().initial_parameters(), plan)

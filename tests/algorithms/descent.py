@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.core.method import Algorithm, Plan, PublicInfo, Target
+from algorithms.core.method import Algorithm, Plan, PlanningFacts, Target
 from algorithms.gradients import LineCandidates
 from algorithms.methods.dp_agd import DPAGD, State
 from algorithms.models import Model, build
@@ -36,8 +36,8 @@ def model_of(name: str = "logistic") -> Model:
 def planned(
     method: Algorithm[Any], *, epsilon: float = EPSILON, delta: float = DELTA, records: int | None = RECORDS
 ) -> Plan:
-    public = PublicInfo(records, FEATURES + 1, 1, 2, loss=model_of().bounds)
-    return method.plan(Target(Budget(epsilon, delta)), public)
+    facts = PlanningFacts(records, FEATURES + 1, 1, 2, loss=model_of().bounds)
+    return method.plan(Target(Budget(epsilon, delta)), facts)
 
 
 def run(method: DPAGD, plan: Plan, *, seed: int = 7, name: str = "logistic") -> tuple[State, Trace, bool]:
@@ -50,7 +50,7 @@ def run(method: DPAGD, plan: Plan, *, seed: int = 7, name: str = "logistic") -> 
         generator=seeded_generator(seed),
         delta=DELTA,
         trace=trace,
-        performance=OneLook(memory_mb=8, number=plan.public.records),
+        performance=OneLook(memory_mb=8, number=plan.facts.records),
     )
     state = method.init(model.initial_parameters(), plan)
     for trace.step in range(plan.steps):

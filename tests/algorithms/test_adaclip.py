@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.method import Plan, PlanningFacts, Target
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.gradients import Affine
@@ -193,7 +193,7 @@ def test_the_printed_update_takes_the_noise_of_each_user_that_belongs_to_the_noi
 )
 def test_bounds_that_are_missing_or_do_not_fit_are_refused(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(RefusedError, match=sentence):
-        AdaCliP(5, 10, **settings).plan(TARGET, PublicInfo(1000, 100, 1, 2))
+        AdaCliP(5, 10, **settings).plan(TARGET, PlanningFacts(1000, 100, 1, 2))
 
 
 def test_a_start_below_the_most_is_kept() -> None:

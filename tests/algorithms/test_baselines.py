@@ -15,7 +15,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import Tensor
 
-from algorithms.core.method import Algorithm, Inputs, Plan, PublicInfo, Target
+from algorithms.core.method import Algorithm, Inputs, Plan, PlanningFacts, Target
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.methods.baselines import Majority, log_odds
@@ -32,9 +32,11 @@ TARGET = Target(Budget(1.0, 1e-8))
 QUIET = 1e-5
 
 
-def public(records: int | None, model: Model = LOGISTIC, **changes: Any) -> PublicInfo:
+def facts(records: int | None, model: Model = LOGISTIC, **changes: Any) -> PlanningFacts:
     """What is public of records of norm up to 4, the bias's 1 not counted."""
-    known = PublicInfo(records, model.parameter_count, 1, 2, inputs=Inputs(17.0, LONGEST), loss=model.bounds)
+    known = PlanningFacts(
+        records, model.parameter_count, 1, 2, inputs=Inputs(17.0, LONGEST), loss=model.bounds
+    )
     return replace(known, **changes)
 
 
@@ -80,8 +82,8 @@ def clipped(rows: Tensor, clip_norm: float) -> Tensor:
 )
 def test_the_steps_of_dp_gd_follow_from_epsilon(epsilon: float, steps: int) -> None:
     assert steps_for(epsilon) == steps
-    assert DPGD().plan(TARGET, public(50)).schedule[0][1] == 150
-    assert DPGD(steps=7).plan(TARGET, public(50)).schedule[0][1] == 7
+    assert DPGD().plan(TARGET, facts(50)).schedule[0][1] == 150
+    assert DPGD(steps=7).plan(TARGET, facts(50)).schedule[0][1] == 7
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 1.6])
@@ -93,14 +95,14 @@ def test_the_noise_of_dp_gd_is_that_of_one_gaussian_release(epsilon: float) -> N
             norm.cdf(-epsilon / mu + mu / 2) - math.exp(epsilon) * norm.cdf(-epsilon / mu - mu / 2) - 1e-8
         )
 
-    plan = DPGD().plan(Target(Budget(epsilon, 1e-8)), public(50))
+    plan = DPGD().plan(Target(Budget(epsilon, 1e-8)), facts(50))
     least = math.sqrt(plan.steps) / brentq(excess, 1e-4, 10.0)
     assert least <= plan.noise_multiplier <= 1.002 * least
 
 
 def test_dp_gd_is_descent_on_all_clipped_gradients_with_momentum() -> None:
     method, records = DPGD(steps=6, clip_norm=0.8), made_up(50, classes=2)
-    found = run(method, quiet(method.plan(TARGET, public(50))), records, LOGISTIC)
+    found = run(method, quiet(method.plan(TARGET, facts(50))), records, LOGISTIC)
     point, velocity = torch.zeros(17), torch.zeros(17)
     for step in range(6):
         velocity = 0.8 * velocity + clipped(gradients(point, records), 0.8).mean(dim=0)
@@ -111,7 +113,7 @@ def test_dp_gd_is_descent_on_all_clipped_gradients_with_momentum() -> None:
 
 def test_dp_gd_divides_by_a_released_count_where_the_number_is_private(tmp_path: Path) -> None:
     method = DPGD(steps=4)
-    plan = method.plan(Target(Budget(2.0, 1e-3), count_noise=3.0), public(None))
+    plan = method.plan(Target(Budget(2.0, 1e-3), count_noise=3.0), facts(None))
     assert plan.divisor is None
     records = partial(made_up, 50, classes=2)
     state, trace, _ = bench.trained(method, plan, LOGISTIC, tmp_path, records=records)
@@ -125,8 +127,8 @@ def test_dp_gd_divides_by_a_released_count_where_the_number_is_private(tmp_path:
 
 
 def test_norm_bound_sgd_takes_its_sensitivity_from_the_data_card() -> None:
-    plan = NormBoundSGD(steps=3, expected_batch_size=20).plan(TARGET, public(50))
-    clips = DPSGD(steps=3, expected_batch_size=20, clip_norm=1.0).plan(TARGET, public(50))
+    plan = NormBoundSGD(steps=3, expected_batch_size=20).plan(TARGET, facts(50))
+    clips = DPSGD(steps=3, expected_batch_size=20, clip_norm=1.0).plan(TARGET, facts(50))
     assert plan.schedule == clips.schedule
     records = made_up(50, classes=2)
     rows = run(NormBoundSGD(steps=3, expected_batch_size=20), plan, records, LOGISTIC).trace.rows
@@ -137,7 +139,7 @@ def test_norm_bound_sgd_takes_its_sensitivity_from_the_data_card() -> None:
 def test_norm_bound_sgd_changes_no_gradient_within_the_bound() -> None:
     method = NormBoundSGD(steps=1, expected_batch_size=50, update=OptimizerConfig(1.0))
     records = within(made_up(50, classes=2))
-    found = run(method, quiet(method.plan(TARGET, public(50))), records, LOGISTIC)
+    found = run(method, quiet(method.plan(TARGET, facts(50))), records, LOGISTIC)
     rows = gradients(torch.zeros(17), records)
     assert float(rows.norm(dim=1).max()) > 1.5  # a usual bound would have changed it
     torch.testing.assert_close(found.released, -rows.mean(dim=0), rtol=0, atol=1e-5)
@@ -146,13 +148,13 @@ def test_norm_bound_sgd_changes_no_gradient_within_the_bound() -> None:
 def test_norm_bound_sgd_holds_a_record_beyond_the_bound_to_it() -> None:
     method = NormBoundSGD(steps=1, expected_batch_size=1, update=OptimizerConfig(1.0))
     far = MadeUp(np.full((1, 1, 4, 4), 1e3, np.float32), np.ones(1, np.int64))
-    found = run(method, quiet(method.plan(TARGET, public(1))), far, LOGISTIC)
+    found = run(method, quiet(method.plan(TARGET, facts(1))), far, LOGISTIC)
     assert float(found.released.norm()) == pytest.approx(LONGEST, abs=1e-3)
 
 
 def majority(model: Model, labels: list[int], *, classes: int = 2, noised: bool = False) -> Outcome:
     records = MadeUp(np.ones((len(labels), 1, 4, 4), np.float32), np.array(labels))
-    plan = Majority().plan(TARGET, public(len(labels), model, classes=classes))
+    plan = Majority().plan(TARGET, facts(len(labels), model, classes=classes))
     return run(Majority(), plan if noised else quiet(plan), records, model)
 
 
@@ -202,20 +204,20 @@ def test_sgd_adv_has_the_noise_of_its_formula_on_adult(
     epsilon: float, steps: int, noise_multiplier: float
 ) -> None:
     """The numbers are the formula of Lee and Kifer's code, worked out apart from this package."""
-    plan = SGDAdv().plan(Target(Budget(epsilon, 1e-8)), public(39_073))
+    plan = SGDAdv().plan(Target(Budget(epsilon, 1e-8)), facts(39_073))
     assert (plan.steps, plan.divisor) == (steps, 207.0)
     assert plan.noise_multiplier == pytest.approx(noise_multiplier, rel=1e-9)
 
 
 def test_sgd_adv_s_noise_gives_back_the_target_by_advanced_composition() -> None:
-    plan = SGDAdv(steps=60, expected_batch_size=300).plan(TARGET, public(40_000))
+    plan = SGDAdv(steps=60, expected_batch_size=300).plan(TARGET, facts(40_000))
     step_epsilon = 2 * math.sqrt(2 * math.log(1.25 * 2 * 60 / 1e-8)) / plan.noise_multiplier
     sampled = 2 * (300 / 40_000) * step_epsilon
     assert sampled * 2 * math.sqrt(2 * 60 * math.log(2 / 1e-8)) == pytest.approx(1.0)
 
 
 def test_sgd_adv_states_both_epsilons() -> None:
-    plan = SGDAdv().plan(TARGET, public(39_073))
+    plan = SGDAdv().plan(TARGET, facts(39_073))
     assert plan.method_params == {"claimed_epsilon": 1.0}
     assert 0.005 < plan.cost.epsilon < 0.05
 
@@ -228,24 +230,24 @@ ADULT = {1: 0.5757, 100: 0.5787, 1000: 0.6058, 10_000: 0.8776, 20_000: 1.1795}
 
 @pytest.mark.parametrize("steps", ADULT)
 def test_sgd_ma_s_epsilon_is_that_of_its_paper_on_adult(steps: int) -> None:
-    plan = SGDMA(steps=steps, noise_multiplier=4.0).plan(Target(Budget(2.0, 1e-8), "rdp"), public(39_074))
+    plan = SGDMA(steps=steps, noise_multiplier=4.0).plan(Target(Budget(2.0, 1e-8), "rdp"), facts(39_074))
     assert plan.divisor == 207.0
     assert plan.method_params["claimed_epsilon"] == pytest.approx(ADULT[steps], abs=6e-5)
     assert plan.cost.epsilon < plan.method_params["claimed_epsilon"]
 
 
 def test_sgd_ma_takes_the_least_noise_that_its_accountant_allows() -> None:
-    plan = SGDMA(steps=500).plan(TARGET, public(10_000))
+    plan = SGDMA(steps=500).plan(TARGET, facts(10_000))
     assert 1 - 1e-4 < plan.method_params["claimed_epsilon"] <= 1.0
-    less = SGDMA(steps=500, noise_multiplier=0.999 * plan.noise_multiplier).plan(TARGET, public(10_000))
+    less = SGDMA(steps=500, noise_multiplier=0.999 * plan.noise_multiplier).plan(TARGET, facts(10_000))
     assert less.method_params["claimed_epsilon"] > 1.0
     assert plan.cost.epsilon < 0.8
 
 
 def test_sgd_ma_cannot_state_a_small_epsilon() -> None:
     with pytest.raises(RefusedError, match=r"no epsilon below 0\.5756"):
-        SGDMA().plan(Target(Budget(0.5, 1e-8)), public(39_074))
-    fixed = SGDMA(steps=100, noise_multiplier=4.0).plan(Target(Budget(0.5, 1e-8)), public(39_074))
+        SGDMA().plan(Target(Budget(0.5, 1e-8)), facts(39_074))
+    fixed = SGDMA(steps=100, noise_multiplier=4.0).plan(Target(Budget(0.5, 1e-8)), facts(39_074))
     assert fixed.cost.epsilon < 0.5 < fixed.method_params["claimed_epsilon"]
 
 
@@ -253,21 +255,21 @@ def test_what_a_baseline_cannot_do_is_refused_in_one_sentence() -> None:
     bounded = NormBoundSGD(steps=3, expected_batch_size=20)
     for missing in ({"inputs": None}, {"loss": None}):
         with refused("public bound for sensitivity is missing"):
-            bounded.plan(TARGET, public(50, **missing))
+            bounded.plan(TARGET, facts(50, **missing))
     with refused("bias of a linear model"):
-        Majority().plan(TARGET, public(50, inputs=None))
+        Majority().plan(TARGET, facts(50, inputs=None))
     with refused("ask for more epsilon or more noise"):
-        SGDMA(steps=1000, noise_multiplier=0.5).plan(TARGET, public(10_000))
+        SGDMA(steps=1000, noise_multiplier=0.5).plan(TARGET, facts(10_000))
 
 
 @pytest.mark.parametrize("method", [SGDAdv(), SGDMA()])
 def test_older_analyses_refuse_what_they_have_no_answer_for(method: Algorithm[Any]) -> None:
     with pytest.raises(RefusedError, match="number of records is private"):
-        method.plan(TARGET, public(None))
+        method.plan(TARGET, facts(None))
     with pytest.raises(RefusedError, match="no pure epsilon"):
-        method.plan(Target(Budget(1.0, 0.0), "pure"), public(10_000))
+        method.plan(Target(Budget(1.0, 0.0), "pure"), facts(10_000))
 
 
 @pytest.mark.parametrize(("records", "size"), [(10_000, 110), (4, 4)])
 def test_their_batches_are_of_the_root_of_the_number_of_records(records: int, size: int) -> None:
-    assert SGDAdv(steps=5).plan(TARGET, public(records)).divisor == size
+    assert SGDAdv(steps=5).plan(TARGET, facts(records)).divisor == size

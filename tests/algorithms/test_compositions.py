@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from algorithms.core.method import Algorithm, Inputs, Plan, PublicInfo, Target
+from algorithms.core.method import Algorithm, Inputs, Plan, PlanningFacts, Target
 from algorithms.core.optimizers import OptimizerConfig, OptimizerState
 from algorithms.errors import RefusedError
 from algorithms.gradients import linear_layer
@@ -59,7 +59,7 @@ def method(name: str, **update: Any) -> Algorithm[Any]:
 
 def planned(made: Algorithm[Any], model: Model) -> Plan:
     """A plan from what the pipeline knows of the model."""
-    public = PublicInfo(
+    facts = PlanningFacts(
         records=RECORDS,
         parameters=model.parameter_count,
         layers=len(model.layers),
@@ -67,7 +67,7 @@ def planned(made: Algorithm[Any], model: Model) -> Plan:
         inputs=Inputs(17.0, math.sqrt(17.0)) if linear_layer(model.module) else None,
         loss=model.bounds,
     )
-    return made.plan(Target(Budget(1.0, DELTA), "rdp"), public)
+    return made.plan(Target(Budget(1.0, DELTA), "rdp"), facts)
 
 
 def walk(made: Algorithm[Any], model: Model) -> Walk:

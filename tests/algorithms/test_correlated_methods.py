@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.method import Plan, PlanningFacts, Target
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.methods import from_settings
@@ -24,7 +24,7 @@ UPDATE = {"learning_rate": 1.0, "momentum": 0.9, "schedule": "linear"}
 def plan_of(name: str, *, epsilon: float, records: int | None = 10_000, **settings: Any) -> Plan:
     batch = {"expected_batch_size": 250} if records else {"sampling_rate": 0.025}
     method = from_settings({"name": name, "steps": 200, "update": UPDATE, **batch} | settings)
-    return method.plan(Target(Budget(epsilon, 1e-5), "rdp"), PublicInfo(records, 50, 1, 2))
+    return method.plan(Target(Budget(epsilon, 1e-5), "rdp"), PlanningFacts(records, 50, 1, 2))
 
 
 def kept(plan: Plan) -> CorrelatedPlan:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.method import Plan, PlanningFacts, Target
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.methods.dp_agd import DPAGD, OURS, Measured, State
@@ -311,7 +311,7 @@ def test_a_plan_is_read_back_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "public", "sentence"),
+    ("settings", "facts", "sentence"),
     [
         ({}, {"loss": None}, "losses from 0 up"),
         ({}, {"loss": LossBounds(1.0, 1.0, -1.0)}, "losses from 0 up"),
@@ -329,11 +329,11 @@ def test_a_plan_is_read_back_as_it_was() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(
-    settings: dict[str, Any], public: dict[str, Any], sentence: str
+    settings: dict[str, Any], facts: dict[str, Any], sentence: str
 ) -> None:
-    delta = public.get("delta", DELTA)
-    target = Target(Budget(public.get("epsilon", EPSILON), delta), "pld" if delta else "pure")
-    public = {key: value for key, value in public.items() if key not in ("epsilon", "delta")}
+    delta = facts.get("delta", DELTA)
+    target = Target(Budget(facts.get("epsilon", EPSILON), delta), "pld" if delta else "pure")
+    facts = {key: value for key, value in facts.items() if key not in ("epsilon", "delta")}
     known = {"records": RECORDS, "parameters": 7, "layers": 1, "classes": 2, "loss": model_of().bounds}
     with pytest.raises(RefusedError, match=sentence):
-        DPAGD(**settings).plan(target, PublicInfo(**(known | public)))
+        DPAGD(**settings).plan(target, PlanningFacts(**(known | facts)))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.core.method import Algorithm, Plan, PublicInfo, Target
+from algorithms.core.method import Algorithm, Plan, PlanningFacts, Target
 from algorithms.core.minibatch import Answer, multiplier_at
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
@@ -25,7 +25,7 @@ from tests.algorithms.bench import made_up, run, small_model
 from tests.algorithms.unaccounted import plan_with, with_schedule
 
 TARGET = Target(Budget(0.3, 1e-5))
-TWO_LAYERS = PublicInfo(1000, 10, 2, 2)
+TWO_LAYERS = PlanningFacts(1000, 10, 2, 2)
 RELATIVES = ["dp_sgd", "dp_sgd_decay", "quantile_clipping", "adaclip", "adp_sgd"]
 
 
@@ -51,7 +51,7 @@ class Asked:
 )
 def test_the_bound_is_the_one_that_was_asked_for(settings: dict[str, Any], expected: Any) -> None:
     method, barrier = DPSGD(2, 10, **settings), Asked()
-    plan = replace(plan_with(1.0, steps=2), public=TWO_LAYERS)
+    plan = replace(plan_with(1.0, steps=2), facts=TWO_LAYERS)
     method.step(method.init(torch.zeros(10), plan), plan, barrier)  # type: ignore[arg-type]
     assert barrier.settings["clipping"] == expected
 
@@ -68,7 +68,7 @@ def test_a_run_with_normalised_gradients_takes_steps_of_their_scale() -> None:
 
 def planned(name: str, epsilon: float, *, records: int | None = 40, **settings: Any) -> Plan:
     method: Algorithm[Any] = bench.algorithm(name, **settings)
-    return method.plan(Target(Budget(epsilon, 1e-5)), PublicInfo(records, 10, 1, 2))
+    return method.plan(Target(Budget(epsilon, 1e-5)), PlanningFacts(records, 10, 1, 2))
 
 
 @pytest.mark.parametrize("name", RELATIVES)
@@ -83,7 +83,7 @@ def test_where_the_number_of_records_is_private_it_is_counted_first(name: str) -
         planned(name, 2.0, records=None)
 
 
-PUBLIC = PublicInfo(1000, 10, 1, 2)
+FACTS = PlanningFacts(1000, 10, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_an_epoch_begins_after_as_many_steps_as_its_batches_need() -> None:
 
 @pytest.mark.parametrize("rate", [0.0, 0.05])
 def test_the_whole_schedule_costs_the_target(rate: float) -> None:
-    plan = DPSGDDecay(30, 100, rate=rate).plan(TARGET, PUBLIC)
+    plan = DPSGDDecay(30, 100, rate=rate).plan(TARGET, FACTS)
     assert 0.298 < plan.cost.epsilon <= 0.3
-    constant = DPSGD(30, 100).plan(TARGET, PUBLIC).noise_multiplier
+    constant = DPSGD(30, 100).plan(TARGET, FACTS).noise_multiplier
     if rate == 0.0:
         assert plan.noise_multiplier == constant
     else:
@@ -222,11 +222,11 @@ def test_of_all_courses_with_its_cost_in_precision_it_adds_the_least_noise() -> 
 
 def test_both_allocations_meet_the_same_epsilon() -> None:
     plans = [
-        ADPSGD(6, 100, decay=STEEP, allocation=kind).plan(TARGET, PUBLIC) for kind in ("matched", "constant")
+        ADPSGD(6, 100, decay=STEEP, allocation=kind).plan(TARGET, FACTS) for kind in ("matched", "constant")
     ]  # type: ignore[arg-type]
     for plan in plans:
         assert 0.298 < plan.cost.epsilon <= 0.3
-    assert plans[1].noise_multiplier == DPSGD(6, 100).plan(TARGET, PUBLIC).noise_multiplier
+    assert plans[1].noise_multiplier == DPSGD(6, 100).plan(TARGET, FACTS).noise_multiplier
     assert plans[0].noise_multiplier > plans[1].noise_multiplier  # early steps of little noise cost more
 
 
@@ -284,7 +284,7 @@ def test_decays_that_end_in_nothing_and_second_schedules_are_refused(
     method: Algorithm[Any], said: str
 ) -> None:
     with pytest.raises(RefusedError, match=said):
-        method.plan(TARGET, PUBLIC)
+        method.plan(TARGET, FACTS)
 
 
 class Norms:
@@ -327,12 +327,12 @@ def test_the_step_of_the_clip_norm_follows_its_formula_within_its_limits() -> No
 
 
 def test_both_releases_fit_the_target_together() -> None:
-    plan = QuantileClipping(3, 100).plan(TARGET, PUBLIC)
+    plan = QuantileClipping(3, 100).plan(TARGET, FACTS)
     counted = dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(10.0))  # a twentieth of the batch over 1/2
     noised = dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(plan.noise_multiplier))
     assert plan.schedule == [(noised, 1), (counted, 1)] * 3
     assert 0.298 < plan.cost.epsilon <= 0.3
-    assert plan.noise_multiplier > DPSGD(3, 100).plan(TARGET, PUBLIC).noise_multiplier
+    assert plan.noise_multiplier > DPSGD(3, 100).plan(TARGET, FACTS).noise_multiplier
 
 
 def test_a_run_asks_for_a_count_at_each_clip_norm() -> None:
@@ -364,4 +364,4 @@ def test_impossible_settings_are_refused(
     settings: dict[str, Any], records: int | None, sentence: str
 ) -> None:
     with pytest.raises(RefusedError, match=sentence):
-        QuantileClipping(2, **settings).plan(TARGET, PublicInfo(records, 10, 1, 2))
+        QuantileClipping(2, **settings).plan(TARGET, PlanningFacts(records, 10, 1, 2))

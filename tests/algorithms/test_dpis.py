@@ -14,7 +14,7 @@ from dp_accounting.rdp import RdpAccountant
 from pydantic import ValidationError
 from torch import Tensor
 
-from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.method import Plan, PlanningFacts, Target
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Clipping
 from algorithms.methods import from_settings
@@ -47,7 +47,7 @@ def method(**settings: Any) -> DPIS:
 
 
 def planned(made: DPIS, *, records: int | None = MANY, epsilon: float = 2.0, accountant: Any = "rdp") -> Plan:
-    return made.plan(Target(Budget(epsilon, DELTA), accountant), PublicInfo(records, 7, 1, 2))
+    return made.plan(Target(Budget(epsilon, DELTA), accountant), PlanningFacts(records, 7, 1, 2))
 
 
 class Scripted:
@@ -290,7 +290,7 @@ def test_taken_up_anywhere_in_an_epoch_it_ends_bit_for_bit_the_same(
     """Ten steps an epoch; the last norms decide who is a candidate, so they must survive every crash."""
     made = method(epochs=2, oversampling=2.0, clip_norm=6.0, **settings)
     model = small_model()
-    plan = made.plan(Target(Budget(8.0, 1e-3), "rdp"), PublicInfo(records, model.parameter_count, 1, 3))
+    plan = made.plan(Target(Budget(8.0, 1e-3), "rdp"), PlanningFacts(records, model.parameter_count, 1, 3))
     for name in ("whole", "broken"):
         (tmp_path / name).mkdir()
     expected, expected_rows = trained(made, plan, tmp_path / "whole")
@@ -309,7 +309,7 @@ def test_a_checkpoint_without_its_last_norms_would_not_repeat(
     """The same crashes with the norms forgotten: the test above can fail."""
     made = method(epochs=2, oversampling=2.0, clip_norm=6.0, expected_batch_size=4, norm_noise=0.5)
     plan = made.plan(
-        Target(Budget(8.0, 1e-3), "rdp"), PublicInfo(RECORDS, small_model().parameter_count, 1, 3)
+        Target(Budget(8.0, 1e-3), "rdp"), PlanningFacts(RECORDS, small_model().parameter_count, 1, 3)
     )
     for name in ("whole", "broken"):
         (tmp_path / name).mkdir()

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from algorithms.core import training
-from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.method import Plan, PlanningFacts, Target
 from algorithms.core.training import Features, learn_buffers, schedule_of
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.features import FEATURES, from_settings
@@ -227,8 +227,8 @@ def test_unknown_features_are_refused_with_the_known_ones() -> None:
         from_settings({"name": "fourier"})
 
 
-def facts(model: Model) -> PublicInfo:
-    return PublicInfo(COUNT, model.parameter_count, len(model.layers), 3)
+def facts(model: Model) -> PlanningFacts:
+    return PlanningFacts(COUNT, model.parameter_count, len(model.layers), 3)
 
 
 def target(features: Features) -> Target:
@@ -247,13 +247,13 @@ def loud(name: str) -> Features:
 @pytest.mark.parametrize("name", FEATURES)
 def test_learning_is_paid_out_of_the_run_s_budget(name: str) -> None:
     whole, model = plan(loud(name)), model_behind(loud(name))
-    public = replace(whole.public)
-    alone = algorithm("dp_sgd", steps=4, expected_batch_size=100).plan(Target(Budget(3.0, 1e-4)), public)
+    facts = replace(whole.facts)
+    alone = algorithm("dp_sgd", steps=4, expected_batch_size=100).plan(Target(Budget(3.0, 1e-4)), facts)
     assert whole.noise_multiplier > alone.noise_multiplier
     assert whole.epsilon["pld"] <= 3.0
     assert whole.schedule[: len(whole.target.prior_events)] == list(whole.target.prior_events)
     assert Plan.from_json(whole.to_json()) == whole
-    assert model.parameter_count == public.parameters
+    assert model.parameter_count == facts.parameters
     with pytest.raises(RefusedError):
         plan(kind(name))
 
@@ -341,7 +341,7 @@ def test_what_a_run_holds_of_its_records_follows_from_public_numbers(
     taken: set[str] = set()
     model, method = model_behind(features), algorithm("dp_gd", steps=2)
     before = tuple(schedule_of(features, SHAPE, public, 100.0))
-    facts = PublicInfo(public, model.parameter_count, len(model.layers), 3)
+    facts = PlanningFacts(public, model.parameter_count, len(model.layers), 3)
     plan = method.plan(Target(Budget(3.0, 1e-4), prior_events=before), facts)
 
     def noted(owner: Any, way: str) -> None:

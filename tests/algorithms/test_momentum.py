@@ -36,8 +36,8 @@ from tests.algorithms.box import (
     bowl,
     box,
     descended,
+    facts,
     objective,
-    public,
     run,
 )
 
@@ -45,7 +45,7 @@ from tests.algorithms.box import (
 @pytest.mark.parametrize("momentum", [0.0, 0.5, None])
 def test_on_exact_gradients_it_is_the_heavy_ball(momentum: float | None) -> None:
     method = HeavyBall(30, momentum=momentum, noise="laplace", regularisation=0.05, start=3.0)
-    iterates = descended(method, method.plan(PURE, public()), bowl)
+    iterates = descended(method, method.plan(PURE, facts()), bowl)
     size, convexity = 1.0 / (FEATURES / 4 + 0.1), 0.1
     root = math.sqrt(size * convexity)
     beta = (1 - root) / (1 + root) if momentum is None else momentum
@@ -57,7 +57,7 @@ def test_on_exact_gradients_it_is_the_heavy_ball(momentum: float | None) -> None
 
 @pytest.mark.parametrize(("adjacency", "apart"), [("REPLACE_ONE", 2), ("ADD_OR_REMOVE_ONE", 1)])
 def test_pure_epsilon_is_divided_equally(adjacency: Any, apart: int) -> None:
-    plan = HeavyBall(50, noise="laplace", adjacency=adjacency).plan(PURE, public())
+    plan = HeavyBall(50, noise="laplace", adjacency=adjacency).plan(PURE, facts())
     assert plan.noise_multiplier == pytest.approx(apart * 50, rel=1e-9)
     assert 1 - 1e-9 < plan.cost.epsilon <= 1.0
     assert plan.cost.delta == 0.0
@@ -67,38 +67,38 @@ def test_pure_epsilon_is_divided_equally(adjacency: Any, apart: int) -> None:
 
 @pytest.mark.parametrize(("size", "scale"), [(100_000, 0.040000000000000424), (1000, 0.05749998180027885)])
 def test_the_scale_on_the_mean_is_the_reference_value(size: int, scale: float) -> None:
-    plan = HeavyBall(100, noise="laplace", batch_size=size).plan(PURE, public(100_000))
+    plan = HeavyBall(100, noise="laplace", batch_size=size).plan(PURE, facts(100_000))
     assert plan.noise_multiplier * FEATURES / plan.divisor == pytest.approx(scale, rel=1e-9)
 
 
 @pytest.mark.parametrize(("steps", "shrinks"), [(100, 2.41), (1000, 7.5)])
 def test_laplace_noise_shrinks_when_a_delta_is_granted(steps: int, shrinks: float) -> None:
     method = HeavyBall(steps, noise="laplace")
-    pure = method.plan(PURE, public()).noise_multiplier
-    plan = method.plan(APPROXIMATE, public())
+    pure = method.plan(PURE, facts()).noise_multiplier
+    plan = method.plan(APPROXIMATE, facts())
     assert pure / plan.noise_multiplier == pytest.approx(shrinks, rel=0.01)
     assert 0.99 < plan.cost.epsilon <= 1.0
 
 
 def test_gaussian_noise_is_calibrated_under_both_adjacencies() -> None:
-    replaced = HeavyBall(50).plan(APPROXIMATE, public())
-    removed = HeavyBall(50, adjacency="ADD_OR_REMOVE_ONE").plan(APPROXIMATE, public())
+    replaced = HeavyBall(50).plan(APPROXIMATE, facts())
+    removed = HeavyBall(50, adjacency="ADD_OR_REMOVE_ONE").plan(APPROXIMATE, facts())
     assert 0.99 < replaced.cost.epsilon <= 1.0
     assert replaced.noise_multiplier == pytest.approx(2 * removed.noise_multiplier, rel=1e-3)
 
 
 def test_gaussian_noise_on_samples_is_accounted_by_renyi() -> None:
     method = HeavyBall(20, batch_size=100)
-    plan = method.plan(Target(Budget(1.0, 1e-6), "rdp"), public())
+    plan = method.plan(Target(Budget(1.0, 1e-6), "rdp"), facts())
     assert 0.99 < plan.cost.epsilon <= 1.0
-    assert plan.noise_multiplier < HeavyBall(20).plan(APPROXIMATE, public()).noise_multiplier
+    assert plan.noise_multiplier < HeavyBall(20).plan(APPROXIMATE, facts()).noise_multiplier
 
 
 @pytest.mark.parametrize("batch_size", [None, 50])
 def test_the_noise_that_is_drawn_has_the_scale_of_the_plan(batch_size: int | None) -> None:
     """False alarms: under 1e-6, the absolute values of Laplace noise being exponential."""
     method = HeavyBall(300, noise="laplace", batch_size=batch_size, momentum=0.0, relative_step=1e-9)
-    plan, clean = method.plan(PURE, public()), box()
+    plan, clean = method.plan(PURE, facts()), box()
     zeros = type(clean)(clean.features * 0, clean.labels)  # their gradients are 0
     _, _, watching = run(method, plan, zeros)
     drawn = torch.stack(watching.answers).double() * plan.divisor
@@ -109,9 +109,9 @@ def test_the_noise_that_is_drawn_has_the_scale_of_the_plan(batch_size: int | Non
 
 @pytest.mark.parametrize("kind", [HeavyBall, Nesterov])
 def test_a_smoothness_from_the_data_marks_the_plan(kind: Any) -> None:
-    assert kind(20, noise="laplace").plan(PURE, public()).not_private is None
+    assert kind(20, noise="laplace").plan(PURE, facts()).not_private is None
     method = kind(20, noise="laplace", smoothness=5.1, smoothness_is_data_dependent=True)
-    plan = method.plan(PURE, public())
+    plan = method.plan(PURE, facts())
     assert plan.not_private is not None
     assert "computed from the private records" in plan.not_private
     own = plan.method_params
@@ -120,7 +120,7 @@ def test_a_smoothness_from_the_data_marks_the_plan(kind: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "target", "facts", "words"),
+    ("settings", "target", "changes", "words"),
     [
         ({}, APPROXIMATE, {"records": None}, "number of records is private"),
         ({"batch_size": RECORDS + 1}, APPROXIMATE, {}, "there are 1000 training records"),
@@ -137,16 +137,16 @@ def test_a_smoothness_from_the_data_marks_the_plan(kind: Any) -> None:
 )
 @pytest.mark.parametrize("kind", [HeavyBall, Nesterov])
 def test_refuses_in_one_sentence(
-    kind: Any, settings: dict[str, Any], target: Target, facts: dict[str, Any], words: str
+    kind: Any, settings: dict[str, Any], target: Target, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(RefusedError, match=words) as refused:
-        kind(20, **settings).plan(target, public(**facts))
+        kind(20, **settings).plan(target, facts(**changes))
     assert str(refused.value).count(". ") == 0
 
 
 @pytest.mark.parametrize("kind", [HeavyBall, Nesterov])
 def test_refuses_models_and_data_without_public_bounds(kind: Any) -> None:
-    known = public()
+    known = facts()
     bare = type(known)(known.records, known.parameters, known.layers, known.classes)
     with pytest.raises(RefusedError, match="public bound"):
         kind(20).plan(APPROXIMATE, bare)
@@ -154,7 +154,7 @@ def test_refuses_models_and_data_without_public_bounds(kind: Any) -> None:
 
 def test_gradient_descent_needs_no_strong_convexity() -> None:
     (stage,) = (
-        HeavyBall(5, momentum=0.0, regularisation=0.0).plan(APPROXIMATE, public()).method_params["stages"]
+        HeavyBall(5, momentum=0.0, regularisation=0.0).plan(APPROXIMATE, facts()).method_params["stages"]
     )
     assert stage == {"steps": 5, "step_size": pytest.approx(0.2), "momentum": 0.0}
 
@@ -194,7 +194,7 @@ def importance(plan: Plan) -> np.ndarray:
 
 def test_on_exact_gradients_it_is_nesterovs_method_with_restarts() -> None:
     method = Nesterov(60, variant="masg", noise="laplace", regularisation=1.0, start=3.0)
-    plan = method.plan(PURE, public())
+    plan = method.plan(PURE, facts())
     assert [stage["steps"] for stage in plan.method_params["stages"]] == [3, 16, 32, 9]  # kappa = 7 / 2
     now = torch.full((FEATURES,), 3.0, dtype=torch.float64)
     expected = [now]
@@ -214,21 +214,21 @@ def test_on_exact_gradients_it_is_nesterovs_method_with_restarts() -> None:
 )
 def test_it_ends_where_the_papers_bound_is_least(variant: Any, step: float, length: int) -> None:
     method = Nesterov(1000, variant=variant, relative_step=step, **PAPER)
-    assert method.plan(PURE, public(MANY)).steps == length
+    assert method.plan(PURE, facts(MANY)).steps == length
     shorter = Nesterov(50, variant=variant, relative_step=step, **PAPER)
-    assert shorter.plan(PURE, public(MANY)).steps == 50
+    assert shorter.plan(PURE, facts(MANY)).steps == 50
 
 
 @pytest.mark.parametrize("variant", ["nag", "masg"])
 def test_without_opt_the_steps_are_as_given_and_noise_is_equal(variant: Any) -> None:
-    plan = Nesterov(300, variant=variant, noise="laplace").plan(PURE, public(MANY))
+    plan = Nesterov(300, variant=variant, noise="laplace").plan(PURE, facts(MANY))
     assert plan.steps == 300
     np.testing.assert_allclose(multipliers(plan), 600.0, rtol=1e-9)
 
 
 @pytest.mark.parametrize("variant", ["nag_opt", "masg_opt"])
 def test_pure_epsilon_follows_the_cube_root_of_the_coefficients(variant: Any) -> None:
-    plan = Nesterov(1000, variant=variant, noise="laplace").plan(PURE, public(MANY))
+    plan = Nesterov(1000, variant=variant, noise="laplace").plan(PURE, facts(MANY))
     epsilons = 2.0 / multipliers(plan)
     assert 1 - 1e-9 < epsilons.sum() <= 1.0
     roots = np.cbrt(importance(plan))
@@ -236,7 +236,7 @@ def test_pure_epsilon_follows_the_cube_root_of_the_coefficients(variant: Any) ->
 
 
 def test_samples_divide_what_their_amplified_releases_cost() -> None:
-    plan = Nesterov(1000, noise="laplace", batch_size=1000).plan(PURE, public(MANY))
+    plan = Nesterov(1000, noise="laplace", batch_size=1000).plan(PURE, facts(MANY))
     epsilons = np.log1p(np.expm1(2.0 / multipliers(plan)) / 100)
     assert 1 - 1e-9 < epsilons.sum() <= 1.0
     assert plan.divisor == 1000
@@ -247,14 +247,14 @@ def test_samples_divide_what_their_amplified_releases_cost() -> None:
 
 @pytest.mark.parametrize("variant", ["nag_opt", "masg_opt"])
 def test_gaussian_variance_follows_the_inverse_root_of_the_coefficients(variant: Any) -> None:
-    plan = Nesterov(400, variant=variant).plan(APPROXIMATE, public(MANY))
+    plan = Nesterov(400, variant=variant).plan(APPROXIMATE, facts(MANY))
     followed = multipliers(plan) ** 2 * np.sqrt(importance(plan))
     assert followed.max() < 1.3 * followed.min()
     assert np.mean(multipliers(plan) ** -2.0) == pytest.approx(plan.noise_multiplier**-2.0)
 
 
 def test_gaussian_noise_ends_where_its_own_bound_is_least() -> None:
-    plan = Nesterov(2000).plan(APPROXIMATE, public(MANY))
+    plan = Nesterov(2000).plan(APPROXIMATE, facts(MANY))
     # Closer lengths differ by less than calibration leaves open.
     lengths = [plan.steps - 200, plan.steps, plan.steps + 200]
     bounds = [_gaussian_bound(length) for length in lengths]
@@ -265,7 +265,7 @@ def _gaussian_bound(length: int) -> float:
     """The error bound of a plan of this length, from the noise that the plan was given."""
     curve = Curve(5.02, 0.02)
     a = coefficients([Stage(length, 1 / 5.02)], curve)
-    plan = Nesterov(length, variant="nag").plan(APPROXIMATE, public(MANY))  # the same sum of precisions
+    plan = Nesterov(length, variant="nag").plan(APPROXIMATE, facts(MANY))  # the same sum of precisions
     variance = (plan.noise_multiplier * math.sqrt(20.0) / MANY) ** 2 / length
     start = 2 * 10.0 * (1 - math.sqrt(0.02 / 5.02)) ** length
     return start + 20 / 2 * variance * float(np.sum(np.sqrt(a))) ** 2
@@ -273,7 +273,7 @@ def _gaussian_bound(length: int) -> float:
 
 def test_a_granted_delta_scales_the_same_course_down() -> None:
     method = Nesterov(1000, noise="laplace")
-    pure, approximate = method.plan(PURE, public(MANY)), method.plan(APPROXIMATE, public(MANY))
+    pure, approximate = method.plan(PURE, facts(MANY)), method.plan(APPROXIMATE, facts(MANY))
     ratios = multipliers(pure) / multipliers(approximate)
     assert ratios.min() == pytest.approx(ratios.max(), rel=1e-9)
     assert 2.0 < ratios.min() < 2.5
@@ -290,7 +290,7 @@ def problem() -> tuple[Any, float]:
     def mean_gradient(theta: Tensor) -> Tensor:
         return features.T @ (-signs * torch.sigmoid(-signs * (features @ theta))) / MANY
 
-    plan = method.plan(PURE, public(MANY))
+    plan = method.plan(PURE, facts(MANY))
     return records, objective(records, descended(method, plan, mean_gradient)[-1], 0.01)
 
 
@@ -307,7 +307,7 @@ def test_errors_are_those_that_were_measured(
 ) -> None:
     """Means over 20 runs: 0.0111, 6.3e-5 and 0.0023; of one run, within a factor of about 3."""
     records, best = problem
-    released, _, _ = run(method, method.plan(target, public(MANY)), records)
+    released, _, _ = run(method, method.plan(target, facts(MANY)), records)
     assert least < objective(records, released, 0.01) - best < most
 
 

@@ -128,7 +128,7 @@ def test_people_whose_rows_are_alike_are_trained_on_as_one_row(name: str, tmp_pa
     """By every method that takes steps; those that ask the barrier for a minimum refuse in their plan."""
     method, model = bench.algorithm(name), bench.small_model("logistic", classes=2)
     plain = bench.planned(method, model, accountant="rdp")
-    known = replace(plain.public, pooled=ROWS)
+    known = replace(plain.facts, pooled=ROWS)
     if name in REFUSED:
         with pytest.raises(RefusedError, match="a person with up to 3"):
             method.plan(plain.target, known)

@@ -17,7 +17,7 @@ from scipy.special import expit, logsumexp
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from algorithms.core.method import Algorithm, Inputs, Plan, PublicInfo, Target
+from algorithms.core.method import Algorithm, Inputs, Plan, PlanningFacts, Target
 from algorithms.errors import RefusedError
 from algorithms.methods.baselines import LBFGS
 from algorithms.methods.perturbation import ObjectivePerturbation, OutputPerturbation, noise_multiplier_by_kst
@@ -41,10 +41,10 @@ PRIVATE: list[Algorithm[Any]] = [
 ]
 
 
-def public(records: int | None, model: Model = MODEL, **changes: Any) -> PublicInfo:
+def facts(records: int | None, model: Model = MODEL, **changes: Any) -> PlanningFacts:
     """What is public of records of norm up to 2."""
     longest = Inputs(LONGEST * math.sqrt(WIDTH), LONGEST)
-    known = PublicInfo(records, model.parameter_count, 1, 2, inputs=longest, loss=model.bounds)
+    known = PlanningFacts(records, model.parameter_count, 1, 2, inputs=longest, loss=model.bounds)
     return replace(known, **changes)
 
 
@@ -102,7 +102,7 @@ def test_the_linear_term_has_the_planned_noise(
     method: ObjectivePerturbation, regularisation: float | None
 ) -> None:
     """It can be read off a minimum, where the gradient of everything else is its negative."""
-    plan, records = method.plan(TARGET, public(300)), some(300)
+    plan, records = method.plan(TARGET, facts(300)), some(300)
     std = plan.noise_multiplier * (method.clip_norm or LONGEST)
     strength = regularisation or 3.0 * std
     answers = [released(method, plan, records, seed=seed).double().numpy() for seed in range(8)]
@@ -122,7 +122,7 @@ def test_the_exact_minimum_is_as_private_as_planned(analysis: Any, too_little: f
     """
     model = build("logistic_through_origin", input_shape=(1,), classes=2, seed=0)
     method = ObjectivePerturbation(analysis=analysis, clip_norm=0.5)
-    plan = method.plan(Target(Budget(epsilon, 1e-3)), public(30, model))
+    plan = method.plan(Target(Budget(epsilon, 1e-3)), facts(30, model))
     std = plan.noise_multiplier * 0.5
     strength = 3.0 * std if analysis == "rkw" else 2 * CURVATURE / epsilon
 
@@ -175,7 +175,7 @@ def test_the_cost_is_at_most_that_of_redberg_koskela_and_wang(order: float) -> N
 @pytest.mark.parametrize("epsilon", [0.05, 1.6])
 def test_the_noise_of_kifer_smith_and_thakurta_costs_less_than_they_claim(epsilon: float) -> None:
     budget = Budget(epsilon, 1e-8)
-    plan = ObjectivePerturbation(analysis="kst").plan(Target(budget), public(300))
+    plan = ObjectivePerturbation(analysis="kst").plan(Target(budget), facts(300))
     variance = 8 * math.log(2 / 1e-8) / epsilon**2 + 4 / epsilon
     assert plan.noise_multiplier == pytest.approx(math.sqrt(variance))
     assert noise_multiplier_by_kst(budget) == plan.noise_multiplier
@@ -185,7 +185,7 @@ def test_the_noise_of_kifer_smith_and_thakurta_costs_less_than_they_claim(epsilo
 
 def test_the_newer_analysis_needs_less_noise_and_keeps_to_the_target() -> None:
     newer, older = (
-        ObjectivePerturbation(analysis=analysis).plan(TARGET, public(300)) for analysis in ("rkw", "kst")
+        ObjectivePerturbation(analysis=analysis).plan(TARGET, facts(300)) for analysis in ("rkw", "kst")
     )
     assert newer.noise_multiplier < 0.6 * older.noise_multiplier
     assert 0.99 < newer.cost.epsilon <= 1.0
@@ -193,7 +193,7 @@ def test_the_newer_analysis_needs_less_noise_and_keeps_to_the_target() -> None:
 
 def test_a_larger_regularisation_needs_less_noise() -> None:
     weak, strong = (
-        ObjectivePerturbation(regularisation=value).plan(TARGET, public(300)) for value in (0.01, 1.0)
+        ObjectivePerturbation(regularisation=value).plan(TARGET, facts(300)) for value in (0.01, 1.0)
     )
     assert strong.noise_multiplier < 0.9 * weak.noise_multiplier
 
@@ -201,16 +201,16 @@ def test_a_larger_regularisation_needs_less_noise() -> None:
 def test_a_regularisation_that_costs_the_whole_budget_is_refused() -> None:
     least = CURVATURE / math.expm1(1.0) / 300
     with pytest.raises(RefusedError, match="costs more than epsilon 1 by itself"):
-        ObjectivePerturbation(regularisation=0.999 * least).plan(TARGET, public(300))
-    ObjectivePerturbation(regularisation=1.1 * least).plan(TARGET, public(300))
+        ObjectivePerturbation(regularisation=0.999 * least).plan(TARGET, facts(300))
+    ObjectivePerturbation(regularisation=1.1 * least).plan(TARGET, facts(300))
 
 
 def test_objective_perturbation_serves_a_private_number_of_records() -> None:
-    plan = ObjectivePerturbation().plan(TARGET, public(None))
-    assert plan.noise_multiplier == ObjectivePerturbation().plan(TARGET, public(300)).noise_multiplier
+    plan = ObjectivePerturbation().plan(TARGET, facts(None))
+    assert plan.noise_multiplier == ObjectivePerturbation().plan(TARGET, facts(300)).noise_multiplier
     assert released(ObjectivePerturbation(), plan, some(300)).shape == (WIDTH,)
     with pytest.raises(RefusedError, match="private, and a regularisation of the mean loss needs it"):
-        ObjectivePerturbation(regularisation=0.1).plan(TARGET, public(None))
+        ObjectivePerturbation(regularisation=0.1).plan(TARGET, facts(None))
 
 
 # What they share
@@ -220,21 +220,21 @@ def test_objective_perturbation_serves_a_private_number_of_records() -> None:
 def test_a_minimum_is_refused_without_public_bounds_or_with_a_kink(method: Algorithm[Any]) -> None:
     hinge, rounded = (build(name, input_shape=(WIDTH,), classes=2, seed=0) for name in ("svm", "huber_svm"))
     with pytest.raises(RefusedError, match="loss with a kink"):
-        method.plan(TARGET, public(300, hinge))
-    plan = method.plan(TARGET, public(300, rounded))
+        method.plan(TARGET, facts(300, hinge))
+    plan = method.plan(TARGET, facts(300, rounded))
     assert released(method, plan, some(300), model=rounded).isfinite().all()
     with pytest.raises(RefusedError, match="public bound for smoothness is missing"):
-        method.plan(TARGET, public(300, inputs=None))
+        method.plan(TARGET, facts(300, inputs=None))
     with pytest.raises(RefusedError, match="below what the minimum can be found to"):
-        replace(method, clip_norm=1e-9).plan(TARGET, public(300))
+        replace(method, clip_norm=1e-9).plan(TARGET, facts(300))
     with pytest.raises(RefusedError, match="the data have 3"):
-        method.plan(TARGET, public(300, classes=3))
+        method.plan(TARGET, facts(300, classes=3))
 
 
 @pytest.mark.parametrize("clip_norm", [0.6, None])
 def test_the_noise_on_the_output_is_what_one_record_can_do(clip_norm: float | None) -> None:
     method, records = OutputPerturbation(regularisation=0.02, clip_norm=clip_norm), some(300)
-    plan = method.plan(TARGET, public(300))
+    plan = method.plan(TARGET, facts(300))
     bound = clip_norm or LONGEST
     least = minimum_of(records, clip_norm=bound, regularisation=0.02 * 300)
     answers = np.array([released(method, plan, records, seed=seed).double().numpy() for seed in range(8)])
@@ -246,20 +246,20 @@ def test_with_hardly_any_noise_the_output_is_the_minimum_of_the_clipped_losses(
     clip_norm: float | None,
 ) -> None:
     method, records = OutputPerturbation(regularisation=0.02, clip_norm=clip_norm), some(300)
-    plan = method.plan(TARGET, public(300))
+    plan = method.plan(TARGET, facts(300))
     quiet = replace(plan, noise_multiplier=1e-7, schedule=[(dp.GaussianDpEvent(1e-7), 1)])
     least = minimum_of(records, clip_norm=clip_norm or LONGEST, regularisation=0.02 * 300)
     np.testing.assert_allclose(released(method, quiet, records), least, atol=1e-5)
 
 
 def test_the_regularisation_of_the_output_balances_its_noise() -> None:
-    small, large = (OutputPerturbation().plan(TARGET, public(count)) for count in (10**3, 10**6))
+    small, large = (OutputPerturbation().plan(TARGET, facts(count)) for count in (10**3, 10**6))
     assert small.noise_multiplier == large.noise_multiplier
     by_rule = OutputPerturbation(
         regularisation=0.25 * (WIDTH * (2.0 * small.noise_multiplier / 300) ** 2) ** (1 / 3)
     )
     one, two = (
-        released(method, method.plan(TARGET, public(300)), some(300))
+        released(method, method.plan(TARGET, facts(300)), some(300))
         for method in (by_rule, OutputPerturbation())
     )
     torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
@@ -268,7 +268,7 @@ def test_the_regularisation_of_the_output_balances_its_noise() -> None:
 @pytest.mark.parametrize("method", [OutputPerturbation(), LBFGS()])
 def test_a_mean_over_a_private_number_of_records_is_refused(method: Algorithm[Any]) -> None:
     with pytest.raises(RefusedError, match="number of records is private"):
-        method.plan(TARGET, public(None))
+        method.plan(TARGET, facts(None))
 
 
 # The exact minimum
@@ -277,7 +277,7 @@ def test_a_mean_over_a_private_number_of_records_is_refused(method: Algorithm[An
 @pytest.mark.parametrize("regularisation", [0.0, 1e-3, 0.1])
 def test_lbfgs_finds_the_minimum_of_scikit_learn(regularisation: float) -> None:
     method, records = LBFGS(regularisation=regularisation), some(2000)
-    plan = method.plan(TARGET, public(2000))
+    plan = method.plan(TARGET, facts(2000))
     assert plan.epsilon == {"pld": math.inf, "rdp": math.inf, "pure": math.inf}
     inverse = 1.0 / (2000 * max(regularisation, 1e-12))
     expected = LogisticRegression(C=inverse, fit_intercept=False, tol=1e-10, max_iter=10_000)
@@ -288,7 +288,7 @@ def test_lbfgs_finds_the_minimum_of_scikit_learn(regularisation: float) -> None:
 def test_lbfgs_minimises_the_hinge_loss() -> None:
     model = build("svm", input_shape=(WIDTH,), classes=2, seed=0)
     method, records = LBFGS(regularisation=0.01), some(500)
-    found = released(method, method.plan(TARGET, public(500, model)), records, model=model)
+    found = released(method, method.plan(TARGET, facts(500, model)), records, model=model)
 
     def objective(point: Tensor) -> float:
         losses = model.losses(

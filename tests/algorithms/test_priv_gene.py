@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.core.method import PublicInfo, Target
+from algorithms.core.method import PlanningFacts, Target
 from algorithms.errors import RefusedError
 from algorithms.methods.dp_agd import PrivGene
 from algorithms.models import LossBounds
@@ -91,17 +91,17 @@ def test_it_learns(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("public", "sentence"),
+    ("facts", "sentence"),
     [
         ({"loss": None}, "losses from 0 up"),
         ({"loss": LossBounds(1.0, 1.0, -0.5)}, "losses from 0 up"),
         ({"records": None}, "set algorithm.rounds"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_a_sentence(public: dict[str, Any], sentence: str) -> None:
+def test_what_does_not_fit_is_refused_in_a_sentence(facts: dict[str, Any], sentence: str) -> None:
     known = {"records": RECORDS, "parameters": 7, "layers": 1, "classes": 2, "loss": model_of().bounds}
     with pytest.raises(RefusedError, match=sentence):
-        PrivGene().plan(Target(Budget(EPSILON, DELTA)), PublicInfo(**(known | public)))
+        PrivGene().plan(Target(Budget(EPSILON, DELTA)), PlanningFacts(**(known | facts)))
 
 
 def test_a_private_number_of_records_is_not_asked_for() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import dp_accounting as dp
 
-from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.method import Plan, PlanningFacts, Target
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import Array, in_levels
 
@@ -26,7 +26,7 @@ def plan_with(
         method_params["noise"] = [{"steps": int(count), "weight": float(weight)} for weight, count in runs]
     return Plan(
         target=Target(Budget(1.0, 1e-5)),
-        public=PublicInfo(records, parameters, 1, 2),
+        facts=PlanningFacts(records, parameters, 1, 2),
         steps=steps,
         noise_multiplier=noise_multiplier,
         sampling_rate=batch / records,

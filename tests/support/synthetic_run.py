@@ -215,7 +215,7 @@ def left_by(folder: Path, plan: Plan, trace: Trace) -> RunRecord:
     """What a run of `plan` would leave that recorded `trace`, both of them in `folder`."""
     run = record(write_run(folder / "run"))
     trace.write(folder / "trace.parquet")
-    model = dict(run.plan["model"]) | {"parameters": plan.public.parameters}
+    model = dict(run.plan["model"]) | {"parameters": plan.facts.parameters}
     document = dict(run.plan) | plan.to_json() | {"model": model}
     write_json(folder / "plan.json", document)
     events = schedule_to_json(run_lengths(trace.events()))
@@ -232,6 +232,6 @@ def left_by(folder: Path, plan: Plan, trace: Trace) -> RunRecord:
     receipt["ledger"] = run.receipt["ledger"] | {"spent": spent, "remaining": left}
     for name in ("plan.json", "trace.parquet"):
         receipt["sha256"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    public = dict(run.public) | {"records": plan.public.records}
+    public = dict(run.public) | {"records": plan.facts.records}
     written = pd.read_parquet(folder / "trace.parquet")
     return replace(run, plan=document, receipt=receipt, public=public, trace=written)

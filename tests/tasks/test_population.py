@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from algorithms.core.calibration import plan_renyi, plan_zcdp
-from algorithms.core.method import PublicInfo, Target
+from algorithms.core.method import PlanningFacts, Target
 from algorithms.core.receipt import reserved_events
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting import Budget
@@ -122,8 +122,8 @@ def test_a_run_that_is_refused_leaves_people_to_any_ledger_and_the_first_one_cha
 
 def test_a_run_that_chooses_on_the_way_reserves_the_bound_of_its_filter() -> None:
     budget = Budget(3.0, 1e-5)
-    public = PublicInfo(records=1000, parameters=10, layers=1, classes=2)
-    plan = plan_renyi(16.0, target=Target(budget), public=public, steps=5, sampling_rate=0.1)
+    facts = PlanningFacts(records=1000, parameters=10, layers=1, classes=2)
+    plan = plan_renyi(16.0, target=Target(budget), facts=facts, steps=5, sampling_rate=0.1)
     event = RenyiDpEvent(16.0, RenyiFilter(16.0, budget).limit)
     assert schedule_from_json(reserved_events(plan)) == [(event, 1)]
     assert rdp([(event, 1)], orders=(8.0,))[0] == event.bound
@@ -366,8 +366,8 @@ def test_blocks_that_were_prepared_while_a_run_began_are_not_read(
 
 
 def test_a_run_under_a_zcdp_filter_reserves_what_the_filter_lets_through() -> None:
-    public = PublicInfo(records=1000, parameters=10, layers=1, classes=2)
-    plan = plan_zcdp(0.01, target=Target(Budget(1.0, 1e-5)), public=public, steps=5)
+    facts = PlanningFacts(records=1000, parameters=10, layers=1, classes=2)
+    plan = plan_zcdp(0.01, target=Target(Budget(1.0, 1e-5)), facts=facts, steps=5)
     edited = dataclasses.replace(plan, schedule=[])
     assert reserved_events(edited) == [{"event": event_to_json(plan.schedule[0][0]), "count": 1}]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.core.method import PublicInfo, Target
+from algorithms.core.method import PlanningFacts, Target
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.methods import from_settings
@@ -100,4 +100,4 @@ def test_a_noise_limit_is_refused_where_noise_is_not_the_same_in_all_steps(name:
     settings = SETTINGS[name] | {"name": name, "update": {"noise_limit": 0.7}}
     target = Target(Budget(1.0, 1e-5))
     with pytest.raises(RefusedError, match="noise_limit would not"):
-        from_settings(settings).plan(target, PublicInfo(records=40, parameters=5, layers=1, classes=2))
+        from_settings(settings).plan(target, PlanningFacts(records=40, parameters=5, layers=1, classes=2))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.core.calibration import plan_fixed
-from algorithms.core.method import PublicInfo, Target
+from algorithms.core.method import PlanningFacts, Target
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L1
 from algorithms.privacy.accounting import Budget, event_rules
@@ -110,9 +110,9 @@ def test_a_new_mechanism_is_planned_and_stands_on_a_card(tmp_path: Path) -> None
     def releases(multiplier: float) -> list[tuple[Release, int]]:
         return [(total_release(L1(2.0), Twofold(multiplier)), 1)]
 
-    public = PublicInfo(records=400, parameters=15, layers=1, classes=3)
+    facts = PlanningFacts(records=400, parameters=15, layers=1, classes=3)
     target = Target(Budget(0.5, DELTA))
-    plan = plan_fixed(releases, target=target, public=public)
+    plan = plan_fixed(releases, target=target, facts=facts)
     assert plan.noise_multiplier == pytest.approx(2.0, rel=1e-3)
     trace = Trace()
     asked = barrier(no_records(16), spend=plan.open_filter(), trace=trace)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from algorithms.core.calibration import Batches, plan_fixed, plan_renyi, plan_zcdp
-from algorithms.core.method import Inputs, Plan, PublicInfo, Target
+from algorithms.core.method import Inputs, Plan, PlanningFacts, Target
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L1, L2
 from algorithms.models import LossBounds
@@ -29,7 +29,7 @@ from tests.support.changed import changed
 from tests.support.synthetic_run import left_by
 
 DELTA = 1e-5
-PUBLIC = PublicInfo(
+FACTS = PlanningFacts(
     records=400,
     parameters=15,
     layers=1,
@@ -54,7 +54,7 @@ class Own:
     why: str
 
 
-FIXED: dict[str, Any] = {"public": PUBLIC, "steps": 12, "sampled": Batches(FullBatch(), 400.0)}
+FIXED: dict[str, Any] = {"facts": FACTS, "steps": 12, "sampled": Batches(FullBatch(), 400.0)}
 
 
 @cache
@@ -64,11 +64,11 @@ def replacing() -> Plan:
 
 
 def zcdp() -> Plan:
-    return plan_zcdp(rho_of_budget(TARGET.budget), target=TARGET, public=PUBLIC, steps=12)
+    return plan_zcdp(rho_of_budget(TARGET.budget), target=TARGET, facts=FACTS, steps=12)
 
 
 def renyi() -> Plan:
-    return plan_renyi(12.0, target=TARGET, public=PUBLIC, steps=12, sampling_rate=1.0)
+    return plan_renyi(12.0, target=TARGET, facts=FACTS, steps=12, sampling_rate=1.0)
 
 
 @cache
@@ -88,7 +88,7 @@ def test_a_plan_survives_json_and_holds(kind: str) -> None:
     again = Plan.from_json(json.loads(json.dumps(plan.to_json(), allow_nan=False)))
     assert again == plan
     again.check()
-    assert again.public.loss == LossBounds(1.0, math.inf, 0.0) and again.public.inputs == Inputs(3.0, 2.0)
+    assert again.facts.loss == LossBounds(1.0, math.inf, 0.0) and again.facts.inputs == Inputs(3.0, 2.0)
 
 
 def test_noise_under_replace_one_is_twice_that_under_add_or_remove_one() -> None:
@@ -128,7 +128,7 @@ def test_a_lower_limit_with_the_epsilon_that_fits_it_is_refused() -> None:
 @given(order=st.floats(6.0, 200.0), target=st.floats(2.5, 9.0))
 @settings(max_examples=60, deadline=None)
 def test_a_plan_under_a_renyi_filter_holds_whatever_its_rounding(order: float, target: float) -> None:
-    plan = plan_renyi(order, target=Target(Budget(target, DELTA)), public=PUBLIC, steps=1, sampling_rate=1.0)
+    plan = plan_renyi(order, target=Target(Budget(target, DELTA)), facts=FACTS, steps=1, sampling_rate=1.0)
     plan.check()
     assert isinstance(plan.open_filter(), RenyiFilter)
 
@@ -152,7 +152,7 @@ def carded(folder: Path, plan: Plan, releases: list[Release]) -> RunRecord:
     trace, spend = Trace(), plan.open_filter()
     for one in releases:
         spend.charge(one.event())
-        std = noise_std(one, PUBLIC.parameters)
+        std = noise_std(one, FACTS.parameters)
         trace.record(one, one.event(), noise_std=std, epsilon=spend.spent(plan.cost.delta))
     return left_by(folder, plan, trace)
 

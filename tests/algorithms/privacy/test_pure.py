@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
 from algorithms.core.calibration import plan_renyi, plan_zcdp
-from algorithms.core.method import PublicInfo, Target, by_accountants
+from algorithms.core.method import PlanningFacts, Target, by_accountants
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import (
@@ -205,11 +205,11 @@ def test_calibration_meets_a_pure_target_closely() -> None:
 
 
 def test_releases_chosen_on_the_way_need_a_delta() -> None:
-    public, target = PublicInfo(10, 3, 1, 2), Target(Budget(1.0, 0.0), "pure")
+    facts, target = PlanningFacts(10, 3, 1, 2), Target(Budget(1.0, 0.0), "pure")
     with pytest.raises(RefusedError, match="needs a delta"):
-        plan_zcdp(0.1, target=target, public=public, steps=1)
+        plan_zcdp(0.1, target=target, facts=facts, steps=1)
     with pytest.raises(RefusedError, match="needs a delta"):
-        plan_renyi(8.0, target=target, public=public, steps=1, sampling_rate=1.0)
+        plan_renyi(8.0, target=target, facts=facts, steps=1, sampling_rate=1.0)
 
 
 def test_a_part_of_a_pure_schedule_is_stated_at_the_whole_s_cost() -> None:

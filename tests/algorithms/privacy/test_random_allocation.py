@@ -14,7 +14,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import chi2, norm
 
-from algorithms.core.method import PublicInfo, Target
+from algorithms.core.method import PlanningFacts, Target
 from algorithms.core.minibatch import State
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
@@ -244,8 +244,8 @@ def test_dp_sgd_plans_and_takes_the_steps_of_its_passes() -> None:
     records = made_up(50)
     method = DPSGD(steps=7, expected_batch_size=16, sampling="random_allocation")
     model = small_model()
-    public = PublicInfo(records=50, parameters=model.parameter_count, layers=1, classes=3)
-    plan = method.plan(Target(Budget(2.0, 1e-5)), public)
+    facts = PlanningFacts(records=50, parameters=model.parameter_count, layers=1, classes=3)
+    plan = method.plan(Target(Budget(2.0, 1e-5)), facts)
     assert (round(1 / plan.sampling_rate), plan.divisor) == (3, pytest.approx(50 / 3))
     assert [count for _, count in plan.schedule] == [1, 2, 1, 2, 1]
     assert plan.schedule[-1][0] == RandomAllocationDpEvent(plan.noise_multiplier, 3, 1)
@@ -256,6 +256,6 @@ def test_dp_sgd_plans_and_takes_the_steps_of_its_passes() -> None:
         assert isinstance(state, State)
     assert spend.events == [event for event, count in plan.schedule for _ in range(count)]
     private = DPSGD(steps=4, sampling_rate=0.25, sampling="random_allocation").plan(
-        Target(Budget(2.0, 1e-5)), PublicInfo(records=None, parameters=3, layers=1, classes=2)
+        Target(Budget(2.0, 1e-5)), PlanningFacts(records=None, parameters=3, layers=1, classes=2)
     )
     assert private.divisor is None and [count for _, count in private.schedule] == [1, 1, 3]
