@@ -131,7 +131,7 @@ class Charge:
                 self.public.population,
                 plan.cost,
                 events=reserved_events(plan),
-                about={**about, **signer(self.home), **self.run.noise, **self.run.notes},
+                about={**about, **signer(self.home), **self.run.noise_key_note, **self.run.notes},
                 blocks=self.blocks,
                 held=digests_of(self.public, self.prepared),
             )
@@ -171,17 +171,17 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     model = model_for(job.settings, job.public)
     check_plan(job.document, job.settings, job.public)  # of the same files that the model was read from
 
-    def anew(run_id: str, is_whole: bool) -> bool:
-        return not is_whole if job.public.public else _spends_again(job, run_id, is_whole, ledger)
+    def on_repeat(run_id: str, has_result: bool) -> bool:
+        return not has_result if job.public.public else _confirm_repeat(job, run_id, has_result, ledger)
 
     software = pipeline_software()
-    with store.claimed(
+    with store.acquire_run(
         home,
         job.digest(home),
         ledger.status,
         checkout=root,
-        fresh=generator_of(job.settings.privacy.noise, job.settings.model.seed),
-        anew=anew,
+        new_generator=generator_of(job.settings.privacy.noise, job.settings.model.seed),
+        on_repeat=on_repeat,
         notes=software.notes,
     ) as run:
         if run.result is not None:
@@ -202,7 +202,7 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
         store.hand_out(result, artifacts, _ARTIFACTS, said=data_facts(job.public))
 
 
-def _spends_again(job: Job, run_id: str, is_whole: bool, ledger: Ledger) -> bool:
+def _confirm_repeat(job: Job, run_id: str, has_result: bool, ledger: Ledger) -> bool:
     """Whether a person agrees to repeat a run on private records that is already charged, and to charge it again.
 
     Raises RefusedError if nobody agrees and the result is missing or belongs to another retraining.
@@ -214,7 +214,7 @@ def _spends_again(job: Job, run_id: str, is_whole: bool, ledger: Ledger) -> bool
         f"run {run_id}",
         "training",
         job.plan.target.budget.epsilon,
-        has_result=is_whole and is_for,
+        has_result=has_result and is_for,
         or_else="bring its result back by `dvc checkout`, or ",
     )
 

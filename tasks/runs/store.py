@@ -51,7 +51,7 @@ _LOG = logging.getLogger(__name__)
 
 Status = Callable[[str], str | None]
 """The ledger's status of a run: open, settled, forfeited, or None if it does not know the run."""
-Anew = Callable[[str, bool], bool]
+OnRepeat = Callable[[str, bool], bool]
 """Whether to repeat a run that is charged already, given its id and whether its result exists."""
 
 
@@ -112,7 +112,7 @@ class Run:
         return Generator(key, private=self.private_noise)
 
     @property
-    def noise(self) -> dict[str, str]:
+    def noise_key_note(self) -> dict[str, str]:
         """The ledger's entry about its noise: another home may begin the same run at the same time with another key."""
         return {NOISE_KEY: hashlib.sha256(b"key of a run's noise" + self.generator().key).hexdigest()}
 
@@ -164,51 +164,51 @@ class Run:
 
 
 @contextmanager
-def claimed(
+def acquire_run(
     home: Path,
     digest: str,
     status: Status,
     *,
     checkout: Path,
-    fresh: Generator,
-    anew: Anew,
+    new_generator: Generator,
+    on_repeat: OnRepeat,
     notes: Mapping[str, str],
 ) -> Iterator[Run]:
     """The attempt to make or to return, locked against other processes within the block.
 
     checkout: the requesting checkout, for `begun`. notes: about the software of this process, kept with an attempt
-    that is not charged yet, and so has drawn no noise. fresh: the generator for a new attempt. anew: called for an
+    that is not charged yet, and so has drawn no noise. new_generator: for a new attempt. on_repeat: called for an
     attempt that is charged and has ended or is lost; if it returns False, the attempt's result is returned, and for a
     lost attempt it returns True or raises. If another process runs the same run, this waits for it and then gets its
     result for free.
     """
-    runs, is_told = home / "runs", False
+    runs, has_logged = home / "runs", False
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     runs.mkdir(mode=0o700, exist_ok=True)
     for gone in runs.glob(f"{_GONE}*"):
         shutil.rmtree(gone, ignore_errors=True)
     while True:
-        run_id = _attempt(home, digest, status, anew)
+        run_id = _choose_attempt(home, digest, status, on_repeat)
         folder = runs / run_id
         folder.mkdir(mode=0o700, exist_ok=True)
         with _held(folder) as is_held:
-            state = status(run_id)
-            standing = _standing(folder, state) if is_held else None
-            if standing in ("begun", "finished"):
-                own = notes if state is None else _notes(folder)
-                meta = {"checkout": str(checkout.resolve()), **own}
+            ledger_status = status(run_id)
+            state = _run_state(folder, ledger_status) if is_held else None
+            if state in ("begun", "finished"):
+                own_notes = notes if ledger_status is None else _notes(folder)
+                meta = {"checkout": str(checkout.resolve()), **own_notes}
                 write_text(folder / _META, json.dumps(meta), mode=0o600)
-                if standing == "begun" and not (folder / _KEY).exists():
-                    write_whole(folder / _KEY, lambda new: new.write_bytes(fresh.key), mode=0o600)
+                if state == "begun" and not (folder / _KEY).exists():
+                    write_whole(folder / _KEY, lambda new: new.write_bytes(new_generator.key), mode=0o600)
                     _sync(folder)
                     _sync(runs)
-                result = folder / _RESULT if standing == "finished" else None
-                yield Run(run_id, folder, fresh.private, result, own)
+                result = folder / _RESULT if state == "finished" else None
+                yield Run(run_id, folder, new_generator.private, result, own_notes)
                 return
         if not is_held:
-            if not is_told:
+            if not has_logged:
                 _LOG.info("another process is at run %s: waiting for its end", run_id)
-            is_told = True
+            has_logged = True
             time.sleep(_POLL_SECONDS)
 
 
@@ -219,36 +219,36 @@ def _notes(folder: Path) -> dict[str, str]:
     return {}
 
 
-def _attempt(home: Path, digest: str, status: Status, anew: Anew) -> str:
+def _choose_attempt(home: Path, digest: str, status: Status, on_repeat: OnRepeat) -> str:
     """The last attempt that is resumed or returned, or else the next one; folders of forfeited ones are deleted."""
-    stands: dict[str, str] = {}
+    states: dict[str, str] = {}
     for number in count(1):
         run_id = f"{digest}-{number}"
-        state, folder = status(run_id), home / "runs" / run_id
-        if state is None and not folder.is_dir():
+        ledger_status, folder = status(run_id), home / "runs" / run_id
+        if ledger_status is None and not folder.is_dir():
             break
-        stands[run_id] = _standing(folder, state)
-        if stands[run_id] == "forfeited":
+        states[run_id] = _run_state(folder, ledger_status)
+        if states[run_id] == "forfeited":
             abandon(home, run_id)
-    here = [run for run, stand in stands.items() if stand in ("begun", "finished")]
-    lost = [run for run, stand in stands.items() if stand == "lost"]
+    here = [run for run, state in states.items() if state in ("begun", "finished")]
+    lost = [run for run, state in states.items() if state == "lost"]
     if not here and not lost:
         return run_id
     last = (here or lost)[-1]
-    is_asked = stands[last] == "lost" or (home / "runs" / last / _USED).exists()
-    return run_id if is_asked and anew(last, bool(here)) else last
+    asks = states[last] == "lost" or (home / "runs" / last / _USED).exists()
+    return run_id if asks and on_repeat(last, bool(here)) else last
 
 
-def _standing(folder: Path, state: str | None) -> Literal["begun", "finished", "lost", "forfeited"]:
+def _run_state(folder: Path, ledger_status: str | None) -> Literal["begun", "finished", "lost", "forfeited"]:
     """The state of an attempt's folder, given the ledger's status of it."""
-    if state == "forfeited":
+    if ledger_status == "forfeited":
         return "forfeited"
-    if _is_whole(folder):
+    if _has_whole_result(folder):
         return "finished"
-    return "begun" if state is None or (folder / _KEY).exists() else "lost"
+    return "begun" if ledger_status is None or (folder / _KEY).exists() else "lost"
 
 
-def _is_whole(folder: Path) -> bool:
+def _has_whole_result(folder: Path) -> bool:
     """Whether a run's result is complete and unchanged, by the checksums of its receipt."""
     result = folder / _RESULT
     try:

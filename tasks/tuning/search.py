@@ -283,23 +283,23 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
     """
     public = search.public
 
-    def anew(run_id: str, is_whole: bool) -> bool:
+    def on_repeat(run_id: str, has_result: bool) -> bool:
         if public.public:
-            return not is_whole
+            return not has_result
         return preflight.confirm_repeat(
-            f"search {run_id}", "searching", search.search_plan.cost, has_result=is_whole
+            f"search {run_id}", "searching", search.search_plan.cost, has_result=has_result
         )
 
     first = search.search_plan.documents[0]
     noise, seed = first["privacy"].get("noise", "secure"), first["model"].get("seed", 0)
     software = pipeline_software()
-    with store.claimed(
+    with store.acquire_run(
         home,
         search.digest(home),
         ledger.status,
         checkout=root,
-        fresh=generator_of(noise, seed),
-        anew=anew,
+        new_generator=generator_of(noise, seed),
+        on_repeat=on_repeat,
         notes=software.notes,
     ) as run:
         result = run.result

@@ -47,14 +47,16 @@ def claim(
         public=SimpleNamespace(population="painters"),
         retraining=retraining,
     )
-    return store.claimed(
+    return store.acquire_run(
         home,
         digest,
         ledger.status,
         checkout=home,
-        fresh=secure_generator(),
+        new_generator=secure_generator(),
         notes={},
-        anew=lambda run_id, is_whole: train._spends_again(cast(train.Job, asked), run_id, is_whole, ledger),
+        on_repeat=lambda run_id, has_result: train._confirm_repeat(
+            cast(train.Job, asked), run_id, has_result, ledger
+        ),
     )
 
 
