@@ -184,8 +184,8 @@ def checksum_for(path: Path, file: File, *, key: bytes) -> str | None:
     plain = _checksum(path)
     if file.sha256:
         return None if plain == file.sha256 else f"sha256: {plain}"
-    found = keyed(key, [plain]).hex()
-    return None if found == file.keyed_sha256 else f"keyed_sha256: {found}"
+    keyed_checksum = keyed(key, [plain]).hex()
+    return None if keyed_checksum == file.keyed_sha256 else f"keyed_sha256: {keyed_checksum}"
 
 
 def _is_mirrored(files: Mapping[str, File], folder: Path) -> bool:
@@ -206,10 +206,10 @@ def _local(path: Path, file: File, *, key: bytes | None) -> Path:
         raise DataRefusedError(f"there is no file {path}; put it there or correct its path in the data card.")
     if file.sha256:
         return _verified(path, file, "restore the file, or update sha256 in its data card if it is right")
-    if key is not None and (found := keyed(key, [_checksum(path)]).hex()) != file.keyed_sha256:
+    if key is not None and (checksum := keyed(key, [_checksum(path)]).hex()) != file.keyed_sha256:
         raise DataRefusedError(
             f"{path} is not the file that keyed_sha256 in its data card declares, by the owner key of this home;"
-            f" restore what has changed, or write {found} there if the file is right."
+            f" restore what has changed, or write {checksum} there if the file is right."
         )
     return path
 
@@ -256,7 +256,7 @@ def _checksum(path: Path, kind: str = "sha256") -> str:
     if not path.is_dir():
         with path.open("rb") as file:
             return hashlib.file_digest(file, kind).hexdigest()
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for inside in files_in(path):
         one = ""
         try:
@@ -264,5 +264,5 @@ def _checksum(path: Path, kind: str = "sha256") -> str:
                 one = _checksum(inside)
         except OSError as error:
             check_is_of_the_path(error)
-        found.update(os.fsencode(inside.relative_to(path).as_posix()) + b"\0" + one.encode() + b"\n")
-    return found.hexdigest()
+        digest.update(os.fsencode(inside.relative_to(path).as_posix()) + b"\0" + one.encode() + b"\n")
+    return digest.hexdigest()

@@ -109,8 +109,8 @@ def preparation_in(folder: Path) -> dict[str, Any] | None:
     path = folder / PREPARATION
     if not path.is_file():
         return None
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    preparation: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return preparation
 
 
 def sweep(folder: Path) -> None:
@@ -278,8 +278,8 @@ def contents(folder: Path) -> str:
 
 def block_digests(folder: Path) -> dict[str, list[str]]:
     """The keyed digests of each block, which detect an exact duplicate; raises DataRefusedError if they are missing."""
-    found: dict[str, list[str]] = json.loads(_text(folder, _DIGESTS))
-    return found
+    digests: dict[str, list[str]] = json.loads(_text(folder, _DIGESTS))
+    return digests
 
 
 def _text(folder: Path, name: str) -> str:

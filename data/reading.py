@@ -83,8 +83,8 @@ def is_test(records: Records, rule: Split) -> NDArray[np.bool_]:
         hasher = salted.copy()
         hasher.update(row)
         digests += hasher.digest()
-    found: NDArray[np.bool_] = np.frombuffer(digests, "<u8").astype(float) < rule.test_fraction * 2.0**64
-    return found
+    coins: NDArray[np.bool_] = np.frombuffer(digests, "<u8").astype(float) < rule.test_fraction * 2.0**64
+    return coins
 
 
 def _canonical(records: Records) -> Iterator[bytes]:
@@ -253,23 +253,23 @@ def block_names(card: DataCard, *, root: Path, url: Database) -> tuple[str, ...]
     """
     source = _source(card)
     if isinstance(source, Folder):
-        found = list(_files(card, source, root))
+        names = list(_files(card, source, root))
     else:
-        found = list(source.names)
-        if not found:
+        names = list(source.names)
+        if not names:
             with snapshot(card, url) as connection:
-                found = _names_in_database(source, connection)
-    for name in found:
+                names = _names_in_database(source, connection)
+    for name in names:
         if not _NAME.fullmatch(name) or name == _WHOLE_POPULATION:
             raise DataRefusedError(
                 f"a block of {card.name!r} has a name of other characters than letters, digits, - and _, or the name"
                 f" {_WHOLE_POPULATION!r}; name its blocks anew."
             )
-    if len({name.casefold() for name in found}) < len(found):
+    if len({name.casefold() for name in names}) < len(names):
         raise DataRefusedError(
             f"two blocks of {card.name!r} have names that differ in case alone; leave one."
         )
-    return tuple(sorted(found))
+    return tuple(sorted(names))
 
 
 def blocks_have_changed(
@@ -286,8 +286,8 @@ def blocks_have_changed(
     if not named and files.keys() != prepared.keys():
         return True
     return any(
-        name in files and len(_contents(found)) > 1 and not {*digests.of_bytes(files[name])} & {*found}
-        for name, found in prepared.items()
+        name in files and len(_contents(before)) > 1 and not {*digests.of_bytes(files[name])} & {*before}
+        for name, before in prepared.items()
     )
 
 
@@ -331,7 +331,7 @@ def _held_out(
     for some in digests.counted(_TEST_FILE, rows.tables("test", path), rows.declared, path):
         yield Block("test", rows.records(some, str(path)))
     held_out = _contents(digests.by_block.pop(_TEST_FILE))
-    if same := [name for name, found in digests.by_block.items() if held_out & _contents(found)]:
+    if same := [name for name, contents in digests.by_block.items() if held_out & _contents(contents)]:
         raise DataRefusedError(
             f"the test file of population {card.population!r} holds exactly the records of the block {same[0]!r}, so"
             " that records trained on would be published as held out; take a test file of other records."
@@ -397,16 +397,16 @@ def _files(card: DataCard, source: Folder, root: Path) -> dict[str, Path]:
         raise DataRefusedError(f"there is no folder {folder} with the blocks of {card.name!r}; make it.")
     form = card.reader.format if isinstance(card.reader, Rows) else card.reader.kind
     endings = (*_ENDINGS[form], *((".zip",) if isinstance(card.reader, Csv) else ()))
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         ending = next((end for end in endings if path.name.endswith(end)), None)
         if ending is None or path.name.startswith(".") or path.is_dir() == bool(ending):
             continue
         name = path.name.removesuffix(ending)
-        if name in found:
+        if name in paths:
             raise DataRefusedError(f"{folder} has two files of the block {name!r}; leave one.")
-        found[name] = path
-    return found
+        paths[name] = path
+    return paths
 
 
 # A database. No message contains its URL or a value.
@@ -454,8 +454,8 @@ def _names_in_database(source: Query, connection: sa.Connection | None) -> list[
     assert connection is not None
     block = _block(source, sa.text(source.query).columns(sa.column(source.column)).subquery("blocks"))
     with _reading(source):
-        found = connection.execute(sa.select(block).distinct())
-        return [str(name) for (name,) in found if name is not None]
+        rows = connection.execute(sa.select(block).distinct())
+        return [str(name) for (name,) in rows if name is not None]
 
 
 def _rows_in_database(

@@ -106,8 +106,8 @@ class Number(_Target):
             [10.0, 20.0]
         """
         low, high = self.bounds
-        found: NDArray[np.float64] = low + (np.clip(scaled, -1.0, 1.0) + 1.0) / 2.0 * (high - low)
-        return found
+        numbers: NDArray[np.float64] = low + (np.clip(scaled, -1.0, 1.0) + 1.0) / 2.0 * (high - low)
+        return numbers
 
 
 class Labels(_Target):

@@ -46,8 +46,8 @@ def scattered(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
     def features_of(images: Features) -> Features:
         seen = (images - _MEANS) / _DEVIATIONS if channels == len(_MEANS) else images
         with torch.no_grad():
-            found: Features = transform(torch.from_numpy(np.ascontiguousarray(seen))).numpy()
-        return found.reshape(-1, *shape)
+            coefficients: Features = transform(torch.from_numpy(np.ascontiguousarray(seen))).numpy()
+        return coefficients.reshape(-1, *shape)
 
     for some, features in _mapped(blocks, features_of, at_once=_SCATTERED_AT_ONCE):
         yield replace(some, records=replace(some.records, features=features))
@@ -84,9 +84,9 @@ def encoded(
         add_features(records, digest)
         path = kept / f"{digest.hexdigest()}.npy"
         with suppress(OSError, ValueError):
-            found: Features = np.load(path)
-            if found.shape == (len(records), *shape):
-                return found
+            stored: Features = np.load(path)
+            if stored.shape == (len(records), *shape):
+                return stored
         with lock:  # the weights are loaded at first use, once for all threads
             encode = loaded()
         made = encode(records)

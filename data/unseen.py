@@ -120,29 +120,29 @@ def records_in(
     card = _card(preparation)
     reader = card.reader
     if isinstance(reader, Own) and own is not None:
-        found = _numbered(block.records.features for block in own({"new": path}))
+        records = _numbered(block.records.features for block in own({"new": path}))
     elif isinstance(reader, Table):
         if path.is_dir() and not isinstance(reader, Datasets):
             raise DataRefusedError(f"{path} is a folder; give a table, as CSV or Parquet.")
-        found = _numbered(_rows(path, reader))
+        records = _numbered(_rows(path, reader))
     elif isinstance(reader, ImageTable) and _form(path):
-        found = _numbered(_row_images(path, card, reader))
+        records = _numbered(_row_images(path, card, reader))
     elif card.has_texts:
         read = _row_texts(path, reader, card.target) if isinstance(reader, Texts) else _each_text(path)
         words = None if encode else preparation.get("words")
-        found = _texts(read, reader, words)
+        records = _texts(read, reader, words)
     elif len(card.input_shape) == 3:
-        found = _images(path, card)
+        records = _images(path, card)
     else:
         raise DataRefusedError(
             f"the records of {card.name!r} come from no file of their own; give prepared features in an .npy file."
         )
     if encode is not None:
-        yield from (Unseen(some.names, encode(some.features)) for some in found)
+        yield from (Unseen(some.names, encode(some.features)) for some in records)
     elif preparation["transform"] == "none":
-        yield from found
+        yield from records
     else:
-        for some in found:
+        for some in records:
             whole = Block("test", Records(some.features, np.zeros(len(some.names), np.int64)))
             made = [block.records.features for block in scattered(card, [whole])]
             yield Unseen(some.names, np.concatenate(made))
@@ -249,9 +249,9 @@ def _row_images(path: Path, card: DataCard, reader: ImageTable) -> Iterator[Feat
     for some in _tables(path, reader, card.target):
         has_bytes = _form(path) in ("parquet", "datasets") and images.has_bytes(some, reader)
         beside = None if has_bytes else path.parent
-        found, _ = images.of_rows(some, reader, card.input_shape, beside)
-        if len(found):
-            yield found
+        features, _ = images.of_rows(some, reader, card.input_shape, beside)
+        if len(features):
+            yield features
 
 
 def _texts(each: Iterator[tuple[str, str]], reader: Format, listed: list[str] | None) -> Iterator[Unseen]:
@@ -314,8 +314,8 @@ def _pixels(file: Path, shape: tuple[int, ...]) -> Features:
             f"{file} has {image.size[0]} x {image.size[1]} pixels, and the model was trained on {width} x {height};"
             " resize it as the training images were."
         )
-    found = np.asarray(image, np.float32)
-    return found[None] if channels == 1 else found.transpose(2, 0, 1)
+    pixels = np.asarray(image, np.float32)
+    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
 def _batches(each: Iterator[tuple[str, Any]]) -> Iterator[tuple[tuple[str, ...], tuple[Any, ...]]]:

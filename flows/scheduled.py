@@ -63,11 +63,15 @@ def verify(from_the_first_row: bool = False) -> State[Any]:
     def work() -> State[Any]:
         ledger = open_ledger(checkout())
         try:
-            found = ledger.verify(since=None if from_the_first_row else kept_checkpoint(ledger), prices=True)
+            verification = ledger.verify(
+                since=None if from_the_first_row else kept_checkpoint(ledger), prices=True
+            )
         except LedgerBrokenError as broken:
             return Failed(name=BROKEN, message=str(broken))
-        keep_checkpoint(found.checkpoint)
-        return Completed(message=f"the chain holds, {found.head.seq} rows, {found.read} of them read now.")
+        keep_checkpoint(verification.checkpoint)
+        return Completed(
+            message=f"the chain holds, {verification.head.seq} rows, {verification.read} of them read now."
+        )
 
     return ended(work)
 

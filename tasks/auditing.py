@@ -75,12 +75,12 @@ One = Callable[[Asked], tuple[bool, str]]
 
 def audit_one(asked: Asked, root: Path, *, workers: int) -> tuple[bool, str]:
     """Audit one method and keep the result below `root`; see `One`."""
-    found, page = run_audit(asked, root, workers=workers)
-    verdict = "the claim is VIOLATED" if found["is_violated"] else "nothing speaks against the claim"
-    if found["found"] > found["claimed"] and not found["is_violated"]:
+    document, page = run_audit(asked, root, workers=workers)
+    verdict = "the claim is VIOLATED" if document["is_violated"] else "nothing speaks against the claim"
+    if document["found"] > document["claimed"] and not document["is_violated"]:
         verdict = f"{verdict}, since chance explains the difference"
-    numbers = f"claimed {found['claimed']:.4g}, found {found['found']:.4g}"
-    return found["is_violated"], f"{asked.method}: {numbers}; {verdict} ({page})"
+    numbers = f"claimed {document['claimed']:.4g}, found {document['found']:.4g}"
+    return document["is_violated"], f"{asked.method}: {numbers}; {verdict} ({page})"
 
 
 def run_audit(asked: Asked, root: Path, *, workers: int = 1) -> tuple[dict[str, Any], Path]:
@@ -91,7 +91,7 @@ def run_audit(asked: Asked, root: Path, *, workers: int = 1) -> tuple[dict[str, 
     check(asked)
     game = Game(asked.method, dict(asked.settings), asked.epsilon, asked.delta, 1)
     several = partial(_side_by_side, workers=workers) if workers > 1 else None
-    found = audit(game, runs=asked.runs, canaries=asked.canaries, seed=asked.seed, several=several)
+    result = audit(game, runs=asked.runs, canaries=asked.canaries, seed=asked.seed, several=several)
     mechanisms = [
         {
             "name": row.name,
@@ -101,13 +101,13 @@ def run_audit(asked: Asked, root: Path, *, workers: int = 1) -> tuple[dict[str, 
         }
         for row in tested(draws=4 * asked.runs, seed=asked.seed)
     ]
-    document: dict[str, Any] = json.loads(json.dumps(found.to_json())) | {
+    document: dict[str, Any] = json.loads(json.dumps(result.to_json())) | {
         "mechanisms": mechanisms,
-        "is_violated": found.is_violated or any(row["is_violated"] for row in mechanisms),
+        "is_violated": result.is_violated or any(row["is_violated"] for row in mechanisms),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "software": software_facts(root, software_here()),
     }
-    shown = picture(lambda theme: _figure(found, theme), _WORDS)
+    shown = picture(lambda theme: _figure(result, theme), _WORDS)
     page = environment().get_template("audit.html.j2").render(audit=document, picture=shown)
     folder = root / audit_folder(asked.method)
     folder.mkdir(parents=True, exist_ok=True)
@@ -140,12 +140,17 @@ def _end_with_parent() -> None:
     Thread(target=end, daemon=True).start()
 
 
-def _figure(found: Audit, theme: Theme) -> Figure:
+def _figure(audit_result: Audit, theme: Theme) -> Figure:
     figure, axes = empty(theme)
     axes.set(xlabel="false alarms", ylabel="misses", xlim=(0, 1), ylim=(0, 1))
-    if found.curve is not None:
-        axes.plot(found.curve.alarms, found.curve.claimed, color=theme.accent, label="claimed: nothing below")
-        seen = np.array(found.curve.seen)
+    if audit_result.curve is not None:
+        axes.plot(
+            audit_result.curve.alarms,
+            audit_result.curve.claimed,
+            color=theme.accent,
+            label="claimed: nothing below",
+        )
+        seen = np.array(audit_result.curve.seen)
         axes.plot(seen[:, 0], seen[:, 1], ".", color=theme.second, label="what the attack reached")
     legend(axes, theme)
     return figure

@@ -185,8 +185,8 @@ def check(document: Mapping[str, Any], settings: Params, public: PublicDescripti
     """
     _check_secret(settings.privacy, public)
     public.check_reader()
-    expected, found = request_in(_made_for(settings, public)), request_in(document)
-    differing = [key for key in expected if expected[key] != found[key]]
+    expected, actual = request_in(_made_for(settings, public)), request_in(document)
+    differing = [key for key in expected if expected[key] != actual[key]]
     if differing:
         raise RefusedError(
             f"artifacts/plan.json was made for another {differing[0]} than params.yaml and the data now have;"
@@ -216,12 +216,12 @@ def model_files(chosen: params.Model) -> dict[str, str]:
     """The SHA-256 of each file that a model is built from, by its key; raises ModelRefusedError if one is missing."""
     named = {key: value for key, value in chosen.own_settings.items() if key.endswith("_file")}
     named |= {"start": chosen.start}
-    found = {key: models.digest(Path(value)) for key, value in named.items() if isinstance(value, str)}
+    digests = {key: models.digest(Path(value)) for key, value in named.items() if isinstance(value, str)}
     checkpoint = chosen.own_settings.get("checkpoint")
     if not isinstance(checkpoint, str) or chosen.name not in ("huggingface", "timm"):
-        return found
+        return digests
     with models.public_folder(checkpoint) as folder:
-        return found | {f"checkpoint/{name}": models.digest(folder / name) for name in models.CHECKPOINT}
+        return digests | {f"checkpoint/{name}": models.digest(folder / name) for name in models.CHECKPOINT}
 
 
 def _made_for(settings: Params, public: PublicDescription) -> dict[str, Any]:

@@ -83,11 +83,11 @@ def look(name: str, root: Path, *, counted: bool) -> Look:
     if card.blocks is not None:
         return Look(card, {}, None, None, _about_blocks(card.blocks), tuple(questions_about(card)))
     right = {
-        file.path: found
+        file.path: checksum
         for file in card.files.values()
         if file.path
         and (root / file.path).exists()
-        and (found := checksum_for(root / file.path, file, key=key))
+        and (checksum := checksum_for(root / file.path, file, key=key))
     }
     if (
         isinstance(card.reader, Own)
@@ -217,9 +217,9 @@ def _counted(
     The reader refuses all values together, so those that it refuses are found by dividing them again and again.
     """
     try:
-        for problem, found in _changes(column, values, card, reader).items():
-            if found.any():
-                yield problem, int(counts[found].sum())
+        for problem, is_changed in _changes(column, values, card, reader).items():
+            if is_changed.any():
+                yield problem, int(counts[is_changed].sum())
     except DataRefusedError as refusal:
         if len(values) == 1:
             yield _reason(refusal), int(counts[0])
@@ -241,8 +241,8 @@ def _changes(
         column = Numeric(name=column.name, kind="numeric", bounds=card.target.bounds)
     if isinstance(column, Categorical):
         into = "counted as other" if column.unknown == "other" else "without a category, zeros"
-        found = encoding.positions(values, column.categories, _REFUSED)
-        return {into: found == len(column.categories)}
+        positions = encoding.positions(values, column.categories, _REFUSED)
+        return {into: positions == len(column.categories)}
     if isinstance(column, Label) and isinstance(card.target, Labels):
         known = (*card.target.yes, "0", "0.0", "false", "False", "FALSE")
         return {"neither yes nor 0, without the label": ~encoding.holds(values, known, _REFUSED)}

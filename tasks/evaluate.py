@@ -66,7 +66,7 @@ def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> E
     known = public.known
     outputs_a_record = known.outputs(public.tokens) * (prod(public.label_shape) if known.has_tokens else 1)
     size = max(1, min(_BATCH, MOST_OUTPUTS // max(1, outputs_a_record)))
-    predicted, losses, weights, found = [], [], [], []
+    predicted, losses, weights, all_scores = [], [], [], []
     with torch.no_grad():
         for start in range(0, len(data.test_labels), size):
             inputs = torch.from_numpy(np.array(data.test_features[start : start + size]))
@@ -74,14 +74,14 @@ def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> E
             outputs = model.outputs(parameters, inputs)
             scores = model.scores(outputs)
             predicted.append((scores > 0).long() if known.kind == "labels" else scores.argmax(dim=-1))
-            found.append(_said(known, scores))
+            all_scores.append(_said(known, scores))
             losses.append(model.losses(outputs, labels).double())
             predictable = labels[:, 1:] if known.kind == "next token" else labels
             counts = predictable.ne(IGNORED).sum(-1) if known.has_tokens else torch.ones(len(labels))
             weights.append(counts.double())
     weight = torch.cat(weights)
     loss = float((torch.cat(losses) * weight).sum() / weight.sum().clamp(min=1.0))
-    return Evaluation(torch.cat(predicted).numpy(), loss, torch.cat(found).numpy())
+    return Evaluation(torch.cat(predicted).numpy(), loss, torch.cat(all_scores).numpy())
 
 
 def _said(known: Known, scores: Tensor) -> Tensor:
@@ -116,14 +116,14 @@ def record_scores(known: Known, scores: Tensor, labels: Tensor) -> Tensor:
         said, real = scores > 0, labels > 0
         right = said & real
     else:
-        found = scores.argmax(dim=-1)
+        predicted = scores.argmax(dim=-1)
         if known.kind == "next token":
-            found, labels = found[:, :-1], labels[:, 1:]
-        counts, right = labels != IGNORED, found == labels
+            predicted, labels = predicted[:, :-1], labels[:, 1:]
+        counts, right = labels != IGNORED, predicted == labels
         if not isinstance(known, Tags):
             return (right & counts).sum(-1) / counts.sum(-1).clamp(min=1)
         outside = -1 if known.outside is None else known.tags.index(known.outside)
-        said, real = counts & (found != outside), counts & (labels != outside)
+        said, real = counts & (predicted != outside), counts & (labels != outside)
         right = right & said & real
     named = said.sum(-1) + real.sum(-1)
     return torch.where(named > 0, 2.0 * right.sum(-1) / named.clamp(min=1), 1.0)
@@ -143,16 +143,16 @@ def _pairs(
 def compute_metrics(known: Known, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
     """The metrics of the target; models are compared by the first of its kind in `tasks.runs.quality`."""
     if isinstance(known, Number):
-        found = _of_numbers(known, evaluation, labels)
+        metrics = _of_numbers(known, evaluation, labels)
     elif isinstance(known, Labels):
-        found = _of_labels(known, evaluation, labels)
+        metrics = _of_labels(known, evaluation, labels)
     elif isinstance(known, Tags):
-        found = _of_tags(known, evaluation, labels)
+        metrics = _of_tags(known, evaluation, labels)
     elif isinstance(known, NextToken):
-        found = _of_next_tokens(known, evaluation, labels)
+        metrics = _of_next_tokens(known, evaluation, labels)
     else:
-        found = _of_classes(evaluation, labels)
-    return found | {"test_loss": evaluation.loss}
+        metrics = _of_classes(evaluation, labels)
+    return metrics | {"test_loss": evaluation.loss}
 
 
 def metrics_of(model: Path, prepared: Path, *, allow_code: Collection[str] = ()) -> dict[str, Any]:
@@ -168,12 +168,12 @@ def _of_numbers(known: Number, evaluation: Evaluation, labels: NDArray[Any]) -> 
     test_r2: 1 - MSE / variance, 0 for always predicting the mean of these records. mean_rmse: the error of that
     prediction.
     """
-    real, found = (known.in_units(np.asarray(x, np.float64)) for x in (labels, evaluation.scores[:, 0]))
-    squared, spread = float(np.square(found - real).mean()), float(np.var(real))
+    real, predicted = (known.in_units(np.asarray(x, np.float64)) for x in (labels, evaluation.scores[:, 0]))
+    squared, spread = float(np.square(predicted - real).mean()), float(np.var(real))
     return {
         "test_r2": 1.0 - squared / spread if spread > 0 else 0.0,
         "test_rmse": squared**0.5,
-        "test_mae": float(np.abs(found - real).mean()),
+        "test_mae": float(np.abs(predicted - real).mean()),
         "mean_rmse": spread**0.5,
     }
 
@@ -211,11 +211,11 @@ def _of_labels(known: Labels, evaluation: Evaluation, labels: NDArray[Any]) -> d
 
 def _of_next_tokens(known: NextToken, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
     """unigram_perplexity: the perplexity of predicting each token by its frequency in these texts."""
-    found, real = _pairs(known, evaluation, labels)
+    predicted, real = _pairs(known, evaluation, labels)
     shares = np.unique(real, return_counts=True)[1] / max(1, len(real))
     return {
         "test_perplexity": math.exp(min(evaluation.loss, 700.0)),
-        "test_token_accuracy": float(np.mean(found == real)) if len(real) else 0.0,
+        "test_token_accuracy": float(np.mean(predicted == real)) if len(real) else 0.0,
         "unigram_perplexity": math.exp(-float((shares * np.log(shares)).sum())),
     }
 
@@ -227,16 +227,16 @@ def _of_tags(known: Tags, evaluation: Evaluation, labels: NDArray[Any]) -> dict[
     """
     from sklearn.metrics import f1_score
 
-    found, real = _pairs(known, evaluation, labels)
+    predicted, real = _pairs(known, evaluation, labels)
     inside = [place for place, name in enumerate(known.tags) if name != known.outside]
     counts = np.bincount(real, minlength=1)
-    f1 = f1_score(real, found, labels=inside, average="micro", zero_division=0) if len(real) else 0.0
+    f1 = f1_score(real, predicted, labels=inside, average="micro", zero_division=0) if len(real) else 0.0
     types = entity_types(known)
     rows = np.nonzero(np.asarray(labels) != IGNORED)[0]
-    of_entities = {} if types is None else {"test_entity_f1": entity_f1(types, found, real, rows)}
+    of_entities = {} if types is None else {"test_entity_f1": entity_f1(types, predicted, real, rows)}
     return of_entities | {
         "test_token_f1": float(f1),
-        "test_token_accuracy": float(np.mean(found == real)) if len(real) else 0.0,
+        "test_token_accuracy": float(np.mean(predicted == real)) if len(real) else 0.0,
         "majority_accuracy": float(counts.max() / max(1, len(real))),
     }
 
@@ -256,7 +256,7 @@ def entity_types(known: Tags) -> tuple[tuple[str, ...], NDArray[np.bool_]] | Non
 
 def entity_f1(
     types: tuple[tuple[str, ...], NDArray[np.bool_]],
-    found: NDArray[np.int64],
+    predicted: NDArray[np.int64],
     real: NDArray[np.int64],
     rows: NDArray[np.int64],
 ) -> float:
@@ -266,7 +266,7 @@ def entity_f1(
 
     Args:
         types: as `entity_types` returns them.
-        found: predicted tags of all words, concatenated, [count].
+        predicted: predicted tags of all words, concatenated, [count].
         real: true tags, [count].
         rows: index of each word's text, ascending, [count].
 
@@ -290,7 +290,7 @@ def entity_f1(
 
     if not len(real):
         return 0.0
-    said, there = spans(found), spans(real)
+    said, there = spans(predicted), spans(real)
     return 2 * len(said & there) / max(1, len(said) + len(there))
 
 
@@ -376,13 +376,13 @@ def classification_metrics(evaluation: Evaluation, labels: NDArray[np.int64]) ->
     }
 
 
-def write_plots(folder: Path, found: Drawn) -> None:
+def write_plots(folder: Path, drawn: Drawn) -> None:
     """Write confusion.csv (actual, predicted) and per_class.csv (class, accuracy, records) into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    names, hits = np.array(found.names, object), found.predicted == found.real
-    pairs = pd.DataFrame({"actual": names[found.real], "predicted": names[found.predicted]})
+    names, hits = np.array(drawn.names, object), drawn.predicted == drawn.real
+    pairs = pd.DataFrame({"actual": names[drawn.real], "predicted": names[drawn.predicted]})
     write_csv(pairs, folder / "confusion.csv")
-    classes = pd.Series(hits).groupby(found.real).agg(["mean", "size"]).reindex(range(len(names)))
+    classes = pd.Series(hits).groupby(drawn.real).agg(["mean", "size"]).reindex(range(len(names)))
     rows = {"class": names, "accuracy": classes["mean"], "records": classes["size"].fillna(0).astype(int)}
     write_csv(pd.DataFrame(rows), folder / "per_class.csv")
 

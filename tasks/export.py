@@ -173,10 +173,10 @@ def _huggingface(
         "AutoModelForSequenceClassification": "modeling_epsilonflow.EpsilonflowModel",
         "AutoModel": "modeling_epsilonflow.EpsilonflowModel",
     }
-    found = EpsilonflowModel(config, allow_code)
-    found.network.load_state_dict(model.network.state_dict())
-    _untie(found.network)
-    found.save_pretrained(folder)
+    exported = EpsilonflowModel(config, allow_code)
+    exported.network.load_state_dict(model.network.state_dict())
+    _untie(exported.network)
+    exported.save_pretrained(folder)
     (folder / "modeling_epsilonflow.py").write_text(
         '"""The classes of epsilonflow, which must be installed."""\n\n'
         "from tasks.hub import EpsilonflowConfig, EpsilonflowModel\n\n"

@@ -79,10 +79,10 @@ def predict(
     if isinstance(reader, Own):
         check_allowed(reader.factory, allow_code, "the model's file")
     tokens = model.facts["tokens"]
-    found = records_in(
+    batches = records_in(
         Path(path), model.preparation, model.input_shape, tokens=tokens, encode=encode, own=reader_of(reader)
     )
-    for some in found:
+    for some in batches:
         for start in range(0, len(some.names), size):
             given = np.ascontiguousarray(some.features[start : start + size])
             yield _predicted(model, target, some.names[start : start + size], given)

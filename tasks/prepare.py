@@ -48,9 +48,9 @@ def public_of(card: DataCard, chosen: params.Data) -> PublicDescription:
 
     Raises DataRefusedError for a transform that the records cannot have, ModelRefusedError for a missing encoder.
     """
-    found = None if chosen.encoder is None else facts_of(chosen.encoder)
+    encoder = None if chosen.encoder is None else facts_of(chosen.encoder)
     reader_of(card.reader)
-    public = public_description(card, chosen.transform, found)
+    public = public_description(card, chosen.transform, encoder)
     public.check_reader()
     return public
 
@@ -62,10 +62,10 @@ def reader_of(reader: Format | None) -> OwnReader | None:
     """
     if not isinstance(reader, Own):
         return None
-    if (found := source_digest(reader.factory)) != reader.source_sha256:
+    if (digest := source_digest(reader.factory)) != reader.source_sha256:
         raise DataRefusedError(
             f"the source of the reader {reader.factory!r} is not the one that source_sha256 declares, so records could"
-            f" be read otherwise than they were; restore it, or write {found} into the data card if it is right."
+            f" be read otherwise than they were; restore it, or write {digest} into the data card if it is right."
         )
     made: OwnReader = imported(reader.factory, "a reader")(dict(reader.settings))
     return lambda files: _guarded(made, files, reader.factory)
@@ -108,8 +108,8 @@ def loader_of(
     tried_on: the shape of made-up records on which the loaded encoder is tried, alone and together. Raises
     ModelRefusedError for another encoder.
     """
-    found = encoder_of(chosen)
-    load = found.aligned if isinstance(target, Tags) else found.load
+    encoder = encoder_of(chosen)
+    load = encoder.aligned if isinstance(target, Tags) else encoder.load
     if load is None:
         raise ModelRefusedError(f"{chosen.name!r} does not say which tokens a word has; name tokenizer/NAME.")
     if tried_on is None:
@@ -119,7 +119,7 @@ def loader_of(
         from algorithms.encoders.alone import check_alone
 
         encode = load()
-        check_alone(found, encode, tried_on, is_own=is_own(chosen.name))
+        check_alone(encoder, encode, tried_on, is_own=is_own(chosen.name))
         return encode
 
     return load_checked
@@ -149,17 +149,17 @@ def carried_in(
 
 def facts_of(chosen: params.Encoder) -> EncoderFacts:
     """The public facts of the named encoder."""
-    found = encoder_of(chosen)
+    encoder = encoder_of(chosen)
     settings = json.dumps(chosen.settings, sort_keys=True)
     return EncoderFacts(
-        found.name,
-        found.takes,
-        found.width,
-        found.sha256,
-        found.pretrained_on,
+        encoder.name,
+        encoder.takes,
+        encoder.width,
+        encoder.sha256,
+        encoder.pretrained_on,
         settings,
-        found.tokens,
-        found.padding,
+        encoder.tokens,
+        encoder.padding,
     )
 
 
@@ -194,7 +194,7 @@ def prepare(
             records = read(card, files, key=key, own=reader_of(card.reader), as_texts=as_texts)
         else:
             # The card has no checksum of the blocks' content, so the salt depends on the content.
-            found = read_blocks(
+            blocks = read_blocks(
                 card,
                 public.blocks,
                 files,
@@ -204,7 +204,7 @@ def prepare(
                 key=key,
                 as_texts=as_texts,
             )
-            records = _noted(found, words)
+            records = _noted(blocks, words)
         if transform == "scattering":
             records = scattered(card, records)
         listed, encoder = None if public.encoder else word_list(card, files), params.data.encoder

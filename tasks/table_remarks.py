@@ -61,7 +61,7 @@ def remarks_on(card: DataCard, file: Path) -> list[str]:
     reader = card.reader
     if not isinstance(reader, Table | Rows):
         return []
-    found: dict[str, _Column] = {}
+    columns: dict[str, _Column] = {}
     rows = 0
     label = reader.label_columns[0].name if len(reader.label_columns) == 1 else ""
     if isinstance(reader, Table):
@@ -77,8 +77,8 @@ def remarks_on(card: DataCard, file: Path) -> list[str]:
         for name, values in texts.items():
             if values is not None:
                 labels = None if name == label else texts.get(label)
-                _count(found.setdefault(name, _Column()), values, labels)
-    return [*_spelled(card, found, label), *_copies(found, label, rows), *_commas(reader, found)]
+                _count(columns.setdefault(name, _Column()), values, labels)
+    return [*_spelled(card, columns, label), *_copies(columns, label, rows), *_commas(reader, columns)]
 
 
 def _texts(table: pa.Table, name: str) -> pa.ChunkedArray | None:
@@ -107,14 +107,14 @@ def _count(column: _Column, values: pa.ChunkedArray, labels: pa.ChunkedArray | N
             column.with_label[row["value"], row["label"]] += row["count_all"]
 
 
-def _spelled(card: DataCard, found: Mapping[str, _Column], label: str) -> Iterator[str]:
+def _spelled(card: DataCard, columns: Mapping[str, _Column], label: str) -> Iterator[str]:
     """Other spellings of classes and categories."""
     reader = card.reader
     assert isinstance(reader, Table | Rows)
-    if label in found and isinstance(card.known, Classes):
+    if label in columns and isinstance(card.known, Classes):
         (declared,) = reader.label_columns
         written = {name: declared.spellings.get(name, (name,)) for name in card.known.classes}
-        values = found[label].values or Counter()
+        values = columns[label].values or Counter()
         known = [text for texts in written.values() for text in texts]
         others = {value: _meant(value, written) for value in _unknown(values, known)}
         wanted = {
@@ -136,7 +136,7 @@ def _spelled(card: DataCard, found: Mapping[str, _Column], label: str) -> Iterat
                 f"column {label}: no record has the class {name!r}" for name in written if name not in used
             )
     for column in reader.columns if isinstance(reader, Table) else ():
-        kinds = found[column.name].values if column.name in found else None
+        kinds = columns[column.name].values if column.name in columns else None
         if isinstance(column, Categorical) and kinds is not None:
             for value in _unknown(kinds, column.categories):
                 meant = _meant(value, {name: (name,) for name in column.categories})
@@ -175,12 +175,12 @@ def _plain(text: str) -> str:
     return re.sub(r"[\s_.]+|(?<=\w)-(?=\w)", "", text.casefold())
 
 
-def _copies(found: Mapping[str, _Column], label: str, rows: int) -> Iterator[str]:
+def _copies(columns: Mapping[str, _Column], label: str, rows: int) -> Iterator[str]:
     """Columns from which the label can be read off."""
-    labels = found[label].values if label in found else Counter[str]()
+    labels = columns[label].values if label in columns else Counter[str]()
     if rows < _LEAST_ROWS or (labels is not None and len(labels) < 2):
         return
-    for name, column in found.items():
+    for name, column in columns.items():
         right = Counter[str]()
         for (value, _), count in column.with_label.items():
             right[value] = max(right[value], count)
@@ -195,12 +195,12 @@ def _copies(found: Mapping[str, _Column], label: str, rows: int) -> Iterator[str
             )
 
 
-def _commas(reader: Table | Rows, found: Mapping[str, _Column]) -> Iterator[str]:
+def _commas(reader: Table | Rows, columns: Mapping[str, _Column]) -> Iterator[str]:
     for column in reader.columns if isinstance(reader, Table) else ():
         if (
             isinstance(column, Numeric | Binned)
-            and column.name in found
-            and found[column.name].decimal_commas
+            and column.name in columns
+            and columns[column.name].decimal_commas
         ):
             yield (
                 f'column {column.name}: numbers have decimal commas, as in 1,5; set `decimal: ","` under `reader` in'

@@ -85,8 +85,8 @@ def labels(
         return _tags(table[label.name], known, where)
     if not isinstance(known, Number):
         return classes(table[label.name], label, known.classes, where)
-    found, _ = numbers(table[label.name], missing, where, refuses_missing=True)
-    return known.scaled(found)
+    values, _ = numbers(table[label.name], missing, where, refuses_missing=True)
+    return known.scaled(values)
 
 
 def holds(values: pa.ChunkedArray, words: tuple[str, ...], where: str) -> NDArray[np.bool_]:
@@ -104,19 +104,19 @@ def _tags(values: pa.ChunkedArray, known: Tags, where: str) -> NDArray[np.int64]
     places = {str(place): place for place in range(len(known.tags))}
     places |= {name: place for place, name in enumerate(known.tags)}
     other = IGNORED if known.outside is None else places[known.outside]
-    found = np.full((len(values), known.words), IGNORED, np.int64)
+    tags = np.full((len(values), known.words), IGNORED, np.int64)
     for row, content in enumerate(contents(values, lists=True)):
         own = [places.get(name, other) for name in words_of(content)[: known.words]]
-        found[row, : len(own)] = own
-    return found
+        tags[row, : len(own)] = own
+    return tags
 
 
 def words_of(content: bytes | None) -> list[str]:
     """The words of a value: the items of a JSON list, or otherwise separated by spaces; none if it is not UTF-8."""
     content = content or b""
     with suppress(ValueError, RecursionError):
-        if content.startswith(b"[") and isinstance(found := json.loads(content), list):
-            return [str(word) for word in found]
+        if content.startswith(b"[") and isinstance(parsed := json.loads(content), list):
+            return [str(word) for word in parsed]
     try:
         return content.decode().split()
     except UnicodeDecodeError:
@@ -139,12 +139,12 @@ def contents(column: pa.ChunkedArray, *, lists: bool = False) -> list[bytes | No
             return [None if words is None else json.dumps(words).encode() for words in column.to_pylist()]
         if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
             column = pc.cast(column, pa.large_string(), safe=False)
-        found: list[bytes | None] = pc.cast(column, pa.large_binary(), safe=False).to_pylist()
+        values: list[bytes | None] = pc.cast(column, pa.large_binary(), safe=False).to_pylist()
     except pa.ArrowException:
         raise DataRefusedError(
             "a column that was declared holds neither texts, bytes nor numbers; correct the file or its card."
         ) from None
-    return found
+    return values
 
 
 def classes(values: pa.ChunkedArray, label: Label, known: tuple[str, ...], where: str) -> NDArray[np.int64]:
@@ -152,13 +152,13 @@ def classes(values: pa.ChunkedArray, label: Label, known: tuple[str, ...], where
     written = [
         (text, index) for index, name in enumerate(known) for text in label.spellings.get(name, (name,))
     ]
-    found = positions(values, tuple(text for text, _ in written), where)
-    if (found == len(written)).any():
+    indices = positions(values, tuple(text for text, _ in written), where)
+    if (indices == len(written)).any():
         raise DataRefusedError(
             f"{where}: a label is missing or none of the declared classes; correct the file or the card, which lists"
             " other ways to write a class as `spellings` of the column."
         )
-    return np.array([index for _, index in written], np.int64)[found]
+    return np.array([index for _, index in written], np.int64)[indices]
 
 
 def positions(values: pa.ChunkedArray, known: tuple[str, ...], where: str) -> NDArray[np.int64]:
@@ -172,15 +172,15 @@ def positions(values: pa.ChunkedArray, known: tuple[str, ...], where: str) -> ND
         text, known = pc.utf8_lower(text), tuple(name.lower() for name in known)
     elif all(_WHOLE.fullmatch(name) for name in known):
         text = pc.replace_substring_regex(text, r"^([+-]?[0-9]+)\.0+$", r"\1")
-    found = pc.index_in(text, value_set=pa.array(known, pa.string()))
-    places: NDArray[np.int64] = found.cast(pa.int64()).fill_null(len(known)).to_numpy()
+    indices = pc.index_in(text, value_set=pa.array(known, pa.string()))
+    places: NDArray[np.int64] = indices.cast(pa.int64()).fill_null(len(known)).to_numpy()
     return places
 
 
-def _mark(place: NDArray[np.float32], found: NDArray[np.int64]) -> None:
+def _mark(place: NDArray[np.float32], indices: NDArray[np.int64]) -> None:
     """Write a one-hot encoding; an index beyond the features leaves zeros."""
-    rows = np.flatnonzero(found < place.shape[1])
-    place[rows, found[rows]] = 1.0
+    rows = np.flatnonzero(indices < place.shape[1])
+    place[rows, indices[rows]] = 1.0
 
 
 def _scaled(
@@ -188,10 +188,10 @@ def _scaled(
 ) -> NDArray[np.float64]:
     """The column clamped to its bounds and scaled to [0, 1]; float64 [n]."""
     low, high = column.bounds
-    found, absent = numbers(values, missing, where, refuses_missing=column.missing == "refuse")
+    floats, absent = numbers(values, missing, where, refuses_missing=column.missing == "refuse")
     if column.missing != "refuse":
-        found[absent] = column.missing
-    inside = np.clip(found, low, high) - low
+        floats[absent] = column.missing
+    inside = np.clip(floats, low, high) - low
     if column.scale == "linear":
         return inside / (high - low)
     scaled: NDArray[np.float64] = np.minimum(np.log1p(inside) / np.log1p(high - low), 1.0)
@@ -200,8 +200,8 @@ def _scaled(
 
 def _bins(values: pa.ChunkedArray, column: Binned, missing: tuple[str, ...], where: str) -> NDArray[np.int64]:
     """The index of each value's interval, or the width if it is missing; int64 [n]."""
-    found, absent = numbers(values, missing, where, refuses_missing=column.missing == "refuse")
-    return np.where(absent, column.width, np.searchsorted(column.edges, found, side="right"))
+    floats, absent = numbers(values, missing, where, refuses_missing=column.missing == "refuse")
+    return np.where(absent, column.width, np.searchsorted(column.edges, floats, side="right"))
 
 
 def _days(table: pa.Table, column: Date, missing: tuple[str, ...], path: str) -> NDArray[np.float64]:
@@ -230,14 +230,14 @@ def numbers(
         known = pc.is_in(values, value_set=pa.array(missing, pa.string()))
         values = pc.if_else(known, pa.scalar(None, pa.string()), values)
     absent = values.is_null().to_numpy()
-    found = np.array(_cast(values, pa.float64(), where).fill_null(0.0).to_numpy())
-    if not np.isfinite(found).all():
+    floats = np.array(_cast(values, pa.float64(), where).fill_null(0.0).to_numpy())
+    if not np.isfinite(floats).all():
         raise DataRefusedError(f"{where}: NaN and infinite numbers are not allowed; correct the file.")
     if refuses_missing and absent.any():
         raise DataRefusedError(
             f"{where}: a number is missing; correct the file, or declare `missing` for that column."
         )
-    return found, absent
+    return floats, absent
 
 
 def _trimmed(values: pa.ChunkedArray, where: str) -> pa.ChunkedArray:

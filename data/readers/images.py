@@ -66,8 +66,8 @@ def listed(folder: Path, classes: Sequence[str]) -> list[tuple[int, Path]]:
     """
     if not folder.is_dir():
         raise not_a_folder(folder)
-    found = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if not {*found} <= {*classes}:
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not {*names} <= {*classes}:
         raise DataRefusedError(
             f"{folder} has a folder of none of the declared classes; correct it or the card."
         )
@@ -88,8 +88,8 @@ def of_rows(
     table: pa.Table, declared: ImageTable, shape: tuple[int, ...], folder: Path | None
 ) -> tuple[NDArray[np.float32], list[bytes]]:
     """The images of some rows, and a digest of each source. folder: of the paths, None if the rows have the bytes."""
-    found = encoding.contents(table[declared.image])
-    return pixels([_below(folder, one) if folder else one for one in found], declared, shape)
+    contents = encoding.contents(table[declared.image])
+    return pixels([_below(folder, one) if folder else one for one in contents], declared, shape)
 
 
 def has_bytes(table: pa.Table, declared: ImageTable) -> bool:
@@ -239,8 +239,8 @@ def _decode(
                 image = ImageOps.fit(image, size, bilinear)
             elif image.size != size:
                 image = image.resize(size, bilinear)
-    found = np.asarray(image, np.float32) / np.float32(255)
-    return found[None] if shape[0] == 1 else np.ascontiguousarray(found.transpose(2, 0, 1))
+    image_values = np.asarray(image, np.float32) / np.float32(255)
+    return image_values[None] if shape[0] == 1 else np.ascontiguousarray(image_values.transpose(2, 0, 1))
 
 
 def read_idx(files: Mapping[str, Path], *, shape: tuple[int, ...]) -> Iterator[Block]:

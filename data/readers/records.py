@@ -110,14 +110,14 @@ def files_in(folder: Path) -> list[Path]:
     """All files at any depth in a folder, in the order of their names, except hidden ones, whose names begin with a
     dot. Raises DataRefusedError for a link to a folder that contains it, whose files would be found again and again.
     """
-    found = []
+    paths = []
     for place, folders, names in os.walk(folder, followlinks=True):
         for link in (Path(place, name) for name in folders):
             if link.is_symlink() and Path(place).resolve().is_relative_to(link.resolve()):
                 raise DataRefusedError(f"{link} is a link to a folder that contains it; remove the link.")
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(place, name) for name in names if not name.startswith(".")]
-    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+        paths += [Path(place, name) for name in names if not name.startswith(".")]
+    return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
 
 
 def check_blocks(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
@@ -126,7 +126,7 @@ def check_blocks(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
     If a person's training records are pooled, people are counted. Raises DataRefusedError if the records are not as the
     card declares: shape, values, classes, number; or if all of them are the stand-in.
     """
-    found, people, has_content = dict.fromkeys(PARTS, 0), set[bytes](), False
+    counts, people, has_content = dict.fromkeys(PARTS, 0), set[bytes](), False
     are_pooled = card.person is not None and card.person.pooled is not None
     for block in blocks:
         if len(block.records):
@@ -134,17 +134,17 @@ def check_blocks(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
             has_content = has_content or not stand_ins(block.records.features, card.reader).all()
             if are_pooled and block.part == "train":
                 people.update(block.owners)
-                found["train"] = len(people)
+                counts["train"] = len(people)
             else:
-                found[block.part] += len(block.records)
-            _check_bound(card, found)
+                counts[block.part] += len(block.records)
+            _check_bound(card, counts)
             yield block
-    if any(found.values()) and not has_content:
+    if any(counts.values()) and not has_content:
         raise DataRefusedError(
             f"no record of {card.name!r} has {'a text' if card.has_texts else 'an image'} that can be read; correct the"
             " column, the paths or the format in its card, or the file."
         )
-    _check_number(card, found)
+    _check_number(card, counts)
 
 
 def stand_ins(features: Features, reader: Format) -> NDArray[np.bool_]:
@@ -186,9 +186,9 @@ def _check_features(card: DataCard, part: str, records: Records) -> None:
         )
 
 
-def _check_bound(card: DataCard, found: Mapping[Part, int]) -> None:
+def _check_bound(card: DataCard, counts: Mapping[Part, int]) -> None:
     at_most = card.records.at_most
-    if at_most is not None and sum(found.values()) > at_most:
+    if at_most is not None and sum(counts.values()) > at_most:
         what = "records"
         if card.person is not None:
             most = card.person.per_person
@@ -198,15 +198,15 @@ def _check_bound(card: DataCard, found: Mapping[Part, int]) -> None:
         )
 
 
-def _check_number(card: DataCard, found: Mapping[Part, int]) -> None:
+def _check_number(card: DataCard, counts: Mapping[Part, int]) -> None:
     for part in PARTS:
-        if found[part] == 0:
+        if counts[part] == 0:
             raise DataRefusedError(
                 f"data set {card.name!r} has no {_WORDS[part]} records; give it a file that holds some."
             )
     declared = card.records
-    if declared.at_most is None and (found["train"], found["test"]) != (declared.train, declared.test):
+    if declared.at_most is None and (counts["train"], counts["test"]) != (declared.train, declared.test):
         raise DataRefusedError(
-            f"data set {card.name!r} has {found['train']} training and {found['test']} test records, its card "
+            f"data set {card.name!r} has {counts['train']} training and {counts['test']} test records, its card "
             f"declares {declared.train} and {declared.test}; correct the files or the card."
         )

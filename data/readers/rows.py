@@ -143,13 +143,15 @@ class RowReader:
             made = encoding.records(some, declared, known, where)
         else:
             if isinstance(declared, ImageTable):
-                found: Features
-                found, keys = images.of_rows(some, declared, self.card.input_shape, self.files.get("images"))
+                features: Features
+                features, keys = images.of_rows(
+                    some, declared, self.card.input_shape, self.files.get("images")
+                )
             else:
                 joined, keys = texts.joined(some, declared, known if isinstance(known, Tags) else None)
-                found = texts.as_features(joined, declared, self._words)
+                features = texts.as_features(joined, declared, self._words)
             check_columns(some, (label.name for label in declared.label_columns), where)
-            made = Records(found, encoding.labels(some, declared.label_columns, known, ("",), where), keys)
+            made = Records(features, encoding.labels(some, declared.label_columns, known, ("",), where), keys)
         if self.card.person is None:
             return made
         return Records(made.features, made.labels, [sha256(who).digest() for who in self._who(some)])
@@ -262,8 +264,8 @@ def tables(
         return _table_of_parquet(path, declared)
     assert isinstance(declared, Csv)
     skip_lines = declared.skip_lines.test if part == "test" else declared.skip_lines.train
-    found = _table_of_text(path, declared, skip_lines=skip_lines, names_rows=names_rows)
-    return _with_points(found, path, declared, label_is_number=isinstance(known, Number))
+    table = _table_of_text(path, declared, skip_lines=skip_lines, names_rows=names_rows)
+    return _with_points(table, path, declared, label_is_number=isinstance(known, Number))
 
 
 def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
@@ -464,10 +466,10 @@ def _what_is_wrong(path: Path, declared: Csv) -> str:
 
 def _other_separator(names: Sequence[str], separator: str, wanted: Iterable[str]) -> str | None:
     """The character that separates more of the wanted columns in a header than the declared one; None if none does."""
-    found = {
+    parts_of = {
         one: {part.strip().strip('"') for part in separator.join(names).split(one)} for one in SEPARATORS
     }
-    known = {one: len(parts & set(wanted)) for one, parts in found.items()}
+    known = {one: len(parts & set(wanted)) for one, parts in parts_of.items()}
     best = max(SEPARATORS, key=known.__getitem__)
     return best if known[best] > len({name.strip() for name in names} & set(wanted)) else None
 
@@ -505,13 +507,13 @@ def _rows(path: Path, declared: Rows, known: Known, more: Sequence[str]) -> _Tab
     wanted = (*declared.content, *own, *more)
     try:
         if declared.format == "parquet":
-            found = _parquet(path, wanted, _ROWS)
+            tables = _parquet(path, wanted, _ROWS)
         elif declared.format == "datasets":
             batches = (pa.Table.from_batches([batch]) for batch in _arrow(path))
-            found = (some.select([name for name in wanted if name in some.schema.names]) for some in batches)
+            tables = (some.select([name for name in wanted if name in some.schema.names]) for some in batches)
         else:
-            found = (_csv if declared.format == "csv" else _jsonl)(path, wanted, declared, known)
-        for table in found:
+            tables = (_csv if declared.format == "csv" else _jsonl)(path, wanted, declared, known)
+        for table in tables:
             check_columns(table, [name for name in wanted if name not in own], path)
             yield table
     except DataRefusedError:
@@ -559,13 +561,13 @@ def _fields(line: bytes, separator: str) -> list[bytes] | None:
 def _jsonl(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> _Tables:
     def row(line: bytes | None) -> _Row:
         try:
-            found = json.loads(line or b"")
+            parsed = json.loads(line or b"")
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
+            parsed = None
+        if not isinstance(parsed, dict):
             return _stand_in(declared, known)
         try:
-            return {name: _as_bytes(found.get(name), lists=isinstance(known, Tags)) for name in wanted}
+            return {name: _as_bytes(parsed.get(name), lists=isinstance(known, Tags)) for name in wanted}
         except RecursionError:  # a list that is only just not too deep to be read
             return _stand_in(declared, known)
 
@@ -637,9 +639,9 @@ def _arrow(path: Path) -> Iterator[pa.RecordBatch]:
         for file in listed:
             with (
                 pa.memory_map(str(path / Path(file["filename"]).name)) as mapped,
-                pa.ipc.open_stream(mapped) as found,
+                pa.ipc.open_stream(mapped) as stream,
             ):
-                for batch in found:
+                for batch in stream:
                     for start in range(0, max(1, batch.num_rows), _ROWS):
                         yield batch.slice(start, _ROWS)
     except _BROKEN:

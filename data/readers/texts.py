@@ -63,14 +63,14 @@ def _in_order(
     archive: Path, classes: tuple[str, ...], made: Callable[[str], Any]
 ) -> Iterator[tuple[Part, NDArray[np.int64], list[Any]]]:
     """For each part, the labels of its texts and what is made of them, in the order of class and number."""
-    found: dict[Part, dict[tuple[int, int], Any]] = {part: {} for part in PARTS}
+    by_part: dict[Part, dict[tuple[int, int], Any]] = {part: {} for part in PARTS}
     for part, label, number, text in _texts(archive, classes):
-        if (label, number) in found[part]:
+        if (label, number) in by_part[part]:
             raise DataRefusedError(f"{archive} has a text twice in its {part} folder; fetch it again.")
-        found[part][label, number] = made(text)
+        by_part[part][label, number] = made(text)
     for part in PARTS:
-        keys = sorted(found[part])
-        yield part, np.array([label for label, _ in keys], np.int64), [found[part][key] for key in keys]
+        keys = sorted(by_part[part])
+        yield part, np.array([label for label, _ in keys], np.int64), [by_part[part][key] for key in keys]
 
 
 def word_list(files: Mapping[str, Path], declared: Reviews | Tokens) -> bytes:
@@ -80,11 +80,11 @@ def word_list(files: Mapping[str, Path], declared: Reviews | Tokens) -> bytes:
     tokens. Raises DataRefusedError as `read_tokens` does, and if the words do not match the checksum in `declared`.
     """
     listed = "".join(f"{word}\n" for word in words_of(files, declared)).encode()
-    found, path = hashlib.sha256(listed).hexdigest(), _file_of_words(files, declared)
-    if declared.words_sha256 not in (None, found):
+    digest, path = hashlib.sha256(listed).hexdigest(), _file_of_words(files, declared)
+    if declared.words_sha256 not in (None, digest):
         raise DataRefusedError(
             f"the words that have a token by the list in {path} have the SHA-256"
-            f" {found}, not the one that the data card declares; correct words_sha256, or give the list that it is of."
+            f" {digest}, not the one that the data card declares; correct words_sha256, or give the list that it is of."
         )
     return listed
 

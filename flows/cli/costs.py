@@ -101,8 +101,8 @@ def search_table(
 
 
 def _noises(option: "tuning.SearchPlan") -> str:
-    found = [plan["noise_multiplier"] for plan in option.plans]
-    return f"{min(found):.4g} to {max(found):.4g}"
+    multipliers = [plan["noise_multiplier"] for plan in option.plans]
+    return f"{min(multipliers):.4g} to {max(multipliers):.4g}"
 
 
 def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
@@ -150,8 +150,8 @@ def _attack_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
     attack = settings.privacy.target
     if attack is None:
         return []
-    found = float(caught(risk_profile(plan.filter, plan.schedule, plan.adjacency), attack.false_alarms))
-    said = f"recognises at most {found:.2%} at {attack.false_alarms:g} false alarms; {attack.caught:.2%} is allowed"
+    share = float(caught(risk_profile(plan.filter, plan.schedule, plan.adjacency), attack.false_alarms))
+    said = f"recognises at most {share:.2%} at {attack.false_alarms:g} false alarms; {attack.caught:.2%} is allowed"
     return [("an attacker", said)]
 
 

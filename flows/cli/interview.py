@@ -58,13 +58,13 @@ class Interview:
             if answer.strip() == BACK:
                 raise _BackError
             try:
-                found = parse(answer)
+                value = parse(answer)
             except ValueError as error:
                 say(f"  {error}")
                 continue
             self._answers.append((question, answer))
             self._next += 1
-            return found
+            return value
 
     def hold(self, questions: Callable[["Interview"], T]) -> T:
         """The result of `questions`, which are asked from the start, with the answers so far.

@@ -109,21 +109,21 @@ def forecast(
     # The last of the planned payments is that small a part, too, where they fall.
     share = _SMALLEST_SHARE / (planned or 1) ** 2 if smallest is None else smallest
     least = pricing if isinstance(pricing, tuple) else tuple(share * part for part in limit)
-    found = play(
+    outcome = play(
         ledger.blocks(population),
         Choice(policy, window, at_least),
         pricing,
         smallest=least,
         arriving=limit if new_blocks else None,
     )
-    document = _document(ledger, population, found, every)
+    document = _document(ledger, population, outcome, every)
     if as_json:
         say(json.dumps(document, indent=2))
         return
     _show(document)
 
 
-def _document(ledger: "Ledger", population: str, found: "Forecast", every: float) -> dict[str, Any]:
+def _document(ledger: "Ledger", population: str, forecast: "Forecast", every: float) -> dict[str, Any]:
     from fractions import Fraction
 
     balance = ledger.balance(population, "all")
@@ -140,10 +140,10 @@ def _document(ledger: "Ledger", population: str, found: "Forecast", every: float
             "price": list(row.price),
             "retires": list(row.retires),
         }
-        for row in found.retrainings
+        for row in forecast.retrainings
     ]
     unit = {"composition": str(balance.composition), "delta": balance.cap.delta}
-    return {"population": population, **unit, "fit": len(rows), "end": found.end, "retrainings": rows}
+    return {"population": population, **unit, "fit": len(rows), "end": forecast.end, "retrainings": rows}
 
 
 def _show(document: dict[str, Any]) -> None:
@@ -398,14 +398,16 @@ def verify(
     for containing in [head] if shown is None else [head, shown.evidence.ledger_head]:
         if containing is not None:
             ledger.check_contains(containing)
-    found = ledger.verify(since=kept_checkpoint(ledger) if resume else None, prices=True)
+    verification = ledger.verify(since=kept_checkpoint(ledger) if resume else None, prices=True)
     if shown is not None:
         check_charged(shown, ledger)
-    keep_checkpoint(found.checkpoint)
-    prices = "one price is" if found.priced == 1 else f"{found.priced} prices are"
-    recomputed = f"; {prices} recomputed from the events of runs" if found.priced else ""
-    after = f", {found.read} of them read now" if resume else ""
-    say(f"The chain holds, {found.head.seq} rows{after}{recomputed}. Its head is {found.head.hash}")
+    keep_checkpoint(verification.checkpoint)
+    prices = "one price is" if verification.priced == 1 else f"{verification.priced} prices are"
+    recomputed = f"; {prices} recomputed from the events of runs" if verification.priced else ""
+    after = f", {verification.read} of them read now" if resume else ""
+    say(
+        f"The chain holds, {verification.head.seq} rows{after}{recomputed}. Its head is {verification.head.hash}"
+    )
     if card is not None:
         say("The card has the same events, cost, model and key as the settlement of its run.")
 

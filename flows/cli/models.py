@@ -49,8 +49,8 @@ def predict(
         )
     allowed = _allowed(allow_code)
     trained, count = load(in_checkout(model), allow_code=allowed), 0
-    found = predictions(trained, file, allow_code=allowed)
-    for count in write(found, trained.classes, to or sys.stdout):
+    batches = predictions(trained, file, allow_code=allowed)
+    for count in write(batches, trained.classes, to or sys.stdout):
         if to is not None and sys.stderr.isatty():
             typer.echo(f"{count:,} records\r", nl=False, err=True)
     if not count:

@@ -50,26 +50,26 @@ def check_data(
     from data.card import DataRefusedError
     from tasks.check_data import look
 
-    found = look(card, find_checkout() or Path.cwd(), counted=counts)
-    for path, line in found.checksums.items():
+    report = look(card, find_checkout() or Path.cwd(), counted=counts)
+    for path, line in report.checksums.items():
         say(f"{path}: if this is the right file, its card needs  {line}")
-    if found.counts is not None:
-        for problem, count in found.counts.items():
+    if report.counts is not None:
+        for problem, count in report.counts.items():
             say(f"{count:>12,}  {problem}")
-    if found.warning is not None:
-        say(found.warning)
-    for remark in found.remarks:
+    if report.warning is not None:
+        say(report.warning)
+    for remark in report.remarks:
         say(f"look at this: {remark}")
-    if found.refused is not None:
-        raise DataRefusedError(found.refused)
-    kind = "public" if found.card.public else "private"
+    if report.refused is not None:
+        raise DataRefusedError(report.refused)
+    kind = "public" if report.card.public else "private"
     said = (
         "is valid; its blocks are read when it is used"
-        if found.card.blocks
+        if report.card.blocks
         else "can be read as its card declares"
     )
-    say(f"The {kind} data set {found.card.name} {said}.")
-    if not found.card.public and not counts and found.card.blocks is None:
+    say(f"The {kind} data set {report.card.name} {said}.")
+    if not report.card.public and not counts and report.card.blocks is None:
         say("Use --counts to see how many values would be clamped, replaced or refused.")
 
 

@@ -145,17 +145,17 @@ class Steps:
         """Show a line that a stage or DVC wrote."""
         from tasks.runs.stages import EXISTING, TRAINING
 
-        found = _STEP.fullmatch(text)
+        step = _STEP.fullmatch(text)
         self.is_reused |= text.startswith(EXISTING)
         if text == TRAINING or text.startswith(EXISTING):
             self.console.print(text)
-        elif self.verbose or (found is None and not _NOISE.match(text) and not text.startswith("refused: ")):
+        elif self.verbose or (step is None and not _NOISE.match(text) and not text.startswith("refused: ")):
             self.end()
             self.console.print(f"  {text}")
-        elif found and self.console.is_terminal:
-            words = {"step": "steps", "encoded": "encoded records"}[found["what"]]
-            self._advance(words, int(found["step"]), int(found["steps"]), found["rest"])
-        elif found:
+        elif step and self.console.is_terminal:
+            words = {"step": "steps", "encoded": "encoded records"}[step["what"]]
+            self._advance(words, int(step["step"]), int(step["steps"]), step["rest"])
+        elif step:
             self.console.print(f"  {text}")
 
     def end(self) -> None:

@@ -360,7 +360,7 @@ def trials(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> 
     if not comparison.record.diagnostics:
         del recorded["diagnostics"]  # left out, so that trials from before this key existed stay valid
     digests = {name: digest_of(card.model_dump_json()) for name, card in cards.items()}
-    found = [
+    cells = [
         (
             problem,
             model_files(Model.model_validate({"name": problem.model} | problem.model_settings)),
@@ -392,7 +392,7 @@ def trials(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> 
             features=_features(variant, file),
             encoder=encoder,
         )
-        for problem, files, encoder in found
+        for problem, files, encoder in cells
         for variant, epsilon, settings in known
         for seed, fold in product(range(comparison.seeds), folds)
     ]

@@ -104,13 +104,13 @@ def with_gap(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _row(trial: Trial, result: dict[str, Any]) -> dict[str, Any]:
-    fold, found = trial.fold, result["results"]
+    fold, results = trial.fold, result["results"]
     return {
         **{name: getattr(trial, name) for name in (*KEY, "accountant", "seed")},
         "delta": None if trial.epsilon is None else trial.delta,
         "repeat": fold.repeat if fold else 0,
         "fold": fold.fold if fold else 0,
-        **{name: found[name] for name in (*HELD_OUT_METRICS, *_RESULTS) if name in found},
+        **{name: results[name] for name in (*HELD_OUT_METRICS, *_RESULTS) if name in results},
         "digest": trial.digest,
         "code": result["code"],
     }
@@ -309,14 +309,14 @@ def _table(title: str, rows: pd.DataFrame, metric: str) -> Table:
     epsilons = sorted(rows["epsilon"].dropna().unique())
     body = []
     for label, of_method in rows.groupby("label", sort=False):
-        found = {
+        cells = {
             row["epsilon"]: _measured(row[f"{metric}_mean"], row[f"{metric}_stderr"], metric)
             for row in of_method.to_dict("records")
         }
         if of_method["epsilon"].isna().all():
-            body.append([str(label), *found.values(), *[""] * (len(epsilons) - 1)])
+            body.append([str(label), *cells.values(), *[""] * (len(epsilons) - 1)])
         else:
-            body.append([str(label), *(found.get(epsilon, "") for epsilon in epsilons)])
+            body.append([str(label), *(cells.get(epsilon, "") for epsilon in epsilons)])
     header = (
         ["method", *(f"epsilon {epsilon:g}" for epsilon in epsilons)] if epsilons else ["method", "result"]
     )
@@ -367,7 +367,9 @@ def report(work: Work, *, refused: Sequence[str]) -> Report:
 def _content(work: Work, table: pd.DataFrame, totals: pd.DataFrame, runs: int) -> dict[str, object]:
     """The texts and tables of the page, which are the same as HTML and as Markdown."""
     published = work.comparison.published
-    found = None if published is None else beside(read_published(work.place.root / published), totals)
+    published_rows = (
+        None if published is None else beside(read_published(work.place.root / published), totals)
+    )
     return {
         "title": work.comparison.title,
         "sweep": (
@@ -376,7 +378,7 @@ def _content(work: Work, table: pd.DataFrame, totals: pd.DataFrame, runs: int) -
         ),
         "facts": _facts(work, table),
         "tables": result_tables(totals),
-        "published": None if found is None else published_table(found),
+        "published": None if published_rows is None else published_table(published_rows),
     }
 
 

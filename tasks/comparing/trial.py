@@ -414,14 +414,14 @@ def _results(plan: Plan, trained: _Trained, data: Sides, regularisation: float |
     """The numbers of a finished trial. regularisation: None where the objective is not recorded."""
     records, known = HeldOut(data.public, data.test.features, data.test.labels), data.public.known
     evaluation = evaluate(trained.model, trained.model.published(trained.parameters), records)
-    found = compute_metrics(known, evaluation, data.test.labels)
+    metrics = compute_metrics(known, evaluation, data.test.labels)
     objective = None
     if regularisation is not None:
         (loss,) = mean_losses(trained.model, trained.parameters[None], data.train)
         norm = float(trained.parameters.double().square().sum())
         objective = loss + regularisation * norm
     return {
-        **{name: _finite(value) for name, value in held_out_metrics(found).items()},
+        **{name: _finite(value) for name, value in held_out_metrics(metrics).items()},
         "test_loss": _finite(evaluation.loss),
         "objective": _finite(objective),
         "seconds": trained.seconds,

@@ -82,7 +82,7 @@ class Declared:
         middles = [f"{one['name']} {one['missing']:g}" for one in columns if "missing" in one]
         middles[_SHOWN:] = [f"and {len(middles) - _SHOWN} more"] * (len(middles) > _SHOWN)
         cap = "" if "cap" in said else f"epsilon {self.cap:g} and "
-        found = {
+        assumptions = {
             "caps": f"all runs together may spend {cap}delta {self.delta_cap:g}",
             "runs": "one run is planned, so the epsilons of runs add up; for many, composition: {kind: renyi, runs: N}",
             "unit": f"what one record is, and so what is protected: {self.unit}",
@@ -100,7 +100,7 @@ class Declared:
             if self.shape
             else "",
         }
-        return [words for name, words in found.items() if words and name not in said]
+        return [words for name, words in assumptions.items() if words and name not in said]
 
     @property
     def is_table(self) -> bool:

@@ -13,16 +13,16 @@ from tasks.config.params import ParamsRefusedError, read_yaml
 
 def named_code(root: Path) -> frozenset[str]:
     """Every `package.module:factory` in params.yaml and the data cards of the checkout at `root`; none elsewhere."""
-    found: set[str] = set()
+    names: set[str] = set()
     with suppress(ParamsRefusedError):
-        found.update(names_in(read_yaml(root / "params.yaml", holds="groups", missing="")))
+        names.update(names_in(read_yaml(root / "params.yaml", holds="groups", missing="")))
     for path in (root / "data" / "cards").glob("*.yaml"):
         if b"factory" not in path.read_bytes():
             continue
         with suppress(DataRefusedError):
             reader = data_card(path.stem, path.parent).reader
-            found.update([reader.factory] if isinstance(reader, Own) else [])
-    return frozenset(found)
+            names.update([reader.factory] if isinstance(reader, Own) else [])
+    return frozenset(names)
 
 
 def names_in(document: Mapping[str, Any]) -> Iterator[str]:

@@ -408,12 +408,12 @@ def _known(group: str, problem: Mapping[str, Any], values: Mapping[Any, Any]) ->
     if kind is None or problem["type"] not in _UNKNOWN:
         return ""
     schema = TypeAdapter(kind).json_schema()
-    found = [*_groups(schema, schema)]
+    groups = [*_groups(schema, schema)]
     for part in place[:-1]:
-        inner = [one for each in found for one in _groups(each["properties"].get(part, {}), schema)]
-        found = inner or found  # a part may be the kind of a value
+        inner = [one for each in groups for one in _groups(each["properties"].get(part, {}), schema)]
+        groups = inner or groups  # a part may be the kind of a value
     keys = ["name"] if group not in MODELS and len(place) == 1 else []
-    keys += dict.fromkeys(key for each in found for key in each["properties"])
+    keys += dict.fromkeys(key for each in groups for key in each["properties"])
     close = get_close_matches(str(place[-1]), keys, 1, cutoff=0.5)
     where = ".".join(map(str, (group, *place[:-1]))) + ("" if group in MODELS else f" for {values['name']}")
     return f"{f', perhaps {close[0]}' if close else ''}; the keys of {where} are {', '.join(keys)}"

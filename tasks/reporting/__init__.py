@@ -118,16 +118,16 @@ def newest_audit(method: str, root: Path) -> dict[str, Any] | None:
     return document | {"page": str(Path("..") / folder / AUDIT_PAGE)}
 
 
-def risk_of(found: Profile) -> dict[str, Any]:
+def risk_of(profile: Profile) -> dict[str, Any]:
     """The template's variables on what the best attacker can achieve who tells whether a record was used.
 
     attacks: what is caught at selected false alarm rates. guess: how often the attacker is right if half of the records
     in question were used. mu: of the smallest Gaussian mechanism that reveals at least as much. Rates are from 0 to 1;
     see `algorithms.privacy.accounting.risk`.
     """
-    share = advantage(found)
-    attacks = [{"false_alarms": rate, "caught": float(caught(found, rate))} for rate in FALSE_ALARMS]
-    return {"attacks": attacks, "advantage": share, "guess": 0.5 + share / 2, "mu": gaussian_mu(found)}
+    share = advantage(profile)
+    attacks = [{"false_alarms": rate, "caught": float(caught(profile, rate))} for rate in FALSE_ALARMS]
+    return {"attacks": attacks, "advantage": share, "guess": 0.5 + share / 2, "mu": gaussian_mu(profile)}
 
 
 def score(metrics: Mapping[str, Any], classes: pd.DataFrame) -> ReportText:
@@ -292,10 +292,10 @@ def _retrainings(
 
 def _row(state: State, past: Settlement, registry: Registry) -> tuple[Any, ...]:
     """An earlier period. Without a model, epsilon is what the ledger charged for the run; without a run, it is 0."""
-    found = registry.metrics(state.run_id) if state.run_id else {}
+    metrics = registry.metrics(state.run_id) if state.run_id else {}
     run = past.books.runs.get(state.run_id or "")
-    epsilon = found.get("epsilon", run.charged.epsilon if run else 0.0)
-    value = headline_metric(found) if found else None
+    epsilon = metrics.get("epsilon", run.charged.epsilon if run else 0.0)
+    value = headline_metric(metrics) if metrics else None
     return state.period, state.kind, state.run_id, epsilon, value, _words(state.blocks)
 
 

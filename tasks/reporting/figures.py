@@ -110,14 +110,14 @@ def epsilon_figure(
     return figure
 
 
-def risk_figure(found: Profile | None, *, theme: Theme) -> "Figure":
-    """Draw what the best attacker recognises at each false alarm rate; found: None for a run that promises nothing."""
+def risk_figure(profile: Profile | None, *, theme: Theme) -> "Figure":
+    """Draw what the best attacker recognises at each false alarm rate; None for a run without a promise."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     figure, axes = empty(theme)
     axes.set(xlabel="false alarms", ylabel="recognised at most", xscale="log", yscale="log")
     rates = np.geomspace(1e-4, 1.0, 200)
-    most = np.ones_like(rates) if found is None else caught(found, rates)
+    most = np.ones_like(rates) if profile is None else caught(profile, rates)
     axes.plot(rates, rates, color=theme.muted, linestyle=":", label="blind guessing")
     axes.plot(rates, most, color=theme.accent, label="best attacker")
     for axis in (axes.xaxis, axes.yaxis):

@@ -252,8 +252,8 @@ class States:
 
     def all(self) -> list[State]:
         """All states, in the order in which they began."""
-        found = [_read(path) for path in self.folder.glob("*.json")]
-        return sorted(found, key=lambda state: (state.number, state.period))
+        states = [_read(path) for path in self.folder.glob("*.json")]
+        return sorted(states, key=lambda state: (state.number, state.period))
 
     def write(self, state: State) -> None:
         """Write a state durably."""

@@ -87,13 +87,13 @@ def _largest(share: Callable[[float], float], highest: float) -> float:
     fits, exceeds = (0.0, 0.0), (0.0, 0.0)
     epsilon = floored(highest)
     for _ in range(_MOST_PLANS):
-        found = share(epsilon)
-        if 1 - _CLOSE <= found <= 1:
+        cost_share = share(epsilon)
+        if 1 - _CLOSE <= cost_share <= 1:
             return epsilon
-        if found > 1:
-            exceeds = epsilon, found
+        if cost_share > 1:
+            exceeds = epsilon, cost_share
         else:
-            fits = epsilon, found
+            fits = epsilon, cost_share
         epsilon = floored(_between(fits, exceeds))
     if fits[0] <= 0:
         raise RefusedError("no run is as cheap as the blocks can pay; raise smallest in retrain.yaml.")

@@ -153,7 +153,7 @@ def bind(ledger: Ledger, public: PublicDescription, *, home: Path, prepared: Pat
         keep_usual(ledger, public.population, home=home)
     check_terms(ledger, public)
     charged, here = ledger.held(public.population), digests_of(public, prepared)
-    if any(contents(charged.get(name, ())).isdisjoint(found) for name, found in here.items()):
+    if any(contents(charged.get(name, ())).isdisjoint(contents_here) for name, contents_here in here.items()):
         raise made_anew(prepared)
 
 

@@ -324,9 +324,9 @@ def _let_dvc_run() -> None:
     try:
         with _locked(*stages) as repo:
             if stages:
-                found = bool(repo.reproduce(*stages, single_item=True, force=is_new))
+                has_work = bool(repo.reproduce(*stages, single_item=True, force=is_new))
             else:
-                found = is_new or bool(repo.status(targets="dvc.yaml"))
+                has_work = is_new or bool(repo.status(targets="dvc.yaml"))
             hide_records(Path(), Path(repo.cache.local.path))
     except DvcException as error:
         if isinstance(error.__cause__, LockError):
@@ -336,7 +336,7 @@ def _let_dvc_run() -> None:
         if isinstance(error, SCMError):
             raise SystemExit(f"{error}, which DVC needs; run `git init` there.") from None
         raise SystemExit(f"{error}: {error.__cause__}" if error.__cause__ else str(error)) from None
-    raise SystemExit(0 if found else _NOTHING)
+    raise SystemExit(0 if has_work else _NOTHING)
 
 
 def code_has_changed(stage: str, root: Path) -> bool:
@@ -417,9 +417,9 @@ def has_other_blocks(root: Path) -> bool:
         from data.files import PUBLIC_KEY, owner_key
         from data.reading import blocks_have_changed
 
-        found = prepared.block_digests(root / "datasets" / "prepared")
+        digests = prepared.block_digests(root / "datasets" / "prepared")
         key = PUBLIC_KEY if card.public else owner_key(home())
-        return blocks_have_changed(card, chosen.blocks, found, root=root, key=key)
+        return blocks_have_changed(card, chosen.blocks, digests, root=root, key=key)
     except (OSError, DataRefusedError, ParamsRefusedError, ValueError):
         return False  # the stage says what is wrong
 
@@ -447,7 +447,7 @@ def _locked(*stages: str) -> "Iterator[Repo]":
         with ExitStack() as held:
             try:
                 held.enter_context(lock_repo(repo))
-                for stage in [found for name in stages for found in repo.stage.collect(name)]:
+                for stage in [one for name in stages for one in repo.stage.collect(name)]:
                     read, written = ([item.fs_path for item in items] for items in (stage.deps, stage.outs))
                     held.enter_context(
                         rwlock(repo.tmp_dir, repo.fs, " ".join(sys.argv), read, written, hardlink=False)

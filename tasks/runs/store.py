@@ -305,12 +305,12 @@ def is_here(home: Path, run_id: str) -> bool:
 
 def begun(home: Path, checkout: Path) -> dict[str, int]:
     """The runs here that a checkout began, resumed or got, each with a mark that changes when it does so again."""
-    found: dict[str, int] = {}
+    marks: dict[str, int] = {}
     for meta in (home / "runs").glob(f"[!.]*/{_META}"):
         with suppress(FileNotFoundError):  # another process deletes it
             if read_json(meta)["checkout"] == str(checkout.resolve()):
-                found[meta.parent.name] = meta.stat().st_mtime_ns
-    return found
+                marks[meta.parent.name] = meta.stat().st_mtime_ns
+    return marks
 
 
 @contextmanager

@@ -161,12 +161,12 @@ class _Sender:
         self._input.close()
         try:
             self._process.wait(patience)
-            found = (self._output.read() or b"").decode(errors="replace").splitlines()
+            lines = (self._output.read() or b"").decode(errors="replace").splitlines()
         except subprocess.TimeoutExpired:
             self._kill()
-            found = [f"it took longer than {patience:g} s"]
-        if self._process.returncode != 0 or found:
-            why = found[-1] if found else "its client failed"
+            lines = [f"it took longer than {patience:g} s"]
+        if self._process.returncode != 0 or lines:
+            why = lines[-1] if lines else "its client failed"
             _log.warning("W&B has no complete live curve of this training, which needs none: %s", why)
 
     def _send_latest(self) -> None:

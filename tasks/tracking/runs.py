@@ -366,8 +366,8 @@ def _epsilon(run: Finished) -> str:
     if not run.curve.steps:
         return "There is no noise, so epsilon is infinite."
     rows = zip(run.curve.steps, run.curve.epsilon, strict=True)
-    found = _markdown(("steps", "epsilon so far"), rows)
-    return found if run.card.accounting.composition.kind == "schedule" else f"{found}\n\n{SO_FAR}"
+    table = _markdown(("steps", "epsilon so far"), rows)
+    return table if run.card.accounting.composition.kind == "schedule" else f"{table}\n\n{SO_FAR}"
 
 
 def _noise(trace: pd.DataFrame) -> str:

@@ -209,8 +209,8 @@ def derived(key: bytes, *purpose: object, private: bool) -> Generator:
 def load_shared(model: Model, run_id: str, folder: Path) -> tuple[training.Learned, Trace] | None:
     """What all trials share, as `_share_features` wrote it into `folder`; None if it is not there."""
     form = training.Learned(buffers(model), model.initial_parameters())
-    found = training.load(folder, form, run_id=run_id, last_norms=LastNorms())
-    return None if found is None else (found[0], found[2])
+    checkpoint = training.load(folder, form, run_id=run_id, last_norms=LastNorms())
+    return None if checkpoint is None else (checkpoint[0], checkpoint[2])
 
 
 @dataclass(frozen=True)
@@ -434,7 +434,7 @@ def _share_features(run: store.Run, trial: Trial) -> None:
     model = model_for(settings, trial.public)
     if settings.features is None or load_shared(model, run_id, folder) is not None:
         return
-    found, trace = training.learn(
+    learned, trace = training.learn(
         settings.features,
         plan,
         model,
@@ -443,7 +443,7 @@ def _share_features(run: store.Run, trial: Trial) -> None:
         performance=performance_of(settings.performance),
     )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    training.save(folder, found, run_id=run_id, step=0, trace=trace, last_norms=LastNorms())
+    training.save(folder, learned, run_id=run_id, step=0, trace=trace, last_norms=LastNorms())
 
 
 def _searched(search: Search, charge: Charge, run_all: Runs) -> Path:
