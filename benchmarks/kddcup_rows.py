@@ -27,7 +27,7 @@ from rich.console import Console
 from algorithms.core import training
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.mechanisms.noise import seeded_generator
-from data import DataCard, prepared, public_description
+from data import DataCard, dataset_info, prepared
 from data.card import File, Split, data_card
 from data.formats import Categorical, Column, Csv, Label, Numeric
 from data.readers.records import Records
@@ -98,7 +98,7 @@ def prepare(path: Path, card: DataCard, folder: Path, *, records: int) -> Cost:
     """The cost of preparing the rows in `path` as training records."""
     with measured() as costs:
         blocks = read(_with_a_split(card, path, records), {"train": path})
-        prepared.write(folder, blocks, public_description(card), salt=bytes(32), at_most=records)
+        prepared.write(folder, blocks, dataset_info(card), salt=bytes(32), at_most=records)
     return costs[0]
 
 

@@ -13,7 +13,7 @@ import torch
 import typer
 from rich.console import Console
 
-from data import DataCard, prepared, public_description
+from data import DataCard, dataset_info, prepared
 from data.card import data_card
 from data.files import PUBLIC_KEY, RAW, Places, fetch
 from data.readers.records import Block, Records
@@ -39,7 +39,7 @@ def seconds(card: DataCard, images: int) -> float:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         blocks = scattered(card, first_images(card, images))
-        public = public_description(card, "scattering")
+        public = dataset_info(card, "scattering")
         prepared.write(Path(folder) / "prepared", blocks, public, salt=bytes(32), at_most=None)
     return time.perf_counter() - start
 

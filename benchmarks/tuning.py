@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, get_args
 import typer
 
 from algorithms.privacy.mechanisms.noise import Generator
-from data import PublicDescription
+from data import DatasetInfo
 from data.card import data_card
 from data.prepared import contents
 from tasks import prepare
@@ -51,7 +51,7 @@ class Job:
 
     def row(self, work: Path) -> list[Any]:
         """Run what the row needs; `work` holds the prepared data."""
-        public = PublicDescription.read(work / self.dataset)
+        public = DatasetInfo.read(work / self.dataset)
         if self.what in ("recipe", "advised"):
             document = self._document(is_advised=self.what == "advised")
             plan = calibrate(params.parse(document, reads=READS), public)
@@ -95,7 +95,7 @@ class Job:
         document: dict[str, Any],
         plan: dict[str, Any],
         work: Path,
-        public: PublicDescription,
+        public: DatasetInfo,
         number: int,
     ) -> float:
         key = hashlib.sha256(repr((*self._about(), number)).encode()).digest()

@@ -24,7 +24,7 @@ from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from algorithms.core.training import train
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.mechanisms.noise import seeded_generator
-from data import public_description
+from data import dataset_info
 from data.card import DataCard, data_card
 from data.card import Records as Numbers
 from data.prepared import HeldOut
@@ -137,7 +137,7 @@ def accuracy(
     made: Made, model: str, settings: Mapping[str, Any], *, name: str, epsilon: float, seeds: int
 ) -> float:
     """The mean held-out accuracy of runs with seeded noise."""
-    public = public_description(made.card().model_copy(update={"public": True}))
+    public = dataset_info(made.card().model_copy(update={"public": True}))
     document = {
         "privacy": {"epsilon": epsilon, "delta": 1e-5, "noise": "seeded"},
         "algorithm": {"name": name, **settings},

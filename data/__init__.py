@@ -2,6 +2,6 @@
 
 from data import prepared
 from data.card import DataCard, DataRefusedError
-from data.description import PublicDescription, public_description
+from data.description import DatasetInfo, dataset_info
 
-__all__ = ["DataCard", "DataRefusedError", "PublicDescription", "prepared", "public_description"]
+__all__ = ["DataCard", "DataRefusedError", "DatasetInfo", "dataset_info", "prepared"]

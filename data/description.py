@@ -118,10 +118,10 @@ class EncoderFacts:
 
 
 @dataclass(frozen=True)
-class PublicDescription:
+class DatasetInfo:
     """The public facts of a prepared data set.
 
-    public: whether the records themselves are public. unit: what one record is, the unit of privacy. population: the
+    is_public: whether the records themselves are public. unit: what one record is, the unit of privacy. population: the
     population whose budget is charged. cap_epsilon, cap_delta: the cap of that budget when it is first used. records,
     test_records: the numbers of training and test records, or None if they are private. input_shape: shape of one
     record's features. holdout: "public" means that the test records are declared public. composition,
@@ -145,7 +145,7 @@ class PublicDescription:
     title: str
     source: str
     licence: str
-    public: bool
+    is_public: Annotated[bool, Field(alias="public")]
     unit: str
     population: str
     cap_epsilon: float
@@ -200,7 +200,7 @@ class PublicDescription:
 
     def to_json(self) -> str:
         """The description as JSON text; depends only on the card, the transform and the names of the blocks."""
-        return _ADAPTER.dump_json(self, indent=2).decode() + "\n"
+        return _ADAPTER.dump_json(self, indent=2, by_alias=True).decode() + "\n"
 
     @property
     def digest(self) -> str:
@@ -212,7 +212,7 @@ class PublicDescription:
 
         It cannot be tried on them: a refusal that depends on private records would say something about them.
         """
-        if self.reader_sha256 is not None and not (self.public or self.each_record_alone):
+        if self.reader_sha256 is not None and not (self.is_public or self.each_record_alone):
             raise DataRefusedError(
                 f"the reader of the private data set {self.dataset!r} is its owner's own, and whether it reads each"
                 " record by itself cannot be tried on private records; if no record changes what it makes of another,"
@@ -220,16 +220,16 @@ class PublicDescription:
             )
 
     @staticmethod
-    def read(folder: Path) -> "PublicDescription":
+    def read(folder: Path) -> "DatasetInfo":
         """The public facts of the prepared data in a folder; raises DataRefusedError if there are no prepared data."""
         try:
             text = (folder / "public.json").read_text(encoding="utf-8")
         except OSError:
             raise DataRefusedError(f"{folder} holds no prepared data; run the prepare stage.") from None
-        return PublicDescription.from_json(text)
+        return DatasetInfo.from_json(text)
 
     @staticmethod
-    def from_json(text: str) -> "PublicDescription":
+    def from_json(text: str) -> "DatasetInfo":
         """Parse what `to_json` wrote; raises DataRefusedError if it is invalid."""
         try:
             return _ADAPTER.validate_json(text)
@@ -239,23 +239,23 @@ class PublicDescription:
             ) from None
 
 
-_ADAPTER = TypeAdapter(PublicDescription)
+_ADAPTER = TypeAdapter(DatasetInfo)
 
 
-def public_description(
+def dataset_info(
     card: DataCard,
     transform: Transform = "none",
     encoder: EncoderFacts | None = None,
-) -> PublicDescription:
+) -> DatasetInfo:
     """The public facts that `card` declares; raises DataRefusedError if its records cannot have the transform."""
     is_as_read = transform == "none"
     tokens, is_bounded = encoder.tokens if encoder else card.tokens, not isinstance(card.reader, Own)
-    return PublicDescription(
+    return DatasetInfo(
         dataset=card.name,
         title=card.title,
         source=card.source,
         licence=card.licence,
-        public=card.public,
+        is_public=card.public,
         unit=card.unit,
         population=card.population,
         cap_epsilon=card.cap.epsilon,

@@ -17,7 +17,7 @@ from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
 
 from data.card import DataRefusedError
-from data.description import PublicDescription
+from data.description import DatasetInfo
 from data.files import hide, try_lock
 from data.readers.records import PARTS, Block, Features, Part
 from data.targets import IGNORED
@@ -37,7 +37,7 @@ class HeldOut:
     public.classes, or have the shape and type of the target, [n, *public.label_shape].
     """
 
-    public: PublicDescription
+    public: DatasetInfo
     test_features: Features
     test_labels: NDArray[Any]
 
@@ -55,7 +55,7 @@ class Prepared(HeldOut):
 def write(
     folder: Path,
     blocks: Iterable[Block],
-    public: PublicDescription,
+    public: DatasetInfo,
     *,
     salt: Salt,
     at_most: int | None,
@@ -138,7 +138,7 @@ def portions_of(folder: Path) -> Iterator[Path]:
             os.close(held)
 
 
-def _fill(folder: Path, blocks: Iterable[Block], public: PublicDescription) -> tuple[Mapping[Part, int], str]:
+def _fill(folder: Path, blocks: Iterable[Block], public: DatasetInfo) -> tuple[Mapping[Part, int], str]:
     """Write the arrays; returns the number of records of each part, and a digest of the training records."""
     owners = bytearray()
     with ExitStack() as stack:
@@ -169,7 +169,7 @@ def digest_of(features: Features, labels: NDArray[Any]) -> str:
     return _joint(*(hashlib.sha256(np.ascontiguousarray(part).data).digest() for part in (features, labels)))
 
 
-def _pooled(folder: Path, owners: bytearray, public: PublicDescription) -> tuple["_Rows", "_Rows"]:
+def _pooled(folder: Path, owners: bytearray, public: DatasetInfo) -> tuple["_Rows", "_Rows"]:
     """Pool rows, which came in any order: the rows of a person become one training record [k, *shape].
 
     It is padded with the person's first row under ignored labels. Removing a record then removes a person, and a
@@ -214,7 +214,7 @@ def _by_person(owners: bytes | bytearray, most: int) -> Iterator[NDArray[np.int6
         yield np.where(slots < count, order[inside], -1)
 
 
-def _padding(written: Mapping[Part, int], at_most: int, public: PublicDescription) -> int:
+def _padding(written: Mapping[Part, int], at_most: int, public: DatasetInfo) -> int:
     """The number of bytes by which the arrays are smaller than those of `at_most` training records."""
     labels = prod(public.label_shape) * _label_kind(public).itemsize
     test = prod(public.input_shape) * _kind(public).itemsize + labels
@@ -263,11 +263,11 @@ class _Rows:
             self._write_header()
 
 
-def _kind(public: PublicDescription) -> np.dtype[Any]:
+def _kind(public: DatasetInfo) -> np.dtype[Any]:
     return np.dtype(np.float32 if public.tokens is None else np.int32)
 
 
-def _label_kind(public: PublicDescription) -> np.dtype[Any]:
+def _label_kind(public: DatasetInfo) -> np.dtype[Any]:
     return np.dtype(public.known.label_dtype)
 
 
@@ -305,13 +305,13 @@ def load_held_out(folder: Path) -> HeldOut:
     return HeldOut(public, *test)
 
 
-def load_as(folder: Path, public: PublicDescription) -> Prepared:
+def load_as(folder: Path, public: DatasetInfo) -> Prepared:
     """Load what `write` wrote with this description; raises DataRefusedError if it was prepared again with another.
 
     The description is read after the arrays are mapped, since preparing again replaces the whole folder.
     """
     data = load(folder)
-    if PublicDescription.read(folder) != public:
+    if DatasetInfo.read(folder) != public:
         raise made_anew(folder)
     return data
 
@@ -324,15 +324,15 @@ def made_anew(folder: Path) -> DataRefusedError:
     )
 
 
-def _read(folder: Path, parts: Iterable[Part]) -> tuple[PublicDescription, list[_Arrays]]:
+def _read(folder: Path, parts: Iterable[Part]) -> tuple[DatasetInfo, list[_Arrays]]:
     try:
-        public = PublicDescription.read(folder)
+        public = DatasetInfo.read(folder)
         return public, [_map(folder, part, public) for part in parts]
     except (OSError, EOFError, ValueError):
         raise DataRefusedError(_not_whole(folder)) from None
 
 
-def _map(folder: Path, part: Part, public: PublicDescription) -> _Arrays:
+def _map(folder: Path, part: Part, public: DatasetInfo) -> _Arrays:
     features = np.load(folder / f"{part}_features.npy", mmap_mode="r")
     labels = np.load(folder / f"{part}_labels.npy", mmap_mode="r")
     rows = public.rows if part == "train" else ()

@@ -22,7 +22,7 @@ from algorithms.models.feature_transforms import in_front, shape_after
 from algorithms.models.saved import adapted
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.risk import caught, risk_profile
-from data import PublicDescription
+from data import DatasetInfo
 from tasks.config import home, params
 from tasks.config.params import Params
 from tasks.runs.earlier_plans import earlier_plan, request_in
@@ -32,7 +32,7 @@ READS = ("privacy", "features", "algorithm", "model")
 _LEAST_EPSILON, _LARGEST_EPSILON = 1e-4, 64.0
 
 
-def model_for(settings: Params, public: PublicDescription) -> Model:
+def model_for(settings: Params, public: DatasetInfo) -> Model:
     """Build the model that the parameters name for this data, preceded by the learned features.
 
     Raises ModelRefusedError or RefusedError if it does not fit the data.
@@ -49,7 +49,7 @@ def model_for(settings: Params, public: PublicDescription) -> Model:
     return in_front(module, model)
 
 
-def model_of(chosen: params.Model, public: PublicDescription) -> Model:
+def model_of(chosen: params.Model, public: DatasetInfo) -> Model:
     """Build the model of the group `model` for this data; raises ModelRefusedError if it does not fit."""
     model = models.build(
         chosen.name,
@@ -73,7 +73,7 @@ def model_of(chosen: params.Model, public: PublicDescription) -> Model:
     )
 
 
-def plan_for(settings: Params, public: PublicDescription) -> Plan:
+def plan_for(settings: Params, public: DatasetInfo) -> Plan:
     """Plan the run that the parameters describe; spends nothing and reads no record.
 
     Raises:
@@ -142,7 +142,7 @@ def withstands(plan: Plan, attack: params.Attack) -> bool:
     )
 
 
-def _known(model: Model, public: PublicDescription) -> PlanningFacts:
+def _known(model: Model, public: DatasetInfo) -> PlanningFacts:
     return PlanningFacts(
         records=public.records,
         parameters=model.parameter_count,
@@ -155,7 +155,7 @@ def _known(model: Model, public: PublicDescription) -> PlanningFacts:
     )
 
 
-def _inputs(model: Model, public: PublicDescription) -> Inputs | None:
+def _inputs(model: Model, public: DatasetInfo) -> Inputs | None:
     """The inputs of a linear model, bounded by the data card, and the bias's constant 1; None for other models."""
     layer = linear_layer(model.module)
     if layer is None or public.feature_norms is None:
@@ -165,19 +165,19 @@ def _inputs(model: Model, public: PublicDescription) -> Inputs | None:
     return Inputs(l1 + one, math.hypot(l2, one), width=1.0, outputs=layer.out_features)
 
 
-def calibrate(settings: Params, public: PublicDescription) -> dict[str, Any]:
+def calibrate(settings: Params, public: DatasetInfo) -> dict[str, Any]:
     """The plan as the document for artifacts/plan.json."""
     return document_of(plan_for(settings, public), settings, public)
 
 
-def document_of(plan: Plan, settings: Params, public: PublicDescription) -> dict[str, Any]:
+def document_of(plan: Plan, settings: Params, public: DatasetInfo) -> dict[str, Any]:
     """The document of a plan: what it was made for, and the plan."""
     facts = {"parameters": plan.facts.parameters, "notes": list(model_for(settings, public).notes)}
     document = _made_for(settings, public)
     return document | {"model": document["model"] | facts} | plan.to_json()
 
 
-def check(document: Mapping[str, Any], settings: Params, public: PublicDescription) -> None:
+def check(document: Mapping[str, Any], settings: Params, public: DatasetInfo) -> None:
     """Check a plan's document against the parameters and the data.
 
     Raises RefusedError if it was made for other parameters, if its cost is less than that of its events, or if noise is
@@ -224,7 +224,7 @@ def model_files(chosen: params.Model) -> dict[str, str]:
         return digests | {f"checkpoint/{name}": models.digest(folder / name) for name in models.CHECKPOINT}
 
 
-def _made_for(settings: Params, public: PublicDescription) -> dict[str, Any]:
+def _made_for(settings: Params, public: DatasetInfo) -> dict[str, Any]:
     """The part of a plan's document that decides the plan."""
     own = {key: value for key, value in settings.algorithm_settings.items() if key != "name"}
     privacy = settings.privacy
@@ -257,13 +257,13 @@ def _code(settings: Params) -> dict[str, str]:
     return {what: source_digest(name) for what, name in named.items() if what == "algorithm" or is_own(name)}
 
 
-def _check_secret(privacy: params.Privacy, public: PublicDescription) -> None:
-    if privacy.noise == "seeded" and not public.public:
+def _check_secret(privacy: params.Privacy, public: DatasetInfo) -> None:
+    if privacy.noise == "seeded" and not public.is_public:
         raise RefusedError(
             f"seeded noise protects nobody, and the records of {public.dataset!r} are private;"
             " set privacy.noise to secure."
         )
-    if privacy.diagnostics and not public.public:
+    if privacy.diagnostics and not public.is_public:
         raise RefusedError(
             f"diagnostics are computed from the records and shown without noise, and those of {public.dataset!r} are"
             " private; set privacy.diagnostics to false."
@@ -273,7 +273,7 @@ def _check_secret(privacy: params.Privacy, public: PublicDescription) -> None:
 def main() -> None:
     """`python -P -m tasks.calibrate`, in a checkout."""
     prepared = Path("datasets/prepared")
-    settings, public = params.load(Path("params.yaml"), reads=READS), PublicDescription.read(prepared)
+    settings, public = params.load(Path("params.yaml"), reads=READS), DatasetInfo.read(prepared)
     document = calibrate(settings, public)
     document = earlier_plan(document, settings.model, public, home=home(), prepared=prepared) or document
     path = Path("artifacts/plan.json")

@@ -412,7 +412,7 @@ def main() -> None:
     receipt = _receipt_of(path)
     data = load_held_out(Path("datasets/prepared"))
     check_data_facts(receipt, data.public)
-    store.mark_used(home(), receipt["run_id"], keeps=not data.public.public)
+    store.mark_used(home(), receipt["run_id"], keeps=not data.public.is_public)
     known, evaluation = data.public.known, evaluate(*load_model(path, allow_code=named_code(Path())), data)
     document = compute_metrics(known, evaluation, data.test_labels) | run_facts(receipt)
     # Metrics are written last: if they are those of this run, so are the plots.

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from algorithms.errors import ModelRefusedError
 from algorithms.extension import check_allowed, imported, is_own, source_digest
-from data import PublicDescription, prepared, public_description
+from data import DatasetInfo, dataset_info, prepared
 from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.description import EncoderFacts
 from data.files import PUBLIC_KEY, RAW, Places, fetch, keyed, owner_key
@@ -43,14 +43,14 @@ _EVERY_SECONDS = 5.0
 PREPARED = Path("datasets/prepared")
 
 
-def public_of(card: DataCard, chosen: params.Data) -> PublicDescription:
+def public_of(card: DataCard, chosen: params.Data) -> DatasetInfo:
     """The public description of a card's records as they will be prepared.
 
     Raises DataRefusedError for a transform that the records cannot have, ModelRefusedError for a missing encoder.
     """
     encoder = None if chosen.encoder is None else facts_of(chosen.encoder)
     reader_of(card.reader)
-    public = public_description(card, chosen.transform, encoder)
+    public = dataset_info(card, chosen.transform, encoder)
     public.check_reader()
     return public
 
@@ -171,7 +171,7 @@ def prepare(
     destination: Path,
     root: Path = Path(),
     cards: Path = CARDS,
-) -> PublicDescription:
+) -> DatasetInfo:
     """Fetch, check, encode and write the data set that `params.data.dataset` names; returns its public facts.
 
     mirror: folder that is tried before the network. home: folder of the owner key. destination: folder to write.

@@ -24,7 +24,7 @@ from algorithms.privacy.card import (
     trace_schedule,
     verify,
 )
-from data import PublicDescription
+from data import DatasetInfo
 from data.files import read_json
 from tasks.config import home, params
 from tasks.csv_files import read_csv, write_csv
@@ -81,7 +81,7 @@ class Run:
     plan: Mapping[str, Any]
     receipt: Mapping[str, Any]
     metrics: Mapping[str, Any]
-    public: PublicDescription
+    public: DatasetInfo
     trace: pd.DataFrame
     pairs: pd.DataFrame
     classes: pd.DataFrame
@@ -179,7 +179,7 @@ def compose(
         attack=run.plan.get("attack"),
         ten_more=run.receipt["ledger"].get("ten_more", {}).get("epsilon"),
         audit=audit,
-        other_software=reuse_note(run.receipt, is_public=run.public.public),
+        other_software=reuse_note(run.receipt, is_public=run.public.is_public),
     )
     return Report(run, card, curve, past, pictures, text)
 
@@ -204,7 +204,7 @@ def _read(artifacts: Path, prepared: Path) -> Run:
         plan=read_json(artifacts / "plan.json"),
         receipt=read_json(artifacts / "receipt.json"),
         metrics=read_json(artifacts / "metrics.json"),
-        public=PublicDescription.read(prepared),
+        public=DatasetInfo.read(prepared),
         trace=pd.read_parquet(artifacts / "trace.parquet"),
         pairs=read_csv(artifacts / "plots" / "confusion.csv"),
         classes=classes.assign(

@@ -38,7 +38,7 @@ from algorithms.privacy.barrier.performance import ALONE, Group
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import Generator, generator_of
-from data import PublicDescription
+from data import DatasetInfo
 from data.files import hide, read_json
 from data.prepared import digest_of, load_as, made_anew, preparation_in
 from data.readers.records import Records
@@ -72,7 +72,7 @@ class Job:
     settings: Params
     plan_file: bytes
     prepared: Path
-    public: PublicDescription
+    public: DatasetInfo
     blocks: tuple[str, ...] = (WHOLE_POPULATION,)
     retraining: str | None = None
     group: Group = ALONE
@@ -102,7 +102,7 @@ class Charge:
     ledger: Ledger
     run: store.Run
     software: Software
-    public: PublicDescription
+    public: DatasetInfo
     prepared: Path
     blocks: tuple[str, ...]
     home: Path
@@ -172,7 +172,7 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     check_plan(job.document, job.settings, job.public)  # of the same files that the model was read from
 
     def on_repeat(run_id: str, has_result: bool) -> bool:
-        return not has_result if job.public.public else _confirm_repeat(job, run_id, has_result, ledger)
+        return not has_result if job.public.is_public else _confirm_repeat(job, run_id, has_result, ledger)
 
     software = pipeline_software()
     with store.acquire_run(
@@ -185,7 +185,7 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
         notes=software.notes,
     ) as run:
         if run.result is not None:
-            note = reuse_note(read_json(run.result / RECEIPT), is_public=job.public.public)
+            note = reuse_note(read_json(run.result / RECEIPT), is_public=job.public.is_public)
             _LOG.info("%s: run %s is the same%s.", EXISTING, run.run_id, f"; {note}" if note else "")
         else:
             check_resumes(run, ledger, job.public.population, software)
@@ -291,7 +291,7 @@ def _train_into(
 
 
 def save_model(
-    path: Path, model: Model, released: Tensor, public: PublicDescription, algorithm: str, *, prepared: Path
+    path: Path, model: Model, released: Tensor, public: DatasetInfo, algorithm: str, *, prepared: Path
 ) -> None:
     """Write released parameters [d] with all facts needed to rebuild the model and to prepare records for it."""
     front = front_of(model)
@@ -414,7 +414,7 @@ def main() -> None:
     """`python -P -m tasks.train`, in a checkout; `torchrun -m tasks.train` for several processes."""
     settings = params.load(Path("params.yaml"), reads=READS)
     prepared = Path("datasets/prepared")
-    public = PublicDescription.read(prepared)
+    public = DatasetInfo.read(prepared)
     with joined(settings.performance.processes, home=home()) as group:
         job = Job(
             settings,

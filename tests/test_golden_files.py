@@ -12,7 +12,7 @@ import pytest
 
 from algorithms.privacy.card import check_charged, load, verify
 from algorithms.privacy.ledger import Ledger
-from data import PublicDescription
+from data import DatasetInfo
 from tasks.config.params import Model
 from tasks.runs import store
 
@@ -65,7 +65,7 @@ def test_a_run_of_before_is_recognised(index: int, tmp_path: Path) -> None:
         plan,
         Model(**run["model"]),
         tuple(run["blocks"]),
-        PublicDescription.from_json(json.dumps(public)),
+        DatasetInfo.from_json(json.dumps(public)),
         tmp_path,
         home=tmp_path,
     )

@@ -188,7 +188,7 @@ def _composition_rows(preview: RunPreview) -> list[tuple[str, str]]:
     if preview.chosen is not None and planned is not None:
         added += f": {explain(preview.chosen, planned)}"
     rule = [("runs add up by", added)]
-    if not preview.spent_after or preview.public.public:
+    if not preview.spent_after or preview.public.is_public:
         return rule
     one, more = (_text(spent.epsilon) for spent in preview.spent_after)
     return [*rule, ("spent after this run", f"epsilon {one}; after ten more like it: epsilon {more}")]

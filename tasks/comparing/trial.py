@@ -31,7 +31,7 @@ from algorithms.models import Model
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
-from data import PublicDescription
+from data import DatasetInfo
 from data.card import DataRefusedError
 from data.files import read_json, write_text, write_whole
 from data.prepared import HeldOut, Prepared, load
@@ -114,7 +114,7 @@ def write_parquet(path: Path, frame: pd.DataFrame) -> None:
 class Sides:
     """The training and test records of a trial. public: the public facts of exactly these records."""
 
-    public: PublicDescription
+    public: DatasetInfo
     train: Records
     test: Records
 
@@ -177,7 +177,7 @@ def sides(store: Path, trial: Trial) -> Sides:
     return Sides(public, *(Records(features[side], labels[side]) for side in places))
 
 
-def public_of(store: Path, trial: Trial) -> PublicDescription:
+def public_of(store: Path, trial: Trial) -> DatasetInfo:
     """The public facts of the records that a trial trains on; raises DataRefusedError as `sides` does."""
     folder = prepared_folder(store, trial)
     return _loaded(folder).public if trial.fold is None else _folded(folder, trial.fold)[0]
@@ -189,7 +189,7 @@ def _loaded(folder: Path) -> Prepared:
 
 
 @lru_cache(maxsize=8)
-def _folded(folder: Path, chosen: Fold) -> tuple[PublicDescription, NDArray[np.int64], NDArray[np.int64]]:
+def _folded(folder: Path, chosen: Fold) -> tuple[DatasetInfo, NDArray[np.int64], NDArray[np.int64]]:
     """The facts of a fold, and the indices in the union, training records first, of its records for either use."""
     data = _loaded(folder)
     if data.public.pooled is not None:
@@ -356,13 +356,13 @@ def build_models(context: Context, trials: Iterable[Trial]) -> None:
         _model(trial, public_of(context.place.store, trial))
 
 
-def _model(trial: Trial, public: PublicDescription) -> Model:
+def _model(trial: Trial, public: DatasetInfo) -> Model:
     """The model of a trial, which is not changed: a trial trains a copy, since threads must not share a module."""
     return _built(json.dumps({"model": trial.model_group, "features": trial.features}), public)
 
 
 @cache
-def _built(groups: str, public: PublicDescription) -> Model:
+def _built(groups: str, public: DatasetInfo) -> Model:
     """Build the model that these groups of params.yaml describe, given as JSON."""
     return model_for(params.parse(json.loads(groups), reads=("model", "features")), public)
 

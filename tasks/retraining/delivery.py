@@ -28,7 +28,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Balance, Ledger, NotAllowedError
 from algorithms.privacy.ledger.policy import Block, Price, exhausted, forecast, next_retraining
 from algorithms.privacy.ledger.rules import floored
-from data import public_description
+from data import dataset_info
 from data.card import DataCard, data_card
 from data.documents import load_yaml
 from data.files import write_text
@@ -130,7 +130,7 @@ def blocks_here(card: DataCard, ledger: Ledger, root: Path, plan: Callable[[], P
     `declare`. Raises DataRefusedError if the source cannot be read, RefusedError if the population is of another kind.
     """
     there_are = block_names(card, root=root, url=database_url(card.blocks))
-    declare(ledger, public_description(card), plan=plan)
+    declare(ledger, dataset_info(card), plan=plan)
     return [block for block in ledger.blocks(card.population, there_are) if block.name in there_are]
 
 
@@ -196,7 +196,7 @@ def next_of(
     if last is not None and set(used) <= set(last):
         raise TooFewBlocksError("none of the blocks that can pay is new, so the model that serves stays.")
     older = takewhile(lambda block: block.name not in used, standing)  # before those that the run declares
-    known = replace(public_description(card), blocks=tuple(block.name for block in older))
+    known = replace(dataset_info(card), blocks=tuple(block.name for block in older))
     declare(ledger, known, plan=first)
     own["data.blocks"] = list(used)
     if settings.warm_start and registry.serving is not None:

@@ -15,7 +15,7 @@ from algorithms.core.method import Plan
 from algorithms.errors import RefusedError
 from algorithms.extension import is_own
 from algorithms.privacy.ledger import WHOLE_POPULATION
-from data import PublicDescription
+from data import DatasetInfo
 from data.files import OWNER_KEY, read_json
 from tasks.config import SPEND_AGAIN, has_consent, params
 from tasks.runs import store
@@ -43,14 +43,19 @@ def _name_of(document: Mapping[str, Any], part: str) -> str:
 
 
 def earlier_plan(
-    document: Mapping[str, Any], model: params.Model, public: PublicDescription, *, home: Path, prepared: Path
+    document: Mapping[str, Any], model: params.Model, public: DatasetInfo, *, home: Path, prepared: Path
 ) -> dict[str, Any] | None:
     """The plan of a charged run here on the same records that asked for what `document` asks for; None without one.
 
     document: a new plan. model: its settings. prepared: the folder of the records. A plan that would no longer meet its
     target is not taken over, and nor is one where a run with the new plan exists, as after somebody spent again.
     """
-    if public.public or has_consent(SPEND_AGAIN) or not (home / OWNER_KEY).exists() or not prepared.is_dir():
+    if (
+        public.is_public
+        or has_consent(SPEND_AGAIN)
+        or not (home / OWNER_KEY).exists()
+        or not prepared.is_dir()
+    ):
         return None
 
     def id_of(plan: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from algorithms.privacy.ledger.books import contents
 from algorithms.privacy.ledger.composition import UNIT, WHOLE_POPULATION, Terms
 from algorithms.privacy.ledger.place import check_place, keep_usual, remember
 from algorithms.privacy.ledger.planned_runs import ChosenComposition, choose_composition
-from data import PublicDescription, public_description
+from data import DatasetInfo, dataset_info
 from data.card import DataCard, data_card
 from data.files import OWNER_PUB, keyed, owner_key, public_key, read_json, write_text
 from data.prepared import block_digests, made_anew
@@ -90,7 +90,7 @@ def _checkpoint_file(first: str) -> Path:
 
 def register(
     ledger: Ledger,
-    public: PublicDescription,
+    public: DatasetInfo,
     *,
     home: Path,
     prepared: Path,
@@ -101,7 +101,7 @@ def register(
     prepared: the folder of the records. plan: see `declare`. Raises BudgetRefusedError if another block was charged for
     exactly these records.
     """
-    check_place(ledger, public.population, public=public.public, home=home)
+    check_place(ledger, public.population, public=public.is_public, home=home)
     declare(ledger, public, held=digests_of(public, prepared), plan=plan)
 
 
@@ -118,7 +118,7 @@ def register_card(ledger: Ledger, root: Path, dataset: str | None = None) -> str
     card = data_card(name, root / "data" / "cards")
     transform = settings.data.transform if name == settings.data.dataset else "none"
     there_are = () if card.blocks is None else block_names(card, root=root, url=database_url(card.blocks))
-    public = replace(public_description(card, transform), blocks=there_are)
+    public = replace(dataset_info(card, transform), blocks=there_are)
     declare(ledger, public, plan=lambda: planned_run(root, card))
     return card.population
 
@@ -138,18 +138,18 @@ def planned_run(root: Path, card: DataCard) -> "Plan":
     return plan_for(settings, public_of(card, settings.data))
 
 
-def digests_of(public: PublicDescription, prepared: Path) -> dict[str, list[str]]:
+def digests_of(public: DatasetInfo, prepared: Path) -> dict[str, list[str]]:
     """The keyed digests of the prepared blocks; empty for public records, which may be in any number of blocks."""
-    return block_digests(prepared) if public.blocks and not public.public else {}
+    return block_digests(prepared) if public.blocks and not public.is_public else {}
 
 
-def bind(ledger: Ledger, public: PublicDescription, *, home: Path, prepared: Path) -> None:
+def bind(ledger: Ledger, public: DatasetInfo, *, home: Path, prepared: Path) -> None:
     """Check, for a run that is reserved, that the population's fixed terms are those that the run was registered with.
 
     Raises RefusedError or DataRefusedError before anything is trained, if another run with another card or ledger came
     first, or the records were prepared again.
     """
-    if not public.public:
+    if not public.is_public:
         keep_usual(ledger, public.population, home=home)
     check_terms(ledger, public)
     charged, here = ledger.held(public.population), digests_of(public, prepared)
@@ -157,14 +157,14 @@ def bind(ledger: Ledger, public: PublicDescription, *, home: Path, prepared: Pat
         raise made_anew(prepared)
 
 
-def chosen_for(public: PublicDescription, plan: "Plan") -> ChosenComposition | None:
+def chosen_for(public: DatasetInfo, plan: "Plan") -> ChosenComposition | None:
     """How the runs on a new population will add up if its card plans a number of them, all like `plan`; else None."""
     if public.composition_runs is None:
         return None
     # It imports PyTorch, which the ledger's commands do without.
     from algorithms.core.receipt import reserved_events
 
-    terms = Terms(public.public, Composition(), public.blocks_per_person)
+    terms = Terms(public.is_public, Composition(), public.blocks_per_person)
     return choose_composition(
         public.composition_runs,
         cost=plan.cost,
@@ -176,16 +176,16 @@ def chosen_for(public: PublicDescription, plan: "Plan") -> ChosenComposition | N
     )
 
 
-def composition_for(public: PublicDescription, chosen: ChosenComposition | None) -> Composition:
+def composition_for(public: DatasetInfo, chosen: ChosenComposition | None) -> Composition:
     """How the runs on a new population will add up: as `chosen_for` the first of them, or else as the card says."""
     return chosen.composition if chosen else Composition(public.composition, public.composition_order)
 
 
-def _of_first_run(public: PublicDescription, plan: "Plan") -> Composition:
+def _of_first_run(public: DatasetInfo, plan: "Plan") -> Composition:
     """What is `chosen_for` the first run; raises BudgetRefusedError if it does not fit, so that it decides nothing."""
     chosen = chosen_for(public, plan)
     assert chosen is not None
-    if chosen.one > public.cap_epsilon and not public.public:
+    if chosen.one > public.cap_epsilon and not public.is_public:
         raise BudgetRefusedError(
             f"a run at epsilon {plan.cost.epsilon:g} takes {chosen.one:.6g} of the cap of population"
             f" {public.population!r}, which is {public.cap_epsilon:g}; ask for a smaller epsilon, or raise `cap` in the"
@@ -196,7 +196,7 @@ def _of_first_run(public: PublicDescription, plan: "Plan") -> Composition:
 
 def declare(
     ledger: Ledger,
-    public: PublicDescription,
+    public: DatasetInfo,
     *,
     held: Mapping[str, Sequence[str]] | None = None,
     plan: "Callable[[], Plan] | None" = None,
@@ -223,7 +223,7 @@ def declare(
     ledger.declare(
         public.population,
         cap,
-        public=public.public,
+        public=public.is_public,
         composition=composition,
         blocks_per_person=public.blocks_per_person,
         bound={name: value for name, value in bound.items() if value is not None},
@@ -253,14 +253,14 @@ def missing_blocks(ledger: Ledger, population: str, names: Sequence[str]) -> str
     )
 
 
-def check_terms(ledger: Ledger, public: PublicDescription) -> None:
+def check_terms(ledger: Ledger, public: DatasetInfo) -> None:
     """Raise RefusedError if a population in the ledger has other terms than the card; none of them ever changes."""
     balance, name = ledger.balance(public.population), public.population
-    if balance.public != public.public:
+    if balance.public != public.is_public:
         kinds = ("private", "public")
         raise RefusedError(
-            f"the population {name!r} is {kinds[not public.public]} in the ledger, but the card of"
-            f" {public.dataset!r} says {kinds[public.public]}; give the card a population of its own."
+            f"the population {name!r} is {kinds[not public.is_public]} in the ledger, but the card of"
+            f" {public.dataset!r} says {kinds[public.is_public]}; give the card a population of its own."
         )
     composition = balance.composition  # which the card leaves open where it plans a number of runs
     if public.composition_runs is None:
@@ -279,7 +279,7 @@ def check_terms(ledger: Ledger, public: PublicDescription) -> None:
             f" {public.dataset!r} says {public.unit!r}, and what is spent on one does not add up with what is spent on"
             " the other; set the unit back or, for other people only, give the card a population of its own."
         )
-    if public.holdout_rule != bound.get(_HOLDOUT) and not public.public:
+    if public.holdout_rule != bound.get(_HOLDOUT) and not public.is_public:
         raise RefusedError(
             f"the population {public.population!r} holds out other records than the card of {public.dataset!r}, whose"
             " split, columns, classes or test file have changed or are those of another card, so that records trained"

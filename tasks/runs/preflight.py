@@ -33,7 +33,7 @@ from algorithms.privacy.ledger import WHOLE_POPULATION, Balance
 from algorithms.privacy.ledger.composition import Composition, Terms, times
 from algorithms.privacy.ledger.place import check_place
 from algorithms.privacy.ledger.planned_runs import ChosenComposition
-from data import PublicDescription
+from data import DatasetInfo
 from data.card import DataRefusedError, card_names, data_card
 from data.files import OWNER_KEY, check_local, owner_key
 from tasks.calibrate import document_of, plan_for
@@ -129,19 +129,19 @@ def _learning_rate_warnings(
     return warnings
 
 
-def records_of(public: PublicDescription, cards: Path) -> int | None:
+def records_of(public: DatasetInfo, cards: Path) -> int | None:
     """The number of training records, or the bound that the card in `cards` declares; None without either."""
     if public.records is not None or public.dataset not in card_names(cards):
         return public.records
     return data_card(public.dataset, cards).records.at_most
 
 
-def confirm_or_refuse(warnings: Sequence[str], public: PublicDescription, *, epsilon: float) -> None:
+def confirm_or_refuse(warnings: Sequence[str], public: DatasetInfo, *, epsilon: float) -> None:
     """Ask a person whether to run in spite of the warnings; raises RefusedError unless somebody agrees.
 
     For public records the warnings are only logged.
     """
-    if public.public:
+    if public.is_public:
         for warning in warnings:
             _LOG.warning("these settings look wrong: %s.", warning)
     elif warnings and not has_consent(TRAIN_ANYWAY):
@@ -185,12 +185,12 @@ def confirm_repeat(what: str, doing: str, epsilon: float, *, has_result: bool, o
     )
 
 
-def confirm_before_stages(warnings: Sequence[str], public: PublicDescription, *, epsilon: float) -> None:
+def confirm_before_stages(warnings: Sequence[str], public: DatasetInfo, *, epsilon: float) -> None:
     """Ask the question for a run on private records before its stages start, since stages cannot ask.
 
     This process and its child processes do not ask again. Raises RefusedError unless somebody agrees.
     """
-    if warnings and not public.public and not has_consent(TRAIN_ANYWAY):
+    if warnings and not public.is_public and not has_consent(TRAIN_ANYWAY):
         confirm_or_refuse(warnings, public, epsilon=epsilon)
         os.environ[TRAIN_ANYWAY] = "yes"
 
@@ -207,7 +207,7 @@ class RunPreview:
     chosen: what decides for the composition, if the card plans a number of runs and this is the first. questions: what
     the data card leaves open."""
 
-    public: PublicDescription
+    public: DatasetInfo
     plan: Plan
     warnings: tuple[str, ...]
     cap: Budget
@@ -265,7 +265,7 @@ def preview_run(root: Path, settings: Params) -> RunPreview:
 
 
 def preview_ledger(
-    root: Path, settings: Params, public: PublicDescription, plan: Plan, warnings: Sequence[str] = ()
+    root: Path, settings: Params, public: DatasetInfo, plan: Plan, warnings: Sequence[str] = ()
 ) -> RunPreview:
     """The preview of a planned run or search.
 
@@ -273,7 +273,7 @@ def preview_ledger(
     lacks.
     """
     ledger, population = open_ledger(root, settings), public.population
-    check_place(ledger, population, public=public.public, home=home())
+    check_place(ledger, population, public=public.is_public, home=home())
     if population not in ledger.populations():
         return _preview_new_population(settings, public, plan, warnings)
     if ledger.is_charged(population):
@@ -313,7 +313,7 @@ def _has_earlier_plan(root: Path, settings: Params, plan: Plan) -> bool:
     """Whether a run on the prepared records asked for the same under other software, whose plan is taken over."""
     prepared = root / "datasets" / "prepared"
     try:
-        public = PublicDescription.read(prepared)
+        public = DatasetInfo.read(prepared)
     except DataRefusedError:  # not prepared yet
         return False
     document = document_of(plan, settings, public)
@@ -321,12 +321,12 @@ def _has_earlier_plan(root: Path, settings: Params, plan: Plan) -> bool:
 
 
 def _preview_new_population(
-    settings: Params, public: PublicDescription, plan: Plan, warnings: Sequence[str]
+    settings: Params, public: DatasetInfo, plan: Plan, warnings: Sequence[str]
 ) -> RunPreview:
     """The preview of the first run on a population."""
     cap, chosen = Budget(public.cap_epsilon, public.cap_delta), chosen_for(public, plan)
     composition = composition_for(public, chosen)
-    terms = Terms(public.public, composition, public.blocks_per_person)
+    terms = Terms(public.is_public, composition, public.blocks_per_person)
     blocks = settings.data.blocks or (WHOLE_POPULATION,)
     fits: int | None = None
     after: tuple[Budget, ...] = ()
@@ -334,7 +334,7 @@ def _preview_new_population(
         charge = terms.planned_charge(plan.cost, reserved_events(plan), plan.adjacency, blocks)
         limit = composition.amount_of(cap)
         is_too_much = any(part > most for part, most in zip(charge, limit, strict=True))
-        fits = 0 if is_too_much and not public.public else None
+        fits = 0 if is_too_much and not public.is_public else None
         after = tuple(composition.as_budget(times(charge, count), cap.delta) for count in _RUNS_SHOWN)
     return RunPreview(
         public,
@@ -352,7 +352,7 @@ def _preview_new_population(
 
 def rehearse(
     plan: Mapping[str, Any],
-    public: PublicDescription,
+    public: DatasetInfo,
     receipt: Mapping[str, Any],
     *,
     trial: Schedule | None = None,
@@ -378,7 +378,7 @@ def rehearse(
 
 
 def _made_up(
-    document: Mapping[str, Any], public: PublicDescription, receipt: Mapping[str, Any], trial: Schedule | None
+    document: Mapping[str, Any], public: DatasetInfo, receipt: Mapping[str, Any], trial: Schedule | None
 ) -> "Run":
     import pandas as pd
 

@@ -8,7 +8,7 @@ from typing import Any
 from algorithms.core.software import DIGEST_NOTE, NOTE, Software, software_here
 from algorithms.errors import RefusedError
 from algorithms.privacy.ledger import Ledger
-from data import PublicDescription
+from data import DatasetInfo
 from data.files import read_json
 from tasks.config import SPEND_AGAIN
 from tasks.runs.store import RECEIPT, Run
@@ -63,7 +63,7 @@ def reuse_note_of(root: Path) -> str | None:
     """The note for the result in the checkout at `root`; None if there is none, or nothing to say."""
     try:
         receipt = read_json(root / "artifacts" / RECEIPT)
-        public = PublicDescription.read(root / "datasets" / "prepared")
-        return reuse_note(receipt, is_public=public.public)
+        public = DatasetInfo.read(root / "datasets" / "prepared")
+        return reuse_note(receipt, is_public=public.is_public)
     except (OSError, ValueError, KeyError):
         return None  # the stages say what is wrong

@@ -97,12 +97,12 @@ def hide_records(root: Path, cache: Path) -> None:
     DVC gives what it brings back the modes of its umask. cache: DVC's. Another user's folder stays as it is.
     """
     from data.card import DataRefusedError
-    from data.description import PublicDescription
+    from data.description import DatasetInfo
     from data.files import hide
 
     prepared, datasets = root / "datasets" / "prepared", root / "datasets"
     try:
-        is_public = PublicDescription.read(prepared).public
+        is_public = DatasetInfo.read(prepared).is_public
     except DataRefusedError:
         return  # nothing is prepared
     if is_public:
@@ -389,14 +389,14 @@ def code_has_changed(stage: str, root: Path) -> bool:
 def _encoder_has_changed(data: Mapping[str, Any], prepared: Path) -> bool:
     """Whether an encoder of the user's own has other code or weights than when the data were prepared."""
     from algorithms.extension import is_own
-    from data import PublicDescription
+    from data import DatasetInfo
     from tasks.config.params import Data
     from tasks.prepare import encoder_of
 
     chosen = Data.model_validate(dict(data)).encoder
     if chosen is None or not is_own(chosen.name) or not (prepared / "public.json").exists():
         return False
-    known = PublicDescription.read(prepared).encoder
+    known = DatasetInfo.read(prepared).encoder
     return known is None or known.sha256 != encoder_of(chosen).sha256
 
 

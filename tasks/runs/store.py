@@ -36,7 +36,7 @@ from typing import Any, Literal
 from algorithms.errors import NoiseElsewhereError, RefusedError
 from algorithms.privacy.ledger.books import NOISE_KEY
 from algorithms.privacy.mechanisms.noise import Generator
-from data import PublicDescription
+from data import DatasetInfo
 from data.files import KEY_BYTES, keyed, owner_key, read_json, try_lock, write_text, write_whole
 from data.prepared import contents
 from tasks.config.params import Model
@@ -55,7 +55,7 @@ OnRepeat = Callable[[str, bool], bool]
 """Whether to repeat a run that is charged already, given its id and whether its result exists."""
 
 
-def digest(decides: Sequence[object], public: PublicDescription, prepared: Path, *, home: Path) -> str:
+def digest(decides: Sequence[object], public: DatasetInfo, prepared: Path, *, home: Path) -> str:
     """A keyed digest of everything that decides a run's result, the first part of its id.
 
     decides: the plan, which has digests of the code, and the settings. prepared: the folder with the records; the
@@ -78,7 +78,7 @@ def training_digest(
     plan: Mapping[str, Any],
     model: Model,
     blocks: Sequence[str],
-    public: PublicDescription,
+    public: DatasetInfo,
     prepared: Path,
     *,
     home: Path,
@@ -350,12 +350,12 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def data_facts(public: PublicDescription) -> dict[str, str]:
+def data_facts(public: DatasetInfo) -> dict[str, str]:
     """The names of the run's data and a digest of their description, for `check_data_facts`."""
     return {"dataset": public.dataset, "population": public.population, "description_sha256": public.digest}
 
 
-def check_data_facts(receipt: Mapping[str, Any], public: PublicDescription) -> None:
+def check_data_facts(receipt: Mapping[str, Any], public: DatasetInfo) -> None:
     """Raise RefusedError if the description of the data has changed since the model was trained.
 
     A card would describe other data, and some records that the model was trained on may be held out now.

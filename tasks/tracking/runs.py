@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from algorithms.plain_text import for_markdown
 from algorithms.privacy.card import PrivacyCard, load, text
 from algorithms.privacy.card.text import SO_FAR, statement
-from data import PublicDescription
+from data import DatasetInfo
 from tasks.config.params import Tracking
 from tasks.reporting import History
 from tasks.reporting.figures import Curve
@@ -73,7 +73,7 @@ def file_artifact(kind: str, card: PrivacyCard, folder: Path) -> "wandb.Artifact
     return artifact
 
 
-def _dataset(public: PublicDescription) -> "wandb.Artifact":
+def _dataset(public: DatasetInfo) -> "wandb.Artifact":
     """The data set by name, with its public description; its records are not sent."""
     import wandb
 
@@ -90,7 +90,7 @@ class Finished:
     card: PrivacyCard
     metrics: Mapping[str, Any]
     trace: pd.DataFrame
-    public: PublicDescription
+    public: DatasetInfo
     curve: Curve
 
 

@@ -21,7 +21,7 @@ from algorithms.privacy.accounting.epsilon import Accountant, adjacency_named
 from algorithms.privacy.accounting.events import Schedule, Trials, after_shared, all_shown, schedule_from_json
 from algorithms.privacy.barrier.unnoised_queries import Statistic, shape_of
 from algorithms.privacy.mechanisms.release import Gaussian, total_release
-from data import PublicDescription
+from data import DatasetInfo
 from data.readers.records import Records
 from tasks.calibrate import calibrate, model_for
 from tasks.config import params
@@ -172,7 +172,7 @@ class SearchPlan:
         return self.costs[self.accountant]
 
 
-def plan_search(tuning: Tuning, base: Document, public: PublicDescription) -> SearchPlan:
+def plan_search(tuning: Tuning, base: Document, public: DatasetInfo) -> SearchPlan:
     """Find the largest epsilon per trial with which the whole search fits; only plans are made, nothing is spent.
 
     Raises RefusedError if a trial's releases are not fixed in advance, or no epsilon fits.
@@ -184,7 +184,7 @@ def plan_search(tuning: Tuning, base: Document, public: PublicDescription) -> Se
     base = with_values(
         base, {"privacy.target": None, "privacy.delta": tuning.delta or base["privacy"]["delta"]}
     )
-    if tuning.objective.on == "public" and not public.public and public.holdout != "public":
+    if tuning.objective.on == "public" and not public.is_public and public.holdout != "public":
         raise RefusedError(
             f"the card of {public.dataset!r} declares no public held-out records; set objective.on to private."
         )
@@ -194,7 +194,7 @@ def plan_search(tuning: Tuning, base: Document, public: PublicDescription) -> Se
     return _fit_search_plan(tuning, every, public, releases_all=tuning.show_all)
 
 
-def plan_options(tuning: Tuning, base: Document, public: PublicDescription) -> "list[SearchPlan | None]":
+def plan_options(tuning: Tuning, base: Document, public: DatasetInfo) -> "list[SearchPlan | None]":
     """The price if only the winner is released, and if all trials are shown; None for one that does not fit.
 
     Raises the first RefusedError if neither fits.
@@ -212,7 +212,7 @@ def plan_options(tuning: Tuning, base: Document, public: PublicDescription) -> "
     return options
 
 
-def _check_scored(every: Sequence[Document], public: PublicDescription) -> None:
+def _check_scored(every: Sequence[Document], public: DatasetInfo) -> None:
     """Check on a record of zeros that each model can score a single record: a later error would follow the charge."""
     for settings in distinct_models(every):
         model = model_for(settings, public)
@@ -237,7 +237,7 @@ def distinct_models(every: Sequence[Document]) -> Iterator[Params]:
             yield params.parse(document, reads=READS)
 
 
-def zeros(public: PublicDescription) -> Records:
+def zeros(public: DatasetInfo) -> Records:
     """A record of zeros in the form of the prepared records."""
     return Records(
         np.zeros((1, *public.input_shape), np.float32 if public.tokens is None else np.int32),
@@ -245,9 +245,7 @@ def zeros(public: PublicDescription) -> Records:
     )
 
 
-def score_statistic(
-    public: PublicDescription, model: Model, parameters: Mapping[str, torch.Tensor]
-) -> Statistic:
+def score_statistic(public: DatasetInfo, model: Model, parameters: Mapping[str, torch.Tensor]) -> Statistic:
     """The score of the model's output for a record, [1], as a statistic that a barrier sums up."""
 
     def of_batch(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -278,7 +276,7 @@ class _OfBatch(torch.autograd.Function):
 
 
 def _fit_search_plan(
-    tuning: Tuning, every: list[Document], public: PublicDescription, *, releases_all: bool
+    tuning: Tuning, every: list[Document], public: DatasetInfo, *, releases_all: bool
 ) -> SearchPlan:
     delta = every[0]["privacy"]["delta"]
 

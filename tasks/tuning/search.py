@@ -42,7 +42,7 @@ from algorithms.privacy.card import PrivacyCard, RunRecord, build, verify
 from algorithms.privacy.card.build import Columns
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import Generator, generator_of
-from data import PublicDescription
+from data import DatasetInfo
 from data.documents import load_yaml
 from data.files import read_json, write_text, write_whole
 from data.prepared import contents, load_as, made_anew
@@ -102,7 +102,7 @@ class Trial:
     plan: Document
     objective: Objective
     prepared: Path
-    public: PublicDescription
+    public: DatasetInfo
     contents: str = field(repr=False)
     key: bytes = field(repr=False)
     private_noise: bool
@@ -220,7 +220,7 @@ class Search:
     tuning: Tuning
     search_plan: SearchPlan
     prepared: Path
-    public: PublicDescription
+    public: DatasetInfo
     blocks: tuple[str, ...] = (WHOLE_POPULATION,)
 
     def digest(self, home: Path) -> str:
@@ -284,7 +284,7 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
     public = search.public
 
     def on_repeat(run_id: str, has_result: bool) -> bool:
-        if public.public:
+        if public.is_public:
             return not has_result
         return preflight.confirm_repeat(
             f"search {run_id}", "searching", search.search_plan.cost, has_result=has_result
@@ -336,7 +336,7 @@ def deliver(asked: Tuning, root: Path, *, say: Callable[[str], object], run_all:
         receipt = tune(work, ledger=ledger, home=folder, root=root, run_all=run_all)
         is_done = ledger.head() == head
     log_winner(root / FOLDER, settings.tracking, root=root)
-    note = reuse_note(receipt, is_public=public.public) if is_done else None
+    note = reuse_note(receipt, is_public=public.is_public) if is_done else None
     reused = f"; {EXISTING}{f'; {note}' if note else ''}." if is_done else ""
     return (
         f"the winner of search {receipt['run_id']} is in {FOLDER}; all of it cost epsilon {search_plan.cost:.4g},"

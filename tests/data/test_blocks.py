@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from data import DataRefusedError, prepared, public_description
+from data import DataRefusedError, dataset_info, prepared
 from data.card import DataCard, data_card
 from data.files import PUBLIC_KEY
 from data.readers.records import Block, Records
@@ -229,13 +229,13 @@ def test_a_block_that_was_corrected_is_prepared_again_though_dvc_does_not_watch_
 def test_what_makes_the_blocks_of_private_records_is_described(
     folder_card: Document, query_card: tuple[Document, str], table: Document, card_of: CardOf
 ) -> None:
-    by = [public_description(card_of(card)).blocks_by for card in (folder_card, query_card[0], table)]
+    by = [dataset_info(card_of(card)).blocks_by for card in (folder_card, query_card[0], table)]
     assert by == ["the files of a folder", "the column 'week' of a query", None]
     other = query_card[0] | {"blocks": query_card[0]["blocks"] | {"query": f"{QUERY} WHERE age > 0"}}
-    assert public_description(card_of(other)).blocks_by == by[1]
+    assert dataset_info(card_of(other)).blocks_by == by[1]
     moved = folder_card | {"blocks": {"kind": "folder", "path": "elsewhere"}}
-    assert public_description(card_of(moved)).blocks_by == by[0]
-    assert public_description(card_of(folder_card | {"public": True})).blocks_by is None
+    assert dataset_info(card_of(moved)).blocks_by == by[0]
+    assert dataset_info(card_of(folder_card | {"public": True})).blocks_by is None
 
 
 def test_preparing_reads_the_named_blocks_and_says_so(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data import public_description
+from data import dataset_info
 from data.card import data_card
 from tests.data.conftest import CardOf, Document, train_records
 
@@ -54,7 +54,7 @@ def test_no_record_of_any_table_goes_beyond(
     with (tmp_path / "t.csv").open("w") as file:
         csv.writer(file, lineterminator="\n").writerows([*row, "no"] for row in rows)
     features = train_records(card, tmp_path / "t.csv").features
-    l1, l2 = public_description(card).feature_norms or (0, 0)
+    l1, l2 = dataset_info(card).feature_norms or (0, 0)
     wide = features.astype(np.float64)
     assert wide.min() >= 0 and wide.sum(axis=1).max() <= l1
     assert (wide**2).sum(axis=1).max() <= len(drawn) and l2 == len(drawn) ** 0.5
@@ -65,7 +65,7 @@ def test_a_record_can_reach_the_norms(table: Document, card_of: CardOf, tmp_path
     (tmp_path / "t.csv").write_text("age,town,answer\n1000,Oslo,no\n")
     features = train_records(card, tmp_path / "t.csv").features
     norms = (float(np.abs(features).sum()), float(np.linalg.norm(features.astype(np.float64))))
-    assert public_description(card).feature_norms == norms == (2, 2**0.5)
+    assert dataset_info(card).feature_norms == norms == (2, 2**0.5)
 
 
 @pytest.mark.parametrize(
@@ -83,4 +83,4 @@ def test_a_record_can_reach_the_norms(table: Document, card_of: CardOf, tmp_path
     ],
 )
 def test_the_norms_of_the_catalogue(name: str, ones: int) -> None:
-    assert public_description(data_card(name)).feature_norms == (ones, ones**0.5)
+    assert dataset_info(data_card(name)).feature_norms == (ones, ones**0.5)

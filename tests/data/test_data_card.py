@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from data import DataRefusedError, public_description
+from data import DataRefusedError, dataset_info
 from data.card import CARDS, card_names, data_card
 from tests.data.conftest import CardOf, Document, Store
 from tests.support.changed import changed
@@ -14,8 +14,8 @@ from tests.support.changed import changed
 
 @pytest.mark.parametrize("name", card_names())
 def test_every_card_of_the_catalogue_is_valid_and_public(name: str) -> None:
-    public = public_description(data_card(name))
-    assert (public.dataset, public.public, public.holdout) == (name, True, "public")
+    public = dataset_info(data_card(name))
+    assert (public.dataset, public.is_public, public.holdout) == (name, True, "public")
     assert (public.cap_epsilon, public.cap_delta) == (1e6, 1.0)
     assert (public.records is None) == (public.test_records is None) == (name == "ipums")
 
@@ -33,7 +33,7 @@ def test_an_unknown_data_set_is_refused_with_the_known_ones(name: str) -> None:
 
 
 def test_a_private_number_of_records_is_not_described(table: Document, card_of: CardOf) -> None:
-    public = public_description(card_of(table))
+    public = dataset_info(card_of(table))
     assert (public.records, public.test_records, public.input_shape) == (None, None, (4,))
     assert "1000" not in public.to_json()
 

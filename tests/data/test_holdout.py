@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data import public_description
+from data import dataset_info
 from data.card import DataRefusedError, Split
 from data.description import rule_of
 from data.readers.records import Block, Records
@@ -73,8 +73,8 @@ def test_with_a_test_file_its_checksum_is_the_rule(
 
 def test_the_rule_is_described_for_private_records_alone(table: Document, card_of: CardOf) -> None:
     card = card_of(table)
-    assert public_description(card).holdout_rule == rule_of(card)
-    assert public_description(card_of(table | {"public": True})).holdout_rule is None
+    assert dataset_info(card).holdout_rule == rule_of(card)
+    assert dataset_info(card_of(table | {"public": True})).holdout_rule is None
 
 
 def with_test_files(document: Document, *tests: str) -> Document:
@@ -94,12 +94,12 @@ def test_which_of_a_private_card_s_files_are_there_does_not_decide_what_is_held_
     table: Document, card_of: CardOf
 ) -> None:
     same, other = "a" * 64, "b" * 64
-    alone = public_description(card_of(with_test_files(table, same))).holdout_rule
-    assert public_description(card_of(with_test_files(table, same, same))).holdout_rule == alone
+    alone = dataset_info(card_of(with_test_files(table, same))).holdout_rule
+    assert dataset_info(card_of(with_test_files(table, same, same))).holdout_rule == alone
     with pytest.raises(DataRefusedError, match=r"have other test files than its files.*leave them out\.$"):
-        public_description(card_of(with_test_files(table, same, same, other)))
+        dataset_info(card_of(with_test_files(table, same, same, other)))
     public = card_of({**with_test_files(table, same, other), "public": True})
-    assert public_description(public).holdout_rule is None
+    assert dataset_info(public).holdout_rule is None
 
 
 def test_records_that_decide_for_themselves_may_come_in_other_files(table: Document, card_of: CardOf) -> None:

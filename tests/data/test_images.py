@@ -16,7 +16,7 @@ from PIL import Image
 from pyarrow import parquet
 from pydantic import ValidationError
 
-from data import DataRefusedError, public_description
+from data import DataRefusedError, dataset_info
 from data.card import DataCard
 from data.description import rule_of
 from data.files import PUBLIC_KEY, Places, checksum_for, fetch
@@ -253,6 +253,6 @@ def test_a_folder_of_no_class_is_refused(card: CardOf, tmp_path: Path) -> None:
     place = folder(tmp_path / "photos", {"drak/a.png": b""})
     with pytest.raises(DataRefusedError, match="none of the declared classes"):
         whole(read(card(), {"train": place}))
-    assert public_description(card()).feature_norms == (18.0, 18.0**0.5)
+    assert dataset_info(card()).feature_norms == (18.0, 18.0**0.5)
     with pytest.raises(DataRefusedError, match="is no folder of images"):
         whole(read(card(), {"train": place / "light/a.png"}))

@@ -32,7 +32,7 @@ def run(destination: Path, *, home: Path, root: Path = PROJECT, cards: Path = EX
 def test_the_example_is_prepared(tmp_path: Path) -> None:
     run(tmp_path / "prepared", home=tmp_path / "home")
     loaded = prepared.load(tmp_path / "prepared")
-    assert (loaded.public.dataset, loaded.public.public, loaded.public.records) == ("visits", False, None)
+    assert (loaded.public.dataset, loaded.public.is_public, loaded.public.records) == ("visits", False, None)
     assert loaded.train_features.shape[1:] == (11,) == loaded.public.input_shape
     assert len(loaded.train_labels) + len(loaded.test_labels) == 1200
     assert 250 < len(loaded.test_labels) < 350

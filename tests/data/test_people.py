@@ -13,7 +13,7 @@ import pytest
 from pyarrow import parquet
 from pydantic import ValidationError
 
-from data import DataRefusedError, public_description
+from data import DataRefusedError, dataset_info
 from data.card import DataCard
 from data.description import rule_of
 from data.prepared import Prepared, load
@@ -212,14 +212,14 @@ def test_a_block_of_people_that_lacks_a_column_is_refused(card: CardOf, tmp_path
 
 def test_the_person_is_never_a_feature_and_never_leaves(card: CardOf, tmp_path: Path) -> None:
     own = card()
-    public, carried = public_description(own), preparation_of(own, "none", None)
+    public, carried = dataset_info(own), preparation_of(own, "none", None)
     assert public.input_shape == (4,) and (public.per_person, public.blocks_per_person) == (1, 1)
     assert "who" not in str(carried)
     (tmp_path / "new.csv").write_text("age,town\n50,Rome\n")
     (found,) = records_in(tmp_path / "new.csv", carried, (4,))
     assert found.features[0].tolist() == [0.5, 1, 0, 0]
     many = card(person={"column": "who", "per_person": 3, "group_privacy": True})
-    assert public_description(many).blocks_per_person == 3
+    assert dataset_info(many).blocks_per_person == 3
 
 
 def test_the_person_keeps_its_place_in_a_file_without_header(
@@ -261,7 +261,7 @@ def pooled(
     """What is prepared of the card's file, and the ages of the rows that count of each person to train on."""
     found = read(card, {"train": write(folder / "tiny.csv", some)}, key=KEY)
     at_most = card.records.at_most
-    write_prepared(folder / name, found, public_description(card), salt=b"s" * 32, at_most=at_most)
+    write_prepared(folder / name, found, dataset_info(card), salt=b"s" * 32, at_most=at_most)
     data = load(folder / name)
     there = data.train_labels != IGNORED
     ages_ = np.rint(data.train_features[..., 0] * 1000).astype(int)
@@ -312,7 +312,7 @@ def test_in_each_block_a_person_is_a_record_of_its_own(card: CardOf, tmp_path: P
     own = card(**source, person={"column": "who", "per_person": 3})
     digests = Digests("tiny", key=KEY)
     found = read_blocks(own, ("one", "two"), {}, root=tmp_path, url=None, digests=digests, key=KEY)
-    write_prepared(tmp_path / "prepared", found, public_description(own), salt=b"s" * 32, at_most=200)
+    write_prepared(tmp_path / "prepared", found, dataset_info(own), salt=b"s" * 32, at_most=200)
     data = load(tmp_path / "prepared")
     counted = [
         frozenset((int(age) // 500, int(age) % 100) for age in np.rint(1000 * ages_[known]))

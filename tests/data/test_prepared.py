@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data import PublicDescription, prepared
+from data import DatasetInfo, prepared
 from data.card import DataRefusedError, data_card
-from data.description import EncoderFacts, public_description
+from data.description import EncoderFacts, dataset_info
 from data.readers.records import Block, Records
 from data.targets import Classes
 from data.transforms import encoded
@@ -31,12 +31,12 @@ def parts(train: int, test: int) -> list[Block]:
 
 
 @pytest.fixture
-def public(table: Document, card_of: CardOf) -> PublicDescription:
+def public(table: Document, card_of: CardOf) -> DatasetInfo:
     """What is public of the tiny table."""
-    return public_description(card_of(table))
+    return dataset_info(card_of(table))
 
 
-def test_what_is_written_is_mapped_back_read_only(public: PublicDescription, tmp_path: Path) -> None:
+def test_what_is_written_is_mapped_back_read_only(public: DatasetInfo, tmp_path: Path) -> None:
     prepared.write(tmp_path / "p", parts(5, 2), public, salt=b"s" * 32, at_most=None)
     loaded = prepared.load(tmp_path / "p")
     assert loaded.public == public
@@ -46,14 +46,14 @@ def test_what_is_written_is_mapped_back_read_only(public: PublicDescription, tmp
     assert loaded.train_features.dtype == np.float32 and loaded.train_labels.dtype == np.int64
 
 
-def test_what_is_prepared_is_for_its_owner_alone(public: PublicDescription, tmp_path: Path) -> None:
+def test_what_is_prepared_is_for_its_owner_alone(public: DatasetInfo, tmp_path: Path) -> None:
     with open_umask():
         prepared.write(tmp_path / "p", parts(5, 2), public, salt=b"s" * 32, at_most=None)
     assert (tmp_path / "p/train_features.npy").is_file() and open_to_others(tmp_path / "p") == []
 
 
 def test_the_digest_of_the_contents_is_of_the_records_to_train_on_and_of_nothing_else(
-    public: PublicDescription, tmp_path: Path
+    public: DatasetInfo, tmp_path: Path
 ) -> None:
     def digest(blocks: list[Block], **changes: Any) -> str:
         described = replace(public, **changes)
@@ -70,15 +70,15 @@ def test_the_digest_of_the_contents_is_of_the_records_to_train_on_and_of_nothing
         prepared.contents(tmp_path / "p")
 
 
-def test_the_description_survives_json(public: PublicDescription) -> None:
+def test_the_description_survives_json(public: DatasetInfo) -> None:
     counted = replace(public, records=7, test_records=3)
-    assert PublicDescription.from_json(counted.to_json()) == counted
+    assert DatasetInfo.from_json(counted.to_json()) == counted
     with pytest.raises(DataRefusedError, match="damaged"):
-        PublicDescription.from_json(counted.to_json()[:-5])
+        DatasetInfo.from_json(counted.to_json()[:-5])
 
 
 def test_size_depends_on_the_bound_alone_when_the_number_is_private(
-    public: PublicDescription, tmp_path: Path
+    public: DatasetInfo, tmp_path: Path
 ) -> None:
     sizes = set()
     for train, test in [(1, 1), (5, 2), (999, 1), (1, 999), (123, 456)]:
@@ -88,7 +88,7 @@ def test_size_depends_on_the_bound_alone_when_the_number_is_private(
     assert (tmp_path / "p" / "salt").read_bytes()[:32] == b"s" * 32
 
 
-def test_a_folder_is_replaced_whole_and_nothing_else_stays(public: PublicDescription, tmp_path: Path) -> None:
+def test_a_folder_is_replaced_whole_and_nothing_else_stays(public: DatasetInfo, tmp_path: Path) -> None:
     for train in (5, 6):
         prepared.write(tmp_path / "p", parts(train, 2), public, salt=b"s" * 32, at_most=None)
     assert len(prepared.load(tmp_path / "p").train_labels) == 6
@@ -96,10 +96,10 @@ def test_a_folder_is_replaced_whole_and_nothing_else_stays(public: PublicDescrip
 
 
 def test_a_write_that_fails_leaves_the_old_folder(
-    public: PublicDescription, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    public: DatasetInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared.write(tmp_path / "p", parts(5, 2), public, salt=b"s" * 32, at_most=None)
-    monkeypatch.setattr(PublicDescription, "to_json", lambda self: 1 / 0)
+    monkeypatch.setattr(DatasetInfo, "to_json", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         prepared.write(tmp_path / "p", parts(6, 2), public, salt=b"s" * 32, at_most=None)
     assert len(prepared.load(tmp_path / "p").train_labels) == 5
@@ -132,7 +132,7 @@ def test_a_write_that_fails_leaves_the_old_folder(
     ],
 )
 def test_a_folder_that_is_not_whole_is_refused(
-    public: PublicDescription, tmp_path: Path, spoil: Callable[[Path], None]
+    public: DatasetInfo, tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
     prepared.write(tmp_path / "p", parts(5, 2), public, salt=b"s" * 32, at_most=None)
     spoil(tmp_path / "p")
@@ -141,7 +141,7 @@ def test_a_folder_that_is_not_whole_is_refused(
 
 
 def test_portions_that_a_killed_process_encoded_go_unless_another_goes_on_with_them(
-    public: PublicDescription, tmp_path: Path
+    public: DatasetInfo, tmp_path: Path
 ) -> None:
     folder = tmp_path / "prepared"
     for is_killed in (False, True):
@@ -171,7 +171,7 @@ def test_the_next_stage_removes_what_a_killed_one_left_of_records(
 
 
 def test_what_a_killed_process_left_goes_and_what_another_writes_stays(
-    public: PublicDescription, tmp_path: Path
+    public: DatasetInfo, tmp_path: Path
 ) -> None:
     def more() -> Iterator[Block]:
         (at_work,) = tmp_path.glob(".prepared-*")
@@ -260,4 +260,4 @@ def test_another_encoder_takes_nothing_of_what_was_kept(tmp_path: Path) -> None:
 )
 def test_an_encoder_of_other_records_is_refused(name: str, facts: EncoderFacts | None, words: str) -> None:
     with pytest.raises(DataRefusedError, match=words):
-        public_description(data_card(name), "encoder", facts)
+        dataset_info(data_card(name), "encoder", facts)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import DataRefusedError, public_description
+from data import DataRefusedError, dataset_info
 from data.card import data_card
 from data.files import Places, fetch
 from data.formats import Digits, Synthetic
@@ -176,7 +176,7 @@ def test_kddcup99_knows_every_category_but_one(kddcup99: Parts) -> None:
 def test_no_real_record_goes_beyond_the_norms_of_its_card(kddcup99: Parts, tmp_path: Path) -> None:
     sets = {name: parts_of(name, tmp_path) for name in ("adult-a9a", "bank-encoded", "digits")}
     for name, parts in (sets | {"kddcup99-10-percent": kddcup99}).items():
-        l1, l2 = public_description(data_card(name)).feature_norms or (0, 0)
+        l1, l2 = dataset_info(data_card(name)).feature_norms or (0, 0)
         for records in (parts.train, parts.test):
             rows = records.features.reshape(len(records), -1)
             assert rows.min() >= 0

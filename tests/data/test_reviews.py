@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import DataRefusedError, PublicDescription, prepared, public_description
+from data import DataRefusedError, DatasetInfo, dataset_info, prepared
 from data.card import data_card
 from data.description import rule_of
 from data.files import Places, fetch
@@ -104,14 +104,14 @@ def test_the_list_of_the_words_that_have_a_token_is_that_of_the_card(card: CardO
     assert listed == b"the\nand\nfilm\ngood\n"
     declared = card(words_sha256=hashlib.sha256(listed).hexdigest())
     assert word_list(declared, files) == listed
-    assert public_description(declared).words_sha256 == declared.words_sha256
+    assert dataset_info(declared).words_sha256 == declared.words_sha256
     with pytest.raises(DataRefusedError, match="words_sha256"):
         word_list(card(words_sha256="0" * 64), files)
 
 
 def test_a_card_that_does_not_declare_the_words_keeps_its_digests(card: CardOf) -> None:
     plain, declared = card(), card(words_sha256="0" * 64)
-    assert "words_sha256" not in plain.model_dump_json() + public_description(plain).to_json()
+    assert "words_sha256" not in plain.model_dump_json() + dataset_info(plain).to_json()
     assert rule_of(plain) == rule_of(declared)
 
 
@@ -155,9 +155,9 @@ def test_an_archive_that_is_cut_short_is_refused(card: CardOf, tmp_path: Path, s
 
 def test_tokens_are_described_written_and_mapped_back_as_such(card: CardOf, tmp_path: Path) -> None:
     path = packed(tmp_path / "a.tar.gz", TEXTS | {"words.txt": LISTED})
-    public = public_description(card())
+    public = dataset_info(card())
     assert (public.tokens, public.feature_norms, public.input_shape) == (6, None, (5,))
-    assert PublicDescription.from_json(public.to_json()) == public
+    assert DatasetInfo.from_json(public.to_json()) == public
     prepared.write(tmp_path / "p", read(card(), {"archive": path}), public, salt=bytes(32), at_most=None)
     loaded = prepared.load(tmp_path / "p")
     assert loaded.train_features.dtype == np.int32 and loaded.train_features[0].tolist() == [0, 0, 0, 0, 2]
@@ -168,7 +168,7 @@ def test_tokens_are_described_written_and_mapped_back_as_such(card: CardOf, tmp_
 
 def test_real_numbers_are_not_written_as_tokens(card: CardOf, tmp_path: Path) -> None:
     real = Records(np.zeros((1, 5), np.float32), np.zeros(1, np.int64))
-    public = public_description(card())
+    public = dataset_info(card())
     with pytest.raises(ValueError, match="another kind"):
         prepared.write(tmp_path / "p", [Block("train", real)], public, salt=bytes(32), at_most=None)
 

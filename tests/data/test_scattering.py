@@ -10,7 +10,7 @@ import torch
 from kymatio.torch import Scattering2D
 from numpy.typing import NDArray
 
-from data import DataRefusedError, PublicDescription, prepared, public_description, transforms
+from data import DataRefusedError, DatasetInfo, dataset_info, prepared, transforms
 from data.card import data_card
 from data.description import scattered_shape
 from data.readers.records import Block, Records
@@ -94,7 +94,7 @@ def test_blocks_are_passed_on_as_they_come(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_is_no_image_is_refused(name: str) -> None:
     words = f"at least 8 x 8 pixels, but a record of '{name}' .*set data.transform"
     with pytest.raises(DataRefusedError, match=words):
-        public_description(data_card(name), "scattering")
+        dataset_info(data_card(name), "scattering")
 
 
 def test_small_images_are_refused_before_anything_is_fetched(
@@ -112,7 +112,7 @@ def test_prepare_writes_features_and_says_so(tmp_path: Path) -> None:
     chosen = params.parse({"data": {"dataset": "digits", "transform": "scattering"}}, reads=("data",))
     public = prepare(chosen, mirror=None, home=tmp_path, destination=tmp_path / "p")
     assert (public.transform, public.feature_norms, public.tokens) == ("scattering", None, None)
-    assert PublicDescription.from_json(public.to_json()) == public
+    assert DatasetInfo.from_json(public.to_json()) == public
     loaded = prepared.load(tmp_path / "p")
     assert loaded.public == public
     assert loaded.train_features.shape == (1436, 81, 2, 2) and loaded.test_features.shape == (361, 81, 2, 2)

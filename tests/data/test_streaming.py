@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import DataRefusedError, prepared, public_description
+from data import DataRefusedError, dataset_info, prepared
 from data.card import DataCard
 from data.prepared import _Rows
 from data.readers import rows
@@ -35,7 +35,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def written(card: DataCard, path: Path, folder: Path) -> dict[str, bytes]:
     """The files that the records in `path` become."""
-    public = public_description(card)
+    public = dataset_info(card)
     prepared.write(folder, read(card, {"train": path}), public, salt=bytes(32), at_most=ROWS)
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
@@ -163,7 +163,7 @@ def test_an_array_that_grew_is_the_file_that_numpy_saves(
 
 def test_rows_of_another_shape_are_not_appended(card: CardOf, tmp_path: Path) -> None:
     narrow = Records(np.zeros((2, 3), np.float32), np.zeros(2, np.int64))
-    public = public_description(card())
+    public = dataset_info(card())
     with pytest.raises(ValueError, match="another shape"):
         prepared.write(tmp_path / "p", [Block("train", narrow)], public, salt=bytes(32), at_most=None)
     assert not (tmp_path / "p").exists()

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 from pydantic import ValidationError
 
-from data import DataRefusedError, public_description
+from data import DataRefusedError, dataset_info
 from data.card import DataCard
 from data.description import rule_of
 from data.files import PUBLIC_KEY
@@ -115,7 +115,7 @@ def test_words_become_the_tokens_of_a_public_list(card: CardOf, tmp_path: Path) 
     path = write(tmp_path, "csv")
     found = records(own, path, words=listed)
     assert found.features.dtype == np.int32 and found.features[:2].tolist() == [[1, 1, 4], [2, 2, 3]]
-    assert public_description(own).tokens == 5 and word_list(own, {"words": listed}) == b"the\nfilm\ngood\n"
+    assert dataset_info(own).tokens == 5 and word_list(own, {"words": listed}) == b"the\nfilm\ngood\n"
     (tmp_path / "new.txt").write_text("the film\n" + "good " * 50)
     (lines,) = records_in(tmp_path / "new.txt", preparation_of(own, "none", b"the\nfilm\ngood\n"), (3,))
     assert lines.features.tolist() == [[0, 2, 3], [4, 4, 4]]
@@ -271,9 +271,9 @@ def test_wrong_declarations_are_refused(card: CardOf, more: Document, changes: D
 
 def test_texts_without_words_are_for_an_encoder(card: CardOf, tmp_path: Path) -> None:
     with pytest.raises(DataRefusedError, match="only an encoder can take"):
-        public_description(card())
+        dataset_info(card())
     with pytest.raises(DataRefusedError, match="only an encoder can take"):
-        public_description(card({"shape": [3]}))
+        dataset_info(card({"shape": [3]}))
 
 
 def test_all_splits_at_once_are_refused(card: CardOf, tmp_path: Path) -> None:

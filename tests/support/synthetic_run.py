@@ -21,7 +21,7 @@ from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.card import RunRecord
 from algorithms.privacy.mechanisms.release import Gaussian, NoNoise, Release, gradient_release, total_release
 from algorithms.privacy.mechanisms.sampling import Poisson
-from data import PublicDescription
+from data import DatasetInfo
 from tasks.runs.store import run_facts
 
 Kind = Literal["private", "seeded", "none"]
@@ -67,14 +67,14 @@ def write_run(
     return folders
 
 
-def description() -> PublicDescription:
+def description() -> DatasetInfo:
     """The public facts of the made-up data set."""
-    return PublicDescription(
+    return DatasetInfo(
         dataset="animals",
         title="Animals & friends <drawn>",
         source="A. Painter; https://example.org/animals",
         licence="CC0",
-        public=False,
+        is_public=False,
         unit="one drawing",
         population="painters",
         cap_epsilon=10.0,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from algorithms.privacy.card import load
-from data import PublicDescription
+from data import DatasetInfo
 from tasks.config.params import Tracking
 from tasks.reporting import History
 from tasks.reporting.figures import Curve
@@ -48,7 +48,7 @@ def finished(root: Path) -> Finished:
         card,
         json.loads((artifacts / "metrics.json").read_bytes()),
         pd.read_parquet(artifacts / "trace.parquet"),
-        PublicDescription.from_json((root / "datasets/prepared/public.json").read_text(encoding="utf-8")),
+        DatasetInfo.from_json((root / "datasets/prepared/public.json").read_text(encoding="utf-8")),
         Curve([10, card.mechanism.steps], [0.5, card.setting.epsilon or 0.0]),
     )
 

@@ -18,7 +18,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from algorithms.privacy.ledger import Ledger
-from data import PublicDescription
+from data import DatasetInfo
 from data.card import CARDS
 from tasks import calibrate, prepare, train
 from tasks.config import params
@@ -46,7 +46,7 @@ class Workspace:
     root: Path
     home: Path
 
-    def prepare(self, dataset: str, **data: Any) -> PublicDescription:
+    def prepare(self, dataset: str, **data: Any) -> DatasetInfo:
         """Prepare a data set of this folder's cards, or of the catalogue where it has none."""
         settings = params.parse({"data": {"dataset": dataset} | data}, reads=prepare.READS)
         own, place = self.root / "data/cards", self.root / "datasets/prepared"
@@ -76,8 +76,8 @@ class Workspace:
         plan.write_text(json.dumps(calibrate.calibrate(settings, self.public)))
 
     @property
-    def public(self) -> PublicDescription:
-        return PublicDescription.from_json((self.root / "datasets/prepared/public.json").read_text())
+    def public(self) -> DatasetInfo:
+        return DatasetInfo.from_json((self.root / "datasets/prepared/public.json").read_text())
 
     def declare(self, **changes: Any) -> None:
         """Change what the data card declares, as prepared."""
@@ -100,7 +100,7 @@ class Workspace:
 
     def mark_used(self) -> None:
         """As a later stage does that has the result in hand."""
-        store.mark_used(self.home, self.receipt["run_id"], keeps=not self.public.public)
+        store.mark_used(self.home, self.receipt["run_id"], keeps=not self.public.is_public)
 
     @property
     def receipt(self) -> dict[str, Any]:

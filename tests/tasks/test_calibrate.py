@@ -11,7 +11,7 @@ from algorithms.core.method import Plan
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import risk
 from algorithms.privacy.accounting.risk import risk_profile
-from data import PublicDescription, public_description
+from data import DatasetInfo, dataset_info
 from data.card import data_card
 from flows.cli.costs import cost_table
 from tasks import calibrate
@@ -38,7 +38,7 @@ def test_delta_is_at_most_1e_5_where_the_number_of_records_is_private(
         assert calibrate.plan_for(settings, public).cost.delta == delta
 
 
-def plan_of(public: PublicDescription, **changes: Any) -> Plan:
+def plan_of(public: DatasetInfo, **changes: Any) -> Plan:
     document = PARAMS | changes
     settings = params.parse(
         {key: document[key] for key in calibrate.READS if key in document}, reads=calibrate.READS
@@ -76,7 +76,7 @@ def test_a_method_that_needs_norms_is_refused_in_bfloat16_by_its_plan(
 def test_diagnostics_of_private_records_are_refused(workspace: Workspace) -> None:
     asked = {"epsilon": 3.0, "delta": 1e-5, "diagnostics": True}
     assert plan_of(workspace.public, privacy=asked).steps == 6
-    private = replace(workspace.public, public=False)
+    private = replace(workspace.public, is_public=False)
     with pytest.raises(
         RefusedError, match=r"diagnostics are .* those of 'digits' are private; set .* to false\.$"
     ):
@@ -95,7 +95,7 @@ def test_noise_for_an_attack_withstands_it_and_is_no_larger_than_that_takes(
     algorithm: dict[str, Any], privacy: dict[str, Any]
 ) -> None:
     attack = {"false_alarms": 0.01, "caught": 0.05}
-    public = public_description(data_card("digits"), "none")
+    public = dataset_info(data_card("digits"), "none")
 
     def settings(**target: Any) -> params.Params:
         document = {"privacy": privacy | target, "algorithm": algorithm, "model": {"name": "softmax"}}

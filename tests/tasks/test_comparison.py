@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from algorithms.models import build
 from algorithms.privacy.barrier.trace import Trace
-from data import DataCard, DataRefusedError, PublicDescription, public_description
+from data import DataCard, DataRefusedError, DatasetInfo, dataset_info
 from data.card import data_card
 from data.readers.records import Records
 from tasks import comparing as comparison_trials
@@ -300,8 +300,8 @@ def test_a_fold_of_one_class_is_refused() -> None:
 MODEL = build("logistic_through_origin", input_shape=(3,), classes=2, seed=0)
 
 
-def public() -> PublicDescription:
-    return public_description(data_card("synthetic-logistic"))
+def public() -> DatasetInfo:
+    return dataset_info(data_card("synthetic-logistic"))
 
 
 def test_it_starts_where_the_algorithm_does_and_ends_where_that_ended() -> None:

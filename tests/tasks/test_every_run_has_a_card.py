@@ -180,8 +180,8 @@ class Runs:
         except (RefusedError, params.ParamsRefusedError):
             return None
 
-    def public(self, choices: Choices) -> prepare.PublicDescription:
-        return prepare.PublicDescription.read(self.prepared(choices))
+    def public(self, choices: Choices) -> prepare.DatasetInfo:
+        return prepare.DatasetInfo.read(self.prepared(choices))
 
     def prepared(self, choices: Choices) -> Path:
         return self.made.prepared / str(choices.get("data", "public"))

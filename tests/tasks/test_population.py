@@ -39,7 +39,7 @@ from tests.tasks.test_retraining import place as place
 def test_private_people_are_charged_in_one_ledger_alone(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, public = workspace.ledger, replace(workspace.public, public=False)
+    first, public = workspace.ledger, replace(workspace.public, is_public=False)
     register(first, public, home=workspace.home, prepared=tmp_path)
     bind(first, public, home=workspace.home, prepared=tmp_path)
     register(first, public, home=workspace.home, prepared=tmp_path)
@@ -51,7 +51,7 @@ def test_private_people_are_charged_in_one_ledger_alone(
     with pytest.raises(RefusedError, match="is charged in another ledger"):
         register(other, public, home=workspace.home, prepared=tmp_path)
     with pytest.raises(RefusedError, match="is charged in another ledger"):
-        register(other, replace(public, public=True), home=workspace.home, prepared=tmp_path)
+        register(other, replace(public, is_public=True), home=workspace.home, prepared=tmp_path)
     assert other.populations() == ["somebody"]
     monkeypatch.setattr(preflight, "open_ledger", lambda *_: other)
     monkeypatch.setattr(preflight, "home", lambda: workspace.home)
@@ -85,7 +85,7 @@ def test_a_home_from_before_has_its_own_ledger_where_people_are_charged(
     workspace: Workspace, tmp_path: Path
 ) -> None:
     """No mark says which ledger is theirs, but the one in the home has charged them."""
-    own, public = workspace.ledger, replace(workspace.public, public=False)
+    own, public = workspace.ledger, replace(workspace.public, is_public=False)
     register(own, public, home=workspace.home, prepared=tmp_path)
     other = Ledger.open(f"sqlite:///{workspace.home}/other.sqlite")
     other.declare("somebody", Budget(1.0, 1e-5), public=True)
@@ -102,7 +102,7 @@ def test_a_home_from_before_has_its_own_ledger_where_people_are_charged(
 def test_a_run_that_is_refused_leaves_people_to_any_ledger_and_the_first_one_charged_keeps_them(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workspace.declare(public=False, population="people", cap_epsilon=1.0, cap_delta=1e-4)
+    workspace.declare(is_public=False, population="people", cap_epsilon=1.0, cap_delta=1e-4)
     other = Ledger.open(f"sqlite:///{workspace.home}/other.sqlite")
     with monkeypatch.context() as patch, pytest.raises(BudgetRefusedError):
         patch.setattr(Workspace, "ledger", other)
@@ -168,7 +168,7 @@ def test_a_card_that_plans_many_runs_gets_its_order_from_the_first_and_keeps_it(
 
 def test_a_first_run_that_does_not_fit_fixes_no_order(workspace: Workspace) -> None:
     workspace.declare(
-        public=False, population="people", composition="renyi", composition_runs=10, cap_epsilon=2.5
+        is_public=False, population="people", composition="renyi", composition_runs=10, cap_epsilon=2.5
     )
     with pytest.raises(
         BudgetRefusedError, match=r"takes (3|2\.9999\d*) of the cap of population 'people', which is 2\.5"
@@ -232,7 +232,7 @@ def test_a_private_population_keeps_its_rule_of_the_holdout(tmp_path: Path) -> N
 @pytest.mark.parametrize("public", [True, False])
 def test_a_population_keeps_its_unit_from_its_first_run_on(tmp_path: Path, public: bool) -> None:
     ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite")
-    patients = replace(description(), unit="one patient", holdout_rule="a", public=public)
+    patients = replace(description(), unit="one patient", holdout_rule="a", is_public=public)
     visits = replace(patients, unit="one visit")
     for chosen in (visits, patients):
         declare(ledger, chosen)
@@ -300,7 +300,7 @@ def test_a_run_that_its_cap_refused_binds_the_card_to_nothing(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And one that comes between another run's declaration and its reservation does not change what that is held to."""
-    workspace.declare(public=False, population="people", holdout_rule="a", cap_epsilon=2.0, cap_delta=1e-4)
+    workspace.declare(is_public=False, population="people", holdout_rule="a", cap_epsilon=2.0, cap_delta=1e-4)
     with pytest.raises(BudgetRefusedError):
         workspace.train()
     workspace.set("privacy", epsilon=1.0)

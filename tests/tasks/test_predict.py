@@ -21,7 +21,7 @@ from algorithms.errors import ModelRefusedError, RefusedError
 from algorithms.models.saved import TrainedModel
 from algorithms.privacy.card import load
 from algorithms.privacy.card.text import statement
-from data import public_description
+from data import dataset_info
 from data.card import DataRefusedError, data_card
 from data.prepared import load_held_out
 from data.readers.texts import read_texts
@@ -149,7 +149,7 @@ def test_a_table_without_labels_becomes_the_features_of_training(tmp_path: Path)
     card = data_card("visits", tmp_path)
     carried = json.loads(json.dumps(preparation_of(card, "none", None)))
     assert not [word for word in ("sha256", "cap", "population") if word in json.dumps(carried)]
-    shape = public_description(card).input_shape
+    shape = dataset_info(card).input_shape
     rows = "age,distance_km,insurance,reason\n50,100,none,pain\n18,,unheard of,injury\n"
     (tmp_path / "new.csv").write_text(rows)
     (found,) = records_in(tmp_path / "new.csv", carried, shape)

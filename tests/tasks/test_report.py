@@ -14,7 +14,7 @@ from algorithms.privacy.accounting.epsilon import epsilon
 from algorithms.privacy.accounting.events import schedule_from_json
 from algorithms.privacy.card import load, trace_schedule, verify
 from algorithms.privacy.card.text import NOTHING_LEARNED, STARTED, TRANSFORMS, rounded_up
-from data import PublicDescription
+from data import DatasetInfo
 from data.card import DataRefusedError
 from data.files import public_key
 from tasks.config import home
@@ -149,7 +149,7 @@ def test_the_page_of_a_model_with_a_start_says_that_its_people_count_too(tmp_pat
     receipt["sha256"]["plan.json"] = hashlib.sha256(
         (folders.artifacts / "plan.json").read_bytes()
     ).hexdigest()
-    receipt["description_sha256"] = PublicDescription.read(folders.prepared).digest
+    receipt["description_sha256"] = DatasetInfo.read(folders.prepared).digest
     write_json(folders.artifacts / "receipt.json", receipt)
     make(folders)
     text = Links((folders.artifacts / "report.html").read_text(encoding="utf-8")).text

@@ -105,8 +105,8 @@ def test_whatever_decides_a_result_makes_another_run(workspace: Workspace, what:
 def test_two_checkouts_that_ask_for_one_run_pay_for_it_once(workspace: Workspace) -> None:
     other = Workspace(workspace.root.with_name("other"), workspace.home)
     shutil.copytree(workspace.root, other.root)
-    workspace.declare(public=False, population="people")
-    other.declare(public=False, population="people")
+    workspace.declare(is_public=False, population="people")
+    other.declare(is_public=False, population="people")
     assert other.train()["run_id"] == workspace.train()["run_id"]
     assert other.model() == workspace.model()
     assert [row.kind for row in workspace.ledger.history("people")] == ["population", "reserve", "settle"]

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.ledger import Ledger
-from data import public_description
+from data import dataset_info
 from data.card import CARDS, data_card
 from flows.cli.costs import cost_table
 from tasks import train
@@ -49,7 +49,7 @@ def settings_for(
 
 def warnings_about(settings: Params) -> list[str]:
     cards = EXAMPLE if settings.data.dataset == "visits" else CARDS
-    public = public_description(data_card(settings.data.dataset, cards))
+    public = dataset_info(data_card(settings.data.dataset, cards))
     return preflight.sanity_warnings(
         settings, plan_for(settings, public), preflight.records_of(public, cards)
     )

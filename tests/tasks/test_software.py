@@ -158,7 +158,7 @@ def test_the_note_states_the_price_for_private_records(
     workspace.train()
     upgrade(MENDED)
     assert "spends nothing, since the records are public" in str(reuse_note_of(workspace.root))
-    workspace.declare(public=False)
+    workspace.declare(is_public=False)
     epsilon = workspace.receipt["epsilon"]["pld"]
     assert f"spends epsilon {epsilon:g} again" in str(reuse_note_of(workspace.root))
 

@@ -84,7 +84,7 @@ def test_each_stage_hides_private_records_that_dvc_brought_back(
 ) -> None:
     """As after `dvc checkout`, which gives files the modes of its umask."""
     monkeypatch.chdir(workspace.root)
-    workspace.declare(public=is_public)
+    workspace.declare(is_public=is_public)
     (workspace.root / ".dvc").mkdir()
     if is_public:
         (workspace.root / ".dvc/cache").mkdir(mode=0o755)

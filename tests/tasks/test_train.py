@@ -165,7 +165,7 @@ def test_a_population_that_cannot_pay_refuses_before_the_records_are_read(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Barrier, "gradient", crash)
-    workspace.declare(population="people", cap_epsilon=1.0, cap_delta=1e-4, public=False)
+    workspace.declare(population="people", cap_epsilon=1.0, cap_delta=1e-4, is_public=False)
     with pytest.raises(BudgetRefusedError, match="at most epsilon=1"):
         workspace.train()
     assert workspace.run_folders == []
@@ -238,20 +238,20 @@ def test_a_run_without_privacy_is_for_public_records_only(workspace: Workspace) 
     receipt = workspace.train()
     assert receipt["epsilon"] == {"pld": None, "rdp": None, "pure": None}
     assert workspace.ledger.balance("digits").spent.epsilon == 0
-    workspace.declare(population="people", public=False)
+    workspace.declare(population="people", is_public=False)
     with pytest.raises(BudgetRefusedError):
         workspace.train()
 
 
 def test_private_records_cannot_be_charged_to_a_public_population(workspace: Workspace) -> None:
     workspace.train()
-    workspace.declare(public=False)
+    workspace.declare(is_public=False)
     with pytest.raises(RefusedError, match="a population of its own"):
         workspace.train()
 
 
 def test_seeded_noise_is_refused_for_private_records(workspace: Workspace) -> None:
-    workspace.declare(population="people", public=False)
+    workspace.declare(population="people", is_public=False)
     with pytest.raises(RefusedError, match="seeded noise protects nobody"):
         workspace.set("privacy", noise="seeded")
 

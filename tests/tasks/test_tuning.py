@@ -31,7 +31,7 @@ from algorithms.privacy.card import text
 from algorithms.privacy.card.verify import check_charged
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.mechanisms.noise import Generator
-from data import DataRefusedError, PublicDescription
+from data import DataRefusedError, DatasetInfo
 from tasks import retraining, tuning
 from tasks.config.params import ParamsRefusedError
 from tasks.runs import store
@@ -54,8 +54,8 @@ SPACE = {"algorithm.update.learning_rate": [0.001, 2.0]}
 
 
 def search_of(place: Path, public: bool = True, base: dict[str, Any] = BASE, **settings: Any) -> Search:
-    found = PublicDescription.read(place / "prepared")
-    found = dataclasses.replace(found, public=public)
+    found = DatasetInfo.read(place / "prepared")
+    found = dataclasses.replace(found, is_public=public)
     (place / "prepared" / "public.json").write_text(found.to_json())
     asked = Tuning.model_validate({"space": SPACE, "epsilon": 4.0} | settings)
     key = repr((asked, base, found))
@@ -335,7 +335,7 @@ def test_a_private_number_is_counted_for_what_is_shared_and_by_each_trial(
     place: Path, own_home: Path
 ) -> None:
     base = CENTRED | {"algorithm": {"name": "dp_sgd", "sampling_rate": 0.2, "steps": 2}}
-    found = PublicDescription.read(place / "prepared")
+    found = DatasetInfo.read(place / "prepared")
     (place / "prepared" / "public.json").write_text(dataclasses.replace(found, records=None).to_json())
     search = search_of(place, base=base, space={"algorithm.clip_norm": [0.5, 1.0]}, show_all=True)
     assert list(search.search_plan.schedule[:-1]) == [(COUNT, 1), (MEAN, 1)]
@@ -506,7 +506,7 @@ def test_what_cannot_be_searched_is_refused(place: Path) -> None:
     asked = Tuning.model_validate({"space": {"algorithm.clip_norm": [1.0]}, "epsilon": 1.0})
     base = BASE | {"algorithm": {"name": "dp_agd"}}
     with pytest.raises(RefusedError, match="on the way"):
-        plan_search(asked, base, PublicDescription.read(place / "prepared"))
+        plan_search(asked, base, DatasetInfo.read(place / "prepared"))
 
 
 @pytest.mark.parametrize(

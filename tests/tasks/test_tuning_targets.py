@@ -15,7 +15,7 @@ from algorithms.models.saved import load_model
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.card import verify
 from algorithms.privacy.card.verify import check_charged
-from data.description import PublicDescription
+from data.description import DatasetInfo
 from data.prepared import load
 from data.targets import Classes, Known, Labels, NextToken, Number, Tags
 from tasks import tuning
@@ -110,7 +110,7 @@ def test_a_private_score_is_charged_for_every_target(
     path, keys = _rows(workspace.root, public, kind)
     declared(path, data, model, classes=[], **keys)
     prepared = workspace.root / "datasets/prepared"
-    found = PublicDescription.read(prepared)
+    found = DatasetInfo.read(prepared)
     base = {
         "data": {"dataset": "mine"} | (data or {}),
         "privacy": {"epsilon": 1.0, "delta": 1e-5},
@@ -170,6 +170,6 @@ def test_a_model_that_cannot_be_asked_about_one_record_is_refused_before_anythin
         "model": {"name": "linear"},
     }
     asked = {"space": {"algorithm.clip_norm": [1.0]}, "epsilon": 8.0, "objective": {"on": "private"}}
-    public = PublicDescription.read(workspace.root / "datasets/prepared")
+    public = DatasetInfo.read(workspace.root / "datasets/prepared")
     with pytest.raises(RefusedError, match=r"one record by itself .*more records.*set objective\.on"):
         plan_search(Tuning.model_validate(asked), base, public)

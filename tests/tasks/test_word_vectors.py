@@ -9,7 +9,7 @@ import torch
 from ruamel.yaml import YAML
 
 from algorithms.models import ModelRefusedError
-from data import prepared, public_description
+from data import dataset_info, prepared
 from data.card import CARDS, DataCard, data_card
 from data.files import Places, fetch
 from data.readers import texts as of_texts
@@ -55,7 +55,7 @@ def table(card: DataCard, words_file: Path, vectors: Mapping[str, float], folder
     (folder / "vectors.txt").write_text("".join(f"{word} {number}\n" for word, number in vectors.items()))
     paths = {"embedding_file": str(folder / "vectors.txt"), "words_file": str(words_file)}
     model = Model(name="bilstm", settings={"embedding": "glove", "width": 1} | paths)
-    return model_of(model, public_description(card)).module.get_parameter("embedding.weight").detach()
+    return model_of(model, dataset_info(card)).module.get_parameter("embedding.weight").detach()
 
 
 def test_every_word_of_a_list_with_words_that_no_text_has_gets_its_own_vector(tmp_path: Path) -> None:

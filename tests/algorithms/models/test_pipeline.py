@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from algorithms.errors import RefusedError
 from algorithms.models import ModelRefusedError, build
 from algorithms.models.saved import adapted
-from data import PublicDescription
+from data import DatasetInfo
 from data.card import data_card
 from data.prepared import load
 from tasks import calibrate, evaluate
@@ -40,8 +40,8 @@ def start_file(path: Path, seed: int = 5) -> Path:
 
 
 @pytest.fixture
-def public(prepared_digits: Path) -> PublicDescription:
-    return PublicDescription.from_json((prepared_digits / "public.json").read_text())
+def public(prepared_digits: Path) -> DatasetInfo:
+    return DatasetInfo.from_json((prepared_digits / "public.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_value_that_cannot_be_is_refused_by_its_path(key: str, value: object) 
 
 
 def test_a_plan_holds_the_file_s_digest_so_that_another_file_is_another_plan(
-    public: PublicDescription, tmp_path: Path
+    public: DatasetInfo, tmp_path: Path
 ) -> None:
     path = start_file(tmp_path / "start.safetensors")
     settings = settings_of(settings=HIDDEN, start=str(path), freeze=["[0-2]"])
@@ -147,7 +147,7 @@ def test_impossible_settings_of_a_comparison_s_model_are_refused(settings: Any, 
         Problem(dataset="digits", model="mlp", model_settings=settings)
 
 
-def test_a_start_on_several_views_is_the_same_start(public: PublicDescription) -> None:
+def test_a_start_on_several_views_is_the_same_start(public: DatasetInfo) -> None:
     chosen = settings_of(settings=HIDDEN, augmentations=3).model
     model = calibrate.model_of(chosen, public)
     plain = adapted(calibrate.model_of(settings_of(settings=HIDDEN).model, public), input_shape=SHAPE)
