@@ -133,7 +133,7 @@ def check_index(X: Any, other: Any, name: str) -> None:
         )
 
 
-def pooled(
+def group_rows_by_user(
     records: GivenRecords, people: Any, most: int, key: bytes, *, tells_n: bool = True
 ) -> GivenRecords:
     """Group records by person, [people, most, ...]; of more than `most`, those with the smallest keyed hash are kept.

@@ -38,7 +38,7 @@ from algorithms.core.software import software_facts, software_here
 from algorithms.core.training import by_name, train
 from algorithms.core.unknown_names import check_names, written_settings
 from algorithms.errors import RefusedError
-from algorithms.fit_inputs import Losses, check_index, model_of, pooled, records_of
+from algorithms.fit_inputs import Losses, check_index, group_rows_by_user, model_of, records_of
 from algorithms.gradients.devices import device_of
 from algorithms.methods import CATALOGUE
 from algorithms.models.model import Called, Model
@@ -268,7 +268,7 @@ def fit(
     if per_person is not None:
         check_index(X, people, "people")
         key = hashlib.sha256(b"records of a person" + generator.key).digest()
-        records = pooled(records, people, per_person, key, tells_n=n_is_public)
+        records = group_rows_by_user(records, people, per_person, key, tells_n=n_is_public)
     rows = per_person if per_person != 1 else None
     rows_by, unit = _grouping(people, unit, one_row_per_unit=one_row_per_unit)
     known = len(records.labels) if n_is_public else None
@@ -281,7 +281,7 @@ def fit(
         layers=len(trained.layers),
         classes=classes,
         loss=trained.bounds,
-        pooled=rows,
+        rows_per_user=rows,
     )
     plan = method.plan(target, facts)
     if plan.not_private is not None and noise != "seeded":

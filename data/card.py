@@ -193,7 +193,7 @@ class Person(Strict):
         return self
 
     @property
-    def pooled(self) -> int | None:
+    def rows_per_user(self) -> int | None:
         """How many records of a person are at most one training record; None if each is a separate record."""
         return None if self.per_person == 1 or self.group_privacy else self.per_person
 

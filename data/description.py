@@ -129,16 +129,15 @@ class DatasetInfo:
     blocks_per_person: in how many blocks a person may have records. blocks: the blocks of the prepared records; empty
     for a population without blocks. holdout_rule: for private records, a digest of the rule by which records are held
     out; see `rule_of`. blocks_by: a description of what divides private records into blocks, or None. feature_norms:
-    the largest L1 and L2 norms that a record's features can have, or None if they are unbounded.
-    tokens: if features are tokens, int32 from 0, the size of the vocabulary including padding and unknown words; None
-    for real features, float32. words_sha256: checksum of the words of the tokens, in their order, if the card declares
-    it; otherwise left out, so that the digest of other descriptions does not change. transform: how features are made
-    from each record after it is read. encoder: if the transform is an encoder. target: what is predicted, if it is not
-    a class.
-    per_person: how many training records can belong to one person, None if the card names no person column. pooled: how
-    many rows of a person are at most one training record; see `data.prepared`. reader_sha256: of a reader of
-    the owner's own, the digest of its source. each_record_alone: whether the owner declares that it reads each record
-    by itself.
+    the largest L1 and L2 norms that a record's features can have, or None if they are unbounded. tokens: if features
+    are tokens, int32 from 0, the size of the vocabulary including padding and unknown words; None for real features,
+    float32. words_sha256: checksum of the words of the tokens, in their order, if the card declares it; otherwise left
+    out, so that the digest of other descriptions does not change. transform: how features are made from each record
+    after it is read. encoder: if the transform is an encoder. target: what is predicted, if it is not a class.
+    per_person: how many training records can belong to one person, None if the card names no person column.
+    rows_per_user: how many rows of a person are at most one training record; see `data.prepared`. reader_sha256: of a
+    reader of the owner's own, the digest of its source. each_record_alone: whether the owner declares that it reads
+    each record by itself.
     """
 
     dataset: str
@@ -167,7 +166,7 @@ class DatasetInfo:
     words_sha256: Annotated[str | None, Field(exclude_if=lambda given: given is None)] = None
     encoder: Annotated[EncoderFacts | None, Field(exclude_if=lambda given: given is None)] = None
     per_person: Annotated[int | None, Field(exclude_if=lambda given: given is None)] = None
-    pooled: Annotated[int | None, Field(exclude_if=lambda given: given is None)] = None
+    rows_per_user: Annotated[int | None, Field(alias="pooled", exclude_if=lambda given: given is None)] = None
     reader_sha256: Annotated[str | None, Field(exclude_if=lambda given: given is None)] = None
     target: Annotated[Target | None, Field(exclude_if=lambda given: given is None)] = None
     composition_runs: Annotated[int | None, Field(exclude_if=lambda runs: runs is None)] = None
@@ -196,7 +195,7 @@ class DatasetInfo:
     @property
     def rows(self) -> tuple[int, ...]:
         """The leading dimension of a training record if it pools a person's rows; otherwise empty."""
-        return () if self.pooled is None else (self.pooled,)
+        return () if self.rows_per_user is None else (self.rows_per_user,)
 
     def to_json(self) -> str:
         """The description as JSON text; depends only on the card, the transform and the names of the blocks."""
@@ -277,7 +276,7 @@ def dataset_info(
         words_sha256=None if encoder else card.words_sha256,
         encoder=encoder,
         per_person=None if card.person is None else card.person.group,
-        pooled=None if card.person is None else card.person.pooled,
+        rows_per_user=None if card.person is None else card.person.rows_per_user,
         reader_sha256=card.reader.source_sha256 if isinstance(card.reader, Own) else None,
         target=card.target,
         each_record_alone=isinstance(card.reader, Own) and card.reader.each_record_alone,

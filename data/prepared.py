@@ -44,7 +44,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Prepared(HeldOut):
-    """A prepared data set with training records; their arrays are like the others, or pool a person's rows per
+    """A prepared data set with training records; their arrays are like the others, or group a person's rows per
     record.
     """
 
@@ -152,10 +152,10 @@ def _fill(folder: Path, blocks: Iterable[Block], public: DatasetInfo) -> tuple[M
         for block in blocks:
             features[block.part].append(block.records.features)
             labels[block.part].append(block.records.labels)
-            if public.pooled is not None and block.part == "train":
+            if public.rows_per_user is not None and block.part == "train":
                 owners += b"".join(block.owners)
-    if public.pooled is not None:
-        features["train"], labels["train"] = _pooled(folder, owners, public)
+    if public.rows_per_user is not None:
+        features["train"], labels["train"] = _group_by_user(folder, owners, public)
     digest = _joint(features["train"].digest, labels["train"].digest)
     return {part: labels[part].count for part in PARTS}, digest
 
@@ -169,8 +169,8 @@ def digest_of(features: Features, labels: NDArray[Any]) -> str:
     return _joint(*(hashlib.sha256(np.ascontiguousarray(part).data).digest() for part in (features, labels)))
 
 
-def _pooled(folder: Path, owners: bytearray, public: DatasetInfo) -> tuple["_Rows", "_Rows"]:
-    """Pool rows, which came in any order: the rows of a person become one training record [k, *shape].
+def _group_by_user(folder: Path, owners: bytearray, public: DatasetInfo) -> tuple["_Rows", "_Rows"]:
+    """Group rows, which came in any order: the rows of a person become one training record [k, *shape].
 
     It is padded with the person's first row under ignored labels. Removing a record then removes a person, and a
     person's rows change no other record. owners: 16 bytes per row.

@@ -150,7 +150,7 @@ def _known(model: Model, public: DatasetInfo) -> PlanningFacts:
         classes=len(public.classes) or 1,
         inputs=_inputs(model, public),
         loss=model.bounds,
-        pooled=public.pooled,
+        rows_per_user=public.rows_per_user,
         bfloat16=model.precision == torch.bfloat16,
     )
 

@@ -235,7 +235,7 @@ def prepare(
 def _told(card: DataCard) -> Callable[[int], object]:
     """A function that logs the progress of encoding, if the number of records to encode is public."""
     declared, begun = card.records, time.monotonic()
-    counts_people = card.person is not None and card.person.pooled is not None
+    counts_people = card.person is not None and card.person.rows_per_user is not None
     if declared.train is None or declared.test is None or counts_people:
         return lambda _: None
     whole, said = declared.train + declared.test, begun

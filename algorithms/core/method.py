@@ -68,8 +68,9 @@ class PlanningFacts:
 
     records: number of training records, None if it is private. parameters: d. layers: number of the model's layers.
     classes: number of classes, 1 if the target is not a class. inputs: for a linear model on data whose card bounds
-    them, else None. loss: bounds of a record's loss as a function of the outputs, None if unknown. pooled: number of
-    rows of a record that is a person with several rows, else None. bfloat16: whether the model computes in it.
+    them, else None. loss: bounds of a record's loss as a function of the outputs, None if unknown. rows_per_user:
+    number of rows of a record that is a person with several rows, else None. bfloat16: whether the model computes in
+    it.
     """
 
     records: int | None
@@ -78,7 +79,7 @@ class PlanningFacts:
     classes: int
     inputs: Inputs | None = None
     loss: LossBounds | None = None
-    pooled: int | None = None
+    rows_per_user: int | None = None
     bfloat16: bool = False
 
     def known_records(self, what: str) -> int:
@@ -91,10 +92,11 @@ class PlanningFacts:
 
     def check_rows(self) -> None:
         """Raises RefusedError if a record is a person with several rows, for which minima are not implemented."""
-        if self.pooled is not None:
+        if self.rows_per_user is not None:
             raise RefusedError(
                 "the method finds a minimum over single rows, and a training record here is a person with up to"
-                f" {self.pooled}; use a method that takes steps, such as 'dp_sgd', or keep one row of each person."
+                f" {self.rows_per_user}; use a method that takes steps, such as 'dp_sgd', or keep one row of each"
+                " person."
             )
 
     def check_norms(self) -> None:
@@ -146,11 +148,14 @@ class PlanningFacts:
 
     def to_json(self) -> dict[str, Any]:
         """The facts as JSON values; an infinite number becomes null."""
-        document = asdict(self)
+        # A plan on disk names the rows of a user "pooled".
+        document = {
+            "pooled" if name == "rows_per_user" else name: value for name, value in asdict(self).items()
+        }
         for name in ("inputs", "loss"):
             if document[name] is not None:
                 document[name] = to_finite(document[name])
-        if self.pooled is None:
+        if self.rows_per_user is None:
             del document["pooled"]
         if not self.bfloat16:
             del document["bfloat16"]
@@ -160,9 +165,10 @@ class PlanningFacts:
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """The facts that `to_json` wrote."""
         inputs, loss = document.get("inputs"), document.get("loss")
-        own = {key: value for key, value in document.items() if key not in ("inputs", "loss")}
+        others = {key: value for key, value in document.items() if key not in ("inputs", "loss", "pooled")}
         return cls(
-            **own,
+            **others,
+            rows_per_user=document.get("pooled"),
             inputs=None if inputs is None else Inputs(**from_finite(inputs)),
             loss=None if loss is None else LossBounds(**from_finite(loss)),
         )

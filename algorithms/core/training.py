@@ -413,7 +413,7 @@ def train(
     )
     before = Trace() if learned_before is None else _counted_by(plan, learned_before[1])
     found, step, trace = resumed or (start, 0, before)
-    rows, spend = plan.facts.pooled, plan.open_filter()
+    rows, spend = plan.facts.rows_per_user, plan.open_filter()
     for event in trace.events():
         spend.charge(event)
     barrier = (barrier_of or Barrier)(
@@ -491,7 +491,7 @@ def learn(
 
     plan: of one of these runs, whose schedule begins with these releases.
     """
-    trace, rows = Trace(), plan.facts.pooled
+    trace, rows = Trace(), plan.facts.rows_per_user
     barrier = Barrier(
         records,
         model_of_people(model, rows),
@@ -505,7 +505,7 @@ def learn(
 
 
 def _learn(features: Features, barrier: Barrier, model: Model, plan: Plan) -> Learned:
-    asked = barrier_of_rows(barrier, plan.facts.pooled)
+    asked = barrier_of_rows(barrier, plan.facts.rows_per_user)
     found = learn_buffers(features, asked, plan.facts.records, plan.target.count_noise)
     start = model.initial_parameters()
     if hasattr(features, "start"):

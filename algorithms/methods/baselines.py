@@ -130,7 +130,7 @@ class Majority(SingleRelease):
         def of_its_class(_features: Tensor, label: Tensor) -> Tensor:
             return (torch.arange(plan.facts.classes, device=label.device) == label).float()
 
-        rows = barrier_of_rows(barrier, plan.facts.pooled)
+        rows = barrier_of_rows(barrier, plan.facts.rows_per_user)
         counts = rows.total(of_its_class, bound=BOUND, noise=Gaussian(plan.noise_multiplier))
         biases = log_odds(counts)
         parameters = torch.zeros_like(state.parameters)

@@ -123,16 +123,16 @@ def files_in(folder: Path) -> list[Path]:
 def check_blocks(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
     """Pass on the blocks that have records, and check them; at the end, check the number of records.
 
-    If a person's training records are pooled, people are counted. Raises DataRefusedError if the records are not as the
-    card declares: shape, values, classes, number; or if all of them are the stand-in.
+    If a person's rows are one training record, people are counted. Raises DataRefusedError if the records are not as
+    the card declares: shape, values, classes, number; or if all of them are the stand-in.
     """
     counts, people, has_content = dict.fromkeys(PARTS, 0), set[bytes](), False
-    are_pooled = card.person is not None and card.person.pooled is not None
+    counts_people = card.person is not None and card.person.rows_per_user is not None
     for block in blocks:
         if len(block.records):
             _check_values(card, _WORDS[block.part], block.records)
             has_content = has_content or not stand_ins(block.records.features, card.reader).all()
-            if are_pooled and block.part == "train":
+            if counts_people and block.part == "train":
                 people.update(block.owners)
                 counts["train"] = len(people)
             else:

@@ -126,8 +126,8 @@ def _person_rows(preview: RunPreview) -> list[tuple[str, str]]:
     if most is None:
         return []
     where = " in each block" if preview.public.blocks_by else ""
-    if pooled := preview.public.pooled:
-        said = f"up to {pooled} records of each{where}, together as one"
+    if rows := preview.public.rows_per_user:
+        said = f"up to {rows} records of each{where}, together as one"
     elif most == 1:
         said = f"one record of each{where}"
     else:

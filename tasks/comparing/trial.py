@@ -192,7 +192,7 @@ def _loaded(folder: Path) -> Prepared:
 def _folded(folder: Path, chosen: Fold) -> tuple[DatasetInfo, NDArray[np.int64], NDArray[np.int64]]:
     """The facts of a fold, and the indices in the union, training records first, of its records for either use."""
     data = _loaded(folder)
-    if data.public.pooled is not None:
+    if data.public.rows_per_user is not None:
         raise DataRefusedError(
             f"folds of {data.public.dataset!r} were asked for, whose training records are people with several rows;"
             " leave folds out, or keep one record a person."

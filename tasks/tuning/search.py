@@ -171,7 +171,7 @@ class Trial:
         schedule = [(release.event(), 1)]
         own = Trace()
         own.step = plan.steps
-        rows = self.public.pooled
+        rows = self.public.rows_per_user
         barrier = Barrier(
             held,
             model_of_people(model, rows),
@@ -361,7 +361,7 @@ def _reserve(search: Search, charge: Charge) -> None:
         for settings in distinct_models(
             search.search_plan.documents
         ):  # a model that cannot be trained is refused
-            model = model_of_people(model_for(settings, search.public), search.public.pooled)
+            model = model_of_people(model_for(settings, search.public), search.public.rows_per_user)
             performance_of(settings.performance).engine(model, zeros(search.public))
         _rehearse(search, charge)  # a charged search must end with a card, whichever trial wins
     about = {name: document[name] for name in ("dataset", "adjacency", "noise")}

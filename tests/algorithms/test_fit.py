@@ -1550,9 +1550,9 @@ PEOPLE: dict[str, Any] = {
 
 def test_records_and_people_have_the_units_that_they_are() -> None:
     """A card that says "one person" of single rows would promise to people with several what does not hold."""
-    plain, pooled = call().card.setting, call(**PEOPLE).card.setting
+    plain, grouped = call().card.setting, call(**PEOPLE).card.setting
     assert (plain.unit, plain.per_person, plain.unit_is_stated) == ("one record", None, False)
-    assert (pooled.unit, pooled.per_person, pooled.unit_is_stated) == ("one person", 2, False)
+    assert (grouped.unit, grouped.per_person, grouped.unit_is_stated) == ("one person", 2, False)
 
 
 @pytest.mark.parametrize("unit", ["one person", "one patient", "one image"])

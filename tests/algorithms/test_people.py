@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from algorithms import DPSGD, ObjectivePerturbation, fit, fitting
 from algorithms.core.training import barrier_of_rows, model_of_people
 from algorithms.errors import RefusedError
-from algorithms.fit_inputs import GivenRecords, pooled, records_of
+from algorithms.fit_inputs import GivenRecords, group_rows_by_user, records_of
 from algorithms.gradients import L2, Engine
 from algorithms.models import Model, build
 from algorithms.models.objectives import IGNORED
@@ -128,7 +128,7 @@ def test_people_whose_rows_are_alike_are_trained_on_as_one_row(name: str, tmp_pa
     """By every method that takes steps; those that ask the barrier for a minimum refuse in their plan."""
     method, model = bench.algorithm(name), bench.small_model("logistic", classes=2)
     plain = bench.planned(method, model, accountant="rdp")
-    known = replace(plain.facts, pooled=ROWS)
+    known = replace(plain.facts, rows_per_user=ROWS)
     if name in REFUSED:
         with pytest.raises(RefusedError, match="a person with up to 3"):
             method.plan(plain.target, known)
@@ -162,7 +162,9 @@ def call(**changes: Any) -> fitting.Fitted:
 
 
 def of(people: Any, rows: np.ndarray, most: int = 2) -> GivenRecords:
-    return pooled(records_of(nn.Linear(5, 2), X[rows], Y[rows], "cross_entropy"), people[rows], most, KEY)
+    return group_rows_by_user(
+        records_of(nn.Linear(5, 2), X[rows], Y[rows], "cross_entropy"), people[rows], most, KEY
+    )
 
 
 def test_a_person_is_one_record_of_at_most_so_many() -> None:
@@ -192,7 +194,12 @@ def test_what_is_used_of_a_person_follows_from_her_own_records_alone() -> None:
 def test_the_card_and_the_ledger_speak_of_people(own_home: Any) -> None:
     found = call(population="visitors", cap=(5.0, 0.1))
     setting = found.card.setting
-    assert (setting.unit, setting.records, setting.per_person, setting.pooled) == ("one person", 4, 2, 2)
+    assert (setting.unit, setting.records, setting.per_person, setting.rows_per_user) == (
+        "one person",
+        4,
+        2,
+        2,
+    )
     assert "2 were used at most" in text.protected(found.card)
     assert not verify(found.card, unsigned=True).failures
     ledger = Ledger.open(f"sqlite:///{own_home}/ledger.sqlite")
@@ -201,7 +208,7 @@ def test_the_card_and_the_ledger_speak_of_people(own_home: Any) -> None:
 
 def test_one_record_of_a_person_is_a_record_as_any_other() -> None:
     found = call(per_person=1, y=X[:, 0], model=nn.Linear(5, 1), loss="mse_loss")
-    assert (found.card.setting.per_person, found.card.setting.pooled) == (1, None)
+    assert (found.card.setting.per_person, found.card.setting.rows_per_user) == (1, None)
     assert found.card.setting.records == 4
 
 
@@ -217,7 +224,7 @@ def test_a_persons_records_may_have_several_parts() -> None:
     of_parts = call(model=_Named(6, 2), X={"first": X, "kind": kinds}, **public)
     torch.manual_seed(1)
     together = call(model=nn.Linear(6, 2), X=np.concatenate([X, kinds], axis=1), **public)
-    assert of_parts.card.setting.pooled == 4
+    assert of_parts.card.setting.rows_per_user == 4
     for one, other in zip(of_parts.model.parameters(), together.model.parameters(), strict=True):
         assert torch.allclose(one, other)
 

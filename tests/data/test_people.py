@@ -255,7 +255,7 @@ def test_wrong_declarations_are_refused(card: CardOf, changes: Document, words: 
         card(**changes)
 
 
-def pooled(
+def prepare_people(
     card: DataCard, folder: Path, some: list[Row], name: str = "prepared"
 ) -> tuple[Prepared, list[frozenset[int]]]:
     """What is prepared of the card's file, and the ages of the rows that count of each person to train on."""
@@ -272,7 +272,7 @@ def test_the_rows_of_a_person_are_one_record(card: CardOf, tmp_path: Path) -> No
     """In whatever order the rows are; who is held out has each row by itself."""
     own = card(person={"column": "who", "per_person": 3}, records={"at_most": 200})
     shuffled = [rows()[place] for place in np.random.default_rng(0).permutation(len(rows()))]
-    data, found = pooled(own, tmp_path, shuffled)
+    data, found = prepare_people(own, tmp_path, shuffled)
     assert data.train_features.shape == (len(found), 3, 4) and data.train_labels.shape == (len(found), 3)
     assert data.test_features.shape[1:] == (4,) and data.public.input_shape == (4,)
     numbers = [people(set(ages_)) for ages_ in found]
@@ -283,9 +283,11 @@ def test_the_rows_of_a_person_are_one_record(card: CardOf, tmp_path: Path) -> No
     first = data.train_features[:, :1].repeat(3, axis=1)
     missing = data.train_labels == IGNORED
     np.testing.assert_array_equal(data.train_features[missing], first[missing])
-    assert (data.public.per_person, data.public.pooled, data.public.blocks_per_person) == (1, 3, 1)
+    assert (data.public.per_person, data.public.rows_per_user, data.public.blocks_per_person) == (1, 3, 1)
 
-    less, rest = pooled(own, tmp_path, [row for row in shuffled if row[0] not in ("p3", "p30")], "less")
+    less, rest = prepare_people(
+        own, tmp_path, [row for row in shuffled if row[0] not in ("p3", "p30")], "less"
+    )
     gone = [ages_ for ages_ in found if ages_ not in rest]
     assert {who for ages_ in gone for who in people(set(ages_))} <= {3, 30} and len(gone) < 3
     assert rest == [ages_ for ages_ in found if ages_ not in gone]  # the others as they were, in their order
@@ -298,12 +300,12 @@ def test_the_rows_of_a_person_are_one_record(card: CardOf, tmp_path: Path) -> No
 
 def test_people_are_counted_where_they_are_the_records(card: CardOf, tmp_path: Path) -> None:
     own = {"person": {"column": "who", "per_person": 3}}
-    _, found = pooled(card(**own, records={"at_most": 200}), tmp_path, rows())
+    _, found = prepare_people(card(**own, records={"at_most": 200}), tmp_path, rows())
     tested = sum(min(3, who % 4 + 1) for who in range(60)) - sum(map(len, found))
     right = {"train": len(found), "test": tested}
-    pooled(card(**own, records=right), tmp_path, rows())
+    prepare_people(card(**own, records=right), tmp_path, rows())
     with pytest.raises(DataRefusedError, match=f"has {len(found)} training"):
-        pooled(card(**own, records=right | {"train": len(found) + 1}), tmp_path, rows())
+        prepare_people(card(**own, records=right | {"train": len(found) + 1}), tmp_path, rows())
 
 
 def test_in_each_block_a_person_is_a_record_of_its_own(card: CardOf, tmp_path: Path) -> None:

@@ -36,7 +36,9 @@ from the records without noise; no noise."""
 class Section(BaseModel):
     """A part of a card."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, serialize_by_alias=True
+    )
 
 
 class Signature(Section):
@@ -63,8 +65,8 @@ class Setting(Section):
 
     epsilon: null unless the guarantee is "private". unit: what one record is. records: how many were trained on, where
     the data card declares that public. holdout: what the metrics were measured on. per_person: how many of them can be
-    of one person, where the data card names the person. pooled: how many rows of a person at most were one of them,
-    where they were several; rows were chosen by a keyed hash of each. unit_is_stated: whether it is the caller's
+    of one person, where the data card names the person. rows_per_user: how many rows of a person at most were one of
+    them, where they were several; rows were chosen by a keyed hash of each. unit_is_stated: whether it is the caller's
     statement alone that each record is all of one unit. each_record_alone: true where code of the owner's own read the
     records, and the owner declared that it reads each by itself, which nothing has checked.
     """
@@ -83,7 +85,7 @@ class Setting(Section):
     records: Count | None
     holdout: Literal["public", "none"]
     per_person: Count | None = Field(default=None, exclude_if=lambda given: given is None)
-    pooled: Count | None = Field(default=None, exclude_if=lambda given: given is None)
+    rows_per_user: Count | None = Field(default=None, alias="pooled", exclude_if=lambda given: given is None)
     unit_is_stated: bool = Field(default=False, exclude_if=lambda given: not given)
     each_record_alone: Literal[True] | None = Field(default=None, exclude_if=lambda given: given is None)
 

@@ -124,8 +124,8 @@ def _unit(setting: Setting) -> str:
 
 def _used(setting: Setting) -> str:
     """How many records of a person were used."""
-    if setting.pooled is not None:
-        return f"{setting.pooled} were used at most, together as one"
+    if setting.rows_per_user is not None:
+        return f"{setting.rows_per_user} were used at most, together as one"
     return "one was used at most" if setting.per_person == 1 else f"{setting.per_person} were used at most"
 
 
@@ -171,7 +171,7 @@ def not_protected(card: PrivacyCard) -> list[str]:
             "Whoever was in the training data of the model that this one starts from, whether or not the records of"
             " this run are public: what protects them is in the card of that model."
         )
-    what = "training records" if setting.pooled is None else "people trained on"
+    what = "training records" if setting.rows_per_user is None else "people trained on"
     number = (
         "The bound on the number of records that the data card states; the number itself is private."
         if setting.records is None

@@ -255,17 +255,17 @@ def test_a_card_says_of_whom_how_many_records_were_used(tmp_path: Path, most: in
     assert (f"for all records of a person together it is {both}" in said) == (most == 3)
 
 
-@pytest.mark.parametrize("pooled", [None, 3])
+@pytest.mark.parametrize("rows_per_user", [None, 3])
 def test_of_a_population_with_blocks_a_card_protects_a_person_in_one_block(
-    tmp_path: Path, pooled: int | None
+    tmp_path: Path, rows_per_user: int | None
 ) -> None:
     run = record(write_run(tmp_path))
     ledger = run.receipt["ledger"]
     block = {"name": "may"} | {name: ledger[name] for name in ("cap", "spent", "remaining")}
     receipt = {**run.receipt, "ledger": {**ledger, "blocks": [block], "blocks_per_person": 1}}
-    public = dict(run.public) | {"per_person": 1, "pooled": pooled}
+    public = dict(run.public) | {"per_person": 1, "pooled": rows_per_user}
     card = build(replace(run, public=public, receipt=receipt), key=None)
-    unit, used = "in one block (one drawing), of whose records there", f"{pooled or 'one'}"
+    unit, used = "in one block (one drawing), of whose records there", f"{rows_per_user or 'one'}"
     assert f"when what one person has {unit} {used}" in text.statement(card)
     assert "What one person has in one block of the training data" in text.protected(card)
     assert any("One person in k blocks" in item for item in text.not_protected(card))
