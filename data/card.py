@@ -45,7 +45,7 @@ from data.formats import (
     Texts,
     Tokens,
 )
-from data.targets import Classes, Known, Labels, NextToken, Strict, Tags, Target, Word
+from data.targets import Classes, Labels, LabelType, NextToken, Strict, Tags, Target, Word
 
 Url: TypeAlias = Annotated[str, StringConstraints(pattern=r"^https?://[^?#\s]+/[A-Za-z0-9][A-Za-z0-9._+-]*$")]
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
@@ -265,7 +265,7 @@ class DataCard(Strict):
         return self.reader if isinstance(self.reader, Reviews) else None
 
     @property
-    def known(self) -> Known:
+    def label_type(self) -> LabelType:
         """The target; the classes if the card declares no other."""
         return self.target or Classes.model_construct(classes=self.classes)
 
@@ -323,7 +323,7 @@ class DataCard(Strict):
         if self.target is not None and not isinstance(self.reader, OF_ROWS):
             raise ValueError("a target is a column of a table, or of the rows of texts or images")
         if isinstance(self.reader, OF_ROWS):
-            _check_labels(self.known, self.reader)
+            _check_labels(self.label_type, self.reader)
         if len(set(self.classes)) < len(self.classes):
             raise ValueError("a class is listed twice")
         shape = self.shape or ()
@@ -414,20 +414,24 @@ def _check_different(files: Mapping[str, File]) -> None:
             )
 
 
-def _check_labels(known: Known, reader: OfRows) -> None:
+def _check_labels(label_type: LabelType, reader: OfRows) -> None:
     """Check that the rows have the label columns that the target needs."""
     names = [label.name for label in reader.label_columns]
-    if isinstance(known, Labels):
-        if sorted(names) != sorted(known.labels):
+    if isinstance(label_type, Labels):
+        if sorted(names) != sorted(label_type.labels):
             raise ValueError("the columns of the label must be those that target.labels names, each once")
         return
-    if isinstance(known, NextToken | Tags) and not isinstance(reader, Texts):
-        raise ValueError(f"the target of {known.kind} is for texts")
-    if isinstance(known, NextToken) and names:
+    if isinstance(label_type, NextToken | Tags) and not isinstance(reader, Texts):
+        raise ValueError(f"the target of {label_type.kind} is for texts")
+    if isinstance(label_type, NextToken) and names:
         raise ValueError("where the next token is predicted there is no label; leave it out")
-    if isinstance(known, Tags) and isinstance(reader, Texts) and (len(reader.columns) > 1 or reader.tokens):
+    if (
+        isinstance(label_type, Tags)
+        and isinstance(reader, Texts)
+        and (len(reader.columns) > 1 or reader.tokens)
+    ):
         raise ValueError("tags are of the words in one column, which a tokenizer takes; leave the others out")
-    if not isinstance(known, NextToken) and len(names) != 1:
+    if not isinstance(label_type, NextToken) and len(names) != 1:
         raise ValueError(
             "exactly one column must be of kind label"
             if isinstance(reader, Table)
@@ -455,8 +459,8 @@ def data_card(name: str, folder: Path = CARDS) -> DataCard:
     key.
     """
     if name not in card_names(folder):
-        known = ", ".join(card_names(folder))
-        way = f"choose one of: {known}, or add a card to" if known else "add its card, the first one, to"
+        names = ", ".join(card_names(folder))
+        way = f"choose one of: {names}, or add a card to" if names else "add its card, the first one, to"
         raise DataRefusedError(f"there is no data set {name!r}; {way} {folder}.")
     path = folder / f"{name}.yaml"
     document = _document(path)

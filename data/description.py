@@ -28,7 +28,7 @@ from data.formats import (
     Table,
     Texts,
 )
-from data.targets import Classes, Known, Target
+from data.targets import Classes, LabelType, Target
 
 SCALES, ANGLES = 2, 8
 _PATHS = 1 + SCALES * ANGLES + SCALES * (SCALES - 1) // 2 * ANGLES**2
@@ -178,19 +178,19 @@ class DatasetInfo:
         return 0 if self.encoder is None else self.encoder.padding
 
     @property
-    def known(self) -> Known:
+    def label_type(self) -> LabelType:
         """The target; the classes if the card declares no other."""
         return self.target or Classes.model_construct(classes=self.classes)
 
     @property
     def outputs(self) -> int:
         """The number of a model's outputs, per token if there is a label for each token."""
-        return self.known.outputs(self.tokens)
+        return self.label_type.outputs(self.tokens)
 
     @property
     def label_shape(self) -> tuple[int, ...]:
         """Shape of one record's labels."""
-        return self.known.label_shape(self.input_shape)
+        return self.label_type.label_shape(self.input_shape)
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -284,10 +284,10 @@ def dataset_info(
 
 
 def _shape(card: DataCard, transform: Transform, encoder: EncoderFacts | None) -> tuple[int, ...]:
-    if card.known.has_tokens and (encoder is None or encoder.tokens is None):
+    if card.label_type.has_tokens and (encoder is None or encoder.tokens is None):
         raise DataRefusedError(
-            f"{card.name!r} has the target of {card.known.kind}, which takes the tokens of a public model; name one by"
-            " --encoder tokenizer/NAME."
+            f"{card.name!r} has the target of {card.label_type.kind}, which takes the tokens of a public model; name"
+            " one by --encoder tokenizer/NAME."
         )
     if transform == "none":
         if card.has_texts and card.tokens is None:

@@ -49,10 +49,10 @@ def load_yaml(text: str) -> Any:
 def _extent(node: Node, extents: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
     """How many values a node has with its aliases written out, and how deep they are; each node is visited once."""
     if id(node) in extents:
-        known = extents[id(node)]
-        if known is None:
+        extent = extents[id(node)]
+        if extent is None:
             raise DocumentError("has an alias of a part within that part")
-        return known
+        return extent
     extents[id(node)] = None
     value, count, depth = node.value, 1, 0
     for part in value if isinstance(value, list) else ():

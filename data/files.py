@@ -236,8 +236,10 @@ def _download(file: File, folder: Path) -> Path:
     faults = []
     for url in file.urls:
         try:
-            known = f"{kind}:{checksum}"
-            return Path(pooch.retrieve(url, known, fname=file.name, path=folder, downloader=downloader))
+            checksum_spec = f"{kind}:{checksum}"
+            return Path(
+                pooch.retrieve(url, checksum_spec, fname=file.name, path=folder, downloader=downloader)
+            )
         except ValueError:
             faults.append(f"{url} gave a truncated or altered file (its {kind} is not the declared one)")
         except OSError as error:

@@ -232,9 +232,9 @@ class Table(Strict):
 
     @model_validator(mode="after")
     def _dates_have_their_parts(self) -> "Table":
-        known = {column.name for column in self.columns if not isinstance(column, Date | Label)}
+        names = {column.name for column in self.columns if not isinstance(column, Date | Label)}
         for column in self.columns:
-            if isinstance(column, Date) and not {column.month, column.day} <= known:
+            if isinstance(column, Date) and not {column.month, column.day} <= names:
                 raise ValueError("month and day of a date must name columns of the file")
         return self
 

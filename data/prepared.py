@@ -180,17 +180,17 @@ def _group_by_user(folder: Path, owners: bytearray, public: DatasetInfo) -> tupl
     rows, answers = (np.load(path, mmap_mode="r") for path in old)
     with (
         _Rows(features, _kind(public), (*public.rows, *public.input_shape)) as made,
-        _Rows(labels, _label_kind(public), (*public.rows, *public.label_shape)) as known,
+        _Rows(labels, _label_kind(public), (*public.rows, *public.label_shape)) as label_type,
     ):
         for places in _by_person(owners, *public.rows):
             filled = np.where(places < 0, places[:, :1], places)
             given = answers[filled]
             given[places < 0] = np.nan if given.dtype.kind == "f" else IGNORED
             made.append(rows[filled])
-            known.append(given)
+            label_type.append(given)
     for path in old:
         path.unlink()
-    return made, known
+    return made, label_type
 
 
 def _by_person(owners: bytes | bytearray, most: int) -> Iterator[NDArray[np.int64]]:
@@ -268,7 +268,7 @@ def _kind(public: DatasetInfo) -> np.dtype[Any]:
 
 
 def _label_kind(public: DatasetInfo) -> np.dtype[Any]:
-    return np.dtype(public.known.label_dtype)
+    return np.dtype(public.label_type.label_dtype)
 
 
 def contents(folder: Path) -> str:

@@ -201,5 +201,5 @@ Target: TypeAlias = Annotated[
     Discriminator(_form),
 ]
 """The targets that a card may declare instead of classes."""
-Known: TypeAlias = Classes | Number | Labels | NextToken | Tags
+LabelType: TypeAlias = Classes | Number | Labels | NextToken | Tags
 """All targets."""

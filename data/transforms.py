@@ -21,7 +21,7 @@ from data.card import DataCard
 from data.description import ANGLES, SCALES, EncoderFacts, scattered_shape
 from data.files import write_whole
 from data.readers.records import Block, Features, Records, add_features
-from data.targets import Known
+from data.targets import LabelType
 
 _SCATTERED_AT_ONCE, _ENCODED_AT_ONCE = 256, 512
 _MEANS, _DEVIATIONS = (
@@ -57,7 +57,7 @@ def encoded(
     blocks: Iterable[Block],
     facts: EncoderFacts,
     load: Callable[[], Encode],
-    known: Known,
+    label_type: LabelType,
     *,
     kept: Path,
     say: Callable[[int], object],
@@ -70,14 +70,14 @@ def encoded(
         blocks: Blocks of images as float32 [n, channels, height, width], or of texts as an array of strings [n].
         facts: The facts of the encoder.
         load: Loads its weights; called only if something has to be encoded.
-        known: The target; if it has a label per token, labels are made from the tokens.
+        label_type: The target; if it has a label per token, labels are made from the tokens.
         kept: Folder for encoded portions, readable by the owner only; deleted at the end.
         say: Called with the number of encoded records, after each portion.
     """
     kept.mkdir(mode=0o700, parents=True, exist_ok=True)
     (kept / ".gitignore").write_text("*\n", encoding="utf-8")
     loaded, lock, done = cache(load), Lock(), 0
-    shape = (2, facts.width) if known.kind == "tags" else (facts.width,)
+    shape = (2, facts.width) if label_type.kind == "tags" else (facts.width,)
 
     def features_of(records: Features) -> Features:
         digest = hashlib.sha256(f"{facts.name} {facts.sha256} {facts.settings} ".encode())
@@ -96,7 +96,7 @@ def encoded(
     for some, features in _mapped(blocks, features_of, at_once=_ENCODED_AT_ONCE):
         done += len(features)
         say(done)
-        own = known.labelled(features, some.records.labels, facts.padding)
+        own = label_type.labelled(features, some.records.labels, facts.padding)
         yield replace(some, records=Records(*own, some.records.keys))
     shutil.rmtree(kept)
 

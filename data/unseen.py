@@ -227,8 +227,8 @@ def _form(path: Path) -> str | None:
 
 def _tables(path: Path, reader: Rows, target: Target | None) -> Iterator[Any]:
     # The stand-in for an invalid line has a label, which is ignored.
-    known = target or Classes(classes=("-",))
-    return rows.tables("test", path, reader.model_copy(update={"format": _form(path)}), known)
+    label_type = target or Classes(classes=("-",))
+    return rows.tables("test", path, reader.model_copy(update={"format": _form(path)}), label_type)
 
 
 def _row_texts(path: Path, reader: Texts, target: Target | None) -> Iterator[tuple[str, str]]:

@@ -60,7 +60,7 @@ def model_of(chosen: params.Model, public: DatasetInfo) -> Model:
         tokens=public.tokens,
         words_sha256=public.words_sha256,
         padding=public.padding,
-        predicts=public.known.kind,
+        predicts=public.label_type.kind,
         settings=chosen.own_settings,
     )
     return adapted(

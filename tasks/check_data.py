@@ -117,7 +117,7 @@ def look(name: str, root: Path, *, counted: bool) -> Look:
             for problem, count in _stand_ins(block, card.reader):
                 counts[problem] = counts.get(problem, 0) + count
             used += len(block.records)
-            if isinstance(card.known, Classes):
+            if isinstance(card.label_type, Classes):
                 labels.update(np.unique(block.records.labels).tolist())
         rows = sum(count for problem, count in counts.items() if problem.endswith(": records"))
         if isinstance(card.reader, Table) and card.person is not None and rows > used:
@@ -137,7 +137,7 @@ def _header(card: DataCard, file: Path) -> list[str]:
     if not isinstance(card.reader, Table):
         return []
     with suppress(DataRefusedError):
-        return list(next(iter(tables("train", file, card.reader, card.known))).column_names)
+        return list(next(iter(tables("train", file, card.reader, card.label_type))).column_names)
     return []
 
 
@@ -184,7 +184,7 @@ def _stand_ins(block: Block, reader: Format) -> Iterator[tuple[str, int]]:
 
 def _problems(part: str, file: Path, card: DataCard, reader: Table) -> Iterator[tuple[str, int]]:
     for rows in tables(
-        "test" if part == "test" else "train", file, reader, card.known, names_rows=card.public
+        "test" if part == "test" else "train", file, reader, card.label_type, names_rows=card.public
     ):
         check_columns(rows, reader.in_the_file, file)
         yield f"{part}: records", rows.num_rows
@@ -244,8 +244,8 @@ def _changes(
         positions = encoding.positions(values, column.categories, _REFUSED)
         return {into: positions == len(column.categories)}
     if isinstance(column, Label) and isinstance(card.target, Labels):
-        known = (*card.target.yes, "0", "0.0", "false", "False", "FALSE")
-        return {"neither yes nor 0, without the label": ~encoding.holds(values, known, _REFUSED)}
+        spellings = (*card.target.yes, "0", "0.0", "false", "False", "FALSE")
+        return {"neither yes nor 0, without the label": ~encoding.holds(values, spellings, _REFUSED)}
     if isinstance(column, Label):
         encoding.classes(values, column, card.classes, _REFUSED)
         return {}

@@ -21,7 +21,7 @@ from algorithms.models import Model
 from algorithms.models.saved import load_model as load_model
 from data.files import read_json
 from data.prepared import HeldOut, load_held_out
-from data.targets import IGNORED, Known, Labels, NextToken, Number, Tags
+from data.targets import IGNORED, Labels, LabelType, NextToken, Number, Tags
 from tasks.config import home
 from tasks.config.own_code import named_code
 from tasks.csv_files import write_csv
@@ -63,8 +63,10 @@ class Drawn:
 def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> Evaluation:
     """Compute predictions and mean loss on the held-out records."""
     model, public = models.for_evaluation(model), data.public
-    known = public.known
-    outputs_a_record = known.outputs(public.tokens) * (prod(public.label_shape) if known.has_tokens else 1)
+    label_type = public.label_type
+    outputs_a_record = label_type.outputs(public.tokens) * (
+        prod(public.label_shape) if label_type.has_tokens else 1
+    )
     size = max(1, min(_BATCH, MOST_OUTPUTS // max(1, outputs_a_record)))
     predicted, losses, weights, all_scores = [], [], [], []
     with torch.no_grad():
@@ -73,26 +75,26 @@ def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> E
             labels = torch.from_numpy(np.array(data.test_labels[start : start + size]))
             outputs = model.outputs(parameters, inputs)
             scores = model.scores(outputs)
-            predicted.append((scores > 0).long() if known.kind == "labels" else scores.argmax(dim=-1))
-            all_scores.append(_said(known, scores))
+            predicted.append((scores > 0).long() if label_type.kind == "labels" else scores.argmax(dim=-1))
+            all_scores.append(_said(label_type, scores))
             losses.append(model.losses(outputs, labels).double())
-            predictable = labels[:, 1:] if known.kind == "next token" else labels
-            counts = predictable.ne(IGNORED).sum(-1) if known.has_tokens else torch.ones(len(labels))
+            predictable = labels[:, 1:] if label_type.kind == "next token" else labels
+            counts = predictable.ne(IGNORED).sum(-1) if label_type.has_tokens else torch.ones(len(labels))
             weights.append(counts.double())
     weight = torch.cat(weights)
     loss = float((torch.cat(losses) * weight).sum() / weight.sum().clamp(min=1.0))
     return Evaluation(torch.cat(predicted).numpy(), loss, torch.cat(all_scores).numpy())
 
 
-def _said(known: Known, scores: Tensor) -> Tensor:
-    if known.has_tokens:
+def _said(label_type: LabelType, scores: Tensor) -> Tensor:
+    if label_type.has_tokens:
         return torch.zeros(len(scores), 0, dtype=torch.float64)
-    if known.kind == "class":
+    if label_type.kind == "class":
         return scores.double().softmax(dim=-1)
-    return scores.double().sigmoid() if known.kind == "labels" else scores.double()
+    return scores.double().sigmoid() if label_type.kind == "labels" else scores.double()
 
 
-def record_scores(known: Known, scores: Tensor, labels: Tensor) -> Tensor:
+def record_scores(label_type: LabelType, scores: Tensor, labels: Tensor) -> Tensor:
     """Score the model's output for each record from 0 to 1, from that record alone: shape [batch].
 
     A class scores 1 if it is right. A number scores 1 minus the squared error in [-1, 1], at least 0. Labels score the
@@ -100,7 +102,7 @@ def record_scores(known: Known, scores: Tensor, labels: Tensor) -> Tensor:
     predicted, the score is 1. A text scores the share of next tokens that were ranked first.
 
     Args:
-        known: the target, which says what a label can be.
+        label_type: the target, which says what a label can be.
         scores: [batch, ..., outputs], as `Model.scores` gives them.
         labels: [batch, ...].
 
@@ -108,21 +110,21 @@ def record_scores(known: Known, scores: Tensor, labels: Tensor) -> Tensor:
         >>> record_scores(Labels(labels=("a", "b")), torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 0.0]]))
         tensor([0.6667])
     """
-    if known.kind == "number":
+    if label_type.kind == "number":
         return 1.0 - (scores[:, 0].clamp(-1.0, 1.0) - labels).square().clamp(max=1.0)
-    if known.kind == "class":
+    if label_type.kind == "class":
         return (scores.argmax(dim=-1) == labels).float()
-    if known.kind == "labels":
+    if label_type.kind == "labels":
         said, real = scores > 0, labels > 0
         right = said & real
     else:
         predicted = scores.argmax(dim=-1)
-        if known.kind == "next token":
+        if label_type.kind == "next token":
             predicted, labels = predicted[:, :-1], labels[:, 1:]
         counts, right = labels != IGNORED, predicted == labels
-        if not isinstance(known, Tags):
+        if not isinstance(label_type, Tags):
             return (right & counts).sum(-1) / counts.sum(-1).clamp(min=1)
-        outside = -1 if known.outside is None else known.tags.index(known.outside)
+        outside = -1 if label_type.outside is None else label_type.tags.index(label_type.outside)
         said, real = counts & (predicted != outside), counts & (labels != outside)
         right = right & said & real
     named = said.sum(-1) + real.sum(-1)
@@ -130,26 +132,26 @@ def record_scores(known: Known, scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def _pairs(
-    known: Known, evaluation: Evaluation, labels: NDArray[Any]
+    label_type: LabelType, evaluation: Evaluation, labels: NDArray[Any]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Predicted and true labels of the tokens that count, [count] each."""
     said, real = evaluation.predicted, np.asarray(labels)
-    if known.kind == "next token":
+    if label_type.kind == "next token":
         said, real = said[:, :-1], real[:, 1:]
     counts = real != IGNORED
     return said[counts], real[counts]
 
 
-def compute_metrics(known: Known, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
+def compute_metrics(label_type: LabelType, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
     """The metrics of the target; models are compared by the first of its kind in `tasks.runs.quality`."""
-    if isinstance(known, Number):
-        metrics = _of_numbers(known, evaluation, labels)
-    elif isinstance(known, Labels):
-        metrics = _of_labels(known, evaluation, labels)
-    elif isinstance(known, Tags):
-        metrics = _of_tags(known, evaluation, labels)
-    elif isinstance(known, NextToken):
-        metrics = _of_next_tokens(known, evaluation, labels)
+    if isinstance(label_type, Number):
+        metrics = _of_numbers(label_type, evaluation, labels)
+    elif isinstance(label_type, Labels):
+        metrics = _of_labels(label_type, evaluation, labels)
+    elif isinstance(label_type, Tags):
+        metrics = _of_tags(label_type, evaluation, labels)
+    elif isinstance(label_type, NextToken):
+        metrics = _of_next_tokens(label_type, evaluation, labels)
     else:
         metrics = _of_classes(evaluation, labels)
     return metrics | {"test_loss": evaluation.loss}
@@ -159,16 +161,18 @@ def metrics_of(model: Path, prepared: Path, *, allow_code: Collection[str] = ())
     """The metrics of a model file on the held-out records of prepared data; allow_code: as in `algorithms.load`."""
     data = load_held_out(prepared)
     trained = load_model(model, allow_code=allow_code)
-    return compute_metrics(data.public.known, evaluate(*trained, data), data.test_labels)
+    return compute_metrics(data.public.label_type, evaluate(*trained, data), data.test_labels)
 
 
-def _of_numbers(known: Number, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
+def _of_numbers(label_type: Number, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
     """Errors of a predicted number in its own units.
 
     test_r2: 1 - MSE / variance, 0 for always predicting the mean of these records. mean_rmse: the error of that
     prediction.
     """
-    real, predicted = (known.in_units(np.asarray(x, np.float64)) for x in (labels, evaluation.scores[:, 0]))
+    real, predicted = (
+        label_type.in_units(np.asarray(x, np.float64)) for x in (labels, evaluation.scores[:, 0])
+    )
     squared, spread = float(np.square(predicted - real).mean()), float(np.var(real))
     return {
         "test_r2": 1.0 - squared / spread if spread > 0 else 0.0,
@@ -178,7 +182,7 @@ def _of_numbers(known: Number, evaluation: Evaluation, labels: NDArray[Any]) -> 
     }
 
 
-def _of_labels(known: Labels, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
+def _of_labels(label_type: Labels, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
     """Metrics of several labels.
 
     F1 over all pairs of a record and a label, and averaged over labels; the AUC of each label that some but not all
@@ -188,8 +192,8 @@ def _of_labels(known: Labels, evaluation: Evaluation, labels: NDArray[Any]) -> d
     from sklearn.metrics import accuracy_score, f1_score, roc_auc_score  # takes half a second to import
 
     real = np.asarray(labels).astype(np.int64)
-    areas: dict[str, float | None] = dict.fromkeys(known.labels)
-    for place, name in enumerate(known.labels):
+    areas: dict[str, float | None] = dict.fromkeys(label_type.labels)
+    for place, name in enumerate(label_type.labels):
         if 0 < real[:, place].sum() < len(real) and np.isfinite(evaluation.scores[:, place]).all():
             areas[name] = float(roc_auc_score(real[:, place], evaluation.scores[:, place]))
     defined = [area for area in areas.values() if area is not None]
@@ -209,9 +213,9 @@ def _of_labels(known: Labels, evaluation: Evaluation, labels: NDArray[Any]) -> d
     }
 
 
-def _of_next_tokens(known: NextToken, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
+def _of_next_tokens(label_type: NextToken, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
     """unigram_perplexity: the perplexity of predicting each token by its frequency in these texts."""
-    predicted, real = _pairs(known, evaluation, labels)
+    predicted, real = _pairs(label_type, evaluation, labels)
     shares = np.unique(real, return_counts=True)[1] / max(1, len(real))
     return {
         "test_perplexity": math.exp(min(evaluation.loss, 700.0)),
@@ -220,18 +224,18 @@ def _of_next_tokens(known: NextToken, evaluation: Evaluation, labels: NDArray[An
     }
 
 
-def _of_tags(known: Tags, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
+def _of_tags(label_type: Tags, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
     """F1 over all words and all tags except the outside one, and over entities if the tags are B-TYPE and I-TYPE.
 
     majority_accuracy: the accuracy of always predicting the most frequent tag.
     """
     from sklearn.metrics import f1_score
 
-    predicted, real = _pairs(known, evaluation, labels)
-    inside = [place for place, name in enumerate(known.tags) if name != known.outside]
+    predicted, real = _pairs(label_type, evaluation, labels)
+    inside = [place for place, name in enumerate(label_type.tags) if name != label_type.outside]
     counts = np.bincount(real, minlength=1)
     f1 = f1_score(real, predicted, labels=inside, average="micro", zero_division=0) if len(real) else 0.0
-    types = entity_types(known)
+    types = entity_types(label_type)
     rows = np.nonzero(np.asarray(labels) != IGNORED)[0]
     of_entities = {} if types is None else {"test_entity_f1": entity_f1(types, predicted, real, rows)}
     return of_entities | {
@@ -241,15 +245,15 @@ def _of_tags(known: Tags, evaluation: Evaluation, labels: NDArray[Any]) -> dict[
     }
 
 
-def entity_types(known: Tags) -> tuple[tuple[str, ...], NDArray[np.bool_]] | None:
+def entity_types(label_type: Tags) -> tuple[tuple[str, ...], NDArray[np.bool_]] | None:
     """The type of each tag, "" for the outside tag, and whether it begins an entity; None if the tags are not BIO tags.
 
     IOB2 has B-TYPE tags, I-TYPE tags for some of these types, and one outside tag.
     """
-    outside = known.outside or "O"
-    types = tuple("" if tag == outside else tag[2:] for tag in known.tags)
-    begins = np.array([tag.startswith("B-") for tag in known.tags])
-    inside = [tag for tag in known.tags if tag != outside]
+    outside = label_type.outside or "O"
+    types = tuple("" if tag == outside else tag[2:] for tag in label_type.tags)
+    begins = np.array([tag.startswith("B-") for tag in label_type.tags])
+    inside = [tag for tag in label_type.tags if tag != outside]
     is_bio = inside and all(tag[:2] in ("B-", "I-") and f"B-{tag[2:]}" in inside for tag in inside)
     return (types, begins) if is_bio else None
 
@@ -307,28 +311,28 @@ def _of_classes(evaluation: Evaluation, labels: NDArray[np.int64]) -> dict[str, 
 
 
 def figure_pairs(
-    known: Known, evaluation: Evaluation, labels: NDArray[Any], tokens: int | None = None
+    label_type: LabelType, evaluation: Evaluation, labels: NDArray[Any], tokens: int | None = None
 ) -> Drawn:
     """True and predicted values for figures.
 
     These are classes or tags; numbers in ten equal intervals of the declared bounds; next tokens in ten intervals of
     the vocabulary; for several labels, each pair of a true and a predicted label of a record, or none.
     """
-    if isinstance(known, Number):
-        edges = np.linspace(*known.bounds, _INTERVALS + 1)
+    if isinstance(label_type, Number):
+        edges = np.linspace(*label_type.bounds, _INTERVALS + 1)
         names = tuple(f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges))
         scaled = (np.clip(np.asarray(x, np.float64), -1, 1) for x in (evaluation.scores[:, 0], labels))
         said, real = (_interval((x + 1) / 2) for x in scaled)
         return Drawn(said, real, names)
-    if isinstance(known, Labels):
+    if isinstance(label_type, Labels):
         given, has = (_with_none(x) for x in (evaluation.predicted, np.asarray(labels)))
         _, row, column = np.nonzero(np.logical_and(has[:, :, None], given[:, None, :]))
-        return Drawn(column, row, (*known.labels, "none of them"))
-    if not known.has_tokens:
-        return Drawn(evaluation.predicted, labels, known.names)
-    pairs = [x[:: -(-len(x) // _MOST_DRAWN) or 1] for x in _pairs(known, evaluation, labels)]
-    if isinstance(known, Tags):
-        return Drawn(pairs[0], pairs[1], known.tags)
+        return Drawn(column, row, (*label_type.labels, "none of them"))
+    if not label_type.has_tokens:
+        return Drawn(evaluation.predicted, labels, label_type.names)
+    pairs = [x[:: -(-len(x) // _MOST_DRAWN) or 1] for x in _pairs(label_type, evaluation, labels)]
+    if isinstance(label_type, Tags):
+        return Drawn(pairs[0], pairs[1], label_type.tags)
     ends = np.linspace(0, tokens or 1, _INTERVALS + 1).astype(np.int64)
     names = tuple(f"{low} to {high - 1}" for low, high in pairwise(ends))
     said, real = (_interval(x / max(1, tokens or 1)) for x in pairs)
@@ -413,10 +417,15 @@ def main() -> None:
     data = load_held_out(Path("datasets/prepared"))
     check_data_facts(receipt, data.public)
     store.mark_used(home(), receipt["run_id"], keeps=not data.public.is_public)
-    known, evaluation = data.public.known, evaluate(*load_model(path, allow_code=named_code(Path())), data)
-    document = compute_metrics(known, evaluation, data.test_labels) | run_facts(receipt)
+    label_type, evaluation = (
+        data.public.label_type,
+        evaluate(*load_model(path, allow_code=named_code(Path())), data),
+    )
+    document = compute_metrics(label_type, evaluation, data.test_labels) | run_facts(receipt)
     # Metrics are written last: if they are those of this run, so are the plots.
-    write_plots(artifacts / "plots", figure_pairs(known, evaluation, data.test_labels, data.public.tokens))
+    write_plots(
+        artifacts / "plots", figure_pairs(label_type, evaluation, data.test_labels, data.public.tokens)
+    )
     (artifacts / "metrics.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 

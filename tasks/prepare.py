@@ -215,7 +215,7 @@ def prepare(
                 records,
                 public.encoder,
                 loader_of(encoder, public.target, tried_on=card.input_shape),
-                public.known,
+                public.label_type,
                 kept=held.enter_context(prepared.portions_of(destination)),
                 say=_told(card),
             )

@@ -70,7 +70,7 @@ def remarks_on(card: DataCard, file: Path) -> list[str]:
         ]
     else:
         wanted = [one.name for one in reader.label_columns]
-    for table in tables("train", file, reader, card.known):
+    for table in tables("train", file, reader, card.label_type):
         rows += table.num_rows
         times = Counter(table.column_names)
         texts = {name: _texts(table, name) for name in wanted if times[name] == 1}
@@ -111,12 +111,12 @@ def _spelled(card: DataCard, columns: Mapping[str, _Column], label: str) -> Iter
     """Other spellings of classes and categories."""
     reader = card.reader
     assert isinstance(reader, Table | Rows)
-    if label in columns and isinstance(card.known, Classes):
+    if label in columns and isinstance(card.label_type, Classes):
         (declared,) = reader.label_columns
-        written = {name: declared.spellings.get(name, (name,)) for name in card.known.classes}
+        written = {name: declared.spellings.get(name, (name,)) for name in card.label_type.classes}
         values = columns[label].values or Counter()
-        known = [text for texts in written.values() for text in texts]
-        others = {value: _meant(value, written) for value in _unknown(values, known)}
+        spellings = [text for texts in written.values() for text in texts]
+        others = {value: _meant(value, written) for value in _unknown(values, spellings)}
         wanted = {
             name: [one for one in values if one in texts or others.get(one) == name]
             for name, texts in written.items()
@@ -149,9 +149,9 @@ def _spelled(card: DataCard, columns: Mapping[str, _Column], label: str) -> Iter
                     )
 
 
-def _unknown(values: Counter[str], known: Iterable[str]) -> list[str]:
+def _unknown(values: Counter[str], spellings: Iterable[str]) -> list[str]:
     """The values of a column that the reader does not take for one of those declared."""
-    declared = tuple(known)
+    declared = tuple(spellings)
     places = encoding.positions(pa.chunked_array([list(values)], pa.string()), declared, "").tolist()
     return [value for value, place in zip(values, places, strict=True) if value and place == len(declared)]
 

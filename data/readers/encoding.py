@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from data.card import DataRefusedError
 from data.formats import Binned, Categorical, Column, Date, Label, Numeric, Table
 from data.readers.records import Records
-from data.targets import IGNORED, Known, Labels, NextToken, Number, Tags
+from data.targets import IGNORED, Labels, LabelType, NextToken, Number, Tags
 
 _FIRST_DAY, _LAST_DAY = 31 + 1, 31 * 12 + 31
 _WHOLE = re.compile("[+-]?[0-9]+")
@@ -36,13 +36,13 @@ def features(table: pa.Table, declared: Table, path: str) -> NDArray[np.float32]
     return made
 
 
-def records(table: pa.Table, declared: Table, known: Known, path: str) -> Records:
+def records(table: pa.Table, declared: Table, label_type: LabelType, path: str) -> Records:
     """The records of some rows. path: name of their source in messages. Raises DataRefusedError for an invalid
     value.
     """
     check_columns(table, declared.in_the_file, path)
     made = features(table, declared, path)
-    return Records(made, labels(table, declared.label_columns, known, declared.missing, path))
+    return Records(made, labels(table, declared.label_columns, label_type, declared.missing, path))
 
 
 def _fill(
@@ -65,7 +65,7 @@ def _fill(
 
 
 def labels(
-    table: pa.Table, columns: tuple[Label, ...], known: Known, missing: tuple[str, ...], path: str
+    table: pa.Table, columns: tuple[Label, ...], label_type: LabelType, missing: tuple[str, ...], path: str
 ) -> NDArray[Any]:
     """The labels [n, ...] of some rows, in the form of the target.
 
@@ -74,19 +74,19 @@ def labels(
 
     Raises DataRefusedError as `classes` does, and if a number is missing or invalid.
     """
-    if isinstance(known, NextToken):
+    if isinstance(label_type, NextToken):
         return np.zeros(table.num_rows, np.int64)
-    if isinstance(known, Labels):
-        has = [holds(table[name], known.yes, f"{path}, column {name!r}") for name in known.labels]
+    if isinstance(label_type, Labels):
+        has = [holds(table[name], label_type.yes, f"{path}, column {name!r}") for name in label_type.labels]
         return np.ascontiguousarray(np.array(has, np.float32).reshape(len(has), -1).T)
     (label,) = columns
     where = f"{path}, column {label.name!r}"
-    if isinstance(known, Tags):
-        return _tags(table[label.name], known, where)
-    if not isinstance(known, Number):
-        return classes(table[label.name], label, known.classes, where)
+    if isinstance(label_type, Tags):
+        return _tags(table[label.name], label_type, where)
+    if not isinstance(label_type, Number):
+        return classes(table[label.name], label, label_type.classes, where)
     values, _ = numbers(table[label.name], missing, where, refuses_missing=True)
-    return known.scaled(values)
+    return label_type.scaled(values)
 
 
 def holds(values: pa.ChunkedArray, words: tuple[str, ...], where: str) -> NDArray[np.bool_]:
@@ -97,16 +97,16 @@ def holds(values: pa.ChunkedArray, words: tuple[str, ...], where: str) -> NDArra
     return np.array([(one or b"").strip() in wanted for one in contents(values)], bool)
 
 
-def _tags(values: pa.ChunkedArray, known: Tags, where: str) -> NDArray[np.int64]:
+def _tags(values: pa.ChunkedArray, label_type: Tags, where: str) -> NDArray[np.int64]:
     """The index of each word's tag; IGNORED if there is no word."""
     if pa.types.is_struct(values.type):
         raise _is_not("text", where)
-    places = {str(place): place for place in range(len(known.tags))}
-    places |= {name: place for place, name in enumerate(known.tags)}
-    other = IGNORED if known.outside is None else places[known.outside]
-    tags = np.full((len(values), known.words), IGNORED, np.int64)
+    places = {str(place): place for place in range(len(label_type.tags))}
+    places |= {name: place for place, name in enumerate(label_type.tags)}
+    other = IGNORED if label_type.outside is None else places[label_type.outside]
+    tags = np.full((len(values), label_type.words), IGNORED, np.int64)
     for row, content in enumerate(contents(values, lists=True)):
-        own = [places.get(name, other) for name in words_of(content)[: known.words]]
+        own = [places.get(name, other) for name in words_of(content)[: label_type.words]]
         tags[row, : len(own)] = own
     return tags
 
@@ -147,10 +147,12 @@ def contents(column: pa.ChunkedArray, *, lists: bool = False) -> list[bytes | No
     return values
 
 
-def classes(values: pa.ChunkedArray, label: Label, known: tuple[str, ...], where: str) -> NDArray[np.int64]:
-    """The index of each value's class in `known`; int64 [n]. Raises DataRefusedError for any other value."""
+def classes(
+    values: pa.ChunkedArray, label: Label, class_names: tuple[str, ...], where: str
+) -> NDArray[np.int64]:
+    """The index of each value's class in `class_names`; int64 [n]. Raises DataRefusedError for any other value."""
     written = [
-        (text, index) for index, name in enumerate(known) for text in label.spellings.get(name, (name,))
+        (text, index) for index, name in enumerate(class_names) for text in label.spellings.get(name, (name,))
     ]
     indices = positions(values, tuple(text for text, _ in written), where)
     if (indices == len(written)).any():
@@ -161,19 +163,19 @@ def classes(values: pa.ChunkedArray, label: Label, known: tuple[str, ...], where
     return np.array([index for _, index in written], np.int64)[indices]
 
 
-def positions(values: pa.ChunkedArray, known: tuple[str, ...], where: str) -> NDArray[np.int64]:
-    """The index of each value in `known`, or len(known) if it is unknown or missing; int64 [n].
+def positions(values: pa.ChunkedArray, names: tuple[str, ...], where: str) -> NDArray[np.int64]:
+    """The index of each value in `names`, or len(known) if it is unknown or missing; int64 [n].
 
     Where true and false are all that is known, their case does not count; where whole numbers are, 17.0 is 17, as
     pandas writes it in a column with missing values.
     """
     text = _trimmed(values, where)
-    if {name.lower() for name in known} <= {"true", "false"}:
-        text, known = pc.utf8_lower(text), tuple(name.lower() for name in known)
-    elif all(_WHOLE.fullmatch(name) for name in known):
+    if {name.lower() for name in names} <= {"true", "false"}:
+        text, names = pc.utf8_lower(text), tuple(name.lower() for name in names)
+    elif all(_WHOLE.fullmatch(name) for name in names):
         text = pc.replace_substring_regex(text, r"^([+-]?[0-9]+)\.0+$", r"\1")
-    indices = pc.index_in(text, value_set=pa.array(known, pa.string()))
-    places: NDArray[np.int64] = indices.cast(pa.int64()).fill_null(len(known)).to_numpy()
+    indices = pc.index_in(text, value_set=pa.array(names, pa.string()))
+    places: NDArray[np.int64] = indices.cast(pa.int64()).fill_null(len(names)).to_numpy()
     return places
 
 
@@ -227,8 +229,8 @@ def numbers(
     """
     if _is_text(values.type):
         values = _trimmed(values, where)
-        known = pc.is_in(values, value_set=pa.array(missing, pa.string()))
-        values = pc.if_else(known, pa.scalar(None, pa.string()), values)
+        is_missing = pc.is_in(values, value_set=pa.array(missing, pa.string()))
+        values = pc.if_else(is_missing, pa.scalar(None, pa.string()), values)
     absent = values.is_null().to_numpy()
     floats = np.array(_cast(values, pa.float64(), where).fill_null(0.0).to_numpy())
     if not np.isfinite(floats).all():

@@ -49,7 +49,7 @@ from data.formats import (
 from data.readers import encoding, images, texts
 from data.readers.encoding import check_columns
 from data.readers.records import PARTS, Block, Features, Part, Records
-from data.targets import Classes, Known, Number, Tags
+from data.targets import Classes, LabelType, Number, Tags
 
 _BLOCK_BYTES = 4 * 2**20
 _TABLE_ROWS, _ROWS = 65536, 1024
@@ -134,13 +134,13 @@ class RowReader:
     def tables(self, part: Part, path: Path) -> _Tables:
         """The rows of a file, in portions; raises DataRefusedError if the file is not as declared."""
         card = self.card
-        return tables(part, path, self.declared, card.known, more=self._person, names_rows=card.public)
+        return tables(part, path, self.declared, card.label_type, more=self._person, names_rows=card.public)
 
     def records(self, some: pa.Table, where: str) -> Records:
         """The records of some rows. where: name of their source in messages. Raises DataRefusedError as `read` does."""
-        declared, known = self.declared, self.card.known
+        declared, label_type = self.declared, self.card.label_type
         if isinstance(declared, Table):
-            made = encoding.records(some, declared, known, where)
+            made = encoding.records(some, declared, label_type, where)
         else:
             if isinstance(declared, ImageTable):
                 features: Features
@@ -148,10 +148,14 @@ class RowReader:
                     some, declared, self.card.input_shape, self.files.get("images")
                 )
             else:
-                joined, keys = texts.joined(some, declared, known if isinstance(known, Tags) else None)
+                joined, keys = texts.joined(
+                    some, declared, label_type if isinstance(label_type, Tags) else None
+                )
                 features = texts.as_features(joined, declared, self._words)
             check_columns(some, (label.name for label in declared.label_columns), where)
-            made = Records(features, encoding.labels(some, declared.label_columns, known, ("",), where), keys)
+            made = Records(
+                features, encoding.labels(some, declared.label_columns, label_type, ("",), where), keys
+            )
         if self.card.person is None:
             return made
         return Records(made.features, made.labels, [sha256(who).digest() for who in self._who(some)])
@@ -176,7 +180,7 @@ class RowReader:
         owners, ranks, usable = bytearray(), bytearray(), []
         for some in make():
             names = (*self.declared.content, *(label.name for label in self.declared.label_columns))
-            has_lists = isinstance(self.card.known, Tags)
+            has_lists = isinstance(self.card.label_type, Tags)
             columns = (encoding.contents(_column(some, name), lists=has_lists) for name in names)
             for who, *row in zip(self._who(some), *columns, strict=True):
                 owner = blake2b(who, key=self.key, digest_size=16).digest()
@@ -238,7 +242,7 @@ def tables(
     part: Part,
     path: Path,
     declared: OfRows | Rows,
-    known: Known,
+    label_type: LabelType,
     *,
     more: Sequence[str] = (),
     names_rows: bool = False,
@@ -253,7 +257,7 @@ def tables(
     column.
     """
     if isinstance(declared, Rows):
-        return _rows(path, declared, known, more)
+        return _rows(path, declared, label_type, more)
     if isinstance(declared, Datasets):
         return (pa.Table.from_batches([some]) for some in _arrow(path))
     if path.is_dir():
@@ -265,7 +269,7 @@ def tables(
     assert isinstance(declared, Csv)
     skip_lines = declared.skip_lines.test if part == "test" else declared.skip_lines.train
     table = _table_of_text(path, declared, skip_lines=skip_lines, names_rows=names_rows)
-    return _with_points(table, path, declared, label_is_number=isinstance(known, Number))
+    return _with_points(table, path, declared, label_is_number=isinstance(label_type, Number))
 
 
 def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
@@ -469,9 +473,9 @@ def _other_separator(names: Sequence[str], separator: str, wanted: Iterable[str]
     parts_of = {
         one: {part.strip().strip('"') for part in separator.join(names).split(one)} for one in SEPARATORS
     }
-    known = {one: len(parts & set(wanted)) for one, parts in parts_of.items()}
-    best = max(SEPARATORS, key=known.__getitem__)
-    return best if known[best] > len({name.strip() for name in names} & set(wanted)) else None
+    matches = {one: len(parts & set(wanted)) for one, parts in parts_of.items()}
+    best = max(SEPARATORS, key=matches.__getitem__)
+    return best if matches[best] > len({name.strip() for name in names} & set(wanted)) else None
 
 
 def _check_separator(names: Sequence[str], declared: Csv, path: Path) -> None:
@@ -502,7 +506,7 @@ def _table_of_parquet(path: Path, declared: Parquet) -> Iterator[pa.Table]:
         raise DataRefusedError(f"{path} is not a whole Parquet file; correct it or its card.") from None
 
 
-def _rows(path: Path, declared: Rows, known: Known, more: Sequence[str]) -> _Tables:
+def _rows(path: Path, declared: Rows, label_type: LabelType, more: Sequence[str]) -> _Tables:
     own = [label.name for label in declared.label_columns]
     wanted = (*declared.content, *own, *more)
     try:
@@ -512,7 +516,7 @@ def _rows(path: Path, declared: Rows, known: Known, more: Sequence[str]) -> _Tab
             batches = (pa.Table.from_batches([batch]) for batch in _arrow(path))
             tables = (some.select([name for name in wanted if name in some.schema.names]) for some in batches)
         else:
-            tables = (_csv if declared.format == "csv" else _jsonl)(path, wanted, declared, known)
+            tables = (_csv if declared.format == "csv" else _jsonl)(path, wanted, declared, label_type)
         for table in tables:
             check_columns(table, [name for name in wanted if name not in own], path)
             yield table
@@ -524,7 +528,7 @@ def _rows(path: Path, declared: Rows, known: Known, more: Sequence[str]) -> _Tab
         ) from None
 
 
-def _csv(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> _Tables:
+def _csv(path: Path, wanted: Sequence[str], declared: Rows, label_type: LabelType) -> _Tables:
     """Read CSV. Fields stay bytes, even if not UTF-8: lines are read as Latin-1, in which every byte is a character."""
     lines = _lines(path)
     first = next(lines, None) or b""
@@ -540,7 +544,7 @@ def _csv(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> _Ta
     def row(line: bytes | None) -> _Row:
         fields = None if line is None else _fields(line, declared.separator)
         if fields is None or len(fields) != len(names):
-            return _stand_in(declared, known)
+            return _stand_in(declared, label_type)
         return {name: _in_utf_8(fields[place], declared.encoding) for name, place in places.items()}
 
     yield from _in_tables((row(line) for line in lines if line is None or line.strip()), tuple(places))
@@ -558,18 +562,18 @@ def _fields(line: bytes, separator: str) -> list[bytes] | None:
         return None
 
 
-def _jsonl(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> _Tables:
+def _jsonl(path: Path, wanted: Sequence[str], declared: Rows, label_type: LabelType) -> _Tables:
     def row(line: bytes | None) -> _Row:
         try:
             parsed = json.loads(line or b"")
         except (ValueError, RecursionError):
             parsed = None
         if not isinstance(parsed, dict):
-            return _stand_in(declared, known)
+            return _stand_in(declared, label_type)
         try:
-            return {name: _as_bytes(parsed.get(name), lists=isinstance(known, Tags)) for name in wanted}
+            return {name: _as_bytes(parsed.get(name), lists=isinstance(label_type, Tags)) for name in wanted}
         except RecursionError:  # a list that is only just not too deep to be read
-            return _stand_in(declared, known)
+            return _stand_in(declared, label_type)
 
     yield from _in_tables((row(line) for line in _lines(path) if line is None or line.strip()), wanted)
 
@@ -584,12 +588,12 @@ def _as_bytes(value: object, *, lists: bool) -> bytes | None:
     return str(value).encode() if isinstance(value, int | float) else None
 
 
-def _stand_in(declared: Rows, known: Known) -> _Row:
+def _stand_in(declared: Rows, label_type: LabelType) -> _Row:
     """A row of the first class, as the file would write it, of the lowest number, or without a label."""
-    if isinstance(known, Number):
-        return {label.name: repr(known.bounds[0]).encode() for label in declared.label_columns}
-    if isinstance(known, Classes):
-        written = declared.spellings.get(known.classes[0], known.classes)[0].encode()
+    if isinstance(label_type, Number):
+        return {label.name: repr(label_type.bounds[0]).encode() for label in declared.label_columns}
+    if isinstance(label_type, Classes):
+        written = declared.spellings.get(label_type.classes[0], label_type.classes)[0].encode()
         return {label.name: written for label in declared.label_columns}
     return {}
 

@@ -510,11 +510,11 @@ def _wandb(root: Path) -> tuple[bool | None, str]:
         return None, version("wandb")
     mode = params.load(root / "params.yaml", reads=("tracking",)).tracking.mode
     netrc = Path.home() / ".netrc"
-    known = "WANDB_API_KEY" in os.environ or (
+    has_key = "WANDB_API_KEY" in os.environ or (
         netrc.is_file() and "wandb" in netrc.read_text(encoding="utf-8")
     )
     named = f"{'WANDB_MODE' if os.environ.get('WANDB_MODE') else 'tracking.mode'} is {mode}"
-    if mode == "online" and not known:
+    if mode == "online" and not has_key:
         return False, f"{named}, but you are not logged in: `wandb login`"
     return True, f"{version('wandb')}, {named}"
 

@@ -344,7 +344,7 @@ def trials(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> 
     """
     for problem in comparison.problems:
         _check_problem(problem, cards[problem.dataset], file)
-    known = [
+    cases = [
         (
             variant,
             epsilon,
@@ -360,7 +360,7 @@ def trials(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> 
     if not comparison.record.diagnostics:
         del recorded["diagnostics"]  # left out, so that trials from before this key existed stay valid
     digests = {name: digest_of(card.model_dump_json()) for name, card in cards.items()}
-    cells = [
+    problems = [
         (
             problem,
             model_files(Model.model_validate({"name": problem.model} | problem.model_settings)),
@@ -392,8 +392,8 @@ def trials(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> 
             features=_features(variant, file),
             encoder=encoder,
         )
-        for problem, files, encoder in cells
-        for variant, epsilon, settings in known
+        for problem, files, encoder in problems
+        for variant, epsilon, settings in cases
         for seed, fold in product(range(comparison.seeds), folds)
     ]
 

@@ -257,8 +257,8 @@ def _legend(figure: Figure, panels: Sequence[Axes], labels: Sequence[str], theme
 
 def shown(totals: pd.DataFrame) -> list[str]:
     """The metrics that a page shows for a problem: that by which its models are compared, and a few more."""
-    known = totals.columns[totals.notna().any()]
-    there = [name for name in (*HELD_OUT_METRICS, "objective") if f"{name}_mean" in known]
+    columns = totals.columns[totals.notna().any()]
+    there = [name for name in (*HELD_OUT_METRICS, "objective") if f"{name}_mean" in columns]
     return [name for place, name in enumerate(there) if place == 0 or name in ("perplexity", "objective")]
 
 

@@ -199,7 +199,7 @@ def _folded(folder: Path, chosen: Fold) -> tuple[DatasetInfo, NDArray[np.int64],
         )
     labels = np.concatenate([data.train_labels, data.test_labels])
     train, test = cut(len(labels), chosen)
-    if data.public.known.kind == "class":
+    if data.public.label_type.kind == "class":
         check_classes(labels, train, test)
     return replace(data.public, records=len(train), test_records=len(test)), train, test
 
@@ -412,9 +412,9 @@ def _trained(trial: Trial, plan: Plan, data: Sides, performance: Performance) ->
 
 def _results(plan: Plan, trained: _Trained, data: Sides, regularisation: float | None) -> dict[str, Any]:
     """The numbers of a finished trial. regularisation: None where the objective is not recorded."""
-    records, known = HeldOut(data.public, data.test.features, data.test.labels), data.public.known
+    records, label_type = HeldOut(data.public, data.test.features, data.test.labels), data.public.label_type
     evaluation = evaluate(trained.model, trained.model.published(trained.parameters), records)
-    metrics = compute_metrics(known, evaluation, data.test.labels)
+    metrics = compute_metrics(label_type, evaluation, data.test.labels)
     objective = None
     if regularisation is not None:
         (loss,) = mean_losses(trained.model, trained.parameters[None], data.train)

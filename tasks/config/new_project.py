@@ -469,10 +469,10 @@ def of_texts(
     encoder: by default word vectors, or for tags a small public model. Raises ParamsRefusedError for a file with
     another suffix, or if the next token is predicted and no model is named.
     """
-    known = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
-    if file.suffix not in known or not file.is_file():
+    formats = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
+    if file.suffix not in formats or not file.is_file():
         raise ParamsRefusedError(
-            f"{file} is no file that ends in {', '.join(known)}; give one with one text per row."
+            f"{file} is no file that ends in {', '.join(formats)}; give one with one text per row."
         )
     target = predicts.get("target", {})
     if "next" in target and encoder is None:
@@ -481,9 +481,9 @@ def of_texts(
             " tokenizer/FOLDER."
         )
     usual = "tokenizer/all-minilm-l6-v2" if "tags" in target else "wordllama"
-    reader = {"kind": "texts", "format": known[file.suffix], "columns": list(columns)}
+    reader = {"kind": "texts", "format": formats[file.suffix], "columns": list(columns)}
     own: dict[str, Any] = {"label": list(label) if len(label) > 1 else label[0]} if label else {}
-    if known[file.suffix] == "csv":
+    if formats[file.suffix] == "csv":
         own |= _header_of(file)[0]
     return Declared(name, reader | own, predicts, at_most, file=file, encoder=encoder or usual, **others)
 

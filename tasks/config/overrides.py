@@ -95,12 +95,14 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
         from algorithms.models.objectives import SQUARED
         from tasks.config.step_sizes import stable_rate
 
-        rates = {float(known): float(rate) for known, rate in settings.pop("learning_rates").items()}
+        rates = {
+            float(at_epsilon): float(rate) for at_epsilon, rate in settings.pop("learning_rates").items()
+        }
         places = sorted(rates)
         rate = np.interp(
             math.log(epsilon), [math.log(place) for place in places], [rates[place] for place in places]
         )
-        if own["model"] == "unit_linear" and card.known.kind == "number":
+        if own["model"] == "unit_linear" and card.label_type.kind == "number":
             norm = math.hypot(1.0, UnitSettings().bias)
             momentum = settings.get("update", {}).get("momentum", 0.0)
             rate = np.minimum(rate, stable_rate(SQUARED, norm, momentum))
@@ -127,7 +129,7 @@ def explain_recipe(card: DataCard, advised: Recipe) -> dict[str, str]:
     falls = advised.settings.get("update", {}).get("schedule") != "constant"
     stays = "" if falls else f", at most {_LARGEST_RATE:g}, at which it stays"
     stable = ""
-    if kind == "tables" and card.known.kind == "number":
+    if kind == "tables" and card.label_type.kind == "number":
         stable = ", and at most half of the rate at which the squared error could diverge"
     predicted = f"the target of {card.target.kind}" if card.target else f"{len(card.classes)} classes"
     return {
@@ -192,10 +194,10 @@ def _with_learning_rate(
     made = build(
         model,
         input_shape=card.input_shape,
-        classes=card.known.outputs(card.tokens),
+        classes=card.label_type.outputs(card.tokens),
         seed=0,
         tokens=card.tokens,
-        predicts=card.known.kind,
+        predicts=card.label_type.kind,
     )
     noise = _NOISE_OF_A_STEP * math.sqrt(made.parameter_count) / (records * epsilon)
     rate = min(_LARGEST_RATE, _NOISE_TAKEN[_kind(card)] / (noise * settings.get("clip_norm", 1.0)))

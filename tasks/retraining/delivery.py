@@ -196,8 +196,8 @@ def next_of(
     if last is not None and set(used) <= set(last):
         raise TooFewBlocksError("none of the blocks that can pay is new, so the model that serves stays.")
     older = takewhile(lambda block: block.name not in used, standing)  # before those that the run declares
-    known = replace(dataset_info(card), blocks=tuple(block.name for block in older))
-    declare(ledger, known, plan=first)
+    description = replace(dataset_info(card), blocks=tuple(block.name for block in older))
+    declare(ledger, description, plan=first)
     own["data.blocks"] = list(used)
     if settings.warm_start and registry.serving is not None:
         own["model.start"] = str((registry.serving / "model.safetensors").relative_to(root))

@@ -230,9 +230,9 @@ def declare(
     )
     check_terms(ledger, public)
     ledger.check_contents(public.population, held or {})
-    known = {block.name for block in ledger.blocks(public.population)}
+    declared = {block.name for block in ledger.blocks(public.population)}
     for block in public.blocks:
-        if block not in known:
+        if block not in declared:
             ledger.declare_block(public.population, block)
 
 

@@ -396,11 +396,11 @@ def _made_up(
             "blocks_per_person": public.blocks_per_person,
             "blocks": [{"name": name} | account for name in blocks],
         }
-    names = list(public.known.names) or ["all"]
+    names = list(public.label_type.names) or ["all"]
     return Run(
         plan=document,
         receipt={**receipt, **entries, "software": _SOFTWARE, "releases": len(trace)},
-        metrics=quality.placeholder_metrics(public.known.kind),
+        metrics=quality.placeholder_metrics(public.label_type.kind),
         public=public,
         trace=trace,
         pairs=pd.DataFrame({"actual": names, "predicted": names}),

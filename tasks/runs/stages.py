@@ -396,8 +396,8 @@ def _encoder_has_changed(data: Mapping[str, Any], prepared: Path) -> bool:
     chosen = Data.model_validate(dict(data)).encoder
     if chosen is None or not is_own(chosen.name) or not (prepared / "public.json").exists():
         return False
-    known = DatasetInfo.read(prepared).encoder
-    return known is None or known.sha256 != encoder_of(chosen).sha256
+    encoder = DatasetInfo.read(prepared).encoder
+    return encoder is None or encoder.sha256 != encoder_of(chosen).sha256
 
 
 def has_other_blocks(root: Path) -> bool:

@@ -389,9 +389,9 @@ def _blocks(blocks: pd.DataFrame) -> str:
 
 
 def _accuracy(run: Finished, retrainings: pd.DataFrame) -> str:
-    own, known = run.card.evidence.run_id, retrainings.dropna(subset=["quality"])
-    rows = known.loc[known["run_id"] != own, ["run_id", "epsilon", "quality"]].to_numpy().tolist()
-    rows.append([own, run.card.setting.epsilon, headline_metric(run.metrics)])
+    run_id, scored = run.card.evidence.run_id, retrainings.dropna(subset=["quality"])
+    rows = scored.loc[scored["run_id"] != run_id, ["run_id", "epsilon", "quality"]].to_numpy().tolist()
+    rows.append([run_id, run.card.setting.epsilon, headline_metric(run.metrics)])
     return _markdown(("run", "epsilon", f"{metric_name(run.metrics)} on held-out records"), rows)
 
 

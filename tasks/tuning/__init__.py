@@ -241,7 +241,7 @@ def zeros(public: DatasetInfo) -> Records:
     """A record of zeros in the form of the prepared records."""
     return Records(
         np.zeros((1, *public.input_shape), np.float32 if public.tokens is None else np.int32),
-        np.zeros((1, *public.label_shape), public.known.label_dtype),
+        np.zeros((1, *public.label_shape), public.label_type.label_dtype),
     )
 
 
@@ -249,7 +249,9 @@ def score_statistic(public: DatasetInfo, model: Model, parameters: Mapping[str, 
     """The score of the model's output for a record, [1], as a statistic that a barrier sums up."""
 
     def of_batch(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return record_scores(public.known, model.scores(model.outputs(parameters, features)), labels)[:, None]
+        return record_scores(public.label_type, model.scores(model.outputs(parameters, features)), labels)[
+            :, None
+        ]
 
     return lambda features, label: _OfBatch.apply(of_batch, features, label)  # type: ignore[no-untyped-call]
 

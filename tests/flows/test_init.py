@@ -675,7 +675,7 @@ def test_a_number_or_several_labels_are_predicted_where_that_is_declared(
     made = call("init", "mine", *options, "--at-most", "5000")
     assert made.exit_code == 0, made.output
     monkeypatch.chdir(tmp_path / "mine")
-    known = data_card("mine", tmp_path / "mine/data/cards").known
+    known = data_card("mine", tmp_path / "mine/data/cards").label_type
     assert {name: getattr(known, name) for name in target} == target
     plan = call("plan")
     assert plan.exit_code == 0, plan.output
@@ -704,7 +704,7 @@ def test_a_project_of_next_tokens_or_tags_is_made_for_a_public_model(
     assert made.exit_code == 0, made.output
     monkeypatch.chdir(tmp_path / "mine")
     card = data_card("mine", tmp_path / "mine/data/cards")
-    assert card.known == target and isinstance(card.reader, Texts) and card.reader.label == label
+    assert card.label_type == target and isinstance(card.reader, Texts) and card.reader.label == label
     checked = call("data", "check", "mine")
     assert checked.exit_code == 0 and "can be read as its card declares" in checked.stdout, checked.output
     plan = call("plan")

@@ -195,6 +195,6 @@ def test_a_label_that_is_no_number_is_refused_without_its_value(root: Path, tmp_
     path.write_text("size,kind,price\n0.5,old,a secret\n")
     card = data_card("prices", root / "data/cards")
     with pytest.raises(DataRefusedError) as refused:
-        read = rows.tables("train", path, card.reader, card.known)  # type: ignore[arg-type]
-        [encoding.records(some, card.reader, card.known, "train.csv") for some in read]  # type: ignore[arg-type]
+        read = rows.tables("train", path, card.reader, card.label_type)  # type: ignore[arg-type]
+        [encoding.records(some, card.reader, card.label_type, "train.csv") for some in read]  # type: ignore[arg-type]
     assert "not a number" in str(refused.value) and "secret" not in str(refused.value)

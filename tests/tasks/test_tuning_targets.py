@@ -17,7 +17,7 @@ from algorithms.privacy.card import verify
 from algorithms.privacy.card.verify import check_charged
 from data.description import DatasetInfo
 from data.prepared import load
-from data.targets import Classes, Known, Labels, NextToken, Number, Tags
+from data.targets import Classes, Labels, LabelType, NextToken, Number, Tags
 from tasks import tuning
 from tasks.evaluate import record_scores
 from tasks.tuning import Tuning, plan_search
@@ -44,7 +44,9 @@ TAGS = Tags(tags=("O", "WHO", "WHAT"), outside="O")
         ),
     ],
 )
-def test_a_record_is_scored_by_itself(known: Known, scores: Any, labels: Any, expected: list[float]) -> None:
+def test_a_record_is_scored_by_itself(
+    known: LabelType, scores: Any, labels: Any, expected: list[float]
+) -> None:
     found = record_scores(known, torch.tensor(scores), torch.tensor(labels))
     assert found.tolist() == pytest.approx(expected)
 
@@ -58,7 +60,7 @@ def test_a_text_is_scored_by_its_tokens() -> None:
 
 
 @pytest.mark.parametrize("known", [TAGS, Labels(labels=("a", "b", "c"))])
-def test_a_score_of_labels_is_the_f1_of_each_record(known: Known) -> None:
+def test_a_score_of_labels_is_the_f1_of_each_record(known: LabelType) -> None:
     draw = np.random.default_rng(0)
     if known.has_tokens:
         scores, labels = draw.normal(size=(50, 6, 3)), draw.integers(0, 3, (50, 6))
@@ -140,7 +142,7 @@ def test_a_private_score_is_charged_for_every_target(
             own, parameters = load_model(trial.folder / "model.safetensors")
             with torch.no_grad():
                 scores = own.scores(own.outputs(parameters, torch.from_numpy(held.features)))
-            exact = float(record_scores(found.known, scores, torch.from_numpy(held.labels)).sum())
+            exact = float(record_scores(found.label_type, scores, torch.from_numpy(held.labels)).sum())
             ran.append((exact, json.loads((trial.folder / SCORE).read_text())))
 
     tune(search, ledger=workspace.ledger, home=workspace.home, root=workspace.root, run_all=noting)
