@@ -34,6 +34,8 @@ _PART = 2**16
 """Draws that fit into a core's cache; a multiple of all SIMD lengths, so that splitting changes no bit."""
 
 _MAX_STEPS = 2.0**52
+_OF_SAMPLES = 2**62
+"""Added to a release's number, which is below, for the stream of its sample."""
 _OF_RUN = 2**64 - 1
 """The number of the stream for a whole run; no release has this number."""
 _OF_PASSES = 2**64 - 2
@@ -84,6 +86,10 @@ class Stream:
         """An independent copy of this stream after `words` more words."""
         return type(self)(self._key, self._release, self.position + words)
 
+    def of_sample(self) -> "Stream":
+        """The stream of this release's sample, apart from its noise, since it takes no fixed number of words."""
+        return Stream(self._key, _OF_SAMPLES + self._release)
+
     def words(self, count: int) -> NDArray[np.uint64]:
         """Uniform 64-bit words, shape [count]."""
         self.position += count
@@ -106,7 +112,7 @@ class Stream:
         """Independent coins, shape [count], each True with probability `rate` rounded down to a multiple of 2^-64."""
         if rate >= 1:
             return np.ones(count, dtype=np.bool_)
-        return self.words(count) < np.uint64(math.floor(rate * 2.0**64))
+        return self.words(count) < np.uint64(floor_rate(rate))
 
     def pairs(self, count: int) -> NDArray[np.uint64]:
         """Two words for each of `count` records, shape [count, 2]; they do not depend on later records."""
@@ -127,10 +133,29 @@ class Stream:
         found: NDArray[np.int64] = (words % np.uint64(parts)).astype(np.int64)
         return found
 
-    def subset(self, count: int, size: int) -> NDArray[np.intp]:
-        """A random subset of `size` of `count` indices, ascending; all are equally likely, up to ties of 64 bits."""
+    def below(self, count: int, bound: int) -> NDArray[np.int64]:
+        """Whole numbers from 0 to below `bound`, at most 2^63, all equally likely, shape [count]."""
+        limit = 2**64 // bound * bound  # words from here on would make the first numbers likelier
         words = self.words(count)
-        return np.sort(np.argpartition(words, size - 1)[:size])
+        while not (is_fair := words <= np.uint64(limit - 1)).all():
+            words = np.concatenate([words[is_fair], self.words(count - int(is_fair.sum()))])
+        return (words % np.uint64(bound)).astype(np.int64)
+
+    def subset(self, count: int, size: int) -> NDArray[np.intp]:
+        """A random subset of `size` of `count` indices, ascending; all are equally likely.
+
+        It is the first `size` different ones of a sequence of independent indices, or what these leave.
+        """
+        if size > count // 2:
+            is_in = np.ones(count, dtype=np.bool_)
+            is_in[self.subset(count, count - size)] = False
+            return np.flatnonzero(is_in)
+        chosen = np.empty(0, dtype=np.int64)
+        while len(chosen) < size:
+            drawn = np.concatenate([chosen, self.below(2 * (size - len(chosen)), count)])
+            _, first = np.unique(drawn, return_index=True)
+            chosen = drawn[np.sort(first)]
+        return np.sort(chosen[:size]).astype(np.intp)
 
     def normal(self, count: int) -> NDArray[np.float64]:
         """Standard normal draws, shape [count], by Box and Muller 1958; large numbers use all cores."""
@@ -209,6 +234,11 @@ def _box_muller(
 def _drawers() -> ThreadPoolExecutor:
     """Threads for large draws: the cipher and numpy release the interpreter's lock."""
     return ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="noise")
+
+
+def floor_rate(rate: float) -> int:
+    """A probability as a multiple of 2^-64, rounded down."""
+    return math.floor(rate * 2.0**64)
 
 
 def is_below(words: NDArray[np.uint64], rates: NDArray[np.float64]) -> NDArray[np.bool_]:

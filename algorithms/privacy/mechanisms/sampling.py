@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.mechanisms.noise import Stream
+from algorithms.privacy.mechanisms.binomial import draw_binomial
+from algorithms.privacy.mechanisms.noise import Stream, floor_rate
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,7 @@ class RandomAllocation:
         return min(self.parts, self.steps - self.passes * self.parts)
 
 
+_DENSE = 1 / 32
 Cyclic = CyclicPoisson | FixedOrder
 Sampling = FullBatch | Poisson | WithoutReplacement | Importance | Cyclic | RandomAllocation
 
@@ -177,7 +179,12 @@ def draw_sample(sampling: Sampling, count: int, stream: Stream, *, step: int) ->
         case FullBatch():
             return np.arange(count)
         case WithoutReplacement(size=size):
-            return stream.subset(count, size)
+            return stream.of_sample().subset(count, size)
+        case Poisson(rate=rate):
+            words = stream.of_sample()
+            if rate >= _DENSE:  # a coin for each record is quicker
+                return np.flatnonzero(words.coins(count, rate))
+            return words.subset(count, draw_binomial(count, floor_rate(rate), words))
         case CyclicPoisson(parts=parts) | FixedOrder(parts=parts):
             has_turn = stream.parts(count, parts) == step % parts
             return np.flatnonzero(has_turn & stream.coins(count, sampling.chance))
@@ -185,14 +192,13 @@ def draw_sample(sampling: Sampling, count: int, stream: Stream, *, step: int) ->
             return np.flatnonzero(stream.allocation(count, parts, sampling.passes) == sampling.place)
         case Importance():
             raise TypeError("who takes part in an importance sample depends on gradients")
-    return np.flatnonzero(stream.coins(count, sampling.rate))
 
 
 def words_of_sample(sampling: Sampling, count: int) -> int:
     """The number of words in a release's stream for the sample of `count` records, which comes before the noise."""
     match sampling:
-        case FullBatch() | FixedOrder() | RandomAllocation() | Poisson(rate=1) | CyclicPoisson(chance=1):
-            return 0
         case Importance():
             return 2 * count
-    return count
+        case CyclicPoisson(chance=chance) if chance < 1:
+            return count
+    return 0

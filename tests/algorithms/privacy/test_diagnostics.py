@@ -52,7 +52,7 @@ def gradients(records: MadeUp) -> torch.Tensor:
 def test_the_error_is_the_distance_to_the_exact_gradient_of_the_sample(clipping: Clipping) -> None:
     records = made_up()
     row, answer = measured(records, clipping, noise=0.0 if isinstance(clipping, Unclipped) else 1.0)
-    coins = seeded_generator(5).stream(0).coins(len(records.labels), 0.5)
+    coins = seeded_generator(5).stream(0).of_sample().coins(len(records.labels), 0.5)
     each = gradients(records)[torch.from_numpy(coins)]
     exact, estimate = each.sum(dim=0) / 10, answer
     if isinstance(clipping, Affine):

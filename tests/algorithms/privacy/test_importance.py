@@ -227,8 +227,8 @@ def test_a_count_of_norms_is_half_the_difference_and_costs_by_a_half(sampling: A
     spend, trace = Free(), Trace()
     asked = barrier(axes(), axes_model(), spend=spend, trace=trace)
     answer = asked.norm_count(torch.zeros(COUNT), bound=L2(1.0), noise=NO_NOISE, sampling=sampling)
-    stream = seeded_generator(5).stream(0)
-    rows = np.arange(COUNT) if sampling == FullBatch() else np.flatnonzero(stream.coins(COUNT, 0.5))
+    coins = seeded_generator(5).stream(0).of_sample().coins(COUNT, 0.5)
+    rows = np.arange(COUNT) if sampling == FullBatch() else np.flatnonzero(coins)
     assert answer == pytest.approx(np.where(SCALES[rows] <= 1.0, 0.5, -0.5).sum(), abs=1e-3)
     inner = dp.GaussianDpEvent(1e-6)
     assert spend.events == [inner if sampling == FullBatch() else dp.PoissonSampledDpEvent(0.5, inner)]

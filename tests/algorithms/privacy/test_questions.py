@@ -308,14 +308,14 @@ def test_a_sum_costs_exactly_its_multiplier_and_rate(clipping: Any, rate: float 
 
 
 def test_the_noise_of_a_release_does_not_use_the_words_of_its_coins() -> None:
-    """Nine records that count as zero: the answer is noise, drawn after their coins from the release's stream."""
+    """Nine records that count as zero: the answer is noise from the release's stream, apart from their coins'."""
     model, rate = wide_model(), 0.5
     nothing = MadeUp(np.full((9, 10_000), np.nan, dtype=np.float32), np.zeros(9, dtype=np.int64))
     answer = barrier(nothing, model).gradient(
         model.initial_parameters(), sampling=Poisson(rate), clipping=L2(1.0), noise=Gaussian(1.0), divisor=1.0
     )
     stream, k = seeded_generator(5).stream(0), model.parameter_count
-    stream.coins(9, rate)
+    assert not set(stream.later(0).words(9)) & set(stream.of_sample().words(9))
     expected = add_on_grid(
         np.zeros(k), std_on_grid(1.0, sensitivity=1.0, dimension=k) * stream.normal(k), std=1.0
     )
