@@ -190,18 +190,43 @@ def _stacked(dataset: Any) -> tuple[Any, Any]:
         raise RefusedError(
             "y is missing; give X and y, or in their place a map-style torch Dataset of pairs."
         )
-    items = [dataset[place] for place in range(len(dataset))]  # its own errors are not caught
-    try:
-        records, targets = zip(*map(_pair, items), strict=True)
-        y = np.stack([np.asarray(target) for target in targets])
-        if not isinstance(records[0], Mapping):
-            return np.stack([np.asarray(record) for record in records]), y
-        return {name: np.stack([np.asarray(some[name]) for some in records]) for name in records[0]}, y
-    except (TypeError, ValueError, KeyError, StopIteration):
-        raise RefusedError(
-            "the Dataset does not hold pairs (record, target), or mappings with labels, of numbers all of one shape;"
-            " transform them to tensors."
-        ) from None
+    arrays: dict[str | None, NDArray[Any]] = {}
+    names: set[Any] | None = None
+    for index in range(len(dataset)):
+        item = dataset[index]  # its own errors are not caught
+        try:
+            record, target = _pair(item)
+            parts = dict(record) if isinstance(record, Mapping) else {"": record}
+            if names not in (None, set(parts)):
+                raise KeyError(*parts)
+            names = set(parts)
+            for name, value in (*parts.items(), (None, target)):
+                arrays[name] = _filled(arrays.get(name), index, np.asarray(value), len(dataset))
+        except (TypeError, ValueError, KeyError):
+            raise _no_pairs() from None
+    if not arrays:
+        raise _no_pairs()
+    y = arrays.pop(None)
+    return arrays.get("", arrays), y
+
+
+def _no_pairs() -> RefusedError:
+    return RefusedError(
+        "the Dataset does not hold pairs (record, target), or mappings with labels, of numbers all of one shape;"
+        " transform them to tensors."
+    )
+
+
+def _filled(array: NDArray[Any] | None, index: int, value: NDArray[Any], count: int) -> NDArray[Any]:
+    """The array with the value at an index; made for `count` values at the first, and again for a wider type."""
+    if array is None:
+        array = np.empty((count, *value.shape), value.dtype)
+    if value.shape != array.shape[1:]:
+        raise ValueError("items of several shapes")
+    if value.dtype != array.dtype:
+        array = array.astype(np.result_type(array, value), copy=False)
+    array[index] = value
+    return array
 
 
 def _pair(item: Any) -> tuple[Any, Any]:

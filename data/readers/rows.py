@@ -625,7 +625,9 @@ def _parquet(path: Path, wanted: Sequence[str], most: int) -> Iterator[pa.Table]
     bytes, become what they view, since Arrow cannot filter them.
     """
     plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
-    with parquet.ParquetFile(path) as file:
+    with parquet.ParquetFile(
+        path, pre_buffer=False
+    ) as file:  # a buffer would hold whole row groups of all columns
         yield file.schema_arrow.empty_table()
         for batch in file.iter_batches(most, columns=list(wanted)):
             fields = [field.with_type(plain.get(field.type, field.type)) for field in batch.schema]

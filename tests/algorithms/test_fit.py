@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -24,7 +25,7 @@ from opacus import GradSampleModule
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from typer.testing import CliRunner
 
 import algorithms
@@ -341,6 +342,39 @@ def test_a_dataset_stands_for_both_arrays_and_tensors_for_arrays() -> None:
     X, y = map(torch.from_numpy, two_classes())
     assert same(seeded(X=X, y=y), usual())
     assert same(seeded(X=TensorDataset(X, y), y=None), usual())
+
+
+def test_items_of_a_dataset_are_not_kept_beside_the_array() -> None:
+    X, y = map(torch.from_numpy, two_classes())
+    items: list[weakref.ref[Tensor]] = []
+
+    class Items(Dataset[tuple[Tensor, Tensor]]):
+        def __len__(self) -> int:
+            return len(X)
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            item = X[index].clone()
+            assert sum(each() is not None for each in items) <= 1
+            items.append(weakref.ref(item))
+            return item, y[index]
+
+    assert same(seeded(X=Items(), y=None), usual())
+    assert len(items) == len(X)
+
+
+def test_numbers_of_a_dataset_may_be_of_several_types() -> None:
+    class Items(Dataset[Any]):
+        items = ((np.array([0, 1], np.float32), 0), (np.array([2, 3]), 1), (np.array([4, 5.5]), np.int8(1)))
+
+        def __len__(self) -> int:
+            return len(self.items)
+
+        def __getitem__(self, index: int) -> Any:
+            return self.items[index]
+
+    records = records_of(nn.Linear(2, 2), Items(), None, nn.CrossEntropyLoss())
+    assert records.features.tolist() == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.5]]
+    assert records.labels.tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize(
