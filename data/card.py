@@ -77,13 +77,13 @@ class File(Strict):
     sha256: Sha256 | None = None
     keyed_sha256: Sha256 | None = None
     # left out of a document if it is not given, so that the digests of cards without it do not change
-    md5: Md5 | None = Field(default=None, exclude_if=lambda given: given is None)
+    md5: Md5 | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @field_validator("sha256", "keyed_sha256", mode="before")
     @classmethod
-    def _of_zeros(cls, given: object) -> object:
+    def _of_zeros(cls, value: object) -> object:
         """Accept 64 zeros, the placeholder for an unknown checksum, which YAML reads as a number."""
-        return "0" * 64 if given == 0 else given
+        return "0" * 64 if value == 0 else value
 
     @property
     def name(self) -> str:
@@ -227,20 +227,20 @@ class DataCard(Strict):
     population: Word
     cap: Cap
     composition: Composition = Field(
-        default=Composition(kind="basic"), exclude_if=lambda given: given == Composition(kind="basic")
+        default=Composition(kind="basic"), exclude_if=lambda value: value == Composition(kind="basic")
     )
-    blocks_per_person: PositiveInt = Field(default=1, exclude_if=lambda given: given == 1)
+    blocks_per_person: PositiveInt = Field(default=1, exclude_if=lambda value: value == 1)
     holdout: Literal["public"]
     records: Records
     classes: tuple[Word, ...] = ()
-    target: Target | None = Field(default=None, exclude_if=lambda given: given is None)
+    target: Target | None = Field(default=None, exclude_if=lambda value: value is None)
     shape: tuple[PositiveInt, ...] | None = None
     reader: Format
     files: dict[str, File] = Field(default_factory=dict)
-    alternatives: tuple[dict[str, File], ...] = Field(default=(), exclude_if=lambda given: not given)
+    alternatives: tuple[dict[str, File], ...] = Field(default=(), exclude_if=lambda value: not value)
     split: Split | None = None
-    blocks: Source | None = Field(default=None, exclude_if=lambda given: given is None)
-    person: Person | None = Field(default=None, exclude_if=lambda given: given is None)
+    blocks: Source | None = Field(default=None, exclude_if=lambda value: value is None)
+    person: Person | None = Field(default=None, exclude_if=lambda value: value is None)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -406,7 +406,9 @@ def _check_different(files: Mapping[str, File]) -> None:
     """Refuse equal files. Checksums of zeros are placeholders and may be equal."""
     paths = [normpath(file.path) for file in files.values() if file.path]
     for kind in ("sha256", "keyed_sha256", "md5"):
-        sums = [given for file in files.values() if (given := getattr(file, kind)) and given.strip("0")]
+        sums = [
+            checksum for file in files.values() if (checksum := getattr(file, kind)) and checksum.strip("0")
+        ]
         if len(set(sums)) < len(sums) or len(set(paths)) < len(paths):
             raise ValueError(
                 "two of the files are the same, and records to train on cannot be those to test on; name another file,"

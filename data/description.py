@@ -113,8 +113,8 @@ class EncoderFacts:
     sha256: str
     pretrained_on: str
     settings: str
-    tokens: Annotated[int | None, Field(exclude_if=lambda given: given is None)] = None
-    padding: Annotated[int, Field(exclude_if=lambda given: given == 0)] = 0
+    tokens: Annotated[int | None, Field(exclude_if=lambda value: value is None)] = None
+    padding: Annotated[int, Field(exclude_if=lambda value: value == 0)] = 0
 
 
 @dataclass(frozen=True)
@@ -163,14 +163,14 @@ class DatasetInfo:
     blocks: tuple[str, ...] = ()
     holdout_rule: str | None = None
     blocks_by: str | None = None
-    words_sha256: Annotated[str | None, Field(exclude_if=lambda given: given is None)] = None
-    encoder: Annotated[EncoderFacts | None, Field(exclude_if=lambda given: given is None)] = None
-    per_person: Annotated[int | None, Field(exclude_if=lambda given: given is None)] = None
-    rows_per_user: Annotated[int | None, Field(alias="pooled", exclude_if=lambda given: given is None)] = None
-    reader_sha256: Annotated[str | None, Field(exclude_if=lambda given: given is None)] = None
-    target: Annotated[Target | None, Field(exclude_if=lambda given: given is None)] = None
+    words_sha256: Annotated[str | None, Field(exclude_if=lambda value: value is None)] = None
+    encoder: Annotated[EncoderFacts | None, Field(exclude_if=lambda value: value is None)] = None
+    per_person: Annotated[int | None, Field(exclude_if=lambda value: value is None)] = None
+    rows_per_user: Annotated[int | None, Field(alias="pooled", exclude_if=lambda value: value is None)] = None
+    reader_sha256: Annotated[str | None, Field(exclude_if=lambda value: value is None)] = None
+    target: Annotated[Target | None, Field(exclude_if=lambda value: value is None)] = None
     composition_runs: Annotated[int | None, Field(exclude_if=lambda runs: runs is None)] = None
-    each_record_alone: Annotated[bool, Field(exclude_if=lambda given: not given)] = False
+    each_record_alone: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
 
     @property
     def padding(self) -> int:

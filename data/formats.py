@@ -263,8 +263,8 @@ class Csv(Table):
 
     kind: Literal["csv"]
     separator: Separator = ","
-    decimal: Literal[".", ","] = Field(default=".", exclude_if=lambda given: given == ".")
-    encoding: Encoding = Field(default=UTF_8, exclude_if=lambda given: given == UTF_8)
+    decimal: Literal[".", ","] = Field(default=".", exclude_if=lambda value: value == ".")
+    encoding: Encoding = Field(default=UTF_8, exclude_if=lambda value: value == UTF_8)
     header: bool = True
     quotes: bool = True
     member: Word | None = None
@@ -306,7 +306,7 @@ class Reviews(Strict):
 
     kind: Literal["reviews"]
     words: Word | None = None
-    words_sha256: Sha256 | None = Field(default=None, exclude_if=lambda given: given is None)
+    words_sha256: Sha256 | None = Field(default=None, exclude_if=lambda value: value is None)
     vocabulary: Annotated[int, Field(ge=3, lt=2**31)]
     length: PositiveInt
 
@@ -357,7 +357,7 @@ class Rows(Strict):
     label: Word | tuple[Word, ...] = ()
     spellings: dict[str, tuple[Word, ...]] = Field(default_factory=dict)
     separator: Separator = ","
-    encoding: Encoding = Field(default=UTF_8, exclude_if=lambda given: given == UTF_8)
+    encoding: Encoding = Field(default=UTF_8, exclude_if=lambda value: value == UTF_8)
 
     @property
     def content(self) -> tuple[str, ...]:
@@ -399,7 +399,7 @@ class Tokens(Strict):
 
     vocabulary: Annotated[int, Field(ge=3, lt=2**31)]
     length: PositiveInt
-    words_sha256: Sha256 | None = Field(default=None, exclude_if=lambda given: given is None)
+    words_sha256: Sha256 | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class Texts(Rows):
@@ -486,7 +486,7 @@ class Query(Strict):
     url_from: Variable
     query: Annotated[str, StringConstraints(min_length=1)]
     column: Word
-    names: tuple[Word, ...] = Field(default=(), exclude_if=lambda given: not given)
+    names: tuple[Word, ...] = Field(default=(), exclude_if=lambda value: not value)
 
     @property
     def divides_by(self) -> str:

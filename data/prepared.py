@@ -179,18 +179,18 @@ def _group_by_user(folder: Path, owners: bytearray, public: DatasetInfo) -> tupl
     old = [path.rename(path.with_suffix(".rows")) for path in (features, labels)]
     rows, answers = (np.load(path, mmap_mode="r") for path in old)
     with (
-        _Rows(features, _kind(public), (*public.rows, *public.input_shape)) as made,
-        _Rows(labels, _label_kind(public), (*public.rows, *public.label_shape)) as label_type,
+        _Rows(features, _kind(public), (*public.rows, *public.input_shape)) as feature_rows,
+        _Rows(labels, _label_kind(public), (*public.rows, *public.label_shape)) as label_rows,
     ):
         for places in _by_person(owners, *public.rows):
             filled = np.where(places < 0, places[:, :1], places)
-            given = answers[filled]
-            given[places < 0] = np.nan if given.dtype.kind == "f" else IGNORED
-            made.append(rows[filled])
-            label_type.append(given)
+            filled_answers = answers[filled]
+            filled_answers[places < 0] = np.nan if filled_answers.dtype.kind == "f" else IGNORED
+            feature_rows.append(rows[filled])
+            label_rows.append(filled_answers)
     for path in old:
         path.unlink()
-    return made, label_type
+    return feature_rows, label_rows
 
 
 def _by_person(owners: bytes | bytearray, most: int) -> Iterator[NDArray[np.int64]]:

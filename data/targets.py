@@ -176,8 +176,8 @@ class Tags(_Target):
         A word index is -1 if a token is not the first of its word.
         """
         tokens, words = features[:, 0], features[:, 1]
-        own = np.take_along_axis(labels, np.clip(words, 0, labels.shape[1] - 1).astype(np.int64), axis=1)
-        return tokens, np.where((words >= 0) & (words < labels.shape[1]), own, IGNORED).astype(np.int64)
+        tags = np.take_along_axis(labels, np.clip(words, 0, labels.shape[1] - 1).astype(np.int64), axis=1)
+        return tokens, np.where((words >= 0) & (words < labels.shape[1]), tags, IGNORED).astype(np.int64)
 
     @model_validator(mode="after")
     def _tags_differ(self) -> "Tags":

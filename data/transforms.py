@@ -59,7 +59,7 @@ def encoded(
     load: Callable[[], Encode],
     label_type: LabelType,
     *,
-    kept: Path,
+    folder: Path,
     say: Callable[[int], object],
 ) -> Iterator[Block]:
     """Replace the records of the blocks by their features from a frozen public network.
@@ -71,18 +71,18 @@ def encoded(
         facts: The facts of the encoder.
         load: Loads its weights; called only if something has to be encoded.
         label_type: The target; if it has a label per token, labels are made from the tokens.
-        kept: Folder for encoded portions, readable by the owner only; deleted at the end.
+        folder: Folder for encoded portions, readable by the owner only; deleted at the end.
         say: Called with the number of encoded records, after each portion.
     """
-    kept.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (kept / ".gitignore").write_text("*\n", encoding="utf-8")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / ".gitignore").write_text("*\n", encoding="utf-8")
     loaded, lock, done = cache(load), Lock(), 0
     shape = (2, facts.width) if label_type.kind == "tags" else (facts.width,)
 
     def features_of(records: Features) -> Features:
         digest = hashlib.sha256(f"{facts.name} {facts.sha256} {facts.settings} ".encode())
         add_features(records, digest)
-        path = kept / f"{digest.hexdigest()}.npy"
+        path = folder / f"{digest.hexdigest()}.npy"
         with suppress(OSError, ValueError):
             stored: Features = np.load(path)
             if stored.shape == (len(records), *shape):
@@ -96,9 +96,9 @@ def encoded(
     for some, features in _mapped(blocks, features_of, at_once=_ENCODED_AT_ONCE):
         done += len(features)
         say(done)
-        own = label_type.labelled(features, some.records.labels, facts.padding)
-        yield replace(some, records=Records(*own, some.records.keys))
-    shutil.rmtree(kept)
+        row_labels = label_type.labelled(features, some.records.labels, facts.padding)
+        yield replace(some, records=Records(*row_labels, some.records.keys))
+    shutil.rmtree(folder)
 
 
 def _save(path: Path, values: Features) -> None:

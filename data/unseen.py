@@ -83,9 +83,9 @@ def _reader_of(card: DataCard) -> dict[str, Any]:
     reader: dict[str, Any] = json.loads(card.reader.model_dump_json())
     if card.person is not None and isinstance(card.reader, Table):
         has_places = isinstance(card.reader, Csv) and not card.reader.header
-        kept = [{"name": "(person)", "kind": "ignored"}] if has_places else []
+        place_columns = [{"name": "(person)", "kind": "ignored"}] if has_places else []
         place = [one["name"] for one in reader["columns"]].index(card.person.column)
-        reader["columns"][place : place + 1] = kept
+        reader["columns"][place : place + 1] = place_columns
     return reader
 
 

@@ -174,9 +174,9 @@ def tune(
 
     def work() -> State[Any]:
         root, run_all = checkout(), partial(run_side_by_side, workers=workers)
-        asked = load(root / file, allow_code={*allow_code, *named_code(root)})
-        said = deliver(asked, root, say=get_run_logger().info, run_all=run_all)
-        return Completed(message=said)
+        settings = load(root / file, allow_code={*allow_code, *named_code(root)})
+        message = deliver(settings, root, say=get_run_logger().info, run_all=run_all)
+        return Completed(message=message)
 
     return ended(work)
 

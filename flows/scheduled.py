@@ -77,9 +77,9 @@ def verify(from_the_first_row: bool = False) -> State[Any]:
 
 
 @task(name="audit", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def audit_task(asked: Asked, workers: int) -> tuple[bool, str]:
+def audit_task(request: Asked, workers: int) -> tuple[bool, str]:
     """Audit one method; returns whether its claim is violated, and the findings as a sentence."""
-    return audit_one(asked, checkout(), workers=workers)
+    return audit_one(request, checkout(), workers=workers)
 
 
 @flow(name="audit", retries=0, persist_result=False)
@@ -107,14 +107,14 @@ def audit(
     """
 
     def work() -> State[Any]:
-        every = [
+        requests = [
             Asked(name, settings or {}, epsilon, delta, runs, canaries, seed)
             for name in ([method] if method else auditable())
         ]
-        for asked in every:
-            check(asked)
+        for request in requests:
+            check(request)
         one = partial(audit_task, workers=workers or os.cpu_count() or 1)
-        is_violated, said = audit_all(every, one, say=get_run_logger().info)
-        return Failed(message=said) if is_violated else Completed(message=said)
+        is_violated, message = audit_all(requests, one, say=get_run_logger().info)
+        return Failed(message=message) if is_violated else Completed(message=message)
 
     return ended(work)

@@ -47,51 +47,51 @@ class Asked:
     seed: int = 0
 
 
-def check(asked: Asked) -> None:
+def check(request: Asked) -> None:
     """Raise ParamsRefusedError or RefusedError if the settings do not fit or the method claims no privacy."""
-    game = Game(asked.method, dict(asked.settings), asked.epsilon, asked.delta, 8)
-    params.parse({"algorithm": {"name": asked.method, **game.all_settings()}}, reads=("algorithm",))
+    game = Game(request.method, dict(request.settings), request.epsilon, request.delta, 8)
+    params.parse({"algorithm": {"name": request.method, **game.all_settings()}}, reads=("algorithm",))
     game.plan()
 
 
-def audit_all(every: Sequence[Asked], one: "One", *, say: Callable[[str], object]) -> tuple[bool, str]:
+def audit_all(requests: Sequence[Asked], one: "One", *, say: Callable[[str], object]) -> tuple[bool, str]:
     """Run audits one after the other, each by `one`.
 
     say: called with the findings of each audit. Returns whether a claim is violated, and the outcome as a sentence.
     """
-    violated, said = [], ""
-    for asked in every:
-        is_violated, said = one(asked)
-        say(said)
-        violated += [said] if is_violated else []
+    violated, message = [], ""
+    for request in requests:
+        is_violated, message = one(request)
+        say(message)
+        violated += [message] if is_violated else []
     if violated:
         return True, "; ".join(violated)
-    return False, said if len(every) == 1 else "no claim is violated"
+    return False, message if len(requests) == 1 else "no claim is violated"
 
 
 One = Callable[[Asked], tuple[bool, str]]
 """Audits a method; returns whether its claim is violated, and the findings as a sentence."""
 
 
-def audit_one(asked: Asked, root: Path, *, workers: int) -> tuple[bool, str]:
+def audit_one(request: Asked, root: Path, *, workers: int) -> tuple[bool, str]:
     """Audit one method and keep the result below `root`; see `One`."""
-    document, page = run_audit(asked, root, workers=workers)
+    document, page = run_audit(request, root, workers=workers)
     verdict = "the claim is VIOLATED" if document["is_violated"] else "nothing speaks against the claim"
     if document["found"] > document["claimed"] and not document["is_violated"]:
         verdict = f"{verdict}, since chance explains the difference"
     numbers = f"claimed {document['claimed']:.4g}, found {document['found']:.4g}"
-    return document["is_violated"], f"{asked.method}: {numbers}; {verdict} ({page})"
+    return document["is_violated"], f"{request.method}: {numbers}; {verdict} ({page})"
 
 
-def run_audit(asked: Asked, root: Path, *, workers: int = 1) -> tuple[dict[str, Any], Path]:
+def run_audit(request: Asked, root: Path, *, workers: int = 1) -> tuple[dict[str, Any], Path]:
     """Audit a method, and each mechanism alone; write audit.json and audit.html, and return content and path.
 
     Raises RefusedError or ParamsRefusedError if the method is unknown or claims no privacy, or its settings do not fit.
     """
-    check(asked)
-    game = Game(asked.method, dict(asked.settings), asked.epsilon, asked.delta, 1)
+    check(request)
+    game = Game(request.method, dict(request.settings), request.epsilon, request.delta, 1)
     several = partial(_side_by_side, workers=workers) if workers > 1 else None
-    result = audit(game, runs=asked.runs, canaries=asked.canaries, seed=asked.seed, several=several)
+    result = audit(game, runs=request.runs, canaries=request.canaries, seed=request.seed, several=several)
     mechanisms = [
         {
             "name": row.name,
@@ -99,7 +99,7 @@ def run_audit(asked: Asked, root: Path, *, workers: int = 1) -> tuple[dict[str, 
             "found": row.attack.found,
             "is_violated": row.attack.is_violated,
         }
-        for row in tested(draws=4 * asked.runs, seed=asked.seed)
+        for row in tested(draws=4 * request.runs, seed=request.seed)
     ]
     document: dict[str, Any] = json.loads(json.dumps(result.to_json())) | {
         "mechanisms": mechanisms,
@@ -109,7 +109,7 @@ def run_audit(asked: Asked, root: Path, *, workers: int = 1) -> tuple[dict[str, 
     }
     shown = picture(lambda theme: _figure(result, theme), _WORDS)
     page = environment().get_template("audit.html.j2").render(audit=document, picture=shown)
-    folder = root / audit_folder(asked.method)
+    folder = root / audit_folder(request.method)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / AUDIT, json.dumps(document, indent=2) + "\n")
     write_text(folder / AUDIT_PAGE, page)

@@ -42,8 +42,8 @@ def model_for(settings: Params, public: DatasetInfo) -> Model:
         return model_of(settings.model, public)
     features.releases(shape)  # refuses a shape that does not fit
     module = features.module(shape)
-    own = replace(public, input_shape=shape_after(module, shape))
-    model = model_of(settings.model, own)
+    transformed = replace(public, input_shape=shape_after(module, shape))
+    model = model_of(settings.model, transformed)
     if hasattr(features, "check"):
         features.check(model)
     return in_front(module, model)
@@ -226,7 +226,7 @@ def model_files(chosen: params.Model) -> dict[str, str]:
 
 def _made_for(settings: Params, public: DatasetInfo) -> dict[str, Any]:
     """The part of a plan's document that decides the plan."""
-    own = {key: value for key, value in settings.algorithm_settings.items() if key != "name"}
+    algorithm_settings = {key: value for key, value in settings.algorithm_settings.items() if key != "name"}
     privacy = settings.privacy
     attack = None if privacy.target is None else privacy.target.model_dump()
     target = {} if attack else {"target": {"epsilon": privacy.epsilon, "delta": privacy.delta}}
@@ -234,7 +234,7 @@ def _made_for(settings: Params, public: DatasetInfo) -> dict[str, Any]:
         "attack": attack,
         **target,
         "algorithm": settings.algorithm_settings["name"],
-        "settings": own,
+        "settings": algorithm_settings,
         "features": dict(settings.features_settings) or {"name": "none"},
         "code": _code(settings),
         "model": settings.model.model_dump() | {"files": model_files(settings.model)},

@@ -143,13 +143,13 @@ def _header(card: DataCard, file: Path) -> list[str]:
 
 def _in_words(counts: Mapping[str, int]) -> list[str]:
     """Remarks on the changes that more than a hundredth of the values of a column undergo."""
-    said = []
+    sentences = []
     for problem, count in counts.items():
         part, _, _ = problem.partition(",") if ", column " in problem else problem.partition(":")
         records = counts.get(f"{part}: records", 0)
         if records and problem != f"{part}: records" and count > SHOWN_ABOVE * records:
-            said.append(f"{problem}: {in_words(min(1.0, count / records))} of the records")
-    return said
+            sentences.append(f"{problem}: {in_words(min(1.0, count / records))} of the records")
+    return sentences
 
 
 def _of_the_rows(card: DataCard, file: Path) -> list[str]:

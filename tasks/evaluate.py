@@ -115,8 +115,8 @@ def record_scores(label_type: LabelType, scores: Tensor, labels: Tensor) -> Tens
     if label_type.kind == "class":
         return (scores.argmax(dim=-1) == labels).float()
     if label_type.kind == "labels":
-        said, real = scores > 0, labels > 0
-        right = said & real
+        positive, real = scores > 0, labels > 0
+        right = positive & real
     else:
         predicted = scores.argmax(dim=-1)
         if label_type.kind == "next token":
@@ -125,9 +125,9 @@ def record_scores(label_type: LabelType, scores: Tensor, labels: Tensor) -> Tens
         if not isinstance(label_type, Tags):
             return (right & counts).sum(-1) / counts.sum(-1).clamp(min=1)
         outside = -1 if label_type.outside is None else label_type.tags.index(label_type.outside)
-        said, real = counts & (predicted != outside), counts & (labels != outside)
-        right = right & said & real
-    named = said.sum(-1) + real.sum(-1)
+        positive, real = counts & (predicted != outside), counts & (labels != outside)
+        right = right & positive & real
+    named = positive.sum(-1) + real.sum(-1)
     return torch.where(named > 0, 2.0 * right.sum(-1) / named.clamp(min=1), 1.0)
 
 
@@ -135,11 +135,11 @@ def _pairs(
     label_type: LabelType, evaluation: Evaluation, labels: NDArray[Any]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Predicted and true labels of the tokens that count, [count] each."""
-    said, real = evaluation.predicted, np.asarray(labels)
+    predicted, real = evaluation.predicted, np.asarray(labels)
     if label_type.kind == "next token":
-        said, real = said[:, :-1], real[:, 1:]
+        predicted, real = predicted[:, :-1], real[:, 1:]
     counts = real != IGNORED
-    return said[counts], real[counts]
+    return predicted[counts], real[counts]
 
 
 def compute_metrics(label_type: LabelType, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
@@ -294,8 +294,8 @@ def entity_f1(
 
     if not len(real):
         return 0.0
-    said, there = spans(predicted), spans(real)
-    return 2 * len(said & there) / max(1, len(said) + len(there))
+    predicted_spans, real_spans = spans(predicted), spans(real)
+    return 2 * len(predicted_spans & real_spans) / max(1, len(predicted_spans) + len(real_spans))
 
 
 def _of_classes(evaluation: Evaluation, labels: NDArray[np.int64]) -> dict[str, Any]:
@@ -322,11 +322,11 @@ def figure_pairs(
         edges = np.linspace(*label_type.bounds, _INTERVALS + 1)
         names = tuple(f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges))
         scaled = (np.clip(np.asarray(x, np.float64), -1, 1) for x in (evaluation.scores[:, 0], labels))
-        said, real = (_interval((x + 1) / 2) for x in scaled)
-        return Drawn(said, real, names)
+        predicted, real = (_interval((x + 1) / 2) for x in scaled)
+        return Drawn(predicted, real, names)
     if isinstance(label_type, Labels):
-        given, has = (_with_none(x) for x in (evaluation.predicted, np.asarray(labels)))
-        _, row, column = np.nonzero(np.logical_and(has[:, :, None], given[:, None, :]))
+        named, has = (_with_none(x) for x in (evaluation.predicted, np.asarray(labels)))
+        _, row, column = np.nonzero(np.logical_and(has[:, :, None], named[:, None, :]))
         return Drawn(column, row, (*label_type.labels, "none of them"))
     if not label_type.has_tokens:
         return Drawn(evaluation.predicted, labels, label_type.names)
@@ -335,8 +335,8 @@ def figure_pairs(
         return Drawn(pairs[0], pairs[1], label_type.tags)
     ends = np.linspace(0, tokens or 1, _INTERVALS + 1).astype(np.int64)
     names = tuple(f"{low} to {high - 1}" for low, high in pairwise(ends))
-    said, real = (_interval(x / max(1, tokens or 1)) for x in pairs)
-    return Drawn(said, real, names)
+    predicted, real = (_interval(x / max(1, tokens or 1)) for x in pairs)
+    return Drawn(predicted, real, names)
 
 
 def _with_none(labels: NDArray[Any]) -> NDArray[np.bool_]:

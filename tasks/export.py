@@ -85,9 +85,9 @@ def export(artifacts: Path, form: Form, to: Path, *, allow_code: Collection[str]
         # More records than it was traced with, since the batch size must be free.
         more = torch.cat([inputs, inputs.flip(0)])
         try:
-            said = writers[form](fresh)
+            exported = writers[form](fresh)
             with torch.no_grad():
-                far = float((said(more) - model(more)).abs().max())
+                far = float((exported(more) - model(more)).abs().max())
         except Exception as error:
             if isinstance(error, RefusedError) or form not in _TRACED:
                 raise
@@ -142,7 +142,7 @@ def _onnx(model: TrainedModel, inputs: Tensor, path: Path) -> Callable[[Tensor],
             verbose=False,
         )
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return lambda given: torch.from_numpy(session.run(["scores"], {"records": given.numpy()})[0])
+    return lambda records: torch.from_numpy(session.run(["scores"], {"records": records.numpy()})[0])
 
 
 def _torchscript(model: TrainedModel, inputs: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
@@ -185,7 +185,7 @@ def _huggingface(
     )
     _write_cards(model, folder, artifacts)
     again = EpsilonflowModel.from_pretrained(folder, allow_code=allow_code)
-    return lambda given: again(given).logits
+    return lambda records: again(records).logits
 
 
 def _untie(network: nn.Module) -> None:
@@ -207,11 +207,13 @@ def _library(model: TrainedModel, folder: Path, artifacts: Path) -> Callable[[Te
         )
     from algorithms.models.public_models import read_pretrained, save_pretrained
 
-    own, parameters = load_model(_beside(artifacts) / "model.safetensors")
-    save_pretrained(own, parameters, folder)
+    module, parameters = load_model(_beside(artifacts) / "model.safetensors")
+    save_pretrained(module, parameters, folder)
     _write_cards(model, folder, artifacts)
     _write_tokenizer(model, folder)
-    return read_pretrained(own, folder, model.input_shape, model.facts.get("outputs") or len(model.classes))
+    return read_pretrained(
+        module, folder, model.input_shape, model.facts.get("outputs") or len(model.classes)
+    )
 
 
 def _write_cards(model: TrainedModel, folder: Path, artifacts: Path) -> None:
@@ -331,18 +333,18 @@ def _of_a_library(model: TrainedModel, folder: Path) -> str:
         return ""
     from algorithms.models.public_models import library_model, write_beside
 
-    own, parameters = load_model(folder / "model.safetensors")
-    own.module.load_state_dict(parameters, strict=False)
+    module, parameters = load_model(folder / "model.safetensors")
+    module.module.load_state_dict(parameters, strict=False)
     plan = read_json(folder / "plan.json")
     base = plan["model"].get("checkpoint") or plan["model"].get("settings", {}).get("checkpoint")
-    read, inputs = write_beside(own, parameters, folder, model.facts, base), made_up(model)
+    read, inputs = write_beside(module, parameters, folder, model.facts, base), made_up(model)
     with torch.no_grad():
         far = float((read(inputs) - model(inputs)).abs().max())
     if not far <= _CLOSE:
         raise RefusedError(
             f"the library gives other scores than the model, by up to {far:.2g}; export the model in another form."
         )
-    name = type(library_model(own)).__name__
+    name = type(library_model(module)).__name__
     tokenizer = _write_tokenizer(model, folder)
     if "adapter" not in settings:
         return f"\nBy transformers alone: `{name}.from_pretrained(FOLDER)`, on prepared records.\n{tokenizer}"
@@ -379,15 +381,15 @@ def _write_tokenizer(model: TrainedModel, folder: Path) -> str:
     )
     encode = loader_of(chosen, target)()
     for words in (["a", "made-up", "Text,", "ä"], [*"0123456789"] * 30):
-        given: Any = words if is_of_words else " ".join(words)
+        text: Any = words if is_of_words else " ".join(words)
         again = tokenize(
-            given,
+            text,
             truncation=True,
             padding="max_length",
             max_length=model.input_shape[-1],
             is_split_into_words=is_of_words,
         )
-        ours = encode([BETWEEN.join(words)])[0, 0] if is_of_words else encode([given])[0]
+        ours = encode([BETWEEN.join(words)])[0, 0] if is_of_words else encode([text])[0]
         if again["input_ids"] != ours.tolist():
             raise RefusedError(
                 f"the tokenizer {name} reads a text otherwise once it is saved; export the model in another"

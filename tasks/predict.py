@@ -84,18 +84,18 @@ def predict(
     )
     for some in batches:
         for start in range(0, len(some.names), size):
-            given = np.ascontiguousarray(some.features[start : start + size])
-            yield _predicted(model, target, some.names[start : start + size], given)
+            features = np.ascontiguousarray(some.features[start : start + size])
+            yield _predicted(model, target, some.names[start : start + size], features)
 
 
 def _predicted(
-    model: TrainedModel, target: Target | None, names: tuple[str, ...], given: NDArray[Any]
+    model: TrainedModel, target: Target | None, names: tuple[str, ...], inputs: NDArray[Any]
 ) -> Predictions:
     """Predict a batch of prepared records. target: None for classes."""
-    is_first = np.ones(given.shape, bool)
-    if isinstance(target, Tags) and given.ndim == 3:
-        given, is_first = given[:, 0], given[:, 1] >= 0
-    features, none = torch.from_numpy(given), np.zeros((len(names), 0))
+    is_first = np.ones(inputs.shape, bool)
+    if isinstance(target, Tags) and inputs.ndim == 3:
+        inputs, is_first = inputs[:, 0], inputs[:, 1] >= 0
+    features, none = torch.from_numpy(inputs), np.zeros((len(names), 0))
     with torch.no_grad():
         scores = model(features)
     if isinstance(target, Tags):

@@ -80,8 +80,10 @@ def _guarded(made: OwnReader, files: Mapping[str, Path], factory: str) -> Iterat
     except Exception as error:
         folder = Path(sys.modules[factory.partition(":")[0]].__file__ or "").parent
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if folder in Path(frame.filename).parents]
-        where = f" in line {own[-1].lineno} of {Path(own[-1].filename).name}" if own else ""
+        own_frames = [frame for frame in frames if folder in Path(frame.filename).parents]
+        where = (
+            f" in line {own_frames[-1].lineno} of {Path(own_frames[-1].filename).name}" if own_frames else ""
+        )
         raise DataRefusedError(
             f"the reader {factory!r} raised {type(error).__name__}{where}; its message is not shown, as it may hold a"
             " value of a record: try the reader on made-up files."
@@ -216,7 +218,7 @@ def prepare(
                 public.encoder,
                 loader_of(encoder, public.target, tried_on=card.input_shape),
                 public.label_type,
-                kept=held.enter_context(prepared.portions_of(destination)),
+                folder=held.enter_context(prepared.portions_of(destination)),
                 say=_told(card),
             )
         prepared.write(
@@ -238,13 +240,13 @@ def _told(card: DataCard) -> Callable[[int], object]:
     counts_people = card.person is not None and card.person.rows_per_user is not None
     if declared.train is None or declared.test is None or counts_people:
         return lambda _: None
-    whole, said = declared.train + declared.test, begun
+    whole, last = declared.train + declared.test, begun
 
     def say(done: int) -> None:
-        nonlocal said
+        nonlocal last
         now = time.monotonic()
-        if now - said >= _EVERY_SECONDS or done == whole:
-            said = now
+        if now - last >= _EVERY_SECONDS or done == whole:
+            last = now
             _LOG.info(
                 "encoded %d of %d records, %.0f s left", done, whole, (now - begun) * (whole - done) / done
             )

@@ -168,13 +168,13 @@ def compose(
     pictures = {name: draw(*drawing) for name, drawing in _drawings(run, curve, promised).items()}
     every = pictures | {name: draw(*drawing) for name, drawing in drawings(past).items()}
     result = score(run.metrics, run.classes)
-    said = shown(past, read=len(run.receipt.get("blocks", ())))
+    history_text = shown(past, read=len(run.receipt.get("blocks", ())))
     text = page(
         card,
         verification,
         result,
         every,
-        said,
+        history_text,
         risk=None if promised is None else risk_of(promised),
         attack=run.plan.get("attack"),
         ten_more=run.receipt["ledger"].get("ten_more", {}).get("epsilon"),
@@ -191,7 +191,7 @@ def _noise(run: Run) -> Drawing:
     if correlated.empty or not course:
         return lambda theme: noise_figure(run.trace, theme=theme)
     share = correlated["clip_norm"].iloc[0] / correlated["divisor"].iloc[0]
-    scaled = [(after, share * own, share * other) for after, own, other in course]
+    scaled = [(after, share * own_noise, share * other) for after, own_noise, other in course]
     return lambda theme: correlated_figure(scaled, theme=theme)
 
 

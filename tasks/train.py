@@ -199,7 +199,7 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
             charge = Charge(ledger, run, software, job.public, job.prepared, job.blocks, home, root)
             result = run.result or _trained(job, model, charge)
         run.forget_secrets()
-        store.hand_out(result, artifacts, _ARTIFACTS, said=data_facts(job.public))
+        store.hand_out(result, artifacts, _ARTIFACTS, facts=data_facts(job.public))
 
 
 def _confirm_repeat(job: Job, run_id: str, has_result: bool, ledger: Ledger) -> bool:
@@ -257,8 +257,8 @@ def _train_into(
     if performance.threads is not None:
         torch.set_num_threads(performance.threads)
     if job.group.count > 1:
-        kept = run.folder / CHECKPOINT
-        checkpoint = kept.read_bytes() if kept.exists() else None
+        file = run.folder / CHECKPOINT
+        checkpoint = file.read_bytes() if file.exists() else None
         broadcast_sealed(job.group, _Start(run.run_id, run.generator(), checkpoint))
         _check_same_job(job, charge.home)
     with progress(job.plan.steps) as shown:

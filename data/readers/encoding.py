@@ -106,8 +106,8 @@ def _tags(values: pa.ChunkedArray, label_type: Tags, where: str) -> NDArray[np.i
     other = IGNORED if label_type.outside is None else places[label_type.outside]
     tags = np.full((len(values), label_type.words), IGNORED, np.int64)
     for row, content in enumerate(contents(values, lists=True)):
-        own = [places.get(name, other) for name in words_of(content)[: label_type.words]]
-        tags[row, : len(own)] = own
+        indices = [places.get(name, other) for name in words_of(content)[: label_type.words]]
+        tags[row, : len(indices)] = indices
     return tags
 
 

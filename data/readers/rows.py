@@ -405,10 +405,10 @@ def _portions(
         if "straddling object" in str(error):
             raise _LineTooLongError from None
         if "Empty CSV file" not in str(error):
-            said = _what_is_wrong(path, declared)
+            message = _what_is_wrong(path, declared)
             row = re.search(r"Row #(\d+)", str(error))
-            said += f" See row {row[1]}, not counting empty lines." if names_rows and row else ""
-            raise DataRefusedError(said) from None  # the cause quotes the line
+            message += f" See row {row[1]}, not counting empty lines." if names_rows and row else ""
+            raise DataRefusedError(message) from None  # the cause quotes the line
 
 
 @contextmanager
@@ -507,8 +507,8 @@ def _table_of_parquet(path: Path, declared: Parquet) -> Iterator[pa.Table]:
 
 
 def _rows(path: Path, declared: Rows, label_type: LabelType, more: Sequence[str]) -> _Tables:
-    own = [label.name for label in declared.label_columns]
-    wanted = (*declared.content, *own, *more)
+    label_names = [label.name for label in declared.label_columns]
+    wanted = (*declared.content, *label_names, *more)
     try:
         if declared.format == "parquet":
             tables = _parquet(path, wanted, _ROWS)
@@ -518,7 +518,7 @@ def _rows(path: Path, declared: Rows, label_type: LabelType, more: Sequence[str]
         else:
             tables = (_csv if declared.format == "csv" else _jsonl)(path, wanted, declared, label_type)
         for table in tables:
-            check_columns(table, [name for name in wanted if name not in own], path)
+            check_columns(table, [name for name in wanted if name not in label_names], path)
             yield table
     except DataRefusedError:
         raise

@@ -69,17 +69,17 @@ def search_table(
     from tasks import tuning  # here, since the plan of a single run does not need its imports
     from tasks.tuning.search import Search
 
-    asked = tuning.load(file, allow_code={*allow_code, *named_code(root)})
+    search_settings = tuning.load(file, allow_code={*allow_code, *named_code(root)})
     base = load_yaml((root / "params.yaml").read_text(encoding="utf-8"))
     settings = params.load(root / "params.yaml", reads=tuning.READS)
     card = data_card(settings.data.dataset, root / "data" / "cards")
     public = public_of(card, settings.data)
     table = Table("", "only the best is released", "all trials are released")
-    options = tuning.plan_options(asked, base, public)
+    options = tuning.plan_options(search_settings, base, public)
     size = next(len(option.plans) for option in options if option)
     rows = {
         "trials": (
-            f"random, {asked.trials.mean:g} on average, out of {size} settings",
+            f"random, {search_settings.trials.mean:g} on average, out of {size} settings",
             f"all {size} settings, once each",
         ),
         "epsilon of the search": tuple(
@@ -92,11 +92,11 @@ def search_table(
     }
     for name, (one, other) in rows.items():
         table.add_row(name, one, other)
-    chosen = options if asked.show_all == "cheaper" else [options[asked.show_all]]
+    chosen = options if search_settings.show_all == "cheaper" else [options[search_settings.show_all]]
     option = max(filter(None, chosen), key=lambda option: option.epsilon_per_trial, default=None)
     if option is None:
         return table, None
-    plan, _ = Search(asked, option, root / "datasets" / "prepared", public).plan(0)
+    plan, _ = Search(search_settings, option, root / "datasets" / "prepared", public).plan(0)
     return table, preview_ledger(root, settings, public, plan)
 
 
@@ -122,25 +122,25 @@ def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
 
 def _person_rows(preview: RunPreview) -> list[tuple[str, str]]:
     """How many records of a person are used, if the data card names the person's column."""
-    most = preview.public.per_person
-    if most is None:
+    per_person = preview.public.per_person
+    if per_person is None:
         return []
     where = " in each block" if preview.public.blocks_by else ""
     if rows := preview.public.rows_per_user:
-        said = f"up to {rows} records of each{where}, together as one"
-    elif most == 1:
-        said = f"one record of each{where}"
+        text = f"up to {rows} records of each{where}, together as one"
+    elif per_person == 1:
+        text = f"one record of each{where}"
     else:
-        said = f"up to {most} records of each; {most} times that is charged"
-    return [("of a person", said)]
+        text = f"up to {per_person} records of each; {per_person} times that is charged"
+    return [("of a person", text)]
 
 
 def _correlation_rows(plan: Plan) -> list[tuple[str, str]]:
     """How much correlated noise is expected to gain."""
     if "noise_against_independent" not in plan.method_params:
         return []
-    kept = plan.params(CorrelatedPlan)
-    share, parts = kept.noise_against_independent, kept.parts
+    correlated = plan.params(CorrelatedPlan)
+    share, parts = correlated.noise_against_independent, correlated.parts
     gain = f"{100 * abs(1 - share):.1f} % {'less' if share <= 1 else 'more'}"
     return [("correlated noise", f"{gain} in the iterates than independent noise; records in {parts} parts")]
 
@@ -151,8 +151,8 @@ def _attack_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
     if attack is None:
         return []
     share = float(caught(risk_profile(plan.filter, plan.schedule, plan.adjacency), attack.false_alarms))
-    said = f"recognises at most {share:.2%} at {attack.false_alarms:g} false alarms; {attack.caught:.2%} is allowed"
-    return [("an attacker", said)]
+    text = f"recognises at most {share:.2%} at {attack.false_alarms:g} false alarms; {attack.caught:.2%} is allowed"
+    return [("an attacker", text)]
 
 
 def _noise(plan: Plan) -> str:

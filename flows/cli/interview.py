@@ -33,7 +33,7 @@ class Interview:
         """Go on from the answers in a file; store them there if the block ends early, as by Ctrl-D; else delete it."""
         with suppress(OSError, ValueError):
             self._answers = [
-                (str(asked), str(answer)) for asked, answer in json.loads(file.read_text("utf-8"))
+                (str(question), str(answer)) for question, answer in json.loads(file.read_text("utf-8"))
             ]
             say(f"The first answers are those in {file}; delete it to begin anew.")
         try:
@@ -48,8 +48,8 @@ class Interview:
     def ask(self, question: str, parse: Callable[[str], T], default: str | None = None) -> T:
         """Ask until the answer can be parsed; `parse` raises ValueError with the reason if it cannot."""
         if self._next < len(self._answers):
-            asked, answer = self._answers[self._next]
-            if asked == question:
+            saved_question, answer = self._answers[self._next]
+            if saved_question == question:
                 self._next += 1
                 return parse(answer)
             del self._answers[self._next :]  # they belong to other options or another file

@@ -84,10 +84,10 @@ def forecast(
     if file is not None:
         from tasks.retraining import load
 
-        asked = load(file)
-        policy, window, at_least = asked.blocks.policy, asked.blocks.window, asked.blocks.at_least
-        spread, planned, fraction = asked.spread.policy, asked.spread.planned, asked.spread.fraction
-        smallest, every, epsilon = asked.smallest, _DAYS[asked.every], None
+        settings = load(file)
+        policy, window, at_least = settings.blocks.policy, settings.blocks.window, settings.blocks.at_least
+        spread, planned, fraction = settings.spread.policy, settings.spread.planned, settings.spread.fraction
+        smallest, every, epsilon = settings.smallest, _DAYS[settings.every], None
     ledger = _ledger()
     terms = ledger.balance(population, "all")
     limit = tuple(map(float, terms.composition.amount_of(terms.cap)))  # of a new block, as a price
@@ -321,8 +321,8 @@ def block(
 
     ledger = _ledger()
     usual = ledger.balance(population, "all").cap
-    own = (usual.epsilon if epsilon is None else epsilon, usual.delta if delta is None else delta)
-    ledger.declare_block(population, name, Budget(*own))
+    caps = (usual.epsilon if epsilon is None else epsilon, usual.delta if delta is None else delta)
+    ledger.declare_block(population, name, Budget(*caps))
     balance = ledger.balance(population, name)
     _show_balances([balance], as_json=False)
 

@@ -48,8 +48,8 @@ app.add_typer(card_app, name="card")
 app.add_typer(data_app, name="data")
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(wanted: bool) -> None:
+    if wanted:
         from importlib.metadata import version
 
         say(f"epsilonflow {version('epsilonflow')}")

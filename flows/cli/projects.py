@@ -63,12 +63,12 @@ def check_data(
     if report.refused is not None:
         raise DataRefusedError(report.refused)
     kind = "public" if report.card.public else "private"
-    said = (
+    outcome = (
         "is valid; its blocks are read when it is used"
         if report.card.blocks
         else "can be read as its card declares"
     )
-    say(f"The {kind} data set {report.card.name} {said}.")
+    say(f"The {kind} data set {report.card.name} {outcome}.")
     if not report.card.public and not counts and report.card.blocks is None:
         say("Use --counts to see how many values would be clamped, replaced or refused.")
 
@@ -225,17 +225,17 @@ def init(
     with talk.keep_answers(place.with_name(f"{place.name}.answers.json")):
         declared = talk.hold(declare)
         project.make(folder, declared)
-    given = {"cap": cap, "runs": runs, "unit": unit, "size": size, "person": person}
-    _say_next(folder, declared, [key for key, value in given.items() if value is not None])
+    declared_keys = {"cap": cap, "runs": runs, "unit": unit, "size": size, "person": person}
+    _say_next(folder, declared, [key for key, value in declared_keys.items() if value is not None])
 
 
-def _say_next(folder: Path, declared: "Declared", given: list[str]) -> None:
-    """Print the assumed defaults, except those in `given`, and the next commands."""
+def _say_next(folder: Path, declared: "Declared", options: list[str]) -> None:
+    """Print the assumed defaults, except those in `options`, and the next commands."""
     name = declared.name
     say(
         f"Created {folder} with these defaults; to change them, edit its data/cards/{name}.yaml before the first run:"
     )
-    for words in declared.assumed(*given):
+    for words in declared.assumed(*options):
         say(f"  {words}")
     say(f"params.yaml has epsilon 1, delta {declared.delta:g} and suitable settings. Next, in {folder}:")
     if declared.file is None:
@@ -427,8 +427,8 @@ def _torch(_root: Path) -> tuple[bool, str]:
     from algorithms.gradients.devices import device_name, device_of
 
     device = device_of("auto")
-    said = "no usable GPU, so runs use the CPU" if device.type == "cpu" else device_name(device)
-    return True, f"{torch.__version__}, {said}"
+    text = "no usable GPU, so runs use the CPU" if device.type == "cpu" else device_name(device)
+    return True, f"{torch.__version__}, {text}"
 
 
 def _checkout(root: Path) -> tuple[bool, str]:
@@ -542,12 +542,12 @@ def _extras(_root: Path) -> tuple[bool | None, str]:
     except PackageNotFoundError:
         return False, "epsilonflow itself is not installed; run `make run` or `pip install -e .`"
     absent = ", ".join(sorted(packages.keys() - there)) or "none"
-    said = f"{', '.join(there) or 'none'}; not installed: {absent}"
+    text = f"{', '.join(there) or 'none'}; not installed: {absent}"
     from algorithms.models.libraries import torchvision_problem
 
     if (problem := torchvision_problem()) is not None:
-        return None, f"{said}; {problem}"
-    return True if there else None, said
+        return None, f"{text}; {problem}"
+    return True if there else None, text
 
 
 _CHECKS: Mapping[str, Callable[[Path], tuple[bool | None, str]]] = {

@@ -185,10 +185,10 @@ def prefect_api_url() -> str | None:
         return url
     folder = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect")
     try:
-        kept = tomllib.loads((folder / "profiles.toml").read_text(encoding="utf-8"))
+        profiles = tomllib.loads((folder / "profiles.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    chosen = kept.get("profiles", {}).get(os.environ.get("PREFECT_PROFILE") or kept.get("active"), {})
+    chosen = profiles.get("profiles", {}).get(os.environ.get("PREFECT_PROFILE") or profiles.get("active"), {})
     return chosen.get("PREFECT_API_URL") or None
 
 

@@ -277,7 +277,7 @@ def compare(
     from flows.compare import compare as run_comparison
     from flows.compare import runner_named
 
-    said = "finished runs are kept; the same command continues with the rest."
+    remaining = "finished runs are kept; the same command continues with the rest."
     for file in files:
         run_one = partial(
             run_comparison,
@@ -287,7 +287,7 @@ def compare(
             renew=renew,
             allow_code=allow_code or (),
         )
-        say(str(completed(stoppable(run_one, Path.cwd(), said)).message))
+        say(str(completed(stoppable(run_one, Path.cwd(), remaining)).message))
 
 
 def tune(
@@ -319,11 +319,11 @@ def tune(
     from tasks.tuning import load
     from tasks.tuning.search import deliver, in_threads
 
-    asked = load(file, allow_code={*(allow_code or ()), *named_code(root)})
+    settings = load(file, allow_code={*(allow_code or ()), *named_code(root)})
     if runner == "threads" and not has_prefect_api():
         steps = Steps(verbose)
-        say(f"searching: at most epsilon {asked.epsilon:g} for all trials together ...", error=True)
-        work = partial(deliver, asked, root, say=steps.line, run_all=partial(in_threads, workers))
+        say(f"searching: at most epsilon {settings.epsilon:g} for all trials together ...", error=True)
+        work = partial(deliver, settings, root, say=steps.line, run_all=partial(in_threads, workers))
         say(stoppable(work, root, steps=steps))
         return
     if not verbose:
@@ -372,21 +372,23 @@ def audit(
     cores = workers or os.cpu_count() or 1
     stays = "an audit that is stopped leaves nothing; the same command begins it again."
     names = [method] if method else auditable()
-    every = [Asked(name, settings, epsilon, delta, runs, canaries, seed) for name in names]
-    for asked in every:
-        check(asked)
+    requests = [Asked(name, settings, epsilon, delta, runs, canaries, seed) for name in names]
+    for request in requests:
+        check(request)
     if has_prefect_api():
         quieten_prefect()
         from flows.scheduled import audit as auditing
 
-        given = (method, epsilon, delta, settings, runs, canaries, seed, workers)
-        said = str(completed(stoppable(lambda: auditing(*given, return_state=True), root, stays)).message)
+        arguments = (method, epsilon, delta, settings, runs, canaries, seed, workers)
+        message = str(
+            completed(stoppable(lambda: auditing(*arguments, return_state=True), root, stays)).message
+        )
     else:
         say(f"auditing {', '.join(names)} on {cores} cores ...", error=True)
         one = partial(audit_one, root=root, workers=cores)
-        each: Callable[[str], object] = partial(say, error=True) if len(every) > 1 else str
-        is_violated, said = stoppable(lambda: audit_all(every, one, say=each), root, stays)
+        each: Callable[[str], object] = partial(say, error=True) if len(requests) > 1 else str
+        is_violated, message = stoppable(lambda: audit_all(requests, one, say=each), root, stays)
         if is_violated:
-            say(said, error=True)
+            say(message, error=True)
             raise typer.Exit(1)
-    say(said)
+    say(message)

@@ -169,7 +169,7 @@ def variants(comparison: Comparison) -> Iterator[Variant]:
             changes = dict(zip(method.vary, values, strict=True))
             setting = ", ".join(f"{name}={_text(value)}" for name, value in changes.items())
             label = method.label or key
-            own = {
+            settings = {
                 "method": key,
                 "label": f"{label} ({setting})" if setting else label,
                 "setting": setting,
@@ -177,7 +177,7 @@ def variants(comparison: Comparison) -> Iterator[Variant]:
                 "epsilons": method.epsilons or comparison.epsilons,
                 "delta": delta_of(method, comparison),
             }
-            yield Variant(**dict(method) | own)
+            yield Variant(**dict(method) | settings)
 
 
 def delta_of(method: Method, comparison: Comparison) -> float:
@@ -244,11 +244,11 @@ def _names(comparison: Comparison) -> Iterator[str]:
 
 
 def _check_once(what: str, values: Any, path: Path) -> None:
-    kept: list[Any] = []
+    seen: list[Any] = []
     for value in values:
-        if value in kept:
+        if value in seen:
             raise ParamsRefusedError(f"{path.name}: {what} list {value} twice; leave one of them out.")
-        kept.append(value)
+        seen.append(value)
 
 
 @dataclass(frozen=True)
@@ -457,7 +457,7 @@ def _features(variant: Variant, file: str) -> dict[str, Any]:
 
 
 def _complete(
-    given: dict[str, Any], make: Callable[[dict[str, Any]], object], key: str, file: str
+    settings: dict[str, Any], make: Callable[[dict[str, Any]], object], key: str, file: str
 ) -> dict[str, Any]:
     """The settings with every default filled in, so that a changed default changes the trial.
 
@@ -465,15 +465,15 @@ def _complete(
     they are in the file, for messages.
     """
     try:
-        made = make(given)
+        made = make(settings)
     except RefusedError as refusal:
         raise ParamsRefusedError(f"{file}: {key}.name: {refusal}") from None
     except ValidationError as error:
         raise ParamsRefusedError(f"{file}: {in_words(error.errors()[0], key)}; correct it.") from None
-    if is_own(given["name"]):
-        return given
+    if is_own(settings["name"]):
+        return settings
     filled: dict[str, Any] = adapter(type(made)).dump_python(made, mode="json")
-    return {"name": given["name"]} | filled
+    return {"name": settings["name"]} | filled
 
 
 def read_published(path: Path) -> pd.DataFrame:

@@ -277,7 +277,7 @@ class Curve:
         """A table: step, objective, and epsilon spent by then, an upper bound. model: the trained model."""
         if self._last and self._last[0] != self._kept[-1][0]:
             self._keep(*self._last)  # a run that ended before its last planned step
-        parameters = torch.stack([kept for _, kept in self._kept])
+        parameters = torch.stack([step_parameters for _, step_parameters in self._kept])
         losses = mean_losses(model, parameters, data.train)
         norms = parameters.double().square().sum(dim=1).numpy()
         steps = [step for step, _ in self._kept]

@@ -170,10 +170,10 @@ def of_schema(
                 " never does; write it so, or name one column."
             )
         return columns, predicted(labels=wanted)
-    own = limits[wanted[0]]
-    if own.get("enum"):
-        return columns, predicted(classes=_enum(wanted[0], own, path))
-    bounds = _bounds(wanted[0], own, path)
+    column_bounds = limits[wanted[0]]
+    if column_bounds.get("enum"):
+        return columns, predicted(classes=_enum(wanted[0], column_bounds, path))
+    bounds = _bounds(wanted[0], column_bounds, path)
     if bounds is None:
         raise ParamsRefusedError(
             f"{path}: nothing bounds the field {wanted[0]!r}, which is predicted; give it an enum of classes, or"
@@ -184,9 +184,9 @@ def of_schema(
 
 def _with_enum(field: Mapping[str, Any]) -> Mapping[str, Any]:
     """The field; one of type boolean has the enum true, false, unless it has its own."""
-    own = field.get("constraints", {})
-    is_open = field.get("type") == "boolean" and not own.get("enum")
-    return {**field, "constraints": {**own, "enum": [True, False]}} if is_open else field
+    constraints = field.get("constraints", {})
+    is_open = field.get("type") == "boolean" and not constraints.get("enum")
+    return {**field, "constraints": {**constraints, "enum": [True, False]}} if is_open else field
 
 
 def _enum(name: str, limits: Mapping[str, Any], path: Path) -> list[str]:
@@ -202,14 +202,14 @@ def _enum(name: str, limits: Mapping[str, Any], path: Path) -> list[str]:
 
 def _bounds(name: str, limits: Mapping[str, Any], path: Path) -> list[float] | None:
     """The minimum and maximum of a field; None if it does not have both."""
-    given: list[Any] = [limits.get("minimum"), limits.get("maximum")]
-    if None in given:
+    endpoints: list[Any] = [limits.get("minimum"), limits.get("maximum")]
+    if None in endpoints:
         return None
     try:
-        bounds = [float(one) for one in given]
+        bounds = [float(one) for one in endpoints]
     except (ValueError, TypeError, OverflowError):
         bounds = [math.nan, math.nan]
-    if not 0 < bounds[1] - bounds[0] < math.inf or any(isinstance(one, bool) for one in given):
+    if not 0 < bounds[1] - bounds[0] < math.inf or any(isinstance(one, bool) for one in endpoints):
         raise ParamsRefusedError(
             f"{path}: minimum and maximum of the field {name!r} must be finite numbers, the minimum the smaller one;"
             ' write such numbers, or for dates and texts leave the field out of the features by "ignore": true.'
@@ -258,39 +258,39 @@ def _column(one: Mapping[str, Any], path: Path, label: Sequence[str], person: st
         return {"name": name, "kind": "categorical", "categories": _enum(name, limits, path)}
     bounds = _bounds(name, limits, path)
     if bounds is not None:
-        own = {"name": name, "kind": "numeric", "bounds": bounds}
-        return own if limits.get("required") else own | {"missing": sum(bounds) / 2}
+        column = {"name": name, "kind": "numeric", "bounds": bounds}
+        return column if limits.get("required") else column | {"missing": sum(bounds) / 2}
     raise ParamsRefusedError(
         f"{path}: nothing bounds the field {name!r}; give it minimum and maximum, or enum, or ignore: true."
     )
 
 
-def check(folder: Path, given: Sequence[Path], *, is_table: bool) -> None:
+def check(folder: Path, files: Sequence[Path], *, is_table: bool) -> None:
     """Raise ParamsRefusedError if no project can be made in `folder`, or unless at most one existing path is given.
 
     is_table: whether the path has to be a file, not a folder.
     """
     if folder.exists() and not folder.is_dir():
         raise ParamsRefusedError(f"{folder} is a file; name a new folder.")
-    if given[1:]:
+    if files[1:]:
         raise ParamsRefusedError(
             "a project is of one kind of records; give one of --file, --images and --texts."
         )
-    if given and not given[0].exists():
+    if files and not files[0].exists():
         otherwise = ", or leave --file out until there is a file" if is_table else ""
-        raise ParamsRefusedError(f"there is no {given[0]}; give the path of the records{otherwise}.")
-    if given and is_table and given[0].is_dir():
+        raise ParamsRefusedError(f"there is no {files[0]}; give the path of the records{otherwise}.")
+    if files and is_table and files[0].is_dir():
         raise ParamsRefusedError(
-            f"{given[0]} is a folder, and --file takes a table; name a CSV or Parquet file, or give a folder of"
+            f"{files[0]} is a folder, and --file takes a table; name a CSV or Parquet file, or give a folder of"
             " images by --images."
         )
-    if given and is_table and given[0].suffix.lower() in _NO_TABLES:
+    if files and is_table and files[0].suffix.lower() in _NO_TABLES:
         raise ParamsRefusedError(
-            f"{given[0]} is no CSV or Parquet file; save the table as one of them, and name that by --file."
+            f"{files[0]} is no CSV or Parquet file; save the table as one of them, and name that by --file."
         )
-    if given and given[0].is_dir() and folder.resolve().is_relative_to(given[0].resolve()):
+    if files and files[0].is_dir() and folder.resolve().is_relative_to(files[0].resolve()):
         raise ParamsRefusedError(
-            f"{folder} would lie in {given[0]}, which is copied into it; name a new folder outside of it."
+            f"{folder} would lie in {files[0]}, which is copied into it; name a new folder outside of it."
         )
     if _entries(folder):
         raise ParamsRefusedError(f"{folder} is not empty; name a new folder.")
@@ -482,10 +482,12 @@ def of_texts(
         )
     usual = "tokenizer/all-minilm-l6-v2" if "tags" in target else "wordllama"
     reader = {"kind": "texts", "format": formats[file.suffix], "columns": list(columns)}
-    own: dict[str, Any] = {"label": list(label) if len(label) > 1 else label[0]} if label else {}
+    reader_keys: dict[str, Any] = {"label": list(label) if len(label) > 1 else label[0]} if label else {}
     if formats[file.suffix] == "csv":
-        own |= _header_of(file)[0]
-    return Declared(name, reader | own, predicts, at_most, file=file, encoder=encoder or usual, **others)
+        reader_keys |= _header_of(file)[0]
+    return Declared(
+        name, reader | reader_keys, predicts, at_most, file=file, encoder=encoder or usual, **others
+    )
 
 
 def table_of(
@@ -518,21 +520,21 @@ def _header_of(file: Path) -> tuple[dict[str, str], tuple[str, ...]]:
 
     It says the separator and the encoding where they are not as usual; no fields if the line cannot be read.
     """
-    own: dict[str, str] = {}
+    reader: dict[str, str] = {}
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
             first = opened.readline(_LONGEST_HEADER)
         try:
             line = first.decode("utf-8-sig").rstrip("\r\n")
         except UnicodeDecodeError:
-            own["encoding"] = "windows-1252"
+            reader["encoding"] = "windows-1252"
             line = first.decode("windows-1252", "replace").rstrip("\r\n")
         fields = {one: tuple(next(csv.reader([line], delimiter=one), ())) for one in SEPARATORS}
     except (OSError, EOFError, ValueError, csv.Error):
         return ({"separator": "\t"} if ".tsv" in file.suffixes else {}), ()
     separator = "\t" if ".tsv" in file.suffixes else max(SEPARATORS, key=lambda one: len(fields[one]))
-    own |= {"separator": separator} if separator != "," else {}
-    return own, tuple(name.strip() for name in fields[separator])
+    reader |= {"separator": separator} if separator != "," else {}
+    return reader, tuple(name.strip() for name in fields[separator])
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:

@@ -68,9 +68,9 @@ def recipe(card: DataCard, algorithm: str, epsilon: float, *, by_numbers: bool =
             f"the records of {card.name!r} are texts that only an encoder can take; name one: --encoder wordllama."
         )
     written = _written()
-    own = written.get(card.name, {}).get(algorithm)
-    if own and not by_numbers:
-        return Recipe(own["model"], own["settings"])
+    entry = written.get(card.name, {}).get(algorithm)
+    if entry and not by_numbers:
+        return Recipe(entry["model"], entry["settings"])
     usual, model = written["default"].get(algorithm, {"settings": {}}), _model_for(card)
     settings = _with_batches(usual["settings"] | usual.get(_kind(card), {}), card.records)
     return Recipe(model, _with_learning_rate(settings, card, model, epsilon))
@@ -84,8 +84,8 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
     """
     written = _written()["encoders"]
     kind, _, public = encoder.partition("/")
-    own = {**written["default"], **written.get(kind if kind == "tokenizer" else encoder, {})}
-    usual = own["algorithms"].get(algorithm)
+    entry = {**written["default"], **written.get(kind if kind == "tokenizer" else encoder, {})}
+    usual = entry["algorithms"].get(algorithm)
     settings = dict(
         _written()["default"].get(algorithm, {"settings": {}})["settings"] if usual is None else usual
     )
@@ -102,17 +102,17 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
         rate = np.interp(
             math.log(epsilon), [math.log(place) for place in places], [rates[place] for place in places]
         )
-        if own["model"] == "unit_linear" and card.label_type.kind == "number":
+        if entry["model"] == "unit_linear" and card.label_type.kind == "number":
             norm = math.hypot(1.0, UnitSettings().bias)
             momentum = settings.get("update", {}).get("momentum", 0.0)
             rate = np.minimum(rate, stable_rate(SQUARED, norm, momentum))
         settings["update"] = settings.get("update", {}) | {"learning_rate": float(f"{rate:.2g}")}
     return Recipe(
-        own["model"],
+        entry["model"],
         _with_batches(settings, card.records),
         {"checkpoint": public, "adapter": {}} if kind == "tokenizer" else {},
-        {"name": encoder, "settings": own.get("settings", {})},
-        own["features"],
+        {"name": encoder, "settings": entry.get("settings", {})},
+        entry["features"],
     )
 
 
@@ -311,8 +311,8 @@ def _change(document: dict[str, Any], overrides: ParamOverrides, *, cards: Path)
         _set(document, key, value)
     for pair in _RIVALS:
         for name, other in (pair, pair[::-1]):
-            asked = overrides.settings.get(f"algorithm.{name}") is not None
-            if asked and f"algorithm.{other}" not in overrides.settings:
+            is_set = overrides.settings.get(f"algorithm.{name}") is not None
+            if is_set and f"algorithm.{other}" not in overrides.settings:
                 document["algorithm"].pop(other, None)
 
 
@@ -326,8 +326,8 @@ def _follow_recipe(document: dict[str, Any], overrides: ParamOverrides, epsilon:
         chosen = recipe(card, str(name), aim)
     else:
         chosen = encoder_recipe(card, overrides.encoder, str(name), aim)
-    kept = {key: getattr(stands.model, key) for key in ("seed", "precision")}
-    _update_in_place(document["model"], Model(name=chosen.model, **kept, **chosen.of_model).model_dump())
+    unchanged = {key: getattr(stands.model, key) for key in ("seed", "precision")}
+    _update_in_place(document["model"], Model(name=chosen.model, **unchanged, **chosen.of_model).model_dump())
     _update_in_place(document["algorithm"], {"name": name, **chosen.settings})
     # A recipe is for untransformed records, or for the output of the encoder.
     if chosen.encoder or "transform" in document["data"]:

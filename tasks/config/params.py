@@ -136,10 +136,10 @@ class Model(Group):
     reinitialize: list[Word] = Field(default_factory=list)
     freeze: list[Word] = Field(default_factory=list)
     augmentations: int = Field(default=1, ge=1)
-    checkpoint: str | None = Field(default=None, min_length=1, exclude_if=lambda given: given is None)
-    adapter: dict[str, JsonValue] | None = Field(default=None, exclude_if=lambda given: given is None)
+    checkpoint: str | None = Field(default=None, min_length=1, exclude_if=lambda value: value is None)
+    adapter: dict[str, JsonValue] | None = Field(default=None, exclude_if=lambda value: value is None)
     replace_batch_norm: bool | Literal["frozen"] | None = Field(
-        default=None, exclude_if=lambda given: given is None
+        default=None, exclude_if=lambda value: value is None
     )
 
     @model_validator(mode="after")
@@ -150,12 +150,12 @@ class Model(Group):
 
     @property
     def _of_libraries(self) -> dict[str, JsonValue]:
-        given: dict[str, JsonValue] = {
+        settings: dict[str, JsonValue] = {
             "checkpoint": self.checkpoint,
             "adapter": self.adapter,
             "replace_batch_norm": self.replace_batch_norm,
         }
-        return {key: value for key, value in given.items() if value is not None}
+        return {key: value for key, value in settings.items() if value is not None}
 
     @property
     def own_settings(self) -> dict[str, JsonValue]:
@@ -332,11 +332,11 @@ def parse(
     unknown = [str(key) for key in document if key not in GROUPS]
     if unknown:
         raise ParamsRefusedError(f"{name}: unknown key {unknown[0]}; the groups are {', '.join(GROUPS)}.")
-    made = {group: _parsed(document, group, name) for group in reads}
-    given = {
-        f"{group}_settings": document.get(group, {}) for group in ("algorithm", "features") if group in made
+    groups = {group: _parsed(document, group, name) for group in reads}
+    raw_groups = {
+        f"{group}_settings": document.get(group, {}) for group in ("algorithm", "features") if group in groups
     }
-    return Params(made | given)
+    return Params(groups | raw_groups)
 
 
 def _parsed(document: Mapping[Any, Any], group: str, name: str) -> object:

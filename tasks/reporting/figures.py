@@ -99,8 +99,8 @@ def epsilon_figure(
         return figure
     if target is not None:
         axes.axhline(target, color=theme.muted, linestyle=":", label="allowed")
-    kept = "bound kept while training" if is_fixed else "added up so far, no bound for ending there"
-    axes.plot(bound.steps, bound.epsilon, color=theme.second, linestyle="--", label=kept)
+    bound_label = "bound kept while training" if is_fixed else "added up so far, no bound for ending there"
+    axes.plot(bound.steps, bound.epsilon, color=theme.second, linestyle="--", label=bound_label)
     if is_fixed:
         label = "accounted afterwards"
         axes.plot(tight.steps, tight.epsilon, color=theme.accent, marker="o", markersize=3, label=label)

@@ -176,10 +176,10 @@ def next_of(
 
     last: the blocks of the last retraining. Raises TooFewBlocksError if nothing is due, and what `apply_overrides`,
     `declare` and `plan_for` raise."""
-    own = recipe.settings(settings.dataset, settings.delta)
+    changes = recipe.settings(settings.dataset, settings.delta)
 
     def first() -> Plan:
-        alone = apply_overrides(root, ParamOverrides(settings=deepcopy(own))).params
+        alone = apply_overrides(root, ParamOverrides(settings=deepcopy(changes))).params
         return plan_for(alone, public_of(card, alone.data))
 
     card = data_card(settings.dataset, root / "data" / "cards")
@@ -198,10 +198,11 @@ def next_of(
     older = takewhile(lambda block: block.name not in used, standing)  # before those that the run declares
     description = replace(dataset_info(card), blocks=tuple(block.name for block in older))
     declare(ledger, description, plan=first)
-    own["data.blocks"] = list(used)
+    changes["data.blocks"] = list(used)
     if settings.warm_start and registry.serving is not None:
-        own["model.start"] = str((registry.serving / "model.safetensors").relative_to(root))
-    planned = apply_overrides(root, ParamOverrides(settings=deepcopy(own))).params  # before epsilon is known
+        changes["model.start"] = str((registry.serving / "model.safetensors").relative_to(root))
+    # Before epsilon is known.
+    planned = apply_overrides(root, ParamOverrides(settings=deepcopy(changes))).params
     public, privacy = replace(public_of(card, planned.data), blocks=used), planned.privacy
 
     def plan(epsilon: float) -> Plan:
@@ -209,8 +210,8 @@ def next_of(
 
     balance = ledger.balance(public.population, "all")
     epsilon, delta = epsilon_for(price, balance, len(used), privacy.delta, plan)
-    own |= {"privacy.epsilon": epsilon, "privacy.delta": delta}
-    return Next(used, epsilon, apply_overrides(root, ParamOverrides(settings=own)))
+    changes |= {"privacy.epsilon": epsilon, "privacy.delta": delta}
+    return Next(used, epsilon, apply_overrides(root, ParamOverrides(settings=changes)))
 
 
 def _smallest(settings: Retraining, standing: list[Block]) -> Price:
@@ -362,10 +363,10 @@ def _recipe_of(work: Work, before: list[State]) -> Recipe:
     if work.settings.recipe is not None:
         return work.settings.recipe
     here = (work.root / "params.yaml").read_text(encoding="utf-8")
-    asked = params.parse(load_yaml(here), reads=("data",))
-    if not before and asked.data.dataset != work.settings.dataset:
+    settings = params.parse(load_yaml(here), reads=("data",))
+    if not before and settings.data.dataset != work.settings.dataset:
         raise ParamsRefusedError(
-            f"params.yaml is about {asked.data.dataset!r} and the retraining about {work.settings.dataset!r}; write"
+            f"params.yaml is about {settings.data.dataset!r} and the retraining about {work.settings.dataset!r}; write"
             " what is to be trained under `recipe` in its file: the groups algorithm, model and privacy of params.yaml."
         )
     recipe = Recipe.of(before[-1].params if before else here)

@@ -30,10 +30,10 @@ _ASKED = (
 
 def request_in(document: Mapping[str, Any]) -> dict[str, Any]:
     """What a plan's document asks for: without the noise that was found, and without the code of what is shipped."""
-    own = {name for name in ("algorithm", "model", "features") if is_own(_name_of(document, name))}
+    own_parts = {name for name in ("algorithm", "model", "features") if is_own(_name_of(document, name))}
     return {name: document.get(name) for name in _ASKED if name != "target" or document["attack"] is None} | {
         "model": {key: value for key, value in document["model"].items() if key not in _COMPUTED},
-        "code": {name: digest for name, digest in document["code"].items() if name in own},
+        "code": {name: digest for name, digest in document["code"].items() if name in own_parts},
     }
 
 
@@ -62,10 +62,10 @@ def earlier_plan(
         blocks = public.blocks or (WHOLE_POPULATION,)
         return store.training_digest(plan, model, blocks, public, prepared, home=home)
 
-    kept = dict(_plans(home / "runs"))
-    if id_of(document) in kept:
+    plans = dict(_plans(home / "runs"))
+    if id_of(document) in plans:
         return None
-    for digest, plan in kept.items():
+    for digest, plan in plans.items():
         with suppress(KeyError, TypeError, ValueError, RefusedError):  # of another form, or too dear today
             if request_in(plan) == request_in(document) and id_of(plan) == digest:
                 Plan.from_json(plan).check()

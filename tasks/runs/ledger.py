@@ -62,9 +62,9 @@ def head_of(path: Path, ledger: Ledger) -> str | None:
     """The head in a receipt of this ledger; None if it is of another ledger, too old or missing."""
     if not path.is_file():
         return None
-    kept = read_json(path).get("ledger", {})
-    is_ours = kept.get("first") is not None and kept["first"] == identity(ledger)
-    return str(kept["head"]) if is_ours else None
+    entry = read_json(path).get("ledger", {})
+    is_ours = entry.get("first") is not None and entry["first"] == identity(ledger)
+    return str(entry["head"]) if is_ours else None
 
 
 def keep_checkpoint(checkpoint: Checkpoint) -> None:

@@ -50,9 +50,9 @@ def joined(wanted: int, *, home: Path) -> Iterator[Group]:
     is the same for all processes that torchrun started. At the end of the block, the first process ends those that it
     started. Raises RefusedError if a process does not know the secret.
     """
-    given = os.environ.get(_PLACE)
-    if given is not None:
-        place, count, path = given.split("/", 2)
+    rank_file = os.environ.get(_PLACE)
+    if rank_file is not None:
+        place, count, path = rank_file.split("/", 2)
         with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as pipe:
             secret = pipe.read(KEY_BYTES) or b""
         Thread(target=_end_with_input, daemon=True).start()
@@ -61,9 +61,9 @@ def joined(wanted: int, *, home: Path) -> Iterator[Group]:
         with _connected(Group(int(place), int(count), int(count), secret), store) as group:
             yield group
     elif "TORCHELASTIC_RUN_ID" in os.environ:
-        own, all_, here = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        own_rank, all_, here = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
         secret = keyed(owner_key(home), ["secret of a run's processes"])
-        with _connected(Group(own, all_, here, secret), None) as group:
+        with _connected(Group(own_rank, all_, here, secret), None) as group:
             yield group
     elif wanted == 1:
         yield ALONE

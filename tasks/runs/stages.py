@@ -367,9 +367,9 @@ def code_has_changed(stage: str, root: Path) -> bool:
             group: str((named.get(group) or {}).get("name")) for group in ("algorithm", "features", "model")
         }
         plan = root / "artifacts" / "plan.json"
-        kept = read_json(plan)["code"] if plan.exists() else {}
+        digests = read_json(plan)["code"] if plan.exists() else {}
         return any(
-            is_own(name) and source_digest(name) != kept.get(group, source_digest(name))
+            is_own(name) and source_digest(name) != digests.get(group, source_digest(name))
             for group, name in names.items()
         )
     except NotUsableError:
@@ -442,7 +442,7 @@ def _locked(*stages: str) -> "Iterator[Repo]":
 
     logging.getLogger("dvc").setLevel(logging.WARNING)  # otherwise it explains how to use git
     logging.getLogger("dvc.stage").setLevel(logging.INFO)
-    repo, told = Repo(), False
+    repo, has_said_so = Repo(), False
     while True:
         with ExitStack() as held:
             try:
@@ -453,11 +453,11 @@ def _locked(*stages: str) -> "Iterator[Repo]":
                         rwlock(repo.tmp_dir, repo.fs, " ".join(sys.argv), read, written, hardlink=False)
                     )
             except LockError as error:
-                if not told:
+                if not has_said_so:
                     # With what to do where that command was killed, and another program has its number.
                     why = " ".join(str(error).split())
                     sys.stdout.write(f"waiting for another dvc command in this checkout: {why}\n")
-                told = True
+                has_said_so = True
             except RWLockFileCorruptedError:  # a command was killed while it wrote the file
                 Path(str(repo.tmp_dir), RWLOCK_FILE).unlink(missing_ok=True)
                 continue

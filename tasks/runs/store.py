@@ -259,18 +259,19 @@ def _has_whole_result(folder: Path) -> bool:
     return same and receipt.get("run_id") == folder.name
 
 
-def hand_out(result: Path, artifacts: Path, names: Iterable[str], *, said: Mapping[str, str]) -> None:
+def hand_out(result: Path, artifacts: Path, names: Iterable[str], *, facts: Mapping[str, str]) -> None:
     """Copy files of a result, each whole or not at all, since a truncated receipt would stop every later run.
 
-    said: the current description of the data for the receipt, which may have new texts. The plan may also be written in
-    another order; its content decided which run this is, and the receipt gets the checksum of the file in `artifacts`.
+    facts: the current description of the data for the receipt, which may have new texts. The plan may also be
+    written in another order; its content decided which run this is, and the receipt gets the checksum of the file in
+    `artifacts`.
     """
     artifacts.mkdir(exist_ok=True)
     for name in names:
         fresh = artifacts / f".{name}"
         shutil.copyfile(result / name, fresh)
         if name == RECEIPT:
-            receipt = {**read_json(fresh), **said}
+            receipt = {**read_json(fresh), **facts}
             receipt["sha256"][PLAN] = sha256_of(artifacts / PLAN)
             fresh.write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
         fresh.replace(artifacts / name)

@@ -169,8 +169,8 @@ class Trial:
         model, parameters = load_model(file, allow_code=[*names_in(self.document)])
         release, delta = score_release(self.objective), plan.target.budget.delta
         schedule = [(release.event(), 1)]
-        own = Trace()
-        own.step = plan.steps
+        score_trace = Trace()
+        score_trace.step = plan.steps
         rows = self.public.rows_per_user
         barrier = Barrier(
             held,
@@ -178,20 +178,20 @@ class Trial:
             spend=ScheduleFilter(schedule, Budget(epsilon(schedule, delta, accountant="rdp"), delta)),
             generator=self._generator("score"),
             delta=delta,
-            trace=own,
+            trace=score_trace,
             performance=Performance(),
         )
 
         of_record = score_statistic(self.public, model, parameters)
-        asked = barrier_of_rows(barrier, rows)
-        score = float(asked.total(of_record, bound=L2(1.0), noise=release.noise)[0])
+        scorer = barrier_of_rows(barrier, rows)
+        score = float(scorer.total(of_record, bound=L2(1.0), noise=release.noise)[0])
         so_far = epsilon(
             [*plan.schedule, *schedule],
             delta,
             accountant=plan.accountant,
             adjacency=adjacency_named(plan.adjacency),
         )
-        row = asdict(own.rows[0]) | {"release": len(trace.rows), "epsilon": so_far}
+        row = asdict(score_trace.rows[0]) | {"release": len(trace.rows), "epsilon": so_far}
         trace.rows.append(Row(**row))
         return score
 
@@ -235,8 +235,8 @@ class Search:
 
     def plan(self, winner: int) -> tuple[Plan, Document]:
         """The plan of the whole search with the winner's numbers, and its document."""
-        own, search_plan = self.search_plan.plans[winner], self.search_plan
-        alone = Plan.from_json(own)
+        document, search_plan = self.search_plan.plans[winner], self.search_plan
+        alone = Plan.from_json(document)
         budget = Budget(self.tuning.epsilon, alone.target.budget.delta)
         target = replace(alone.target, budget=budget, accountant=search_plan.accountant, prior_events=())
         plan = replace(alone, target=target, schedule=search_plan.schedule, epsilon=search_plan.costs)
@@ -246,7 +246,7 @@ class Search:
             "shares": search_plan.shares_features,
         }
         search = entries | {"space": len(search_plan.plans)}
-        return plan, own | plan.to_json() | {"attack": None, "search": search}
+        return plan, document | plan.to_json() | {"attack": None, "search": search}
 
 
 Runs = Callable[[Sequence[Trial]], None]
@@ -315,7 +315,7 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
         return _hand_out(search, result, root, home)
 
 
-def deliver(asked: Tuning, root: Path, *, say: Callable[[str], object], run_all: Runs) -> str:
+def deliver(tuning: Tuning, root: Path, *, say: Callable[[str], object], run_all: Runs) -> str:
     """Prepare, plan and run a search in the locked checkout at `root`; returns the outcome as a sentence.
 
     say: called if this waits for another run. run_all: runs the trials, such as `in_threads` with a number of threads.
@@ -329,8 +329,8 @@ def deliver(asked: Tuning, root: Path, *, say: Callable[[str], object], run_all:
             settings, mirror=data_mirror(), home=folder, destination=prepared, root=root, cards=cards
         )
         base = load_yaml((root / "params.yaml").read_text(encoding="utf-8"))
-        search_plan = plan_search(asked, base, public)
-        work = Search(asked, search_plan, prepared, public, public.blocks or (WHOLE_POPULATION,))
+        search_plan = plan_search(tuning, base, public)
+        work = Search(tuning, search_plan, prepared, public, public.blocks or (WHOLE_POPULATION,))
         ledger = open_newest(ledger_url(settings.ledger.url), home=folder, root=root)
         head = ledger.head()
         receipt = tune(work, ledger=ledger, home=folder, root=root, run_all=run_all)
@@ -382,13 +382,13 @@ def _rehearse(search: Search, charge: Charge) -> None:
             for check in verify(card, unsigned=True).failures:
                 raise RefusedError(f"{check.name}: {check.detail}")
 
-    for pick, own in enumerate(search.search_plan.plans):
+    for pick, trial_plan in enumerate(search.search_plan.plans):
         _, document = search.plan(pick)
         preflight.rehearse(
             document,
             search.public,
             _identity(search, charge, document),
-            trial=trial_schedule(own, search.tuning.objective),
+            trial=trial_schedule(trial_plan, search.tuning.objective),
             report=partial(report, pick),
         )
 
@@ -521,7 +521,7 @@ def _page(search: Search, plan: Mapping[str, Any], receipt: Mapping[str, Any], w
     adjacency = adjacency_named(plan["adjacency"])
     dearest = max(trials, key=lambda one: epsilon(one, receipt["delta"], adjacency=adjacency))
     naive = [*dearest] * number  # one after the other, as the steps of correlated noise follow their first
-    told = {
+    facts = {
         "trials": number,
         "space": {
             key: value.values() if isinstance(value, Range) else value for key, value in tuning.space.items()
@@ -538,6 +538,6 @@ def _page(search: Search, plan: Mapping[str, Any], receipt: Mapping[str, Any], w
             winner={key: value_at(winner, key) for key in tuning.space},
             cost=receipt["epsilon"][receipt["accountant"]],
             naive=epsilon(naive, receipt["delta"], adjacency=adjacency),
-            told=told,
+            told=facts,
         )
     )

@@ -110,7 +110,7 @@ def test_a_finished_run_is_handed_out_for_nothing_again_and_again(
     for _ in range(2):
         with claim(tmp_path) as run:
             assert run.result is not None
-            store.hand_out(run.result, artifacts, NAMES, said={})
+            store.hand_out(run.result, artifacts, NAMES, facts={})
         assert (artifacts / NAMES[0]).read_text() == f"model.safetensors of {run_id}"
         assert json.loads((artifacts / "receipt.json").read_text())["run_id"] == run_id
         (artifacts / NAMES[0]).unlink()
