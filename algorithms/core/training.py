@@ -65,7 +65,7 @@ class RowWise(nn.Module):
         return found.view(*people.shape[:2], *found.shape[1:])
 
 
-def model_of_people(model: Model, rows: int | None) -> Model:
+def user_level_model(model: Model, rows: int | None) -> Model:
     """The model of people with this number of rows; its flat parameter vector is that of `model`.
 
     For None, if a record is a row, the model itself.
@@ -75,7 +75,7 @@ def model_of_people(model: Model, rows: int | None) -> Model:
         >>> rows = Model("linear", nn.Linear(3, 2), cross_entropy, scores=lambda outputs: outputs)
         >>> people, labels = torch.zeros(4, 5, 3), torch.full((4, 5), IGNORED)
         >>> labels[:, 0] = 1
-        >>> model = model_of_people(rows, 5)
+        >>> model = user_level_model(rows, 5)
         >>> model.losses(model.module(people), labels).shape
         torch.Size([4])
     """
@@ -84,9 +84,9 @@ def model_of_people(model: Model, rows: int | None) -> Model:
     packing = None if model.packing is None else Packing(model.packing.parts * rows)
 
     def of_person(outputs: Tensor, labels: Tensor) -> Tensor:
-        there, labels = _there(labels, 2)
-        each = model.losses(outputs.flatten(0, 1), labels.flatten(0, 1)).view(there.shape)
-        return torch.where(there, each, 0.0).sum(1) / there.sum(1).clamp(min=1)
+        present, labels = _present_rows(labels, 2)
+        each = model.losses(outputs.flatten(0, 1), labels.flatten(0, 1)).view(present.shape)
+        return torch.where(present, each, 0.0).sum(1) / present.sum(1).clamp(min=1)
 
     return replace(
         model,
@@ -98,16 +98,16 @@ def model_of_people(model: Model, rows: int | None) -> Model:
     )
 
 
-def _there(labels: Tensor, dims: int) -> tuple[Tensor, Tensor]:
+def _present_rows(labels: Tensor, dims: int) -> tuple[Tensor, Tensor]:
     """Whether each row is present, for rows in dimension `dims` - 1; and the labels without the mark of absence."""
     missing = labels.isnan() if labels.is_floating_point() else labels.eq(IGNORED)
-    there = ~missing.flatten(dims).all(-1) if labels.dim() > dims else ~missing
-    absent = there.logical_not().view(*there.shape, *[1] * (labels.dim() - dims))
-    return there, torch.where(absent, torch.zeros_like(labels), labels)
+    present = ~missing.flatten(dims).all(-1) if labels.dim() > dims else ~missing
+    absent = present.logical_not().view(*present.shape, *[1] * (labels.dim() - dims))
+    return present, torch.where(absent, torch.zeros_like(labels), labels)
 
 
 @dataclass(frozen=True)
-class PeopleBarrier:
+class UserLevelBarrier:
     """A barrier for statistics of rows, each of which becomes a person's mean."""
 
     barrier: Barrier
@@ -121,8 +121,8 @@ class PeopleBarrier:
         """Like `Barrier.total`, for a statistic of one row and its label."""
 
         def mean(rows: Tensor, labels: Tensor) -> Tensor:
-            each, there = _of_each(statistic, rows, labels)
-            return (each * there.view(-1, *[1] * (each.dim() - 1))).sum(0) / there.sum().clamp(min=1)
+            each, present = _row_statistics(statistic, rows, labels)
+            return (each * present.view(-1, *[1] * (each.dim() - 1))).sum(0) / present.sum().clamp(min=1)
 
         return self.barrier.total(mean, **given)
 
@@ -130,23 +130,23 @@ class PeopleBarrier:
         """Like `Barrier.moment`; a person's matrix is built so that its A^T A is the mean of the rows'."""
 
         def together(rows: Tensor, labels: Tensor) -> Tensor:
-            each, there = _of_each(statistic, rows, labels)
-            share = (there / there.sum().clamp(min=1)).sqrt()
+            each, present = _row_statistics(statistic, rows, labels)
+            share = (present / present.sum().clamp(min=1)).sqrt()
             return (each * share[:, None, None]).flatten(0, 1)
 
         return self.barrier.moment(together, **given)
 
 
-def _of_each(statistic: Statistic, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _row_statistics(statistic: Statistic, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The statistic of each row of a person, [k, ...], and a 1 for each row that is present."""
-    there, labels = _there(labels, 1)
+    present, labels = _present_rows(labels, 1)
     each = torch.stack([statistic(row, label) for row, label in zip(rows, labels, strict=True)])
-    return each, there.to(each.dtype)
+    return each, present.to(each.dtype)
 
 
-def barrier_of_rows(barrier: Barrier, rows: int | None) -> Barrier:
-    """The barrier for statistics of rows: the barrier itself, or `PeopleBarrier` if a record is a person."""
-    return barrier if rows is None else PeopleBarrier(barrier)  # type: ignore[return-value]
+def user_level_barrier(barrier: Barrier, rows: int | None) -> Barrier:
+    """The barrier for statistics of rows: the barrier itself, or `UserLevelBarrier` if a record is a person."""
+    return barrier if rows is None else UserLevelBarrier(barrier)  # type: ignore[return-value]
 
 
 class Features(Protocol):
@@ -418,7 +418,7 @@ def train(
         spend.charge(event)
     barrier = (barrier_of or Barrier)(
         open_records(),
-        model_of_people(model, rows),
+        user_level_model(model, rows),
         spend=spend,
         generator=generator,
         delta=plan.target.budget.delta,
@@ -434,7 +434,7 @@ def train(
             begun = algorithm.init(performance.at_home(known.start), plan)
             found = _Progress(begun, known.buffers)
         model = installed(model, found.buffers)
-        barrier = barrier.about(model_of_people(model, rows))
+        barrier = barrier.about(user_level_model(model, rows))
     state, slices, saved = found.state, performance.slices, time.monotonic()
     for trace.step in range(step, plan.steps):
         following = algorithm.step(state, plan, barrier)
@@ -494,7 +494,7 @@ def learn(
     trace, rows = Trace(), plan.facts.rows_per_user
     barrier = Barrier(
         records,
-        model_of_people(model, rows),
+        user_level_model(model, rows),
         spend=plan.open_filter(),
         generator=generator,
         delta=plan.target.budget.delta,
@@ -505,7 +505,7 @@ def learn(
 
 
 def _learn(features: Features, barrier: Barrier, model: Model, plan: Plan) -> Learned:
-    asked = barrier_of_rows(barrier, plan.facts.rows_per_user)
+    asked = user_level_barrier(barrier, plan.facts.rows_per_user)
     found = learn_buffers(features, asked, plan.facts.records, plan.target.count_noise)
     start = model.initial_parameters()
     if hasattr(features, "start"):

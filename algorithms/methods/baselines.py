@@ -17,7 +17,7 @@ from algorithms.core.calibration import plan_fixed
 from algorithms.core.method import Answered, Plan, PlanningFacts, SingleRelease, Target, by_accountants
 from algorithms.core.minibatch import Descent, State, batches, sgd_step
 from algorithms.core.optimizers import Count, OptimizerConfig, Steps
-from algorithms.core.training import barrier_of_rows
+from algorithms.core.training import user_level_barrier
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Unclipped
 from algorithms.privacy.barrier.barrier import Barrier
@@ -130,7 +130,7 @@ class Majority(SingleRelease):
         def of_its_class(_features: Tensor, label: Tensor) -> Tensor:
             return (torch.arange(plan.facts.classes, device=label.device) == label).float()
 
-        rows = barrier_of_rows(barrier, plan.facts.rows_per_user)
+        rows = user_level_barrier(barrier, plan.facts.rows_per_user)
         counts = rows.total(of_its_class, bound=BOUND, noise=Gaussian(plan.noise_multiplier))
         biases = log_odds(counts)
         parameters = torch.zeros_like(state.parameters)

@@ -26,7 +26,7 @@ from ruamel.yaml import YAML
 from algorithms.core import training
 from algorithms.core.method import Plan
 from algorithms.core.receipt import reserved_events
-from algorithms.core.training import barrier_of_rows, model_of_people
+from algorithms.core.training import user_level_barrier, user_level_model
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.models import Model
@@ -174,7 +174,7 @@ class Trial:
         rows = self.public.rows_per_user
         barrier = Barrier(
             held,
-            model_of_people(model, rows),
+            user_level_model(model, rows),
             spend=ScheduleFilter(schedule, Budget(epsilon(schedule, delta, accountant="rdp"), delta)),
             generator=self._generator("score"),
             delta=delta,
@@ -183,7 +183,7 @@ class Trial:
         )
 
         of_record = score_statistic(self.public, model, parameters)
-        scorer = barrier_of_rows(barrier, rows)
+        scorer = user_level_barrier(barrier, rows)
         score = float(scorer.total(of_record, bound=L2(1.0), noise=release.noise)[0])
         so_far = epsilon(
             [*plan.schedule, *schedule],
@@ -361,7 +361,7 @@ def _reserve(search: Search, charge: Charge) -> None:
         for settings in distinct_models(
             search.search_plan.documents
         ):  # a model that cannot be trained is refused
-            model = model_of_people(model_for(settings, search.public), search.public.rows_per_user)
+            model = user_level_model(model_for(settings, search.public), search.public.rows_per_user)
             performance_of(settings.performance).engine(model, zeros(search.public))
         _rehearse(search, charge)  # a charged search must end with a card, whichever trial wins
     about = {name: document[name] for name in ("dataset", "adjacency", "noise")}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms import DPSGD, ObjectivePerturbation, fit, fitting
-from algorithms.core.training import barrier_of_rows, model_of_people
+from algorithms.core.training import user_level_barrier, user_level_model
 from algorithms.errors import RefusedError
 from algorithms.fit_inputs import GivenRecords, group_rows_by_user, records_of
 from algorithms.gradients import L2, Engine
@@ -77,7 +77,7 @@ def test_a_person_s_gradient_is_the_mean_of_its_rows_clipped_once(
     if tokens is not None:
         inputs = torch.randint(0, tokens, inputs.shape, generator=draw).int()
     labels = labels_of(predicts, model.label_shape)
-    people = model_of_people(model, ROWS)
+    people = user_level_model(model, ROWS)
     parameters = people.initial_parameters()
     assert torch.equal(parameters, model.initial_parameters())
     engine = Engine(people, input_shape=(ROWS, *shape), input_dtype=inputs.dtype)
@@ -93,8 +93,8 @@ def test_what_is_learned_of_people_is_the_mean_of_their_rows() -> None:
     model = build("unit_linear", input_shape=(4,), classes=2, seed=0)
     inputs = torch.randn(PEOPLE, ROWS, 4, generator=torch.Generator().manual_seed(2))
     labels, noise = labels_of("class", ()), Gaussian(1e-6)
-    asked = barrier_of_rows(
-        barrier(Records(inputs.numpy(), labels.numpy()), model_of_people(model, ROWS)), ROWS
+    asked = user_level_barrier(
+        barrier(Records(inputs.numpy(), labels.numpy()), user_level_model(model, ROWS)), ROWS
     )
     assert asked.input_shape == (4,)
     total = asked.total(lambda row, _label: row * row, bound=L2(100.0), noise=noise)
@@ -111,8 +111,8 @@ def test_no_person_adds_more_than_the_bound_however_many_rows_it_has() -> None:
     model = build("unit_linear", input_shape=(4,), classes=2, seed=0)
     noise = Gaussian(1e-6)
     inputs, labels = torch.full((1, ROWS, 4), 50.0), torch.zeros(1, ROWS, dtype=torch.int64)
-    asked = barrier_of_rows(
-        barrier(Records(inputs.numpy(), labels.numpy()), model_of_people(model, ROWS)), ROWS
+    asked = user_level_barrier(
+        barrier(Records(inputs.numpy(), labels.numpy()), user_level_model(model, ROWS)), ROWS
     )
     total = asked.total(lambda row, _label: row, bound=L2(1.0), noise=noise)
     assert 0.99 < float(total.norm()) < 1.001

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.core.training import model_of_people
+from algorithms.core.training import user_level_model
 from algorithms.gradients import (
     L2,
     Engine,
@@ -200,7 +200,7 @@ def test_a_buffer_that_the_first_pass_makes_may_be_a_table_and_nothing_of_record
 
 def test_a_layer_is_called_by_its_name_in_the_model_of_a_persons_rows() -> None:
     module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
-    model = model_of_people(Model("made up", module, cross_entropy, lambda outputs: outputs), 2)
+    model = user_level_model(Model("made up", module, cross_entropy, lambda outputs: outputs), 2)
     with pytest.raises(RecordsNotIndependentError, match=r"the layer 1 \(BatchNorm1d\)"):
         Engine(model, input_shape=(2, 4))
 
