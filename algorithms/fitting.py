@@ -31,11 +31,12 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from algorithms.core.calibration import check_delta
+from algorithms.core.checkpoint import cpu_copies
 from algorithms.core.method import Algorithm, Plan, PlanningFacts, Target, adapter
 from algorithms.core.receipt import account_of, cost_of, reserved_events
 from algorithms.core.rehearsal import made_up, rehearsal
 from algorithms.core.software import software_facts, software_here
-from algorithms.core.training import by_name, train
+from algorithms.core.training import train
 from algorithms.core.unknown_names import check_names, written_settings
 from algorithms.errors import RefusedError
 from algorithms.fit_inputs import Losses, check_index, group_rows_by_user, model_of, records_of
@@ -426,7 +427,7 @@ def _plain(value: Any) -> Any:
 
 def _published(model: Model, parameters: Tensor) -> dict[str, Tensor]:
     """All tensors of the user's module by their names there, with the trained parameters from [d]."""
-    named = by_name(model.published(parameters))
+    named = cpu_copies(model.published(parameters))
     is_wrapped = isinstance(model.module, Called)
     return {name.removeprefix("module.") if is_wrapped else name: part for name, part in named.items()}
 

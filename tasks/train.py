@@ -22,10 +22,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from algorithms.core.checkpoint import CHECKPOINT, cpu_copies
 from algorithms.core.method import Plan
 from algorithms.core.receipt import account_of, cost_of, reserved_events
 from algorithms.core.software import Software, software_facts
-from algorithms.core.training import CHECKPOINT, OnStep, by_name
+from algorithms.core.training import OnStep
 from algorithms.core.training import train as run_training
 from algorithms.errors import ProcessLostError, RefusedError
 from algorithms.gradients.devices import device_of
@@ -313,7 +314,7 @@ def save_model(
     described = {
         "epsilonflow": json.dumps(facts)
     }  # one key, so that the order of keys does not change the file
-    save_file(by_name(in_file(model, model.published(released))), path, metadata=described)
+    save_file(cpu_copies(in_file(model, model.published(released))), path, metadata=described)
 
 
 def _trainer(job: Job, model: Model) -> Callable[..., tuple[Any, Trace, Model]]:

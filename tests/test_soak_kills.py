@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from algorithms.core import training
+from algorithms.core import checkpoint
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.barrier.unnoised_queries import LastNorms
@@ -57,7 +57,7 @@ def release(place: Place, run_id: str, count: int) -> None:
     }
     trace = Trace([Row(release=n, step=n, epsilon=0.1, **words, **numbers) for n in range(count)])
     state = {"parameters": torch.zeros(2)}
-    training.save(folder, state, run_id=run_id, step=count, trace=trace, last_norms=LastNorms())
+    checkpoint.save(folder, state, run_id=run_id, step=count, trace=trace, last_norms=LastNorms())
 
 
 @pytest.mark.parametrize(

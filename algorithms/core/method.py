@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
@@ -46,7 +46,7 @@ from algorithms.privacy.accounting.filters import (
     filter_from_json,
     filter_to_json,
 )
-from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.barrier.barrier import Barrier, Performance
 
 
 @dataclass(frozen=True)
@@ -311,6 +311,10 @@ class Plan:
     def fixed_noise(self) -> float | None:
         """The noise multiplier, 0 for a run without noise; None if it is chosen adaptively, under a filter."""
         return self.noise_multiplier if self.is_fixed else None
+
+    def with_public_sizes(self, performance: Performance) -> Performance:
+        """The performance with the public numbers that decide how many records a pass has."""
+        return replace(performance, number=self.facts.records, expected_batch=self.expected_batch)
 
     def params(self, kind: type[P]) -> P:
         """The method's public values as its dataclass `kind`."""

@@ -17,7 +17,7 @@ from algorithms.core.calibration import plan_fixed
 from algorithms.core.method import Answered, Plan, PlanningFacts, SingleRelease, Target, by_accountants
 from algorithms.core.minibatch import Descent, State, batches, sgd_step
 from algorithms.core.optimizers import Count, OptimizerConfig, Steps
-from algorithms.core.training import user_level_barrier
+from algorithms.core.user_level import user_level_barrier
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Unclipped
 from algorithms.privacy.barrier.barrier import Barrier

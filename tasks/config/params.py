@@ -250,8 +250,8 @@ OPTIONAL = ("features", "performance", "tracking", "ledger")
 
 
 if TYPE_CHECKING:
+    from algorithms.core.learned_features import Features
     from algorithms.core.method import Algorithm
-    from algorithms.core.training import Features
 
 
 class ParamsRefusedError(ValueError):

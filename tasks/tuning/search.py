@@ -23,10 +23,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 from ruamel.yaml import YAML
 
-from algorithms.core import training
+from algorithms.core import checkpoint
+from algorithms.core.learned_features import LearnedFeatures, learn_shared_features
 from algorithms.core.method import Plan
 from algorithms.core.receipt import reserved_events
-from algorithms.core.training import user_level_barrier, user_level_model
+from algorithms.core.training import train
+from algorithms.core.user_level import user_level_barrier, user_level_model
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.models import Model
@@ -124,7 +126,7 @@ class Trial:
             raise RefusedError(
                 f"{self.shared[1]} has nothing of what all trials share; run them where that folder can be read."
             )
-        state, trace, model = training.train(
+        state, trace, model = train(
             settings.algorithm,
             plan,
             start,
@@ -136,7 +138,7 @@ class Trial:
             checkpoint_seconds=settings.performance.checkpoint_seconds,
             on_step=lambda *_: None,
             features=settings.features,
-            learned_before=before,
+            shared_features=before,
         )
         released = settings.algorithm.released(state)
         file = self.folder / "model.safetensors"
@@ -206,11 +208,11 @@ def derived(key: bytes, *purpose: object, private: bool) -> Generator:
     return Generator(hashlib.sha256(repr(("search", *purpose)).encode() + key).digest(), private=private)
 
 
-def load_shared(model: Model, run_id: str, folder: Path) -> tuple[training.Learned, Trace] | None:
+def load_shared(model: Model, run_id: str, folder: Path) -> tuple[LearnedFeatures, Trace] | None:
     """What all trials share, as `_share_features` wrote it into `folder`; None if it is not there."""
-    form = training.Learned(buffers(model), model.initial_parameters())
-    checkpoint = training.load(folder, form, run_id=run_id, last_norms=LastNorms())
-    return None if checkpoint is None else (checkpoint[0], checkpoint[2])
+    form = LearnedFeatures(buffers(model), model.initial_parameters())
+    loaded = checkpoint.load(folder, form, run_id=run_id, last_norms=LastNorms())
+    return None if loaded is None else (loaded[0], loaded[2])
 
 
 @dataclass(frozen=True)
@@ -434,7 +436,7 @@ def _share_features(run: store.Run, trial: Trial) -> None:
     model = model_for(settings, trial.public)
     if settings.features is None or load_shared(model, run_id, folder) is not None:
         return
-    learned, trace = training.learn(
+    learned, trace = learn_shared_features(
         settings.features,
         plan,
         model,
@@ -443,7 +445,7 @@ def _share_features(run: store.Run, trial: Trial) -> None:
         performance=performance_of(settings.performance),
     )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    training.save(folder, learned, run_id=run_id, step=0, trace=trace, last_norms=LastNorms())
+    checkpoint.save(folder, learned, run_id=run_id, step=0, trace=trace, last_norms=LastNorms())
 
 
 def _searched(search: Search, charge: Charge, run_all: Runs) -> Path:

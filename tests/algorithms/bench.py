@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.core import training
+from algorithms.core.learned_features import Features
 from algorithms.core.method import Algorithm, Inputs, Plan, PlanningFacts, Target
-from algorithms.core.training import Features
 from algorithms.gradients import Engine
 from algorithms.methods import from_settings
 from algorithms.models import Model, build

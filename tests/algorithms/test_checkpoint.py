@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from algorithms.core import training
+from algorithms.core import checkpoint, training
 from algorithms.errors import RefusedError
 from algorithms.privacy.barrier.barrier import Barrier
 from tests.algorithms import bench
@@ -39,7 +39,7 @@ def test_a_crash_while_a_file_is_written_leaves_the_checkpoint_before(
 ) -> None:
     whole, broken = folders
     expected, _ = trained(whole)
-    write, written = training._write, 0
+    write, written = checkpoint._write, 0
 
     def tearing(path: Path, content: Any) -> None:
         nonlocal written
@@ -52,7 +52,7 @@ def test_a_crash_while_a_file_is_written_leaves_the_checkpoint_before(
         write(path, half if written == nth else content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "_write", tearing)
+        patch.setattr(checkpoint, "_write", tearing)
         with pytest.raises(StoppedError):
             trained(broken)
     assert torch.equal(trained(broken)[0], expected)
@@ -61,12 +61,12 @@ def test_a_crash_while_a_file_is_written_leaves_the_checkpoint_before(
 def test_a_checkpoint_of_another_shape_is_refused_by_what_differs(tmp_path: Path) -> None:
     with pytest.raises(StoppedError):
         trained(tmp_path, stop_after=2)
-    path = tmp_path / training.CHECKPOINT
+    path = tmp_path / checkpoint.CHECKPOINT
     with safe_open(path, framework="pt") as file:
         facts, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     name = next(name for name, tensor in tensors.items() if tensor.dim() == 1)
     shorter = tensors | {name: tensors[name][:-1].clone()}
-    save_file(shorter, path, metadata=facts | {"sha256": training._checksum(facts["checkpoint"], shorter)})
+    save_file(shorter, path, metadata=facts | {"sha256": checkpoint._checksum(facts["checkpoint"], shorter)})
     count = len(tensors[name])
     forms = [rf"float32 of shape \[{length}\] in" for length in (count - 1, count)]
     with pytest.raises(RefusedError, match=f"{name} is {forms[0]} the checkpoint .* {forms[1]} this run"):
@@ -85,7 +85,7 @@ def test_a_checkpoint_that_was_changed_counts_as_none(
     expected, rows = trained(whole)
     with pytest.raises(StoppedError):
         trained(broken, stop_after=2)
-    path, (old, new) = broken / training.CHECKPOINT, damage
+    path, (old, new) = broken / checkpoint.CHECKPOINT, damage
     assert old in path.read_bytes()
     path.write_bytes(b"" if new is None else path.read_bytes().replace(old, new))
     released, again = trained(broken)

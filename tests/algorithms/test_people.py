@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms import DPSGD, ObjectivePerturbation, fit, fitting
-from algorithms.core.training import user_level_barrier, user_level_model
+from algorithms.core.user_level import user_level_barrier, user_level_model
 from algorithms.errors import RefusedError
 from algorithms.fit_inputs import GivenRecords, group_rows_by_user, records_of
 from algorithms.gradients import L2, Engine

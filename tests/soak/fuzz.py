@@ -24,7 +24,7 @@ from pyarrow import parquet
 from safetensors.torch import save_file
 
 from algorithms import models
-from algorithms.core import training
+from algorithms.core import checkpoint
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.trace import Row, Trace
@@ -191,16 +191,16 @@ def _training(folder: Path) -> Target:
         )
         for step in range(3)
     ]
-    training.save(folder, state, run_id="a", step=3, trace=Trace(rows), last_norms=last)
+    checkpoint.save(folder, state, run_id="a", step=3, trace=Trace(rows), last_norms=last)
 
     def take(path: Path) -> bool:
-        found = training.load(path.parent, start, run_id="a", last_norms=last)
+        found = checkpoint.load(path.parent, start, run_id="a", last_norms=last)
         if found is None:
             raise RefusedError("what is damaged counts as no checkpoint; training begins again.")
         same = {name: torch.equal(found[0][name], state[name]) for name in state}
         return all(same.values()) and (found[1], found[2].rows) == (3, rows)
 
-    return Target(training.CHECKPOINT, (folder / training.CHECKPOINT).read_bytes(), take)
+    return Target(checkpoint.CHECKPOINT, (folder / checkpoint.CHECKPOINT).read_bytes(), take)
 
 
 def _table(kind: str) -> Callable[[Path], bool]:

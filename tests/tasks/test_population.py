@@ -376,7 +376,7 @@ def test_a_run_that_is_repeated_with_other_code_gives_no_second_model_for_one_ch
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed when it was settled and before its result was kept, then repeated with the same noise."""
-    settle, by_name = Ledger.settle, train.by_name
+    settle, copies = Ledger.settle, train.cpu_copies
     for stage in ("prepare", "calibrate"):
         place.run_stage(stage, place.root)
 
@@ -387,7 +387,7 @@ def test_a_run_that_is_repeated_with_other_code_gives_no_second_model_for_one_ch
     with killed_in(Ledger, "settle", killed):
         train.main()
     with monkeypatch.context() as patch, pytest.raises(RefusedError, match="settled with another model"):
-        patch.setattr(train, "by_name", lambda model: {k: v + 1 for k, v in by_name(model).items()})
+        patch.setattr(train, "cpu_copies", lambda model: {k: v + 1 for k, v in copies(model).items()})
         train.main()
     assert not (place.root / "artifacts/model.safetensors").exists()
     train.main()

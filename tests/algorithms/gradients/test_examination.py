@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.core.training import user_level_model
+from algorithms.core.user_level import user_level_model
 from algorithms.gradients import (
     L2,
     Engine,

@@ -1,0 +1,96 @@
+"""Features that are learned from all records before training: releases like any others, which are charged.
+
+Each kind makes its queries to the barrier and turns the answers into the buffers of a feature map in front of the
+model.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from algorithms.core.calibration import count_release
+from algorithms.core.method import Plan
+from algorithms.core.minibatch import noisy_count
+from algorithms.core.user_level import user_level_barrier, user_level_model
+from algorithms.models import Model
+from algorithms.models.feature_transforms import Front, Shape, installed
+from algorithms.privacy.accounting.events import Schedule
+from algorithms.privacy.barrier.barrier import Barrier, Performance, Records
+from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.mechanisms.noise import Generator
+from algorithms.privacy.mechanisms.release import Release
+
+
+class Features(Protocol):
+    """A kind of learned features.
+
+    releases: its queries, for records of a shape; raises RefusedError for shapes that do not fit. learn: makes the
+    queries and returns the module's buffers; records: their number, or a noisy count. module: the feature map.
+
+    A kind may also have `check(model)`, which refuses models that do not fit behind its map, and
+    `start(barrier, model)`, which is called after `learn` and returns the model's initial parameters.
+    """
+
+    def releases(self, shape: Shape) -> Sequence[Release]: ...
+    def learn(self, barrier: Barrier, shape: Shape, records: float) -> Mapping[str, Tensor]: ...
+    def module(self, shape: Shape) -> Front: ...
+
+
+def schedule_of(features: Features, shape: Shape, records: int | None, count_noise: float) -> Schedule:
+    """The events of learning the features; a count of the records comes first if their number is private."""
+    first = [] if records is not None else [count_release(count_noise)]
+    return [(release.event(), 1) for release in (*first, *features.releases(shape))]
+
+
+def learn_buffers(
+    features: Features, barrier: Barrier, records: int | None, count_noise: float
+) -> dict[str, Tensor]:
+    """Learn the buffers of the features' module, by the releases of `schedule_of`."""
+    number = max(1.0, noisy_count(barrier, count_noise)) if records is None else float(records)
+    return dict(features.learn(barrier, barrier.input_shape, number))
+
+
+@dataclass(frozen=True)
+class LearnedFeatures:
+    """Learned features: the buffers of their map, and the initial parameters of training."""
+
+    buffers: Mapping[str, Tensor]
+    start: Tensor
+
+
+def learn_shared_features(
+    features: Features,
+    plan: Plan,
+    model: Model,
+    *,
+    records: Records,
+    generator: Generator,
+    performance: Performance,
+) -> tuple[LearnedFeatures, Trace]:
+    """Learn features once for several runs that share them; returns them with their rows of the trace.
+
+    plan: of one of these runs, whose schedule begins with these releases.
+    """
+    trace, rows = Trace(), plan.facts.rows_per_user
+    barrier = Barrier(
+        records,
+        user_level_model(model, rows),
+        spend=plan.open_filter(),
+        generator=generator,
+        delta=plan.target.budget.delta,
+        trace=trace,
+        performance=plan.with_public_sizes(performance),
+    )
+    return learn_features(features, barrier, model, plan), trace
+
+
+def learn_features(features: Features, barrier: Barrier, model: Model, plan: Plan) -> LearnedFeatures:
+    """Learn features by the releases of `schedule_of`, and the initial parameters if the kind gives them."""
+    row_barrier = user_level_barrier(barrier, plan.facts.rows_per_user)
+    learned = learn_buffers(features, row_barrier, plan.facts.records, plan.target.count_noise)
+    start = model.initial_parameters()
+    if hasattr(features, "start"):
+        start = features.start(row_barrier, installed(model, learned))
+    return LearnedFeatures(learned, start)
