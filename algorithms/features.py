@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.core.learned_features import Features
-from algorithms.core.method import Strict, from_registry
 from algorithms.core.optimizers import Positive
+from algorithms.core.settings import Strict, from_registry
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.models import Model

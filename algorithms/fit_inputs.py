@@ -138,8 +138,8 @@ def group_rows_by_user(
 ) -> GivenRecords:
     """Group records by person, [people, most, ...]; of more than `most`, those with the smallest keyed hash are kept.
 
-    Empty rows are marked as absent (see `algorithms.core.training`). For most = 1 there is no second dimension. Raises
-    RefusedError unless `people` has an entry for each record, which says how many there are where it `tells_n`.
+    Empty rows are marked as absent (see `algorithms.core.user_level`). For most = 1 there is no second dimension.
+    Raises RefusedError unless `people` has an entry for each record, which says how many there are where it `tells_n`.
     """
     if most < 1:
         raise RefusedError(

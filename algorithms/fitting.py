@@ -32,9 +32,12 @@ from torch import Tensor, nn
 
 from algorithms.core.calibration import check_delta
 from algorithms.core.checkpoint import cpu_copies
-from algorithms.core.method import Algorithm, Plan, PlanningFacts, Target, adapter
+from algorithms.core.method import Algorithm
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.receipt import account_of, cost_of, reserved_events
 from algorithms.core.rehearsal import made_up, rehearsal
+from algorithms.core.settings import adapter
 from algorithms.core.software import software_facts, software_here
 from algorithms.core.training import train
 from algorithms.core.unknown_names import check_names, written_settings

@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 from torch import Tensor
 
-from algorithms.core.method import Inputs, PlanningFacts, Target
+from algorithms.core.plan import Target
+from algorithms.core.planning_facts import Inputs, PlanningFacts
 from algorithms.methods.dp_agd import DPAGD, State
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.barrier import Barrier, Performance

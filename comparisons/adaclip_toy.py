@@ -29,8 +29,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from algorithms.core.method import Algorithm, Plan, PlanningFacts, Target
+from algorithms.core.method import Algorithm
 from algorithms.core.optimizers import OptimizerConfig
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.gradients import L2
 from algorithms.methods.adaptive_clipping import AdaCliP
 from algorithms.methods.dp_sgd import DPSGD

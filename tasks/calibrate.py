@@ -13,7 +13,8 @@ from dp_accounting import DpEvent
 from algorithms import models
 from algorithms.core.calibration import check_delta
 from algorithms.core.learned_features import schedule_of
-from algorithms.core.method import Inputs, Plan, PlanningFacts, Target
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import Inputs, PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.extension import is_own, source_digest
 from algorithms.gradients import linear_layer

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from algorithms.core.checkpoint import CHECKPOINT, cpu_copies
-from algorithms.core.method import Plan
+from algorithms.core.plan import Plan
 from algorithms.core.receipt import account_of, cost_of, reserved_events
 from algorithms.core.software import Software, software_facts
 from algorithms.core.training import OnStep

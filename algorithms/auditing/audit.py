@@ -52,7 +52,7 @@ from algorithms.auditing.game import (
     play,
     whitening,
 )
-from algorithms.core.method import Plan
+from algorithms.core.plan import Plan
 from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Affine, Box
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, Accountant, epsilon

@@ -17,7 +17,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 from scipy.stats import beta, binom, chi2
 
-from algorithms.core.method import Plan
+from algorithms.core.plan import Plan
 from algorithms.core.receipt import reserved_events
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, CorrelatedStepDpEvent

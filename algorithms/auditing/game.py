@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 from scipy.linalg import toeplitz
 from torch import Tensor, nn
 
-from algorithms.core.method import Algorithm, Inputs, Plan, PlanningFacts, Target
+from algorithms.core.method import Algorithm
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import Inputs, PlanningFacts
 from algorithms.core.training import train
 from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Affine, Box, Engine, LineCandidates, PerLayer

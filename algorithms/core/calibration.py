@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from algorithms.core.method import Plan, PlanningFacts, Target, adapter, by_accountants
+from algorithms.core.plan import Plan, Target, by_accountants
+from algorithms.core.planning_facts import PlanningFacts
+from algorithms.core.settings import adapter
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.accounting import MOST_EPSILON

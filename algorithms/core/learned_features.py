@@ -11,8 +11,8 @@ from typing import Protocol
 from torch import Tensor
 
 from algorithms.core.calibration import count_release
-from algorithms.core.method import Plan
 from algorithms.core.minibatch import noisy_count
+from algorithms.core.plan import Plan
 from algorithms.core.user_level import user_level_barrier, user_level_model
 from algorithms.models import Model
 from algorithms.models.feature_transforms import Front, Shape, installed

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from algorithms.core.calibration import Batches, Releases, Repeated, plan_fixed
-from algorithms.core.method import Plan, PlanningFacts, Strict, Target
 from algorithms.core.optimizers import Count, OptimizerConfig, OptimizerState, Share, Steps
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import PlanningFacts
+from algorithms.core.settings import Strict
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L2, Clipping
 from algorithms.privacy.accounting.epsilon import Array, in_levels

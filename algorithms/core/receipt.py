@@ -6,7 +6,8 @@ from typing import Any
 
 from dp_accounting.dp_event import ZCDpEvent
 
-from algorithms.core.method import Plan, to_finite
+from algorithms.core.plan import Plan
+from algorithms.core.planning_facts import to_finite
 from algorithms.privacy.accounting.events import RenyiDpEvent, schedule_to_json
 from algorithms.privacy.accounting.filters import FixedSchedule, RenyiBudget, ZCDPBudget
 from algorithms.privacy.ledger import Balance, Ledger, identity, settlement

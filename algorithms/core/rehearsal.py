@@ -6,7 +6,7 @@ from typing import Any
 
 from dp_accounting import GaussianDpEvent
 
-from algorithms.core.method import Plan
+from algorithms.core.plan import Plan
 from algorithms.core.receipt import cost_of
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.events import Schedule, schedule_to_json

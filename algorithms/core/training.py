@@ -12,7 +12,8 @@ from torch import Tensor
 
 from algorithms.core.checkpoint import collect, load, save
 from algorithms.core.learned_features import Features, LearnedFeatures, learn_features
-from algorithms.core.method import Algorithm, Plan, State
+from algorithms.core.method import Algorithm, State
+from algorithms.core.plan import Plan
 from algorithms.core.user_level import user_level_model
 from algorithms.errors import RefusedError
 from algorithms.models import Model

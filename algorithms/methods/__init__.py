@@ -6,7 +6,8 @@ They import core and the barrier's questions; no method imports another one's fi
 from collections.abc import Mapping
 from typing import Any
 
-from algorithms.core.method import Algorithm, from_registry
+from algorithms.core.method import Algorithm
+from algorithms.core.settings import from_registry
 from algorithms.methods.adaptive_clipping import AdaCliP, QuantileClipping
 from algorithms.methods.baselines import LBFGS, Majority, NonPrivate
 from algorithms.methods.dp_agd import DPAGD, PrivGene

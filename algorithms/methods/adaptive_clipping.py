@@ -9,7 +9,6 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.core.calibration import Repeated, plan_fixed
-from algorithms.core.method import Plan, PlanningFacts, Target
 from algorithms.core.minibatch import (
     Sampled,
     State,
@@ -18,6 +17,8 @@ from algorithms.core.minibatch import (
     plan_gradient_steps,
 )
 from algorithms.core.optimizers import Bound, Positive
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Affine
 from algorithms.privacy.barrier.barrier import Barrier

@@ -14,9 +14,11 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.core.calibration import plan_fixed
-from algorithms.core.method import Answered, Plan, PlanningFacts, SingleRelease, Target, by_accountants
+from algorithms.core.method import Answered, SingleRelease
 from algorithms.core.minibatch import Descent, State, batches, sgd_step
 from algorithms.core.optimizers import Count, OptimizerConfig, Steps
+from algorithms.core.plan import Plan, Target, by_accountants
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.user_level import user_level_barrier
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Unclipped

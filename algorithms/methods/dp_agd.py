@@ -11,8 +11,10 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.core.calibration import SLACK, least_noise, plan_renyi, plan_zcdp
-from algorithms.core.method import Plan, PlanningFacts, Strict, Target
 from algorithms.core.optimizers import MOST_STEPS, Bound, Count, NotNegative, Positive, Share
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import PlanningFacts
+from algorithms.core.settings import Strict
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, LineCandidates
 from algorithms.privacy.accounting.events import Schedule

@@ -11,7 +11,6 @@ import numpy as np
 from pydantic import Field
 
 from algorithms.core.calibration import Batches, Claim, Releases, Repeated, events_of, plan_fixed
-from algorithms.core.method import Plan, PlanningFacts, Target
 from algorithms.core.minibatch import (
     Descent,
     Sampled,
@@ -23,6 +22,8 @@ from algorithms.core.minibatch import (
     sgd_step,
 )
 from algorithms.core.optimizers import Bound, Count, OptimizerConfig, Positive, Steps
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised, PerLayer
 from algorithms.privacy.accounting import Budget

@@ -38,7 +38,6 @@ from algorithms.core.calibration import (
     plan_fixed,
     plan_renyi,
 )
-from algorithms.core.method import Plan, PlanningFacts, Strict, Target
 from algorithms.core.minibatch import batches, check_no_noise_limit, expected_batch
 from algorithms.core.optimizers import (
     MOST_STEPS,
@@ -49,6 +48,9 @@ from algorithms.core.optimizers import (
     Positive,
     Share,
 )
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import PlanningFacts
+from algorithms.core.settings import Strict
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised
 from algorithms.privacy.accounting.epsilon import rdp

@@ -23,9 +23,10 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from algorithms.core.calibration import Batches, Releases, Repeated, calibrated_multiplier, plan_fixed
-from algorithms.core.method import Plan, PlanningFacts, Target
 from algorithms.core.minibatch import Sampled, State, gradient_steps, sgd_step
 from algorithms.core.optimizers import Bound, Count, OptimizerConfig
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Clipping, Normalised
 from algorithms.privacy.accounting.events import CorrelatedDpEvent, event_from_json, event_to_json

@@ -36,9 +36,11 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from algorithms.core.calibration import ALL, Batches, Repeated, calibrated_multiplier, plan_fixed
-from algorithms.core.method import Plan, PlanningFacts, Strict, Target
 from algorithms.core.minibatch import NoiseSchedule, multiplier_at, noise_runs, run_at
 from algorithms.core.optimizers import Count, NotNegative, Positive, Steps
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import PlanningFacts
+from algorithms.core.settings import Strict
 from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Box
 from algorithms.privacy.accounting.epsilon import in_levels

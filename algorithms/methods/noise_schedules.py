@@ -8,7 +8,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.method import Plan, PlanningFacts, Strict, Target
 from algorithms.core.minibatch import (
     Answer,
     Sampled,
@@ -20,6 +19,9 @@ from algorithms.core.minibatch import (
     sgd_step,
 )
 from algorithms.core.optimizers import Bound, Count, Share
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import PlanningFacts
+from algorithms.core.settings import Strict
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.gradients.placement import total

@@ -11,8 +11,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from algorithms.core.calibration import Claim, Repeated, plan_fixed
-from algorithms.core.method import Answered, Plan, PlanningFacts, SingleRelease, Target
+from algorithms.core.method import Answered, SingleRelease
 from algorithms.core.optimizers import Bound
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.barrier import Barrier

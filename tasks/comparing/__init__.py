@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field, JsonValue, StringConstraints, ValidationError, field_validator, model_validator
 
-from algorithms.core.method import adapter
+from algorithms.core.settings import adapter
 from algorithms.errors import RefusedError
 from algorithms.extension import check_allowed, is_own, source_digest
 from algorithms.features import from_settings as features_from_settings

@@ -24,7 +24,7 @@ from numpy.random import MT19937, RandomState, SeedSequence
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.core.method import Plan
+from algorithms.core.plan import Plan
 from algorithms.core.training import train
 from algorithms.errors import RefusedError
 from algorithms.models import Model

@@ -19,7 +19,7 @@ from math import exp, inf, log
 from pathlib import Path
 from typing import Any, Literal
 
-from algorithms.core.method import Plan
+from algorithms.core.plan import Plan
 from algorithms.core.receipt import reserved_events
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.extension import NotUsableError

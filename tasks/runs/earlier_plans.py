@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from algorithms.core.method import Plan
+from algorithms.core.plan import Plan
 from algorithms.errors import RefusedError
 from algorithms.extension import is_own
 from algorithms.privacy.ledger import WHOLE_POPULATION

@@ -29,7 +29,7 @@ from tasks.config import database_url, home, ledger_url, params
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from algorithms.core.method import Plan
+    from algorithms.core.plan import Plan
 
 _HOLDOUT, _BLOCKS = "holdout", "blocks"
 _WORDS = ["key that signs privacy cards"]

@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from algorithms.core.method import Plan
 from algorithms.core.optimizers import OptimizerConfig
+from algorithms.core.plan import Plan
 from algorithms.core.receipt import reserved_events
 from algorithms.core.rehearsal import made_up, rehearsal
 from algorithms.errors import BudgetRefusedError, RefusedError

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from pydantic import Discriminator, Field, JsonValue, Tag, ValidationError, model_validator
 
-from algorithms.core.method import by_accountants
+from algorithms.core.plan import by_accountants
 from algorithms.errors import RefusedError
 from algorithms.extension import check_allowed
 from algorithms.gradients import L2

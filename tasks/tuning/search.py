@@ -25,7 +25,7 @@ from ruamel.yaml import YAML
 
 from algorithms.core import checkpoint
 from algorithms.core.learned_features import LearnedFeatures, learn_shared_features
-from algorithms.core.method import Plan
+from algorithms.core.plan import Plan
 from algorithms.core.receipt import reserved_events
 from algorithms.core.training import train
 from algorithms.core.user_level import user_level_barrier, user_level_model

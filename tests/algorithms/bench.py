@@ -14,7 +14,9 @@ from torch import Tensor
 
 from algorithms.core import training
 from algorithms.core.learned_features import Features
-from algorithms.core.method import Algorithm, Inputs, Plan, PlanningFacts, Target
+from algorithms.core.method import Algorithm
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import Inputs, PlanningFacts
 from algorithms.gradients import Engine
 from algorithms.methods import from_settings
 from algorithms.models import Model, build

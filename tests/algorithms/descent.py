@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.core.method import Algorithm, Plan, PlanningFacts, Target
+from algorithms.core.method import Algorithm
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.gradients import LineCandidates
 from algorithms.methods.dp_agd import DPAGD, State
 from algorithms.models import Model, build

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.core.method import Plan, PlanningFacts, Target
 from algorithms.core.optimizers import OptimizerConfig
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import Affine
 from algorithms.methods.adaptive_clipping import AdaCliP, AdaptiveState

@@ -15,8 +15,10 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import Tensor
 
-from algorithms.core.method import Algorithm, Inputs, Plan, PlanningFacts, Target
+from algorithms.core.method import Algorithm
 from algorithms.core.optimizers import OptimizerConfig
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import Inputs, PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.methods.baselines import Majority, log_odds
 from algorithms.methods.dp_sgd import DPGD, DPSGD, SGDMA, NormBoundSGD, SGDAdv, steps_for

@@ -15,8 +15,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from algorithms.core.method import Algorithm, Inputs, Plan, PlanningFacts, Target
+from algorithms.core.method import Algorithm
 from algorithms.core.optimizers import OptimizerConfig, OptimizerState
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import Inputs, PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import linear_layer
 from algorithms.methods import CATALOGUE

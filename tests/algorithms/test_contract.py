@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.core.method import Algorithm, Plan
+from algorithms.core.method import Algorithm
+from algorithms.core.plan import Plan
 from algorithms.errors import BudgetRefusedError
 from algorithms.gradients import Affine
 from algorithms.methods import CATALOGUE

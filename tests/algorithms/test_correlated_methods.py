@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.core.method import Plan, PlanningFacts, Target
 from algorithms.core.optimizers import OptimizerConfig
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.methods import from_settings
 from algorithms.methods.matrix_factorisation import CorrelatedPlan, mean_squared_noise, workload

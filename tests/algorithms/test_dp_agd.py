@@ -11,7 +11,8 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from algorithms.core.method import Plan, PlanningFacts, Target
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.methods.dp_agd import DPAGD, OURS, Measured, State

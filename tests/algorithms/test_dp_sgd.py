@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.core.method import Algorithm, Plan, PlanningFacts, Target
+from algorithms.core.method import Algorithm
 from algorithms.core.minibatch import Answer, multiplier_at
 from algorithms.core.optimizers import OptimizerConfig
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised, PerLayer
 from algorithms.methods.adaptive_clipping import QuantileClipping

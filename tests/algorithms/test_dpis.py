@@ -14,7 +14,8 @@ from dp_accounting.rdp import RdpAccountant
 from pydantic import ValidationError
 from torch import Tensor
 
-from algorithms.core.method import Plan, PlanningFacts, Target
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Clipping
 from algorithms.methods import from_settings

@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from algorithms.core import training
 from algorithms.core.learned_features import Features, learn_buffers, schedule_of
-from algorithms.core.method import Plan, PlanningFacts, Target
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.features import FEATURES, from_settings
 from algorithms.gradients import L2

@@ -10,8 +10,8 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from algorithms.core.method import Plan, Target
 from algorithms.core.minibatch import multiplier_at
+from algorithms.core.plan import Plan, Target
 from algorithms.errors import RefusedError
 from algorithms.methods.momentum import (
     Array,

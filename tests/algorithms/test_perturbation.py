@@ -17,7 +17,9 @@ from scipy.special import expit, logsumexp
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from algorithms.core.method import Algorithm, Inputs, Plan, PlanningFacts, Target
+from algorithms.core.method import Algorithm
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import Inputs, PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.methods.baselines import LBFGS
 from algorithms.methods.perturbation import ObjectivePerturbation, OutputPerturbation, noise_multiplier_by_kst

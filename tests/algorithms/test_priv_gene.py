@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.core.method import PlanningFacts, Target
+from algorithms.core.plan import Target
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.methods.dp_agd import PrivGene
 from algorithms.models import LossBounds

@@ -5,7 +5,8 @@ from typing import Any
 
 import dp_accounting as dp
 
-from algorithms.core.method import Plan, PlanningFacts, Target
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import Array, in_levels
 

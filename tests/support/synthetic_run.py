@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from safetensors.numpy import save_file
 
-from algorithms.core.method import Plan, by_accountants
+from algorithms.core.plan import Plan, by_accountants
 from algorithms.gradients import L2, Unclipped
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import epsilon

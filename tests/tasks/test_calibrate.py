@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from algorithms.core.method import Plan
+from algorithms.core.plan import Plan
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import risk
 from algorithms.privacy.accounting.risk import risk_profile

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from algorithms.core.calibration import plan_renyi, plan_zcdp
-from algorithms.core.method import PlanningFacts, Target
+from algorithms.core.plan import Target
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.receipt import reserved_events
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting import Budget

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.core.method import PlanningFacts, Target
 from algorithms.core.optimizers import OptimizerConfig
+from algorithms.core.plan import Target
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.methods import from_settings
 from algorithms.privacy.accounting import Budget

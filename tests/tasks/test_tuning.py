@@ -437,7 +437,7 @@ def test_a_trial_has_the_resources_that_params_give_it(
         given.append(performance)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(searching.training, "train", train)
+    monkeypatch.setattr(searching, "train", train)
     base = BASE | {"performance": {"threads": 1, "workers": 2, "offload": True, "memory_mb": 512}}
     with pytest.raises(KeyboardInterrupt):
         tune(search_of(place, base=base), ledger=ledger_of(own_home), home=own_home, root=place)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.core.calibration import plan_fixed
-from algorithms.core.method import PlanningFacts, Target
+from algorithms.core.plan import Target
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L1
 from algorithms.privacy.accounting import Budget, event_rules

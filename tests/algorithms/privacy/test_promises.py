@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from algorithms.core.calibration import Batches, plan_fixed, plan_renyi, plan_zcdp
-from algorithms.core.method import Inputs, Plan, PlanningFacts, Target
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import Inputs, PlanningFacts
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L1, L2
 from algorithms.models import LossBounds

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
 from algorithms.core.calibration import plan_renyi, plan_zcdp
-from algorithms.core.method import PlanningFacts, Target, by_accountants
+from algorithms.core.plan import Target, by_accountants
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import (

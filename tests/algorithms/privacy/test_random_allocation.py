@@ -14,8 +14,9 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import chi2, norm
 
-from algorithms.core.method import PlanningFacts, Target
 from algorithms.core.minibatch import State
+from algorithms.core.plan import Target
+from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.methods.dp_sgd import DPSGD

@@ -1,0 +1,248 @@
+"""A plan: the releases of a run and what they cost, decided before the records are read.
+
+`Target` is what a run may cost; a method's `plan` turns it into a `Plan`, which opens the filter that enforces it.
+"""
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Self, TypeVar
+
+import dp_accounting as dp
+from pydantic import JsonValue
+
+from algorithms.core.planning_facts import PlanningFacts, from_finite, to_finite
+from algorithms.core.settings import adapter
+from algorithms.errors import RefusedError
+from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting.epsilon import (
+    ACCOUNTANTS,
+    ADD_OR_REMOVE_ONE,
+    Accountant,
+    Adjacency,
+    adjacency_named,
+    epsilon_near,
+)
+from algorithms.privacy.accounting.events import Schedule, schedule_from_json, schedule_to_json
+from algorithms.privacy.accounting.filters import (
+    FIXED,
+    Filter,
+    FilterSpec,
+    FixedSchedule,
+    RenyiBudget,
+    RenyiFilter,
+    ScheduleFilter,
+    ZCDPBudget,
+    ZCDPFilter,
+    conversion,
+    epsilon_of_zcdp,
+    filter_from_json,
+    filter_to_json,
+)
+from algorithms.privacy.barrier.barrier import Performance
+
+P = TypeVar("P")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a run may cost, and how the cost is computed.
+
+    accountant: whose epsilon must meet the budget. count_noise: noise multiplier of the count that is released first if
+    the number of records is private. prior_events: releases before the algorithm's own, which the budget must cover
+    too.
+    """
+
+    budget: Budget
+    accountant: Accountant = "pld"
+    count_noise: float = 100.0
+    prior_events: tuple[tuple[dp.DpEvent, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.accountant == "pure") != (self.budget.delta == 0):
+            raise RefusedError(
+                f"delta = {self.budget.delta:g} was asked for with the accountant {self.accountant!r}; choose 'pure',"
+                " which takes delta = 0 alone, or 'pld' or 'rdp' and a delta above 0."
+            )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The releases and the cost of a run, decided before the records are read.
+
+    steps: the largest number of training steps. noise_multiplier: 0 if it is chosen adaptively. schedule: the events of
+    the releases, in order. divisor: the public number that sums are divided by, None if a released count decides it.
+    filter: enforces the budget. epsilon: by accountant, at the target's delta; infinite for a run that is not private;
+    accountants without a bound are absent. adjacency: ADD_OR_REMOVE_ONE or REPLACE_ONE. method_params: public values
+    that the method planned, as JSON; `params` returns them as the method's dataclass. not_private: why the stated
+    epsilon does not hold, if it does not.
+    """
+
+    target: Target
+    facts: PlanningFacts
+    steps: int
+    schedule: Schedule
+    epsilon: Mapping[str, float]
+    noise_multiplier: float = 0.0
+    sampling_rate: float = 1.0
+    divisor: float | None = None
+    filter: FilterSpec = FIXED
+    adjacency: str = ADD_OR_REMOVE_ONE.name
+    method_params: Mapping[str, JsonValue] = field(default_factory=dict)
+    not_private: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.is_fixed and adjacency_named(self.adjacency) is not ADD_OR_REMOVE_ONE:
+            raise RefusedError(
+                f"releases chosen on the way are counted under {ADD_OR_REMOVE_ONE.name} alone, not under"
+                f" {self.adjacency}; run the calibrate stage again."
+            )
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all releases were fixed in advance."""
+        return isinstance(self.filter, FixedSchedule)
+
+    @property
+    def accountant(self) -> Accountant:
+        """The accountant that decides the cost: the target's for fixed releases, otherwise Rényi's."""
+        return self.target.accountant if self.is_fixed else "rdp"
+
+    @property
+    def cost(self) -> Budget:
+        """The budget that the run reserves: its accountant's epsilon at the target's delta."""
+        return Budget(self.epsilon[self.accountant], self.target.budget.delta)
+
+    @property
+    def expected_batch(self) -> float | None:
+        """The expected number of records in a step; None if the number of all is private."""
+        return None if self.facts.records is None else self.sampling_rate * self.facts.records
+
+    @property
+    def fixed_noise(self) -> float | None:
+        """The noise multiplier, 0 for a run without noise; None if it is chosen adaptively, under a filter."""
+        return self.noise_multiplier if self.is_fixed else None
+
+    def with_public_sizes(self, performance: Performance) -> Performance:
+        """The performance with the public numbers that decide how many records a pass has."""
+        return replace(performance, number=self.facts.records, expected_batch=self.expected_batch)
+
+    def params(self, kind: type[P]) -> P:
+        """The method's public values as its dataclass `kind`."""
+        return adapter(kind).validate_python(self.method_params)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON values; an infinite epsilon becomes null."""
+        return {
+            "target": to_finite(asdict(self.target.budget)),
+            "accountant": self.target.accountant,
+            "count_noise": self.target.count_noise,
+            "prior_events": schedule_to_json(self.target.prior_events),
+            "public": self.facts.to_json(),
+            "adjacency": self.adjacency,
+            "delta": self.target.budget.delta,
+            "epsilon": to_finite(self.epsilon),
+            "steps": self.steps,
+            "noise_multiplier": self.fixed_noise,
+            "sampling_rate": self.sampling_rate,
+            "divisor": self.divisor,
+            "schedule": schedule_to_json(self.schedule),
+            "filter": filter_to_json(self.filter),
+            "method_params": dict(self.method_params),
+            "not_private": self.not_private,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """The plan that `to_json` wrote; other keys are ignored."""
+        budget = Budget(**from_finite(document["target"]))
+        return cls(
+            target=Target(
+                budget,
+                document["accountant"],
+                document["count_noise"],
+                prior_events=tuple(schedule_from_json(document["prior_events"])),
+            ),
+            facts=PlanningFacts.from_json(document["public"]),
+            schedule=schedule_from_json(document["schedule"]),
+            epsilon=from_finite(document["epsilon"]),
+            noise_multiplier=document["noise_multiplier"] or 0.0,
+            filter=filter_from_json(document["filter"]),
+            **{
+                name: document[name]
+                for name in ("steps", "sampling_rate", "divisor", "adjacency", "method_params", "not_private")
+            },
+        )
+
+    def check(self) -> None:
+        """Raises RefusedError if the stated epsilon is less than the events or the filter cost, as after an edit.
+
+        By PLD it may be more: another version may have computed a looser bound.
+        """
+        costs, target = self._costs(), self.target.budget.epsilon
+        cost = costs.get(self.accountant, math.inf)
+        if cost > target * (1 + 1e-6) and math.isfinite(cost):
+            raise RefusedError(
+                f"the plan's releases cost epsilon {cost:g}, its target is {target:g}; run the calibrate stage again."
+            )
+        found = {name: costs.get(name, math.inf) for name in self.epsilon}
+        if any(
+            found[name] > stated * (1 + 1e-6) or (name != "pld" and found[name] < stated * (1 - 1e-2))
+            for name, stated in self.epsilon.items()
+        ):
+            raise RefusedError(
+                f"the plan states epsilon {to_finite(self.epsilon)}, its releases cost {to_finite(costs)};"
+                " run the calibrate stage again."
+            )
+
+    def _costs(self) -> Mapping[str, float]:
+        budget = self.target.budget
+        match self.filter:
+            case FixedSchedule():
+                adjacency = adjacency_named(self.adjacency)
+                return by_accountants(self.schedule, budget.delta, adjacency, stated=self.epsilon)
+            case ZCDPBudget(rho):
+                return {"rdp": epsilon_of_zcdp(rho, budget.delta)}
+            case RenyiBudget(order, limit):
+                held = RenyiFilter(order, budget).limit
+                if not math.isclose(limit, held, rel_tol=1e-9):
+                    raise RefusedError(
+                        f"the plan states a limit of {limit:g} at order {order:g}, its target leaves {held:g};"
+                        " run the calibrate stage again."
+                    )
+                return {"rdp": limit + conversion(order, budget.delta)}
+
+    def open_filter(self) -> Filter:
+        """A new filter that enforces this plan."""
+        match self.filter:
+            case FixedSchedule():
+                return ScheduleFilter(
+                    self.schedule, self.cost, adjacency_named(self.adjacency), self.accountant
+                )
+            case ZCDPBudget(rho):
+                return ZCDPFilter(rho)
+            case RenyiBudget(order, _):
+                return RenyiFilter(order, self.target.budget)
+
+
+def by_accountants(
+    schedule: Schedule,
+    delta: float,
+    adjacency: Adjacency = ADD_OR_REMOVE_ONE,
+    *,
+    stated: Mapping[str, float] = MappingProxyType({}),
+) -> dict[str, float]:
+    """The epsilon of a fixed schedule by each accountant that has a bound for it; at delta = 0 only by "pure".
+
+    The pure epsilon of Laplace noise holds at every delta, and is listed with the others. stated: what was computed
+    before, perhaps on another grid.
+    """
+    costs: dict[str, float] = {}
+    for accountant in ACCOUNTANTS if delta > 0 else ("pure",):
+        with suppress(RefusedError):
+            costs[accountant] = epsilon_near(
+                stated.get(accountant, math.inf), schedule, delta, accountant=accountant, adjacency=adjacency
+            )
+    return costs

@@ -1,0 +1,144 @@
+"""What a method may use before its first release: declared, public values, and the bounds that follow from them."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
+
+from algorithms.errors import RefusedError
+from algorithms.models import LossBounds
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Bounds on the norms of the vector that a linear model multiplies with its weights, including the bias's 1.
+
+    width: the largest coordinate above 0 plus the largest below, as for `Box`. outputs: of the model.
+    """
+
+    l1: float
+    l2: float
+    width: float = math.inf
+    outputs: int = 1
+
+
+@dataclass(frozen=True)
+class PlanningFacts:
+    """What an algorithm may use before its first release.
+
+    records: number of training records, None if it is private. parameters: d. layers: number of the model's layers.
+    classes: number of classes, 1 if the target is not a class. inputs: for a linear model on data whose card bounds
+    them, else None. loss: bounds of a record's loss as a function of the outputs, None if unknown. rows_per_user:
+    number of rows of a record that is a person with several rows, else None. bfloat16: whether the model computes in
+    it.
+    """
+
+    records: int | None
+    parameters: int
+    layers: int
+    classes: int
+    inputs: Inputs | None = None
+    loss: LossBounds | None = None
+    rows_per_user: int | None = None
+    bfloat16: bool = False
+
+    def known_records(self, what: str) -> int:
+        """The number of records, which `what` needs; raises RefusedError if it is private."""
+        if self.records is None:
+            raise RefusedError(
+                f"the number of records is private, and {what} needs it; declare it public, or use 'dp_gd' or 'dp_sgd'."
+            )
+        return self.records
+
+    def check_rows(self) -> None:
+        """Raises RefusedError if a record is a person with several rows, for which minima are not implemented."""
+        if self.rows_per_user is not None:
+            raise RefusedError(
+                "the method finds a minimum over single rows, and a training record here is a person with up to"
+                f" {self.rows_per_user}; use a method that takes steps, such as 'dp_sgd', or keep one row of each"
+                " person."
+            )
+
+    def check_norms(self) -> None:
+        """Raises RefusedError in bfloat16, where products on some processors spoil the rows next to one not finite."""
+        if self.bfloat16:
+            raise RefusedError(
+                "the method releases or samples by norms of gradients, and in bfloat16 a record that is not finite can"
+                " spoil those of others; set model.precision to float32, or take another method."
+            )
+
+    def check_losses(self, selected: str) -> None:
+        """Raises RefusedError unless losses are known to be at least 0, as the noisy selection of `selected` needs."""
+        if self.loss is None or self.loss.least < 0:
+            raise RefusedError(
+                f"the selection of {selected} compares losses from 0 up, and this model's are not known to be;"
+                " use a model whose losses are, such as 'logistic'."
+            )
+
+    def gradient_norm(self, order: Literal[1, 2, "box"]) -> float:
+        """A bound on the norm, `L1`, `L2` or `Box`, of a record's gradient for a linear model with one output.
+
+        Raises RefusedError if a public bound is missing.
+        """
+        inputs, loss = self._bounded("sensitivity")
+        if not math.isfinite(loss.slope):
+            raise RefusedError(
+                "a sensitivity was asked of the squared error, whose gradient has no bound; use an algorithm that"
+                " clips, such as 'dp_sgd' or 'dp_gd'."
+            )
+        return loss.slope * {1: inputs.l1, 2: inputs.l2, "box": inputs.width}[order]
+
+    def smoothness(self) -> float:
+        """A bound on the eigenvalues of a record's Hessian; raises RefusedError if public bounds do not give one."""
+        inputs, loss = self._bounded("smoothness")
+        if not math.isfinite(loss.curvature):
+            raise RefusedError(
+                "smoothness was asked of a loss with a kink, like the hinge loss, which has none;"
+                " use the model 'huber_svm' or 'logistic', or another algorithm."
+            )
+        return loss.curvature * inputs.l2**2
+
+    def _bounded(self, what: str) -> tuple[Inputs, LossBounds]:
+        if self.inputs is None or self.loss is None:
+            raise RefusedError(
+                f"a public bound for {what} is missing; take a linear model on data whose card bounds every feature,"
+                " or an algorithm that clips."
+            )
+        return self.inputs, self.loss
+
+    def to_json(self) -> dict[str, Any]:
+        """The facts as JSON values; an infinite number becomes null."""
+        # A plan on disk names the rows of a user "pooled".
+        document = {
+            "pooled" if name == "rows_per_user" else name: value for name, value in asdict(self).items()
+        }
+        for name in ("inputs", "loss"):
+            if document[name] is not None:
+                document[name] = to_finite(document[name])
+        if self.rows_per_user is None:
+            del document["pooled"]
+        if not self.bfloat16:
+            del document["bfloat16"]
+        return document
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """The facts that `to_json` wrote."""
+        inputs, loss = document.get("inputs"), document.get("loss")
+        others = {key: value for key, value in document.items() if key not in ("inputs", "loss", "pooled")}
+        return cls(
+            **others,
+            rows_per_user=document.get("pooled"),
+            inputs=None if inputs is None else Inputs(**from_finite(inputs)),
+            loss=None if loss is None else LossBounds(**from_finite(loss)),
+        )
+
+
+def to_finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Numbers for JSON: infinity becomes None."""
+    return {key: value if math.isfinite(value) else None for key, value in values.items()}
+
+
+def from_finite(values: Mapping[str, float | None]) -> dict[str, Any]:
+    """The numbers that `to_finite` wrote."""
+    return {key: math.inf if value is None else value for key, value in values.items()}

@@ -1,0 +1,72 @@
+"""Settings of methods and features: strict dataclasses, found by name in a registry or in the user's own package."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self, TypeVar
+
+from pydantic import PydanticUserError, TypeAdapter
+
+from algorithms.core.optimizers import STRICT
+from algorithms.core.unknown_names import check_settings
+from algorithms.errors import RefusedError
+from algorithms.extension import imported, is_own
+
+P = TypeVar("P")
+
+
+class Strict:
+    """The base of settings: unknown keys, and values of another type, are refused."""
+
+    by_coordinate: ClassVar[bool] = False
+    __pydantic_config__ = STRICT
+
+    def __new__(cls, *_: Any, **settings: Any) -> Self:
+        """Raises UnknownNameError for a setting that does not exist, as `epochs`."""
+        check_settings(cls, settings)
+        return super().__new__(cls)
+
+
+_ADAPTERS: dict[object, TypeAdapter[Any]] = {}
+
+
+def adapter(kind: type[P]) -> TypeAdapter[P]:
+    """The (cached) pydantic adapter that reads and writes the dataclass `kind` as JSON values."""
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
+
+
+def from_registry(
+    settings: Mapping[str, Any], shipped: Mapping[str, type[P]], what: str, *, needs: Sequence[str]
+) -> P:
+    """What `settings` name under "name", with the other keys as its settings.
+
+    Args:
+        settings: A name `package.module:factory` is of the user's own: a dataclass of its settings, or a function of
+            them.
+        shipped: The others by name.
+        what: It is, such as "algorithm".
+        needs: The functions that the user's own must have.
+
+    Raises:
+        RefusedError: For an unknown name, and for the user's own without these functions.
+        ValidationError: Pydantic's, for unknown, missing or impossible settings.
+    """
+    name = str(settings.get("name"))
+    kind: Any = imported(name, f"the {what}") if is_own(name) else shipped.get(name)
+    if kind is None:
+        raise RefusedError(
+            f"there is no {what} {name!r}; choose one of {', '.join(shipped)}, or name your own package.module:factory."
+        )
+    try:
+        reader = adapter(kind)
+    except PydanticUserError as error:
+        why = str(error).partition("\n")[0]
+        raise RefusedError(f"the {what} {name!r} has settings that no file can give ({why}).") from None
+    # By way of JSON, where strict checking still takes a mapping for a nested dataclass.
+    own = {key: value for key, value in settings.items() if key != "name"}
+    made: P = reader.validate_json(json.dumps(own))
+    missing = [part for part in needs if not callable(getattr(made, part, None))]
+    if missing:
+        raise RefusedError(f"the {what} {name!r} has no {missing[0]}; give it {', '.join(needs)}.")
+    return made
