@@ -6,7 +6,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import Node
 
-_MOST_CHARACTERS, _MOST_VALUES, _DEEPEST = 8 * 2**20, 1_000_000, 50
+_MAX_CHARACTERS, _MAX_VALUES, _DEEPEST = 8 * 2**20, 1_000_000, 50
 
 
 class DocumentError(ValueError):
@@ -23,8 +23,8 @@ def load_yaml(text: str) -> Any:
         >>> load_yaml("a: &x [1, 2]\\nb: *x")
         {'a': [1, 2], 'b': [1, 2]}
     """
-    if len(text) > _MOST_CHARACTERS:
-        raise DocumentError(f"is longer than {_MOST_CHARACTERS:,} characters")
+    if len(text) > _MAX_CHARACTERS:
+        raise DocumentError(f"is longer than {_MAX_CHARACTERS:,} characters")
     try:
         yaml = YAML(typ="safe", pure=True)
         node = yaml.compose(text)
@@ -59,8 +59,8 @@ def _extent(node: Node, extents: dict[int, tuple[int, int] | None]) -> tuple[int
         for child in part if isinstance(part, tuple) else (part,):
             more, below = _extent(child, extents)
             count, depth = count + more, max(depth, below)
-    if count > _MOST_VALUES:
-        raise DocumentError(f"has more than {_MOST_VALUES:,} values, its aliases written out")
+    if count > _MAX_VALUES:
+        raise DocumentError(f"has more than {_MAX_VALUES:,} values, its aliases written out")
     if depth >= _DEEPEST:
         raise DocumentError(f"is nested deeper than {_DEEPEST} levels")
     extents[id(node)] = count, depth + 1

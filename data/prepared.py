@@ -193,10 +193,10 @@ def _group_by_user(folder: Path, owners: bytearray, public: DatasetInfo) -> tupl
     return feature_rows, label_rows
 
 
-def _by_person(owners: bytes | bytearray, most: int) -> Iterator[NDArray[np.int64]]:
+def _by_person(owners: bytes | bytearray, max_rows: int) -> Iterator[NDArray[np.int64]]:
     """The indices of each person's rows, [people, most], -1 if a person has fewer; for some people at a time.
 
-    Their order depends only on which people there are. At most `most` rows have the same owner.
+    Their order depends only on which people there are. At most `max_rows` rows have the same owner.
 
     Example:
         >>> [places.tolist() for places in _by_person(b"b" * 16 + b"a" * 16 + b"b" * 16, 2)]
@@ -209,7 +209,7 @@ def _by_person(owners: bytes | bytearray, most: int) -> Iterator[NDArray[np.int6
     counts = np.diff(np.append(starts, len(order)))
     for at in range(0, len(starts), _PEOPLE_AT_ONCE):
         first, count = starts[at : at + _PEOPLE_AT_ONCE, None], counts[at : at + _PEOPLE_AT_ONCE, None]
-        slots = np.arange(most)[None]
+        slots = np.arange(max_rows)[None]
         inside = np.minimum(first + slots, len(order) - 1)
         yield np.where(slots < count, order[inside], -1)
 

@@ -290,13 +290,13 @@ def _images(path: Path, card: DataCard) -> Iterator[Unseen]:
         named = {path.name: path}
     if not named:
         raise DataRefusedError(f"{path} holds no images; give a folder of {', '.join(_IMAGES)} files.")
-    most = np.float32(_INK if isinstance(card.reader, Digits) else 255.0)
+    scale = np.float32(_INK if isinstance(card.reader, Digits) else 255.0)
     for names, chosen in _batches(iter(named.items())):
         if isinstance(card.reader, Pixels):  # as in training, but what cannot be read is refused
             yield Unseen(names, images.pixels(chosen, card.reader, card.input_shape, strict=True)[0])
         else:
             pixels = np.stack([_pixels(file, card.input_shape) for file in chosen])
-            yield Unseen(names, (pixels / most).clip(0.0, 1.0))
+            yield Unseen(names, (pixels / scale).clip(0.0, 1.0))
 
 
 def _pixels(file: Path, shape: tuple[int, ...]) -> Features:

@@ -35,7 +35,7 @@ from tasks.tuning import load
 from tasks.tuning.search import Trial, deliver, one_by_one, shares
 
 Runner = Literal["threads", "dask", "ray"]
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 _QUIET = {
     "DASK_DISTRIBUTED__LOGGING__DISTRIBUTED": "warning",
     "PREFECT_LOGGING_LEVEL": "WARNING",
@@ -127,8 +127,8 @@ def _each(action: Any, work: Work, parts: Sequence[TrialGroup]) -> list[Problem]
 
 def _listed(problems: Sequence[Problem]) -> str:
     sentences = _in_words(problems)
-    more = f"; and {len(sentences) - _MOST_NAMED} more" if len(sentences) > _MOST_NAMED else ""
-    return "; ".join(sentences[:_MOST_NAMED]) + more
+    more = f"; and {len(sentences) - _MAX_NAMED} more" if len(sentences) > _MAX_NAMED else ""
+    return "; ".join(sentences[:_MAX_NAMED]) + more
 
 
 def _in_words(problems: Sequence[Problem]) -> list[str]:

@@ -30,7 +30,7 @@ from tasks.runs.earlier_plans import earlier_plan, request_in
 from tasks.runs.stages import main_of
 
 READS = ("privacy", "features", "algorithm", "model")
-_LEAST_EPSILON, _LARGEST_EPSILON = 1e-4, 64.0
+_MIN_EPSILON, _MAX_EPSILON = 1e-4, 64.0
 
 
 def model_for(settings: Params, public: DatasetInfo) -> Model:
@@ -116,13 +116,13 @@ def _withstanding(attack: params.Attack, at: Callable[[float], Plan]) -> Plan:
     plan = at(low)
     while not withstands(plan, attack):
         low, high = low / 2, low
-        if low < _LEAST_EPSILON:
+        if low < _MIN_EPSILON:
             raise RefusedError(
                 f"no noise keeps an attacker with {attack.false_alarms:g} false alarms below {attack.caught:g} here;"
                 " allow him more, or take fewer steps."
             )
         plan = at(low)
-    while low == high < _LARGEST_EPSILON:
+    while low == high < _MAX_EPSILON:
         if withstands(more := at(2 * high), attack):
             low, high, plan = 2 * high, 2 * high, more
         else:

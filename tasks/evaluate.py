@@ -31,9 +31,9 @@ from tasks.runs.store import check_data_facts, run_facts, sha256_of
 
 READS: tuple[str, ...] = ()
 _BATCH, _INTERVALS = 1024, 10
-MOST_OUTPUTS = 2**24
+MAX_OUTPUTS = 2**24
 """Upper bound on the number of outputs in a pass: a vocabulary at each token gives many."""
-_MOST_DRAWN = 100_000
+_MAX_DRAWN = 100_000
 """Upper bound on the words or tokens in a figure."""
 
 
@@ -67,7 +67,7 @@ def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> E
     outputs_a_record = label_type.outputs(public.tokens) * (
         prod(public.label_shape) if label_type.has_tokens else 1
     )
-    size = max(1, min(_BATCH, MOST_OUTPUTS // max(1, outputs_a_record)))
+    size = max(1, min(_BATCH, MAX_OUTPUTS // max(1, outputs_a_record)))
     predicted, losses, weights, all_scores = [], [], [], []
     with torch.no_grad():
         for start in range(0, len(data.test_labels), size):
@@ -330,7 +330,7 @@ def figure_pairs(
         return Drawn(column, row, (*label_type.labels, "none of them"))
     if not label_type.has_tokens:
         return Drawn(evaluation.predicted, labels, label_type.names)
-    pairs = [x[:: -(-len(x) // _MOST_DRAWN) or 1] for x in _pairs(label_type, evaluation, labels)]
+    pairs = [x[:: -(-len(x) // _MAX_DRAWN) or 1] for x in _pairs(label_type, evaluation, labels)]
     if isinstance(label_type, Tags):
         return Drawn(pairs[0], pairs[1], label_type.tags)
     ends = np.linspace(0, tokens or 1, _INTERVALS + 1).astype(np.int64)

@@ -12,7 +12,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import WHOLE_POPULATION, Balance, Entry, Ledger, settlement
 from tasks.reporting import environment
 
-_MOST_POINTS, _MOST_RUNS = 60, 200
+_MAX_POINTS, _MAX_RUNS = 60, 200
 _WIDTH, _HEIGHT, _MARGIN = 640.0, 180.0, 8.0
 
 
@@ -47,8 +47,8 @@ def _account(ledger: Ledger, name: str, rows: Sequence[Entry]) -> dict[str, obje
             for block in ledger.blocks(name)
             if block.name != WHOLE_POPULATION
         ],
-        "runs": [_past(ledger, run_id, of_run) for run_id, of_run in newest[:_MOST_RUNS]],
-        "more_runs": max(0, len(newest) - _MOST_RUNS),
+        "runs": [_past(ledger, run_id, of_run) for run_id, of_run in newest[:_MAX_RUNS]],
+        "more_runs": max(0, len(newest) - _MAX_RUNS),
         "line": _line(ledger, name, rows),
         "forecast": _forecast(ledger, name, list(reserved.values())),
     }
@@ -98,7 +98,7 @@ def _line(ledger: Ledger, name: str, rows: Sequence[Entry]) -> dict[str, object]
     )
     if len(settled) < 2:
         return None
-    chosen = settled[:: math.ceil(len(settled) / _MOST_POINTS)]
+    chosen = settled[:: math.ceil(len(settled) / _MAX_POINTS)]
     chosen += [settled[-1]] if chosen[-1] != settled[-1] else []
     pasts = [settlement(ledger, name, run_id) for run_id in chosen]
     spent = [

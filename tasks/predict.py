@@ -29,7 +29,7 @@ from data.formats import Own
 from data.targets import IGNORED, Labels, NextToken, Number, Tags, Target
 from data.unseen import reader_in, records_in, target_in
 from tasks.csv_files import write_csv
-from tasks.evaluate import MOST_OUTPUTS
+from tasks.evaluate import MAX_OUTPUTS
 from tasks.prepare import carried_in, loader_of, reader_of
 
 _MARGINS = ("svm", "huber_svm")
@@ -72,7 +72,7 @@ def predict(
     model = model if isinstance(model, TrainedModel) else load(model, allow_code=allow_code)
     target = target_in(model.facts)
     of_tokens = prod(model.input_shape) * model.facts["outputs"] if target and target.has_tokens else 1
-    size = max(1, min(_BATCH, MOST_OUTPUTS // of_tokens))
+    size = max(1, min(_BATCH, MAX_OUTPUTS // of_tokens))
     encoder = carried_in(model.preparation, allow_code=allow_code)
     encode = None if encoder is None else loader_of(encoder, target)()
     reader = reader_in(model.preparation)

@@ -71,7 +71,7 @@ _NEEDED = (
     "plots/confusion.csv",
     "plots/per_class.csv",
 )
-_POINTS, _MOST_EVENTS = 24, 64
+_POINTS, _MAX_EVENTS = 24, 64
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def epsilon_curve(run: Run) -> Curve:
         return Curve([], [])
     chosen = np.unique(np.linspace(0, len(so_far.steps) - 1, _POINTS).round().astype(int))
     steps = [so_far.steps[index] for index in chosen]
-    if not _is_fixed(run) or len(trace_schedule(run.trace)) > _MOST_EVENTS:
+    if not _is_fixed(run) or len(trace_schedule(run.trace)) > _MAX_EVENTS:
         return Curve(steps, [so_far.epsilon[index] for index in chosen])
     accountant, adjacency = run.receipt["accountant"], adjacency_named(run.plan["adjacency"])
     costs = [

@@ -27,9 +27,9 @@ _SHARES = (
     (0.2, "more than a fifth"),
     (0.1, "more than a tenth"),
 )
-_MOST_VALUES = 200
+_MAX_VALUES = 200
 """A column with more values than this is no class that was copied, and its spellings are not compared."""
-_LEAST_ROWS, _NEARLY_ALWAYS = 20, 0.99
+_MIN_ROWS, _NEARLY_ALWAYS = 20, 0.99
 _YES, _NO = {"1", "1.0", "true", "t", "yes", "y"}, {"0", "0.0", "false", "f", "no", "n"}
 """How files write yes and no."""
 _DECIMAL_COMMA = r"^[+-]?\d+(\.\d{3})*,\d+$"
@@ -43,7 +43,7 @@ def in_words(share: float) -> str:
         >>> in_words(0.5), in_words(0.02)
         ('about half', 'more than a hundredth')
     """
-    return next((words for least, words in _SHARES if share >= least), "more than a hundredth")
+    return next((words for low, words in _SHARES if share >= low), "more than a hundredth")
 
 
 @dataclass
@@ -98,7 +98,7 @@ def _count(column: _Column, values: pa.ChunkedArray, labels: pa.ChunkedArray | N
     if column.values is None:
         return
     groups = both.group_by(both.column_names).aggregate([([], "count_all")])
-    if groups.num_rows + len(column.values) > _MOST_VALUES:
+    if groups.num_rows + len(column.values) > _MAX_VALUES:
         column.values, column.with_label = None, Counter()
         return
     for row in groups.to_pylist():
@@ -178,7 +178,7 @@ def _plain(text: str) -> str:
 def _copies(columns: Mapping[str, _Column], label: str, rows: int) -> Iterator[str]:
     """Columns from which the label can be read off."""
     labels = columns[label].values if label in columns else Counter[str]()
-    if rows < _LEAST_ROWS or (labels is not None and len(labels) < 2):
+    if rows < _MIN_ROWS or (labels is not None and len(labels) < 2):
         return
     for name, column in columns.items():
         right = Counter[str]()

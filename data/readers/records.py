@@ -78,10 +78,10 @@ class Block:
         before = b"%d " % len(block) + block
         return [blake2b(before + key, digest_size=16).digest() for key in self.records.keys or ()]
 
-    def portions(self, most: int) -> Iterator["Block"]:
-        """The same records in portions of at most `most`."""
-        for start in range(0, len(self.records), most):
-            yield replace(self, records=self.records[start : start + most])
+    def portions(self, size: int) -> Iterator["Block"]:
+        """The same records in portions of at most `size`."""
+        for start in range(0, len(self.records), size):
+            yield replace(self, records=self.records[start : start + size])
 
 
 OwnReader: TypeAlias = Callable[[Mapping[str, Path]], Iterable[Block]]
@@ -191,8 +191,8 @@ def _check_bound(card: DataCard, counts: Mapping[Part, int]) -> None:
     if at_most is not None and sum(counts.values()) > at_most:
         what = "records"
         if card.person is not None:
-            most = card.person.per_person
-            what = f"rows that are used (at most {most} of each person, in training and test together)"
+            per_person = card.person.per_person
+            what = f"rows that are used (at most {per_person} of each person, in training and test together)"
         raise DataRefusedError(
             f"data set {card.name!r} has more {what} than its at_most, {at_most}; raise that in its card."
         )

@@ -618,8 +618,8 @@ def _in_tables(rows: Iterator[_Row], names: Sequence[str]) -> _Tables:
         yield pa.Table.from_pylist(some, kinds)
 
 
-def _parquet(path: Path, wanted: Sequence[str], most: int) -> Iterator[pa.Table]:
-    """The wanted columns that a Parquet file has, in tables of at most `most` rows.
+def _parquet(path: Path, wanted: Sequence[str], batch_rows: int) -> Iterator[pa.Table]:
+    """The wanted columns that a Parquet file has, in tables of at most `batch_rows` rows.
 
     The first has no rows, so that missing columns are noticed in a file without rows. Views, as Polars writes texts and
     bytes, become what they view, since Arrow cannot filter them.
@@ -629,7 +629,7 @@ def _parquet(path: Path, wanted: Sequence[str], most: int) -> Iterator[pa.Table]
         path, pre_buffer=False
     ) as file:  # a buffer would hold whole row groups of all columns
         yield file.schema_arrow.empty_table()
-        for batch in file.iter_batches(most, columns=list(wanted)):
+        for batch in file.iter_batches(batch_rows, columns=list(wanted)):
             fields = [field.with_type(plain.get(field.type, field.type)) for field in batch.schema]
             yield pa.Table.from_batches([batch]).cast(pa.schema(fields))
 

@@ -159,8 +159,8 @@ def _noise(plan: Plan) -> str:
     """The noise; in words if it is chosen adaptively, since a number would suggest that it is known."""
     if plan.fixed_noise is not None:
         return f"{plan.fixed_noise:.4g}"
-    most = plan.method_params.get("most_noise")
-    return "chosen adaptively" if most is None else f"at most {most:.4g}, chosen by epoch"
+    max_noise = plan.method_params.get("most_noise")
+    return "chosen adaptively" if max_noise is None else f"at most {max_noise:.4g}, chosen by epoch"
 
 
 def _ledger_rows(preview: RunPreview) -> list[tuple[str, str]]:

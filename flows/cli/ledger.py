@@ -108,12 +108,12 @@ def forecast(
         pricing = tuple(float(part) * whole.blocks_per_person for part in whole.composition.amount_of(cost))
     # The last of the planned payments is that small a part, too, where they fall.
     share = _SMALLEST_SHARE / (planned or 1) ** 2 if smallest is None else smallest
-    least = pricing if isinstance(pricing, tuple) else tuple(share * part for part in limit)
+    smallest_price = pricing if isinstance(pricing, tuple) else tuple(share * part for part in limit)
     outcome = play(
         ledger.blocks(population),
         Choice(policy, window, at_least),
         pricing,
-        smallest=least,
+        smallest=smallest_price,
         arriving=limit if new_blocks else None,
     )
     document = _document(ledger, population, outcome, every)

@@ -193,11 +193,11 @@ def init(
 
     def declare(talk: Interview) -> "Declared":
         if images is not None:
-            most, listed = at_most or _number_asked(talk), _listed(classes)
-            return project.of_images(name, images, listed, most, size or 64, encoder=seen, **own)
+            max_records, listed = at_most or _number_asked(talk), _listed(classes)
+            return project.of_images(name, images, listed, max_records, size or 64, encoder=seen, **own)
         header = project.header_of(paths[0]) if paths else ()
         if texts is not None:
-            most, named = at_most or _number_asked(talk), _listed(columns)
+            max_records, named = at_most or _number_asked(talk), _listed(columns)
             held = _listed(label) or ([] if next_token else ["tags" if tags else "label"])
             told = project.predicted(
                 classes=_listed(classes),
@@ -207,17 +207,17 @@ def init(
                 next_token=next_token,
             )
             whose = _person_of(talk, own["unit"], person, per_person, header, [*named, *held])
-            return project.of_texts(name, texts, named, held, told, most, encoder=seen, **own, **whose)
+            return project.of_texts(name, texts, named, held, told, max_records, encoder=seen, **own, **whose)
         if schema is not None:
             found, told = project.of_schema(schema, _listed(label), person)
         else:
             found, values = _columns_asked(talk, header, person)
             told = project.predicted(classes=values)
-        most = at_most or _number_asked(talk)
+        max_records = at_most or _number_asked(talk)
         taken = [one["name"] for one in found if one["kind"] != "ignored"]
         whose = _person_of(talk, own["unit"], person, per_person, header, taken)
         table = project.table_of(found, file, whose["person"])
-        declared = project.Declared(name, table, told, most, file=file, **own, **whose)
+        declared = project.Declared(name, table, told, max_records, file=file, **own, **whose)
         project.check_declared(declared)
         return declared
 

@@ -39,7 +39,7 @@ FORMAT = 1
 COLUMNS = ("figure", "dataset", "model", "method", "setting", "epsilon", "metric", "value")
 """Of published numbers."""
 METRICS = (*HELD_OUT_METRICS, "objective", "gap", "test_loss")
-_MOST_IN_A_GROUP = 20
+_MAX_GROUP_SIZE = 20
 _DIGITS = 24
 
 
@@ -414,8 +414,8 @@ def groups(wanted: Sequence[Trial]) -> Iterator[TrialGroup]:
         )
         together.setdefault(key, []).append(trial)
     for members in together.values():
-        for start in range(0, len(members), _MOST_IN_A_GROUP):
-            yield tuple(members[start : start + _MOST_IN_A_GROUP])
+        for start in range(0, len(members), _MAX_GROUP_SIZE):
+            yield tuple(members[start : start + _MAX_GROUP_SIZE])
 
 
 def code_digest() -> str:

@@ -99,8 +99,8 @@ def results(place: Place, trials: tuple[Trial, ...]) -> pd.DataFrame:
 
 def with_gap(table: pd.DataFrame) -> pd.DataFrame:
     """Add the column `gap`: the objective minus the smallest that is in the table for the same training records."""
-    least = table.groupby(["dataset", "model", "repeat", "fold"])["objective"].transform("min")
-    return table.assign(gap=table["objective"] - least)
+    lowest = table.groupby(["dataset", "model", "repeat", "fold"])["objective"].transform("min")
+    return table.assign(gap=table["objective"] - lowest)
 
 
 def _row(trial: Trial, result: dict[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from tasks.calibrate import READS, model_for, plan_for
 from tasks.comparing import Fold, Trial, digest_of
 from tasks.config import data_mirror, home, params
 from tasks.config.params import Params
-from tasks.evaluate import MOST_OUTPUTS, compute_metrics, evaluate
+from tasks.evaluate import MAX_OUTPUTS, compute_metrics, evaluate
 from tasks.prepare import prepare
 from tasks.runs.quality import held_out_metrics
 
@@ -310,7 +310,7 @@ def mean_losses(model: Model, parameters: Tensor, part: Records) -> NDArray[np.f
     with torch.no_grad():
         one = torch.from_numpy(np.array(part.features[:1]))
         outputs = model.outputs(model.named(parameters[0]), one).numel() * min(_AT_ONCE, len(parameters))
-        size = max(1, min(_BATCH, MOST_OUTPUTS // outputs))
+        size = max(1, min(_BATCH, MAX_OUTPUTS // outputs))
         for start in range(0, len(part.labels), size):
             inputs = torch.from_numpy(np.array(part.features[start : start + size]))
             labels = torch.from_numpy(np.array(part.labels[start : start + size]))

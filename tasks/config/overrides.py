@@ -29,7 +29,7 @@ from tasks.config.params import Model, Params, ParamsRefusedError
 
 RECIPES = Path(__file__).with_name("recipes.yaml")
 _SMALLEST_SIDE = 20
-_LARGEST_BATCH = 8192
+_MAX_BATCH = 8192
 """For a data set without a recipe: with so many records, larger batches cost time and gain little."""
 _NOISE_OF_A_STEP = 65.0
 """Norm of the noise in a batch's mean, in clip norms, times records epsilon / sqrt(parameters): 300 steps, delta
@@ -37,7 +37,7 @@ _NOISE_OF_A_STEP = 65.0
 """
 _NOISE_TAKEN = {"tables": 0.1, "images": 0.2, "texts": 0.3}
 """How far the noise of a step may move the parameters; docs/results/defaults.md has the results."""
-_LARGEST_RATE = 8.0
+_MAX_RATE = 8.0
 _RIVALS = (("expected_batch_size", "sampling_rate"), ("norm_noise", "norm_noise_multiplier"))
 """Pairs of settings of which only one may be given."""
 
@@ -121,13 +121,11 @@ def explain_recipe(card: DataCard, advised: Recipe) -> dict[str, str]:
     records, kind = card.records.train or card.records.at_most, _kind(card)
     batch = advised.settings.get("expected_batch_size")
     size = (
-        f"a tenth of the {records:,} records, at most {_LARGEST_BATCH:,}"
-        if records
-        else "a tenth of the records"
+        f"a tenth of the {records:,} records, at most {_MAX_BATCH:,}" if records else "a tenth of the records"
     )
     bound = "small, as images and texts gain by it" if kind != "tables" else "1, as for most tables"
     falls = advised.settings.get("update", {}).get("schedule") != "constant"
-    stays = "" if falls else f", at most {_LARGEST_RATE:g}, at which it stays"
+    stays = "" if falls else f", at most {_MAX_RATE:g}, at which it stays"
     stable = ""
     if kind == "tables" and card.label_type.kind == "number":
         stable = ", and at most half of the rate at which the squared error could diverge"
@@ -172,7 +170,7 @@ def _with_batches(settings: dict[str, Any], records: Records) -> dict[str, Any]:
     if share is None:
         return settings
     others = {key: value for key, value in settings.items() if key != share}
-    batch = min(_LARGEST_BATCH, max(1, round(settings[share] * (of[share] or 1))))
+    batch = min(_MAX_BATCH, max(1, round(settings[share] * (of[share] or 1))))
     return {"expected_batch_size": batch, **others}
 
 
@@ -200,12 +198,12 @@ def _with_learning_rate(
         predicts=card.label_type.kind,
     )
     noise = _NOISE_OF_A_STEP * math.sqrt(made.parameter_count) / (records * epsilon)
-    rate = min(_LARGEST_RATE, _NOISE_TAKEN[_kind(card)] / (noise * settings.get("clip_norm", 1.0)))
+    rate = min(_MAX_RATE, _NOISE_TAKEN[_kind(card)] / (noise * settings.get("clip_norm", 1.0)))
     if diverges(made.bounds):
         norm = math.hypot(feature_norms(card)[1], 1.0)  # with the bias's constant
         rate = min(rate, stable_rate(made.bounds, norm, update.get("momentum", 0.0)))
     chosen: dict[str, Any] = {"learning_rate": float(f"{rate:.2g}")}
-    if rate == _LARGEST_RATE and model == "tanh_cnn" and "schedule" in update:
+    if rate == _MAX_RATE and model == "tanh_cnn" and "schedule" in update:
         chosen["schedule"] = "constant"
     return settings | {"update": update | chosen}
 

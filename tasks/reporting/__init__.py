@@ -53,11 +53,11 @@ _PEOPLE = ("gaussian", "gumbel", "laplace", "poisson")
 """Kinds of noise and sampling that are named after a person."""
 FALSE_ALARMS = (0.001, 0.01, 0.05)
 _STRONG, _REASONABLE = 1.0, 10.0
-_MOST_EVENTS = 40
+_MAX_EVENTS = 40
 AUDIT, AUDIT_PAGE = "audit.json", "audit.html"
 BLOCKS = ("block", "spent_epsilon", "spent_delta", "cap_epsilon", "cap_delta", "retired")
 RETRAININGS = ("period", "outcome", "run_id", "epsilon", "quality", "blocks")
-_MOST_ROWS = 12
+_MAX_ROWS = 12
 _DIFFERS = 1.02
 """Quality is drawn against epsilon if the largest epsilon is more than this many times the smallest."""
 _BECAME = {
@@ -186,9 +186,9 @@ def page(
             said=text,
             accountants=BY,
             start=None if card.mechanism.model.start is None else text.STARTED,
-            events=[(json.dumps(row.event, indent=1), row.count) for row in card.events[:_MOST_EVENTS]],
+            events=[(json.dumps(row.event, indent=1), row.count) for row in card.events[:_MAX_EVENTS]],
             so_far=None if card.accounting.composition.kind == "schedule" else text.SO_FAR,
-            more_events=max(0, len(card.events) - _MOST_EVENTS),
+            more_events=max(0, len(card.events) - _MAX_EVENTS),
         )
     )
 
@@ -326,9 +326,9 @@ def drawings(history: History) -> dict[str, tuple[Drawing, str]]:
         )
         figures["retrainings"] = lambda theme: retrainings_figure(retrainings, metric=of, theme=theme), words
     private = models.dropna(subset=["epsilon"])
-    least, most = private["epsilon"].min(), private["epsilon"].max()
-    if most > _DIFFERS * least:
-        words = f"Held-out {of} of {len(private)} models whose epsilon is between {least:.3g} and {most:.3g}."
+    low, high = private["epsilon"].min(), private["epsilon"].max()
+    if high > _DIFFERS * low:
+        words = f"Held-out {of} of {len(private)} models whose epsilon is between {low:.3g} and {high:.3g}."
         figures["quality"] = lambda theme: quality_figure(private, metric=of, theme=theme), words
     return figures
 
@@ -347,7 +347,7 @@ def shown(history: History, *, read: int) -> dict[str, object]:
     blocks, retrainings = history.blocks, history.retrainings
     served = retrainings.loc[retrainings["outcome"] == "promoted", "period"]
     serving = None if served.empty else str(served.iloc[-1])
-    last = retrainings.iloc[::-1].head(_MOST_ROWS)
+    last = retrainings.iloc[::-1].head(_MAX_ROWS)
     return {
         "history": history,
         "read": read,

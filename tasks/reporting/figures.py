@@ -22,10 +22,10 @@ _FAR_APART = 8.0
 """The scale is logarithmic if the largest noise is more than this many times the smallest."""
 THIS_RUN = "this run"
 """The outcome of the run itself, which is compared with the model in use only after its report is made."""
-_MOST_NAMES, _LONGEST_NAME, _FEWEST_PLACES, _MOST_BARS = 10, 12, 6, 60
+_MAX_NAMES, _LONGEST_NAME, _FEWEST_PLACES, _MAX_BARS = 10, 12, 6, 60
 _OUT_OF_SIGHT = 20.0
 """A cap of more than this many times the largest spending is named and not drawn, since no bar would be visible."""
-_MOST_LABELLED = 12
+_MAX_LABELLED = 12
 """With more classes than this, the cells of the confusion matrix have no numbers."""
 
 
@@ -117,9 +117,9 @@ def risk_figure(profile: Profile | None, *, theme: Theme) -> "Figure":
     figure, axes = empty(theme)
     axes.set(xlabel="false alarms", ylabel="recognised at most", xscale="log", yscale="log")
     rates = np.geomspace(1e-4, 1.0, 200)
-    most = np.ones_like(rates) if profile is None else caught(profile, rates)
+    recognised = np.ones_like(rates) if profile is None else caught(profile, rates)
     axes.plot(rates, rates, color=theme.muted, linestyle=":", label="blind guessing")
-    axes.plot(rates, most, color=theme.accent, label="best attacker")
+    axes.plot(rates, recognised, color=theme.accent, label="best attacker")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator())
         axis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
@@ -180,7 +180,7 @@ def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Them
         axes.tick_params(axis="x", labelrotation=45)
     axes.set_yticks(places, labels=names)
     axes.set(xlabel="the model's answer", ylabel="what it really is")
-    if len(classes) <= _MOST_LABELLED:
+    if len(classes) <= _MAX_LABELLED:
         for row, column in np.argwhere(table > 0):
             colour = theme.ground if shares[row, column] > 0.5 else theme.ink
             axes.text(
@@ -218,7 +218,7 @@ def blocks_figure(blocks: pd.DataFrame, *, theme: Theme) -> "Figure":
     spent, cap = blocks["spent_epsilon"].to_numpy(), blocks["cap_epsilon"].to_numpy()
     # Gaps between very many bars would be uneven.
     shape: dict[str, Any] = (
-        {"width": 0.8} if len(blocks) <= _MOST_BARS else {"width": 1.0, "antialiased": False}
+        {"width": 0.8} if len(blocks) <= _MAX_BARS else {"width": 1.0, "antialiased": False}
     )
     for chosen, colour, alpha, words in (
         (~retired, theme.accent, 1.0, "spent"),
@@ -320,7 +320,7 @@ def quality_figure(retrainings: pd.DataFrame, *, metric: str = ACCURACY, theme: 
 
 def _name(axes: "Axes", names: Sequence[str]) -> None:
     """Label evenly spaced positions 0, 1, ... of the horizontal axis with names, including the last."""
-    step = -(-len(names) // _MOST_NAMES)
+    step = -(-len(names) // _MAX_NAMES)
     shown = range((len(names) - 1) % step, len(names), step)
     short = [for_figure(names[place], _LONGEST_NAME) for place in shown]
     axes.set_xticks(list(shown), labels=short)

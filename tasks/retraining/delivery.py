@@ -47,7 +47,7 @@ from tasks.runs.quality import describe_metric, headline_metric
 from tasks.runs.stages import STAGES, Say, StageFailedError, StageRefusedError, refusals, shortage
 from tasks.tracking.runs import log_promotion
 
-_CLOSE, _MOST_PLANS = 0.01, 12
+_CLOSE, _MAX_PLANS = 0.01, 12
 
 
 def epsilon_for(
@@ -86,7 +86,7 @@ def _largest(share: Callable[[float], float], highest: float) -> float:
     """
     fits, exceeds = (0.0, 0.0), (0.0, 0.0)
     epsilon = floored(highest)
-    for _ in range(_MOST_PLANS):
+    for _ in range(_MAX_PLANS):
         cost_share = share(epsilon)
         if 1 - _CLOSE <= cost_share <= 1:
             return epsilon

@@ -47,11 +47,11 @@ from tasks.runs.ledger import check_terms, chosen_for, composition_for, missing_
 if TYPE_CHECKING:
     from tasks.report import Run
 
-LEAST_SIGNAL = 1.0
+MIN_SIGNAL = 1.0
 """The required ratio of the sum of all clipped gradients, if all are equal, to the total noise on it."""
-LONGEST_STEP = 1000.0
+MAX_STEP = 1000.0
 """How far one step may move the parameters, including momentum. The usual settings: 3 by noise, 80 by gradients."""
-SHORTEST_WAY = 0.01
+MIN_DISTANCE = 0.01
 """How far all steps together must be able to move the parameters. The usual settings can go 10 to 10,000."""
 
 _RUNS_SHOWN = 1, 11
@@ -94,7 +94,7 @@ def _epsilon_warning(plan: Plan, records: int | None, *, descends: bool) -> str 
         return None
     noise = math.sqrt(2 * math.log(1.25 / budget.delta)) if budget.delta else 1.0
     signal = records * budget.epsilon / (noise * math.sqrt(parameters))
-    if signal >= LEAST_SIGNAL:
+    if signal >= MIN_SIGNAL:
         return None
     return (
         f"at epsilon {budget.epsilon:.3g} the noise is {1 / signal:,.3g} times as large as all that {records:,} records"
@@ -115,12 +115,12 @@ def _learning_rate_warnings(
         longest = gradient * max(1.0, (plan.fixed_noise or 0.0) * math.sqrt(parameters) / batch)
     way = gradient * plan.steps * (1.0 if update.schedule == "constant" else 0.5)
     warnings = []
-    if longest > LONGEST_STEP:
+    if longest > MAX_STEP:
         warnings.append(
             f"at a learning rate of {update.learning_rate:g} one step moves the parameters by up to {longest:,.3g},"
             " far beyond where those of a model lie (lower algorithm.update.learning_rate)"
         )
-    if way < SHORTEST_WAY:
+    if way < MIN_DISTANCE:
         warnings.append(
             f"{plan.steps:,} steps at a learning rate of {update.learning_rate:g} move the parameters by at most"
             f" {way:.3g}, so that the model stays where it starts (raise algorithm.update.learning_rate or"
@@ -333,7 +333,7 @@ def _preview_new_population(
     if math.isfinite(plan.cost.epsilon):
         charge = terms.planned_charge(plan.cost, reserved_events(plan), plan.adjacency, blocks)
         limit = composition.amount_of(cap)
-        is_too_much = any(part > most for part, most in zip(charge, limit, strict=True))
+        is_too_much = any(part > cap_part for part, cap_part in zip(charge, limit, strict=True))
         fits = 0 if is_too_much and not public.is_public else None
         after = tuple(composition.as_budget(times(charge, count), cap.delta) for count in _RUNS_SHOWN)
     return RunPreview(

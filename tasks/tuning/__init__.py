@@ -33,7 +33,7 @@ from tasks.evaluate import record_scores
 Document = dict[str, Any]
 READS = params.GROUPS
 EXAMPLE = "{space: {algorithm.clip_norm: [0.3, 1.0]}, epsilon: 3.0}"
-_LARGEST_SPACE, _TRIES, _NEAR = 512, 16, 0.98
+_MAX_SPACE, _TRIES, _NEAR = 512, 16, 0.98
 
 
 class Range(Group):
@@ -137,9 +137,9 @@ def candidates(tuning: Tuning, base: Document) -> list[Document]:
             raise ParamsRefusedError(
                 f"the space has {key}; give values of keys of algorithm, model or features, at least one each."
             )
-    if (size := math.prod(map(len, lists))) > _LARGEST_SPACE:
+    if (size := math.prod(map(len, lists))) > _MAX_SPACE:
         raise ParamsRefusedError(
-            f"the space has {size} settings, at most {_LARGEST_SPACE} are searched; coarsen it."
+            f"the space has {size} settings, at most {_MAX_SPACE} are searched; coarsen it."
         )
     return [with_values(base, dict(zip(tuning.space, point, strict=True))) for point in product(*lists)]
 
