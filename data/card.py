@@ -246,7 +246,8 @@ class DataCard(Strict):
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one record's features; () for texts that only an encoder can read."""
         if isinstance(self.reader, Table):
-            return (self.reader.width,)
+            encoding = self.reader.cell_encoding
+            return (self.reader.width if encoding is None else len(encoding.facts.sizes),)
         if (tokens := self._tokens) is not None:
             return (tokens.length,)
         return self.shape or ()

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, TypeAdapter, ValidationError
 
 from data.card import DataCard, DataRefusedError, File, Split
+from data.cells import CellFacts
 from data.formats import (
     Cifar,
     Digits,
@@ -59,7 +60,7 @@ def _of_the_split(card: DataCard, rule: Split) -> dict[str, Any]:
         "split": split,
         "encoding": _encoding(card.reader),
         "classes": card.classes,
-        "shape": card.input_shape,
+        "shape": (card.reader.width,) if isinstance(card.reader, Table) else card.input_shape,
         **({} if card.target is None else {"target": card.target.model_dump(mode="json")}),
     }
 
@@ -137,7 +138,8 @@ class DatasetInfo:
     per_person: how many training records can belong to one person, None if the card names no person column.
     rows_per_user: how many rows of a person are at most one training record; see `data.prepared`. reader_sha256: of a
     reader of the owner's own, the digest of its source. each_record_alone: whether the owner declares that it reads
-    each record by itself.
+    each record by itself. cells: of a table that is encoded as active cells, their layout; features are then the
+    numbers of cells.
     """
 
     dataset: str
@@ -171,6 +173,7 @@ class DatasetInfo:
     target: Annotated[Target | None, Field(exclude_if=lambda value: value is None)] = None
     composition_runs: Annotated[int | None, Field(exclude_if=lambda runs: runs is None)] = None
     each_record_alone: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
+    cells: Annotated[CellFacts | None, Field(exclude_if=lambda value: value is None)] = None
 
     @property
     def padding(self) -> int:
@@ -280,6 +283,7 @@ def dataset_info(
         reader_sha256=card.reader.source_sha256 if isinstance(card.reader, Own) else None,
         target=card.target,
         each_record_alone=isinstance(card.reader, Own) and card.reader.each_record_alone,
+        cells=cells_of(card),
     )
 
 
@@ -312,12 +316,20 @@ def _shape(card: DataCard, transform: Transform, encoder: EncoderFacts | None) -
     return (encoder.width,)
 
 
+def cells_of(card: DataCard) -> CellFacts | None:
+    """The layout of the cells as which a card's table is encoded; None without such an encoding."""
+    encoding = card.reader.cell_encoding if isinstance(card.reader, Table) else None
+    return None if encoding is None else encoding.facts
+
+
 def feature_norms(card: DataCard) -> tuple[float, float]:
     """Largest L1 and L2 norms of a record's features, all of which are in [0, 1].
 
     In a table, the features of one column add up to at most 1, so the norms are largest if each column has one feature
-    at 1. Otherwise every feature may be 1.
+    at 1. Otherwise every feature may be 1. A table that is encoded as cells has its vectors' norms.
     """
+    if (cells := cells_of(card)) is not None:
+        return cells.norms
     ones = prod(card.input_shape)
     if isinstance(card.reader, Table):
         ones = sum(column.width > 0 for column in card.reader.columns)

@@ -6,6 +6,8 @@ Each reader has a small model for the format of its files. Blocks say where the 
 
 import codecs
 import math
+from datetime import date
+from functools import cached_property
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import (
@@ -20,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from data.cells import Categories, CellEncoding, CellSettings, Grids, Part
 from data.targets import Strict, Word
 
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -32,6 +35,11 @@ class _Column(Strict):
     def width(self) -> int:
         """Features this column becomes."""
         return 1
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What an encoding by cells is made of; empty if nothing is made of the column."""
+        return ()
 
 
 class Numeric(_Column):
@@ -54,6 +62,10 @@ class Numeric(_Column):
             raise ValueError("the value that stands for a missing number must lie within the bounds")
         return self
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (Grids(self.bounds[1] - self.bounds[0]),)
+
 
 class Binned(_Column):
     """A number, one-hot by its interval: an edge is the smallest number of the interval above it.
@@ -69,6 +81,10 @@ class Binned(_Column):
     def width(self) -> int:
         return len(self.edges) + 1
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (Categories(self.width, is_ordered=True),)
+
     @model_validator(mode="after")
     def _edges_rise(self) -> "Binned":
         if any(low >= high for low, high in zip(self.edges, self.edges[1:], strict=False)):
@@ -80,20 +96,89 @@ class Categorical(_Column):
     """One of `categories`, one-hot.
 
     unknown: unknown and missing values share one more feature, 'other', or all their features are zero.
+    ordered: whether the categories are in an order that means something, of which an encoding by cells makes use.
     """
 
     kind: Literal["categorical"]
     categories: tuple[Word, ...] = Field(min_length=1)
     unknown: Literal["other", "zeros"] = "other"
+    # left out of a document if it is not given, so that the digests of cards without it do not change
+    ordered: bool = Field(default=False, exclude_if=lambda given: not given)
 
     @property
     def width(self) -> int:
         return len(self.categories) + (self.unknown == "other")
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (Categories(len(self.categories), is_ordered=self.ordered),)
+
     @model_validator(mode="after")
     def _categories_differ(self) -> "Categorical":
         if len(set(self.categories)) < len(self.categories):
             raise ValueError("a category is listed twice")
+        return self
+
+
+class Hashed(_Column):
+    """Text of many possible values, one-hot by a public hash into `cells`; values in one cell are taken for one.
+
+    salt: of the hash; with another one, other values share a cell. A missing value has a feature of its own.
+    """
+
+    kind: Literal["hashed"]
+    cells: Annotated[int, Field(ge=2, le=2**16)]
+    salt: str = ""
+
+    @property
+    def width(self) -> int:
+        return self.cells + 1
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (Categories(self.cells),)
+
+
+Day: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
+
+
+class Timestamp(_Column):
+    """A date, or a date and a time, as ISO 8601 writes them; clamped to `bounds`, two days such as 2020-01-31.
+
+    The feature is the share of the time between the bounds that has passed. An encoding by cells takes the year, the
+    month and the weekday, too. missing: a missing or impossible date is refused, or takes the middle of the bounds; an
+    encoding by cells has own cells for it.
+    """
+
+    kind: Literal["timestamp"]
+    bounds: tuple[Day, Day]
+    missing: Literal["refuse", "middle"] = "middle"
+
+    @property
+    def days(self) -> tuple[date, date]:
+        """The bounds."""
+        return date.fromisoformat(self.bounds[0]), date.fromisoformat(self.bounds[1])
+
+    @property
+    def years(self) -> range:
+        """The years from the first bound to the last."""
+        first, last = self.days
+        return range(first.year, last.year + 1)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        first, last = self.days
+        elapsed = Grids(float((last - first).days), logarithmic=False)
+        return Categories(len(self.years), is_ordered=True), Categories(12), Categories(7), elapsed
+
+    @model_validator(mode="after")
+    def _bounds_are_an_interval(self) -> "Timestamp":
+        try:
+            first, last = self.days
+        except ValueError:
+            raise ValueError("bounds must be two days that there are, such as 2020-01-31") from None
+        if not first < last or len(self.years) > 200:
+            raise ValueError("bounds must be [first, last] with first before last, 200 years apart at most")
         return self
 
 
@@ -107,6 +192,10 @@ class Date(_Column):
     month: Word
     day: Word
     months: tuple[Word, ...] = Field(default=MONTHS, min_length=12, max_length=12)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return Categories(12), Grids(372.0, logarithmic=False)
 
     @model_validator(mode="after")
     def _months_differ(self) -> "Date":
@@ -137,7 +226,7 @@ class Ignored(_Column):
 
 
 Column: TypeAlias = Annotated[
-    Numeric | Binned | Categorical | Date | Label | Ignored, Field(discriminator="kind")
+    Numeric | Binned | Categorical | Hashed | Timestamp | Date | Label | Ignored, Field(discriminator="kind")
 ]
 
 
@@ -203,15 +292,28 @@ class SkipLines(Strict):
 
 
 class Table(Strict):
-    """The common part of CSV and Parquet: the columns, and the spellings of a missing value."""
+    """The common part of CSV and Parquet: the columns, and the spellings of a missing value.
+
+    cells: instead of a feature for each number and category, the cells that a row activates; see `data.cells`. A
+    missing value then has cells of its own, whatever replaces it otherwise, except where it is refused.
+    """
 
     columns: tuple[Column, ...]
     missing: tuple[str, ...] = ("",)
+    # left out of a document if it is not given, so that the digests of cards without it do not change
+    cells: CellSettings | None = Field(default=None, exclude_if=lambda given: given is None)
 
     @property
     def width(self) -> int:
-        """Features a record has."""
+        """Features a record has without cells."""
         return sum(column.width for column in self.columns)
+
+    @cached_property
+    def cell_encoding(self) -> CellEncoding | None:
+        """The encoding of the columns by cells; None if the card declares none."""
+        if self.cells is None:
+            return None
+        return CellEncoding(self.cells, tuple(column.parts for column in self.columns if column.parts))
 
     @property
     def label_columns(self) -> tuple[Label, ...]:

@@ -56,8 +56,6 @@ _ENDINGS = {
 """Of the files of blocks; a block may also be a folder, whose name has none."""
 _ROWS = 65536
 """How many rows are fetched from a database at a time."""
-_HASHED_AT_ONCE = 1024
-"""How many records are converted at a time, so that a copy of a few is made and not of all."""
 
 
 def split(blocks: Iterable[Block], rule: Split) -> Iterator[Block]:
@@ -79,24 +77,12 @@ def is_test(records: Records, rule: Split) -> NDArray[np.bool_]:
     if keys is None and records.features.dtype == object:
         keys = [text.encode() for text in records.features]
     digests = bytearray()
-    for row in _canonical(records) if keys is None else keys:
+    for row in records.canonical() if keys is None else keys:
         hasher = salted.copy()
         hasher.update(row)
         digests += hasher.digest()
     coins: NDArray[np.bool_] = np.frombuffer(digests, "<u8").astype(float) < rule.test_fraction * 2.0**64
     return coins
-
-
-def _canonical(records: Records) -> Iterator[bytes]:
-    """Each record's bytes: features as little-endian float32 without negative zeros, label as int64 or float32."""
-    kind = "<f4" if records.labels.dtype.kind == "f" else "<i8"
-    for start in range(0, len(records), _HASHED_AT_ONCE):
-        some = slice(start, start + _HASHED_AT_ONCE)
-        features, labels = (
-            (records.features[some] + 0.0).astype("<f4"),
-            (records.labels[some] + 0).astype(kind),
-        )
-        yield from (one.tobytes() + label.tobytes() for one, label in zip(features, labels, strict=True))
 
 
 def read(

@@ -19,6 +19,7 @@ from algorithms.errors import RefusedError
 from algorithms.extension import is_own, source_digest
 from algorithms.gradients import linear_layer
 from algorithms.models import Model
+from algorithms.models.cells import behind_cells
 from algorithms.models.feature_transforms import in_front, shape_after
 from algorithms.models.saved import adapted
 from algorithms.privacy.accounting import Budget
@@ -41,6 +42,11 @@ def model_for(settings: Params, public: DatasetInfo) -> Model:
     features, shape = settings.features, public.input_shape
     if features is None:
         return model_of(settings.model, public)
+    if public.cells is not None:
+        raise RefusedError(
+            "features are learned from numbers, and the table is encoded as cells, which are public and need none; set"
+            " features.name to none, or leave reader.cells out of the data card."
+        )
     features.releases(shape)  # refuses a shape that does not fit
     module = features.module(shape)
     transformed = replace(public, input_shape=shape_after(module, shape))
@@ -52,9 +58,12 @@ def model_for(settings: Params, public: DatasetInfo) -> Model:
 
 def model_of(chosen: params.Model, public: DatasetInfo) -> Model:
     """Build the model of the group `model` for this data; raises ModelRefusedError if it does not fit."""
+    cells, shape = public.cells, public.input_shape
+    if cells is not None:
+        shape = (cells.total,)
     model = models.build(
         chosen.name,
-        input_shape=public.input_shape,
+        input_shape=shape,
         classes=public.outputs,
         seed=chosen.seed,
         precision=chosen.precision,
@@ -64,14 +73,15 @@ def model_of(chosen: params.Model, public: DatasetInfo) -> Model:
         predicts=public.label_type.kind,
         settings=chosen.own_settings,
     )
-    return adapted(
+    model = adapted(
         model,
-        input_shape=public.input_shape,
+        input_shape=shape,
         start=None if chosen.start is None else Path(chosen.start),
         reinitialize=chosen.reinitialize,
         freeze=chosen.freeze,
         augmentations=chosen.augmentations,
     )
+    return model if cells is None else behind_cells(model, cells.sizes, cells.weights)
 
 
 def plan_for(settings: Params, public: DatasetInfo) -> Plan:

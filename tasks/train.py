@@ -12,7 +12,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -306,6 +306,7 @@ def save_model(
         "predicts": public.label_type.kind,
         **({} if public.target is None else {"target": public.target.model_dump(mode="json")}),
         **({} if public.padding == 0 else {"padding": public.padding}),
+        **({} if public.cells is None else {"cells": asdict(public.cells)}),
         "dataset": public.dataset,
         "algorithm": algorithm,
         "front": None if front is None else front.settings,

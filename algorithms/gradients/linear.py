@@ -13,6 +13,7 @@ in the output. It is continued linearly where its gradient would exceed the boun
 Koskela and Wang 2023, on generalised linear models).
 """
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +32,7 @@ from algorithms.gradients.arithmetic import pad_to_multiple
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, Normalised, PerLayer, factors, margin
 from algorithms.gradients.ghost_clipping import product_in_64_bits
 from algorithms.models import Model, build
+from algorithms.models.cells import cells_before
 
 Rows: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
@@ -260,7 +262,7 @@ class LinearRecords:
         if layer is None:
             raise ValueError(f"the model {model.name!r} is not one linear layer; take the general engine.")
         self._layer = layer
-        features = _by_feature(inputs, layer)
+        features = _by_feature(layer_inputs(model.module, inputs), layer)
         norms = {order: _norms(features, order) for order in (1, 2)}
         usual = norms[1] <= _LONGEST
         # For other records, margins that are affine in the step would be inf - inf, so their losses are computed for
@@ -395,7 +397,12 @@ def has_one_bound(clipping: Clipping) -> bool:
 
 
 def linear_layer(module: nn.Module) -> nn.Linear | None:
-    """The layer of a module that consists of one trained linear layer on flattened inputs; otherwise None."""
+    """The layer of a module that consists of one trained linear layer on flattened inputs; otherwise None.
+
+    The map of rows that are encoded as cells to vectors may come before it.
+    """
+    if cells_before(module) is not None:
+        module = module.get_submodule("model")
     if type(module) is not nn.Sequential or not all(p.requires_grad for p in module.parameters()):
         return None
     match list(module):
@@ -406,8 +413,17 @@ def linear_layer(module: nn.Module) -> nn.Linear | None:
     return None
 
 
+def layer_inputs(module: nn.Module, inputs: Tensor) -> Tensor:
+    """What the layer of `linear_layer` gets for the module's inputs, [n, ...]: those, or the vectors of their cells."""
+    cells = cells_before(module)
+    if cells is None:
+        return inputs
+    vectors: Tensor = copy.deepcopy(cells).to(inputs.device)(inputs)
+    return vectors
+
+
 def _by_feature(inputs: Tensor, layer: nn.Linear) -> Tensor:
-    """Inputs as [features, n], with a last row of ones if there is a bias."""
+    """Inputs of the layer as [features, n], with a last row of ones if there is a bias."""
     dtype = torch.promote_types(inputs.dtype, torch.float32)
     rows = layer.in_features + (layer.bias is not None)
     features = torch.ones(rows, len(inputs), dtype=dtype, device=inputs.device)
@@ -483,7 +499,7 @@ class Objective:
         for start in range(0, len(self.labels), _RECORDS):
             block = torch.from_numpy(np.array(self.features[start : start + _RECORDS]))
             rows = torch.ones(len(block), count, dtype=torch.float64)
-            flat = block.flatten(start_dim=1)
+            flat = layer_inputs(self.model.module, block).flatten(start_dim=1)
             rows[:, : flat.shape[1]] = flat
             rows = torch.where(torch.isfinite(rows).all(dim=1, keepdim=True), rows, 0.0)
             norms = torch.linalg.vector_norm(rows, dim=1)

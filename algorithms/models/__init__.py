@@ -66,6 +66,7 @@ def _plain(make: Callable[..., Model], *given: Any, **keywords: Any) -> Architec
 CATALOGUE: dict[str, Architecture] = {
     "softmax": _plain(networks.softmax),
     "linear": _plain(networks.linear),
+    "additive": _plain(networks.additive),
     "logistic": _plain(networks.two_classes, "logistic", logistic_loss, LOGISTIC),
     "logistic_through_origin": _plain(
         networks.two_classes, "logistic_through_origin", logistic_loss, LOGISTIC, bias=False

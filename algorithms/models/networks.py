@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from algorithms.errors import ModelRefusedError
 from algorithms.models.libraries import digest
 from algorithms.models.model import ACTIVATIONS, LossBounds, Model, ModelSpec, Settings
-from algorithms.models.objectives import as_they_are, classifier, cross_entropy
+from algorithms.models.objectives import LOGISTIC, as_they_are, classifier, cross_entropy, logistic_loss
 
 Losses = Callable[[Tensor, Tensor], Tensor]
 
@@ -61,6 +61,18 @@ def two_classes(
         )
         raise ModelRefusedError(f"the model {name!r} is for 2 classes, the data have {others}.")
     return Model(name, _linear(given, 1, bias=bias), losses, _two_scores, bounds=bounds)
+
+
+def additive(given: ModelSpec) -> Model:
+    """A sum of a number for each active cell of an encoded table, with the loss for the target; starts at zero.
+
+    It has one output for two classes, and no bias, since the vectors of cells all have the same norm.
+    """
+    if given.predicts != "class":
+        return Model("additive", _linear(given, given.classes, bias=False), cross_entropy, as_they_are)
+    if given.classes == 2:
+        return two_classes("additive", logistic_loss, LOGISTIC, given, bias=False)
+    return classifier("additive", _linear(given, given.classes, bias=False))
 
 
 def _linear(given: ModelSpec, outputs: int, *, bias: bool = True) -> nn.Module:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from algorithms.errors import ModelRefusedError
 from algorithms.extension import check_allowed, is_own
 from algorithms.models import build
+from algorithms.models.cells import behind_cells
 from algorithms.models.feature_transforms import for_evaluation, front, in_front, shape_after, with_views
 from algorithms.models.libraries import digest, read_tensors
 from algorithms.models.model import Model
@@ -33,10 +34,14 @@ def started(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) -> Mo
     own, note = model.module.state_dict(), ""
     keeps = named(model, reinitialize, what="model.reinitialize") if reinitialize else set()
     held = from_file(model, read_tensors(path, "set model.start to one"))
-    if {name.partition(".")[0] for name in held} == {"features", "model"} and own.keys().isdisjoint(held):
-        # Behind a map, as by `feature_transforms.in_front`.
+    if {name.partition(".")[0] for name in held} in (
+        {"features", "model"},
+        {"model"},
+    ) and own.keys().isdisjoint(held):
+        # Behind a map, as by `feature_transforms.in_front`, or behind cells, which have no parameters.
+        if any(name.startswith("features.") for name in held):
+            note = " The learned map in front of it there is not taken over."
         held = {name.removeprefix("model."): t for name, t in held.items() if name.startswith("model.")}
-        note = " The learned map in front of it there is not taken over."
     stored = {name: t for name, t in held.items() if not (name in keeps or _is_below(name, reinitialize))}
     wanted = own.keys() - keeps
     for names, what in (
@@ -174,7 +179,9 @@ def architecture(facts: Mapping[str, Any], *, allow_code: Collection[str] = ()) 
             " values in it; take the file of a run."
         )
     shape, before = tuple(facts["input_shape"]), facts.get("front")
-    features = None if before is None else front(before, shape)
+    features, cells = None if before is None else front(before, shape), facts.get("cells")
+    if cells is not None:
+        shape = (sum(cells["sizes"]),)
     model = build(
         facts["model"],
         input_shape=shape if features is None else shape_after(features, shape),
@@ -185,6 +192,8 @@ def architecture(facts: Mapping[str, Any], *, allow_code: Collection[str] = ()) 
         predicts=facts.get("predicts"),
         settings=settings,
     )
+    if cells is not None:
+        model = behind_cells(model, cells["sizes"], cells["weights"])
     return model if features is None else in_front(features, model)
 
 

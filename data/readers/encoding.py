@@ -4,11 +4,13 @@ Functions take the values as they were read, and `where`, which names file and c
 a value.
 """
 
+import hashlib
 import json
 import re
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from data.card import DataRefusedError
-from data.formats import Binned, Categorical, Column, Date, Label, Numeric, Table
+from data.cells import Values
+from data.formats import Binned, Categorical, Column, Date, Hashed, Label, Numeric, Table, Timestamp
 from data.readers.records import Records
 from data.targets import IGNORED, Labels, LabelType, NextToken, Number, Tags
 
@@ -26,7 +29,19 @@ _WHOLE = re.compile("[+-]?[0-9]+")
 
 
 def features(table: pa.Table, declared: Table, path: str) -> NDArray[np.float32]:
-    """The features of some rows, [n, width]; the label is not read. Raises DataRefusedError as `records` does."""
+    """The features of some rows, [n, width], or their active cells, [n, positions].
+
+    The label is not read. Raises DataRefusedError as `records` does.
+    """
+    if declared.cell_encoding is None:
+        return _shares(table, declared, path)
+    check_columns(table, declared.content, path)
+    values = [part for column in declared.columns for part in parts_of(table, column, declared.missing, path)]
+    return declared.cell_encoding.codes(values)
+
+
+def _shares(table: pa.Table, declared: Table, path: str) -> NDArray[np.float32]:
+    """The features of some rows without cells, [n, width]."""
     check_columns(table, declared.content, path)
     made = np.zeros((table.num_rows, declared.width), np.float32)
     start = 0
@@ -36,13 +51,21 @@ def features(table: pa.Table, declared: Table, path: str) -> NDArray[np.float32]
     return made
 
 
-def records(table: pa.Table, declared: Table, label_type: LabelType, path: str) -> Records:
+def records(
+    table: pa.Table, declared: Table, label_type: LabelType, path: str, *, has_split: bool = False
+) -> Records:
     """The records of some rows. path: name of their source in messages. Raises DataRefusedError for an invalid
     value.
+
+    has_split: whether records decide on which side they are. They do so by their features without cells, so
+    that other cells move none of them.
     """
     check_columns(table, declared.in_the_file, path)
     made = features(table, declared, path)
-    return Records(made, labels(table, declared.label_columns, label_type, declared.missing, path))
+    found = labels(table, declared.label_columns, label_type, declared.missing, path)
+    if declared.cells is None or not has_split:
+        return Records(made, found)
+    return Records(made, found, [*Records(_shares(table, declared, path), found).canonical()])
 
 
 def _fill(
@@ -60,8 +83,82 @@ def _fill(
         _mark(place, _bins(table[column.name], column, missing, where))
     elif isinstance(column, Categorical):
         _mark(place, positions(table[column.name], column.categories, where))
+    elif isinstance(column, Hashed):
+        found = _hashed(table[column.name], column, missing, where)
+        _mark(place, np.where(np.isnan(found), column.cells, found).astype(np.int64))
+    elif isinstance(column, Timestamp):
+        *_, elapsed = _moments(table[column.name], column, missing, where)
+        place[:, 0] = np.where(np.isnan(elapsed), 0.5, elapsed)
     elif isinstance(column, Date):
         place[:, 0] = _days(table, column, missing, path)
+
+
+def parts_of(table: pa.Table, column: Column, missing: tuple[str, ...], path: str) -> list[Values]:
+    """The values of each of the column's parts; raises DataRefusedError as `_fill` does."""
+    where = f"{path}, column {column.name!r}"
+    if isinstance(column, Numeric):
+        low, high = column.bounds
+        found, absent = numbers(
+            table[column.name], missing, where, refuses_missing=column.missing == "refuse"
+        )
+        return [np.where(absent, np.nan, (np.clip(found, low, high) - low) / (high - low))]
+    if isinstance(column, Binned):
+        bins = _bins(table[column.name], column, missing, where)
+        return [np.where(bins == column.width, np.nan, bins)]
+    if isinstance(column, Categorical):
+        places = positions(table[column.name], column.categories, where)
+        return [np.where(places == len(column.categories), np.nan, places)]
+    if isinstance(column, Hashed):
+        return [_hashed(table[column.name], column, missing, where)]
+    if isinstance(column, Timestamp):
+        return _moments(table[column.name], column, missing, where)
+    if isinstance(column, Date):
+        days = _days(table, column, missing, path)  # refuses a month that there is not
+        months = positions(table[column.month], column.months, f"{path}, column {column.month!r}")
+        return [months.astype(np.float64), days]
+    return []
+
+
+def _hashed(values: pa.ChunkedArray, column: Hashed, missing: tuple[str, ...], where: str) -> Values:
+    """The cell of each value, NaN if it is missing; float64 [n]."""
+    text = _trimmed(values, where)
+    absent = np.asarray(pc.is_in(text, value_set=pa.array(missing, pa.string())))
+    key = hashlib.sha256(column.salt.encode()).digest()
+
+    def cell(value: str) -> int:
+        return (
+            int.from_bytes(hashlib.blake2b(value.encode(), key=key, digest_size=8).digest(), "big")
+            % column.cells
+        )
+
+    found = [np.nan if value is None else float(cell(value)) for value in text.to_pylist()]
+    return np.where(absent, np.nan, np.array(found, np.float64))
+
+
+def _moments(
+    values: pa.ChunkedArray, column: Timestamp, missing: tuple[str, ...], where: str
+) -> list[Values]:
+    """Year, month, weekday and the share of the time that has passed, float64 [n] each; NaN if there is no date."""
+    text = (
+        pc.cast(values, pa.string(), safe=False)
+        if pa.types.is_temporal(values.type)
+        else _trimmed(values, where)
+    )
+    first, last = (datetime.combine(day, datetime.min.time()) for day in column.days)
+    rows = np.full((len(text), 4), np.nan)
+    for row, value in enumerate(text.to_pylist()):
+        if value is None or value in missing:
+            continue
+        with suppress(ValueError):
+            moment = min(max(datetime.fromisoformat(value).replace(tzinfo=None), first), last)
+            share = (moment - first) / (last - first)
+            rows[row] = moment.year - first.year, moment.month - 1, moment.weekday(), share
+    if column.missing == "refuse" and np.isnan(rows).any():
+        raise DataRefusedError(
+            f"{where}: a date is missing or not written as 2020-01-31; correct the file, or declare `missing: middle`"
+            " for that column."
+        )
+    return [*rows.T]
 
 
 def labels(

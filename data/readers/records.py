@@ -20,6 +20,8 @@ Part: TypeAlias = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
 Features: TypeAlias = NDArray[Any]
 """Real numbers as float32, or tokens as int32; texts as strings before they are encoded."""
+_AT_ONCE = 1024
+"""How many records are converted at a time, so that a copy of a few is made and not of all."""
 _WORDS = {"train": "training", "test": "test"}
 
 
@@ -52,6 +54,14 @@ class Records:
         """Update a digest with the contents of the records, in their order."""
         add_features(self.features, digest)
         digest.update(np.ascontiguousarray(self.labels).data)
+
+    def canonical(self) -> Iterator[bytes]:
+        """Each record's bytes: features as little-endian float32 without negative zeros, label as int64 or float32."""
+        kind = "<f4" if self.labels.dtype.kind == "f" else "<i8"
+        for start in range(0, len(self), _AT_ONCE):
+            some = slice(start, start + _AT_ONCE)
+            features, labels = (self.features[some] + 0.0).astype("<f4"), (self.labels[some] + 0).astype(kind)
+            yield from (one.tobytes() + label.tobytes() for one, label in zip(features, labels, strict=True))
 
     def __getitem__(self, chosen: NDArray[np.bool_] | slice) -> "Records":
         keys = self.keys

@@ -140,7 +140,7 @@ class RowReader:
         """The records of some rows. where: name of their source in messages. Raises DataRefusedError as `read` does."""
         declared, label_type = self.declared, self.card.label_type
         if isinstance(declared, Table):
-            made = encoding.records(some, declared, label_type, where)
+            made = encoding.records(some, declared, label_type, where, has_split=self.card.split is not None)
         else:
             if isinstance(declared, ImageTable):
                 features: Features

@@ -23,6 +23,7 @@ from ruamel.yaml import YAML
 
 from algorithms.privacy.ledger.place import system_user
 from data.card import CARDS, DataRefusedError, File, data_card
+from data.cells import CellSettings
 from data.files import checksum_for, hide, owner_key, read_json
 from data.readers.records import files_in
 from data.readers.rows import SEPARATORS
@@ -79,8 +80,8 @@ class Declared:
     def assumed(self, *said: str) -> list[str]:
         """Sentences about the project's defaults, except those in `said`: `cap`, `runs`, `unit` and `size`."""
         columns = self.reader.get("columns", []) if self.is_table else []
-        middles = [f"{one['name']} {one['missing']:g}" for one in columns if "missing" in one]
-        middles[_SHOWN:] = [f"and {len(middles) - _SHOWN} more"] * (len(middles) > _SHOWN)
+        missing = [str(one["name"]) for one in columns if "missing" in one]
+        missing[_SHOWN:] = [f"and {len(missing) - _SHOWN} more"] * (len(missing) > _SHOWN)
         cap = "" if "cap" in said else f"epsilon {self.cap:g} and "
         assumptions = {
             "caps": f"all runs together may spend {cap}delta {self.delta_cap:g}",
@@ -90,8 +91,11 @@ class Declared:
             if self.person is None and self.shape is None and are_people(self.unit)
             else "",
             "share": "a fifth of the records is held out for evaluation and counts as public",
-            "middles": f"a missing value is replaced by the middle of its bounds: {', '.join(middles)}"
-            if middles
+            "cells": "columns become cells of public grids, and 64 random trees look at several columns: `cells`"
+            if self.is_table
+            else "",
+            "missing": f"a value may be missing, and then has cells of its own: {', '.join(missing)}"
+            if missing
             else "",
             "lines": "each line of the file is a record; keep texts with line breaks in JSON lines or Parquet"
             if self.reader.get("format") == "csv"
@@ -255,7 +259,18 @@ def _column(one: Mapping[str, Any], path: Path, label: Sequence[str], person: st
     if one.get("ignore") or name == person:
         return {"name": name, "kind": "ignored"}
     if limits.get("enum"):
-        return {"name": name, "kind": "categorical", "categories": _enum(name, limits, path)}
+        categories = _enum(name, limits, path)
+        if len(set(categories)) < 2:
+            raise ParamsRefusedError(
+                f"{path}: the enum of the field {name!r} has one value, of which a model learns nothing; list all"
+                ' values that it may have, or leave the field out of the features by "ignore": true.'
+            )
+        is_ordered = {"ordered": True} if limits.get("ordered") or one.get("categoriesOrdered") else {}
+        return {"name": name, "kind": "categorical", "categories": categories} | is_ordered
+    if one.get("type") in ("date", "datetime") and None not in (
+        days := [limits.get(end) for end in ("minimum", "maximum")]
+    ):
+        return {"name": name, "kind": "timestamp", "bounds": [str(day)[:10] for day in days]}
     bounds = _bounds(name, limits, path)
     if bounds is not None:
         column = {"name": name, "kind": "numeric", "bounds": bounds}
@@ -500,7 +515,8 @@ def table_of(
     reader: dict[str, Any] = {"kind": "parquet" if ".parquet" in suffixes[-1:] else "csv"}
     if file is not None and reader["kind"] == "csv":
         reader |= _header_of(file)[0]
-    return {**reader, "columns": [dict(column) for column in columns]}
+    cells = CellSettings().model_dump(mode="json")
+    return {**reader, "cells": cells, "columns": [dict(column) for column in columns]}
 
 
 def header_of(file: Path) -> tuple[str, ...]:

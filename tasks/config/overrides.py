@@ -21,7 +21,7 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from data.card import DataCard, DataRefusedError, Records, data_card
-from data.description import feature_norms
+from data.description import cells_of, feature_norms
 from data.documents import DocumentError, load_yaml
 from data.files import write_text
 from tasks.config import params
@@ -37,6 +37,8 @@ _NOISE_OF_A_STEP = 65.0
 """
 _NOISE_TAKEN = {"tables": 0.1, "images": 0.2, "texts": 0.3}
 """How far the noise of a step may move the parameters; docs/results/defaults.md has the results."""
+_NOISE_OF_ALL_STEPS = 0.7
+"""How far the noise of all steps may move a parameter, where records are unit vectors; docs/results/tables.md."""
 _MAX_RATE = 8.0
 _RIVALS = (("expected_batch_size", "sampling_rate"), ("norm_noise", "norm_noise_multiplier"))
 """Pairs of settings of which only one may be given."""
@@ -73,6 +75,10 @@ def recipe(card: DataCard, algorithm: str, epsilon: float, *, by_numbers: bool =
         return Recipe(entry["model"], entry["settings"])
     usual, model = written["default"].get(algorithm, {"settings": {}}), _model_for(card)
     settings = _with_batches(usual["settings"] | usual.get(_kind(card), {}), card.records)
+    if _kind(card) == "cells" and "sampling_rate" in settings and card.records.at_most is not None:
+        settings["sampling_rate"] = min(
+            settings["sampling_rate"], float(f"{_MAX_BATCH / card.records.at_most:.2g}")
+        )
     return Recipe(model, _with_learning_rate(settings, card, model, epsilon))
 
 
@@ -124,6 +130,8 @@ def explain_recipe(card: DataCard, advised: Recipe) -> dict[str, str]:
         f"a tenth of the {records:,} records, at most {_MAX_BATCH:,}" if records else "a tenth of the records"
     )
     bound = "small, as images and texts gain by it" if kind != "tables" else "1, as for most tables"
+    if kind == "cells":
+        return _reasons_of_cells(card, size, batch is not None)
     falls = advised.settings.get("update", {}).get("schedule") != "constant"
     stays = "" if falls else f", at most {_MAX_RATE:g}, at which it stays"
     stable = ""
@@ -141,6 +149,22 @@ def explain_recipe(card: DataCard, advised: Recipe) -> dict[str, str]:
     }
 
 
+def _reasons_of_cells(card: DataCard, size: str, has_batch: bool) -> dict[str, str]:
+    cells = cells_of(card)
+    assert cells is not None
+    loss = {"number": "the squared error", "labels": "the loss of the labels"}.get(
+        card.label_type.kind, "the loss"
+    )
+    return {
+        "model": f"a number for each of the table's {cells.total:,} cells, of which a row activates {len(cells.sizes)}",
+        "batch size" if has_batch else "sampling rate": f"{size}: larger ones gain little and cost time",
+        "steps": "300: enough for large batches, and noise grows only by the root of their number",
+        "clip norm": "1, which few gradients of unit vectors exceed",
+        "learning rate": f"half of the rate at which {loss} could diverge, less where all noise together would move a"
+        f" parameter by more than {_NOISE_OF_ALL_STEPS:g}",
+    }
+
+
 @lru_cache(maxsize=1)
 def _written() -> dict[str, Any]:
     recipes: dict[str, Any] = YAML(typ="safe", pure=True).load(RECIPES)
@@ -152,6 +176,8 @@ def _model_for(card: DataCard) -> str:
         return "bilstm"
     if len(card.input_shape) == 3 and min(card.input_shape[1:]) >= _SMALLEST_SIDE:
         return "tanh_cnn"
+    if cells_of(card) is not None:
+        return "additive"
     if card.target is not None:
         return "linear"
     return "logistic" if len(card.classes) == 2 and len(card.input_shape) == 1 else "softmax"
@@ -160,6 +186,8 @@ def _model_for(card: DataCard) -> str:
 def _kind(card: DataCard) -> str:
     if card.tokens is not None:
         return "texts"
+    if cells_of(card) is not None:
+        return "cells"
     return "images" if len(card.input_shape) == 3 else "tables"
 
 
@@ -189,19 +217,27 @@ def _with_learning_rate(
     from tasks.config.step_sizes import diverges, stable_rate
 
     records = card.records.train or card.records.at_most or 1
+    cells, momentum = cells_of(card), update.get("momentum", 0.0)
     made = build(
         model,
-        input_shape=card.input_shape,
+        input_shape=card.input_shape if cells is None else (cells.total,),
         classes=card.label_type.outputs(card.tokens),
         seed=0,
         tokens=card.tokens,
         predicts=card.label_type.kind,
     )
+    if cells is not None:
+        rate = stable_rate(made.bounds, cells.norms[1], momentum)
+        if "noise_limit" not in update:  # of a method that cannot keep to it by the noise that it plans
+            of_a_step = _NOISE_OF_A_STEP * settings.get("clip_norm", 1.0) / (records * epsilon)
+            moved = of_a_step * math.sqrt(settings.get("steps", 300) / 3.0) / (1.0 - momentum)
+            rate = min(rate, _NOISE_OF_ALL_STEPS / moved)
+        return settings | {"update": update | {"learning_rate": float(f"{rate:.2g}")}}
     noise = _NOISE_OF_A_STEP * math.sqrt(made.parameter_count) / (records * epsilon)
     rate = min(_MAX_RATE, _NOISE_TAKEN[_kind(card)] / (noise * settings.get("clip_norm", 1.0)))
     if diverges(made.bounds):
         norm = math.hypot(feature_norms(card)[1], 1.0)  # with the bias's constant
-        rate = min(rate, stable_rate(made.bounds, norm, update.get("momentum", 0.0)))
+        rate = min(rate, stable_rate(made.bounds, norm, momentum))
     chosen: dict[str, Any] = {"learning_rate": float(f"{rate:.2g}")}
     if rate == _MAX_RATE and model == "tanh_cnn" and "schedule" in update:
         chosen["schedule"] = "constant"

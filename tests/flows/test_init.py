@@ -18,6 +18,7 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
 from data.card import data_card
+from data.cells import CellSettings
 from data.formats import Categorical, Csv, Texts
 from data.targets import NextToken, Tags, Target
 from flows.cli.main import app
@@ -226,7 +227,7 @@ def test_columns_are_asked_for_and_a_slip_is_asked_again(
     made = CliRunner().invoke(app, ["init", "clinic"], input=typed, env={"COLUMNS": "200"})
     assert made.exit_code == 0, made.output
     card = data_card("clinic", tmp_path / "clinic/data/cards")
-    assert (card.input_shape, card.classes, card.records.at_most) == ((4,), ("no", "yes"), 20000)
+    assert (card.reader.width, card.classes, card.records.at_most) == (4, ("no", "yes"), 20000)
     assert made.output.count("age has been entered") == 2
     assert made.output.count("A model needs a column that is not ignored") == 2
     assert "numbers is none of these" in made.output and made.output.count("bounds are LOW,HIGH") == 3
@@ -395,14 +396,14 @@ def test_a_field_of_type_boolean_is_true_or_false(tmp_path: Path, monkeypatch: p
     made = call("init", "clinic", "--from", "schema.json", "--at-most", "900")
     assert made.exit_code == 0, made.output
     card = data_card("clinic", tmp_path / "clinic/data/cards")
-    assert (card.input_shape, card.classes) == ((3,), ("true", "false"))
+    assert (card.reader.width, card.classes) == (3, ("true", "false"))
 
 
 def test_numbers_that_nobody_said_are_told_and_those_that_were_said_are_not(schema: str) -> None:
     told = " ".join(call("init", "clinic", "--from", schema, "--at-most", "20000").stdout.split())
     assert "all runs together may spend epsilon 10 and delta 0.0001" in told
     assert "what is protected: one person" in told and "a fifth of the records is held out" in told
-    assert "the middle of its bounds: age 59" in told and "epsilon 1, delta 1e-06" in told
+    assert "then has cells of its own: age" in told and "epsilon 1, delta 1e-06" in told
     said = ("--cap", "4", "--unit", "one visit")
     told = " ".join(call("init", "other", "--from", schema, "--at-most", "20000", *said).stdout.split())
     assert "may spend epsilon" not in told and "protected" not in told and "may spend delta 0.0001" in told
@@ -415,7 +416,36 @@ def test_of_a_wide_table_the_first_defaults_are_told(tmp_path: Path, monkeypatch
     wide = [{"name": f"x{place}", "constraints": {"minimum": 0, "maximum": 1}} for place in range(500)]
     Path("schema.json").write_text(json.dumps({"fields": [*wide, FIELDS[-1]]}))
     told = call("init", "wide", "--from", "schema.json", "--at-most", "900").stdout
-    assert "x9 0.5, and 490 more" in told and "x10 " not in told
+    assert "x9, and 490 more" in told and "x10" not in told
+
+
+def test_tables_are_encoded_as_cells_for_the_additive_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    day = {"name": "seen", "type": "date", "constraints": {"minimum": "2019-01-01", "maximum": "2021-12-31"}}
+    pain = {"name": "pain", "categoriesOrdered": True, "constraints": {"enum": ["none", "mild", "bad"]}}
+    Path("schema.json").write_text(json.dumps({"fields": [day, pain, *FIELDS]}))
+    made = call("init", "clinic", "--from", "schema.json", "--at-most", "400000")
+    assert made.exit_code == 0, made.output
+    card = data_card("clinic", tmp_path / "clinic/data/cards")
+    assert isinstance(card.reader, Csv) and card.reader.cells == CellSettings()
+    assert [column.kind for column in card.reader.columns][:3] == ["timestamp", "categorical", "numeric"]
+    assert isinstance(card.reader.columns[1], Categorical) and card.reader.columns[1].ordered
+    params = YAML(typ="safe", pure=True).load(tmp_path / "clinic/params.yaml")
+    assert params["model"]["name"] == "additive"
+    assert params["algorithm"]["sampling_rate"] == pytest.approx(8192 / 400_000, rel=0.05)
+    assert params["algorithm"]["update"]["noise_limit"] == 0.7
+    assert params["algorithm"]["update"]["learning_rate"] == 1.9 / 0.25
+
+
+def test_a_column_of_one_value_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    alone = {"name": "country", "constraints": {"enum": ["Italy"]}}
+    Path("schema.json").write_text(json.dumps({"fields": [alone, *FIELDS]}))
+    refused = call("init", "clinic", "--from", "schema.json", "--at-most", "900")
+    assert refused.exit_code == 2 and "'country' has one value" in refused.stderr
+    assert refused.stderr.count("\n") == 1 and not Path("clinic").exists()
 
 
 def test_the_schema_of_the_tutorial_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,7 +456,7 @@ def test_the_schema_of_the_tutorial_is_taken(tmp_path: Path, monkeypatch: pytest
     made = call("init", "clinic", "--from", "schema.json", "--at-most", "20000")
     assert made.exit_code == 0, made.output
     card = data_card("clinic", tmp_path / "clinic/data/cards")
-    assert (card.input_shape, card.classes) == ((5,), ("no", "yes"))
+    assert (card.reader.width, card.classes) == (5, ("no", "yes"))
 
 
 @pytest.mark.parametrize(

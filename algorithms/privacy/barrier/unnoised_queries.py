@@ -41,6 +41,7 @@ from algorithms.gradients.linear import (
 )
 from algorithms.gradients.memory import lacks_memory
 from algorithms.models import Model
+from algorithms.models.cells import cells_before
 from algorithms.models.feature_transforms import front_of, shape_after
 from algorithms.models.networks import UnitRecords
 from algorithms.privacy.barrier.performance import (
@@ -129,7 +130,9 @@ def _mapped(
 
 def all_in_closed_form(model: Model, records: Records, performance: Performance) -> LinearRecords | None:
     """A copy of all records, for closed forms; None without these for the model, or without memory for the copy."""
-    fits = performance.holds(2 * math.prod(records.features.shape[1:]))
+    cells = cells_before(model.module)
+    width = math.prod(records.features.shape[1:]) if cells is None else cells.total
+    fits = performance.holds(2 * width)
     if performance.offload or performance.slices or not (has_closed_forms(model) and fits):
         return None
     return LinearRecords(model, *OnDevice.of(records, performance.device).tensors)

@@ -31,6 +31,7 @@ TINY_BERT = {
 FORMS = {
     "softmax": Form((1, 5, 5)),
     "linear": Form((7,), 1),
+    "additive": Form((7,), 2),
     "logistic": Form((7,), 2),
     "logistic_through_origin": Form((7,), 2),
     "svm": Form((7,), 2),

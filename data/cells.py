@@ -1,0 +1,211 @@
+"""The public encoding of a table's row: the few cells that it activates on public grids, of which models get a vector.
+
+A number falls into one cell of each of several grids of its declared bounds, or into each grid's cell for a missing
+value; a category has a cell of its own. Together with the leaves of random trees over public thresholds they make a
+vector of norm 1, whatever the row, so that a linear model of it needs no bias and clips nothing. All of this is a
+function of the data card and of one row.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, PositiveInt
+
+from data.targets import Strict
+
+_MOST_TREES = 1024
+Values: TypeAlias = NDArray[np.float64]
+"""Of a part, [n]: numbers as shares of their bounds, categories as their places; NaN if missing."""
+
+
+class CellSettings(Strict):
+    """How the columns of a table become cells.
+
+    grids: cells of each pair of grids, a linear and a logarithmic one, of a number's bounds. trees: how many random
+    trees look at several columns at a time. depth: splits of a tree, which has 2^depth leaves. seed: of the
+    trees; public.
+    """
+
+    grids: tuple[Annotated[int, Field(ge=2, le=4096)], ...] = Field(default=(4, 16, 64), min_length=1)
+    trees: Annotated[int, Field(ge=0, le=_MOST_TREES)] = 64
+    depth: Annotated[int, Field(ge=1, le=8)] = 4
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
+@dataclass(frozen=True)
+class Grids:
+    """Numbers in [0, 1] and their logarithms, as cells of grids.
+
+    span: the distance between the bounds, of which the logarithmic scale is log(1 + x span) / log(1 + span).
+    logarithmic: whether there is a grid on that scale beside each linear one.
+    """
+
+    span: float
+    logarithmic: bool = True
+
+    def scaled(self, shares: Values) -> list[Values]:
+        """The numbers on each scale, [n] each in [0, 1]; NaN stays NaN."""
+        if not self.logarithmic:
+            return [shares]
+        return [shares, np.minimum(np.log1p(shares * self.span) / np.log1p(self.span), 1.0)]
+
+    def codes(self, shares: Values, cells: Sequence[int]) -> list[NDArray[np.int64]]:
+        """The cell of each number in each grid, [n]; the last cell, the number of the others, for NaN."""
+        return [
+            np.where(np.isnan(scale), count, np.minimum(np.nan_to_num(scale) * count, count - 1)).astype(
+                np.int64
+            )
+            for count in cells
+            for scale in self.scaled(shares)
+        ]
+
+    def sizes(self, cells: Sequence[int]) -> list[int]:
+        """The number of cells of each grid, with that for a missing value."""
+        return [count + 1 for count in cells for _ in range(1 + self.logarithmic)]
+
+
+@dataclass(frozen=True)
+class Categories:
+    """One of `count` categories, the last of which may be for all others.
+
+    is_ordered: whether there is a cell below and one above each step between two of them, besides their own cells.
+    """
+
+    count: int
+    is_ordered: bool = False
+
+    def codes(self, places: Values) -> list[NDArray[np.int64]]:
+        """The category, with an own cell for a missing one, and for each step whether it is below, above or missing."""
+        absent = np.isnan(places)
+        own = np.where(absent, self.count, places).astype(np.int64)
+        steps = range(1, self.count if self.is_ordered else 1)
+        return [own, *(np.where(absent, 2, places >= step).astype(np.int64) for step in steps)]
+
+    def sizes(self) -> list[int]:
+        """The number of cells of each of these."""
+        return [self.count + 1, *[3] * (self.count - 1 if self.is_ordered else 0)]
+
+
+Part: TypeAlias = Grids | Categories
+"""Of what kind the values of a part of a row are."""
+
+
+@dataclass(frozen=True)
+class CellFacts:
+    """The public layout of encoded rows: for each position of a row, how many cells it has and the active one's weight.
+
+    A row is the vector with `weights[p]` in the active cell of each position p and zeros elsewhere.
+    """
+
+    sizes: tuple[PositiveInt, ...]
+    weights: tuple[float, ...] = field(repr=False)
+
+    @property
+    def total(self) -> int:
+        """The length of the vector."""
+        return sum(self.sizes)
+
+    @property
+    def norms(self) -> tuple[float, float]:
+        """Upper bounds on the L1 and L2 norms of each vector, rounding included."""
+        return math.fsum(self.weights) * (1.0 + 1e-12), 1.0
+
+
+def _rounded_down(weight: float) -> float:
+    """A number of 32 bits below the weight, so that no vector is longer than 1."""
+    return float(np.nextafter(np.float32(weight), np.float32(0.0)))
+
+
+@dataclass(frozen=True)
+class Split:
+    """A public test of one part: whether a number reaches a threshold on a scale, or is among some categories."""
+
+    part: int
+    scale: int = 0
+    threshold: float = 0.0
+    passing: frozenset[int] = frozenset()
+
+    def holds(self, part: Part, values: Values) -> NDArray[np.bool_]:
+        """Whether each value passes; a missing one does not."""
+        if isinstance(part, Grids):
+            passed: NDArray[np.bool_] = (
+                np.nan_to_num(part.scaled(values)[self.scale], nan=-1.0) >= self.threshold
+            )
+            return passed
+        return np.isin(values, sorted(self.passing))
+
+
+class _Draws:
+    """Numbers in [0, 1) from a public seed, the same in every version of every library."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._count = seed, 0
+
+    def draw(self) -> float:
+        digest = hashlib.sha256(f"trees over the columns of a table, {self._seed}, {self._count}".encode())
+        self._count += 1
+        return int.from_bytes(digest.digest()[:6], "big") / 2.0**48
+
+
+@dataclass(frozen=True)
+class CellEncoding:
+    """The encoding of rows whose columns have these parts, a list for each column."""
+
+    settings: CellSettings
+    columns: tuple[tuple[Part, ...], ...]
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """The parts of all columns."""
+        return [part for column in self.columns for part in column]
+
+    @cached_property
+    def trees(self) -> list[list[Split]]:
+        """The splits of each tree; drawn from the seed alone, each of a part that was drawn, too."""
+        draws = _Draws(self.settings.seed)
+        return [[self._split(draws) for _ in range(self.settings.depth)] for _ in range(self.settings.trees)]
+
+    def _split(self, draws: _Draws) -> Split:
+        place = int(draws.draw() * len(self.parts))
+        part = self.parts[place]
+        if isinstance(part, Grids):
+            return Split(place, scale=int(draws.draw() * (1 + part.logarithmic)), threshold=draws.draw())
+        if part.is_ordered:
+            step = 1 + int(draws.draw() * max(1, part.count - 1))
+            return Split(place, passing=frozenset(range(step, part.count)))
+        order = sorted(range(part.count), key=[draws.draw() for _ in range(part.count)].__getitem__)
+        return Split(place, passing=frozenset(order[: (part.count + 1) // 2]))
+
+    @cached_property
+    def facts(self) -> CellFacts:
+        """The layout. Columns share one half of the squared norm equally, trees the other."""
+        sizes, weights = list[int](), list[float]()
+        half = 1.0 if not self.settings.trees else 0.5
+        for column in self.columns:
+            own = [size for part in column for size in self._sizes(part)]
+            sizes += own
+            weights += [math.sqrt(half / (len(self.columns) * len(own)))] * len(own)
+        sizes += [2**self.settings.depth] * self.settings.trees
+        weights += [math.sqrt(0.5 / max(1, self.settings.trees))] * self.settings.trees
+        return CellFacts(tuple(sizes), tuple(_rounded_down(weight) for weight in weights))
+
+    def _sizes(self, part: Part) -> list[int]:
+        return part.sizes(self.settings.grids) if isinstance(part, Grids) else part.sizes()
+
+    def codes(self, values: Sequence[Values]) -> NDArray[np.float32]:
+        """The active cell of each position, [n, positions], as whole numbers from 0. values: of each part."""
+        found: list[NDArray[np.int64]] = []
+        for part, own in zip(self.parts, values, strict=True):
+            found += part.codes(own, self.settings.grids) if isinstance(part, Grids) else part.codes(own)
+        for splits in self.trees:
+            leaf = np.zeros(len(values[0]), np.int64)
+            for split in splits:
+                leaf = 2 * leaf + split.holds(self.parts[split.part], values[split.part])
+            found.append(leaf)
+        return np.stack(found, axis=1).astype(np.float32)

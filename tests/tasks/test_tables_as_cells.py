@@ -1,0 +1,168 @@
+"""Tables that are encoded as cells, from the card to a prediction; methods that take linear models, and people."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ruamel.yaml import YAML
+
+from algorithms.errors import RefusedError
+from algorithms.models.saved import load
+from data.card import data_card
+from data.prepared import load as load_prepared
+from tasks import calibrate
+from tasks.config import params
+from tasks.config.overrides import recipe
+from tasks.export import export
+from tasks.predict import predict
+from tests.support.cards import card, category, csv_of, label, number
+from tests.support.workspace import Workspace
+from tests.tasks.test_own_records import finish
+from tests.tasks.test_targets import metrics_of
+
+CELLS = {"grids": [4, 16], "trees": 8}
+COLUMNS = [number("size", 0, 1000) | {"missing": 500.0}, category("kind", "old", "new")]
+TARGETS: dict[str, dict[str, Any]] = {
+    "two": {"classes": ["no", "yes"]},
+    "three": {"classes": ["low", "middle", "high"]},
+    "price": {"target": {"bounds": [0.0, 10.0]}},
+}
+
+
+def write(path: Path, count: int, seed: int) -> None:
+    """Rows whose answers rise with the size, a tenth of which is missing; each person has two rows."""
+    draw = np.random.default_rng(seed)
+    lines = ["who,size,kind,two,three,price"]
+    for place in range(count):
+        size, kind = draw.lognormal(4, 1), draw.choice(["old", "new"])
+        two, three = ("no", "yes")[size > 55], ("low", "middle", "high")[int(size > 30) + int(size > 90)]
+        shown = "" if draw.random() < 0.1 else f"{size:.3f}"
+        lines.append(f"p{place // 2},{shown},{kind},{two},{three},{np.log(size):.3f}")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def declared(root: Path, name: str, *, people: bool = False) -> None:
+    ignored = [{"name": other, "kind": "ignored"} for other in ("who", *TARGETS) if other != name]
+    files = {
+        part: {
+            "path": f"{part}.csv",
+            "sha256": hashlib.sha256((root / f"{part}.csv").read_bytes()).hexdigest(),
+        }
+        for part in ("train", "test")
+    }
+    document = card(
+        name,
+        public=True,
+        cap={"epsilon": 1000.0, "delta": 1e-2},
+        records={"train": 300 if people else 600, "test": 200},
+        reader=csv_of(*ignored, *COLUMNS, label(name)) | {"cells": CELLS},
+        files=files,
+        **TARGETS[name],
+    )
+    if people:
+        document |= {"person": {"column": "who", "per_person": 2}}
+    YAML(typ="safe", pure=True).dump(document, root / f"data/cards/{name}.yaml")
+    Workspace(root, root / "home").prepare(name)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "data/cards").mkdir(parents=True)
+    (tmp_path / "home").mkdir()
+    write(tmp_path / "train.csv", 600, 1)
+    # Other people than those who are trained on.
+    write(tmp_path / "test.csv", 200, 2)
+    text = (tmp_path / "test.csv").read_text().replace("\np", "\nq")
+    (tmp_path / "test.csv").write_text(text)
+    monkeypatch.setenv("EPSILONFLOW_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def document(root: Path, name: str, algorithm: str, **groups: Any) -> dict[str, Any]:
+    usual = recipe(data_card(name, root / "data/cards"), algorithm, 8.0)
+    settings = usual.settings | ({"steps": 60} if usual.settings.get("steps") else {})
+    return {
+        "data": {"dataset": name},
+        "privacy": {"epsilon": 8.0, "delta": 1e-4},
+        "algorithm": {"name": algorithm} | settings,
+        "model": {"name": usual.model},
+        "performance": {"threads": 1, "device": "cpu"},
+        "tracking": {"mode": "disabled"},
+    } | groups
+
+
+def run(root: Path, name: str, algorithm: str) -> dict[str, Any]:
+    place = Workspace(root, root / "home")
+    place.write(document(root, name, algorithm))
+    finish(place)
+    return metrics_of(place)
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "low"),
+    [("two", "test_accuracy", 0.8), ("three", "test_accuracy", 0.7), ("price", "test_r2", 0.3)],
+)
+def test_a_run_predicts_from_the_file_what_it_was_measured_on(
+    root: Path, name: str, metric: str, low: float
+) -> None:
+    declared(root, name)
+    assert run(root, name, "dp_sgd")[metric] > low
+    model, prepared = load(root / "artifacts"), load_prepared(root / "datasets/prepared")
+    with torch.no_grad():
+        scores = model(torch.from_numpy(np.array(prepared.test_features)))
+    (some,) = predict(root / "artifacts", root / "test.csv")
+    if name == "price":
+        expected = 5.0 + 5.0 * scores[:, 0].clamp(-1, 1).double()
+        assert np.array(some.predicted, float) == pytest.approx(expected.numpy(), rel=1e-4)
+    else:
+        assert some.predicted == tuple(model.classes[place] for place in scores.argmax(-1))
+    assert export(root / "artifacts", "torchscript", root / "model.pt") < 1e-4
+    exported = torch.jit.load(root / "model.pt")(torch.from_numpy(np.array(prepared.test_features)))
+    assert torch.allclose(exported, scores, atol=1e-5)
+
+
+METHODS = (
+    "dp_gd", "dp_agd", "norm_bound_sgd", "heavy_ball", "nesterov", "objective_perturbation", "output_perturbation",
+    "dp_ftrl", "adaclip", "quantile_clipping", "dpis",
+)  # fmt: skip
+
+
+def test_methods_that_take_linear_models_take_cells(root: Path) -> None:
+    declared(root, "two")
+    accuracies = {algorithm: run(root, "two", algorithm)["test_accuracy"] for algorithm in METHODS}
+    majority = metrics_of(Workspace(root, root / "home"))["majority_accuracy"]
+    assert all(accuracy > majority for accuracy in accuracies.values()), accuracies
+
+
+def test_the_rows_of_a_person_are_one_record_of_cells(root: Path) -> None:
+    declared(root, "two", people=True)
+    assert load_prepared(root / "datasets/prepared").train_features.shape[:2] == (300, 2)
+    assert run(root, "two", "dp_sgd")["test_accuracy"] > 0.7
+
+
+def test_methods_that_bound_norms_need_less_noise_by_the_norm_of_one(root: Path) -> None:
+    """The sensitivity of a gradient is that of the logistic loss times the norm: sqrt(3) with 2 columns and a bias."""
+    noises = []
+    for cells in (CELLS, None):
+        declared(root, "two")
+        path = root / "data/cards/two.yaml"
+        own = YAML(typ="safe", pure=True).load(path)
+        own["reader"]["cells"] = cells
+        YAML(typ="safe", pure=True).dump(own, path)
+        Workspace(root, root / "home").prepare("two")
+        settings = params.parse(document(root, "two", "heavy_ball"), reads=calibrate.READS)
+        public = Workspace(root, root / "home").public
+        noises.append(calibrate.plan_for(settings, public).facts.gradient_norm(2))
+    assert noises == [pytest.approx(1.0), pytest.approx(3.0**0.5)]
+
+
+def test_learned_features_of_cells_are_refused(root: Path) -> None:
+    declared(root, "two")
+    asked = document(root, "two", "dp_sgd", features={"name": "centred"})
+    public = Workspace(root, root / "home").public
+    with pytest.raises(RefusedError, match="encoded as cells"):
+        calibrate.plan_for(params.parse(asked, reads=calibrate.READS), public)
