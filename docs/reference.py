@@ -25,10 +25,14 @@ _RANGE = {
 }
 
 
+_VERIFIER = Path(__file__).parents[1] / "algorithms/privacy/card/verify_card.py"
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages to those in the folder."""
+    """Add the generated pages, and the verifier of cards, to those in the folder."""
     for name, make in PAGES.items():
         files.append(File.generated(config, f"reference/{name}.md", content=make()))
+    files.append(File.generated(config, "reference/verify_card.py", abs_src_path=str(_VERIFIER.resolve())))
     return files
 
 

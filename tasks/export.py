@@ -25,7 +25,7 @@ from algorithms.encoders.texts import BETWEEN
 from algorithms.errors import ModelRefusedError, RefusedError
 from algorithms.models.saved import TrainedModel, load, load_model
 from algorithms.plain_text import for_markdown
-from algorithms.privacy.card import PrivacyCard, verify
+from algorithms.privacy.card import PrivacyCard, verify, verify_card
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.card.text import markdown, not_protected, protected, statement
 from data.files import read_json
@@ -273,7 +273,7 @@ def model_card(card: PrivacyCard, model: nn.Module, metrics: Mapping[str, Any]) 
 
 
 def release(artifacts: Path, to: Path, *, key: str | None, allow_code: Collection[str] = ()) -> list[str]:
-    """Make a folder to publish: model, signed card, the files that the card has checksums of, model card; nothing else.
+    """Make a folder to publish: model, signed card, what the card has checksums of, its verifier, model card; no more.
 
     Args:
         artifacts: folder of the run.
@@ -310,6 +310,7 @@ def release(artifacts: Path, to: Path, *, key: str | None, allow_code: Collectio
         text = model_card(card, model, _metrics(artifacts)) + _how_to_use(key) + _of_a_library(model, fresh)
         (fresh / "README.md").write_text(text, encoding="utf-8")
         (fresh / "PRIVACY.md").write_text(markdown(card), encoding="utf-8")
+        shutil.copyfile(verify_card.__file__, fresh / "verify_card.py")
         sums = [f"{sha256_of(path)}  {path.name}\n" for path in sorted(fresh.iterdir())]
         (fresh / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
         fresh.rename(to)
@@ -319,7 +320,9 @@ def release(artifacts: Path, to: Path, *, key: str | None, allow_code: Collectio
 def _how_to_use(key: str | None) -> str:
     owner = f" The owner's public key is said to be `{key}`; have that confirmed by the owner." if key else ""
     return (
-        f"## Use\n\nWith epsilonflow {version('epsilonflow')} installed:\n\n"
+        "## Use\n\nWithout epsilonflow, by numpy, cryptography and dp-accounting alone:\n\n"
+        "    python verify_card.py . --key KEY\n\n"
+        f"With epsilonflow {version('epsilonflow')} installed:\n\n"
         "    epsilonflow card verify privacy_card.json --key KEY\n"
         f"    epsilonflow predict RECORDS --model .\n\n`PRIVACY.md` is the card in sentences.{owner}\n"
     )

@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 
 from algorithms.methods import CATALOGUE
 from algorithms.models.libraries import imported_library
+from algorithms.privacy.card import verify_card
 from data.card import DataCard, data_card
 from data.formats import Format
 from data.readers.rows import RowReader
@@ -279,6 +280,7 @@ def test_the_site_is_built_strictly(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=PROJECT, env=quiet, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     api = (tmp_path / "site/reference/api/index.html").read_text()
+    assert (tmp_path / "site/reference/verify_card.py").read_text() == Path(verify_card.__file__).read_text()
     assert "population" in api and "TrainedModel" in api
 
 

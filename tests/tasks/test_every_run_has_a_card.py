@@ -25,7 +25,7 @@ from algorithms.features import FEATURES
 from algorithms.methods import CATALOGUE
 from algorithms.privacy.accounting import epsilon
 from algorithms.privacy.accounting.epsilon import ACCOUNTANTS
-from algorithms.privacy.card import Verification, check_charged, load, verify
+from algorithms.privacy.card import Verification, check_charged, load, verify, verify_card
 from algorithms.privacy.card.text import SO_FAR
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from data.card import CARDS as SHIPPED
@@ -265,6 +265,8 @@ class Runs:
         check_charged(card, ledger)
         shows_what_is_chosen = document["filter"]["kind"] != "schedule" and card.setting.private
         assert (SO_FAR in (artifacts / report.PAGE).read_text()) is shows_what_is_chosen
+        by_one_file = verify_card.verify(artifacts, key=public_key(home))
+        assert [check for check in by_one_file if check[1] is False] == []
         return verify(card, artifacts, key=public_key(home))
 
 

@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import shutil
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -292,7 +294,11 @@ def test_a_release_holds_what_a_stranger_needs_and_nothing_else(artifacts: Path,
         "plan.json",
         "privacy_card.json",
         "trace.parquet",
+        "verify_card.py",
     ]
+    alone = [sys.executable, "-I", "verify_card.py", ".", "--key", key]
+    checked = subprocess.run(alone, cwd=folder, capture_output=True, text=True)
+    assert checked.returncode == 0 and "not checked" not in checked.stdout
     needed = version("epsilonflow")
     assert f"With epsilonflow {needed} installed" in (folder / "README.md").read_text()
     verified = call("card", "verify", str(folder / "privacy_card.json"), "--key", key)
