@@ -110,7 +110,7 @@ def train(
             state = algorithm.init(performance.at_home(learned.start), plan)
             progress = _Progress(state, learned.buffers)
         model = installed(model, progress.buffers)
-        barrier = barrier.about(user_level_model(model, rows))
+        barrier = barrier.with_model(user_level_model(model, rows))
     state, slices, saved_at = progress.state, performance.slices, time.monotonic()
     for trace.step in range(step, plan.steps):
         next_state = algorithm.step(state, plan, barrier)

@@ -400,7 +400,7 @@ def test_mapped_records_go_with_the_barrier_that_held_them() -> None:
     model = installed(model_behind(features), learn_buffers(features, first, COUNT, QUIET))
     gc.disable()  # nothing but the last reference may have to go
     try:
-        second = first.about(model)
+        second = first.with_model(model)
         gone = weakref.ref(second)
         del second
         assert gone() is None

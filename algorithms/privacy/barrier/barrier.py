@@ -397,10 +397,10 @@ class Barrier:
         stream = self.__charge(release, dimension=self.__model.parameter_count)
         return self.__group.broadcast(self.__exact.minimum(release, stream).float())
 
-    def about(self, model: Model) -> "Barrier":
+    def with_model(self, model: Model) -> "Barrier":
         """A barrier for another model of the same records, with the same budget, noise and trace."""
         self.__check_process()
-        model, records = self.__exact.ahead_of(model)
+        model, records = self.__exact.precompute_frozen_prefix(model)
         return Barrier(
             records,
             model,

@@ -509,7 +509,7 @@ class UnnoisedQueries:
         return all_in_closed_form(self.model, self._given, self.performance)
 
     @_computed
-    def ahead_of(self, model: Model) -> tuple[Model, Records]:
+    def precompute_frozen_prefix(self, model: Model) -> tuple[Model, Records]:
         """The result of `frozen_prefix` for another model of these records."""
         return frozen_prefix(model, self.records, self.performance)
 

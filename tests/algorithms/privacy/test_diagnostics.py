@@ -98,7 +98,7 @@ def test_measuring_changes_no_answer_and_has_the_places_of_the_trace(tmp_path: P
     for step in range(3):
         trace.step = step
         answers = []
-        for held in (watched, plain.about(small_model())):
+        for held in (watched, plain.with_model(small_model())):
             held.total(lambda features, label: torch.ones(1), bound=L2(1.0), noise=Gaussian(1.0))
             asked: dict[str, Any] = {"clipping": L2(0.5), "noise": Gaussian(1.0), "divisor": 10.0}
             answers.append(held.gradient(POINT, sampling=Poisson(0.5), **asked))
@@ -111,7 +111,7 @@ def test_measuring_changes_no_answer_and_has_the_places_of_the_trace(tmp_path: P
 
 def test_another_model_of_the_same_records_is_measured_too() -> None:
     diagnostics = Diagnostics()
-    again = barrier(made_up(), diagnostics=diagnostics).about(small_model())
+    again = barrier(made_up(), diagnostics=diagnostics).with_model(small_model())
     again.gradient(POINT, sampling=Poisson(0.5), clipping=L2(0.5), noise=Gaussian(1.0), divisor=10.0)
     assert len(diagnostics.rows) == 1
 

@@ -197,7 +197,7 @@ def test_norms_of_another_model_at_the_same_parameters_are_its_own() -> None:
     model, point = axes_model(), torch.zeros(COUNT)
     steeper = replace(model, losses=lambda outputs, labels: 100 * model.losses(outputs, labels))
     asked = barrier(axes(), model)
-    for about, factor in ((asked, 1), (asked.about(steeper), 100), (asked, 1)):
+    for about, factor in ((asked, 1), (asked.with_model(steeper), 100), (asked, 1)):
         total = about.norm_total(point, bound=L2(1e3), noise=NO_NOISE)
         assert total == pytest.approx(factor * SCALES.sum(), rel=1e-3)
 

@@ -80,7 +80,7 @@ def argmin(asked: Barrier, sampling: Sampling | None = None) -> int:
 
 
 def minimum(asked: Barrier, noise: Mechanism = NOISE) -> Tensor:
-    return asked.about(BINARY).minimum(PROBLEM, noise=noise)
+    return asked.with_model(BINARY).minimum(PROBLEM, noise=noise)
 
 
 QUESTIONS: dict[str, tuple[Ask, dp.DpEvent]] = {
@@ -177,7 +177,7 @@ def test_no_question_goes_on_in_a_fork(kind: str, monkeypatch: pytest.MonkeyPatc
     """It would draw the noise that the first process draws, for another answer."""
     spend, trace = Free(), Trace()
     asked = barrier(made_up(classes=2), spend=spend, trace=trace)
-    about = asked.about(small_model())
+    about = asked.with_model(small_model())
     monkeypatch.setattr("os.getpid", lambda: -1)
     for each in (asked, about):
         with pytest.raises(RefusedError, match="in another process than it was made in"):
@@ -189,14 +189,14 @@ def test_a_second_model_of_a_run_has_noise_of_its_own() -> None:
     """Without records an answer is its noise: each is drawn from the stream of its own release."""
     trace = Trace()
     first = barrier(made_up(0), trace=trace)
-    second = first.about(small_model("mlp"))
+    second = first.with_model(small_model("mlp"))
     k = 1000
 
     def total(asked: Barrier) -> NDArray[np.float64]:
         noise = Gaussian(2.0)
         return asked.total(lambda one, label: torch.zeros(k), bound=L2(1.0), noise=noise).numpy()
 
-    for number, asked in enumerate((first, second, first.about(BINARY), second, first)):
+    for number, asked in enumerate((first, second, first.with_model(BINARY), second, first)):
         draws = seeded_generator(5).stream(number).normal(k)
         scale = std_on_grid(2.0, sensitivity=1.0, dimension=k)
         assert np.array_equal(total(asked), add_on_grid(np.zeros(k), scale * draws, std=2.0))
