@@ -35,7 +35,7 @@ from algorithms.models.feature_transforms import front_of
 from algorithms.models.public_models import in_file
 from algorithms.privacy.accounting.events import Schedule, run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import Performance
-from algorithms.privacy.barrier.performance import ALONE, Group
+from algorithms.privacy.barrier.performance import ALONE, ProcessGroup
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import Generator, generator_of
@@ -76,7 +76,7 @@ class Job:
     public: DatasetInfo
     blocks: tuple[str, ...] = (WHOLE_POPULATION,)
     retraining: str | None = None
-    group: Group = ALONE
+    group: ProcessGroup = ALONE
 
     @property
     def document(self) -> dict[str, Any]:
@@ -342,7 +342,7 @@ def _trainer(job: Job, model: Model) -> Callable[..., tuple[Any, Trace, Model]]:
     )
 
 
-def performance_of(wanted: params.Performance, group: Group = ALONE) -> Performance:
+def performance_of(wanted: params.Performance, group: ProcessGroup = ALONE) -> Performance:
     """The resources that params.yaml gives a training, for the loop and the barrier."""
     return Performance(
         device_of(wanted.device),

@@ -26,7 +26,7 @@ from data import DataCard
 from data.description import Transform
 from tasks.calibrate import model_files
 from tasks.config.overrides import with_values
-from tasks.config.params import Data, Encoder, Group, Memory, Model, ParamsRefusedError, in_words, read_yaml
+from tasks.config.params import Data, Encoder, StrictModel, Memory, Model, ParamsRefusedError, in_words, read_yaml
 from tasks.prepare import facts_of, public_of
 from tasks.runs.quality import HELD_OUT_METRICS
 
@@ -43,7 +43,7 @@ _MAX_GROUP_SIZE = 20
 _DIGITS = 24
 
 
-class Folds(Group):
+class Folds(StrictModel):
     """Repeated k-fold cross-validation over the union of training and test records; seed: seed of the permutations."""
 
     k: int = Field(ge=2)
@@ -51,7 +51,7 @@ class Folds(Group):
     seed: int = Field(default=1, ge=0, lt=2**32)
 
 
-class Problem(Group):
+class Problem(StrictModel):
     """A data set by the name of its card, a transform of its records, and a model of the catalogue.
 
     encoder: as in params.yaml, if transform is encoder. model_settings: further keys of the group `model` of
@@ -79,7 +79,7 @@ class Problem(Group):
         return self
 
 
-class Method(Group):
+class Method(StrictModel):
     """An algorithm with its settings, and its accountant.
 
     features: the group of params.yaml, for features that are learned before training. private: False for a reference
@@ -106,13 +106,13 @@ class Method(Group):
         return algorithm
 
 
-class Objective(Group):
+class Objective(StrictModel):
     """Mean training loss at the released parameters, plus regularisation times their squared L2 norm."""
 
     regularisation: float = Field(default=0.0, ge=0)
 
 
-class Record(Group):
+class Record(StrictModel):
     """What is recorded of each run besides its accuracy.
 
     curves: the objective by step, at most about 200 points. diagnostics: what clipping and noise did to each gradient,
@@ -124,7 +124,7 @@ class Record(Group):
     diagnostics: bool = False
 
 
-class Comparison(Group):
+class Comparison(StrictModel):
     """Algorithms x data sets x models x epsilons x (seeds or folds) x settings.
 
     skip_refused: list trials that cannot run as refused, instead of refusing the whole comparison. published: path in

@@ -39,13 +39,13 @@ _WANDB_MODES: Mapping[str, Literal["offline", "online", "disabled"]] = {
 Word = Annotated[str, Field(min_length=1)]
 
 
-class Group(BaseModel):
+class StrictModel(BaseModel):
     """One group of params.yaml."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class Encoder(Group):
+class Encoder(StrictModel):
     """A frozen public network; the model is trained on its features of each record (data.transform: encoder).
 
     name: efficientnet-lite0, wordllama, all-minilm-l6-v2, timm/NAME, torchvision/NAME, huggingface/NAME or its folder,
@@ -58,7 +58,7 @@ class Encoder(Group):
     settings: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-class Data(Group):
+class Data(StrictModel):
     """Which records, and what is computed from each of them by itself.
 
     dataset: the name of a data card. transform: none, scattering (for images) or encoder. encoder: the encoder, if
@@ -79,7 +79,7 @@ class Data(Group):
         return self
 
 
-class Attack(Group):
+class Attack(StrictModel):
     """A target instead of epsilon: at this false-alarm rate no attacker recognises a larger share than `caught`."""
 
     false_alarms: float = Field(gt=0, lt=1)
@@ -92,7 +92,7 @@ class Attack(Group):
         return self
 
 
-class Privacy(Group):
+class Privacy(StrictModel):
     """The target of a run: either an epsilon or an attack that it must withstand.
 
     count_noise: noise multiplier of the number of records, which is released if it is private.
@@ -115,7 +115,7 @@ class Privacy(Group):
         return self
 
 
-class Model(Group):
+class Model(StrictModel):
     """Which model, its initial parameters, and which of them are trained.
 
     name: a model of the catalogue. seed: of the random initial parameters; public. precision: of the gradients.
@@ -163,7 +163,7 @@ class Model(Group):
         return self.settings | self._of_libraries
 
 
-class Memory(Group):
+class Memory(StrictModel):
     """The settings of `Performance` that a run of a comparison has, too."""
 
     memory_mb: int = Field(default=1024, ge=1)
@@ -202,7 +202,7 @@ class Performance(Memory):
         return self
 
 
-class Tracking(Group):
+class Tracking(StrictModel):
     """Where Weights & Biases stores the runs: project, mode and entity (a user or team).
 
     Where the environment has WANDB_MODE, `load` takes the mode from there, as W&B's own tools do.
@@ -222,7 +222,7 @@ class Tracking(Group):
         return self.model_copy(update={"mode": _WANDB_MODES[named]}) if named else self
 
 
-class LedgerPlace(Group):
+class LedgerPlace(StrictModel):
     """Where the ledger is. url: without a password. The data card names the population that is charged."""
 
     url: str | None = Field(default=None, min_length=1)
@@ -237,7 +237,7 @@ class LedgerPlace(Group):
         return url
 
 
-MODELS: Mapping[str, type[Group]] = {
+MODELS: Mapping[str, type[StrictModel]] = {
     "data": Data,
     "privacy": Privacy,
     "model": Model,

@@ -28,7 +28,7 @@ from ruamel.yaml import YAML
 from algorithms.privacy.ledger.policy import Choice, Spread
 from data.documents import load_yaml
 from data.files import read_json, write_text
-from tasks.config.params import Group, ParamsRefusedError, in_words, parse, read_yaml
+from tasks.config.params import StrictModel, ParamsRefusedError, in_words, parse, read_yaml
 
 Every = Literal["hour", "day", "week", "month"]
 _PERIODS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}
@@ -46,7 +46,7 @@ RECIPE = ("data", "privacy", "features", "algorithm", "model")
 _NAME = r"^[a-z0-9][a-z0-9_-]*$"
 
 
-class Recipe(Group):
+class Recipe(StrictModel):
     """What a retraining trains: groups as in params.yaml, which take the place of those there while it runs.
 
     data: without the data set and its blocks. privacy: its epsilon matters only to a card that plans `runs`, before the
@@ -85,7 +85,7 @@ class Recipe(Group):
 _NOT_OF_A_RECIPE = ("dataset", "blocks")
 
 
-class Retraining(Group):
+class Retraining(StrictModel):
     """The settings of a scheduled retraining; params.yaml adds only where it runs: performance, tracking and ledger.
 
     name: name of the models, and of the retraining in the ledger. dataset: a data set whose card has `blocks`. every:

@@ -31,7 +31,7 @@ from torch.distributed.rendezvous import FileStore  # type: ignore[attr-defined]
 
 from algorithms.errors import ProcessLostError, RefusedError
 from algorithms.gradients.placement import together
-from algorithms.privacy.barrier.performance import ALONE, Group
+from algorithms.privacy.barrier.performance import ALONE, ProcessGroup
 from data.files import KEY_BYTES, keyed, owner_key
 
 _PLACE = "EPSILONFLOW_PROCESS"
@@ -43,7 +43,7 @@ _SEALED_AT_ONCE = 2**30
 
 
 @contextmanager
-def joined(wanted: int, *, home: Path) -> Iterator[Group]:
+def joined(wanted: int, *, home: Path) -> Iterator[ProcessGroup]:
     """Connect the processes of this run within the block.
 
     wanted: the number of processes on this machine, unless torchrun started them. home: folder of the owner key, which
@@ -58,12 +58,12 @@ def joined(wanted: int, *, home: Path) -> Iterator[Group]:
         Thread(target=_end_with_input, daemon=True).start()
         store = _store(Path(path), int(count))
         store.set(f"process {place}", "is here")
-        with _connected(Group(int(place), int(count), int(count), secret), store) as group:
+        with _connected(ProcessGroup(int(place), int(count), int(count), secret), store) as group:
             yield group
     elif "TORCHELASTIC_RUN_ID" in os.environ:
         own_rank, all_, here = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
         secret = keyed(owner_key(home), ["secret of a run's processes"])
-        with _connected(Group(own_rank, all_, here, secret), None) as group:
+        with _connected(ProcessGroup(own_rank, all_, here, secret), None) as group:
             yield group
     elif wanted == 1:
         yield ALONE
@@ -76,7 +76,7 @@ def joined(wanted: int, *, home: Path) -> Iterator[Group]:
             started = [_started(rank, wanted, file, secret) for rank in range(1, wanted)]
             try:
                 _await(started, store)
-                with _connected(Group(0, wanted, wanted, secret), store) as group:
+                with _connected(ProcessGroup(0, wanted, wanted, secret), store) as group:
                     yield group
             finally:
                 for process in started:
@@ -119,7 +119,7 @@ def _end_with_input() -> None:
 
 
 @contextmanager
-def _connected(group: Group, store: Store | None) -> Iterator[Group]:
+def _connected(group: ProcessGroup, store: Store | None) -> Iterator[ProcessGroup]:
     """Connect a group of processes; without a store, by torchrun's environment variables."""
     kind = "gloo"
     if (device := torch.accelerator.current_accelerator(check_available=True)) is not None:
@@ -137,7 +137,7 @@ def _connected(group: Group, store: Store | None) -> Iterator[Group]:
         distributed.destroy_process_group()
 
 
-def _authenticate(group: Group) -> None:
+def _authenticate(group: ProcessGroup) -> None:
     """Raise RefusedError unless every other process proves, on its own connection, that it knows the group's secret.
 
     A proof is for the other's fresh challenge, so that nobody can repeat one.
@@ -155,7 +155,7 @@ def _authenticate(group: Group) -> None:
             )
 
 
-def _proof(group: Group, rank: int, challenge: bytes) -> bytes:
+def _proof(group: ProcessGroup, rank: int, challenge: bytes) -> bytes:
     return keyed(group.secret, ["process", str(rank), challenge.hex()])
 
 
@@ -170,7 +170,7 @@ def _exchange(message: bytes, other: int) -> bytes:
     return bytes(received.tolist())
 
 
-def broadcast_sealed(group: Group, value: Any) -> Any:
+def broadcast_sealed(group: ProcessGroup, value: Any) -> Any:
     """Send a picklable value from the first process to all, encrypted by the group's secret; returns that value."""
     if group.count == 1:
         return value

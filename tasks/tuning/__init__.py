@@ -27,7 +27,7 @@ from tasks.calibrate import calibrate, model_for
 from tasks.config import params
 from tasks.config.overrides import with_values
 from tasks.config.own_code import names_in
-from tasks.config.params import Group, Params, ParamsRefusedError, in_words, read_yaml
+from tasks.config.params import StrictModel, Params, ParamsRefusedError, in_words, read_yaml
 from tasks.evaluate import record_scores
 
 Document = dict[str, Any]
@@ -36,7 +36,7 @@ EXAMPLE = "{space: {algorithm.clip_norm: [0.3, 1.0]}, epsilon: 3.0}"
 _MAX_SPACE, _TRIES, _NEAR = 512, 16, 0.98
 
 
-class Range(Group):
+class Range(StrictModel):
     """`points` numbers from low to high, both included, with equal distances or equal factors between them."""
 
     low: float
@@ -66,7 +66,7 @@ Values = Annotated[
 ]
 
 
-class Draw(Group):
+class Draw(StrictModel):
     """How the number of trials is drawn.
 
     mean: the mean of the number. shape: of the truncated negative binomial distribution; 1 is geometric.
@@ -81,7 +81,7 @@ class Draw(Group):
         return Trials(self.mean, math.inf if self.distribution == "poisson" else self.shape)
 
 
-class Objective(Group):
+class Objective(StrictModel):
     """What a search maximises.
 
     on: "public" maximises accuracy, or the metric of the target, on held-out records that the card declares public.
@@ -94,7 +94,7 @@ class Objective(Group):
     noise_multiplier: float = Field(default=20.0, gt=0)
 
 
-class Tuning(Group):
+class Tuning(StrictModel):
     """tune.yaml; everything else about a trial is in params.yaml.
 
     space: values by dotted key of params.yaml, as lists or ranges. epsilon, delta: of the whole search; without delta,

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed
 
-from algorithms.privacy.barrier.performance import Group
+from algorithms.privacy.barrier.performance import ProcessGroup
 from tests.support.device import DEVICE
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ HANGS = timedelta(seconds=120)
 
 
 @contextmanager
-def joined(rank: int, count: int, folder: Path, *, secret: bytes = b"") -> Iterator[Group]:
+def joined(rank: int, count: int, folder: Path, *, secret: bytes = b"") -> Iterator[ProcessGroup]:
     """The processes that meet in a folder; one that fails leaves them, so that no other waits for it."""
     torch.set_num_threads(1)
     if PLACE.type == "cuda":
@@ -31,7 +31,7 @@ def joined(rank: int, count: int, folder: Path, *, secret: bytes = b"") -> Itera
     meeting = f"file://{store}"
     distributed.init_process_group(kind, init_method=meeting, rank=rank, world_size=count, timeout=HANGS)
     try:
-        yield Group(rank, count, count, secret)
+        yield ProcessGroup(rank, count, count, secret)
     finally:
         distributed.destroy_process_group()
 

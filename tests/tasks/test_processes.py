@@ -23,7 +23,7 @@ from torch.distributed import FileStore
 
 from algorithms.core.software import Software
 from algorithms.errors import ProcessLostError, RefusedError
-from algorithms.privacy.barrier.performance import Group
+from algorithms.privacy.barrier.performance import ProcessGroup
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from tasks import train
 from tasks.config import params
@@ -137,7 +137,7 @@ def helped(folder: Path, places: dict[str, Workspace]) -> dict[str, str]:
     return ends
 
 
-def job_of(place: Workspace, group: Group) -> train.Job:
+def job_of(place: Workspace, group: ProcessGroup) -> train.Job:
     settings = params.load(place.root / "params.yaml", reads=train.READS)
     plan, prepared = (place.root / "artifacts/plan.json").read_bytes(), place.root / "datasets/prepared"
     return train.Job(settings, plan, prepared, place.public, group=group)
@@ -209,7 +209,7 @@ def test_processes_with_other_records_or_settings_are_refused_before_a_charge(
 def intrude(file: Path) -> str:
     """Take the second process's place without its secret."""
     try:
-        with processes._connected(Group(1, 2, 2, bytes(32)), FileStore(str(file), 2)):
+        with processes._connected(ProcessGroup(1, 2, 2, bytes(32)), FileStore(str(file), 2)):
             return "was let in"
     except (RefusedError, ProcessLostError):
         return "was not let in"
@@ -247,21 +247,21 @@ def test_the_key_and_the_checkpoint_are_sent_encrypted(size: int, monkeypatch: p
     """In one part or in several, and refused if a part was changed or left out."""
     sent: list[Any] = []
     monkeypatch.setattr(processes, "_SEALED_AT_ONCE", size)
-    monkeypatch.setattr(Group, "broadcast_object", lambda _, value: sent.append(value))
+    monkeypatch.setattr(ProcessGroup, "broadcast_object", lambda _, value: sent.append(value))
     start = train._Start("a run", seeded_generator(0), b"the norms of all records")
-    processes.broadcast_sealed(Group(0, 2, 2, SECRET), start)
-    monkeypatch.setattr(Group, "broadcast_object", lambda *_: sent[-1])
-    assert processes.broadcast_sealed(Group(1, 2, 2, SECRET), None) == start
+    processes.broadcast_sealed(ProcessGroup(0, 2, 2, SECRET), start)
+    monkeypatch.setattr(ProcessGroup, "broadcast_object", lambda *_: sent[-1])
+    assert processes.broadcast_sealed(ProcessGroup(1, 2, 2, SECRET), None) == start
     written = pickle.dumps(sent)
     assert start.generator.key[:7] not in written and b"norms" not in written
     first, sealed = sent[0][0]
     for nonce, part in ((first, sealed[:-1] + bytes([sealed[-1] ^ 1])), (bytes(12), sealed)):
         sent.append([(nonce, part), *sent[0][1:]])
         with pytest.raises(InvalidTag):
-            processes.broadcast_sealed(Group(1, 2, 2, SECRET), None)
+            processes.broadcast_sealed(ProcessGroup(1, 2, 2, SECRET), None)
     sent.append(sent[0][:-1] if len(sent[0]) > 1 else [*sent[0], *sent[0]])
     with pytest.raises(InvalidTag):
-        processes.broadcast_sealed(Group(1, 2, 2, SECRET), None)
+        processes.broadcast_sealed(ProcessGroup(1, 2, 2, SECRET), None)
 
 
 def test_torchrun_releases_what_one_process_does(workspace: Workspace) -> None:

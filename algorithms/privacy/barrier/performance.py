@@ -108,7 +108,7 @@ def cores() -> int:
 
 
 @dataclass(frozen=True)
-class Group:
+class ProcessGroup:
     """The processes of a run: this is number `rank` of `count`, and `local` of them run on this machine.
 
     Each process sums over its shard of the records, and the first adds the noise. All processes take the same steps:
@@ -164,7 +164,7 @@ class Group:
                 act()
 
 
-ALONE = Group()
+ALONE = ProcessGroup()
 
 _LOG = logging.getLogger(__name__)
 
@@ -226,7 +226,7 @@ class Performance:
     expected_batch: float | None = None
     workers: int | None = None
     threads: int | None = None
-    group: Group = ALONE
+    group: ProcessGroup = ALONE
     shard_frozen: bool = False
     shard_trained: bool = False
     offload: bool = False

@@ -18,7 +18,7 @@ from algorithms.gradients import L2, Affine, Engine, PerLayer
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
 from algorithms.gradients.placement import Shards, shard_frozen
 from algorithms.models import Model
-from algorithms.privacy.barrier.performance import ALONE, Group, Performance
+from algorithms.privacy.barrier.performance import ALONE, ProcessGroup, Performance
 from algorithms.privacy.barrier.trace import Diagnostics
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian
@@ -75,7 +75,7 @@ def adapted(*, is_checkpointed: bool = False) -> Model:
     return Model("adapted", Adapted(is_checkpointed=is_checkpointed), losses, scores=lambda outputs: outputs)
 
 
-def answers(group: Group, **placing: bool) -> Tensor:
+def answers(group: ProcessGroup, **placing: bool) -> Tensor:
     """Of full batches, samples that leave some process without records, layers that run again, and other clipping.
 
     The last record's gradient is so large that its square overflows in 32 bits, and the one before is not finite.
@@ -209,7 +209,7 @@ CRASHED = {
 """Methods that are stopped in the middle."""
 
 
-def released(name: str, group: Group, folder: Path, *, stop_after: int | None = None) -> Tensor:
+def released(name: str, group: ProcessGroup, folder: Path, *, stop_after: int | None = None) -> Tensor:
     """Of a run whose processes hold slices, which resumes from a checkpoint if there is one."""
     method, model = algorithm(name, **CRASHED.get(name, {})), small_model("logistic", classes=2)
     ways = Performance(PLACE, group=group, shard_trained=True)
@@ -271,7 +271,7 @@ def test_what_slices_cannot_do_is_refused_before_a_charge(
             generator=seeded_generator(3),
             run_id="one run",
             folder=tmp_path,
-            performance=Performance(group=Group(0, 2, 2), shard_trained=True),
+            performance=Performance(group=ProcessGroup(0, 2, 2), shard_trained=True),
             checkpoint_seconds=1.0,
             on_step=lambda *_: None,
             diagnostics=Diagnostics() if has_diagnostics else None,
