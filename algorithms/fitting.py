@@ -49,7 +49,7 @@ from algorithms.models.model import Called, Model
 from algorithms.privacy.accounting import MOST_EPSILON, Budget
 from algorithms.privacy.accounting.epsilon import Accountant
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
-from algorithms.privacy.barrier.barrier import Performance
+from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.card import PrivacyCard, RunRecord, build
 from algorithms.privacy.card.build import Columns
 from algorithms.privacy.ledger import Ledger
@@ -277,7 +277,7 @@ def fit(
     rows_by, unit = _grouping(people, unit, one_row_per_unit=one_row_per_unit)
     known = len(records.labels) if n_is_public else None
     check_delta(delta, known)
-    performance = Performance(device_of(str(device)), memory_mb, None, number=known)
+    compute = ComputeConfig(device_of(str(device)), memory_mb, None, number=known)
     target = Target(Budget(epsilon, delta), accountant, count_noise)
     facts = PlanningFacts(
         records=known,
@@ -297,7 +297,7 @@ def fit(
     stated = {"dataset": dataset, "title": dataset, "unit": unit, "public": public, "records": known}
     stated |= {"per_person": per_person, "pooled": rows, "unit_is_stated": rows_by == BY_STATEMENT}
     document = _document(plan, model, trained, seed=seed, about=about)
-    run = _Run(plan, document, _FACTS | stated, performance.device.type)
+    run = _Run(plan, document, _FACTS | stated, compute.device.type)
     run.rehearse()
     with tempfile.TemporaryDirectory(prefix="epsilonflow-") as place:
         folder, limit = Path(place), target.budget
@@ -314,7 +314,7 @@ def fit(
                 generator=generator,
                 run_id=run.run_id,
                 folder=folder,
-                performance=performance,
+                compute=compute,
                 checkpoint_seconds=math.inf,
                 on_step=lambda *_: None,
                 reserve=lambda: account.reserve(run),

@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.gradients import L2, Engine
-from algorithms.privacy.barrier.barrier import Performance
-from algorithms.privacy.barrier.performance import in_passes
+from algorithms.privacy.barrier.barrier import ComputeConfig
+from algorithms.privacy.barrier.fixed_arithmetic import fixed_arithmetic
+from algorithms.privacy.barrier.pass_pool import pass_pool
+from algorithms.privacy.barrier.record_loader import split_passes
 from benchmarks.workloads import WORKLOADS
 
 _SETTINGS = [(1, 1), (2, 1), (1, 2)]
@@ -45,23 +47,23 @@ def _times(name: str, settings: list[tuple[int, int]], rounds: int) -> tuple[lis
     model = workload.build()
     inputs, labels = workload.data(4 * workload.batch, torch.device("cpu"))
     records = _Held(inputs.numpy(), labels.numpy())
-    engine = Performance().engine(model, records)
+    engine = ComputeConfig().engine(model, records)
     point, rows = model.initial_parameters(), np.arange(len(labels))
-    passes = list(in_passes(rows, engine.physical_batch))
+    passes = list(split_passes(rows, engine.physical_batch))
     found: dict[tuple[int, int], list[float]] = {each: [] for each in settings}
     for number in range(rounds):
         for workers, threads in random.Random(number).sample(settings, len(settings)):
             torch.set_num_threads(threads)
-            performance = replace(Performance(memory_mb=8192), workers=workers, threads=threads)
-            side_by_side = performance.side_by_side(engine, model.parameter_count)
+            compute = replace(ComputeConfig(memory_mb=8192), workers=workers, threads=threads)
+            pool = pass_pool(compute, engine, model.parameter_count)
 
             def run(own: Engine, some: NDArray[np.intp]) -> Tensor:
                 return own.clipped_sum(point, inputs[some], labels[some], L2(1.0))
 
-            with performance.computing(engine):
+            with fixed_arithmetic(compute, engine):
                 for _ in range(2):  # the first starts the threads
                     begin = time.perf_counter()
-                    deque(side_by_side.map(run, passes), maxlen=0)
+                    deque(pool.map(run, passes), maxlen=0)
                     seconds = time.perf_counter() - begin
             found[workers, threads].append(seconds)
     return [statistics.median(found[each]) for each in settings], len(passes)

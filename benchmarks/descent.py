@@ -17,7 +17,7 @@ from algorithms.core.plan import Target
 from algorithms.core.planning_facts import Inputs, PlanningFacts
 from algorithms.methods.dp_agd import DPAGD, State
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import secure_generator
 from benchmarks.importance import MadeUp
@@ -73,7 +73,7 @@ class WholeStep:
             generator=secure_generator(),
             delta=_TARGET.budget.delta,
             trace=Trace(),
-            performance=Performance(number=self.plan.facts.records),
+            compute=ComputeConfig(number=self.plan.facts.records),
         )
         return barrier, self.method.init(self.model.initial_parameters(), self.plan)
 

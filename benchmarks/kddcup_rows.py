@@ -25,7 +25,7 @@ from pyarrow import csv
 from rich.console import Console
 
 from algorithms.core import training
-from algorithms.privacy.barrier.barrier import Performance
+from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from data import DataCard, dataset_info, prepared
 from data.card import File, Split, data_card
@@ -123,7 +123,7 @@ def train(folder: Path, *, records: int, iterations: int) -> Cost:
             generator=seeded_generator(0),
             run_id="rows",
             folder=folder,
-            performance=Performance(memory_mb=512),
+            compute=ComputeConfig(memory_mb=512),
             checkpoint_seconds=math.inf,
             on_step=lambda _step, _epsilon, _noise_std: None,
         )

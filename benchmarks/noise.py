@@ -18,7 +18,7 @@ from torch import nn
 from algorithms.gradients import L2
 from algorithms.models import Model
 from algorithms.models.objectives import cross_entropy
-from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import add_steps, seeded_generator, steps_of
 from algorithms.privacy.mechanisms.release import Gaussian, Mechanism, NoNoise
@@ -56,7 +56,7 @@ def main(
         generator=seeded_generator(0),
         delta=1e-5,
         trace=Trace(),
-        performance=Performance(workers=1, threads=1),
+        compute=ComputeConfig(workers=1, threads=1),
     )
 
     def release(noise: Mechanism) -> None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 
 from algorithms.core.training import train
-from algorithms.privacy.barrier.barrier import Performance
+from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from data import dataset_info
 from data.card import DataCard, data_card
@@ -156,7 +156,7 @@ def accuracy(
             generator=seeded_generator(seed),
             run_id="study",
             folder=Path(os.devnull),
-            performance=Performance(torch.device("cpu"), 1024, None),
+            compute=ComputeConfig(torch.device("cpu"), 1024, None),
             checkpoint_seconds=math.inf,
             on_step=lambda step, epsilon, noise: None,
         )

@@ -34,8 +34,8 @@ from algorithms.models import Model
 from algorithms.models.feature_transforms import front_of
 from algorithms.models.public_models import in_file
 from algorithms.privacy.accounting.events import Schedule, run_lengths, schedule_to_json
-from algorithms.privacy.barrier.barrier import Performance
-from algorithms.privacy.barrier.performance import ALONE, ProcessGroup
+from algorithms.privacy.barrier.barrier import ComputeConfig
+from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import Generator, generator_of
@@ -337,14 +337,14 @@ def _trainer(job: Job, model: Model) -> Callable[..., tuple[Any, Trace, Model]]:
         job.plan,
         model,
         open_records=records,
-        performance=performance_of(job.settings.performance, job.group),
+        compute=compute_config(job.settings.performance, job.group),
         features=job.settings.features,
     )
 
 
-def performance_of(wanted: params.Performance, group: ProcessGroup = ALONE) -> Performance:
+def compute_config(wanted: params.Performance, group: ProcessGroup = ALONE) -> ComputeConfig:
     """The resources that params.yaml gives a training, for the loop and the barrier."""
-    return Performance(
+    return ComputeConfig(
         device_of(wanted.device),
         wanted.memory_mb,
         wanted.physical_batch,

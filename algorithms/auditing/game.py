@@ -33,7 +33,7 @@ from algorithms.models import LossBounds, Model
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, buffered
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, Accountant
-from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
 from algorithms.privacy.mechanisms.correlated import Correlated
 from algorithms.privacy.mechanisms.noise import Generator
 from algorithms.privacy.mechanisms.release import KNorm, Laplace, Minimum, NoNoise
@@ -254,7 +254,7 @@ class Played:
     released: Array
 
 
-class _Examined(Performance):
+class _Examined(ComputeConfig):
     """Uses one engine for all runs of a game, since inspecting the same model again would take most of the time."""
 
     def engine(self, model: Model, records: Any) -> Engine:
@@ -304,7 +304,7 @@ def play(
             generator=generator,
             run_id="audit",
             folder=Path(folder),
-            performance=_Examined(physical_batch=64),
+            compute=_Examined(physical_batch=64),
             checkpoint_seconds=math.inf,
             on_step=lambda *_: None,
             barrier_of=lambda *args, **kwargs: Watched(*args, seen=seen, **kwargs),

@@ -17,7 +17,7 @@ from algorithms.core.user_level import user_level_barrier, user_level_model
 from algorithms.models import Model
 from algorithms.models.feature_transforms import Front, Shape, installed
 from algorithms.privacy.accounting.events import Schedule
-from algorithms.privacy.barrier.barrier import Barrier, Performance, Records
+from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig, Records
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import Generator
 from algorithms.privacy.mechanisms.release import Release
@@ -67,7 +67,7 @@ def learn_shared_features(
     *,
     records: Records,
     generator: Generator,
-    performance: Performance,
+    compute: ComputeConfig,
 ) -> tuple[LearnedFeatures, Trace]:
     """Learn features once for several runs that share them; returns them with their rows of the trace.
 
@@ -81,7 +81,7 @@ def learn_shared_features(
         generator=generator,
         delta=plan.target.budget.delta,
         trace=trace,
-        performance=plan.with_public_sizes(performance),
+        compute=plan.with_public_sizes(compute),
     )
     return learn_features(features, barrier, model, plan), trace
 

@@ -41,7 +41,7 @@ from algorithms.privacy.accounting.filters import (
     filter_from_json,
     filter_to_json,
 )
-from algorithms.privacy.barrier.barrier import Performance
+from algorithms.privacy.barrier.barrier import ComputeConfig
 
 P = TypeVar("P")
 
@@ -125,9 +125,9 @@ class Plan:
         """The noise multiplier, 0 for a run without noise; None if it is chosen adaptively, under a filter."""
         return self.noise_multiplier if self.is_fixed else None
 
-    def with_public_sizes(self, performance: Performance) -> Performance:
-        """The performance with the public numbers that decide how many records a pass has."""
-        return replace(performance, number=self.facts.records, expected_batch=self.expected_batch)
+    def with_public_sizes(self, compute: ComputeConfig) -> ComputeConfig:
+        """The configuration with the public numbers that decide how many records a pass has."""
+        return replace(compute, number=self.facts.records, expected_batch=self.expected_batch)
 
     def params(self, kind: type[P]) -> P:
         """The method's public values as its dataclass `kind`."""

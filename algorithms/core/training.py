@@ -18,7 +18,7 @@ from algorithms.core.user_level import user_level_model
 from algorithms.errors import RefusedError
 from algorithms.models import Model
 from algorithms.models.feature_transforms import buffers, installed
-from algorithms.privacy.barrier.barrier import Barrier, Performance, Records
+from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig, Records
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.barrier.unnoised_queries import LastNorms
 from algorithms.privacy.mechanisms.noise import Generator
@@ -55,7 +55,7 @@ def train(
     run_id: str,
     folder: Path,
     checkpoint: bytes | None = None,
-    performance: Performance,
+    compute: ComputeConfig,
     checkpoint_seconds: float,
     on_step: OnStep,
     on_state: OnState | None = None,
@@ -79,11 +79,11 @@ def train(
     Raises RefusedError if the checkpoint does not fit the model or the model cannot be trained privately, or not in
     this way, and whatever `reserve` raises.
     """
-    _check_sharing(algorithm, performance, diagnostics)
-    state = algorithm.init(performance.at_home(model.initial_parameters()), plan)
+    _check_sharing(algorithm, compute, diagnostics)
+    state = algorithm.init(compute.at_home(model.initial_parameters()), plan)
     start, last_norms = _Progress(state, buffers(model)), LastNorms()
     resumed = load(
-        folder, start, run_id=run_id, last_norms=last_norms, slices=performance.slices, content=checkpoint
+        folder, start, run_id=run_id, last_norms=last_norms, slices=compute.slices, content=checkpoint
     )
     first_trace = Trace() if shared_features is None else _recost(plan, shared_features[1])
     progress, step, trace = resumed or (start, 0, first_trace)
@@ -97,7 +97,7 @@ def train(
         generator=generator,
         delta=plan.target.budget.delta,
         trace=trace,
-        performance=plan.with_public_sizes(performance),
+        compute=plan.with_public_sizes(compute),
         last_norms=last_norms,
         diagnostics=diagnostics,
     )
@@ -107,11 +107,11 @@ def train(
             learned = (
                 shared_features[0] if shared_features else learn_features(features, barrier, model, plan)
             )
-            state = algorithm.init(performance.at_home(learned.start), plan)
+            state = algorithm.init(compute.at_home(learned.start), plan)
             progress = _Progress(state, learned.buffers)
         model = installed(model, progress.buffers)
         barrier = barrier.with_model(user_level_model(model, rows))
-    state, slices, saved_at = progress.state, performance.slices, time.monotonic()
+    state, slices, saved_at = progress.state, compute.slices, time.monotonic()
     for trace.step in range(step, plan.steps):
         next_state = algorithm.step(state, plan, barrier)
         if next_state is None:
@@ -122,27 +122,27 @@ def train(
             on_state(trace.step + 1, state)
         is_due = time.monotonic() - saved_at >= checkpoint_seconds
         if slices is not None:  # the first process, which keeps the checkpoint, needs the others' slices
-            is_due = performance.group.broadcast_object(is_due)
+            is_due = compute.group.broadcast_object(is_due)
         if is_due:
             progress = _Progress(collect(state, slices), progress.buffers)
-            if performance.group.is_first:
+            if compute.group.is_first:
                 save(folder, progress, run_id=run_id, step=trace.step + 1, trace=trace, last_norms=last_norms)
             saved_at = time.monotonic()
     return Trained(collect(state, slices), trace, model)
 
 
 def _check_sharing(
-    algorithm: Algorithm[Any], performance: Performance, diagnostics: Diagnostics | None
+    algorithm: Algorithm[Any], compute: ComputeConfig, diagnostics: Diagnostics | None
 ) -> None:
     """Raises RefusedError for what processes that share a model's parameters cannot do."""
-    if performance.group.count == 1:
+    if compute.group.count == 1:
         return
-    if performance.shard_trained and not getattr(algorithm, "by_coordinate", False):
+    if compute.shard_trained and not getattr(algorithm, "by_coordinate", False):
         raise RefusedError(
             f"{type(algorithm).__name__} computes with whole vectors of parameters, of which performance.shard_trained"
             " leaves each process a slice; set it to false, or performance.offload to true in its place."
         )
-    if (performance.shard_frozen or performance.shard_trained) and diagnostics is not None:
+    if (compute.shard_frozen or compute.shard_trained) and diagnostics is not None:
         raise RefusedError(
             "diagnostics are computed by the first process alone, which holds a part of the parameters; set"
             " privacy.diagnostics, or performance.shard_frozen and shard_trained, to false."

@@ -26,7 +26,16 @@ from data import DataCard
 from data.description import Transform
 from tasks.calibrate import model_files
 from tasks.config.overrides import with_values
-from tasks.config.params import Data, Encoder, StrictModel, Memory, Model, ParamsRefusedError, in_words, read_yaml
+from tasks.config.params import (
+    Data,
+    Encoder,
+    Memory,
+    Model,
+    ParamsRefusedError,
+    StrictModel,
+    in_words,
+    read_yaml,
+)
 from tasks.prepare import facts_of, public_of
 from tasks.runs.quality import HELD_OUT_METRICS
 

@@ -28,7 +28,7 @@ from algorithms.core.plan import Plan
 from algorithms.core.training import train
 from algorithms.errors import RefusedError
 from algorithms.models import Model
-from algorithms.privacy.barrier.barrier import Performance
+from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from data import DatasetInfo
@@ -208,13 +208,13 @@ def _folded(folder: Path, chosen: Fold) -> tuple[DatasetInfo, NDArray[np.int64],
 class Context:
     """What all trials share.
 
-    code: a digest of the algorithms' source. performance: the resources that a trial may use, which do not change its
+    code: a digest of the algorithms' source. compute: the resources that a trial may use, which do not change its
     result.
     """
 
     place: Place
     code: str
-    performance: Performance = field(default_factory=Performance)
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
 
 
 def plan_trial(context: Context, trial: Trial) -> Plan:
@@ -329,7 +329,7 @@ def run_trial(context: Context, trial: Trial) -> None:
     place, data = context.place, sides(context.place.store, trial)
     plan, objective = plan_trial(context, trial), trial.record["objective"]
     regularisation = objective["regularisation"] if objective else 0.0
-    trained = _trained(trial, plan, data, context.performance)
+    trained = _trained(trial, plan, data, context.compute)
     results = _results(plan, trained, data, regularisation if objective else None)
     if trained.curve is not None:
         frame = trained.curve.frame(trained.model, trained.trace, data, regularisation=regularisation)
@@ -378,7 +378,7 @@ class _Trained:
     steps: int
 
 
-def _trained(trial: Trial, plan: Plan, data: Sides, performance: Performance) -> _Trained:
+def _trained(trial: Trial, plan: Plan, data: Sides, compute: ComputeConfig) -> _Trained:
     """Train from the start and without checkpoints: trials are short, and an interrupted one runs again."""
     model, settings = deepcopy(_model(trial, data.public)), _params(trial)
     algorithm = settings.algorithm
@@ -399,7 +399,7 @@ def _trained(trial: Trial, plan: Plan, data: Sides, performance: Performance) ->
         generator=seeded_generator(trial.noise_seed),
         run_id=trial.digest,
         folder=Path(os.devnull),
-        performance=performance,
+        compute=compute,
         checkpoint_seconds=math.inf,
         on_step=on_step,
         on_state=curve.on_state if curve else None,

@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from algorithms.plain_text import for_terminal
-from algorithms.privacy.barrier.barrier import Performance
+from algorithms.privacy.barrier.barrier import ComputeConfig
 from data.card import data_card
 from tasks.comparing import Comparison, Trial, TrialGroup, code_digest, load, read_published, trials
 from tasks.comparing.trial import (
@@ -97,8 +97,8 @@ def work_of(file: Path, root: Path, *, allow_code: Collection[str] = ()) -> Work
     if comparison.published is not None:
         read_published(root / comparison.published)
     wanted = tuple(trials(comparison, cards, file=file.name))
-    performance = Performance(**comparison.performance.model_dump())
-    return Work(comparison, Context(Place(root, comparison.name), code_digest(), performance), wanted)
+    compute = ComputeConfig(**comparison.performance.model_dump())
+    return Work(comparison, Context(Place(root, comparison.name), code_digest(), compute), wanted)
 
 
 def prepare_data(work: Work) -> None:

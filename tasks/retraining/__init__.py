@@ -28,7 +28,7 @@ from ruamel.yaml import YAML
 from algorithms.privacy.ledger.policy import Choice, Spread
 from data.documents import load_yaml
 from data.files import read_json, write_text
-from tasks.config.params import StrictModel, ParamsRefusedError, in_words, parse, read_yaml
+from tasks.config.params import ParamsRefusedError, StrictModel, in_words, parse, read_yaml
 
 Every = Literal["hour", "day", "week", "month"]
 _PERIODS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}

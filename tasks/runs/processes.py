@@ -31,7 +31,7 @@ from torch.distributed.rendezvous import FileStore  # type: ignore[attr-defined]
 
 from algorithms.errors import ProcessLostError, RefusedError
 from algorithms.gradients.placement import together
-from algorithms.privacy.barrier.performance import ALONE, ProcessGroup
+from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
 from data.files import KEY_BYTES, keyed, owner_key
 
 _PLACE = "EPSILONFLOW_PROCESS"

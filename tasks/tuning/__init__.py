@@ -27,7 +27,7 @@ from tasks.calibrate import calibrate, model_for
 from tasks.config import params
 from tasks.config.overrides import with_values
 from tasks.config.own_code import names_in
-from tasks.config.params import StrictModel, Params, ParamsRefusedError, in_words, read_yaml
+from tasks.config.params import Params, ParamsRefusedError, StrictModel, in_words, read_yaml
 from tasks.evaluate import record_scores
 
 Document = dict[str, Any]

@@ -37,7 +37,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import adjacency_named, epsilon
 from algorithms.privacy.accounting.events import trials_of
 from algorithms.privacy.accounting.filters import ScheduleFilter
-from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
 from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.barrier.unnoised_queries import LastNorms
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, verify
@@ -64,7 +64,7 @@ from tasks.runs.quality import headline_metric
 from tasks.runs.software import check_resumes, pipeline_software, reuse_note
 from tasks.runs.stages import EXISTING, checkout_lock
 from tasks.tracking.runs import log_winner
-from tasks.train import Charge, performance_of, save_model
+from tasks.train import Charge, compute_config, save_model
 from tasks.tuning import (
     READS,
     Document,
@@ -134,7 +134,7 @@ class Trial:
             generator=self._generator("training"),
             run_id=self.run_id,
             folder=self.folder,
-            performance=performance_of(settings.performance),
+            compute=compute_config(settings.performance),
             checkpoint_seconds=settings.performance.checkpoint_seconds,
             on_step=lambda *_: None,
             features=settings.features,
@@ -181,7 +181,7 @@ class Trial:
             generator=self._generator("score"),
             delta=delta,
             trace=score_trace,
-            performance=Performance(),
+            compute=ComputeConfig(),
         )
 
         of_record = score_statistic(self.public, model, parameters)
@@ -364,7 +364,7 @@ def _reserve(search: Search, charge: Charge) -> None:
             search.search_plan.documents
         ):  # a model that cannot be trained is refused
             model = user_level_model(model_for(settings, search.public), search.public.rows_per_user)
-            performance_of(settings.performance).engine(model, zeros(search.public))
+            compute_config(settings.performance).engine(model, zeros(search.public))
         _rehearse(search, charge)  # a charged search must end with a card, whichever trial wins
     about = {name: document[name] for name in ("dataset", "adjacency", "noise")}
     about["algorithm"] = ", ".join(sorted({plan["algorithm"] for plan in search.search_plan.plans}))
@@ -396,7 +396,7 @@ def _rehearse(search: Search, charge: Charge) -> None:
 
 
 def _identity(search: Search, charge: Charge, document: Document) -> Document:
-    device = performance_of(params.parse(search.search_plan.documents[0], reads=READS).performance).device
+    device = compute_config(params.parse(search.search_plan.documents[0], reads=READS).performance).device
     return charge.identity(document["algorithm"], device)
 
 
@@ -442,7 +442,7 @@ def _share_features(run: store.Run, trial: Trial) -> None:
         model,
         records=trial.records()[1],
         generator=derived(run.generator().key, _SHARED, private=run.private_noise),
-        performance=performance_of(settings.performance),
+        compute=compute_config(settings.performance),
     )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     checkpoint.save(folder, learned, run_id=run_id, step=0, trace=trace, last_norms=LastNorms())

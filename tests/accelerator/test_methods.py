@@ -34,7 +34,7 @@ def trained(
         MODEL,
         folder,
         records=lambda: bench.made_up(classes=2),
-        performance=OneLook(device, number=bench.RECORDS),
+        compute=OneLook(device, number=bench.RECORDS),
         stop_after=stop_after,
     )
     return method.released(state)

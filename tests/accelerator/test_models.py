@@ -56,7 +56,7 @@ def trained(
         made.model,
         folder,
         records=lambda: MadeUp(made.inputs.numpy(), made.labels.numpy()),
-        performance=bench.Performance(device, physical_batch=32, offload=offload),
+        compute=bench.ComputeConfig(device, physical_batch=32, offload=offload),
     )
     return method.released(state).cpu()
 

@@ -74,7 +74,7 @@ def test_records_that_are_copied_before_their_charge(
 
     def early(self: Any, *args: Any, **kwargs: Any) -> Any:
         queries = self._Barrier__exact
-        queries.performance.load(queries.records, np.arange(4))
+        queries.compute.loader.load(queries.records, np.arange(4))
         return gradient(self, *args, **kwargs)
 
     monkeypatch.setattr(Barrier, "gradient", early)

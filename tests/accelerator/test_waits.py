@@ -98,7 +98,7 @@ def record(name: str, *, streamed: bool = False, device: str = "sim") -> Recorde
             generator=seeded_generator(3),
             run_id="one run",
             folder=Path(folder),
-            performance=OneLook(torch.device(device), memory_mb=1, physical_batch=PASS, number=count),
+            compute=OneLook(torch.device(device), memory_mb=1, physical_batch=PASS, number=count),
             checkpoint_seconds=math.inf,
             on_step=lambda *_: ends.append(len(events.all)),
         )
@@ -112,7 +112,7 @@ recorded = functools.cache(record)
 SUM = {"unnoised_queries._sum_on_device": 1}
 ONE_SUM = (496, SUM)
 """Noise in 64 bits for 51 parameters, and the indices of the 11 records that this step's coins choose of 40."""
-PLACED = {"performance.of": 2}
+PLACED = {"record_loader.of": 2}
 """The records and their labels, which move to the device after the first charge."""
 RESIDENT: dict[str, tuple[int, dict[str, int]]] = {
     "dp_sgd": ONE_SUM,

@@ -22,7 +22,7 @@ from algorithms.methods import from_settings
 from algorithms.models import Model, build
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import Accountant
-from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import Generator, add_steps, seeded_generator, steps_of
 from tests.support.device import DEVICE
@@ -32,7 +32,7 @@ SHAPE, CLASSES, RECORDS, DELTA = (1, 4, 4), 3, 40, 1e-3
 _LOOKS: dict[object, Engine] = {}
 
 
-class OneLook(Performance):
+class OneLook(ComputeConfig):
     """Looks once at models that are alike, for all barriers: a look costs more than the few steps here."""
 
     def engine(self, model: Model, records: Any) -> Engine:
@@ -168,7 +168,7 @@ def trained(
     *,
     records: Callable[[], Any] = made_up,
     features: Features | None = None,
-    performance: Performance = PLAIN,
+    compute: ComputeConfig = PLAIN,
     stop_after: int | None = None,
 ) -> training.Trained:
     """A run in the training loop with a checkpoint in a folder after each step; it crashes after `stop_after`."""
@@ -186,7 +186,7 @@ def trained(
         generator=seeded_generator(3),
         run_id="one run",
         folder=folder,
-        performance=performance,
+        compute=compute,
         checkpoint_seconds=0.0,
         on_step=on_step,
         features=features,
@@ -217,7 +217,7 @@ def run(
         generator=generator or seeded_generator(7),
         delta=plan.target.budget.delta,
         trace=trace,
-        performance=OneLook(DEVICE, memory_mb=1),
+        compute=OneLook(DEVICE, memory_mb=1),
     )
     state = method.init(model.initial_parameters().to(DEVICE), plan)
     for trace.step in range(plan.steps):

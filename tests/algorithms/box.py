@@ -83,7 +83,7 @@ def run(method: Algorithm[Any], plan: Plan, records: Box) -> tuple[Tensor, Trace
         generator=seeded_generator(7),
         delta=plan.target.budget.delta,
         trace=trace,
-        performance=OneLook(number=plan.facts.records),
+        compute=OneLook(number=plan.facts.records),
     )
     watching = Watching(barrier)
     state = method.init(model().initial_parameters(), plan)

@@ -52,7 +52,7 @@ def run(method: DPAGD, plan: Plan, *, seed: int = 7, name: str = "logistic") -> 
         generator=seeded_generator(seed),
         delta=DELTA,
         trace=trace,
-        performance=OneLook(memory_mb=8, number=plan.facts.records),
+        compute=OneLook(memory_mb=8, number=plan.facts.records),
     )
     state = method.init(model.initial_parameters(), plan)
     for trace.step in range(plan.steps):

@@ -112,7 +112,7 @@ def test_training_tells_the_barrier_no_number_that_is_private(
     told = []
 
     def watched(*given: Any, **named: Any) -> Any:
-        told.append(named["performance"].number)
+        told.append(named["compute"].number)
         return Barrier(*given, **named)
 
     monkeypatch.setattr(training, "Barrier", watched)

@@ -82,7 +82,7 @@ def walk(made: Algorithm[Any], model: Model) -> Walk:
         generator=seeded_generator(7),
         delta=DELTA,
         trace=trace,
-        performance=OneLook(),
+        compute=OneLook(),
     )
     state = made.init(model.initial_parameters(), plan)
     iterates = [state.parameters]

@@ -27,7 +27,7 @@ from algorithms.models.feature_transforms import buffers, front, in_front, insta
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.filters import ScheduleFilter
 from algorithms.privacy.barrier import unnoised_queries
-from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.barrier.unnoised_queries import frozen_prefix
 from algorithms.privacy.mechanisms.noise import seeded_generator
@@ -81,7 +81,7 @@ def barrier(features: Features, data: MadeUp, *, count: int | None = COUNT) -> B
         generator=source,
         delta=1e-5,
         trace=Trace(),
-        performance=Performance(number=count),
+        compute=ComputeConfig(number=count),
     )
 
 
@@ -314,12 +314,12 @@ def test_importance_sampling_goes_on_behind_them_with_what_they_left(tmp_path: P
 def test_what_is_taken_ahead_of_the_steps_gives_the_same_gradients(name: str) -> None:
     features, data = kind(name), records()
     model = installed(model_behind(features), learn_buffers(features, barrier(features, data), COUNT, QUIET))
-    head, seen = frozen_prefix(model, data, Performance(number=COUNT))
+    head, seen = frozen_prefix(model, data, ComputeConfig(number=COUNT))
     assert head is not model
     assert len(seen.features) == COUNT
     answers = [gradient(model, data), gradient(head, seen)]
     torch.testing.assert_close(*answers, rtol=1e-4, atol=1e-4)
-    assert frozen_prefix(model, data, Performance()) == (model, data)
+    assert frozen_prefix(model, data, ComputeConfig()) == (model, data)
 
 
 def test_a_public_number_decides_whether_maps_are_held() -> None:
@@ -327,7 +327,7 @@ def test_a_public_number_decides_whether_maps_are_held() -> None:
     model = installed(model_behind(features), learn_buffers(features, barrier(features, data), COUNT, QUIET))
     most = 10**6 // (4 * math.prod(SHAPE))
     held = [
-        frozen_prefix(model, data, Performance(memory_mb=1, number=n))[0] is not model
+        frozen_prefix(model, data, ComputeConfig(memory_mb=1, number=n))[0] is not model
         for n in (most, most + 1)
     ]
     assert held == [True, False]
@@ -360,7 +360,7 @@ def test_what_a_run_holds_of_its_records_follows_from_public_numbers(
             tmp_path / str(there),
             records=lambda there=there: records(there),
             features=features,
-            performance=Performance(memory_mb=1),
+            compute=ComputeConfig(memory_mb=1),
         )
         assert taken == (set() if public is None else {"_mapped", "clipped_sum"})
 
@@ -382,7 +382,7 @@ def test_a_model_s_own_first_maps_are_taken_ahead_too(
         build(name, input_shape=SHAPE, classes=3, seed=0, settings=settings),
     )
     model = installed(model, learn_buffers(features, barrier(features, data), COUNT, QUIET))
-    head, seen = frozen_prefix(model, data, Performance(number=COUNT))
+    head, seen = frozen_prefix(model, data, ComputeConfig(number=COUNT))
     assert [type(layer).__name__ for layer in head.module.children()] == layers
     assert seen.features.shape == ((COUNT, *SHAPE) if name == "softmax" else (COUNT, 37))
     torch.testing.assert_close(gradient(model, data), gradient(head, seen), rtol=1e-4, atol=1e-4)
@@ -390,7 +390,7 @@ def test_a_model_s_own_first_maps_are_taken_ahead_too(
 
 def gradient(model: Model, data: Any) -> Tensor:
     point, terms = model.initial_parameters() + 0.1, {"clipping": L2(1.0), "noise": Gaussian(1e-3)}
-    asked = test_barrier.barrier(data, model, performance=Performance())
+    asked = test_barrier.barrier(data, model, compute=ComputeConfig())
     return asked.gradient(point, sampling=FullBatch(), divisor=COUNT, **terms)  # type: ignore[arg-type]
 
 

@@ -37,7 +37,8 @@ from algorithms.methods import CATALOGUE, from_settings
 from algorithms.models import ModelRefusedError, build
 from algorithms.models.libraries import imported_library
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.barrier.record_loader import RecordLoader
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.card import load, text, verify
 from algorithms.privacy.ledger import Ledger, export, restore
@@ -1429,10 +1430,10 @@ def test_what_fails_over_private_records_does_not_say_how_many_there_are(
     """PyTorch's errors name the shapes of what they are given."""
     X, y = two_classes(PRIVATE)
 
-    def failing(_: Performance, records: Any, rows: Any) -> None:
+    def failing(_: RecordLoader, records: Any, rows: Any) -> None:
         raise RuntimeError(f"records {records.features.shape} and {len(rows)} rows do not fit")
 
-    monkeypatch.setattr(Performance, "load", failing)
+    monkeypatch.setattr(RecordLoader, "load", failing)
     with caplog.at_level(logging.DEBUG), pytest.raises(QueryFailedError) as failed:
         call(X=X, y=y, **HIDDEN)
     told = "".join(traceback.format_exception(failed.value)) + caplog.text

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed
 
-from algorithms.privacy.barrier.performance import ProcessGroup
+from algorithms.privacy.barrier.process_group import ProcessGroup
 from tests.support.device import DEVICE
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ import torch
 from ruamel.yaml import YAML
 
 from algorithms.models import build
-from algorithms.privacy.barrier.barrier import Performance
+from algorithms.privacy.barrier.barrier import ComputeConfig
 from data.card import DataRefusedError
 from data.prepared import load
 from data.readers.records import Records
@@ -196,14 +196,14 @@ def test_a_run_may_take_the_memory_that_the_file_says_which_makes_it_no_other_ru
     assert work.unfinished(renew=False) == []
     seen, real = [], one_trial.train
 
-    def watched(*arguments: Any, performance: Performance, **others: Any) -> Any:
-        seen.append(performance)
-        return real(*arguments, performance=performance, **others)
+    def watched(*arguments: Any, compute: ComputeConfig, **others: Any) -> Any:
+        seen.append(compute)
+        return real(*arguments, compute=compute, **others)
 
     monkeypatch.setattr(one_trial, "train", watched)
     with held(work.place):
         assert run_group(work.context, work.trials[:1]) == []
-    assert seen == [Performance(memory_mb=3, physical_batch=50)]
+    assert seen == [ComputeConfig(memory_mb=3, physical_batch=50)]
 
 
 def test_a_trial_that_fails_stops_no_other_and_runs_when_it_can(

@@ -23,7 +23,7 @@ from torch.distributed import FileStore
 
 from algorithms.core.software import Software
 from algorithms.errors import ProcessLostError, RefusedError
-from algorithms.privacy.barrier.performance import ProcessGroup
+from algorithms.privacy.barrier.process_group import ProcessGroup
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from tasks import train
 from tasks.config import params

@@ -26,7 +26,7 @@ from algorithms.privacy import card
 from algorithms.privacy.accounting import events
 from algorithms.privacy.accounting.epsilon import epsilon
 from algorithms.privacy.accounting.events import event_from_json
-from algorithms.privacy.barrier.barrier import Performance
+from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.card import text
 from algorithms.privacy.card.verify import check_charged
 from algorithms.privacy.ledger import Ledger
@@ -431,10 +431,10 @@ def test_a_search_with_a_model_that_mixes_records_is_not_charged(place: Path, ow
 def test_a_trial_has_the_resources_that_params_give_it(
     place: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[Performance] = []
+    given: list[ComputeConfig] = []
 
-    def train(*_: object, performance: Performance, **__: object) -> NoReturn:
-        given.append(performance)
+    def train(*_: object, compute: ComputeConfig, **__: object) -> NoReturn:
+        given.append(compute)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(searching, "train", train)

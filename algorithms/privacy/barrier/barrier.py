@@ -31,7 +31,8 @@ from algorithms.gradients.placement import Shards
 from algorithms.models import Model
 from algorithms.privacy.accounting.events import event_to_json
 from algorithms.privacy.accounting.filters import Filter
-from algorithms.privacy.barrier.performance import Performance, Records
+from algorithms.privacy.barrier.compute_config import ComputeConfig
+from algorithms.privacy.barrier.record_loader import Records
 from algorithms.privacy.barrier.trace import AnsweredGradient, Diagnostics, Row, Trace
 from algorithms.privacy.barrier.unnoised_queries import (
     LastNorms,
@@ -209,7 +210,7 @@ def _noisy_slices(total: Tensor, release: Release, noise: NoiseAhead | None, sli
     return add_steps(total, slices.scattered(steps, like=total), std=release.noise_scale)
 
 
-__all__ = ["Barrier", "Performance", "Records"]
+__all__ = ["Barrier", "ComputeConfig", "Records"]
 
 
 class Barrier:
@@ -250,13 +251,11 @@ class Barrier:
         generator: Generator,
         delta: float,
         trace: Trace,
-        performance: Performance | None = None,
+        compute: ComputeConfig | None = None,
         last_norms: LastNorms | None = None,
         diagnostics: Diagnostics | None = None,
     ) -> None:
-        self.__exact = UnnoisedQueries(
-            records, model, performance or Performance(), last_norms or LastNorms()
-        )
+        self.__exact = UnnoisedQueries(records, model, compute or ComputeConfig(), last_norms or LastNorms())
         self.__records = records
         self.__generator = generator
         self.__spend = spend
@@ -265,8 +264,8 @@ class Barrier:
         self.__trace = trace
         self.__diagnostics = diagnostics
         self.__correlation = Correlation(generator, trace, records)
-        self.__group = self.__exact.performance.group
-        self.__device = self.__exact.performance.device
+        self.__group = self.__exact.compute.group
+        self.__device = self.__exact.compute.device
         self.__process = os.getpid()
         self.__allocated = sum(row.sampling == "random allocation" for row in trace.rows)
 
@@ -280,7 +279,7 @@ class Barrier:
         cannot pay for the event; the records are not read then.
         """
         check_gradient(self.__model, parameters, sampling, clipping)
-        slices = self.__exact.performance.slices
+        slices = self.__exact.compute.slices
         if slices is not None:
             check_slices(sampling, clipping)
         release = releases.gradient_release(sampling, clipping, noise, divisor)
@@ -296,7 +295,7 @@ class Barrier:
                 len(parameters),
                 skip=drawn,
                 correlator=correlator,
-                device=None if slices is not None else self.__exact.performance.home,
+                device=None if slices is not None else self.__exact.compute.home,
             )
             if self.__group.is_first
             else None
@@ -408,7 +407,7 @@ class Barrier:
             generator=self.__generator,
             delta=self.__delta,
             trace=self.__trace,
-            performance=self.__exact.performance,
+            compute=self.__exact.compute,
             last_norms=self.__exact.last_norms,
             diagnostics=self.__diagnostics,
         )
@@ -460,7 +459,7 @@ class Barrier:
         """Give the gradient's sample, drawn again with the same coins, to the diagnostics if there are any."""
         if self.__diagnostics is None or isinstance(release.sampling, Importance):
             return
-        point = self.__exact.performance.at_home(parameters)
+        point = self.__exact.compute.at_home(parameters)
         sums = total.cpu().numpy(), noisy.cpu().numpy()
         place = len(self.__trace.rows) - 1, self.__trace.step
         batches = self.__exact.sample_batches(release, self.__generator.stream(place[0]))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from algorithms.gradients import Affine, Clipping, Engine, PerLayer
 from algorithms.privacy.accounting.events import event_from_json, event_to_json
-from algorithms.privacy.barrier.performance import Batch
+from algorithms.privacy.barrier.record_loader import Batch
 from algorithms.privacy.mechanisms.release import Release
 
 if TYPE_CHECKING:

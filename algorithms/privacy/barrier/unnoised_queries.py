@@ -44,15 +44,10 @@ from algorithms.models import Model
 from algorithms.models.cells import cells_before
 from algorithms.models.feature_transforms import front_of, shape_after
 from algorithms.models.networks import UnitRecords
-from algorithms.privacy.barrier.performance import (
-    Batch,
-    Load,
-    OnDevice,
-    Performance,
-    Records,
-    Rows,
-    in_passes,
-)
+from algorithms.privacy.barrier.compute_config import ComputeConfig
+from algorithms.privacy.barrier.fixed_arithmetic import fixed_arithmetic
+from algorithms.privacy.barrier.pass_pool import pass_pool
+from algorithms.privacy.barrier.record_loader import Batch, Load, OnDevice, Records, Rows, split_passes
 from algorithms.privacy.mechanisms.noise import Stream, is_below
 from algorithms.privacy.mechanisms.release import (
     Minimum,
@@ -88,7 +83,7 @@ class Mapped:
     labels: NDArray[np.int64]
 
 
-def frozen_prefix(model: Model, records: Records, performance: Performance) -> tuple[Model, Records]:
+def frozen_prefix(model: Model, records: Records, compute: ComputeConfig) -> tuple[Model, Records]:
     """The model without its feature map and the untrained layers that follow it, and the records mapped by those.
 
     Returns both unchanged if there is no feature map, or if the mapped records would not fit into memory by the public
@@ -100,9 +95,9 @@ def frozen_prefix(model: Model, records: Records, performance: Performance) -> t
     first, rest = _divided(model.module.get_submodule("model"))
     maps = nn.Sequential(front, *first)
     shape = shape_after(maps, records.features.shape[1:])
-    if not performance.holds(math.prod(shape)):
+    if not compute.holds(math.prod(shape)):
         return model, records
-    features = _mapped(maps, records, (len(records.labels), *shape), performance)
+    features = _mapped(maps, records, (len(records.labels), *shape), compute)
     return replace(model, module=rest), Mapped(features, records.labels)
 
 
@@ -115,27 +110,27 @@ def _divided(module: nn.Module) -> tuple[list[nn.Module], nn.Module]:
 
 
 def _mapped(
-    maps: nn.Module, records: Records, shape: tuple[int, ...], performance: Performance
+    maps: nn.Module, records: Records, shape: tuple[int, ...], compute: ComputeConfig
 ) -> NDArray[np.float32]:
     features, done = np.empty(shape, np.float32), 0
-    placed = copy.deepcopy(maps).to(performance.device)
+    placed = copy.deepcopy(maps).to(compute.device)
     with torch.no_grad():
         size = min(_AT_ONCE, math.ceil(len(features) / WHOLE) * WHOLE)  # their number is public
-        for inputs, _labels in performance.batches(records, np.arange(len(features)), size):
+        for inputs, _labels in compute.loader.batches(records, np.arange(len(features)), size):
             mapped = placed(pad_to_multiple(inputs, size))[: len(inputs)]
             features[done : done + len(inputs)] = mapped.cpu().numpy()
             done += len(inputs)
     return features
 
 
-def all_in_closed_form(model: Model, records: Records, performance: Performance) -> LinearRecords | None:
+def all_in_closed_form(model: Model, records: Records, compute: ComputeConfig) -> LinearRecords | None:
     """A copy of all records, for closed forms; None without these for the model, or without memory for the copy."""
     cells = cells_before(model.module)
     width = math.prod(records.features.shape[1:]) if cells is None else cells.total
-    fits = performance.holds(2 * width)
-    if performance.offload or performance.slices or not (has_closed_forms(model) and fits):
+    fits = compute.holds(2 * width)
+    if compute.offload or compute.slices or not (has_closed_forms(model) and fits):
         return None
-    return LinearRecords(model, *OnDevice.of(records, performance.device).tensors)
+    return LinearRecords(model, *OnDevice.of(records, compute.device).tensors)
 
 
 def loss_sums(
@@ -144,14 +139,14 @@ def loss_sums(
     candidates: Tensor | LineCandidates,
     batches: Iterable[Batch],
     bound: float,
-    performance: Performance,
+    compute: ComputeConfig,
 ) -> Tensor:
     """The sums over batches of losses, clipped to [0, bound], at each candidate; shape [k], float64.
 
     Candidates on a line are treated like any others: the faster algorithm for a line depends on a record's position.
     """
     points = candidates.candidates if isinstance(candidates, LineCandidates) else candidates
-    points = points.to(performance.device)
+    points = points.to(compute.device)
     totals = torch.zeros(len(points), dtype=torch.float64, device=points.device)
     for inputs, labels in batches:
         if has_closed_forms(model):
@@ -421,13 +416,13 @@ _TOO_LITTLE = "memory did not suffice for an answer; set performance.physical_ba
 def _computed(
     answer: Callable[Concatenate["UnnoisedQueries", P], T],
 ) -> Callable[Concatenate["UnnoisedQueries", P], T]:
-    """Compute an answer under the conditions of the performance; its errors become QueryFailedError."""
+    """Compute an answer under the arithmetic of the configuration; its errors become QueryFailedError."""
 
     @functools.wraps(answer)
     def computed(self: "UnnoisedQueries", /, *args: P.args, **kwargs: P.kwargs) -> T:
         told: str | None = None
         try:
-            with self.performance.computing(self.engine):
+            with fixed_arithmetic(self.compute, self.engine):
                 return answer(self, *args, **kwargs)
         except (OutOfReachError, ProcessLostError):
             raise
@@ -447,16 +442,16 @@ def _failure_on_made_up_records(
     kwargs: Mapping[str, object],
 ) -> str | None:
     """How a query fails on made-up records, with coins of its own; None if it does not, or if this cannot be known."""
-    performance = queries.performance
-    if performance.group.count > 1:  # the others would wait for each other
+    compute = queries.compute
+    if compute.group.count > 1:  # the others would wait for each other
         return None
     sampling = next((part.sampling for part in args if isinstance(part, Release)), FullBatch())
     public = [Stream(bytes(32), 0) if isinstance(part, Stream) else part for part in args]
     try:
-        if performance.device.type != "cpu":
+        if compute.device.type != "cpu":
             torch.accelerator.synchronize()  # fails after an error of a kernel, which may depend on a record
         asked = queries.of_made_up_records(_count_for(sampling))
-        with performance.computing(queries.engine):
+        with fixed_arithmetic(compute, queries.engine):
             answer(asked, *public, **kwargs)
     except (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError):
         return None
@@ -478,14 +473,12 @@ class UnnoisedQueries:
     last_norms: the norms that importance sampling remembers. Raises RefusedError if the model mixes records.
     """
 
-    def __init__(
-        self, records: Records, model: Model, performance: Performance, last_norms: LastNorms
-    ) -> None:
-        self._given, self.performance = records, performance
+    def __init__(self, records: Records, model: Model, compute: ComputeConfig, last_norms: LastNorms) -> None:
+        self._given, self.compute = records, compute
         # A copy, which nobody else can change or switch to training after it was examined.
         self.model = replace(model, module=copy.deepcopy(model.module))
-        self.engine = performance.engine(self.model, records)
-        self._side_by_side = performance.side_by_side(self.engine, model.parameter_count)
+        self.engine = compute.engine(self.model, records)
+        self._pool = pass_pool(compute, self.engine, model.parameter_count)
         self.last_norms = last_norms
 
     def of_made_up_records(self, count: int) -> "UnnoisedQueries":
@@ -501,17 +494,17 @@ class UnnoisedQueries:
     @functools.cached_property
     def records(self) -> Records:
         """The records on the device; the first answer brings them there, after its charge."""
-        return self.performance.placed(self._given)
+        return self.compute.loader.put_on_device(self._given)
 
     @functools.cached_property
     def _whole(self) -> LinearRecords | None:
         """Closed forms over all records, if the model has them and the records fit into memory."""
-        return all_in_closed_form(self.model, self._given, self.performance)
+        return all_in_closed_form(self.model, self._given, self.compute)
 
     @_computed
     def precompute_frozen_prefix(self, model: Model) -> tuple[Model, Records]:
         """The result of `frozen_prefix` for another model of these records."""
-        return frozen_prefix(model, self.records, self.performance)
+        return frozen_prefix(model, self.records, self.compute)
 
     @_computed
     def clipped_sum(
@@ -534,7 +527,7 @@ class UnnoisedQueries:
         if is_whole and self._whole is not None:
             return self._whole.at_step(step).clipped_sum(point, clipping)
 
-        if self.performance.home.type != "cpu" and self.performance.shards is None:
+        if self.compute.home.type != "cpu" and self.compute.shards is None:
             return self._sum_on_device(point, clipping, release, stream)
         spare: list[Tensor] = []  # sums of passes that have been added up, to write the next ones into
 
@@ -545,28 +538,28 @@ class UnnoisedQueries:
                 into = None
             return engine.clipped_sum(point, *records(), clipping, into)
 
-        group = self.performance.group
+        group = self.compute.group
         rows = group.shard(self._sample(release, stream), self._count)
         total = torch.zeros_like(point, dtype=torch.float64)
-        for found in self._side_by_side.map(summed, self._shared_passes(rows)):
+        for found in self._pool.map(summed, self._shared_passes(rows)):
             total += found
             spare.append(found)
-        return group.sum(total) if self.performance.slices is None else total
+        return group.sum(total) if self.compute.slices is None else total
 
     def _sum_on_device(self, point: Tensor, clipping: Clipping, release: Release, stream: Stream) -> Tensor:
         """`clipped_sum` with one wait for the device; passes with a gradient that is not finite are taken again."""
-        rows = self.performance.group.shard(self._sample(release, stream), self._count)
-        passes = list(in_passes(rows, self.engine.physical_batch))
+        rows = self.compute.group.shard(self._sample(release, stream), self._count)
+        passes = list(split_passes(rows, self.engine.physical_batch))
         total, are_right = torch.zeros_like(point, dtype=torch.float64), list[Tensor]()
-        for records in self.performance.loaded(self.records, passes):
+        for records in self.compute.loader.prefetch(self.records, passes):
             found, is_right = self.engine.clipped_sum_if_finite(point, *records(), clipping)
             total += torch.where(is_right, found, 0.0)
             are_right.append(is_right)
         known = torch.stack(are_right).tolist() if are_right else []
         again = [rows for rows, is_right in zip(passes, known, strict=True) if not is_right]
-        for records in self.performance.loaded(self.records, again):
+        for records in self.compute.loader.prefetch(self.records, again):
             total += self.engine.clipped_sum(point, *records(), clipping)
-        return self.performance.group.sum(total)
+        return self.compute.group.sum(total)
 
     @_computed
     def clipped_losses(
@@ -581,7 +574,7 @@ class UnnoisedQueries:
                 return whole.losses_on(candidates, bound=bound).cpu()
             return whole.losses_at(candidates, bound=bound).cpu()
         batches = self.sample_batches(release, stream)
-        return loss_sums(self.model, self.engine, candidates, batches, bound, self.performance).cpu()
+        return loss_sums(self.model, self.engine, candidates, batches, bound, self.compute).cpu()
 
     @_computed
     def statistic_sum(
@@ -634,7 +627,7 @@ class UnnoisedQueries:
         """Statistics of the release's sample in passes of one size, which fill all kernels whatever the model's do."""
         size = max(WHOLE, self.engine.physical_batch)
         rows = self._sample(release, stream)
-        return _answers(statistic, self.performance.batches(self.records, rows, size), size)
+        return _answers(statistic, self.compute.loader.batches(self.records, rows, size), size)
 
     def _sample(self, release: Release, stream: Stream) -> Rows:
         if isinstance(release.sampling, Cyclic) and isinstance(release.noise, NoNoise):
@@ -643,7 +636,7 @@ class UnnoisedQueries:
 
     def _copied(self, points: Tensor) -> Tensor:
         """A copy of points where sums are, so that a model that changes them changes only the copy."""
-        return points.clone() if self.performance.slices else self.performance.at_home(points.detach())
+        return points.clone() if self.compute.slices else self.compute.at_home(points.detach())
 
     @property
     def _count(self) -> int:
@@ -655,20 +648,20 @@ class UnnoisedQueries:
         def norms(engine: Engine, records: Load) -> Tensor:
             return engine.norms(point, *records(), bound)
 
-        each = list(self._side_by_side.map(norms, self._passes(rows)))
+        each = list(self._pool.map(norms, self._passes(rows)))
         return torch.cat(each).cpu().numpy() if each else np.zeros(0)
 
     def _passes(self, rows: Rows) -> Iterator[Load]:
         """Yield a function for each pass over some indices that returns its records."""
-        return self.performance.loaded(self.records, in_passes(rows, self.engine.physical_batch))
+        return self.compute.loader.prefetch(self.records, split_passes(rows, self.engine.physical_batch))
 
     def _shared_passes(self, rows: Rows) -> Iterator[Load]:
         """The same for this process's rows; processes that share parameters run equally many passes."""
-        if (shards := self.performance.shards) is None:
+        if (shards := self.compute.shards) is None:
             return self._passes(rows)
-        passes = list(in_passes(rows, self.engine.physical_batch))
+        passes = list(split_passes(rows, self.engine.physical_batch))
         missing = shards.most(len(passes)) - len(passes)
-        return self.performance.loaded(self.records, [*passes, *[rows[:0]] * missing])
+        return self.compute.loader.prefetch(self.records, [*passes, *[rows[:0]] * missing])
 
     def _batches(self, rows: Rows) -> Iterator[Batch]:
-        return self.performance.batches(self.records, rows, self.engine.physical_batch)
+        return self.compute.loader.batches(self.records, rows, self.engine.physical_batch)

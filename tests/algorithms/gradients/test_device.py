@@ -11,7 +11,7 @@ from torch import Tensor
 
 from algorithms.gradients import L2, Affine, Engine, PerLayer
 from algorithms.gradients.ghost_clipping import prefers_gram
-from algorithms.privacy.barrier.barrier import Performance
+from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.noise import add_steps, seeded_generator, steps_of
 from algorithms.privacy.mechanisms.release import Gaussian
 from algorithms.privacy.mechanisms.sampling import Poisson
@@ -126,7 +126,7 @@ def test_noise_is_added_on_the_device_as_on_the_cpu() -> None:
 def test_an_answer_on_the_device_is_that_of_the_cpu() -> None:
     model = small_model("mlp")
     answers = [
-        barrier(made_up(), model, performance=Performance(device))
+        barrier(made_up(), model, compute=ComputeConfig(device))
         .gradient(
             model.initial_parameters().to(device),
             sampling=Poisson(0.5),

@@ -9,7 +9,7 @@ from algorithms.gradients import L2, Engine
 from algorithms.models import Model, ModelRefusedError, build, for_evaluation
 from algorithms.models.feature_transforms import VIEWS
 from algorithms.models.saved import adapted
-from algorithms.privacy.barrier.performance import Performance
+from algorithms.privacy.barrier.compute_config import ComputeConfig
 from data.readers.records import Records
 from tests.algorithms.gradients import naive
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
@@ -62,7 +62,7 @@ def _mean(rows: list[Tensor]) -> Tensor:
 def test_a_barrier_takes_a_model_of_several_views() -> None:
     shape = FORMS["softmax"].shape
     made = Records(np.zeros((4, *shape), np.float32), np.zeros(4, np.int64))
-    assert not Performance().engine(seen("softmax", 18), made).is_random
+    assert not ComputeConfig().engine(seen("softmax", 18), made).is_random
 
 
 def test_an_evaluation_sees_the_record_alone() -> None:

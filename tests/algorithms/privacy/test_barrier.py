@@ -22,7 +22,7 @@ from algorithms.models import Model, build
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.filters import ScheduleFilter, ZCDPFilter
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.barrier.performance import Performance
+from algorithms.privacy.barrier.compute_config import ComputeConfig
 from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.mechanisms.noise import secure_generator, seeded_generator
 from algorithms.privacy.mechanisms.release import (
@@ -66,7 +66,7 @@ def barrier(records: MadeUp, model: Model | None = None, **changes: Any) -> Barr
         "generator": seeded_generator(5),
         "delta": 1e-5,
         "trace": Trace(),
-        "performance": OneLook(),
+        "compute": OneLook(),
     }
     return Barrier(records, model or small_model(), **(settings | changes))
 
@@ -220,7 +220,7 @@ def test_a_model_that_draws_random_numbers_is_refused() -> None:
 def test_threads_are_as_few_as_leave_a_record_the_same_in_any_place(
     physical_batch: int | None, threads: int
 ) -> None:
-    asked = barrier(made_up(), performance=Performance(physical_batch=physical_batch))
+    asked = barrier(made_up(), compute=ComputeConfig(physical_batch=physical_batch))
     with cpu_threads(3):
         ask(asked, L2(1.0), small_model().initial_parameters())
         assert torch.get_num_threads() == threads

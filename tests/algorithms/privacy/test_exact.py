@@ -15,7 +15,8 @@ from algorithms.errors import QueryFailedError, RefusedError
 from algorithms.gradients import L2, Engine
 from algorithms.models import Model
 from algorithms.models.objectives import cross_entropy
-from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
+from algorithms.privacy.barrier.fixed_arithmetic import fixed_arithmetic
 from algorithms.privacy.mechanisms.release import Gaussian
 from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson
 from tests.algorithms.bench import SHAPE, MadeUp, made_up, small_model
@@ -169,7 +170,7 @@ def test_the_smallest_numbers_are_no_zeros_or_one_thread_computes() -> None:
         torch.set_num_threads(2)
         torch.set_flush_denormal(True)
         torch.ones(2**17).add_(1.0)  # begins a second thread, which takes after this one
-        with Performance().computing(engine):
+        with fixed_arithmetic(ComputeConfig(), engine):
             seen.append((is_zero(torch.full((2**17,), 1e-39)), torch.get_num_threads()))
         seen.append((is_zero(torch.full((1,), 1e-39)), torch.get_num_threads()))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from algorithms.gradients import L1, L2, Affine, Clipping, LineCandidates, Normalised, PerLayer
 from algorithms.gradients.linear import LinearRecords, has_closed_forms
 from algorithms.models import build
-from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.barrier.unnoised_queries import all_in_closed_form, loss_sums
 from algorithms.privacy.mechanisms.noise import seeded_generator
@@ -33,9 +33,9 @@ def records() -> MadeUp:
 
 def asked(*, closed: bool, trace: Trace | None = None, seed: int = 3) -> Barrier:
     """A barrier that may hold the closed forms, or may not, since the number of records is private."""
-    performance = OneLook(number=COUNT if closed else None)
+    compute = OneLook(number=COUNT if closed else None)
     generator = seeded_generator(seed)
-    return barrier(records(), MODEL, generator=generator, trace=trace or Trace(), performance=performance)
+    return barrier(records(), MODEL, generator=generator, trace=trace or Trace(), compute=compute)
 
 
 def point(seed: int = 1) -> Tensor:
@@ -79,11 +79,11 @@ def test_sampled_losses_on_a_line_do_not_turn_when_a_record_is_taken_away() -> N
     line = LineCandidates(*torch.randn(2, model.parameter_count, generator=draw), (0.0, 1.0))
     weights = line.origin[:7840].view(10, 784)
     labels = torch.zeros(12, dtype=torch.int64)
-    engine = Performance().engine(model, MadeUp(np.zeros((12, 784), dtype=np.float32), labels.numpy()))
+    engine = ComputeConfig().engine(model, MadeUp(np.zeros((12, 784), dtype=np.float32), labels.numpy()))
     for _ in range(30):
         inputs = cancelling(weights, 1e8, draw).expand(12, 784)
         fewer, more = (
-            loss_sums(model, engine, line, [(inputs[:count], labels[:count])], 1.0, Performance())
+            loss_sums(model, engine, line, [(inputs[:count], labels[:count])], 1.0, ComputeConfig())
             for count in (11, 12)
         )
         assert float((more - fewer).abs().max()) <= 1.0 + 1e-9
@@ -124,7 +124,7 @@ def test_a_public_number_decides_whether_records_are_held() -> None:
     for there in (999, 1001):
         some = MadeUp(np.zeros((there, 125), dtype=np.float32), np.zeros(there, dtype=np.int64))
         found = {
-            number: all_in_closed_form(wide, some, Performance(memory_mb=1, number=number)) is not None
+            number: all_in_closed_form(wide, some, ComputeConfig(memory_mb=1, number=number)) is not None
             for number in (1000, 1001, None)
         }
         assert found == {1000: True, 1001: False, None: False}

@@ -18,7 +18,7 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Affine, Engine, Normalised
 from algorithms.models import Model, build
 from algorithms.privacy.accounting.epsilon import rdp
-from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.barrier.unnoised_queries import LastNorms, importance_sum
 from algorithms.privacy.mechanisms.noise import seeded_generator
@@ -197,8 +197,8 @@ def test_norms_of_another_model_at_the_same_parameters_are_its_own() -> None:
     model, point = axes_model(), torch.zeros(COUNT)
     steeper = replace(model, losses=lambda outputs, labels: 100 * model.losses(outputs, labels))
     asked = barrier(axes(), model)
-    for about, factor in ((asked, 1), (asked.with_model(steeper), 100), (asked, 1)):
-        total = about.norm_total(point, bound=L2(1e3), noise=NO_NOISE)
+    for queried, factor in ((asked, 1), (asked.with_model(steeper), 100), (asked, 1)):
+        total = queried.norm_total(point, bound=L2(1e3), noise=NO_NOISE)
         assert total == pytest.approx(factor * SCALES.sum(), rel=1e-3)
 
 
@@ -325,7 +325,7 @@ def test_last_norms_are_shown_nowhere(tmp_path: Any) -> None:
 def test_how_many_records_are_taken_at_once_changes_nothing(physical_batch: int | None) -> None:
     answers = []
     for size in (physical_batch, 64):
-        asked = barrier(made_up(40), performance=Performance(physical_batch=size))
+        asked = barrier(made_up(40), compute=ComputeConfig(physical_batch=size))
         answers.append(step(asked, small_model().initial_parameters(), Importance(0.25, oversampling=2.0)))
     torch.testing.assert_close(answers[0], answers[1], rtol=1e-5, atol=1e-5)
 

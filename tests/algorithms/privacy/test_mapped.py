@@ -8,7 +8,7 @@ import torch
 
 from algorithms.gradients import L2
 from algorithms.models import build
-from algorithms.privacy.barrier.barrier import Performance
+from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.release import Gaussian
 from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson
 from tests.algorithms.bench import MadeUp
@@ -16,7 +16,7 @@ from tests.algorithms.privacy.test_barrier import barrier
 
 RECORDS, WIDTH = 40_000, 64
 MODEL = build("logistic", input_shape=(WIDTH,), classes=2, seed=0)
-SMALL = Performance(memory_mb=1)
+SMALL = ComputeConfig(memory_mb=1)
 """A tenth of what the features take."""
 
 
@@ -28,9 +28,9 @@ def mapped(tmp_path: Path) -> MadeUp:
     return MadeUp(features, draw.integers(0, 2, RECORDS))
 
 
-def answer(records: MadeUp, sampling: FullBatch | Poisson, performance: Performance) -> torch.Tensor:
+def answer(records: MadeUp, sampling: FullBatch | Poisson, compute: ComputeConfig) -> torch.Tensor:
     point = torch.full((MODEL.parameter_count,), 0.1)
-    asked = barrier(records, MODEL, performance=performance)
+    asked = barrier(records, MODEL, compute=compute)
     return asked.gradient(point, sampling=sampling, clipping=L2(1.0), noise=Gaussian(1.0), divisor=1.0)
 
 
@@ -48,17 +48,17 @@ def test_the_answers_are_those_of_records_in_memory(mapped: MadeUp, sampling: Fu
     copied = MadeUp(np.array(mapped.features), mapped.labels)
     found = answer(mapped, sampling, SMALL)
     assert torch.equal(found, answer(copied, sampling, SMALL))
-    torch.testing.assert_close(found, answer(copied, sampling, Performance()), rtol=1e-5, atol=1e-2)
+    torch.testing.assert_close(found, answer(copied, sampling, ComputeConfig()), rtol=1e-5, atol=1e-2)
 
 
-@pytest.mark.parametrize(("performance", "let_go"), [(SMALL, True), (Performance(), False)])
+@pytest.mark.parametrize(("compute", "let_go"), [(SMALL, True), (ComputeConfig(), False)])
 def test_the_pages_of_a_file_that_does_not_fit_the_memory_are_let_go(
-    mapped: MadeUp, performance: Performance, let_go: bool
+    mapped: MadeUp, compute: ComputeConfig, let_go: bool
 ) -> None:
     whole = RECORDS * WIDTH * 4 / 1024
     assert float(np.asarray(mapped.features).sum()) > 0
     assert resident("/features.npy") > 0.9 * whole
-    answer(mapped, Poisson(0.3), performance)
+    answer(mapped, Poisson(0.3), compute)
     share = resident("/features.npy") / whole
     assert share < 0.2 if let_go else share > 0.9
 
@@ -68,4 +68,4 @@ def test_what_was_changed_in_memory_of_a_mapped_file_stays_changed(tmp_path: Pat
     changed = np.load(tmp_path / "features.npy", mmap_mode="c")
     changed[:] = 0.0
     for _ in range(2):
-        assert not SMALL.read(changed, np.arange(RECORDS)).any()
+        assert not SMALL.loader.read(changed, np.arange(RECORDS)).any()

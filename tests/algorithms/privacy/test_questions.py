@@ -18,7 +18,7 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Engine, Normalised, PerLayer
 from algorithms.models import Model
 from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent, PureDpEvent
-from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.barrier.unnoised_queries import as_vector
 from algorithms.privacy.mechanisms.noise import (
@@ -177,9 +177,9 @@ def test_no_question_goes_on_in_a_fork(kind: str, monkeypatch: pytest.MonkeyPatc
     """It would draw the noise that the first process draws, for another answer."""
     spend, trace = Free(), Trace()
     asked = barrier(made_up(classes=2), spend=spend, trace=trace)
-    about = asked.with_model(small_model())
+    second = asked.with_model(small_model())
     monkeypatch.setattr("os.getpid", lambda: -1)
-    for each in (asked, about):
+    for each in (asked, second):
         with pytest.raises(RefusedError, match="in another process than it was made in"):
             QUESTIONS[kind][0](each)
     assert spend.events == [] and trace.rows == []
@@ -232,9 +232,9 @@ def test_no_pass_has_a_size_that_follows_from_the_records(
         return lambda *parts: (rows.add(len(parts[0])), vmap(statistic)(*parts))[1]
 
     model, is_seen = Model("noted", Noted(), small_model().losses, lambda outputs: outputs), False
-    performance = Performance(expected_batch=expected_batch, workers=1)
+    compute = ComputeConfig(expected_batch=expected_batch, workers=1)
     for count in (1, 40, 65, 130):
-        asked = barrier(made_up(count, classes=2), model, performance=performance)
+        asked = barrier(made_up(count, classes=2), model, compute=compute)
         monkeypatch.setattr(torch.func, "vmap", noted)
         PASSES.clear()
         QUESTIONS[kind][0](asked)
@@ -247,10 +247,10 @@ def test_no_pass_has_a_size_that_follows_from_the_records(
 def test_noise_is_added_once_however_many_slices() -> None:
     """Nine records that count as zero, one to a slice, against none at all: the same noise, bit for bit."""
     nothing = MadeUp(np.full((9, 10_000), np.nan, dtype=np.float32), np.zeros(9, dtype=np.int64))
-    one_by_one = Performance(physical_batch=1)
+    one_by_one = ComputeConfig(physical_batch=1)
 
     def answer(records: MadeUp) -> torch.Tensor:
-        asked = barrier(records, wide_model(), performance=one_by_one)
+        asked = barrier(records, wide_model(), compute=one_by_one)
         point = wide_model().initial_parameters()
         return asked.gradient(point, sampling=WHOLE, clipping=L2(1.0), noise=NOISE, divisor=1.0)
 

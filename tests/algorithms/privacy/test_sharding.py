@@ -18,7 +18,8 @@ from algorithms.gradients import L2, Affine, Engine, PerLayer
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
 from algorithms.gradients.placement import Shards, shard_frozen
 from algorithms.models import Model
-from algorithms.privacy.barrier.performance import ALONE, ProcessGroup, Performance
+from algorithms.privacy.barrier.compute_config import ComputeConfig
+from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
 from algorithms.privacy.barrier.trace import Diagnostics
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian
@@ -84,7 +85,7 @@ def answers(group: ProcessGroup, **placing: bool) -> Tensor:
     features = generator.normal(size=(RECORDS, WIDTH)).astype(np.float32)
     features[-2:] = [[np.nan], [1e25]]
     records = MadeUp(features, generator.integers(0, 3, RECORDS))
-    performance = Performance(PLACE, physical_batch=64, group=group, **placing)
+    compute = ComputeConfig(PLACE, physical_batch=64, group=group, **placing)
     found = []
     for is_checkpointed, precision in (
         (False, torch.float32),
@@ -92,18 +93,18 @@ def answers(group: ProcessGroup, **placing: bool) -> Tensor:
         (False, torch.bfloat16),
     ):
         model = replace(adapted(is_checkpointed=is_checkpointed), precision=precision)
-        asked = barrier(records, model, performance=performance)
+        asked = barrier(records, model, compute=compute)
         per_layer = PerLayer((0.05,) * len(model.layers))
         for sampling, clipping in (
             *((FullBatch(), L2(0.1)), (Poisson(0.01), L2(0.1))),
             *((FullBatch(), per_layer), (FullBatch(), L2(0.1))),
         ):
-            point = performance.at_home(model.initial_parameters())
+            point = compute.at_home(model.initial_parameters())
             noisy = asked.gradient(
                 point, sampling=sampling, clipping=clipping, noise=Gaussian(0.01), divisor=1.0
             )
-            found.append(noisy if performance.slices is None else performance.slices.collected(noisy))
-    if performance.slices is not None:
+            found.append(noisy if compute.slices is None else compute.slices.collected(noisy))
+    if compute.slices is not None:
         ones = torch.ones(len(point))
         with pytest.raises(RefusedError, match="Affine needs whole vectors"):
             asked.gradient(
@@ -212,12 +213,12 @@ CRASHED = {
 def released(name: str, group: ProcessGroup, folder: Path, *, stop_after: int | None = None) -> Tensor:
     """Of a run whose processes hold slices, which resumes from a checkpoint if there is one."""
     method, model = algorithm(name, **CRASHED.get(name, {})), small_model("logistic", classes=2)
-    ways = Performance(PLACE, group=group, shard_trained=True)
+    ways = ComputeConfig(PLACE, group=group, shard_trained=True)
     try:
         found = trained(
             *(method, planned(method, model), model, folder),
             records=lambda: made_up(classes=2),
-            performance=ways,
+            compute=ways,
             stop_after=stop_after,
         )
     except StoppedError:
@@ -271,7 +272,7 @@ def test_what_slices_cannot_do_is_refused_before_a_charge(
             generator=seeded_generator(3),
             run_id="one run",
             folder=tmp_path,
-            performance=Performance(group=ProcessGroup(0, 2, 2), shard_trained=True),
+            compute=ComputeConfig(group=ProcessGroup(0, 2, 2), shard_trained=True),
             checkpoint_seconds=1.0,
             on_step=lambda *_: None,
             diagnostics=Diagnostics() if has_diagnostics else None,

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.gradients import L2
-from algorithms.privacy.barrier import performance
-from algorithms.privacy.barrier.barrier import Performance
-from algorithms.privacy.barrier.performance import OnDevice, Records, SideBySide, in_passes, one_ahead
+from algorithms.privacy.barrier import pass_pool
+from algorithms.privacy.barrier.barrier import ComputeConfig
+from algorithms.privacy.barrier.fixed_arithmetic import fixed_arithmetic
+from algorithms.privacy.barrier.record_loader import OnDevice, Records, load_ahead, split_passes
 from algorithms.privacy.barrier.unnoised_queries import LastNorms, UnnoisedQueries
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian, NoNoise, gradient_release
@@ -21,13 +22,13 @@ from algorithms.privacy.mechanisms.sampling import Poisson
 from tests.algorithms.bench import made_up, small_model
 from tests.algorithms.privacy.test_barrier import barrier
 
-MANY = Performance(memory_mb=64, physical_batch=32)
+MANY = ComputeConfig(memory_mb=64, physical_batch=32)
 RECORDS = made_up(300)
 
 
-def summed(performance: Performance, records: Records = RECORDS) -> Tensor:
+def summed(compute: ComputeConfig, records: Records = RECORDS) -> Tensor:
     model = small_model("mlp")
-    asked = barrier(records, model=model, performance=performance)
+    asked = barrier(records, model=model, compute=compute)
     point = model.initial_parameters()
     return asked.gradient(
         point, sampling=Poisson(0.9), clipping=L2(0.1), noise=NoNoise(), divisor=1.0
@@ -48,7 +49,7 @@ def test_passes_run_at_once_and_come_in_their_order() -> None:
         together.wait(timeout=60)  # broken, and the test with it, where no other pass runs meanwhile
         return number, id(own)
 
-    found = list(SideBySide(engine, 2, lambda: MANY.computing(engine)).map(run, range(6)))
+    found = list(pass_pool.PassPool(engine, 2, lambda: fixed_arithmetic(MANY, engine)).map(run, range(6)))
     assert [number for number, _ in found] == [0, 1, 2, 3, 4, 5]
     assert len({own for _, own in found}) == 2  # each worker has modules of its own
     assert id(engine) not in {own for _, own in found}
@@ -58,7 +59,7 @@ def test_there_are_no_more_workers_than_fit_the_memory() -> None:
     engine = MANY.engine(small_model(), RECORDS)
     each = (engine.pass_bytes + 8 * 10**6) / 1e6
     assert [
-        replace(MANY, memory_mb=mb, workers=4).side_by_side(engine, 10**6).workers
+        pass_pool.pass_pool(replace(MANY, memory_mb=mb, workers=4), engine, 10**6).workers
         for mb in (1, int(2.5 * each), 1000)
     ] == [1, 2, 4]
 
@@ -67,7 +68,7 @@ def test_records_on_a_device_are_those_of_the_arrays() -> None:
     """Here on the CPU; on a GPU they lie there as a whole where they fit."""
     rows = np.array([5, 1, 299])
     placed = OnDevice.of(RECORDS, torch.device("cpu"))
-    for found, expected in zip(MANY.load(placed, rows), MANY.load(RECORDS, rows), strict=True):
+    for found, expected in zip(MANY.loader.load(placed, rows), MANY.loader.load(RECORDS, rows), strict=True):
         assert torch.equal(found, expected)
     assert torch.equal(summed(MANY, placed), summed(MANY))
 
@@ -87,7 +88,7 @@ def test_a_sum_without_waits_is_the_same_sum(precision: torch.dtype) -> None:
     release = gradient_release(Poisson(0.9), L2(0.5), Gaussian(1.0), 1.0)
     found = queries._sum_on_device(point, L2(0.5), release, stream.later(0))
     expected = queries.clipped_sum(point, L2(0.5), release, stream, step=0)
-    assert len(list(in_passes(np.arange(250), queries.engine.physical_batch))) > 2
+    assert len(list(split_passes(np.arange(250), queries.engine.physical_batch))) > 2
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     nobody = replace(RECORDS, features=features[:0], labels=RECORDS.labels[:0])
     queries = UnnoisedQueries(nobody, small_model("mlp"), MANY, LastNorms())
@@ -99,9 +100,9 @@ def test_a_pass_is_read_while_the_one_before_is_computed() -> None:
 
     def load(rows: NDArray[np.intp]) -> tuple[Tensor, Tensor]:
         read[int(rows[0])].set()
-        return MANY.load(RECORDS, rows)
+        return MANY.loader.load(RECORDS, rows)
 
-    passes = one_ahead(load, [np.array([number]) for number in range(3)])
+    passes = load_ahead(load, [np.array([number]) for number in range(3)])
     for number, records in enumerate(passes):
         assert torch.equal(records()[0], torch.from_numpy(RECORDS.features[number : number + 1]))
         assert number == 2 or read[number + 1].wait(timeout=60)
@@ -120,12 +121,12 @@ def test_a_pass_is_read_while_the_one_before_is_computed() -> None:
 def test_a_process_takes_the_cores_that_it_may(
     quota: str | None, threads: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(performance.psutil, "cpu_count", lambda logical: 8)
-    monkeypatch.setattr(performance.os, "sched_getaffinity", lambda _: set(range(6)))
-    monkeypatch.setattr(performance, "_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(pass_pool.psutil, "cpu_count", lambda logical: 8)
+    monkeypatch.setattr(pass_pool.os, "sched_getaffinity", lambda _: set(range(6)))
+    monkeypatch.setattr(pass_pool, "_QUOTA", tmp_path / "cpu.max")
     if quota is not None:
         (tmp_path / "cpu.max").write_text(quota)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if threads is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    assert performance.cores() == expected
+    assert pass_pool.cores() == expected

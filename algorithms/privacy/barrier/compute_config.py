@@ -1,0 +1,109 @@
+"""Where a run's arithmetic takes place, and how much memory it has; a result changes by rounding at most."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from algorithms.errors import RefusedError
+from algorithms.gradients import Engine, RecordsNotIndependentError
+from algorithms.gradients.model_inspection import in_16_bits
+from algorithms.gradients.placement import Shards
+from algorithms.models import Model
+from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
+from algorithms.privacy.barrier.record_loader import RecordLoader, Records
+
+
+@dataclass(frozen=True)
+class ComputeConfig:
+    """Settings that change a result by rounding at most: where the arithmetic runs, and its memory.
+
+    workers: parallel passes on a CPU; by default as many as cores and memory allow, with the same bits for any number.
+    threads: per worker, see `Engine.threads`. group: the run's processes. shard_frozen, shard_trained: whether they
+    divide the model's frozen parameters between them; and the trained ones, sums and the method's state. offload:
+    whether these stay in main memory instead. All three are for a model that does not fit the device. expected_batch:
+    the expected number of records in a step, from public numbers, which decides how many a pass has unless
+    `physical_batch` does. number: the number of records, if it is public. Some algorithms hold a value of every record
+    at once, and round differently. This number, not the true one, decides whether such an algorithm fits into memory;
+    without it they are not used.
+    """
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    memory_mb: int = 1024
+    physical_batch: int | None = None
+    number: int | None = None
+    expected_batch: float | None = None
+    workers: int | None = None
+    threads: int | None = None
+    group: ProcessGroup = ALONE
+    shard_frozen: bool = False
+    shard_trained: bool = False
+    offload: bool = False
+
+    @cached_property
+    def shards(self) -> Shards | None:
+        """The processes that share parameters, if several do."""
+        if self.group.count == 1 or not (self.shard_frozen or self.shard_trained):
+            return None
+        from torch.distributed.device_mesh import init_device_mesh
+
+        return Shards(init_device_mesh(self.device.type, (self.group.count,)))
+
+    @property
+    def slices(self) -> Shards | None:
+        """The processes that hold slices of flat vectors, if several share trained parameters."""
+        return self.shards if self.shard_trained else None
+
+    def at_home(self, vector: Tensor) -> Tensor:
+        """A copy of a flat vector [d] where parameters, sums and the method's state lie."""
+        if self.slices is not None:
+            return self.slices.divided(vector)
+        return vector.to(self.home, copy=True)
+
+    @property
+    def home(self) -> torch.device:
+        """The device of parameters and sums."""
+        return torch.device("cpu") if self.offload else self.device
+
+    def holds(self, numbers: int) -> bool:
+        """Whether memory holds this many 32-bit numbers per record, for all records at once."""
+        return self.number is not None and 4 * numbers * self.number <= self.memory_mb * 1e6
+
+    @property
+    def loader(self) -> RecordLoader:
+        """What brings records to the device."""
+        return RecordLoader(self.device, self.memory_mb)
+
+    def engine(self, model: Model, records: Records) -> Engine:
+        """The gradient engine for a model of such records; only their shape and type are used.
+
+        Raises RefusedError if the model mixes records or cannot be inspected.
+        """
+        records_per_process = None if self.expected_batch is None else self.expected_batch / self.group.count
+        try:
+            with torch.autocast(self.device.type, enabled=False):
+                engine = Engine(
+                    model,
+                    input_shape=records.features.shape[1:],
+                    input_dtype=torch.from_numpy(np.empty(0, records.features.dtype)).dtype,
+                    device=self.device,
+                    memory_mb=self.memory_mb,
+                    expected_batch=records_per_process,
+                    physical_batch=self.physical_batch,
+                    offload=self.offload,
+                    shards=self.shards,
+                    shards_frozen=self.shard_frozen,
+                    shards_trained=self.shard_trained,
+                )
+        except RecordsNotIndependentError as reason:
+            advice = "use layers and losses that take each record by itself, like GroupNorm."
+            if "BatchNorm" in str(reason):
+                advice = "use GroupNorm, which algorithms.replace_batch_norm(model) puts in its place."
+            raise RefusedError(f"{reason}, so no record's gradient can be clipped; {advice}") from reason
+        if engine.is_random:
+            raise RefusedError(engine.random_layer)
+        if engine.is_narrow and model.precision == torch.float32:
+            raise RefusedError(in_16_bits(model.name))
+        return engine
