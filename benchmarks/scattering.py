@@ -18,7 +18,7 @@ from data.card import data_card
 from data.files import PUBLIC_KEY, RAW, Places, fetch
 from data.readers.records import Block, Records
 from data.reading import read
-from data.transforms import scattered
+from data.transforms import scatter
 from tasks.config import data_mirror
 
 _WHOLE = 60_000
@@ -38,7 +38,7 @@ def seconds(card: DataCard, images: int) -> float:
     """Seconds to write the features of some images, including reading files and loading libraries."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        blocks = scattered(card, first_images(card, images))
+        blocks = scatter(card, first_images(card, images))
         public = dataset_info(card, "scattering")
         prepared.write(Path(folder) / "prepared", blocks, public, salt=bytes(32), at_most=None)
     return time.perf_counter() - start

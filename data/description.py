@@ -81,17 +81,20 @@ def _writing(reader: Format) -> dict[str, Any]:
 
 
 def _of_the_files(card: DataCard) -> dict[str, Any]:
-    if any(_held_out(files) != _held_out(card.files) for files in card.alternatives):
+    if any(_holdout_checksums(files) != _holdout_checksums(card.files) for files in card.alternatives):
         raise DataRefusedError(
             f"the alternatives of the private data set {card.name!r} have other test files than its files, so that"
             " records trained on could be published as held out; give them the same checksums, or leave them out."
         )
     names_its_part = isinstance(card.reader, Cifar | Digits | Own | Reviews | Synthetic)
-    held_out = {"files": _held_out(card.files), "reader": _encoding(card.reader) if names_its_part else None}
+    held_out = {
+        "files": _holdout_checksums(card.files),
+        "reader": _encoding(card.reader) if names_its_part else None,
+    }
     return held_out if card.person is None else held_out | {"person": card.person.column}
 
 
-def _held_out(files: Mapping[str, File]) -> dict[str, str | None]:
+def _holdout_checksums(files: Mapping[str, File]) -> dict[str, str | None]:
     """The checksums by role, without files that have only training records, or no records."""
     test = {role: file for role, file in files.items() if role.split("_")[0] not in ("train", "images")}
     return {role: file.sha256 or file.keyed_sha256 or file.md5 for role, file in test.items()}

@@ -120,7 +120,7 @@ def public_key(home: Path) -> str | None:
     return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else None
 
 
-def keyed(key: bytes, words: Iterable[str]) -> bytes:
+def keyed_digest(key: bytes, words: Iterable[str]) -> bytes:
     """32 bytes that only a holder of `key` can derive from `words` (HMAC-SHA256, RFC 2104)."""
     return hmac.digest(key, "\n".join(words).encode(), "sha256")
 
@@ -147,7 +147,7 @@ def fetch(card: DataCard, places: Places, *, key: bytes) -> dict[str, Path]:
     missing, cannot be downloaded or is not the declared one, or if two are the same.
     """
     # The card itself compares checksums of one kind.
-    plain = {keyed(key, [file.sha256]).hex() for file in card.files.values() if file.sha256}
+    plain = {keyed_digest(key, [file.sha256]).hex() for file in card.files.values() if file.sha256}
     if plain & {file.keyed_sha256 for file in card.files.values()}:
         raise DataRefusedError(
             f"two files of {card.name!r} are the same, by sha256 and keyed_sha256 in its card, and records to train on"
@@ -184,7 +184,7 @@ def checksum_for(path: Path, file: File, *, key: bytes) -> str | None:
     plain = _checksum(path)
     if file.sha256:
         return None if plain == file.sha256 else f"sha256: {plain}"
-    keyed_checksum = keyed(key, [plain]).hex()
+    keyed_checksum = keyed_digest(key, [plain]).hex()
     return None if keyed_checksum == file.keyed_sha256 else f"keyed_sha256: {keyed_checksum}"
 
 
@@ -197,7 +197,7 @@ def _fetch(folder: str, file: File, places: Places, *, key: bytes) -> Path:
         return _local(places.root / file.path, file, key=key)
     mirrored = places.mirror / folder / file.name if places.mirror else None
     if mirrored and mirrored.is_file():
-        return _verified(mirrored, file, "take it away or replace it by the published file")
+        return _verify_checksum(mirrored, file, "take it away or replace it by the published file")
     return _download(file, places.cache / folder)
 
 
@@ -205,8 +205,10 @@ def _local(path: Path, file: File, *, key: bytes | None) -> Path:
     if not path.exists():
         raise DataRefusedError(f"there is no file {path}; put it there or correct its path in the data card.")
     if file.sha256:
-        return _verified(path, file, "restore the file, or update sha256 in its data card if it is right")
-    if key is not None and (checksum := keyed(key, [_checksum(path)]).hex()) != file.keyed_sha256:
+        return _verify_checksum(
+            path, file, "restore the file, or update sha256 in its data card if it is right"
+        )
+    if key is not None and (checksum := keyed_digest(key, [_checksum(path)]).hex()) != file.keyed_sha256:
         raise DataRefusedError(
             f"{path} is not the file that keyed_sha256 in its data card declares, by the owner key of this home;"
             f" restore what has changed, or write {checksum} there if the file is right."
@@ -214,7 +216,7 @@ def _local(path: Path, file: File, *, key: bytes | None) -> Path:
     return path
 
 
-def _verified(path: Path, file: File, advice: str) -> Path:
+def _verify_checksum(path: Path, file: File, advice: str) -> Path:
     kind, declared = file.published
     if _checksum(path, kind) != declared:
         raise DataRefusedError(

@@ -312,11 +312,11 @@ def load_as(folder: Path, public: DatasetInfo) -> Prepared:
     """
     data = load(folder)
     if DatasetInfo.read(folder) != public:
-        raise made_anew(folder)
+        raise prepared_again_error(folder)
     return data
 
 
-def made_anew(folder: Path) -> DataRefusedError:
+def prepared_again_error(folder: Path) -> DataRefusedError:
     """The error for a `folder` that no longer has the records that a run was charged for."""
     return DataRefusedError(
         f"{folder} was made anew while this run began, so its records are not those that were charged; let one"

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from data.card import DataCard, DataRefusedError, Split
-from data.files import PUBLIC_KEY, keyed
+from data.files import PUBLIC_KEY, keyed_digest
 from data.formats import (
     OF_ROWS,
     Cifar,
@@ -134,7 +134,7 @@ def word_list(card: DataCard, files: Mapping[str, Path]) -> bytes | None:
 
 def row_reader(card: DataCard, files: Mapping[str, Path], *, key: bytes, as_texts: bool = False) -> RowReader:
     """The reader of the card's rows."""
-    secret = keyed(key, ["records of a person", card.population])
+    secret = keyed_digest(key, ["records of a person", card.population])
     return RowReader(card, files, secret, as_texts)
 
 
@@ -183,11 +183,11 @@ class Digests:
     """
 
     def __init__(self, population: str, *, key: bytes) -> None:
-        self._key = keyed(key, ["digests of blocks", population])
+        self._key = keyed_digest(key, ["digests of blocks", population])
         self.by_block: dict[str, list[str]] = {}
         """The digests of each block that was read to its end."""
 
-    def counted(
+    def count_block_rows(
         self, name: str, portions: Iterable[pa.Table], declared: OfRows, file: Path | None
     ) -> Iterator[pa.Table]:
         """Pass a block's rows on; after the last one, the block's digests are in `by_block`.
@@ -224,7 +224,7 @@ class Digests:
         return self._hex("file", plain), self._hex("file", f"no rows in {file.name}: {plain}")
 
     def _hex(self, of: str, text: str) -> str:
-        return keyed(self._key, [of, text]).hex()
+        return keyed_digest(self._key, [of, text]).hex()
 
 
 Database: TypeAlias = str | sa.Connection | None
@@ -314,7 +314,7 @@ def _held_out(
     if "test" not in files:
         return
     path = files["test"]
-    for some in digests.counted(_TEST_FILE, rows.tables("test", path), rows.declared, path):
+    for some in digests.count_block_rows(_TEST_FILE, rows.tables("test", path), rows.declared, path):
         yield Block("test", rows.records(some, str(path)))
     held_out = _contents(digests.by_block.pop(_TEST_FILE))
     if same := [name for name, contents in digests.by_block.items() if held_out & _contents(contents)]:
@@ -359,9 +359,9 @@ def _records(
     else:
         portions = _rows_in_database(source, rows.wanted, name, connection)
     where = f"block {name!r} of {card.name!r}" if path is None else str(path)
-    chosen = counted = digests.counted(name, portions, rows.declared, path)
+    chosen = count_block_rows = digests.count_block_rows(name, portions, rows.declared, path)
     if card.person is not None:
-        held = list(counted)
+        held = list(count_block_rows)
         chosen = rows.select_per_person(lambda: iter(held), elsewhere, "train")
     for some in chosen:
         yield Block("train", rows.records(some, where), source=name)

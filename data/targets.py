@@ -57,7 +57,7 @@ class _Target(Strict):
         """Shape of one record's labels, for the shape of its features."""
         return input_shape if self.has_tokens else ()
 
-    def labelled(
+    def align_labels(
         self, features: NDArray[Any], labels: NDArray[Any], padding: int
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """The features and labels of some records after an encoder; if labels are per token, they are made from the
@@ -93,7 +93,7 @@ class Number(_Target):
             raise ValueError("bounds must be [low, high] with low below high, and a finite distance")
         return self
 
-    def scaled(self, numbers: NDArray[np.float64]) -> NDArray[np.float32]:
+    def scale(self, numbers: NDArray[np.float64]) -> NDArray[np.float32]:
         """Clamp numbers to the bounds and scale them to [-1, 1]."""
         low, high = self.bounds
         return (2.0 * (np.clip(numbers, low, high) - low) / (high - low) - 1.0).astype(np.float32)
@@ -144,7 +144,7 @@ class NextToken(_Target):
     def outputs(self, tokens: int | None) -> int:
         return tokens or 0
 
-    def labelled(
+    def align_labels(
         self, features: NDArray[Any], labels: NDArray[Any], padding: int
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """The label of a position is its own token, as in other libraries; padding does not count."""
@@ -167,7 +167,7 @@ class Tags(_Target):
     def names(self) -> tuple[str, ...]:
         return self.tags
 
-    def labelled(
+    def align_labels(
         self, features: NDArray[Any], labels: NDArray[Any], padding: int
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Separate tokens and word indices, [n, 2, length]; the first token of a word gets the word's tag from labels

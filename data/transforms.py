@@ -31,7 +31,7 @@ _MEANS, _DEVIATIONS = (
 Encode = Callable[[Any], Features]
 
 
-def scattered(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
+def scatter(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
     """Replace the pixels of each image by its features, some hundred images at a time.
 
     An image's features are the same, bit for bit, with any block contents. Raises DataRefusedError as `scattered_shape`
@@ -49,11 +49,11 @@ def scattered(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
             coefficients: Features = transform(torch.from_numpy(np.ascontiguousarray(seen))).numpy()
         return coefficients.reshape(-1, *shape)
 
-    for some, features in _mapped(blocks, features_of, at_once=_SCATTERED_AT_ONCE):
+    for some, features in _map_features(blocks, features_of, at_once=_SCATTERED_AT_ONCE):
         yield replace(some, records=replace(some.records, features=features))
 
 
-def encoded(
+def encode_records(
     blocks: Iterable[Block],
     facts: EncoderFacts,
     load: Callable[[], Encode],
@@ -93,10 +93,10 @@ def encoded(
         write_whole(path, lambda fresh: _save(fresh, made), mode=0o600)
         return made
 
-    for some, features in _mapped(blocks, features_of, at_once=_ENCODED_AT_ONCE):
+    for some, features in _map_features(blocks, features_of, at_once=_ENCODED_AT_ONCE):
         done += len(features)
         say(done)
-        row_labels = label_type.labelled(features, some.records.labels, facts.padding)
+        row_labels = label_type.align_labels(features, some.records.labels, facts.padding)
         yield replace(some, records=Records(*row_labels, some.records.keys))
     shutil.rmtree(folder)
 
@@ -106,7 +106,7 @@ def _save(path: Path, values: Features) -> None:
         np.save(file, values)
 
 
-def _mapped(
+def _map_features(
     blocks: Iterable[Block], features_of: Callable[[Features], Features], *, at_once: int
 ) -> Iterator[tuple[Block, Features]]:
     """Portions of the blocks, and the new features of their records.

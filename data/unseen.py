@@ -34,7 +34,7 @@ from data.formats import (
 from data.readers import encoding, images, rows, texts
 from data.readers.records import Block, Features, OwnReader, Records, files_in
 from data.targets import Classes, Tags, Target
-from data.transforms import scattered
+from data.transforms import scatter
 
 _FORMAT: TypeAdapter[Format] = TypeAdapter(Format)
 _TARGET: TypeAdapter[Target] = TypeAdapter(Target)
@@ -110,7 +110,7 @@ def records_in(
     if not path.exists():
         raise DataRefusedError(f"there is no {path}; give a file or folder of records to predict on.")
     if path.suffix == ".npy":
-        yield from _numbered(_arrays(path, shape, tokens))
+        yield from _number(_arrays(path, shape, tokens))
         return
     if preparation is None:
         raise DataRefusedError(
@@ -120,13 +120,13 @@ def records_in(
     card = _card(preparation)
     reader = card.reader
     if isinstance(reader, Own) and own is not None:
-        records = _numbered(block.records.features for block in own({"new": path}))
+        records = _number(block.records.features for block in own({"new": path}))
     elif isinstance(reader, Table):
         if path.is_dir() and not isinstance(reader, Datasets):
             raise DataRefusedError(f"{path} is a folder; give a table, as CSV or Parquet.")
-        records = _numbered(_rows(path, reader))
+        records = _number(_rows(path, reader))
     elif isinstance(reader, ImageTable) and _form(path):
-        records = _numbered(_row_images(path, card, reader))
+        records = _number(_row_images(path, card, reader))
     elif card.has_texts:
         read = _row_texts(path, reader, card.target) if isinstance(reader, Texts) else _each_text(path)
         words = None if encode else preparation.get("words")
@@ -144,7 +144,7 @@ def records_in(
     else:
         for some in records:
             whole = Block("test", Records(some.features, np.zeros(len(some.names), np.int64)))
-            made = [block.records.features for block in scattered(card, [whole])]
+            made = [block.records.features for block in scatter(card, [whole])]
             yield Unseen(some.names, np.concatenate(made))
 
 
@@ -179,7 +179,7 @@ def _card(preparation: Mapping[str, Any]) -> DataCard:
     )
 
 
-def _numbered(portions: Iterable[Features]) -> Iterator[Unseen]:
+def _number(portions: Iterable[Features]) -> Iterator[Unseen]:
     """Records by their numbers from 1."""
     count = 0
     for some in portions:
@@ -239,7 +239,7 @@ def _row_texts(path: Path, reader: Texts, target: Target | None) -> Iterator[tup
         return
     number = 0
     for some in _tables(path, reader, target):
-        for text in texts.joined(some, reader, tags)[0]:
+        for text in texts.join_texts(some, reader, tags)[0]:
             number += 1
             yield str(number), text
 

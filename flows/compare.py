@@ -27,7 +27,16 @@ from flows.pipeline import ended
 from tasks.comparing import TrialGroup, groups
 from tasks.comparing.report import PAGE, log_comparison, report
 from tasks.comparing.trial import Context, build_models
-from tasks.comparing.work import Problem, Work, held, plan_group, prepare_data, progress, run_group, work_of
+from tasks.comparing.work import (
+    Problem,
+    Work,
+    lock_comparison,
+    plan_group,
+    prepare_data,
+    progress,
+    run_group,
+    work_of,
+)
 from tasks.config.own_code import named_code
 from tasks.config.params import ParamsRefusedError
 from tasks.runs.stages import checkout
@@ -89,18 +98,18 @@ def comparison(file: str, renew: bool = False, allow_code: Sequence[str] = ()) -
 
     def compared() -> State[Any]:
         work = work_of(Path(file), checkout(), allow_code=allow_code)
-        with held(work.place):
-            return _compared(work, renew=renew)
+        with lock_comparison(work.place):
+            return _run_trials(work, renew=renew)
 
     return ended(compared)
 
 
-def _compared(work: Work, *, renew: bool) -> State[Any]:
+def _run_trials(work: Work, *, renew: bool) -> State[Any]:
     prepare_data(work)
     wanted = work.unfinished(renew=renew)
     refused = _each(plan, work, list(groups(wanted)))
     if refused and not work.comparison.skip_refused:
-        raise ParamsRefusedError(_listed(refused))
+        raise ParamsRefusedError(_first_problems(refused))
     left_out = {problem.trial.digest for problem in refused}
     left = [trial for trial in wanted if trial.digest not in left_out]
     build_models(work.context, left)  # before trials run in threads of this process
@@ -111,7 +120,7 @@ def _compared(work: Work, *, renew: bool) -> State[Any]:
     if parts:
         log_comparison(work, finished)
     if failed:
-        return Failed(message=f"{len(failed)} of {len(wanted)} runs failed: {_listed(failed)}")
+        return Failed(message=f"{len(failed)} of {len(wanted)} runs failed: {_first_problems(failed)}")
     return Completed(message=f"The {len(finished.table)} runs are in {work.place.folder / PAGE}")
 
 
@@ -125,7 +134,7 @@ def _each(action: Any, work: Work, parts: Sequence[TrialGroup]) -> list[Problem]
         raise
 
 
-def _listed(problems: Sequence[Problem]) -> str:
+def _first_problems(problems: Sequence[Problem]) -> str:
     sentences = _in_words(problems)
     more = f"; and {len(sentences) - _MAX_NAMED} more" if len(sentences) > _MAX_NAMED else ""
     return "; ".join(sentences[:_MAX_NAMED]) + more

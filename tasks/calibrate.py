@@ -105,7 +105,7 @@ def plan_for(settings: Params, public: DatasetInfo) -> Plan:
 
     def at(epsilon: float) -> Plan:
         target = Target(Budget(epsilon, privacy.delta), privacy.accountant, privacy.count_noise, before)
-        return settings.algorithm.plan(target, _known(model, public))
+        return settings.algorithm.plan(target, _planning_facts(model, public))
 
     if privacy.epsilon is not None:
         plan = at(privacy.epsilon)
@@ -153,7 +153,7 @@ def withstands(plan: Plan, attack: params.Attack) -> bool:
     )
 
 
-def _known(model: Model, public: DatasetInfo) -> PlanningFacts:
+def _planning_facts(model: Model, public: DatasetInfo) -> PlanningFacts:
     return PlanningFacts(
         records=public.records,
         parameters=model.parameter_count,
@@ -184,7 +184,7 @@ def calibrate(settings: Params, public: DatasetInfo) -> dict[str, Any]:
 def document_of(plan: Plan, settings: Params, public: DatasetInfo) -> dict[str, Any]:
     """The document of a plan: what it was made for, and the plan."""
     facts = {"parameters": plan.facts.parameters, "notes": list(model_for(settings, public).notes)}
-    document = _made_for(settings, public)
+    document = _request_entries(settings, public)
     return document | {"model": document["model"] | facts} | plan.to_json()
 
 
@@ -196,7 +196,7 @@ def check(document: Mapping[str, Any], settings: Params, public: DatasetInfo) ->
     """
     _check_secret(settings.privacy, public)
     public.check_reader()
-    expected, actual = request_in(_made_for(settings, public)), request_in(document)
+    expected, actual = request_in(_request_entries(settings, public)), request_in(document)
     differing = [key for key in expected if expected[key] != actual[key]]
     if differing:
         raise RefusedError(
@@ -204,7 +204,7 @@ def check(document: Mapping[str, Any], settings: Params, public: DatasetInfo) ->
             " run the calibrate stage again."
         )
     plan = Plan.from_json(document)
-    if plan.facts != _known(model_for(settings, public), public):
+    if plan.facts != _planning_facts(model_for(settings, public), public):
         raise RefusedError(
             "artifacts/plan.json was made for other public facts; run the calibrate stage again."
         )
@@ -235,7 +235,7 @@ def model_files(chosen: params.Model) -> dict[str, str]:
         return digests | {f"checkpoint/{name}": models.digest(folder / name) for name in models.CHECKPOINT}
 
 
-def _made_for(settings: Params, public: DatasetInfo) -> dict[str, Any]:
+def _request_entries(settings: Params, public: DatasetInfo) -> dict[str, Any]:
     """The part of a plan's document that decides the plan."""
     algorithm_settings = {key: value for key, value in settings.algorithm_settings.items() if key != "name"}
     privacy = settings.privacy

@@ -109,7 +109,7 @@ def look(name: str, root: Path, *, counted: bool) -> Look:
                     counts[problem] = counts.get(problem, 0) + count
         if isinstance(card.reader, Images):
             for part, folder in files.items():
-                others = len(files_in(folder)) - len(images.listed(folder, card.classes))
+                others = len(files_in(folder)) - len(images.image_files(folder, card.classes))
                 if others:
                     counts[f"{part}: files that are not PNG or JPEG in a class's folder, ignored"] = others
         as_texts = card.has_texts and not isinstance(card.reader, Reviews)
@@ -206,10 +206,10 @@ def _of_column(
         return
     different = pa.chunked_array([values.value_counts()])
     counts = pc.struct_field(different, "counts").to_numpy()
-    yield from _counted(column, pc.struct_field(different, "values"), counts, card, reader)
+    yield from _problem_counts(column, pc.struct_field(different, "values"), counts, card, reader)
 
 
-def _counted(
+def _problem_counts(
     column: Column, values: pa.ChunkedArray, counts: NDArray[np.int64], card: DataCard, reader: Table
 ) -> Iterator[tuple[str, int]]:
     """The same for different values and how often each occurs.
@@ -227,7 +227,7 @@ def _counted(
         step = max(1, len(values) // 8)
         for start in range(0, len(values), step):
             some = slice(start, start + step)
-            yield from _counted(column, values[some], counts[some], card, reader)
+            yield from _problem_counts(column, values[some], counts[some], card, reader)
 
 
 def _changes(

@@ -76,7 +76,7 @@ def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> E
             outputs = model.outputs(parameters, inputs)
             scores = model.scores(outputs)
             predicted.append((scores > 0).long() if label_type.kind == "labels" else scores.argmax(dim=-1))
-            all_scores.append(_said(label_type, scores))
+            all_scores.append(_predictions(label_type, scores))
             losses.append(model.losses(outputs, labels).double())
             predictable = labels[:, 1:] if label_type.kind == "next token" else labels
             counts = predictable.ne(IGNORED).sum(-1) if label_type.has_tokens else torch.ones(len(labels))
@@ -86,7 +86,7 @@ def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> E
     return Evaluation(torch.cat(predicted).numpy(), loss, torch.cat(all_scores).numpy())
 
 
-def _said(label_type: LabelType, scores: Tensor) -> Tensor:
+def _predictions(label_type: LabelType, scores: Tensor) -> Tensor:
     if label_type.has_tokens:
         return torch.zeros(len(scores), 0, dtype=torch.float64)
     if label_type.kind == "class":

@@ -31,7 +31,7 @@ from algorithms.privacy.card.text import markdown, not_protected, protected, sta
 from data.files import read_json
 from data.targets import Tags
 from data.unseen import target_in
-from tasks.prepare import carried_in, encoder_of, loader_of
+from tasks.prepare import encoder_of, encoder_of_model, loader_of
 from tasks.runs.quality import metric_rows, tracker_key
 from tasks.runs.store import sha256_of
 
@@ -72,7 +72,7 @@ def export(artifacts: Path, form: Form, to: Path, *, allow_code: Collection[str]
         raise RefusedError(f"{to} is there already; name another place, or move it away.")
     model = load(artifacts, allow_code=allow_code)
     _quieten_transformers()
-    inputs = made_up(model)
+    inputs = synthetic_inputs(model)
     writers: Mapping[Form, Callable[[Path], Callable[[Tensor], Tensor]]] = {
         "onnx": partial(_onnx, model, inputs),
         "torchscript": partial(_torchscript, model, inputs),
@@ -111,7 +111,7 @@ def _quieten_transformers() -> None:
         logs.set_verbosity_error()
 
 
-def made_up(model: TrainedModel) -> Tensor:
+def synthetic_inputs(model: TrainedModel) -> Tensor:
     """Synthetic records: numbers in [0, 1], or tokens of texts of several lengths, [5, *input_shape]."""
     generator = torch.Generator().manual_seed(0)
     shape = (_RECORDS, *model.input_shape)
@@ -340,7 +340,7 @@ def _of_a_library(model: TrainedModel, folder: Path) -> str:
     module.module.load_state_dict(parameters, strict=False)
     plan = read_json(folder / "plan.json")
     base = plan["model"].get("checkpoint") or plan["model"].get("settings", {}).get("checkpoint")
-    read, inputs = write_beside(module, parameters, folder, model.facts, base), made_up(model)
+    read, inputs = write_beside(module, parameters, folder, model.facts, base), synthetic_inputs(model)
     with torch.no_grad():
         far = float((read(inputs) - model(inputs)).abs().max())
     if not far <= _CLOSE:
@@ -372,7 +372,7 @@ def _write_tokenizer(model: TrainedModel, folder: Path) -> str:
     how = f"truncation=True, padding='max_length', max_length={model.input_shape[-1]}"
     how += ", is_split_into_words=True" if is_of_words else ""
     try:
-        chosen = carried_in(model.preparation)
+        chosen = encoder_of_model(model.preparation)
         write = None if chosen is None else encoder_of(chosen).write
     except ModelRefusedError:
         chosen = write = None

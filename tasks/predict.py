@@ -30,7 +30,7 @@ from data.targets import IGNORED, Labels, NextToken, Number, Tags, Target
 from data.unseen import reader_in, records_in, target_in
 from tasks.csv_files import write_csv
 from tasks.evaluate import MAX_OUTPUTS
-from tasks.prepare import carried_in, loader_of, reader_of
+from tasks.prepare import encoder_of_model, loader_of, reader_of
 
 _MARGINS = ("svm", "huber_svm")
 """Models whose scores are margins, not log-odds."""
@@ -73,7 +73,7 @@ def predict(
     target = target_in(model.facts)
     of_tokens = prod(model.input_shape) * model.facts["outputs"] if target and target.has_tokens else 1
     size = max(1, min(_BATCH, MAX_OUTPUTS // of_tokens))
-    encoder = carried_in(model.preparation, allow_code=allow_code)
+    encoder = encoder_of_model(model.preparation, allow_code=allow_code)
     encode = None if encoder is None else loader_of(encoder, target)()
     reader = reader_in(model.preparation)
     if isinstance(reader, Own):
@@ -85,10 +85,10 @@ def predict(
     for some in batches:
         for start in range(0, len(some.names), size):
             features = np.ascontiguousarray(some.features[start : start + size])
-            yield _predicted(model, target, some.names[start : start + size], features)
+            yield _predict_batch(model, target, some.names[start : start + size], features)
 
 
-def _predicted(
+def _predict_batch(
     model: TrainedModel, target: Target | None, names: tuple[str, ...], inputs: NDArray[Any]
 ) -> Predictions:
     """Predict a batch of prepared records. target: None for classes."""
@@ -118,7 +118,7 @@ def _predicted(
 
 def _perplexities(model: TrainedModel, tokens: Tensor, scores: Tensor, target: NextToken) -> tuple[str, ...]:
     """The perplexity of each text."""
-    _, labels = target.labelled(tokens.numpy(), tokens.numpy(), model.facts.get("padding", 0))
+    _, labels = target.align_labels(tokens.numpy(), tokens.numpy(), model.facts.get("padding", 0))
     losses = next_token(scores, torch.from_numpy(labels)).double().clamp(max=700.0)
     follows = (labels[:, 1:] != IGNORED).any(axis=1)
     return tuple(f"{n:.6g}" if any_ else "" for n, any_ in zip(losses.exp().tolist(), follows, strict=True))

@@ -22,12 +22,12 @@ from algorithms.extension import check_allowed, imported, is_own, source_digest
 from data import DatasetInfo, dataset_info, prepared
 from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.description import EncoderFacts
-from data.files import PUBLIC_KEY, RAW, Places, fetch, keyed, owner_key
+from data.files import PUBLIC_KEY, RAW, Places, fetch, keyed_digest, owner_key
 from data.formats import Format, Own
 from data.readers.records import Block, OwnReader
 from data.reading import Database, Digests, block_names, read, read_blocks, snapshot, word_list
 from data.targets import Tags, Target
-from data.transforms import encoded, scattered
+from data.transforms import encode_records, scatter
 from data.unseen import preparation_of
 from tasks.config import data_mirror, database_url, home, params
 from tasks.config.params import Params, load
@@ -68,10 +68,10 @@ def reader_of(reader: Format | None) -> OwnReader | None:
             f" be read otherwise than they were; restore it, or write {digest} into the data card if it is right."
         )
     made: OwnReader = imported(reader.factory, "a reader")(dict(reader.settings))
-    return lambda files: _guarded(made, files, reader.factory)
+    return lambda files: _refuse_errors(made, files, reader.factory)
 
 
-def _guarded(made: OwnReader, files: Mapping[str, Path], factory: str) -> Iterator[Block]:
+def _refuse_errors(made: OwnReader, files: Mapping[str, Path], factory: str) -> Iterator[Block]:
     """The blocks of the user's own reader, whose errors become a refusal without their messages."""
     try:
         yield from made(files)
@@ -127,7 +127,7 @@ def loader_of(
     return load_checked
 
 
-def carried_in(
+def encoder_of_model(
     preparation: Mapping[str, Any] | None, *, allow_code: Collection[str] = ()
 ) -> params.Encoder | None:
     """The encoder whose output a model was trained on, if any.
@@ -206,26 +206,26 @@ def prepare(
                 key=key,
                 as_texts=as_texts,
             )
-            records = _noted(blocks, words)
+            records = _append_digest(blocks, words)
         if transform == "scattering":
-            records = scattered(card, records)
+            records = scatter(card, records)
         listed, encoder = None if public.encoder else word_list(card, files), params.data.encoder
         carried = None
         if public.encoder is not None and encoder is not None:
             carried = encoder.model_dump() | {"sha256": public.encoder.sha256}
-            records = encoded(
+            records = encode_records(
                 records,
                 public.encoder,
                 loader_of(encoder, public.target, tried_on=card.input_shape),
                 public.label_type,
                 folder=held.enter_context(prepared.portions_of(destination)),
-                say=_told(card),
+                say=_progress_logger(card),
             )
         prepared.write(
             destination,
             records,
             public,
-            salt=lambda: keyed(key, words),
+            salt=lambda: keyed_digest(key, words),
             at_most=card.records.at_most,
             digests=digests.by_block,
             words=listed,
@@ -234,7 +234,7 @@ def prepare(
     return public
 
 
-def _told(card: DataCard) -> Callable[[int], object]:
+def _progress_logger(card: DataCard) -> Callable[[int], object]:
     """A function that logs the progress of encoding, if the number of records to encode is public."""
     declared, begun = card.records, time.monotonic()
     counts_people = card.person is not None and card.person.rows_per_user is not None
@@ -274,7 +274,7 @@ def chosen_blocks(
     return tuple(name for name in there_are if not named or name in named)
 
 
-def _noted(records: Iterable[Block], words: list[str]) -> Iterator[Block]:
+def _append_digest(records: Iterable[Block], words: list[str]) -> Iterator[Block]:
     """Pass the records on, and at the end append a digest of all of them to `words`."""
     digest = hashlib.sha256()
     for block in records:

@@ -32,13 +32,13 @@ from tasks.reporting import (
     History,
     drawings,
     history,
+    history_variables,
     is_on_blocks,
     newest_audit,
     nothing,
     page,
     risk_of,
     score,
-    shown,
 )
 from tasks.reporting.figures import (
     Curve,
@@ -168,7 +168,7 @@ def compose(
     pictures = {name: draw(*drawing) for name, drawing in _drawings(run, curve, promised).items()}
     every = pictures | {name: draw(*drawing) for name, drawing in drawings(past).items()}
     result = score(run.metrics, run.classes)
-    history_text = shown(past, read=len(run.receipt.get("blocks", ())))
+    history_text = history_variables(past, read=len(run.receipt.get("blocks", ())))
     text = page(
         card,
         verification,
@@ -219,7 +219,7 @@ def epsilon_curve(run: Run) -> Curve:
     If the releases were fixed in advance and few of them differ, they are accounted like the run's total; otherwise the
     run's own count is used.
     """
-    so_far = _kept_while_training(run.trace)
+    so_far = _trace_curve(run.trace)
     if run.receipt["epsilon"][run.receipt["accountant"]] is None or not so_far.steps:
         return Curve([], [])
     chosen = np.unique(np.linspace(0, len(so_far.steps) - 1, _POINTS).round().astype(int))
@@ -244,7 +244,7 @@ def _is_fixed(run: Run) -> bool:
     return filter_from_json(run.plan["filter"]) == FIXED
 
 
-def _kept_while_training(trace: pd.DataFrame) -> Curve:
+def _trace_curve(trace: pd.DataFrame) -> Curve:
     """The cost after each step according to the trace, which counts steps from 0; empty if it is infinite."""
     costs = trace[np.isfinite(trace["epsilon"])].groupby("step")["epsilon"].last()
     return Curve([int(step) + 1 for step in costs.index], [float(cost) for cost in costs])
@@ -252,7 +252,7 @@ def _kept_while_training(trace: pd.DataFrame) -> Curve:
 
 def _drawings(run: Run, curve: Curve, promised: Profile | None) -> dict[str, tuple[Drawing, str]]:
     """The figures by name, each with its alternative text."""
-    bound, target = _kept_while_training(run.trace), run.plan["target"]["epsilon"]
+    bound, target = _trace_curve(run.trace), run.plan["target"]["epsilon"]
     names, is_fixed = list(run.classes["class"]), _is_fixed(run)
     counts = run.classes["records"]  # all 0 if no held-out text has a word
     overall = float((run.classes["accuracy"].fillna(0.0) * counts).sum() / max(1, counts.sum()))

@@ -78,7 +78,11 @@ def remarks_on(card: DataCard, file: Path) -> list[str]:
             if values is not None:
                 labels = None if name == label else texts.get(label)
                 _count(columns.setdefault(name, _Column()), values, labels)
-    return [*_spelled(card, columns, label), *_copies(columns, label, rows), *_commas(reader, columns)]
+    return [
+        *_spelling_remarks(card, columns, label),
+        *_copies(columns, label, rows),
+        *_commas(reader, columns),
+    ]
 
 
 def _texts(table: pa.Table, name: str) -> pa.ChunkedArray | None:
@@ -107,7 +111,7 @@ def _count(column: _Column, values: pa.ChunkedArray, labels: pa.ChunkedArray | N
             column.with_label[row["value"], row["label"]] += row["count_all"]
 
 
-def _spelled(card: DataCard, columns: Mapping[str, _Column], label: str) -> Iterator[str]:
+def _spelling_remarks(card: DataCard, columns: Mapping[str, _Column], label: str) -> Iterator[str]:
     """Other spellings of classes and categories."""
     reader = card.reader
     assert isinstance(reader, Table | Rows)
@@ -221,7 +225,7 @@ def fault_of_text(path: Path, declared: Csv) -> str | None:
             if number <= declared.skip_lines.train or not line.strip():
                 continue
             try:
-                text = _decoded(line, declared.encoding).removeprefix("\ufeff" * (number == 1)).rstrip("\r\n")
+                text = _decode(line, declared.encoding).removeprefix("\ufeff" * (number == 1)).rstrip("\r\n")
             except UnicodeDecodeError:
                 return (
                     f"line {number} of {path} is not UTF-8, but probably Latin-1 or Windows-1252; set"
@@ -246,7 +250,7 @@ def fault_of_text(path: Path, declared: Csv) -> str | None:
     return None
 
 
-def _decoded(line: bytes, encoding: str) -> str:
+def _decode(line: bytes, encoding: str) -> str:
     return line.decode(encoding, "strict" if encoding == UTF_8 else "replace")
 
 

@@ -41,7 +41,7 @@ from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import Generator, generator_of
 from data import DatasetInfo
 from data.files import hide, read_json
-from data.prepared import digest_of, load_as, made_anew, preparation_in
+from data.prepared import digest_of, load_as, preparation_in, prepared_again_error
 from data.readers.records import Records
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for, plan_in
@@ -49,7 +49,7 @@ from tasks.config import home, ledger_url, params, retraining
 from tasks.config.params import Params
 from tasks.runs import preflight, store
 from tasks.runs.ledger import bind, digests_of, open_newest, register, signer
-from tasks.runs.processes import broadcast_sealed, joined
+from tasks.runs.processes import broadcast_sealed, join_processes
 from tasks.runs.software import check_resumes, pipeline_software, reuse_note
 from tasks.runs.stages import EXISTING, TRAINING, main_of
 from tasks.runs.store import PLAN, RECEIPT, data_facts
@@ -191,14 +191,14 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
         else:
             check_resumes(run, ledger, job.public.population, software)
             _LOG.info(TRAINING)
-        with run.abandoned_if_refused(ledger.status):
+        with run.abandon_if_refused(ledger.status):
             if run.result is None and ledger.status(run.run_id) is None:
                 records = preflight.records_of(job.public, root / "data" / "cards")
                 warnings = preflight.sanity_warnings(job.settings, job.plan, records)
                 preflight.confirm_or_refuse(warnings, job.public, epsilon=job.plan.target.budget.epsilon)
             register(ledger, job.public, home=home, prepared=job.prepared, plan=lambda: job.plan)
             charge = Charge(ledger, run, software, job.public, job.prepared, job.blocks, home, root)
-            result = run.result or _trained(job, model, charge)
+            result = run.result or _train_and_settle(job, model, charge)
         run.forget_secrets()
         store.hand_out(result, artifacts, _ARTIFACTS, facts=data_facts(job.public))
 
@@ -220,7 +220,7 @@ def _confirm_repeat(job: Job, run_id: str, has_result: bool, ledger: Ledger) -> 
     )
 
 
-def _trained(job: Job, model: Model, charge: Charge) -> Path:
+def _train_and_settle(job: Job, model: Model, charge: Charge) -> Path:
     """Inspect the model, reserve, train, settle; returns the folder with the result."""
     plan, run, ledger = job.plan, charge.run, charge.ledger
     identity = charge.identity(
@@ -238,9 +238,9 @@ def _trained(job: Job, model: Model, charge: Charge) -> Path:
         bind(ledger, job.public, home=charge.home, prepared=job.prepared)
         # The noise is for these records and no others.
         if run.run_id.rpartition("-")[0] != job.digest(charge.home):
-            raise made_anew(job.prepared)
+            raise prepared_again_error(job.prepared)
 
-    written = run.emptied("written")
+    written = run.make_empty("written")
     group = group_of(run.run_id, job.public.population, is_on_blocks=bool(job.public.blocks))
     with live_curve(run.run_id, job.document, job.settings.tracking, group=group, root=charge.root) as live:
         trace = _train_into(written, job, charge, model, live, reserve)
@@ -417,7 +417,7 @@ def main() -> None:
     settings = params.load(Path("params.yaml"), reads=READS)
     prepared = Path("datasets/prepared")
     public = DatasetInfo.read(prepared)
-    with joined(settings.performance.processes, home=home()) as group:
+    with join_processes(settings.performance.processes, home=home()) as group:
         job = Job(
             settings,
             plan_file=plan_in(Path("artifacts")),

@@ -78,7 +78,7 @@ def _fill(
     """
     where = f"{path}, column {column.name!r}"
     if isinstance(column, Numeric):
-        place[:, 0] = _scaled(table[column.name], column, missing, where)
+        place[:, 0] = _scale(table[column.name], column, missing, where)
     elif isinstance(column, Binned):
         _mark(place, _bins(table[column.name], column, missing, where))
     elif isinstance(column, Categorical):
@@ -121,7 +121,7 @@ def parts_of(table: pa.Table, column: Column, missing: tuple[str, ...], path: st
 
 def _hashed(values: pa.ChunkedArray, column: Hashed, missing: tuple[str, ...], where: str) -> Values:
     """The cell of each value, NaN if it is missing; float64 [n]."""
-    text = _trimmed(values, where)
+    text = _trim(values, where)
     absent = np.asarray(pc.is_in(text, value_set=pa.array(missing, pa.string())))
     key = hashlib.sha256(column.salt.encode()).digest()
 
@@ -142,7 +142,7 @@ def _moments(
     text = (
         pc.cast(values, pa.string(), safe=False)
         if pa.types.is_temporal(values.type)
-        else _trimmed(values, where)
+        else _trim(values, where)
     )
     first, last = (datetime.combine(day, datetime.min.time()) for day in column.days)
     rows = np.full((len(text), 4), np.nan)
@@ -183,7 +183,7 @@ def labels(
     if not isinstance(label_type, Number):
         return classes(table[label.name], label, label_type.classes, where)
     values, _ = numbers(table[label.name], missing, where, refuses_missing=True)
-    return label_type.scaled(values)
+    return label_type.scale(values)
 
 
 def holds(values: pa.ChunkedArray, words: tuple[str, ...], where: str) -> NDArray[np.bool_]:
@@ -266,7 +266,7 @@ def positions(values: pa.ChunkedArray, names: tuple[str, ...], where: str) -> ND
     Where true and false are all that is known, their case does not count; where whole numbers are, 17.0 is 17, as
     pandas writes it in a column with missing values.
     """
-    text = _trimmed(values, where)
+    text = _trim(values, where)
     if {name.lower() for name in names} <= {"true", "false"}:
         text, names = pc.utf8_lower(text), tuple(name.lower() for name in names)
     elif all(_WHOLE.fullmatch(name) for name in names):
@@ -282,7 +282,7 @@ def _mark(place: NDArray[np.float32], indices: NDArray[np.int64]) -> None:
     place[rows, indices[rows]] = 1.0
 
 
-def _scaled(
+def _scale(
     values: pa.ChunkedArray, column: Numeric, missing: tuple[str, ...], where: str
 ) -> NDArray[np.float64]:
     """The column clamped to its bounds and scaled to [0, 1]; float64 [n]."""
@@ -325,7 +325,7 @@ def numbers(
     Raises DataRefusedError for any other value, and for a missing one if `refuses_missing`.
     """
     if _is_text(values.type):
-        values = _trimmed(values, where)
+        values = _trim(values, where)
         is_missing = pc.is_in(values, value_set=pa.array(missing, pa.string()))
         values = pc.if_else(is_missing, pa.scalar(None, pa.string()), values)
     absent = values.is_null().to_numpy()
@@ -339,7 +339,7 @@ def numbers(
     return floats, absent
 
 
-def _trimmed(values: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+def _trim(values: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
     text = _cast(values, pa.string(), where)
     try:
         return pc.utf8_trim_whitespace(text)

@@ -51,15 +51,15 @@ _Source: TypeAlias = Path | bytes | None
 def read_folder(
     folder: Path, declared: Images, classes: Sequence[str], shape: tuple[int, ...]
 ) -> Iterator[Records]:
-    """Read some hundred images at a time, in the order of `listed`: float32 in [0, 1] (pixel / 255) of `shape`."""
-    each = listed(folder, classes)
+    """Read some hundred images at a time, in the order of `image_files`: float32 in [0, 1] (pixel / 255) of `shape`."""
+    each = image_files(folder, classes)
     for start in range(0, len(each), _AT_ONCE):
         some = each[start : start + _AT_ONCE]
         features, keys = pixels([path for _, path in some], declared, shape)
         yield Records(features, np.array([label for label, _ in some], np.int64), keys)
 
 
-def listed(folder: Path, classes: Sequence[str]) -> list[tuple[int, Path]]:
+def image_files(folder: Path, classes: Sequence[str]) -> list[tuple[int, Path]]:
     """The images of a folder with the index of their class, in the order of class and name; other files are left out.
 
     Raises DataRefusedError if a folder is named after no class, as for a label in a table.
@@ -123,7 +123,7 @@ def pixels(
     def read_one(source: _Source) -> tuple[NDArray[np.float32], bytes]:
         with files.of(_size_of(source)):
             content = source if isinstance(source, bytes) else _content(source, declared.most_pixels)
-            image = _decoded(content, declared, shape, decoding)
+            image = _decode_or_none(content, declared, shape, decoding)
         if image is None and strict:
             raise DataRefusedError(f"{source!s} is not an image in PNG or JPEG; convert it, or take it out.")
         stand_in = np.full(shape, declared.stand_in, np.float32)
@@ -190,7 +190,7 @@ def in_mode(image: Image.Image, mode: str) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
-def _decoded(
+def _decode_or_none(
     content: bytes, declared: Pixels, shape: tuple[int, ...], room: _Room
 ) -> NDArray[np.float32] | None:
     """One image, float32 of `shape`; None if it is not an image or too large.
@@ -337,7 +337,7 @@ def _cifar_batch(files: Mapping[str, Path], name: str, declared: Cifar, *, size:
     path = files.get(name) or files["archive"]
     reader = _in_bytes, _in_a_pickle
     try:
-        with _opened(path, name) as (file, is_pickled):
+        with _open_batches(path, name) as (file, is_pickled):
             yield from reader[is_pickled](file, fine=declared.labels == "fine", size=size)
     except _BROKEN_CIFAR:
         raise DataRefusedError(
@@ -346,7 +346,7 @@ def _cifar_batch(files: Mapping[str, Path], name: str, declared: Cifar, *, size:
 
 
 @contextmanager
-def _opened(path: Path, name: str) -> Iterator[tuple[IO[bytes], bool]]:
+def _open_batches(path: Path, name: str) -> Iterator[tuple[IO[bytes], bool]]:
     """The content of a batch, and whether it is a pickle."""
     if ".tar" not in path.suffixes:
         with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:

@@ -148,7 +148,7 @@ class RowReader:
                     some, declared, self.card.input_shape, self.files.get("images")
                 )
             else:
-                joined, keys = texts.joined(
+                joined, keys = texts.join_texts(
                     some, declared, label_type if isinstance(label_type, Tags) else None
                 )
                 features = texts.as_features(joined, declared, self._words)
@@ -197,13 +197,13 @@ class RowReader:
     def _who(self, some: pa.Table) -> list[bytes]:
         """The person that each row names; an empty name for nobody. 17.0 is 17, since files may spell it either way."""
         (column,) = (_column(some, name) for name in self._person)
-        names = [_named(who or b"") for who in encoding.contents(column)]
+        names = [_normalize_name(who or b"") for who in encoding.contents(column)]
         return [b"" if who in self._nobody else who for who in names]
 
     @cached_property
     def _nobody(self) -> frozenset[bytes]:
         declared = self.declared.missing if isinstance(self.declared, Table) else ()
-        return _NOBODY.union(_named(one.encode()) for one in declared)
+        return _NOBODY.union(_normalize_name(one.encode()) for one in declared)
 
     @cached_property
     def _words(self) -> dict[str, int] | None:
@@ -211,7 +211,7 @@ class RowReader:
         return None if tokens is None or self.as_texts else texts.words_of(self.files, tokens)
 
 
-def _named(who: bytes) -> bytes:
+def _normalize_name(who: bytes) -> bytes:
     """A name in one spelling: 17.0 becomes 17, and 1.2345678901e+10 becomes 12345678901."""
     name = who.strip()
     if _SCIENTIFIC.fullmatch(name):
@@ -375,15 +375,17 @@ def _portions(
     kind = pa.string() if is_utf_8 else pa.binary()
     try:
         if declared.header:
-            with _opened(path, declared, skip_lines, {}, size) as first:
+            with _open_csv(path, declared, skip_lines, {}, size) as first:
                 names = first.schema.names
         if declared.header and is_utf_8:
             _check_separator(names, declared, path)
-        with _opened(path, declared, skip_lines, dict.fromkeys(names, kind), size) as batches:
+        with _open_csv(path, declared, skip_lines, dict.fromkeys(names, kind), size) as batches:
             for batch in batches:
                 table = pa.Table.from_batches([batch])
                 if not is_utf_8:
-                    table = pa.table([_decoded(part, declared.encoding) for part in table.columns], names)
+                    table = pa.table(
+                        [_decode_bytes(part, declared.encoding) for part in table.columns], names
+                    )
                 if has_header_row and table.num_rows:
                     names = [part[0].as_py() for part in table.columns]
                     _check_separator(names, declared, path)
@@ -412,7 +414,7 @@ def _portions(
 
 
 @contextmanager
-def _opened(
+def _open_csv(
     path: Path,
     declared: Csv,
     skip_lines: int,
@@ -448,7 +450,7 @@ def _opened(
         yield stack.enter_context(reader)
 
 
-def _decoded(values: pa.ChunkedArray, encoding: str) -> pa.ChunkedArray:
+def _decode_bytes(values: pa.ChunkedArray, encoding: str) -> pa.ChunkedArray:
     """Bytes as text; bytes that the encoding lacks become the replacement character."""
     try:
         plain = pc.cast(values, pa.string())
@@ -481,10 +483,10 @@ def _other_separator(names: Sequence[str], separator: str, wanted: Iterable[str]
 def _check_separator(names: Sequence[str], declared: Csv, path: Path) -> None:
     """Raises DataRefusedError if another character separates the header."""
     if (separator := _other_separator(names, declared.separator, declared.in_the_file)) is not None:
-        raise _separated_by(separator, declared.separator, path)
+        raise _separator_error(separator, declared.separator, path)
 
 
-def _separated_by(separator: str, declared: str, path: Path) -> DataRefusedError:
+def _separator_error(separator: str, declared: str, path: Path) -> DataRefusedError:
     return DataRefusedError(
         f"the header of {path} is separated by {separator!r}, and its card declares {declared!r}; set"
         f" `separator: {json.dumps(separator)}` under `reader` in the card."
@@ -535,7 +537,7 @@ def _csv(path: Path, wanted: Sequence[str], declared: Rows, label_type: LabelTyp
     header = _fields(first.removeprefix(b"\xef\xbb\xbf"), declared.separator)
     names = [name.decode(declared.encoding).strip() for name in header or ()]
     if (separator := _other_separator(names, declared.separator, wanted)) is not None:
-        raise _separated_by(separator, declared.separator, path)
+        raise _separator_error(separator, declared.separator, path)
     for name in wanted:
         if names.count(name) > 1:
             raise encoding.not_one_column(name, path)

@@ -105,7 +105,7 @@ def token_rows(texts: Sequence[str], words: Mapping[str, int], *, length: int) -
     return np.array([tokens(text, words, length=length) for text in texts], np.int32).reshape(-1, length)
 
 
-def decoded(content: bytes | None) -> str:
+def decode_text(content: bytes | None) -> str:
     """A record's text; empty if it is not UTF-8, since a refusal would reveal something about that record."""
     try:
         return (content or b"").decode("utf-8")
@@ -160,7 +160,7 @@ def _texts(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[Part, int, in
     for name, content in _members(path, place):
         *_, part, folder, file = name.split("/")
         number = int(file.split("_")[0])
-        yield "train" if part == "train" else "test", classes.index(folder), number, decoded(content)
+        yield "train" if part == "train" else "test", classes.index(folder), number, decode_text(content)
 
 
 def _member(path: Path, name: str) -> bytes:
@@ -182,7 +182,7 @@ def _members(path: Path, wanted: re.Pattern[str]) -> Iterator[tuple[str, bytes]]
         raise DataRefusedError(f"{path} is not a whole tar archive; fetch it again.") from None
 
 
-def joined(table: pa.Table, declared: Texts, tags: Tags | None = None) -> tuple[list[str], list[bytes]]:
+def join_texts(table: pa.Table, declared: Texts, tags: Tags | None = None) -> tuple[list[str], list[bytes]]:
     """The texts of some rows, cut to the longest allowed length, and a key of each row's content.
 
     The key decides on which side of the split a record is, so another `longest` or `join` moves no record. tags: the
@@ -191,7 +191,7 @@ def joined(table: pa.Table, declared: Texts, tags: Tags | None = None) -> tuple[
     columns = [encoding.contents(table[name], lists=tags is not None) for name in declared.columns]
     whole = list(zip(*columns, strict=True))
     if tags is None:
-        texts = [cut(declared.join.join(map(decoded, parts)), declared) for parts in whole]
+        texts = [cut(declared.join.join(map(decode_text, parts)), declared) for parts in whole]
     else:
         texts = [apart(encoding.words_of(content), tags) for (content,) in whole]
     keys = [b"".join(b"%d " % len(part or b"") + (part or b"") for part in parts) for parts in whole]

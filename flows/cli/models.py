@@ -20,7 +20,7 @@ Model = Annotated[
 ARTIFACTS = Path("artifacts")
 
 
-def _allowed(allow_code: list[str] | None) -> set[str]:
+def _allowed_code(allow_code: list[str] | None) -> set[str]:
     """The code of the user's own that a model may name: as given, and what the checkout names."""
     from tasks.config.own_code import named_code
 
@@ -47,7 +47,7 @@ def predict(
         raise DataRefusedError(
             f"{to} holds the records to predict on; write the predictions to another file."
         )
-    allowed = _allowed(allow_code)
+    allowed = _allowed_code(allow_code)
     trained, count = load(in_checkout(model), allow_code=allowed), 0
     batches = predictions(trained, file, allow_code=allowed)
     for count in write(batches, trained.classes, to or sys.stdout):
@@ -78,7 +78,7 @@ def export(
     if form not in FORMS:
         raise ParamsRefusedError(f"there is no format {form!r}; choose {', '.join(FORMS)}.")
     place = output or Path({"onnx": "model.onnx", "torchscript": "model.pt"}.get(form, form))
-    allowed = _allowed(allow_code)
+    allowed = _allowed_code(allow_code)
     far = write(in_checkout(model), form, place, allow_code=allowed)
     say(f"Wrote {place}. Its scores differ from the model's by at most {far:.1g}.")
 
@@ -93,7 +93,7 @@ def release(
     from tasks.config import home
     from tasks.export import release as make
 
-    allowed = _allowed(allow_code)
+    allowed = _allowed_code(allow_code)
     names = make(in_checkout(model), folder, key=public_key(home()), allow_code=allowed)
     say(f"Wrote {folder}: {', '.join(names)}. Others can verify it with `epsilonflow card verify`.")
 

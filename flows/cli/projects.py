@@ -193,26 +193,26 @@ def init(
 
     def declare(talk: Interview) -> "Declared":
         if images is not None:
-            max_records, listed = at_most or _number_asked(talk), _listed(classes)
+            max_records, listed = at_most or _number_asked(talk), _split_list(classes)
             return project.of_images(name, images, listed, max_records, size or 64, encoder=seen, **own)
         header = project.header_of(paths[0]) if paths else ()
         if texts is not None:
-            max_records, named = at_most or _number_asked(talk), _listed(columns)
-            held = _listed(label) or ([] if next_token else ["tags" if tags else "label"])
-            told = project.predicted(
-                classes=_listed(classes),
+            max_records, named = at_most or _number_asked(talk), _split_list(columns)
+            held = _split_list(label) or ([] if next_token else ["tags" if tags else "label"])
+            told = project.target_keys(
+                classes=_split_list(classes),
                 labels=held if len(held) > 1 else [],
                 bounds=_bounds(bounds) if bounds else (),
-                tags=_listed(tags),
+                tags=_split_list(tags),
                 next_token=next_token,
             )
             whose = _person_of(talk, own["unit"], person, per_person, header, [*named, *held])
             return project.of_texts(name, texts, named, held, told, max_records, encoder=seen, **own, **whose)
         if schema is not None:
-            found, told = project.of_schema(schema, _listed(label), person)
+            found, told = project.of_schema(schema, _split_list(label), person)
         else:
             found, values = _columns_asked(talk, header, person)
-            told = project.predicted(classes=values)
+            told = project.target_keys(classes=values)
         max_records = at_most or _number_asked(talk)
         taken = [one["name"] for one in found if one["kind"] != "ignored"]
         whose = _person_of(talk, own["unit"], person, per_person, header, taken)
@@ -235,7 +235,7 @@ def _say_next(folder: Path, declared: "Declared", options: list[str]) -> None:
     say(
         f"Created {folder} with these defaults; to change them, edit its data/cards/{name}.yaml before the first run:"
     )
-    for words in declared.assumed(*options):
+    for words in declared.assumption_sentences(*options):
         say(f"  {words}")
     say(f"params.yaml has epsilon 1, delta {declared.delta:g} and suitable settings. Next, in {folder}:")
     if declared.file is None:
@@ -356,7 +356,7 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _listed(text: str) -> list[str]:
+def _split_list(text: str) -> list[str]:
     """Split a text at commas, but not at those in double quotes; empty parts are left out.
 
     Example:
@@ -373,11 +373,11 @@ def _listed(text: str) -> list[str]:
 
 
 def _categories(text: str) -> list[str]:
-    return _different(_listed(text), at_least=1)
+    return _different(_split_list(text), at_least=1)
 
 
 def _classes(text: str) -> list[str]:
-    return _different(_listed(text), at_least=2)
+    return _different(_split_list(text), at_least=2)
 
 
 def _different(names: list[str], *, at_least: int) -> list[str]:

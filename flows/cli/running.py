@@ -247,7 +247,7 @@ def listening(steps: Steps) -> Iterator[None]:
         steps.end()
 
 
-def completed(state: "State[Any]") -> "State[Any]":
+def require_completed(state: "State[Any]") -> "State[Any]":
     """Return the state if the flow completed; otherwise print why not, and end the command."""
     if state.is_completed():
         return state
@@ -273,12 +273,12 @@ def stoppable(
     stays: describes what remains after a stop, if that is not a run of the checkout.
     """
     from tasks.config import home
-    from tasks.runs.store import begun
+    from tasks.runs.store import begun_runs
 
-    before = {} if stays else begun(home(), root)
+    before = {} if stays else begun_runs(home(), root)
     signals = (signal.SIGINT, signal.SIGTERM)
 
-    def blocked() -> T:
+    def work_without_sigint() -> T:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         return work()
 
@@ -290,7 +290,7 @@ def stoppable(
     handlers = {each: signal.signal(each, stop) for each in signals}
     with ThreadPoolExecutor(1) as thread:
         try:
-            return thread.submit(copy_context().run, blocked).result()
+            return thread.submit(copy_context().run, work_without_sigint).result()
         except _Stopped as stopped:
             _end(stopped.args[0], lambda: stays or _what_stays(root, before))
         finally:
@@ -324,10 +324,10 @@ def _what_stays(root: Path, before: Mapping[str, int]) -> str:
     """Describe what remains of the run that the command began. before: the runs when it started, see `store.begun`."""
     from tasks.config import home
     from tasks.runs.ledger import open_ledger
-    from tasks.runs.store import begun
+    from tasks.runs.store import begun_runs
 
     # By no clock, which may be set meanwhile, or be that of the machine that has the disk.
-    run_id = next((run for run, mark in begun(home(), root).items() if before.get(run) != mark), None)
+    run_id = next((run for run, mark in begun_runs(home(), root).items() if before.get(run) != mark), None)
     status = None if run_id is None else open_ledger(root).status(run_id)
     if status == "open":
         return f"run {run_id} stays reserved; the same command resumes it at no extra cost."

@@ -18,11 +18,11 @@ from flows.cli.running import (
     AllowCode,
     Steps,
     Verbose,
-    completed,
     has_prefect_api,
     in_checkout,
     listening,
     quieten_prefect,
+    require_completed,
     say,
     show,
     stoppable,
@@ -104,7 +104,7 @@ def _delivered(overrides: "ParamOverrides", root: Path, steps: Steps) -> "Rows":
             from flows.pipeline import pipeline
 
             state = stoppable(lambda: pipeline(**asdict(overrides), return_state=True), root)
-            return cast("Rows", completed(state).result())
+            return cast("Rows", require_completed(state).result())
     from tasks.runs.quality import run_summary
     from tasks.runs.stages import run_all
 
@@ -210,7 +210,7 @@ def retrain(
 
     root, steps, file = checkout(), Steps(verbose), in_checkout(file).absolute()
     if give_up:
-        message = _given_up(root, file, yes=yes)
+        message = _give_up(root, file, yes=yes)
     elif not has_prefect_api():
         message = stoppable(
             lambda: _retrain_here(root, file, steps, accept_recipe=accept_recipe), root, steps=steps
@@ -220,7 +220,7 @@ def retrain(
             from flows.scheduled import retrain as flow
 
             state = stoppable(lambda: flow(str(file), accept_recipe, return_state=True), root)
-            message = str(completed(state).message)
+            message = str(require_completed(state).message)
     say(message)
 
 
@@ -241,11 +241,11 @@ def _retrain_here(root: Path, file: Path, steps: Steps, *, accept_recipe: bool) 
     return outcome.message
 
 
-def _given_up(root: Path, file: Path, *, yes: bool) -> str:
+def _give_up(root: Path, file: Path, *, yes: bool) -> str:
     from tasks.retraining import delivery, load
 
     work = delivery.Work(load(file), root, lambda *_: None, lambda _: None)
-    with work.states.held() as free:
+    with work.states.try_lock() as free:
         state = work.states.open() if free else None
         if state is None:
             return (
@@ -287,7 +287,7 @@ def compare(
             renew=renew,
             allow_code=allow_code or (),
         )
-        say(str(completed(stoppable(run_one, Path.cwd(), remaining)).message))
+        say(str(require_completed(stoppable(run_one, Path.cwd(), remaining)).message))
 
 
 def tune(
@@ -332,7 +332,7 @@ def tune(
 
     chosen = runner_named(runner)
     state = stoppable(lambda: search(file, runner=chosen, workers=workers, allow_code=allow_code or ()), root)
-    say(str(completed(state).message))
+    say(str(require_completed(state).message))
 
 
 def audit(
@@ -381,7 +381,7 @@ def audit(
 
         arguments = (method, epsilon, delta, settings, runs, canaries, seed, workers)
         message = str(
-            completed(stoppable(lambda: auditing(*arguments, return_state=True), root, stays)).message
+            require_completed(stoppable(lambda: auditing(*arguments, return_state=True), root, stays)).message
         )
     else:
         say(f"auditing {', '.join(names)} on {cores} cores ...", error=True)

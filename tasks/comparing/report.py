@@ -25,7 +25,7 @@ from tasks.comparing.work import Work
 from tasks.config import params
 from tasks.csv_files import write_csv
 from tasks.reporting import environment
-from tasks.reporting.figures import Picture, Theme, picture, styled
+from tasks.reporting.figures import Picture, Theme, apply_theme, picture
 from tasks.runs.quality import HELD_OUT_METRICS
 from tasks.tracking.runs import Member, log_group
 
@@ -89,7 +89,7 @@ def results(place: Place, trials: tuple[Trial, ...]) -> pd.DataFrame:
 
     A number that is infinite or was not recorded is NaN. gap: see `with_gap`.
     """
-    done = place.finished()
+    done = place.finished_digests()
     rows = [_row(trial, place.result(trial.digest)) for trial in trials if trial.digest in done]
     there = [name for name in HELD_OUT_METRICS if any(name in row for row in rows)]
     columns = [*KEY, "delta", "accountant", "seed", "repeat", "fold", *there, *_RESULTS, "digest", "code"]
@@ -164,8 +164,8 @@ def over_steps(table: pd.DataFrame, theme: Theme, *, x: str, y: str, words: str)
     figure, grid = _panels(len(problems), len(epsilons), labels, theme)
     for row, (names, rows) in zip(grid, problems, strict=True):
         for axes, epsilon in zip(row, epsilons, strict=True):
-            shown = rows[rows["epsilon"].isna() | (rows["epsilon"] == epsilon)]
-            for label, of_method in shown.groupby("label", sort=False):
+            at_epsilon = rows[rows["epsilon"].isna() | (rows["epsilon"] == epsilon)]
+            for label, of_method in at_epsilon.groupby("label", sort=False):
                 mean = of_method.groupby(x)[y].mean()
                 colour, _, line = _look(labels, str(label))
                 if len(mean) <= _ONE_STEP:
@@ -175,7 +175,7 @@ def over_steps(table: pd.DataFrame, theme: Theme, *, x: str, y: str, words: str)
                     axes.plot(
                         mean.index, mean, color=colour, linestyle=line, linewidth=1.2, label=_entry(label)
                     )
-            if (shown[y] > 0).any():
+            if (at_epsilon[y] > 0).any():
                 axes.set_yscale("log", nonpositive="mask")
                 axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")  # by default a formula
                 axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
@@ -214,8 +214,8 @@ def _title(names: Iterable[object]) -> str:
 
 def _entry(label: object) -> str:
     """A label in the legend, which leaves out what begins with an underscore."""
-    shown = for_figure(str(label), _LONGEST)
-    return f" {shown}" if shown.startswith("_") else shown
+    text = for_figure(str(label), _LONGEST)
+    return f" {text}" if text.startswith("_") else text
 
 
 def _look(labels: Sequence[str], label: str) -> tuple[str, str, str]:
@@ -234,7 +234,7 @@ def _panels(rows: int, columns: int, labels: Sequence[str], theme: Theme) -> tup
     figure = Figure(figsize=size, dpi=_DOTS_PER_INCH, facecolor=theme.ground, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat:
-        styled(axes, theme, size=8).grid(color=theme.muted, alpha=0.25, linewidth=0.6)
+        apply_theme(axes, theme, size=8).grid(color=theme.muted, alpha=0.25, linewidth=0.6)
     return figure, [list(row) for row in grid]
 
 
@@ -243,26 +243,26 @@ def _legend(figure: Figure, panels: Sequence[Axes], labels: Sequence[str], theme
     lines = {
         name: line for axes in panels for line, name in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    shown = [entry for entry in dict.fromkeys(map(_entry, labels)) if entry in lines]
+    entries = [entry for entry in dict.fromkeys(map(_entry, labels)) if entry in lines]
     figure.legend(
-        [lines[label] for label in shown],
-        shown,
+        [lines[label] for label in entries],
+        entries,
         loc="outside lower center",
-        ncols=3 if max(map(len, shown), default=0) < 24 else 2,
+        ncols=3 if max(map(len, entries), default=0) < 24 else 2,
         frameon=False,
         fontsize=8,
         labelcolor=theme.ink,
     )
 
 
-def shown(totals: pd.DataFrame) -> list[str]:
+def page_metrics(totals: pd.DataFrame) -> list[str]:
     """The metrics that a page shows for a problem: that by which its models are compared, and a few more."""
     columns = totals.columns[totals.notna().any()]
     there = [name for name in (*HELD_OUT_METRICS, "objective") if f"{name}_mean" in columns]
     return [name for place, name in enumerate(there) if place == 0 or name in ("perplexity", "objective")]
 
 
-def _titled(metric: str) -> str:
+def _heading(metric: str) -> str:
     return "Objective" if metric == "objective" else f"{_WORDS[metric]} on the test records"
 
 
@@ -279,8 +279,8 @@ def result_tables(totals: pd.DataFrame) -> list[Table]:
     """A table per problem and metric: methods as rows, epsilons as columns, mean and standard error in each cell."""
     tables = []
     for names, rows in totals.groupby(["dataset", "model"], sort=False):
-        for metric in shown(rows):
-            tables.append(_table(f"{_titled(metric)}: {', '.join(map(str, names))}", rows, metric))
+        for metric in page_metrics(rows):
+            tables.append(_table(f"{_heading(metric)}: {', '.join(map(str, names))}", rows, metric))
     return tables
 
 
@@ -300,7 +300,7 @@ def _beside(row: Mapping[Hashable, Any]) -> tuple[str, ...]:
         "no noise" if math.isnan(row["epsilon"]) else f"{row['epsilon']:g}",
         metric,
         f"{row['value']:g}",
-        _measured(row["ours"], row["stderr"], metric),
+        _mean_text(row["ours"], row["stderr"], metric),
         "" if math.isnan(difference) else f"{difference:+.{_DIGITS.get(metric, 4)}f}",
     )
 
@@ -310,7 +310,7 @@ def _table(title: str, rows: pd.DataFrame, metric: str) -> Table:
     body = []
     for label, of_method in rows.groupby("label", sort=False):
         cells = {
-            row["epsilon"]: _measured(row[f"{metric}_mean"], row[f"{metric}_stderr"], metric)
+            row["epsilon"]: _mean_text(row[f"{metric}_mean"], row[f"{metric}_stderr"], metric)
             for row in of_method.to_dict("records")
         }
         if of_method["epsilon"].isna().all():
@@ -323,7 +323,7 @@ def _table(title: str, rows: pd.DataFrame, metric: str) -> Table:
     return Table(title, header, body)
 
 
-def _measured(mean: float, stderr: float, metric: str) -> str:
+def _mean_text(mean: float, stderr: float, metric: str) -> str:
     """A mean with its standard error, if that is known."""
     digits = _DIGITS.get(metric, 4)
     if math.isnan(mean):
@@ -352,7 +352,7 @@ def report(work: Work, *, refused: Sequence[str]) -> Report:
     write_parquet(place.folder / "results.parquet", table)
     for name, frame in (("results", table), ("summary", totals)):
         write_whole(place.folder / f"{name}.csv", partial(write_csv, frame))
-    runs = len(place.finished())
+    runs = len(place.finished_digests())
     pictures = _pictures(work, table, totals) if len(table) else {}
     for name, drawn in pictures.items():
         write_whole(place.folder / f"{name}.png", partial(Path.write_bytes, data=drawn.light))
@@ -408,14 +408,14 @@ def _pictures(work: Work, table: pd.DataFrame, totals: pd.DataFrame) -> dict[str
     pictures = {}
     by_metric: dict[str, list[pd.DataFrame]] = {}
     for _, rows in totals.groupby(PROBLEM, sort=False):
-        for metric in shown(rows):
+        for metric in page_metrics(rows):
             by_metric.setdefault(metric, []).append(rows)
     for metric, problems in by_metric.items():
         if totals["epsilon"].notna().any():
-            words = f"{_titled(metric)} against epsilon; bars are one standard error, methods without noise are dashed."
-            draw = partial(by_epsilon, pd.concat(problems), metric, words=_titled(metric))
+            words = f"{_heading(metric)} against epsilon; bars are one standard error, methods without noise dashed."
+            draw = partial(by_epsilon, pd.concat(problems), metric, words=_heading(metric))
             pictures[metric] = picture(draw, words)
-    curves = _gathered(work.place, table, "curve")
+    curves = _all_rows(work.place, table, "curve")
     if len(curves):
         gaps = with_gap(curves)
         words = (
@@ -424,7 +424,7 @@ def _pictures(work: Work, table: pd.DataFrame, totals: pd.DataFrame) -> dict[str
         )
         draw = partial(over_steps, gaps, x="step", y="gap", words="objective - least known")
         pictures["convergence"] = picture(draw, words)
-    traces = _noise(_gathered(work.place, table, "trace"))
+    traces = _noise(_all_rows(work.place, table, "trace"))
     if len(traces):
         words = (
             "Standard deviation of the noise on each release, before it is divided, in the first run of each."
@@ -434,7 +434,7 @@ def _pictures(work: Work, table: pd.DataFrame, totals: pd.DataFrame) -> dict[str
     return pictures
 
 
-def _gathered(place: Place, table: pd.DataFrame, kind: str) -> pd.DataFrame:
+def _all_rows(place: Place, table: pd.DataFrame, kind: str) -> pd.DataFrame:
     """The curves or traces of the finished trials in one table, with the columns that identify a trial."""
     names = ["dataset", "model", "label", "epsilon", "repeat", "fold"]
     frames = []

@@ -87,13 +87,13 @@ class Place:
         """A file that asks workers to start no further trial."""
         return self.folder / "stop"
 
-    def finished_at(self) -> dict[str, float]:
+    def finish_times(self) -> dict[str, float]:
         """The digests of the trials that have a result, each with the time when it was written."""
         return {path.stem: path.stat().st_mtime for path in self.trials.glob("*.json")}
 
-    def finished(self) -> set[str]:
+    def finished_digests(self) -> set[str]:
         """The digests of the trials that have a result."""
-        return set(self.finished_at())
+        return set(self.finish_times())
 
     def result(self, digest: str) -> dict[str, Any]:
         """The result of a finished trial."""
@@ -167,31 +167,31 @@ def make_ready(store: Path, trial: Trial, *, root: Path) -> None:
 def sides(store: Path, trial: Trial) -> Sides:
     """The records of a trial, memory-mapped without a fold; raises DataRefusedError if a fold cannot be trained on."""
     folder = prepared_folder(store, trial)
-    data = _loaded(folder)
+    data = _load_records(folder)
     if trial.fold is None:
         train = Records(data.train_features, data.train_labels)
         return Sides(data.public, train, Records(data.test_features, data.test_labels))
     features = np.concatenate([data.train_features, data.test_features])
     labels = np.concatenate([data.train_labels, data.test_labels])
-    public, *places = _folded(folder, trial.fold)
+    public, *places = _fold_records(folder, trial.fold)
     return Sides(public, *(Records(features[side], labels[side]) for side in places))
 
 
 def public_of(store: Path, trial: Trial) -> DatasetInfo:
     """The public facts of the records that a trial trains on; raises DataRefusedError as `sides` does."""
     folder = prepared_folder(store, trial)
-    return _loaded(folder).public if trial.fold is None else _folded(folder, trial.fold)[0]
+    return _load_records(folder).public if trial.fold is None else _fold_records(folder, trial.fold)[0]
 
 
 @lru_cache(maxsize=64)
-def _loaded(folder: Path) -> Prepared:
+def _load_records(folder: Path) -> Prepared:
     return load(folder)
 
 
 @lru_cache(maxsize=8)
-def _folded(folder: Path, chosen: Fold) -> tuple[DatasetInfo, NDArray[np.int64], NDArray[np.int64]]:
+def _fold_records(folder: Path, chosen: Fold) -> tuple[DatasetInfo, NDArray[np.int64], NDArray[np.int64]]:
     """The facts of a fold, and the indices in the union, training records first, of its records for either use."""
-    data = _loaded(folder)
+    data = _load_records(folder)
     if data.public.rows_per_user is not None:
         raise DataRefusedError(
             f"folds of {data.public.dataset!r} were asked for, whose training records are people with several rows;"
@@ -329,7 +329,7 @@ def run_trial(context: Context, trial: Trial) -> None:
     place, data = context.place, sides(context.place.store, trial)
     plan, objective = plan_trial(context, trial), trial.record["objective"]
     regularisation = objective["regularisation"] if objective else 0.0
-    trained = _trained(trial, plan, data, context.compute)
+    trained = _train_model(trial, plan, data, context.compute)
     results = _results(plan, trained, data, regularisation if objective else None)
     if trained.curve is not None:
         frame = trained.curve.frame(trained.model, trained.trace, data, regularisation=regularisation)
@@ -358,11 +358,11 @@ def build_models(context: Context, trials: Iterable[Trial]) -> None:
 
 def _model(trial: Trial, public: DatasetInfo) -> Model:
     """The model of a trial, which is not changed: a trial trains a copy, since threads must not share a module."""
-    return _built(json.dumps({"model": trial.model_group, "features": trial.features}), public)
+    return _build_model(json.dumps({"model": trial.model_group, "features": trial.features}), public)
 
 
 @cache
-def _built(groups: str, public: DatasetInfo) -> Model:
+def _build_model(groups: str, public: DatasetInfo) -> Model:
     """Build the model that these groups of params.yaml describe, given as JSON."""
     return model_for(params.parse(json.loads(groups), reads=("model", "features")), public)
 
@@ -378,7 +378,7 @@ class _Trained:
     steps: int
 
 
-def _trained(trial: Trial, plan: Plan, data: Sides, compute: ComputeConfig) -> _Trained:
+def _train_model(trial: Trial, plan: Plan, data: Sides, compute: ComputeConfig) -> _Trained:
     """Train from the start and without checkpoints: trials are short, and an interrupted one runs again."""
     model, settings = deepcopy(_model(trial, data.public)), _params(trial)
     algorithm = settings.algorithm

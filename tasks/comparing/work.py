@@ -47,7 +47,7 @@ class Work:
 
     def unfinished(self, *, renew: bool) -> list[Trial]:
         """The trials without a result, each once. renew: also those whose result is from other code."""
-        done = self.place.finished()
+        done = self.place.finished_digests()
         if renew:
             done = {one for one in done if self.place.result(one)["code"] == self.context.code}
         return list({trial.digest: trial for trial in self.trials if trial.digest not in done}.values())
@@ -67,7 +67,7 @@ class Problem:
 
 
 @contextmanager
-def held(place: Place) -> Iterator[None]:
+def lock_comparison(place: Place) -> Iterator[None]:
     """Lock the comparison within the block; raises ParamsRefusedError if another process has locked it."""
     for folder in (place.trials, place.plans, place.failures):
         folder.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def progress(place: Place, groups: Sequence[TrialGroup]) -> Iterator[None]:
     if not wanted:
         yield
         return
-    console, before, ended = PlainConsole(stderr=True), place.finished_at(), threading.Event()
+    console, before, ended = PlainConsole(stderr=True), place.finish_times(), threading.Event()
     columns = (
         BarColumn(),
         MofNCompleteColumn(),
@@ -160,7 +160,7 @@ def progress(place: Place, groups: Sequence[TrialGroup]) -> Iterator[None]:
     shown = bar.add_task("", total=len(wanted))
 
     def look() -> None:
-        fresh = {digest: at for digest, at in place.finished_at().items() if before.get(digest) != at}
+        fresh = {digest: at for digest, at in place.finish_times().items() if before.get(digest) != at}
         fresh = {digest: at for digest, at in fresh.items() if digest in wanted}
         trial = wanted[max(fresh, key=fresh.__getitem__)] if fresh else None
         last = "" if trial is None else f", last {trial.label} on {trial.dataset}{_at(trial)}"

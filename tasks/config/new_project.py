@@ -77,7 +77,7 @@ class Declared:
     person: str | None = None
     per_person: int = 1
 
-    def assumed(self, *said: str) -> list[str]:
+    def assumption_sentences(self, *said: str) -> list[str]:
         """Sentences about the project's defaults, except those in `said`: `cap`, `runs`, `unit` and `size`."""
         columns = self.reader.get("columns", []) if self.is_table else []
         missing = [str(one["name"]) for one in columns if "missing" in one]
@@ -173,17 +173,17 @@ def of_schema(
                 f"{path}: a record has a label where its column holds {', '.join(sorted(yes))}, and {odd[0]!r}"
                 " never does; write it so, or name one column."
             )
-        return columns, predicted(labels=wanted)
+        return columns, target_keys(labels=wanted)
     column_bounds = limits[wanted[0]]
     if column_bounds.get("enum"):
-        return columns, predicted(classes=_enum(wanted[0], column_bounds, path))
+        return columns, target_keys(classes=_enum(wanted[0], column_bounds, path))
     bounds = _bounds(wanted[0], column_bounds, path)
     if bounds is None:
         raise ParamsRefusedError(
             f"{path}: nothing bounds the field {wanted[0]!r}, which is predicted; give it an enum of classes, or"
             " minimum and maximum."
         )
-    return columns, predicted(bounds=bounds)
+    return columns, target_keys(bounds=bounds)
 
 
 def _with_enum(field: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -221,7 +221,7 @@ def _bounds(name: str, limits: Mapping[str, Any], path: Path) -> list[float] | N
     return bounds
 
 
-def predicted(
+def target_keys(
     *,
     classes: Sequence[str] = (),
     labels: Sequence[str] = (),
@@ -459,7 +459,7 @@ def of_images(
     return Declared(
         name,
         reader,
-        predicted(classes=classes),
+        target_keys(classes=classes),
         at_most,
         file=folder,
         shape=shape,

@@ -69,7 +69,7 @@ def recipe(card: DataCard, algorithm: str, epsilon: float, *, by_numbers: bool =
         raise DataRefusedError(
             f"the records of {card.name!r} are texts that only an encoder can take; name one: --encoder wordllama."
         )
-    written = _written()
+    written = _load_recipes()
     entry = written.get(card.name, {}).get(algorithm)
     if entry and not by_numbers:
         return Recipe(entry["model"], entry["settings"])
@@ -88,12 +88,12 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
     For a tokenizer it is the public model that the tokenizer belongs to, with adapters. If the file gives several
     learning rates, the rate is interpolated by epsilon: the less noise a step has, the larger the rate.
     """
-    written = _written()["encoders"]
+    written = _load_recipes()["encoders"]
     kind, _, public = encoder.partition("/")
     entry = {**written["default"], **written.get(kind if kind == "tokenizer" else encoder, {})}
     usual = entry["algorithms"].get(algorithm)
     settings = dict(
-        _written()["default"].get(algorithm, {"settings": {}})["settings"] if usual is None else usual
+        _load_recipes()["default"].get(algorithm, {"settings": {}})["settings"] if usual is None else usual
     )
     if "learning_rates" in settings:
         # torch, which takes seconds to import
@@ -166,7 +166,7 @@ def _reasons_of_cells(card: DataCard, size: str, has_batch: bool) -> dict[str, s
 
 
 @lru_cache(maxsize=1)
-def _written() -> dict[str, Any]:
+def _load_recipes() -> dict[str, Any]:
     recipes: dict[str, Any] = YAML(typ="safe", pure=True).load(RECIPES)
     return recipes
 
@@ -320,7 +320,7 @@ def apply_overrides(root: Path, overrides: ParamOverrides) -> ParamsEdit:
     text = _text(document)
     after = before
     if text != unchanged:  # blank lines within a multi-line value stay
-        after = spaced if _plain(spaced := _spaced(text)) == _plain(text) else text
+        after = spaced if _plain(spaced := _restore_spacing(text)) == _plain(text) else text
     name = "params.yaml" if after == before else "params.yaml with what was asked"
     parsed = params.parse(_plain(after), name=name)
     data_card(parsed.data.dataset, root / "data" / "cards")
@@ -455,7 +455,7 @@ def _plain(text: str) -> Any:
     return load_yaml(text)
 
 
-def _spaced(text: str) -> str:
+def _restore_spacing(text: str) -> str:
     """Restore the blank lines between groups, if there are any: ruamel.yaml attaches each to a group's last key."""
     moved = re.sub(r"\n\n((?: .*\n)+)(?=\w)", r"\n\1\n", text)
     return re.sub(r"(\n .*\n)(?=\w)", r"\1\n", moved) if re.search(r"\n\n\w", moved) else moved

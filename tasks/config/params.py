@@ -332,14 +332,14 @@ def parse(
     unknown = [str(key) for key in document if key not in GROUPS]
     if unknown:
         raise ParamsRefusedError(f"{name}: unknown key {unknown[0]}; the groups are {', '.join(GROUPS)}.")
-    groups = {group: _parsed(document, group, name) for group in reads}
+    groups = {group: _parse_group(document, group, name) for group in reads}
     raw_groups = {
         f"{group}_settings": document.get(group, {}) for group in ("algorithm", "features") if group in groups
     }
     return Params(groups | raw_groups)
 
 
-def _parsed(document: Mapping[Any, Any], group: str, name: str) -> object:
+def _parse_group(document: Mapping[Any, Any], group: str, name: str) -> object:
     values = document.get(group, {} if group in OPTIONAL else None)
     if not isinstance(values, Mapping):
         problem = "is missing" if group not in document else "must be keys with values"
@@ -352,7 +352,9 @@ def _parsed(document: Mapping[Any, Any], group: str, name: str) -> object:
         settings = MODELS[group].model_validate(dict(values))
         return settings.in_environment() if isinstance(settings, Tracking) else settings
     except ValidationError as error:
-        problems = [in_words(problem, group) + _known(group, problem, values) for problem in error.errors()]
+        problems = [
+            in_words(problem, group) + _suggest_key(group, problem, values) for problem in error.errors()
+        ]
         for place, text in enumerate(problems):
             what, _, keys = text.partition("; the keys of ")
             if keys and any(other.endswith(keys) for other in problems[place + 1 :]):
@@ -402,7 +404,7 @@ def in_words(problem: Mapping[str, Any], *outer: str) -> str:
     return f"{key} is {problem['input']!r}, but {problem['msg'].replace('Input should', 'should', 1)}"
 
 
-def _known(group: str, problem: Mapping[str, Any], values: Mapping[Any, Any]) -> str:
+def _suggest_key(group: str, problem: Mapping[str, Any], values: Mapping[Any, Any]) -> str:
     """For an unknown key: the closest valid key of the group, and all valid keys."""
     kind, place = _kind(group, values), problem["loc"]
     if kind is None or problem["type"] not in _UNKNOWN:

@@ -342,7 +342,7 @@ def _blocks_in_words(blocks: pd.DataFrame) -> str:
     )
 
 
-def shown(history: History, *, read: int) -> dict[str, object]:
+def history_variables(history: History, *, read: int) -> dict[str, object]:
     """The variables of the template. read: the number of blocks that this run read."""
     blocks, retrainings = history.blocks, history.retrainings
     served = retrainings.loc[retrainings["outcome"] == "promoted", "period"]

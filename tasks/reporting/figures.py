@@ -57,15 +57,15 @@ class Picture:
 
 def picture(draw: Drawing, words: str) -> Picture:
     """Draw a figure in both themes."""
-    return Picture(_drawn(draw, LIGHT), _drawn(draw, DARK), words)
+    return Picture(_render(draw, LIGHT), _render(draw, DARK), words)
 
 
-def rehearsed_picture(draw: Drawing, words: str) -> Picture:
+def rehearse_picture(draw: Drawing, words: str) -> Picture:
     """Draw a figure once, to see that it can be drawn."""
-    return Picture(_drawn(draw, LIGHT), b"", words)
+    return Picture(_render(draw, LIGHT), b"", words)
 
 
-def _drawn(draw: Drawing, theme: Theme) -> bytes:
+def _render(draw: Drawing, theme: Theme) -> bytes:
     """Draw a figure whose names are texts: `$` begins no formula, and nothing is given to LaTeX."""
     from matplotlib import rc_context
 
@@ -251,7 +251,7 @@ def _caps(axes: "Axes", places: NDArray[Any], cap: NDArray[Any], spent: float, t
 def retrainings_figure(retrainings: pd.DataFrame, *, metric: str = ACCURACY, theme: Theme) -> "Figure":
     """Draw held-out quality above epsilon, over the periods; columns as in `History.retrainings`."""
     figure, above = empty(theme, height=4.6, rows=2)
-    below = styled(figure.add_subplot(2, 1, 2, sharex=above), theme)
+    below = apply_theme(figure.add_subplot(2, 1, 2, sharex=above), theme)
     _qualities(above, retrainings, metric, theme)
     _costs(below, retrainings, theme)
     _name(below, list(retrainings["period"]))
@@ -345,12 +345,12 @@ def empty(theme: Theme, *, height: float = 3.2, rows: int = 1) -> "tuple[Figure,
     figure = Figure(
         figsize=(_WIDTH, height), dpi=_DOTS_PER_INCH, facecolor=theme.ground, layout="constrained"
     )
-    axes = styled(figure.add_subplot(rows, 1, 1), theme)
+    axes = apply_theme(figure.add_subplot(rows, 1, 1), theme)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     return figure, axes
 
 
-def styled(axes: "Axes", theme: Theme, *, size: int = 9) -> "Axes":
+def apply_theme(axes: "Axes", theme: Theme, *, size: int = 9) -> "Axes":
     """Apply a theme's colours to a panel. size: of the numbers at the axes, whose names are a point larger."""
     axes.set_facecolor(theme.ground)
     axes.tick_params(which="both", colors=theme.muted, labelcolor=theme.ink, labelsize=size)

@@ -230,7 +230,7 @@ class States:
     folder: Path
 
     @contextmanager
-    def held(self) -> Iterator[bool]:
+    def try_lock(self) -> Iterator[bool]:
         """Lock this retraining within the block; yields False if another process has locked it."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:

@@ -272,7 +272,7 @@ class Work:
 def retrain(work: Work, *, now: datetime) -> Outcome:
     """Resume an interrupted retraining, then run the one that is due at time `now`; see the module."""
     try:
-        with work.states.held() as free:
+        with work.states.try_lock() as free:
             if not free:
                 return Outcome(
                     "busy", f"another process is at the retraining {work.settings.name}; it does the work."
@@ -431,16 +431,16 @@ def _run(work: Work, state: State) -> Outcome:
         with retraining_for(work.key(state.period)):
             for stage in STAGES:
                 work.run_stage(stage, work.root)
-        return _finished(work, state)
+        return _finish_delivery(work, state)
     except StageRefusedError as refusal:
-        return _stopped(work, state, "refused", str(refusal))
+        return _end_after_fault(work, state, "refused", str(refusal))
     except StageFailedError as failure:
-        return _stopped(work, state, "failed", str(failure))
+        return _end_after_fault(work, state, "failed", str(failure))
     finally:
         _put_back(work, state)  # also if the run goes on later: its params are in its state
 
 
-def _stopped(work: Work, state: State, kind: Literal["refused", "failed"], reason: str) -> Outcome:
+def _end_after_fault(work: Work, state: State, kind: Literal["refused", "failed"], reason: str) -> Outcome:
     """End a delivery after a fault. Without a charge the period can start again; a charged run is resumed next time."""
     run_id = charged_run(work, state.period)
     if run_id is None:
@@ -492,10 +492,10 @@ def charged_run(work: Work, period: str) -> str | None:
     return work.ledger.run_of(population, work.key(period))
 
 
-def _finished(work: Work, state: State) -> Outcome:
+def _finish_delivery(work: Work, state: State) -> Outcome:
     registry, artifacts = work.registry, work.root / "artifacts"
     entry, serving = registry.add(artifacts), registry.serving
-    promotes, words = _compared(work, entry, serving)
+    promotes, words = _decide_promotion(work, entry, serving)
     words += f" The recipe has changed: {state.changes}." if state.changes else ""
     if promotes:
         registry.promote(entry)
@@ -511,7 +511,7 @@ def _finished(work: Work, state: State) -> Outcome:
     return Outcome(kind, f"{state.period}: {words}", left)
 
 
-def _compared(work: Work, entry: Path, serving: Path | None) -> tuple[bool, str]:
+def _decide_promotion(work: Work, entry: Path, serving: Path | None) -> tuple[bool, str]:
     """Whether to promote the new model, and why, judged on the held-out records of its own blocks."""
     prepared, allowed = work.root / "datasets" / "prepared", named_code(work.root)
     fresh = metrics_of(entry / "model.safetensors", prepared, allow_code=allowed)

@@ -22,8 +22,8 @@ from algorithms.privacy.ledger.place import check_place, keep_usual, remember
 from algorithms.privacy.ledger.planned_runs import ChosenComposition, choose_composition
 from data import DatasetInfo, dataset_info
 from data.card import DataCard, data_card
-from data.files import OWNER_PUB, keyed, owner_key, public_key, read_json, write_text
-from data.prepared import block_digests, made_anew
+from data.files import OWNER_PUB, keyed_digest, owner_key, public_key, read_json, write_text
+from data.prepared import block_digests, prepared_again_error
 from tasks.config import database_url, home, ledger_url, params
 
 if TYPE_CHECKING:
@@ -154,10 +154,10 @@ def bind(ledger: Ledger, public: DatasetInfo, *, home: Path, prepared: Path) -> 
     check_terms(ledger, public)
     charged, here = ledger.held(public.population), digests_of(public, prepared)
     if any(contents(charged.get(name, ())).isdisjoint(contents_here) for name, contents_here in here.items()):
-        raise made_anew(prepared)
+        raise prepared_again_error(prepared)
 
 
-def chosen_for(public: DatasetInfo, plan: "Plan") -> ChosenComposition | None:
+def plan_composition(public: DatasetInfo, plan: "Plan") -> ChosenComposition | None:
     """How the runs on a new population will add up if its card plans a number of them, all like `plan`; else None."""
     if public.composition_runs is None:
         return None
@@ -177,13 +177,15 @@ def chosen_for(public: DatasetInfo, plan: "Plan") -> ChosenComposition | None:
 
 
 def composition_for(public: DatasetInfo, chosen: ChosenComposition | None) -> Composition:
-    """How the runs on a new population will add up: as `chosen_for` the first of them, or else as the card says."""
+    """How the runs on a new population will add up: as `plan_composition` the first of them, or else as the card
+    says."""
     return chosen.composition if chosen else Composition(public.composition, public.composition_order)
 
 
 def _of_first_run(public: DatasetInfo, plan: "Plan") -> Composition:
-    """What is `chosen_for` the first run; raises BudgetRefusedError if it does not fit, so that it decides nothing."""
-    chosen = chosen_for(public, plan)
+    """What is `plan_composition` the first run; raises BudgetRefusedError if it does not fit, so that it decides
+    nothing."""
+    chosen = plan_composition(public, plan)
     assert chosen is not None
     if chosen.one > public.cap_epsilon and not public.is_public:
         raise BudgetRefusedError(
@@ -300,7 +302,7 @@ def signing_key(home: Path) -> "Ed25519PrivateKey":
 
     from algorithms.privacy.card import public_key_of  # takes longer to import than the rest
 
-    key = Ed25519PrivateKey.from_private_bytes(keyed(owner_key(home), _WORDS))
+    key = Ed25519PrivateKey.from_private_bytes(keyed_digest(owner_key(home), _WORDS))
     if public_key(home) != public_key_of(key):
         write_text(home / OWNER_PUB, f"{public_key_of(key)}\n")
     return key

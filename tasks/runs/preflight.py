@@ -42,7 +42,7 @@ from tasks.config import SPEND_AGAIN, TRAIN_ANYWAY, database_url, has_consent, h
 from tasks.config.params import Params
 from tasks.prepare import chosen_blocks, public_of
 from tasks.runs.earlier_plans import earlier_plan
-from tasks.runs.ledger import check_terms, chosen_for, composition_for, missing_blocks, open_ledger
+from tasks.runs.ledger import check_terms, composition_for, missing_blocks, open_ledger, plan_composition
 
 if TYPE_CHECKING:
     from tasks.report import Run
@@ -324,7 +324,7 @@ def _preview_new_population(
     settings: Params, public: DatasetInfo, plan: Plan, warnings: Sequence[str]
 ) -> RunPreview:
     """The preview of the first run on a population."""
-    cap, chosen = Budget(public.cap_epsilon, public.cap_delta), chosen_for(public, plan)
+    cap, chosen = Budget(public.cap_epsilon, public.cap_delta), plan_composition(public, plan)
     composition = composition_for(public, chosen)
     terms = Terms(public.is_public, composition, public.blocks_per_person)
     blocks = settings.data.blocks or (WHOLE_POPULATION,)
@@ -367,17 +367,17 @@ def rehearse(
     """
     from tasks.report import compose  # plans do without, and without pandas
     from tasks.reporting import nothing
-    from tasks.reporting.figures import rehearsed_picture
+    from tasks.reporting.figures import rehearse_picture
 
-    run = _made_up(plan, public, receipt, trial)
+    run = _rehearsal_run(plan, public, receipt, trial)
     with rehearsal():
         if report is not None:
             report(run)
         else:
-            compose(run, nothing(), folder=None, draw=rehearsed_picture, key=None)
+            compose(run, nothing(), folder=None, draw=rehearse_picture, key=None)
 
 
-def _made_up(
+def _rehearsal_run(
     document: Mapping[str, Any], public: DatasetInfo, receipt: Mapping[str, Any], trial: Schedule | None
 ) -> "Run":
     import pandas as pd
@@ -389,7 +389,7 @@ def _made_up(
     planned = Plan.from_json(document)
     entries, columns = made_up(planned, cap=cap, trial=trial)
     trace, account = pd.DataFrame(columns), entries["ledger"]
-    composition = composition_for(public, chosen_for(public, planned))
+    composition = composition_for(public, plan_composition(public, planned))
     entries["ledger"] = account | {"head": _NO_HEAD, "composition": composition.to_json()}
     if blocks := public.blocks:
         entries["ledger"] |= {

@@ -32,7 +32,7 @@ from torch.distributed.rendezvous import FileStore  # type: ignore[attr-defined]
 from algorithms.errors import ProcessLostError, RefusedError
 from algorithms.gradients.placement import together
 from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
-from data.files import KEY_BYTES, keyed, owner_key
+from data.files import KEY_BYTES, keyed_digest, owner_key
 
 _PLACE = "EPSILONFLOW_PROCESS"
 """Rank, number of processes and file of the store, for processes that the first one started."""
@@ -43,7 +43,7 @@ _SEALED_AT_ONCE = 2**30
 
 
 @contextmanager
-def joined(wanted: int, *, home: Path) -> Iterator[ProcessGroup]:
+def join_processes(wanted: int, *, home: Path) -> Iterator[ProcessGroup]:
     """Connect the processes of this run within the block.
 
     wanted: the number of processes on this machine, unless torchrun started them. home: folder of the owner key, which
@@ -58,12 +58,12 @@ def joined(wanted: int, *, home: Path) -> Iterator[ProcessGroup]:
         Thread(target=_end_with_input, daemon=True).start()
         store = _store(Path(path), int(count))
         store.set(f"process {place}", "is here")
-        with _connected(ProcessGroup(int(place), int(count), int(count), secret), store) as group:
+        with _connect(ProcessGroup(int(place), int(count), int(count), secret), store) as group:
             yield group
     elif "TORCHELASTIC_RUN_ID" in os.environ:
         own_rank, all_, here = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-        secret = keyed(owner_key(home), ["secret of a run's processes"])
-        with _connected(ProcessGroup(own_rank, all_, here, secret), None) as group:
+        secret = keyed_digest(owner_key(home), ["secret of a run's processes"])
+        with _connect(ProcessGroup(own_rank, all_, here, secret), None) as group:
             yield group
     elif wanted == 1:
         yield ALONE
@@ -73,10 +73,10 @@ def joined(wanted: int, *, home: Path) -> Iterator[ProcessGroup]:
         with tempfile.TemporaryDirectory(prefix="epsilonflow-") as folder:
             file = Path(folder) / "store"
             store = _store(file, wanted)
-            started = [_started(rank, wanted, file, secret) for rank in range(1, wanted)]
+            started = [_start_process(rank, wanted, file, secret) for rank in range(1, wanted)]
             try:
                 _await(started, store)
-                with _connected(ProcessGroup(0, wanted, wanted, secret), store) as group:
+                with _connect(ProcessGroup(0, wanted, wanted, secret), store) as group:
                     yield group
             finally:
                 for process in started:
@@ -92,7 +92,7 @@ def _store(file: Path, count: int) -> FileStore:
     return FileStore(str(file), count)
 
 
-def _started(rank: int, count: int, file: Path, secret: bytes) -> "subprocess.Popen[bytes]":
+def _start_process(rank: int, count: int, file: Path, secret: bytes) -> "subprocess.Popen[bytes]":
     place = {_PLACE: f"{rank}/{count}/{file}", "LOCAL_RANK": str(rank)}
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "tasks.train"], env=os.environ | place, stdin=subprocess.PIPE, bufsize=0
@@ -119,7 +119,7 @@ def _end_with_input() -> None:
 
 
 @contextmanager
-def _connected(group: ProcessGroup, store: Store | None) -> Iterator[ProcessGroup]:
+def _connect(group: ProcessGroup, store: Store | None) -> Iterator[ProcessGroup]:
     """Connect a group of processes; without a store, by torchrun's environment variables."""
     kind = "gloo"
     if (device := torch.accelerator.current_accelerator(check_available=True)) is not None:
@@ -156,7 +156,7 @@ def _authenticate(group: ProcessGroup) -> None:
 
 
 def _proof(group: ProcessGroup, rank: int, challenge: bytes) -> bytes:
-    return keyed(group.secret, ["process", str(rank), challenge.hex()])
+    return keyed_digest(group.secret, ["process", str(rank), challenge.hex()])
 
 
 def _exchange(message: bytes, other: int) -> bytes:

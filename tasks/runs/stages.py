@@ -322,7 +322,7 @@ def _let_dvc_run() -> None:
     is_new = any(code_has_changed(stage, Path()) for stage in stages or STAGES)
     is_new |= stages[:1] in ([], ["prepare"]) and has_other_blocks(Path())
     try:
-        with _locked(*stages) as repo:
+        with _lock_repo(*stages) as repo:
             if stages:
                 has_work = bool(repo.reproduce(*stages, single_item=True, force=is_new))
             else:
@@ -431,7 +431,7 @@ def _end_with_input() -> None:
 
 
 @contextmanager
-def _locked(*stages: str) -> "Iterator[Repo]":
+def _lock_repo(*stages: str) -> "Iterator[Repo]":
     """DVC's view of the checkout, with the locks that DVC takes for these stages; waits for other dvc commands.
 
     DVC takes the locks again, which works within the same process. So a later failure of DVC is due to the stage.

@@ -37,7 +37,7 @@ from algorithms.errors import NoiseElsewhereError, RefusedError
 from algorithms.privacy.ledger.books import NOISE_KEY
 from algorithms.privacy.mechanisms.noise import Generator
 from data import DatasetInfo
-from data.files import KEY_BYTES, keyed, owner_key, read_json, try_lock, write_text, write_whole
+from data.files import KEY_BYTES, keyed_digest, owner_key, read_json, try_lock, write_text, write_whole
 from data.prepared import contents
 from tasks.config.params import Model
 
@@ -71,7 +71,7 @@ def digest(decides: Sequence[object], public: DatasetInfo, prepared: Path, *, ho
         key: value for key, value in json.loads(public.to_json()).items() if key not in _DECIDES_NOTHING
     }
     every = json.dumps([*decides, described, contents(prepared)], sort_keys=True)
-    return keyed(owner_key(home), ["what decides a run", every]).hex()[:_DIGITS]
+    return keyed_digest(owner_key(home), ["what decides a run", every]).hex()[:_DIGITS]
 
 
 def training_digest(
@@ -116,7 +116,7 @@ class Run:
         """The ledger's entry about its noise: another home may begin the same run at the same time with another key."""
         return {NOISE_KEY: hashlib.sha256(b"key of a run's noise" + self.generator().key).hexdigest()}
 
-    def emptied(self, name: str) -> Path:
+    def make_empty(self, name: str) -> Path:
         """Make an empty folder of this name in the run's folder."""
         path = self.folder / name
         if path.exists():
@@ -147,7 +147,7 @@ class Run:
                     path.unlink()
 
     @contextmanager
-    def abandoned_if_refused(self, status: Status) -> Iterator[None]:
+    def abandon_if_refused(self, status: Status) -> Iterator[None]:
         """Delete the run's folder if the block refuses the run, except if it has a result or the ledger knows it.
 
         It is also deleted if another home has the run's noise, so that it is not resumed here.
@@ -176,7 +176,7 @@ def acquire_run(
 ) -> Iterator[Run]:
     """The attempt to make or to return, locked against other processes within the block.
 
-    checkout: the requesting checkout, for `begun`. notes: about the software of this process, kept with an attempt
+    checkout: the requesting checkout, for `begun_runs`. notes: about the software of this process, kept with an attempt
     that is not charged yet, and so has drawn no noise. new_generator: for a new attempt. on_repeat: called for an
     attempt that is charged and has ended or is lost; if it returns False, the attempt's result is returned, and for a
     lost attempt it returns True or raises. If another process runs the same run, this waits for it and then gets its
@@ -191,7 +191,7 @@ def acquire_run(
         run_id = _choose_attempt(home, digest, status, on_repeat)
         folder = runs / run_id
         folder.mkdir(mode=0o700, exist_ok=True)
-        with _held(folder) as is_held:
+        with _lock_folder(folder) as is_held:
             ledger_status = status(run_id)
             state = _run_state(folder, ledger_status) if is_held else None
             if state in ("begun", "finished"):
@@ -284,7 +284,7 @@ def mark_used(home: Path, run_id: str, *, keeps: bool) -> None:
     If another process has locked the run, nothing happens.
     """
     folder = home / "runs" / run_id
-    with _held(folder) as is_held:
+    with _lock_folder(folder) as is_held:
         if is_held and (folder / _RESULT).is_dir():
             (folder / _USED).touch()
             if not keeps:
@@ -294,7 +294,7 @@ def mark_used(home: Path, run_id: str, *, keeps: bool) -> None:
 def abandon(home: Path, run_id: str) -> None:
     """Delete the folder of a forfeited run, with everything about records in it, unless a process has locked it."""
     folder = home / "runs" / run_id
-    with _held(folder) as is_held:
+    with _lock_folder(folder) as is_held:
         if is_held:
             _delete(folder)
 
@@ -304,7 +304,7 @@ def is_here(home: Path, run_id: str) -> bool:
     return (home / "runs" / run_id).is_dir()
 
 
-def begun(home: Path, checkout: Path) -> dict[str, int]:
+def begun_runs(home: Path, checkout: Path) -> dict[str, int]:
     """The runs here that a checkout began, resumed or got, each with a mark that changes when it does so again."""
     marks: dict[str, int] = {}
     for meta in (home / "runs").glob(f"[!.]*/{_META}"):
@@ -315,7 +315,7 @@ def begun(home: Path, checkout: Path) -> dict[str, int]:
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[bool]:
+def _lock_folder(folder: Path) -> Iterator[bool]:
     """Lock a run's folder; yields False if there is none, or another process has locked or just deleted it."""
     lock = None
     with suppress(FileNotFoundError):

@@ -47,7 +47,7 @@ from algorithms.privacy.mechanisms.noise import Generator, generator_of
 from data import DatasetInfo
 from data.documents import load_yaml
 from data.files import read_json, write_text, write_whole
-from data.prepared import contents, load_as, made_anew
+from data.prepared import contents, load_as, prepared_again_error
 from data.readers.records import Records
 from tasks.calibrate import model_for
 from tasks.config import data_mirror, home, ledger_url, params
@@ -146,19 +146,19 @@ class Trial:
         score = (
             headline_metric(metrics_of(file, self.prepared, allow_code=[*names_in(self.document)]))
             if held is None
-            else self._counted(held, plan, trace, file)
+            else self._private_score(held, plan, trace, file)
         )
         trace.write(self.folder / "trace.parquet")
         write_text(self.folder / SCORE, json.dumps(score), mode=0o600)
 
     def _generator(self, purpose: str) -> Generator:
-        return derived(self.key, purpose, private=self.private_noise)
+        return derive_generator(self.key, purpose, private=self.private_noise)
 
     def records(self) -> tuple[Records | None, Records]:
         """The records to score, None for a public objective, and those to train on, divided by their content alone."""
         data = load_as(self.prepared, self.public)
         if contents(self.prepared) != self.contents:  # read after the arrays are mapped, as in `load_as`
-            raise made_anew(self.prepared)
+            raise prepared_again_error(self.prepared)
         if self.objective.on == "public":
             return None, Records(data.train_features, data.train_labels)
         rows = zip(data.train_features, data.train_labels, strict=True)
@@ -166,7 +166,7 @@ class Trial:
         features, labels = np.asarray(data.train_features), np.asarray(data.train_labels)
         return Records(features[inside], labels[inside]), Records(features[~inside], labels[~inside])
 
-    def _counted(self, held: Records, plan: Plan, trace: Trace, file: Path) -> float:
+    def _private_score(self, held: Records, plan: Plan, trace: Trace, file: Path) -> float:
         """The noisy sum of the scores, through a separate barrier; its row is added to the trial's trace."""
         model, parameters = load_model(file, allow_code=[*names_in(self.document)])
         release, delta = score_release(self.objective), plan.target.budget.delta
@@ -204,7 +204,7 @@ def _is_held(features: NDArray[Any], label: NDArray[Any], share: float) -> bool:
     return int.from_bytes(digest[:8], "big") < share * 2.0**64
 
 
-def derived(key: bytes, *purpose: object, private: bool) -> Generator:
+def derive_generator(key: bytes, *purpose: object, private: bool) -> Generator:
     return Generator(hashlib.sha256(repr(("search", *purpose)).encode() + key).digest(), private=private)
 
 
@@ -256,7 +256,7 @@ Runs = Callable[[Sequence[Trial]], None]
 
 
 @contextmanager
-def _unlogged() -> Iterator[None]:
+def _without_logs() -> Iterator[None]:
     """Keep what trials log below an error from everybody, since the number of lines would reveal that of the trials.
 
     Their models were logged before the charge. It holds for the process, so threads need it around all of them.
@@ -271,7 +271,7 @@ def _unlogged() -> Iterator[None]:
 
 def one_by_one(trials: Sequence[Trial]) -> None:
     """Run trials one after the other."""
-    with _unlogged():  # a worker may be a process of its own
+    with _without_logs():  # a worker may be a process of its own
         for trial in trials:
             trial.run()
 
@@ -307,12 +307,12 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
         result = run.result
         if result is None:
             check_resumes(run, ledger, public.population, software)
-            with run.abandoned_if_refused(ledger.status):
+            with run.abandon_if_refused(ledger.status):
                 register(ledger, public, home=home, prepared=search.prepared, plan=lambda: search.plan(0)[0])
                 charge = Charge(ledger, run, software, public, search.prepared, search.blocks, home, root)
                 _reserve(search, charge)
             bind(ledger, public, home=home, prepared=search.prepared)
-            result = _searched(search, charge, run_all)
+            result = _run_search(search, charge, run_all)
         run.forget_secrets()
         return _hand_out(search, result, root, home)
 
@@ -417,7 +417,7 @@ def trials_of_run(search: Search, run: store.Run) -> list[tuple[int, Trial]]:
                 search.prepared,
                 search.public,
                 of_records,
-                derived(key.key, "trial", index, private=run.private_noise).key,
+                derive_generator(key.key, "trial", index, private=run.private_noise).key,
                 run.private_noise,
                 f"{run.run_id}-trial-{index}",
                 run.folder / _TRIALS / str(index),
@@ -441,18 +441,18 @@ def _share_features(run: store.Run, trial: Trial) -> None:
         plan,
         model,
         records=trial.records()[1],
-        generator=derived(run.generator().key, _SHARED, private=run.private_noise),
+        generator=derive_generator(run.generator().key, _SHARED, private=run.private_noise),
         compute=compute_config(settings.performance),
     )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     checkpoint.save(folder, learned, run_id=run_id, step=0, trace=trace, last_norms=LastNorms())
 
 
-def _searched(search: Search, charge: Charge, run_all: Runs) -> Path:
+def _run_search(search: Search, charge: Charge, run_all: Runs) -> Path:
     run, trials = charge.run, trials_of_run(search, charge.run)
     # The trials and their noise are for these records and no others.
     if run.run_id.rpartition("-")[0] != search.digest(charge.home):
-        raise made_anew(search.prepared)
+        raise prepared_again_error(search.prepared)
     if not trials:
         plan, _ = search.plan(0)
         charge.ledger.settle(run.run_id, plan.cost, events=reserved_events(plan))
@@ -464,12 +464,12 @@ def _searched(search: Search, charge: Charge, run_all: Runs) -> Path:
         )
     if search.search_plan.shares_features:
         _share_features(run, trials[0][1])
-    with _unlogged():
+    with _without_logs():
         run_all([trial for _, trial in trials])
     scores = [float(json.loads((trial.folder / SCORE).read_text(encoding="utf-8"))) for _, trial in trials]
     pick, winner = trials[int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))]
     plan, document = search.plan(pick)
-    written = run.emptied("written")
+    written = run.make_empty("written")
     for name in ("model.safetensors", "trace.parquet"):
         shutil.copyfile(winner.folder / name, written / name)
     (written / "plan.json").write_text(

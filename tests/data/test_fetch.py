@@ -12,7 +12,7 @@ import pytest
 
 from data import DataRefusedError
 from data.card import DataCard
-from data.files import Places, fetch, keyed, owner_key
+from data.files import Places, fetch, keyed_digest, owner_key
 from tests.data.conftest import CardOf, Document
 from tests.support.modes import open_to_others, open_umask
 
@@ -153,7 +153,7 @@ def test_a_keyed_checksum_says_what_to_write_and_needs_the_key(
     own = put(places.root / "tiny.csv", CONTENT)
     table["files"]["train"] = {"path": "tiny.csv", "keyed_sha256": "0" * 64}
     plain = hashlib.sha256(CONTENT).hexdigest()
-    proper = keyed(KEY, [plain]).hex()
+    proper = keyed_digest(KEY, [plain]).hex()
     with pytest.raises(DataRefusedError, match=proper) as refusal:
         fetch(card_of(table), places, key=KEY)
     assert plain not in str(refusal.value)

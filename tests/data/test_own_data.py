@@ -11,7 +11,7 @@ import pytest
 
 from data import DataRefusedError, prepared
 from data.card import CARDS
-from data.files import keyed, owner_key
+from data.files import keyed_digest, owner_key
 from tasks.config.params import Data, Params
 from tasks.prepare import prepare
 from tests.support.refusals import refused
@@ -117,7 +117,7 @@ def test_one_file_by_two_checksums_is_still_one_file(tmp_path: Path) -> None:
     own, cards = project / "examples/own_data", project / "cards"
     copy = (own / "visits.csv").read_bytes()
     (own / "copy.csv").write_bytes(copy)
-    mark = keyed(owner_key(tmp_path), [hashlib.sha256(copy).hexdigest()]).hex()
+    mark = keyed_digest(owner_key(tmp_path), [hashlib.sha256(copy).hexdigest()]).hex()
     text = (cards / "visits.yaml").read_text()
     split = next(line for line in text.splitlines() if line.startswith("split:"))
     test = f"  test: {{path: examples/own_data/copy.csv, keyed_sha256: {mark}}}"

@@ -15,7 +15,7 @@ from data.card import DataRefusedError, data_card
 from data.description import EncoderFacts, dataset_info
 from data.readers.records import Block, Records
 from data.targets import Classes
-from data.transforms import encoded
+from data.transforms import encode_records
 from tasks.runs import stages
 from tests.data.conftest import CardOf, Document
 from tests.support.modes import open_to_others, open_umask
@@ -215,7 +215,7 @@ CLASSES = Classes(classes=("a", "b"))
 
 def features(encoder: Halves, kept: Path) -> np.ndarray:
     told: list[int] = []
-    made = list(encoded(blocks(), FACTS, encoder.load, CLASSES, kept=kept, say=told.append))
+    made = list(encode_records(blocks(), FACTS, encoder.load, CLASSES, folder=kept, say=told.append))
     assert told[-1] == ROWS
     return np.concatenate([block.records.features for block in made])
 
@@ -245,7 +245,7 @@ def test_another_encoder_takes_nothing_of_what_was_kept(tmp_path: Path) -> None:
         features(Halves(1600), tmp_path / "kept")
     other = EncoderFacts("halves", "images", 4, "1" * 64, "unknown", "{}")
     encoder = Halves()
-    list(encoded(blocks(), other, encoder.load, CLASSES, kept=tmp_path / "kept", say=lambda _: None))
+    list(encode_records(blocks(), other, encoder.load, CLASSES, folder=tmp_path / "kept", say=lambda _: None))
     assert encoder.seen == ROWS
 
 

@@ -54,7 +54,7 @@ def rows_of_texts(folder: Path, chosen: list[int], form: str) -> list[bytes]:
         said.to_parquet(path)
     declared = Texts(kind="texts", format=form, columns=("text",), label="y")  # type: ignore[arg-type]
     tables = rows.tables("train", path, declared, CLASSES)
-    return [text.encode() for some in tables for text in texts.joined(some, declared)[0]]
+    return [text.encode() for some in tables for text in texts.join_texts(some, declared)[0]]
 
 
 def folder_of_images(folder: Path, chosen: list[int]) -> list[bytes]:

@@ -130,8 +130,8 @@ def test_a_fine_image_for_which_memory_lacks_is_refused() -> None:
     content = image((4000, 4000), 9, "JPEG", progressive=True)
     room = images._Room(images._PIXELS_AT_ONCE)
     with full_memory(), pytest.raises(DataRefusedError, match="memory does not suffice"):
-        images._decoded(content, DECLARED, SHAPE, room)
-    fine = images._decoded(content, DECLARED, SHAPE, room)
+        images._decode_or_none(content, DECLARED, SHAPE, room)
+    fine = images._decode_or_none(content, DECLARED, SHAPE, room)
     assert fine is not None and fine[0, 0, 0] * 255 == pytest.approx(9)
 
 
@@ -140,8 +140,8 @@ def test_an_image_called_broken_where_memory_lacks_is_refused(monkeypatch: pytes
     failing(monkeypatch, lambda: OSError("broken data stream when reading image file"), place=9)
     room = images._Room(images._PIXELS_AT_ONCE)
     with full_memory(), pytest.raises(DataRefusedError, match="memory does not suffice"):
-        images._decoded(image((9, 9), 9), DECLARED, SHAPE, room)
-    assert images._decoded(image((9, 9), 9), DECLARED, SHAPE, room) is None
+        images._decode_or_none(image((9, 9), 9), DECLARED, SHAPE, room)
+    assert images._decode_or_none(image((9, 9), 9), DECLARED, SHAPE, room) is None
 
 
 def test_pixels_in_flight_are_bounded(folder: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,4 +244,4 @@ def test_bytes_that_are_no_text_are_one_empty_text(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_bytes(b"\n".join([*lines, lines[0]]))
     declared = Texts(kind="texts", format="jsonl", columns=("text",), label="mood")
     tables = rows.tables("train", tmp_path / "t.jsonl", declared, Classes(classes=("no", "yes")))
-    assert [one for some in tables for one in texts.joined(some, declared)[0]] == ["a", "", "", "", "a"]
+    assert [one for some in tables for one in texts.join_texts(some, declared)[0]] == ["a", "", "", "", "a"]

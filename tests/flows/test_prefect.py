@@ -224,8 +224,8 @@ def test_what_cannot_run_is_refused_before_the_first_trains(place: Place) -> Non
     assert result.exit_code == 2
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("refused: ")]
     assert "2 classes" in line
-    assert place.finished() == set()
-    assert place.finished() == set()
+    assert place.finished_digests() == set()
+    assert place.finished_digests() == set()
 
 
 def test_what_cannot_run_is_listed_where_the_file_says_so(place: Place) -> None:
@@ -241,14 +241,14 @@ def test_what_cannot_run_is_listed_where_the_file_says_so(place: Place) -> None:
 def test_a_failed_trial_fails_the_flow_and_leaves_the_others(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = one_trial._trained
+    real = one_trial._train_model
 
     def fails(trial: Any, *rest: Any) -> Any:
         if trial.epsilon == 1.0:
             raise RuntimeError("out of luck")
         return real(trial, *rest)
 
-    monkeypatch.setattr(one_trial, "_trained", fails)
+    monkeypatch.setattr(one_trial, "_train_model", fails)
     result = call(str(write(place.root, quick())))
     assert result.exit_code == 1
     assert "1 of 3 runs failed: dp_sgd on digits, softmax, epsilon 1: out of luck" in result.stderr
@@ -294,7 +294,7 @@ def test_a_stopped_comparison_keeps_what_is_finished_and_goes_on(
     monkeypatch.setenv("PREFECT_API_URL", server)
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
     process = started(place, content | {"methods": {**content["methods"], "long": long}})
-    while len(place.finished()) < 3 and process.poll() is None:
+    while len(place.finished_digests()) < 3 and process.poll() is None:
         time.sleep(0.01)
     try:
         process.send_signal(number)
@@ -303,7 +303,7 @@ def test_a_stopped_comparison_keeps_what_is_finished_and_goes_on(
         process.kill()
     assert process.returncode == 128 + number, complaints
     assert complaints.splitlines()[-1].startswith("stopped: finished runs are kept")
-    assert len(place.finished()) == 3
+    assert len(place.finished_digests()) == 3
     content["seeds"] = 4
     assert call(str(write(place.root, content))).exit_code == 0
     assert len(table(place)) == 4

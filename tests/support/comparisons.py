@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.comparing import groups
-from tasks.comparing.work import Work, held, plan_group, prepare_data, run_group, work_of
+from tasks.comparing.work import Work, lock_comparison, plan_group, prepare_data, run_group, work_of
 
 PROJECT = Path(__file__).parents[2]
 
@@ -61,7 +61,7 @@ def write(root: Path, content: dict[str, Any]) -> Path:
 def run_here(root: Path, content: dict[str, Any], *, allow_code: Sequence[str] = ()) -> Work:
     """Plans and runs the comparison in this process, without Prefect."""
     work = work_of(write(root, content), root, allow_code=allow_code)
-    with held(work.place):
+    with lock_comparison(work.place):
         prepare_data(work)
         wanted = work.unfinished(renew=False)
         for group in groups(wanted):

@@ -25,7 +25,7 @@ from tasks.comparing import groups
 from tasks.comparing import trial as one_trial
 from tasks.comparing.report import report, results
 from tasks.comparing.trial import make_ready, mean_losses, points, prepared_folder, public_of, sides
-from tasks.comparing.work import Work, held, plan_group, prepare_data, run_group, work_of
+from tasks.comparing.work import Work, lock_comparison, plan_group, prepare_data, run_group, work_of
 from tasks.config.params import ParamsRefusedError
 from tests.support.cards import card, csv_of, number
 from tests.support.comparisons import PROJECT, document, run_here, small, write
@@ -151,7 +151,7 @@ def test_a_fold_of_one_class_is_refused_before_anything_trains(
     work = work_of(write(root, document() | {"folds": {"k": 2}}), root)
     prepare_data(work)
     monkeypatch.setattr(one_trial, "check_classes", one_class)
-    with held(work.place):
+    with lock_comparison(work.place):
         problems = plan_group(work.context, next(groups(work.trials)))
     assert "one class" in problems[0].sentence
     assert problems[0].in_words().startswith("dp_sgd on digits, softmax, epsilon 1: ")
@@ -201,7 +201,7 @@ def test_a_run_may_take_the_memory_that_the_file_says_which_makes_it_no_other_ru
         return real(*arguments, compute=compute, **others)
 
     monkeypatch.setattr(one_trial, "train", watched)
-    with held(work.place):
+    with lock_comparison(work.place):
         assert run_group(work.context, work.trials[:1]) == []
     assert seen == [ComputeConfig(memory_mb=3, physical_batch=50)]
 
@@ -211,40 +211,40 @@ def test_a_trial_that_fails_stops_no_other_and_runs_when_it_can(
 ) -> None:
     root = small(tmp_path / "checkout")
     work = work_of(write(root, document() | {"seeds": 3}), root)
-    real = one_trial._trained
+    real = one_trial._train_model
 
     def fails_once(trial: Any, *rest: Any) -> Any:
         if trial.seed == 1:
             raise RuntimeError("out of\nluck")
         return real(trial, *rest)
 
-    with held(work.place):
+    with lock_comparison(work.place):
         prepare_data(work)
         group = next(groups(work.trials))
-        monkeypatch.setattr(one_trial, "_trained", fails_once)
+        monkeypatch.setattr(one_trial, "_train_model", fails_once)
         (problem,) = run_group(work.context, group)
         monkeypatch.undo()
         assert problem.sentence == "out of luck"
         assert "RuntimeError" in (work.place.failures / f"{problem.trial.digest}.txt").read_text()
-        assert work.place.finished() == {trial.digest for trial in group} - {problem.trial.digest}
+        assert work.place.finished_digests() == {trial.digest for trial in group} - {problem.trial.digest}
         assert run_group(work.context, (problem.trial,)) == []
-    assert problem.trial.digest in work.place.finished()
+    assert problem.trial.digest in work.place.finished_digests()
 
 
 def test_a_request_to_stop_starts_no_further_trial(finished: Work, tmp_path: Path) -> None:
     root = small(tmp_path / "checkout")
     work = work_of(write(root, document()), root)
-    with held(work.place):
+    with lock_comparison(work.place):
         work.place.stop.touch()
         assert run_group(work.context, next(groups(work.trials))) == []
-    assert work.place.finished() == set()
+    assert work.place.finished_digests() == set()
 
 
 def test_one_process_at_a_time(finished: Work) -> None:
     with (
-        held(finished.place),
+        lock_comparison(finished.place),
         pytest.raises(ParamsRefusedError, match="another process"),
-        held(finished.place),
+        lock_comparison(finished.place),
     ):
         pass
 
@@ -258,7 +258,7 @@ def test_a_killed_comparison_leaves_only_finished_trials_and_goes_on(tmp_path: P
         [sys.executable, "-m", "tests.support.comparisons", str(root), json.dumps(content)], cwd=PROJECT
     )
     place = work_of(write(root, content), root).place
-    while len(place.finished()) < 2 and process.poll() is None:
+    while len(place.finished_digests()) < 2 and process.poll() is None:
         time.sleep(0.005)
     time.sleep(0.05)
     process.kill()

@@ -23,10 +23,10 @@ from tasks.reporting import (
     blocks_figure,
     drawings,
     history,
+    history_variables,
     nothing,
     quality_figure,
     retrainings_figure,
-    shown,
 )
 from tasks.reporting.figures import (
     DARK,
@@ -228,7 +228,7 @@ def test_what_is_no_accuracy_is_called_by_its_name_and_is_in_no_percent() -> Non
     assert axes.get_ylabel() == "held-out r2" and against.startswith("Held-out r2")
     axes = quality_figure(past.retrainings, metric="r2", theme=LIGHT).axes[0]
     assert not isinstance(axes.yaxis.get_major_formatter(), PercentFormatter)
-    (row, *_) = shown(past, read=1)["retrainings"]  # type: ignore[misc]
+    (row, *_) = history_variables(past, read=1)["retrainings"]  # type: ignore[misc]
     assert row["quality"] == "0.900"
 
 
@@ -240,7 +240,7 @@ def test_what_there_is_nothing_of_is_not_drawn() -> None:
 
 
 def test_the_table_has_the_last_periods_and_says_how_many_were_before() -> None:
-    said = shown(History(some_blocks(2), some_retrainings(40)), read=1)
+    said = history_variables(History(some_blocks(2), some_retrainings(40)), read=1)
     rows = said["retrainings"]
     assert isinstance(rows, list)
     assert [rows[0]["became"], rows[1]["became"], rows[2]["became"]] == [

@@ -209,7 +209,7 @@ def test_processes_with_other_records_or_settings_are_refused_before_a_charge(
 def intrude(file: Path) -> str:
     """Take the second process's place without its secret."""
     try:
-        with processes._connected(ProcessGroup(1, 2, 2, bytes(32)), FileStore(str(file), 2)):
+        with processes._connect(ProcessGroup(1, 2, 2, bytes(32)), FileStore(str(file), 2)):
             return "was let in"
     except (RefusedError, ProcessLostError):
         return "was not let in"
@@ -233,10 +233,10 @@ def test_whoever_connects_without_the_secret_is_told_nothing(
 
             def wait(self) -> None: ...
 
-        monkeypatch.setattr(processes, "_started", Stranger)
+        monkeypatch.setattr(processes, "_start_process", Stranger)
         with (
             pytest.raises(RefusedError, match="process 1 of this run does not know the secret"),
-            processes.joined(2, home=workspace.home),
+            processes.join_processes(2, home=workspace.home),
         ):
             pytest.fail("it was let in")
     assert ends == ["was not let in"]

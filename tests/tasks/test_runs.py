@@ -203,13 +203,13 @@ def test_killed_while_its_key_is_written_a_run_begins_with_another_and_leaves_no
 
 def test_what_stays_of_a_stopped_run_is_found_by_no_clock(workspace: Workspace) -> None:
     """It may be set meanwhile, or be that of the machine that has the disk."""
-    before = store.begun(workspace.home, workspace.root)
+    before = store.begun_runs(workspace.home, workspace.root)
     with killed_in(train, "run_training"):
         workspace.train()
     (folder,) = workspace.run_folders
     os.utime(folder / "run.json", (0, 0))
     assert _what_stays(workspace.root, before).startswith(f"run {folder.name} stays reserved")
-    begun = store.begun(workspace.home, workspace.root)
+    begun = store.begun_runs(workspace.home, workspace.root)
     assert _what_stays(workspace.root, begun).startswith("nothing was reserved")
     with killed_in(train, "run_training"):
         workspace.train()
