@@ -34,7 +34,7 @@ run:
 	@epsilonflow run $(ARGS)
 
 test: lint
-	OMP_NUM_THREADS=1 pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS) # else files with few long tests end it alone
+	OMP_NUM_THREADS=1 pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS) # slow files first, so that no worker idles at the end
 
 soak: $(VENV)/installed-dev
 	pytest -m soak $(ARGS)

@@ -451,8 +451,8 @@ def _end_after_fault(work: Work, state: State, kind: Literal["refused", "failed"
         return Outcome(kind, f"{reason} {give_up(work, state)}")
     return Outcome(
         kind,
-        f"{reason} Run {run_id} is charged, and goes on where it was at the next delivery for nothing more, or ends by"
-        " `epsilonflow retrain --give-up`.",
+        f"{reason} Run {run_id} is charged; the next delivery resumes it at no extra cost, and"
+        " `epsilonflow retrain --give-up` ends it.",
     )
 
 

@@ -174,13 +174,13 @@ def confirm_repeat(what: str, doing: str, epsilon: float, *, has_result: bool, o
     and there is no result.
     """
     if has_consent(SPEND_AGAIN) or confirm(
-        f"{what} did just this; {doing} again spends epsilon {epsilon:g} again. Spend it? [y/N] "
+        f"identical {what} exists; {doing} again spends another epsilon={epsilon:g}. Continue? [y/N] "
     ):
         return True
     if has_result:
         return False
     raise RefusedError(
-        f"{what} did just this, and {doing} again would spend epsilon {epsilon:g} again; {or_else}set"
+        f"identical {what} exists, and {doing} again would spend another epsilon={epsilon:g}; {or_else}set"
         f" {SPEND_AGAIN}=yes."
     )
 

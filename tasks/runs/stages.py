@@ -118,15 +118,17 @@ def hide_records(root: Path, cache: Path) -> None:
 def shortage(error: Exception) -> str | None:
     """The message for a full disk, too little memory or too many open files, raised by any library; None otherwise."""
     if isinstance(error, MemoryError):
-        return "memory did not suffice; free some, or run where there is more, then start it again."
+        return (
+            "memory did not suffice; free some, or run where there is more, then rerun the command to resume."
+        )
     if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
-        return "too many files are open; close some, or raise the limit (ulimit -n), then start it again."
+        return "too many files are open; close some, or raise the limit (ulimit -n), then rerun the command to resume."
     is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
     if not is_full and os.strerror(errno.ENOSPC) not in str(error):
         return None
     return (
         f"the disk is full; make room where the checkout {Path.cwd()}, the home of its runs and temporary files lie,"
-        " then start it again: it goes on where it was."
+        " then rerun the command to resume."
     )
 
 
@@ -200,7 +202,7 @@ def reproduce(stage: str, *, root: Path, say: Say) -> bool:
                 raise StageRefusedError(line.removeprefix(REFUSED))
         if lines and lines[-1].endswith(_KILLED):
             raise StageFailedError(
-                f"{stage} was killed, as by a system that ran out of memory; start it again: it goes on where it was,"
+                f"{stage} was killed, as by a system that ran out of memory; rerun the command to resume"
                 " at no extra cost."
             )
         raise StageFailedError(lines[-1] if lines else f"{stage} ended with exit status {status}.")

@@ -459,8 +459,9 @@ def _run_search(search: Search, charge: Charge, run_all: Runs) -> Path:
         run.forget_secrets()
         another = "ask again" if run.private_noise else "set another model.seed"
         raise RefusedError(
-            f"search {run.run_id} drew no trial, as a Poisson number may be 0: it is charged and releases nothing;"
-            f" {another} for a new search, which is charged anew, or take the negative binomial, which is at least 1."
+            f"search {run.run_id} drew 0 trials (possible with `distribution: poisson`). Its budget is spent;"
+            f" {another} for a new search, which is charged again, or set distribution to negative_binomial,"
+            " which draws at least one."
         )
     if search.search_plan.shares_features:
         _share_features(run, trials[0][1])

@@ -193,7 +193,7 @@ def test_what_was_charged_and_is_lost_is_refused_without_a_person(
 ) -> None:
     run_id = begin(tmp_path)
     change(tmp_path / "runs" / run_id)
-    with pytest.raises(RefusedError, match=f"{run_id} did just this.* epsilon 1 again"):
+    with pytest.raises(RefusedError, match=f"identical run {run_id} exists, .* another epsilon=1;"):
         ask(tmp_path)
     monkeypatch.setenv("EPSILONFLOW_SPEND_AGAIN", "yes")
     assert ask(tmp_path) == (f"{DIGEST}-2", False)
@@ -255,7 +255,7 @@ def test_a_retraining_takes_no_result_of_another(tmp_path: Path) -> None:
     run_id = finished(tmp_path, retraining="visits 2026-W01")
     assert ask(tmp_path, retraining="visits 2026-W01") == (run_id, True)
     assert ask(tmp_path) == (run_id, True)
-    with pytest.raises(RefusedError, match="did just this"):
+    with pytest.raises(RefusedError, match=r"identical run .* exists"):
         ask(tmp_path, retraining="visits 2026-W02")
 
 
@@ -277,7 +277,7 @@ def test_a_person_at_a_terminal_is_asked(
     run_id = finished(tmp_path)
     monkeypatch.setattr("sys.stdin", Terminal(answer))
     assert ask(tmp_path) == ((f"{DIGEST}-2", False) if agrees else (run_id, True))
-    assert "spends epsilon 1 again. Spend it? [y/N]" in capsys.readouterr().err
+    assert "spends another epsilon=1. Continue? [y/N]" in capsys.readouterr().err
 
 
 OUTS = ("model.safetensors", "trace.parquet", "diagnostics.parquet", "receipt.json")

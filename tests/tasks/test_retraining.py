@@ -538,7 +538,7 @@ def test_a_ledger_that_is_away_for_a_moment_costs_no_run(
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "settle", away)
         found = place.deliver()
-    assert (found.kind, "goes on where it was at the next delivery" in found.message) == ("refused", True)
+    assert (found.kind, "the next delivery resumes it" in found.message) == ("refused", True)
     assert place.deliver().kind == "promoted"
     assert place.rows("reserve") == place.rows("settle") != []
 

@@ -144,9 +144,7 @@ def test_a_stage_has_a_user_with_a_name(
 
 def test_a_stage_that_is_killed_is_said_to_be(stage: Callable[[str], Path]) -> None:
     root = stage("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    with pytest.raises(
-        StageFailedError, match=r"^train was killed, .*; start it again: it goes on where it was"
-    ):
+    with pytest.raises(StageFailedError, match=r"^train was killed, .*; rerun the command to resume"):
         reproduce("train", root=root, say=lambda _: None)
 
 

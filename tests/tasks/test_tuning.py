@@ -214,13 +214,15 @@ def test_a_search_that_drew_no_trial_ends_and_another_may_be_paid_for(
     if is_killed:
         with killed_in(store.Run, "forget_secrets"):
             tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
-    with pytest.raises(RefusedError, match=r"drew no trial.* it is charged and releases nothing; ask again"):
+    with pytest.raises(RefusedError, match=r"drew 0 trials .*Its budget is spent; ask again"):
         tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
     assert [row.kind for row in ledger.history("digits")][-2:] == ["reserve", "settle"]
     assert ledger.balance("digits").spent.epsilon == pytest.approx(search.search_plan.cost)
     (folder,) = (own_home / "runs").iterdir()
     assert sorted(path.name for path in folder.iterdir()) == ["lock", "run.json"]
-    with pytest.raises(RefusedError, match=r"would spend epsilon .* again; set EPSILONFLOW_SPEND_AGAIN=yes"):
+    with pytest.raises(
+        RefusedError, match=r"would spend another epsilon=.*; set EPSILONFLOW_SPEND_AGAIN=yes"
+    ):
         tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
     monkeypatch.setenv("EPSILONFLOW_SPEND_AGAIN", "yes")
     receipt = tune(search, ledger=ledger, home=own_home, root=place)
