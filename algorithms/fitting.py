@@ -53,7 +53,6 @@ from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.card import PrivacyCard, RunRecord, build
 from algorithms.privacy.card.build import Columns
 from algorithms.privacy.ledger import Ledger
-from algorithms.privacy.ledger.books import in_words
 from algorithms.privacy.ledger.composition import UNIT
 from algorithms.privacy.ledger.place import (
     check_place,
@@ -63,6 +62,7 @@ from algorithms.privacy.ledger.place import (
     ledger_url,
     open_newest,
 )
+from algorithms.privacy.ledger.rows import in_words
 from algorithms.privacy.mechanisms.noise import generator_of
 
 

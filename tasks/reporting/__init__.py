@@ -293,7 +293,7 @@ def _retrainings(
 def _row(state: State, past: Settlement, registry: Registry) -> tuple[Any, ...]:
     """An earlier period. Without a model, epsilon is what the ledger charged for the run; without a run, it is 0."""
     metrics = registry.metrics(state.run_id) if state.run_id else {}
-    run = past.books.runs.get(state.run_id or "")
+    run = past.state.runs.get(state.run_id or "")
     epsilon = metrics.get("epsilon", run.charged.epsilon if run else 0.0)
     value = headline_metric(metrics) if metrics else None
     return state.period, state.kind, state.run_id, epsilon, value, _words(state.blocks)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Checkpoint, Composition, Ledger, identity, place
-from algorithms.privacy.ledger.books import contents
 from algorithms.privacy.ledger.composition import UNIT, WHOLE_POPULATION, Terms
 from algorithms.privacy.ledger.place import check_place, keep_usual, remember
 from algorithms.privacy.ledger.planned_runs import ChosenComposition, choose_composition
+from algorithms.privacy.ledger.rows import contents
 from data import DatasetInfo, dataset_info
 from data.card import DataCard, data_card
 from data.files import OWNER_PUB, keyed_digest, owner_key, public_key, read_json, write_text

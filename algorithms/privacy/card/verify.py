@@ -35,8 +35,8 @@ from algorithms.privacy.card.build import (
     trace_schedule,
 )
 from algorithms.privacy.card.schema import BY, RELEASED, ROUNDING, Account, Amount, Composition, PrivacyCard
-from algorithms.privacy.ledger.books import Balance
 from algorithms.privacy.ledger.composition import UNIT, WHOLE_POPULATION
+from algorithms.privacy.ledger.rows import Balance
 
 if TYPE_CHECKING:
     from algorithms.privacy.ledger import Ledger, Settlement
@@ -173,7 +173,7 @@ def check_charged(card: PrivacyCard, ledger: "Ledger") -> None:
         "cost": _same(Amount(epsilon=card.cost, delta=accounts.delta), settled.budget),
         "model": about.get("model") in (None, card.evidence.files["model.safetensors"]),
         "adjacency": past.run.adjacency == card.setting.adjacency,
-        "unit": past.books.term(past.population).bound.get(UNIT) == card.setting.unit,
+        "unit": past.state.term(past.population).bound.get(UNIT) == card.setting.unit,
         "per_person": card.setting.per_person in (None, 1, declared.blocks_per_person),
         "composition": accounts.across_runs == declared.composition,
         "blocks_per_person": blocks is None or blocks.blocks_per_person == declared.blocks_per_person,

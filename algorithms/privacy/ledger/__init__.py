@@ -1,8 +1,8 @@
 """The durable privacy budget of each population; this is its public face.
 
 composition: how runs add up, and what one counts for. policy: which blocks a retraining uses, and how many more there
-can be. books: rows, the hashes that bind them, and what they add up to. rules: the rows of a run, and what is refused.
-balances: the books as tables beside the rows. store: the tables in SQLite or PostgreSQL, made by migrations. ledger:
+can be. rows: rows, the hashes that bind them, and the state that they add up to. rules: the rows of a run, and what is refused.
+state_tables: that state as tables beside the rows. store: the tables in SQLite or PostgreSQL, made by migrations. ledger:
 the class, whose `reserve` charges a population and its blocks, and whose `verify` reads all rows one by one. place:
 where a home has its ledger, and what it remembers of it. administration: copies, and roles in PostgreSQL.
 
@@ -14,8 +14,8 @@ import `composition` by itself, which decides what they say. What opens a databa
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from algorithms.privacy.ledger.books import Balance, Entry, Head
 from algorithms.privacy.ledger.composition import WHOLE_POPULATION, Composition
+from algorithms.privacy.ledger.rows import Balance, Entry, Head
 
 if TYPE_CHECKING:
     from algorithms.privacy.ledger.administration import export, restore

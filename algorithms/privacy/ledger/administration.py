@@ -19,8 +19,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.ledger.books import Entry, follow
 from algorithms.privacy.ledger.ledger import Ledger
+from algorithms.privacy.ledger.rows import Entry, follow
 from algorithms.privacy.ledger.store import Store, open_store
 
 Role = Literal["owner", "runner", "auditor"]

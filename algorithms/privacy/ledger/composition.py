@@ -6,7 +6,7 @@ Rényi a run's price follows from its events alone.
 
 `Terms` are a population's declared terms, including its composition; they decide what a run counts.
 
-The accountants are imported on demand, so that the books of basic sums need none of them.
+The accountants are imported on demand, so that a ledger of basic sums needs none of them.
 """
 
 import math

@@ -31,32 +31,32 @@ from sqlalchemy.engine import Connection
 
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger import balances, rules
-from algorithms.privacy.ledger.balances import Part
-from algorithms.privacy.ledger.books import (
+from algorithms.privacy.ledger import rules, state_tables
+from algorithms.privacy.ledger.composition import BASIC, WHOLE_POPULATION, Composition, Events, Terms
+from algorithms.privacy.ledger.policy import Block
+from algorithms.privacy.ledger.rows import (
     ADJACENCY,
     GENESIS,
     NOTHING,
     Balance,
-    Books,
     Draft,
     Entry,
     Head,
+    LedgerState,
     Run,
     Status,
     adjacency_of,
     affordable,
     balance_of,
+    block_views,
     contents,
     in_words,
     most_charged,
     replay,
     spent_after,
     spent_with,
-    standing,
 )
-from algorithms.privacy.ledger.composition import BASIC, WHOLE_POPULATION, Composition, Events, Terms
-from algorithms.privacy.ledger.policy import Block
+from algorithms.privacy.ledger.state_tables import StatePart
 from algorithms.privacy.ledger.store import (
     FIRST_HASH,
     LAST_RUN,
@@ -75,21 +75,21 @@ _UNDER = 1 - 1e-9
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state at the end of a verification: the books without the runs that have ended.
+    """The state at the end of a verification: the state without the runs that have ended.
 
     first: the hash of the first row, which identifies the ledger. priced: whether prices were recomputed too.
     """
 
     first: str | None
     head: Head
-    books: Books
+    state: LedgerState
     priced: bool
 
     def signed(self, key: Ed25519PrivateKey) -> str:
         """The checkpoint as JSON text, with a signature."""
         document: dict[str, Any] = {"first": self.first, "head": list(self.head), "priced": self.priced}
-        document["books"] = balances.to_document(self.books)
-        signature = key.sign(balances.canonical(document).encode()).hex()
+        document["books"] = state_tables.to_document(self.state)
+        signature = key.sign(state_tables.canonical(document).encode()).hex()
         return json.dumps(document | {"signature": signature}, indent=1) + "\n"
 
     @classmethod
@@ -97,9 +97,9 @@ class Checkpoint:
         """The checkpoint that `signed` wrote; raises RefusedError unless this key signed exactly this text."""
         try:
             document = json.loads(text)
-            key.verify(bytes.fromhex(document.pop("signature")), balances.canonical(document).encode())
-            books = balances.from_document(document["books"])
-            return cls(document["first"], Head(*document["head"]), books, document["priced"])
+            key.verify(bytes.fromhex(document.pop("signature")), state_tables.canonical(document).encode())
+            state = state_tables.from_document(document["books"])
+            return cls(document["first"], Head(*document["head"]), state, document["priced"])
         except (InvalidSignature, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise RefusedError(
                 "the checkpoint is not one that the owner's key of this home signed; verify the ledger from its first"
@@ -183,9 +183,10 @@ class Ledger:
         rules.check_name(population, "population")
         rules.check_new(composition, cap, blocks_per_person)
         terms = Terms(bool(public), composition, blocks_per_person, dict(bound or {}))
-        if rules.declaration(self._books(population, blocks=()), population, cap, terms):
+        if rules.declaration(self._state(population, blocks=()), population, cap, terms):
             self._append(
-                Part(population, blocks=()), lambda books: rules.declaration(books, population, cap, terms)
+                StatePart(population, blocks=()),
+                lambda state: rules.declaration(state, population, cap, terms),
             )
 
     def declare_block(self, population: str, block: str, cap: Budget | None = None) -> None:
@@ -196,25 +197,25 @@ class Ledger:
         """
         rules.check_block_name(block)
 
-        def decide(books: Books) -> list[Draft]:
-            limit = cap or books.cap(population)
-            rules.check_new_block(books, population, block, limit)
+        def decide(state: LedgerState) -> list[Draft]:
+            limit = cap or state.cap(population)
+            rules.check_new_block(state, population, block, limit)
             draft = Draft("cap", population, limit, about={"declared": True}, block=block)
-            return [] if block in books.blocks(population) else [draft]
+            return [] if block in state.blocks(population) else [draft]
 
-        if decide(self._books(population)):
-            self._append(Part(population), decide)
+        if decide(self._state(population)):
+            self._append(StatePart(population), decide)
 
     def retire_block(self, population: str, block: str) -> None:
         """Retire a block, which no run can use again; repeating it does nothing."""
         rules.check_block_name(block)
 
-        def decide(books: Books) -> list[Draft]:
-            cap = books.cap(population, block)
+        def decide(state: LedgerState) -> list[Draft]:
+            cap = state.cap(population, block)
             draft = Draft("cap", population, cap, about={"retired": True}, block=block)
-            return [] if (population, block) in books.retired else [draft]
+            return [] if (population, block) in state.retired else [draft]
 
-        self._append(Part(population, blocks=[block]), decide)
+        self._append(StatePart(population, blocks=[block]), decide)
 
     def overrule(self, population: str, block: str, other: str | None = None, *, by: str) -> None:
         """Let two blocks hold exactly the same records, or one change its content after a charge.
@@ -231,12 +232,12 @@ class Ledger:
             rules.check_block_name(name)
         rules.check_name(by, "name of who overrules")
 
-        def decide(books: Books) -> list[Draft]:
-            cap, about = books.cap(population), {"overruled": blocks, "by": by}
-            is_known = (population, frozenset(blocks)) in books.allowed
+        def decide(state: LedgerState) -> list[Draft]:
+            cap, about = state.cap(population), {"overruled": blocks, "by": by}
+            is_known = (population, frozenset(blocks)) in state.allowed
             return [] if is_known else [Draft("cap", population, cap, about=about)]
 
-        self._append(Part(population, blocks=()), decide)
+        self._append(StatePart(population, blocks=()), decide)
 
     def set_cap(self, population: str, cap: Budget, *, block: str = WHOLE_POPULATION) -> None:
         """Change a cap, by decision of the data's owner; it may be below what is charged, and then no run fits.
@@ -245,12 +246,12 @@ class Ledger:
         cap.
         """
 
-        def decide(books: Books) -> list[Draft]:
-            books.cap(population, block)
-            rules.check_cap(books.term(population).composition, cap)
+        def decide(state: LedgerState) -> list[Draft]:
+            state.cap(population, block)
+            rules.check_cap(state.term(population).composition, cap)
             return [Draft("cap", population, cap, block=block)]
 
-        self._append(Part(population, blocks=[block]), decide)
+        self._append(StatePart(population, blocks=[block]), decide)
 
     def reserve(
         self,
@@ -281,20 +282,20 @@ class Ledger:
         # Priced before the database is locked: accountants take their time.
         drafts = rules.reservation(self.terms(population), run, blocks, held or {})
 
-        def decide(books: Books) -> list[Draft]:
-            rules.check_blocks(books, population, [draft.block for draft in drafts])
-            if run_id in books.runs:
-                rules.check_resumes(books.runs[run_id], drafts)
+        def decide(state: LedgerState) -> list[Draft]:
+            rules.check_blocks(state, population, [draft.block for draft in drafts])
+            if run_id in state.runs:
+                rules.check_resumes(state.runs[run_id], drafts)
                 return []
-            rules.check_once(books, population, about)
-            rules.check_repeats(books, population, held or {})
-            rules.check_fits(books, drafts)
+            rules.check_once(state, population, about)
+            rules.check_repeats(state, population, held or {})
+            rules.check_fits(state, drafts)
             return drafts
 
         digests = [digest for found in held.values() for digest in contents(found)] if held else None
         # A run on a whole population has to know whether that has blocks.
         asked = None if WHOLE_POPULATION in blocks else blocks
-        self._append(Part(population, run_id, about.get("retraining"), digests, asked), decide)
+        self._append(StatePart(population, run_id, about.get("retraining"), digests, asked), decide)
 
     def settle(self, run_id: str, spent: Budget, *, events: Events, model: str | None = None) -> None:
         """Settle a run at what it spent; does nothing if it is already settled like this.
@@ -305,8 +306,8 @@ class Ledger:
         part, found = self._of_run(run_id)
         drafts = rules.settlement(found, run_id, spent, events, model)
 
-        def decide(books: Books) -> list[Draft]:
-            run = rules.find(books, run_id)
+        def decide(state: LedgerState) -> list[Draft]:
+            run = rules.find(state, run_id)
             rules.check_same_model(run_id, run, model)
             if run.status == "settled" and run.charged == spent:
                 return []
@@ -318,8 +319,8 @@ class Ledger:
     def forfeit(self, run_id: str) -> None:
         """Give a run up: its whole reservation counts as spent for ever; not a settled one. Repeating does nothing."""
 
-        def decide(books: Books) -> list[Draft]:
-            run = rules.find(books, run_id)
+        def decide(state: LedgerState) -> list[Draft]:
+            run = rules.find(state, run_id)
             if run.status == "settled":
                 raise RefusedError(f"run {run_id!r} is settled at {in_words(run.charged)}; leave it at that.")
             blocks = run.amounts if run.status == "open" else ()
@@ -329,25 +330,25 @@ class Ledger:
 
     def terms(self, population: str) -> Terms:
         """The terms of a population."""
-        return self._books(population, blocks=()).term(population)
+        return self._state(population, blocks=()).term(population)
 
     def balance(self, population: str, block: str | None = None) -> Balance:
         """The balance of a block; for None, of the whole population, or of its most charged block."""
-        books = self._books(population)
-        name = most_charged(books, population) if block is None else block
-        return balance_of(books, population, name)
+        state = self._state(population)
+        name = most_charged(state, population) if block is None else block
+        return balance_of(state, population, name)
 
     def balances(self, population: str | None = None) -> list[Balance]:
         """The balances of all blocks, or of populations without blocks; of one population or of all."""
 
-        def load(connection: Connection) -> list[tuple[str, Books]]:
-            names = balances.names(connection) if population is None else [population]
-            return [(name, balances.load(connection, Part(name))) for name in names]
+        def load(connection: Connection) -> list[tuple[str, LedgerState]]:
+            names = state_tables.names(connection) if population is None else [population]
+            return [(name, state_tables.load(connection, StatePart(name))) for name in names]
 
         return [
-            balance_of(books, name, block)
-            for name, books in self._store.read(load)
-            for block in books.blocks(name) or [WHOLE_POPULATION]
+            balance_of(state, name, block)
+            for name, state in self._store.read(load)
+            for block in state.blocks(name) or [WHOLE_POPULATION]
         ]
 
     def blocks(self, population: str, also: Sequence[str] = ()) -> list[Block]:
@@ -355,7 +356,7 @@ class Ledger:
 
         also: names of blocks that may not be declared yet, which come last, as they would be.
         """
-        return standing(self._books(population), population, also)
+        return block_views(self._state(population), population, also)
 
     def affordable(
         self,
@@ -370,7 +371,7 @@ class Ledger:
 
         Raises RefusedError for events without a bound.
         """
-        return affordable(self._books(population), population, cost, events, adjacency, blocks)
+        return affordable(self._state(population), population, cost, events, adjacency, blocks)
 
     def spent_after(
         self,
@@ -387,49 +388,49 @@ class Ledger:
         Under zCDP and Rényi it is the epsilon of the whole amount at the cap's delta. Raises RefusedError for events
         without a bound, and if every block is retired.
         """
-        return spent_after(self._books(population), population, cost, events, adjacency, blocks, runs)
+        return spent_after(self._state(population), population, cost, events, adjacency, blocks, runs)
 
     def spent_if_repeated(self, population: str, runs: int) -> Budget | None:
         """What is spent or reserved after this number of further runs charged like the last; None if there was none."""
 
-        def last(connection: Connection) -> tuple[Run | None, Books]:
+        def last(connection: Connection) -> tuple[Run | None, LedgerState]:
             run_id = found_by(connection, LAST_RUN, population=population)
-            run = None if run_id is None else balances.find_run(connection, run_id)
-            return run, balances.load(connection, Part(population))
+            run = None if run_id is None else state_tables.find_run(connection, run_id)
+            return run, state_tables.load(connection, StatePart(population))
 
-        run, books = self._store.read(last)
-        return None if run is None else spent_with(books, population, run.amounts, runs)
+        run, state = self._store.read(last)
+        return None if run is None else spent_with(state, population, run.amounts, runs)
 
     def held(self, population: str) -> dict[str, frozenset[str]]:
         """The digests of each block's content at its reservations; see `Ledger.reserve`."""
-        books = self._books(population, held=())
-        return {block: found for (_, block), found in books.held.items()}
+        state = self._state(population, held=())
+        return {block: found for (_, block), found in state.held.items()}
 
     def check_contents(self, population: str, held: Mapping[str, Sequence[str]]) -> None:
         """Raises BudgetRefusedError for blocks that hold exactly what others hold, or not what they were charged for.
 
         held: see `reserve`.
         """
-        books = self._books(population, held=())
-        rules.check_repeats(books, population, held)
-        rules.check_changes(books, population, held)
+        state = self._state(population, held=())
+        rules.check_repeats(state, population, held)
+        rules.check_changes(state, population, held)
 
     def status(self, run_id: str) -> Status | None:
         """The status of a run; None if the ledger does not know it."""
-        run = self._store.read(lambda connection: balances.find_run(connection, run_id))
+        run = self._store.read(lambda connection: state_tables.find_run(connection, run_id))
         return run.status if run else None
 
     def run_of(self, population: str, retraining: str) -> str | None:
         """The run of a scheduled retraining of a population; None if there is none."""
-        return self._books(population, retraining=retraining, blocks=()).run_of(population, retraining)
+        return self._state(population, retraining=retraining, blocks=()).run_of(population, retraining)
 
     def is_charged(self, population: str) -> bool:
         """Whether a run was ever reserved in a population; False for an unknown one."""
-        return self._books(population, blocks=()).is_charged(population)
+        return self._state(population, blocks=()).is_charged(population)
 
     def populations(self) -> list[str]:
         """The populations, in the order of their declaration."""
-        return self._store.read(balances.names)
+        return self._store.read(state_tables.names)
 
     def history(self, population: str | None = None) -> list[Entry]:
         """The rows of a population, or all of them, in order."""
@@ -437,7 +438,7 @@ class Ledger:
             return self._store.read(lambda connection: list(self._store.rows(connection)))
 
         def of_population(connection: Connection) -> list[Entry]:
-            balances.load(connection, Part(population)).term(population)
+            state_tables.load(connection, StatePart(population)).term(population)
             return list(self._store.rows_of(connection, population))
 
         return self._store.read(of_population)
@@ -482,23 +483,25 @@ class Ledger:
         """Call `take` with all rows, verified one by one and never all in memory; it may be called again."""
         return self._store.read(lambda connection: take(self._store.rows(connection)))
 
-    def _append(self, part: Part | None, decide: Decision) -> None:
+    def _append(self, part: StatePart | None, decide: Decision) -> None:
         self._store.append(part, decide)
         if self._remember is not None:
             self._remember(self)
 
-    def _books(self, population: str, **ask: Any) -> Books:
-        return self._store.read(lambda connection: balances.load(connection, Part(population, **ask)))
+    def _state(self, population: str, **ask: Any) -> LedgerState:
+        return self._store.read(
+            lambda connection: state_tables.load(connection, StatePart(population, **ask))
+        )
 
-    def _of_run(self, run_id: str) -> tuple[Part | None, Books]:
+    def _of_run(self, run_id: str) -> tuple[StatePart | None, LedgerState]:
         """A run and what it is charged to, which never changes; None if the ledger does not know it."""
 
-        def found(connection: Connection) -> tuple[Part | None, Books]:
-            run = balances.find_run(connection, run_id)
+        def found(connection: Connection) -> tuple[StatePart | None, LedgerState]:
+            run = state_tables.find_run(connection, run_id)
             if run is None:
-                return None, Books()
-            part = Part(run.population, run_id, blocks=run.amounts)
-            return part, balances.load(connection, part)
+                return None, LedgerState()
+            part = StatePart(run.population, run_id, blocks=run.amounts)
+            return part, state_tables.load(connection, part)
 
         return self._store.read(found)
 
@@ -513,19 +516,19 @@ def identity(ledger: Ledger) -> str | None:
 class Settlement:
     """A population right after a run's settlement."""
 
-    books: Books
+    state: LedgerState
     population: str
     run_id: str
 
     @property
     def balance(self) -> Balance:
         """The balance of the population, or of its most charged block."""
-        return balance_of(self.books, self.population, most_charged(self.books, self.population))
+        return balance_of(self.state, self.population, most_charged(self.state, self.population))
 
     @property
     def blocks(self) -> list[Balance]:
         """The balances of the population's blocks, in the order of declaration."""
-        return self._balances(self.books.blocks(self.population))
+        return self._balances(self.state.blocks(self.population))
 
     @property
     def charged(self) -> list[Balance]:
@@ -535,21 +538,21 @@ class Settlement:
     @property
     def run(self) -> Run:
         """The run in the ledger."""
-        return self.books.runs[self.run_id]
+        return self.state.runs[self.run_id]
 
     def spent_after(self, runs: int) -> Budget:
         """What is spent or reserved after this number of further runs charged like this one; of its dearest block."""
-        return spent_with(self.books, self.population, self.run.amounts, runs)
+        return spent_with(self.state, self.population, self.run.amounts, runs)
 
     def _balances(self, names: list[str]) -> list[Balance]:
-        return [balance_of(self.books, self.population, name) for name in names]
+        return [balance_of(self.state, self.population, name) for name in names]
 
 
 def settlement(ledger: Ledger, population: str, run_id: str) -> Settlement:
     """The settlement of a run on a population; raises RefusedError for an unknown population and a run not settled."""
 
-    def right_after(connection: Connection) -> Books:
-        balances.load(connection, Part(population)).term(population)
+    def right_after(connection: Connection) -> LedgerState:
+        state_tables.load(connection, StatePart(population)).term(population)
         place = found_by(connection, SETTLED_AT, population=population, run_id=run_id)
         if place is None:
             raise RefusedError(
@@ -561,13 +564,13 @@ def settlement(ledger: Ledger, population: str, run_id: str) -> Settlement:
 
 
 def verified(store: Store, connection: Connection, since: Checkpoint | None, *, prices: bool) -> Verification:
-    """Replay the rows after a checkpoint and compare the balances with the books; see `Ledger.verify`.
+    """Replay the rows after a checkpoint and compare the balances with the state; see `Ledger.verify`.
 
     Raises LedgerBrokenError if the chain, a price or a balance does not hold, or if the ledger does not contain the
     checkpoint's head.
     """
     first = found_by(connection, FIRST_HASH)
-    books, start = (deepcopy(since.books), since.head) if since else (Books(), NOTHING)
+    state, start = (deepcopy(since.state), since.head) if since else (LedgerState(), NOTHING)
     is_here = start == NOTHING or found_by(connection, PLACE_OF_HASH, hash=start.hash) == start.seq
     if since is not None and (since.first != first or not is_here):
         raise LedgerBrokenError(
@@ -576,37 +579,37 @@ def verified(store: Store, connection: Connection, since: Checkpoint | None, *, 
         )
     head, count, priced = start, 0, 0
     for page in pages(store.rows(connection, after=start)):
-        priced += _enter(books, page, prices=prices)
+        priced += _replay_page(state, page, prices=prices)
         count, head = count + len(page), page[-1].head
-        _leave_out_ended(store, connection, books, page)
-    _leave_out_ended(store, connection, books, [])
-    wrong = balances.differing(connection, books)
+        _leave_out_ended(store, connection, state, page)
+    _leave_out_ended(store, connection, state, [])
+    wrong = state_tables.differing(connection, state)
     if wrong is not None:
         raise _wrong(store, wrong)
     is_priced = prices and (since is None or since.priced)
-    return Verification(Checkpoint(first, head, books, is_priced), count, priced)
+    return Verification(Checkpoint(first, head, state, is_priced), count, priced)
 
 
-def _enter(books: Books, page: list[Entry], *, prices: bool) -> int:
+def _replay_page(state: LedgerState, page: list[Entry], *, prices: bool) -> int:
     if not prices:
-        replay(page, books=books)
+        replay(page, state=state)
         return 0
     priced = 0
     for entry in page:
-        replay((entry,), books=books)
-        priced += _check_price(books, entry)
+        replay((entry,), state=state)
+        priced += _check_price(state, entry)
     return priced
 
 
-def _check_price(books: Books, entry: Entry) -> bool:
+def _check_price(state: LedgerState, entry: Entry) -> bool:
     """Whether the row has a price that follows from events; raises LedgerBrokenError if they cost more."""
-    composition = books.terms[entry.population].composition
+    composition = state.terms[entry.population].composition
     if entry.run_id is None or composition.kind == "basic" or entry.events == "[]":
         return False
     about = json.loads(entry.about)
     if "price" not in about:
         return False
-    adjacency = books.runs[entry.run_id].adjacency if entry.kind == "settle" else adjacency_of(about)
+    adjacency = state.runs[entry.run_id].adjacency if entry.kind == "settle" else adjacency_of(about)
     cost = _cost(composition, entry.events, adjacency, about.get("together", 1))
     if about["price"] < cost * _UNDER:
         raise LedgerBrokenError(
@@ -621,18 +624,18 @@ def _cost(composition: Composition, events: str, adjacency: str, together: int) 
     return composition.events_price(json.loads(events), adjacency, together)
 
 
-def _leave_out_ended(store: Store, connection: Connection, books: Books, page: list[Entry]) -> None:
+def _leave_out_ended(store: Store, connection: Connection, state: LedgerState, page: list[Entry]) -> None:
     """Compare ended runs with the stored ones, and forget them.
 
     A run with a row in this page may have more rows in the next, for its other blocks, and is kept.
     """
     touched = {entry.run_id for entry in page}
-    ended = {name: run for name, run in books.runs.items() if run.status != "open" and name not in touched}
-    wrong = balances.differing_run(connection, ended) if ended else None
+    ended = {name: run for name, run in state.runs.items() if run.status != "open" and name not in touched}
+    wrong = state_tables.differing_run(connection, ended) if ended else None
     if wrong is not None:
         raise _wrong(store, f"what became of run {wrong!r}")
     for name in ended:
-        del books.runs[name]
+        del state.runs[name]
 
 
 def _wrong(store: Store, what: str) -> LedgerBrokenError:

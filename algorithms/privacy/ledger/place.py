@@ -20,7 +20,7 @@ import platformdirs
 
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy import ledger as ledgers  # whose face opens a database when that is asked for
-from algorithms.privacy.ledger.books import NOTHING, Head
+from algorithms.privacy.ledger.rows import NOTHING, Head
 
 if TYPE_CHECKING:
     from algorithms.privacy.ledger import Ledger

@@ -9,11 +9,12 @@ from fractions import Fraction
 
 from algorithms.errors import BudgetRefusedError, NoiseElsewhereError, RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger.books import (
+from algorithms.privacy.ledger.composition import WHOLE_POPULATION, Amount, Composition, Events, Terms, times
+from algorithms.privacy.ledger.rows import (
     NOISE_KEY,
     STATES,
-    Books,
     Draft,
+    LedgerState,
     Run,
     adjacency_of,
     balance_of,
@@ -22,23 +23,22 @@ from algorithms.privacy.ledger.books import (
     left_of,
     ways,
 )
-from algorithms.privacy.ledger.composition import WHOLE_POPULATION, Amount, Composition, Events, Terms, times
 
 
-def find(books: Books, run_id: str) -> Run:
+def find(state: LedgerState, run_id: str) -> Run:
     """A reserved run; raises RefusedError for an unknown one."""
-    if run_id not in books.runs:
+    if run_id not in state.runs:
         raise RefusedError(
             f"the ledger has no reservation of run {run_id!r}; `epsilonflow ledger history` lists those it has."
         )
-    return books.runs[run_id]
+    return state.runs[run_id]
 
 
-def check_blocks(books: Books, population: str, blocks: Sequence[str]) -> None:
+def check_blocks(state: LedgerState, population: str, blocks: Sequence[str]) -> None:
     """Raises RefusedError for an unknown block, for none at all, and for the whole of a population that has blocks."""
     for block in blocks:
-        books.cap(population, block)
-    declared = books.blocks(population)
+        state.cap(population, block)
+    declared = state.blocks(population)
     if not blocks or (declared and WHOLE_POPULATION in blocks):
         raise RefusedError(
             f"population {population!r} is charged by blocks ({blocks_in_words(declared)}); name those that the run"
@@ -46,12 +46,12 @@ def check_blocks(books: Books, population: str, blocks: Sequence[str]) -> None:
         )
 
 
-def check_repeats(books: Books, population: str, held: Mapping[str, Sequence[str]]) -> None:
+def check_repeats(state: LedgerState, population: str, held: Mapping[str, Sequence[str]]) -> None:
     """Raises BudgetRefusedError where a block holds exactly what too many others hold, which would be one cap each."""
-    count = books.term(population).blocks_per_person
-    for block, others in books.repeats(population, held).items():
+    count = state.term(population).blocks_per_person
+    for block, others in state.repeats(population, held).items():
         if len(others) >= count:
-            other, order = others[0], [*books.blocks(population), *held]
+            other, order = others[0], [*state.blocks(population), *held]
             if other in held and order.index(other) > order.index(block):  # the newer one is to be left out
                 block, other = other, block
             places = "one block alone" if count == 1 else f"{count} blocks at most"
@@ -62,12 +62,12 @@ def check_repeats(books: Books, population: str, held: Mapping[str, Sequence[str
             )
 
 
-def check_changes(books: Books, population: str, held: Mapping[str, Sequence[str]]) -> None:
+def check_changes(state: LedgerState, population: str, held: Mapping[str, Sequence[str]]) -> None:
     """Raises BudgetRefusedError where a block was charged, but never with this content, unless the owner allowed it."""
     for block, digests in held.items():
-        charged = books.held.get((population, block), frozenset())
+        charged = state.held.get((population, block), frozenset())
         is_comparable = not ways(charged).isdisjoint(ways(digests))
-        is_allowed = (population, frozenset((block,))) in books.allowed
+        is_allowed = (population, frozenset((block,))) in state.allowed
         if is_comparable and contents(charged).isdisjoint(contents(digests)) and not is_allowed:
             raise BudgetRefusedError(
                 f"the block {block!r} of population {population!r} does not hold the records that were charged: some"
@@ -78,17 +78,17 @@ def check_changes(books: Books, population: str, held: Mapping[str, Sequence[str
             )
 
 
-def check_fits(books: Books, drafts: Sequence[Draft]) -> None:
+def check_fits(state: LedgerState, drafts: Sequence[Draft]) -> None:
     """Raises BudgetRefusedError where a block's cap does not allow its draft, RefusedError for another adjacency."""
     for draft in drafts:
         population, cost = draft.population, draft.budget
-        terms = books.term(population)
+        terms = state.term(population)
         charge = terms.charge(cost, draft.about)
         forbidden = math.isinf(cost.epsilon) and not terms.public
-        if forbidden or books.how_many(population, draft.block, charge) == 0:
-            raise _refusal(books, (population, draft.block), draft, charge)
+        if forbidden or state.how_many(population, draft.block, charge) == 0:
+            raise _refusal(state, (population, draft.block), draft, charge)
         if not terms.public:
-            _check_adjacency(books, draft)
+            _check_adjacency(state, draft)
 
 
 def check_resumes(run: Run, drafts: Sequence[Draft]) -> None:
@@ -114,10 +114,10 @@ def check_resumes(run: Run, drafts: Sequence[Draft]) -> None:
         )
 
 
-def check_once(books: Books, population: str, about: Mapping[str, object]) -> None:
+def check_once(state: LedgerState, population: str, about: Mapping[str, object]) -> None:
     """Raises BudgetRefusedError for a scheduled retraining that was charged before, however that run ended."""
     retraining = about.get("retraining")
-    charged = books.run_of(population, retraining) if isinstance(retraining, str) else None
+    charged = state.run_of(population, retraining) if isinstance(retraining, str) else None
     if charged is not None:
         raise BudgetRefusedError(
             f"the retraining {retraining!r} of population {population!r} is charged already, for run {charged!r};"
@@ -191,10 +191,10 @@ def check_block_name(block: str) -> None:
         )
 
 
-def check_new_block(books: Books, population: str, block: str, cap: Budget) -> None:
+def check_new_block(state: LedgerState, population: str, block: str, cap: Budget) -> None:
     """Raises RefusedError for a cap that no block can have, and for the name of a block in another case or encoding."""
-    check_cap(books.term(population).composition, cap)
-    alike = [name for name in books.blocks(population) if name != block and _folded(name) == _folded(block)]
+    check_cap(state.term(population).composition, cap)
+    alike = [name for name in state.blocks(population) if name != block and _folded(name) == _folded(block)]
     if alike:
         raise RefusedError(
             f"population {population!r} has a block {alike[0]!r}, and {block!r} differs in case alone, as a file does"
@@ -206,9 +206,9 @@ def _folded(name: str) -> str:
     return unicodedata.normalize("NFKC", name).casefold()
 
 
-def _check_adjacency(books: Books, draft: Draft) -> None:
+def _check_adjacency(state: LedgerState, draft: Draft) -> None:
     asked = adjacency_of(draft.about)
-    found = books.adjacencies.get(draft.population, asked)
+    found = state.adjacencies.get(draft.population, asked)
     if found != asked:
         raise RefusedError(
             f"population {draft.population!r} was charged under {found}, this run is accounted under {asked}, and"
@@ -216,21 +216,21 @@ def _check_adjacency(books: Books, draft: Draft) -> None:
         )
 
 
-def declaration(books: Books, population: str, cap: Budget, terms: Terms) -> list[Draft]:
+def declaration(state: LedgerState, population: str, cap: Budget, terms: Terms) -> list[Draft]:
     """The row that enters a population; for one that is there, the row that binds what is not yet bound, if any.
 
     Raises RefusedError for a new name that differs from another in case alone. Two that are there already stay.
     """
-    if population not in books.terms:
-        alike = [name for name in books.terms if _folded(name) == _folded(population)]
+    if population not in state.terms:
+        alike = [name for name in state.terms if _folded(name) == _folded(population)]
         if alike:
             raise RefusedError(
                 f"the ledger has a population {alike[0]!r}, and {population!r} differs in case alone, so the same"
                 " people would have two budgets; write its name as it is there, or choose another for other people."
             )
         return [Draft("population", population, cap, about=terms.to_json())]
-    unbound = books.terms[population].unbound(terms, is_charged=books.is_charged(population))
-    return [Draft("cap", population, books.cap(population), about={"bound": unbound})] if unbound else []
+    unbound = state.terms[population].unbound(terms, is_charged=state.is_charged(population))
+    return [Draft("cap", population, state.cap(population), about={"bound": unbound})] if unbound else []
 
 
 def reservation(
@@ -250,7 +250,9 @@ def reservation(
     return [replace(run, about=about | notes, block=block) for block, notes in held_by.items()]
 
 
-def settlement(books: Books, run_id: str, spent: Budget, events: Events, model: str | None) -> list[Draft]:
+def settlement(
+    state: LedgerState, run_id: str, spent: Budget, events: Events, model: str | None
+) -> list[Draft]:
     """The rows that settle an open run, none for another; model: the SHA-256 of what the run gave, by which a second
     one is known.
 
@@ -258,11 +260,11 @@ def settlement(books: Books, run_id: str, spent: Budget, events: Events, model: 
     of its own. One settled at less is priced by what happened.
     Raises BudgetRefusedError where that costs more than was reserved, RefusedError where it has no bound.
     """
-    run = find(books, run_id)
+    run = find(state, run_id)
     if run.status != "open":
         return []
     check_settles(run_id, run, spent)
-    terms = books.term(run.population)
+    terms = state.term(run.population)
     drafts, together, in_full = [], terms.together(run.amounts), spent == run.reserved
     happened = (
         None if in_full and not events else terms.composition.price(spent, events, run.adjacency, together)
@@ -296,7 +298,9 @@ def blocks_in_words(blocks: Sequence[str]) -> str:
     return shown or "none"
 
 
-def _refusal(books: Books, account: tuple[str, str], draft: Draft, charge: Amount) -> BudgetRefusedError:
+def _refusal(
+    state: LedgerState, account: tuple[str, str], draft: Draft, charge: Amount
+) -> BudgetRefusedError:
     """Why a run does not fit a block: requested, remaining, and what would fit."""
     run_id, cost = draft.run_id, draft.budget
     population, block = account
@@ -307,41 +311,43 @@ def _refusal(books: Books, account: tuple[str, str], draft: Draft, charge: Amoun
             f"run {run_id!r} adds no noise (infinite epsilon), which the private {where}"
             " never allows; choose a private algorithm or public records."
         )
-    if account in books.retired:
+    if account in state.retired:
         return BudgetRefusedError(
             f"run {run_id!r} asks for {where}, which is retired for ever; choose other blocks."
         )
-    words = _basic if books.term(population).composition.kind == "basic" else _by_events
-    return BudgetRefusedError(words(books, account, f"run {run_id!r}", where, draft, charge))
+    words = _basic if state.term(population).composition.kind == "basic" else _by_events
+    return BudgetRefusedError(words(state, account, f"run {run_id!r}", where, draft, charge))
 
 
-def _basic(books: Books, account: tuple[str, str], run: str, where: str, draft: Draft, charge: Amount) -> str:
-    balance, terms, cost = balance_of(books, *account), books.term(account[0]), draft.budget
+def _basic(
+    state: LedgerState, account: tuple[str, str], run: str, where: str, draft: Draft, charge: Amount
+) -> str:
+    balance, terms, cost = balance_of(state, *account), state.term(account[0]), draft.budget
     count = terms.blocks_per_person
     left = Budget(floored(balance.remaining.epsilon), floored(balance.remaining.delta))
     each = Budget(floored(left.epsilon / count), floored(left.delta / count)) if count > 1 else left
     fitting = Budget(min(cost.epsilon, each.epsilon), _share(min(cost.delta, each.delta), draft))
-    fits = left.epsilon > 0 and books.how_many(*account, terms.charge(fitting, draft.about)) != 0
+    fits = left.epsilon > 0 and state.how_many(*account, terms.charge(fitting, draft.about)) != 0
     return (
         f"{run} asks for {in_words(cost)}{_counted(count)}, but {where} has {in_words(left)} left"
         f" of its cap {in_words(balance.cap)}, with {in_words(balance.spent)} spent and"
-        f" {in_words(balance.reserved)} reserved{_held(books, account)}; "
+        f" {in_words(balance.reserved)} reserved{_held(state, account)}; "
         + (f"at most {in_words(fitting)} would fit" if fits else "nothing more fits")
         + f", {_RAISED}"
     )
 
 
 def _by_events(
-    books: Books, account: tuple[str, str], run: str, where: str, draft: Draft, charge: Amount
+    state: LedgerState, account: tuple[str, str], run: str, where: str, draft: Draft, charge: Amount
 ) -> str:
-    terms, limit = books.term(account[0]), books.limit(*account)
-    say, balance = terms.composition.in_words, balance_of(books, *account)
-    rest = left_of(limit, books.charged(*account, *STATES))
+    terms, limit = state.term(account[0]), state.limit(*account)
+    say, balance = terms.composition.in_words, balance_of(state, *account)
+    rest = left_of(limit, state.charged(*account, *STATES))
     asked = times(charge, Fraction(1, terms.blocks_per_person))
     return (
         f"{run} of {in_words(draft.budget)} asks for {say(asked)}{_counted(terms.blocks_per_person)}, but {where} has"
         f" {say(rest)} left of the {say(limit)} of its cap {in_words(balance.cap)}, with {in_words(balance.spent)}"
-        f" spent and {in_words(balance.reserved)} reserved{_held(books, account)}; ask for less, {_RAISED}"
+        f" spent and {in_words(balance.reserved)} reserved{_held(state, account)}; ask for less, {_RAISED}"
     )
 
 
@@ -358,11 +364,11 @@ def _counted(count: int) -> str:
     return f", counted {count} times since a person may be in {count} blocks" if count > 1 else ""
 
 
-def _held(books: Books, account: tuple[str, str]) -> str:
+def _held(state: LedgerState, account: tuple[str, str]) -> str:
     population, places = account[0], {account[1], WHOLE_POPULATION}
     holders = [
         name
-        for name, run in books.runs.items()
+        for name, run in state.runs.items()
         if run.status == "open" and run.population == population and places & set(run.amounts)
     ]
     return f" by open runs ({blocks_in_words(holders)})" if holders else ""

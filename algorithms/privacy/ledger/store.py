@@ -30,20 +30,20 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from algorithms.errors import LedgerBrokenError, RefusedError
-from algorithms.privacy.ledger import balances
-from algorithms.privacy.ledger.balances import Statement, exchange
-from algorithms.privacy.ledger.books import (
+from algorithms.privacy.ledger import state_tables
+from algorithms.privacy.ledger.place import system_user
+from algorithms.privacy.ledger.rows import (
     NOTHING,
-    Books,
     Draft,
     Entry,
     Head,
+    LedgerState,
     broken,
     follow,
     is_intact,
     seal,
 )
-from algorithms.privacy.ledger.place import system_user
+from algorithms.privacy.ledger.state_tables import Statement, exchange
 
 PATIENCE_SECONDS = 30.0
 _CONNECT_SECONDS = 10
@@ -196,7 +196,7 @@ def _postgresql(url: URL) -> Place:
 
 
 T = TypeVar("T")
-Decision = Callable[[Books], Sequence[Draft]]
+Decision = Callable[[LedgerState], Sequence[Draft]]
 
 LATEST = "0002"
 """The latest migration."""
@@ -286,8 +286,8 @@ class Store:
             self.verified, found = self._transaction(work)
         return found
 
-    def append(self, part: balances.Part | None, decide: Decision) -> None:
-        """Append the drafts that `decide` returns for a part of the books, all of them or none.
+    def append(self, part: state_tables.StatePart | None, decide: Decision) -> None:
+        """Append the drafts that `decide` returns for a part of the state, all of them or none.
 
         No other write happens between reading and appending. `decide` may be called again after a lost race or a lost
         connection, and may raise; then nothing is written. Raises LedgerBrokenError if the chain is broken, and
@@ -297,20 +297,22 @@ class Store:
         def work(connection: Connection) -> Head:
             questions = part.questions(connection.dialect.name) if part else ()
             head, answers = self._current(connection, writes=True, questions=questions)
-            books = part.books(connection, answers) if part else Books()
+            state = part.state(connection, answers) if part else LedgerState()
             entries, now = list[Entry](), datetime.now(UTC).isoformat(timespec="microseconds")
             # the database's, or for a file the system's
             user = str(connection.info.get("user") or system_user())
             try:
-                drafts = decide(books)
+                drafts = decide(state)
             except RefusedError:
                 if part and part.blocks is not None:
-                    decide(balances.load(connection, part.whole()))  # whose refusal says what else there is
+                    decide(
+                        state_tables.load(connection, part.whole())
+                    )  # whose refusal says what else there is
                 raise
             for draft in drafts:
                 entries.append(seal(draft, after=head, written_at=now, written_by=user))
                 head = entries[-1].head
-            changes = balances.enter(books, entries) if entries else []
+            changes = state_tables.apply_rows(state, entries) if entries else []
             exchange(connection, [*((INSERT, row._asdict()) for row in entries), *changes, *_end(connection)])
             return head
 
@@ -333,8 +335,8 @@ class Store:
                     connection.execute(INSERT, [row._asdict() for row in page])
                     yield page
 
-            balances.catch_up(connection, written())
-            head = balances.head_of(connection)
+            state_tables.catch_up(connection, written())
+            head = state_tables.head_of(connection)
             exchange(connection, _end(connection))
             return head
 
@@ -381,7 +383,7 @@ class Store:
         turn = begin if connection.dialect.name == "postgresql" else ()
         known = self.verified
         rows: Statement = (_FROM, {"seq": max(known.seq, 1), "page": _FIRST_PAGE})
-        found = exchange(connection, [*turn, rows, (balances.HEAD_OF, {}), *questions])[len(turn) :]
+        found = exchange(connection, [*turn, rows, (state_tables.HEAD_OF, {}), *questions])[len(turn) :]
         page, ((seq, hashed),), *answers = found
         kept = Head(seq, hashed)
         head = self._head(connection, known, page)
@@ -398,7 +400,7 @@ class Store:
             )
         if not writes:
             raise _BehindError
-        balances.catch_up(connection, pages(self.rows(connection, after=kept)))
+        state_tables.catch_up(connection, pages(self.rows(connection, after=kept)))
         return head, exchange(connection, questions)
 
     def _head(self, connection: Connection, known: Head, page: Sequence[Any]) -> Head:

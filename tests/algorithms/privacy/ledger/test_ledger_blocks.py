@@ -21,8 +21,8 @@ from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, group_priva
 from algorithms.privacy.accounting.events import PureDpEvent, schedule_from_json, schedule_to_json
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp, rho_under
 from algorithms.privacy.ledger import Composition, Ledger
-from algorithms.privacy.ledger.balances import Part
-from algorithms.privacy.ledger.books import Books
+from algorithms.privacy.ledger.rows import LedgerState
+from algorithms.privacy.ledger.state_tables import StatePart
 from tests.algorithms.privacy.ledger import conftest
 from tests.algorithms.privacy.ledger.conftest import CAP, ONE, declared
 from tests.support.refusals import check_refusals
@@ -240,13 +240,13 @@ def test_a_write_reads_the_accounts_of_its_blocks_alone(
     for number in range(20):
         ledger.declare_block("patients", f"block {number}")
     reserve(ledger, "open", "block 3")
-    read, books = set[int](), Part.books
+    read, state = set[int](), StatePart.state
 
-    def counted(part: Part, connection: Connection, answers: Sequence[Sequence[Any]]) -> Books:
+    def counted(part: StatePart, connection: Connection, answers: Sequence[Sequence[Any]]) -> LedgerState:
         read.add(len(answers[0]))
-        return books(part, connection, answers)
+        return state(part, connection, answers)
 
-    monkeypatch.setattr(Part, "books", counted)
+    monkeypatch.setattr(StatePart, "state", counted)
     _hold(ledger, "a", **{"block 3": "A"})
     ledger.settle("a", Budget(0.1, 0.0), events=EVENTS)
     ledger.forfeit("open")

@@ -18,7 +18,7 @@ from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Entry, Ledger, export, identity, place, restore
 from algorithms.privacy.ledger import store as module
-from algorithms.privacy.ledger.books import follow
+from algorithms.privacy.ledger.rows import follow
 from algorithms.privacy.ledger.store import INSERT, LATEST
 
 ONE = Budget(0.1, 1e-6)

@@ -213,7 +213,7 @@ class Run(NamedTuple):
 
 
 @dataclass
-class Books:
+class LedgerState:
     """The state of a ledger after its rows; a cap belongs to an account, which is a population and a block."""
 
     terms: dict[str, Terms] = field(default_factory=dict)
@@ -333,8 +333,8 @@ class Books:
         }
         return {block: others for block, others in found.items() if others}
 
-    def join(self, other: "Books") -> None:
-        """Add the books of another population."""
+    def merge(self, other: "LedgerState") -> None:
+        """Add the state of another population."""
         for name, value in vars(other).items():
             getattr(self, name).update(value)
 
@@ -379,21 +379,21 @@ class Books:
         sums[status] = plus(sums.get(status, (Fraction(0),) * len(amount)), amount, sign)
 
 
-def replay(entries: Iterable[Entry], *, books: Books | None = None) -> Books:
-    """The books that verified rows add up to, on top of books of the rows before them, which are changed.
+def replay(entries: Iterable[Entry], *, state: LedgerState | None = None) -> LedgerState:
+    """The state that verified rows add up to, on top of the state after the rows before them, which is changed.
 
     Raises RefusedError for a row that another version wrote.
     """
-    books = Books() if books is None else books
+    state = LedgerState() if state is None else state
     for entry in entries:
         try:
-            books.add(entry)
+            state.add(entry)
         except KeyError:
             raise RefusedError(
                 f"row {entry.seq} of the ledger was written by another version of epsilonflow, whose rows this one does"
                 " not read; use that one, or let the owner of the data begin a new ledger."
             ) from None
-    return books
+    return state
 
 
 def adjacency_of(about: Mapping[str, object]) -> str:
@@ -422,12 +422,12 @@ class Balance:
     retired: bool = False
 
 
-def balance_of(books: Books, population: str, block: str) -> Balance:
+def balance_of(state: LedgerState, population: str, block: str) -> Balance:
     """The balance of a block, or of a population without blocks; raises RefusedError for an unknown one."""
-    terms, cap = books.term(population), books.cap(population, block)
-    spent = books.charged(population, block, "settled", "forfeited")
-    reserved = books.charged(population, block, "open")
-    rest = left_of(books.limit(population, block), plus(spent, reserved))
+    terms, cap = state.term(population), state.cap(population, block)
+    spent = state.charged(population, block, "settled", "forfeited")
+    reserved = state.charged(population, block, "open")
+    rest = left_of(state.limit(population, block), plus(spent, reserved))
     untouched = not any(plus(spent, reserved))
     return Balance(
         population=population,
@@ -439,55 +439,55 @@ def balance_of(books: Books, population: str, block: str) -> Balance:
         block=block,
         composition=terms.composition,
         blocks_per_person=terms.blocks_per_person,
-        retired=(population, block) in books.retired,
+        retired=(population, block) in state.retired,
     )
 
 
-def most_charged(books: Books, population: str) -> str:
+def most_charged(state: LedgerState, population: str) -> str:
     """The block of which the greatest share is charged: no person has lost more than its balance says."""
 
     def share(block: str) -> tuple[bool, Fraction]:
-        charged = books.charged(population, block, *STATES)
-        pairs = list(zip(charged, books.limit(population, block), strict=True))
+        charged = state.charged(population, block, *STATES)
+        pairs = list(zip(charged, state.limit(population, block), strict=True))
         beyond = any(part and not whole for part, whole in pairs)
         return beyond, max(part / whole if whole else Fraction(0) for part, whole in pairs)
 
-    return max(books.blocks(population) or [WHOLE_POPULATION], key=share)
+    return max(state.blocks(population) or [WHOLE_POPULATION], key=share)
 
 
-def standing(books: Books, population: str, also: Sequence[str] = ()) -> list[Block]:
+def block_views(state: LedgerState, population: str, also: Sequence[str] = ()) -> list[Block]:
     """The blocks for a policy, in the order of their declaration; the whole population where it has none.
 
     also: blocks that come last, as they would be declared now, unless they are already.
     """
-    blocks, declared = [], books.blocks(population)
+    blocks, declared = [], state.blocks(population)
     for name in [*declared, *(name for name in also if name not in declared)] or [WHOLE_POPULATION]:
         account = name if name in declared else WHOLE_POPULATION
-        limit, charged = books.limit(population, account), books.charged(population, account, *STATES)
+        limit, charged = state.limit(population, account), state.charged(population, account, *STATES)
         left = _floats(left_of(limit, charged))
-        is_retired = (population, name) in books.retired
-        blocks.append(Block(name, _floats(limit), left, books.charges.get((population, name), 0), is_retired))
+        is_retired = (population, name) in state.retired
+        blocks.append(Block(name, _floats(limit), left, state.charges.get((population, name), 0), is_retired))
     return blocks
 
 
 def affordable(
-    books: Books, population: str, cost: Budget, events: Events, adjacency: str, blocks: Sequence[str]
+    state: LedgerState, population: str, cost: Budget, events: Events, adjacency: str, blocks: Sequence[str]
 ) -> int | None:
     """How many more runs of this cost fit into all of the blocks, every living one when none are named.
 
     None when there is no limit. Raises RefusedError for an unknown population or block, and for events without a bound.
     """
-    terms = books.term(population)
+    terms = state.term(population)
     if math.isinf(cost.epsilon) and not terms.public:
         return 0
-    named = blocks or _living(books, population)
+    named = blocks or _living(state, population)
     charge = terms.planned_charge(cost, events, adjacency, named)
-    counts = [books.how_many(population, block, charge) for block in named]
+    counts = [state.how_many(population, block, charge) for block in named]
     return min((count for count in counts if count is not None), default=None if counts else 0)
 
 
 def spent_after(
-    books: Books,
+    state: LedgerState,
     population: str,
     cost: Budget,
     events: Events,
@@ -500,26 +500,26 @@ def spent_after(
     blocks: those that each run reads; none for all that are not retired. Raises what `affordable` raises, and
     RefusedError if no block is left.
     """
-    terms, named = books.term(population), blocks or _living(books, population)
+    terms, named = state.term(population), blocks or _living(state, population)
     if not named:
         raise RefusedError(f"every block of population {population!r} is retired; add blocks.")
     charges = dict.fromkeys(named, terms.planned_charge(cost, events, adjacency, named))
-    return tuple(spent_with(books, population, charges, count) for count in runs)
+    return tuple(spent_with(state, population, charges, count) for count in runs)
 
 
-def spent_with(books: Books, population: str, charges: Mapping[str, Amount], runs: int) -> Budget:
+def spent_with(state: LedgerState, population: str, charges: Mapping[str, Amount], runs: int) -> Budget:
     """What is spent or reserved, in the most charged of some blocks, after runs that each charge them these amounts."""
-    composition = books.term(population).composition
+    composition = state.term(population).composition
 
     def after(block: str, charge: Amount) -> Budget:
-        total = plus(books.charged(population, block, *STATES), times(charge, runs))
-        return composition.as_budget(total, books.cap(population, block).delta)
+        total = plus(state.charged(population, block, *STATES), times(charge, runs))
+        return composition.as_budget(total, state.cap(population, block).delta)
 
     return max((after(*pair) for pair in charges.items()), key=lambda spent: spent.epsilon)
 
 
-def _living(books: Books, population: str) -> list[str]:
-    return [block.name for block in standing(books, population) if not block.retired]
+def _living(state: LedgerState, population: str) -> list[str]:
+    return [block.name for block in block_views(state, population) if not block.retired]
 
 
 def in_words(budget: Budget) -> str:

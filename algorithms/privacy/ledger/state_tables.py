@@ -1,7 +1,7 @@
-"""The books as tables next to the chain, so that a write need not read the whole chain.
+"""The state of a ledger as tables next to the chain, so that a write need not read the whole chain.
 
 The tables are written in the transaction that appends to the chain, and hold what a replay of the chain would give;
-`Ledger.verify` replays it and compares. Only the needed part of the books is loaded: one population without the runs
+`Ledger.verify` replays it and compares. Only the needed part of the state is loaded: one population without the runs
 that have ended, and of its blocks those that a write is about. Amounts are exact fractions as text.
 
 Statements go to the database with as few round trips as possible, see `exchange`.
@@ -24,8 +24,8 @@ from sqlalchemy.engine import Connection, Dialect
 from sqlalchemy.exc import DBAPIError
 
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger.books import STATES, Account, Books, Entry, Head, Run, replay
 from algorithms.privacy.ledger.composition import WHOLE_POPULATION, Amount, Terms
+from algorithms.privacy.ledger.rows import STATES, Account, Entry, Head, LedgerState, Run, replay
 
 _MANY = 50
 
@@ -99,8 +99,8 @@ class _AccountRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
-    """The part of the books that is needed: a population with its accounts and open runs, and what is asked for.
+class StatePart:
+    """The part of the state that is needed: a population with its accounts and open runs, and what is asked for.
 
     run: of any population. retraining: whose run is needed. held: digests of blocks' content that are looked for; None
     if no digests are needed. blocks: whose accounts are enough, with that of the whole population; None for all. With
@@ -113,7 +113,7 @@ class Part:
     held: Collection[str] | None = None
     blocks: Collection[str] | None = None
 
-    def whole(self) -> "Part":
+    def whole(self) -> "StatePart":
         """The same with all accounts, open runs and digests of the population."""
         return replace(self, blocks=None)
 
@@ -130,28 +130,28 @@ class Part:
             return questions
         return [*questions, (_SHARED[dialect], population | {"held": _list(self.held, dialect)})]
 
-    def books(self, connection: Connection, answers: Sequence[Sequence[Any]]) -> Books:
-        """The books from the queries' answers."""
-        books = Books()
+    def state(self, connection: Connection, answers: Sequence[Sequence[Any]]) -> LedgerState:
+        """The state from the queries' answers."""
+        state = LedgerState()
         accounts = [_AccountRow(*row) for row in answers[0]]
         if not accounts:
             # A message names some that there are, and a new name must not be one of them in another case.
             for row in connection.execute(_ALL_POPULATIONS):
-                _enter(books, row)
-            return books
-        _enter(books, accounts[0])
+                _read_population(state, row)
+            return state
+        _read_population(state, accounts[0])
         for account in accounts:
-            _open_account(books, account)
-        books.runs = {run_id: _run_of(text) for run_id, text in answers[1]}
+            _open_account(state, account)
+        state.runs = {run_id: _run_of(text) for run_id, text in answers[1]}
         for block, digest in answers[2] if self.held is not None else ():
             place = self.population, block
-            books.held[place] = books.held.get(place, frozenset()) | {digest}
-        return books
+            state.held[place] = state.held.get(place, frozenset()) | {digest}
+        return state
 
 
-def load(connection: Connection, part: Part) -> Books:
-    """Load a part of the books."""
-    return part.books(connection, exchange(connection, part.questions(connection.dialect.name)))
+def load(connection: Connection, part: StatePart) -> LedgerState:
+    """Load a part of the state."""
+    return part.state(connection, exchange(connection, part.questions(connection.dialect.name)))
 
 
 def differing_run(connection: Connection, runs: Mapping[str, Run]) -> str | None:
@@ -181,14 +181,14 @@ def find_run(connection: Connection, run_id: str) -> Run | None:
     return None if text is None else _run_of(text)
 
 
-def enter(books: Books, entries: Sequence[Entry]) -> list[Statement]:
-    """Add rows to books that hold their populations and runs; the last row is the head.
+def apply_rows(state: LedgerState, entries: Sequence[Entry]) -> list[Statement]:
+    """Apply rows to a state that holds their populations and runs; the last row is the head.
 
     Returns the statements that write the changes. Raises RefusedError for a row that another version wrote.
     """
-    known, open_already = set(books.adjacencies), set(books.caps)
-    before = {name: _population_row(books, name) for name in books.terms}
-    replay(entries, books=books)
+    known, open_already = set(state.adjacencies), set(state.caps)
+    before = {name: _population_row(state, name) for name in state.terms}
+    replay(entries, state=state)
     declared = [entry for entry in entries if entry.run_id is None]
     charged = [entry for entry in entries if entry.run_id is not None]
     reserved = [entry for entry in charged if entry.kind == "reserve"]
@@ -202,8 +202,8 @@ def enter(books: Books, entries: Sequence[Entry]) -> list[Statement]:
         for entry in reserved
         for digest in json.loads(entry.about).get("held", ())
     ]
-    terms = [row for name in first if (row := _population_row(books, name)) != before.get(name)]
-    rows = {account: _account_row(books, account) | {"place": seq} for account, seq in places.items()}
+    terms = [row for name in first if (row := _population_row(state, name)) != before.get(name)]
+    rows = {account: _account_row(state, account) | {"place": seq} for account, seq in places.items()}
     accounts = dict.fromkeys((entry.population, entry.block) for entry in charged)
     runs = dict.fromkeys(entry.run_id for entry in charged if entry.run_id is not None)
     used = {entry.population for entry in reserved} - known
@@ -211,9 +211,9 @@ def enter(books: Books, entries: Sequence[Entry]) -> list[Statement]:
         (_ENTER_POPULATION, [row | {"place": first[row["population"]]} for row in terms]),
         (_OPEN_ACCOUNT, [row for account, row in rows.items() if account not in open_already]),
         (_SET_CAP, [row for account, row in rows.items() if account in open_already]),
-        (_CHARGE, [_account_row(books, account) for account in accounts]),
-        (_ENTER_RUN, [_run_row(run_id, books.runs[run_id]) for run_id in runs]),
-        (_FIRST_ADJACENCY, [{"population": name, "adjacency": books.adjacencies[name]} for name in used]),
+        (_CHARGE, [_account_row(state, account) for account in accounts]),
+        (_ENTER_RUN, [_run_row(run_id, state.runs[run_id]) for run_id in runs]),
+        (_FIRST_ADJACENCY, [{"population": name, "adjacency": state.adjacencies[name]} for name in used]),
         (_ENTER_HELD, held),
         (_SET_HEAD, [entries[-1].head._asdict()]),
     )
@@ -222,14 +222,14 @@ def enter(books: Books, entries: Sequence[Entry]) -> list[Statement]:
 
 def catch_up(connection: Connection, pages: Iterable[Sequence[Entry]]) -> None:
     """Add rows that are not in the balances yet, page by page, with bounded memory."""
-    books, there_are = Books(), set(names(connection))
+    state, there_are = LedgerState(), set(names(connection))
     for page in pages:
         for population in {entry.population for entry in page} & there_are:
             there_are.discard(population)
-            books.join(load(connection, Part(population)))
+            state.merge(load(connection, StatePart(population)))
         named = _texts(connection, {entry.run_id for entry in page if entry.run_id})
-        books.runs = {run_id: _run_of(text) for run_id, text in named.items()}
-        _written(connection, enter(books, page))
+        state.runs = {run_id: _run_of(text) for run_id, text in named.items()}
+        _written(connection, apply_rows(state, page))
 
 
 def _written(connection: Connection, changes: Sequence[Statement]) -> None:
@@ -242,30 +242,30 @@ def _written(connection: Connection, changes: Sequence[Statement]) -> None:
             exchange(connection, [(statement, row) for row in rows])
 
 
-def differing(connection: Connection, books: Books) -> str | None:
-    """The first difference between replayed books and the tables, in words; None if there is none. Ended runs are not
+def differing(connection: Connection, state: LedgerState) -> str | None:
+    """The first difference between a replayed state and the tables, in words; None if there is none. Ended runs are not
     compared here.
     """
     accounts: dict[str, set[Account]] = {}
-    for account in books.caps:
+    for account in state.caps:
         accounts.setdefault(account[0], set()).add(account)
     populations = connection.execute(_POPULATIONS).all()
     for population, place in populations:
-        kept = load(connection, Part(population))
-        if population not in books.terms or kept.terms[population] != books.terms[population]:
+        kept = load(connection, StatePart(population))
+        if population not in state.terms or kept.terms[population] != state.terms[population]:
             return f"the terms of population {population!r} (row {place})"
         if kept.caps.keys() != accounts[population] or kept.adjacencies.get(
             population
-        ) != books.adjacencies.get(population):
+        ) != state.adjacencies.get(population):
             return f"the blocks of population {population!r}"
-        if {pair for pair in books.allowed if pair[0] == population} != kept.allowed:
+        if {pair for pair in state.allowed if pair[0] == population} != kept.allowed:
             return f"what was overruled in population {population!r}"
         for account in sorted(accounts[population]):
-            if _account_row(books, account) != _account_row(kept, account):
+            if _account_row(state, account) != _account_row(kept, account):
                 return f"the balance of population {population!r}, block {account[1]!r}"
-    if len(populations) != len(books.terms):
+    if len(populations) != len(state.terms):
         return "the populations"
-    still_open = {name: run for name, run in books.runs.items() if run.status == "open"}
+    still_open = {name: run for name, run in state.runs.items() if run.status == "open"}
     if {*connection.execute(_OPEN_RUNS).scalars()} != still_open.keys() or differing_run(
         connection, still_open
     ):
@@ -273,56 +273,56 @@ def differing(connection: Connection, books: Books) -> str | None:
     return None
 
 
-def to_document(books: Books) -> dict[str, Any]:
-    """Books as JSON values, without the digests of blocks' content, which no balance depends on."""
+def to_document(state: LedgerState) -> dict[str, Any]:
+    """A state as JSON values, without the digests of blocks' content, which no balance depends on."""
     return {
         "populations": [
-            _population_row(books, name) | {"adjacency": books.adjacencies.get(name)} for name in books.terms
+            _population_row(state, name) | {"adjacency": state.adjacencies.get(name)} for name in state.terms
         ],
-        "accounts": [_account_row(books, account) for account in books.caps],
-        "runs": [_run_row(run_id, run) for run_id, run in books.runs.items()],
+        "accounts": [_account_row(state, account) for account in state.caps],
+        "runs": [_run_row(run_id, run) for run_id, run in state.runs.items()],
     }
 
 
-def from_document(document: Mapping[str, Any]) -> Books:
+def from_document(document: Mapping[str, Any]) -> LedgerState:
     """The inverse of `to_document`."""
-    books = Books()
+    state = LedgerState()
     for row in document["populations"]:
-        _enter(books, SimpleNamespace(**row))
+        _read_population(state, SimpleNamespace(**row))
     for row in document["accounts"]:
-        _open_account(books, SimpleNamespace(**row))
-    books.runs = {row["run_id"]: _run_of(row["run"]) for row in document["runs"]}
-    return books
+        _open_account(state, SimpleNamespace(**row))
+    state.runs = {row["run_id"]: _run_of(row["run"]) for row in document["runs"]}
+    return state
 
 
-def _enter(books: Books, row: Any) -> None:
-    books.terms[row.population] = Terms.from_json(json.loads(row.terms))
-    books.allowed |= {(row.population, frozenset(pair)) for pair in json.loads(row.allowed)}
+def _read_population(state: LedgerState, row: Any) -> None:
+    state.terms[row.population] = Terms.from_json(json.loads(row.terms))
+    state.allowed |= {(row.population, frozenset(pair)) for pair in json.loads(row.allowed)}
     if row.adjacency is not None:
-        books.adjacencies[row.population] = row.adjacency
+        state.adjacencies[row.population] = row.adjacency
 
 
-def _open_account(books: Books, row: Any) -> None:
+def _open_account(state: LedgerState, row: Any) -> None:
     account = row.population, row.block
-    books.caps[account] = Budget(row.epsilon, row.delta)
+    state.caps[account] = Budget(row.epsilon, row.delta)
     if row.retired:
-        books.retired.add(account)
+        state.retired.add(account)
     sums = {status: _amount(getattr(row, status)) for status in STATES}
-    books.sums[account] = {status: amount for status, amount in sums.items() if amount}
-    books.charges[account] = row.charges
+    state.sums[account] = {status: amount for status, amount in sums.items() if amount}
+    state.charges[account] = row.charges
 
 
-def _population_row(books: Books, population: str) -> dict[str, Any]:
-    pairs = sorted(sorted(pair) for name, pair in books.allowed if name == population)
-    terms = canonical(books.terms[population].to_json())
+def _population_row(state: LedgerState, population: str) -> dict[str, Any]:
+    pairs = sorted(sorted(pair) for name, pair in state.allowed if name == population)
+    terms = canonical(state.terms[population].to_json())
     return {"population": population, "terms": terms, "allowed": canonical(pairs)}
 
 
-def _account_row(books: Books, account: Account) -> dict[str, Any]:
-    cap, sums, charges = books.caps[account], books.sums.get(account, {}), books.charges.get(account, 0)
+def _account_row(state: LedgerState, account: Account) -> dict[str, Any]:
+    cap, sums, charges = state.caps[account], state.sums.get(account, {}), state.charges.get(account, 0)
     row: dict[str, Any] = {status: _text(sums.get(status, ())) for status in STATES}
     row |= {"population": account[0], "block": account[1], "charges": charges}
-    return row | {"epsilon": cap.epsilon, "delta": cap.delta, "retired": int(account in books.retired)}
+    return row | {"epsilon": cap.epsilon, "delta": cap.delta, "retired": int(account in state.retired)}
 
 
 def _run_row(run_id: str, run: Run) -> dict[str, Any]:
