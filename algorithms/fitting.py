@@ -54,8 +54,8 @@ from algorithms.privacy.card import PrivacyCard, RunRecord, build
 from algorithms.privacy.card.build import Columns
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.ledger.composition import UNIT
-from algorithms.privacy.ledger.place import (
-    check_place,
+from algorithms.privacy.ledger.location import (
+    check_location,
     checked_url,
     home,
     keep_usual,
@@ -523,7 +523,7 @@ class _Account:
             return cls(own, "none", public, bound, limit)
         url = ledger_url(None) if url is None else checked_url(url)
         ledger = open_newest(url, home=home())
-        check_place(ledger, population, public=public, home=home())
+        check_location(ledger, population, public=public, home=home())
         if population not in ledger.populations():
             if cap is None:
                 raise RefusedError(

@@ -362,7 +362,7 @@ def overrule(
     With two blocks: they have the same content, but hold different people. With one: its content may change after a
     charge, but everybody in it stays in it. The ledger records who declared it.
     """
-    from algorithms.privacy.ledger.place import system_user
+    from algorithms.privacy.ledger.location import system_user
 
     who = by or system_user()
     ledger = _ledger()

@@ -1,6 +1,6 @@
 """The configuration of a run: params.yaml as strict models, overrides and recipes, and the environment.
 
-Here are the environment variables, except those of home and ledger (`algorithms.privacy.ledger.place`).
+Here are the environment variables, except those of home and ledger (`algorithms.privacy.ledger.location`).
 """
 
 import os
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from algorithms.privacy.ledger.place import checked_url, expanded, home, ledger_url, sqlite_url
+from algorithms.privacy.ledger.location import checked_url, expanded, home, ledger_url, sqlite_url
 from data.formats import Query, Source
 
 # Of `place`; what is defined here is public, too.

@@ -1,7 +1,7 @@
 """The ledger that a checkout charges, the population of a data card in it, and the key that signs cards.
 
 An older copy of the ledger that was restored is detected by the heads that this home saw last, see
-`algorithms.privacy.ledger.place`, and by the head in the receipt of the checkout's last run. The receipt of another
+`algorithms.privacy.ledger.location`, and by the head in the receipt of the checkout's last run. The receipt of another
 ledger, as in a checkout from another machine, says nothing about this one.
 
 The owner of the data signs cards with a key that is derived from the owner key of the home. The public half is in
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger import Checkpoint, Composition, Ledger, identity, place
+from algorithms.privacy.ledger import Checkpoint, Composition, Ledger, identity, location
 from algorithms.privacy.ledger.composition import UNIT, WHOLE_POPULATION, Terms
-from algorithms.privacy.ledger.place import check_place, keep_usual, remember
+from algorithms.privacy.ledger.location import check_location, keep_usual, remember
 from algorithms.privacy.ledger.planned_runs import ChosenComposition, choose_composition
 from algorithms.privacy.ledger.rows import contents
 from data import DatasetInfo, dataset_info
@@ -50,8 +50,8 @@ def open_ledger(root: Path, settings: params.Params | None = None) -> Ledger:
 
 
 def open_newest(url: str, *, home: Path, root: Path) -> Ledger:
-    """Do `place.open_newest`, and compare the ledger with the receipt of the checkout at `root`, too."""
-    ledger = place.open_newest(url, home=home)
+    """Do `location.open_newest`, and compare the ledger with the receipt of the checkout at `root`, too."""
+    ledger = location.open_newest(url, home=home)
     head = head_of(root / "artifacts" / "receipt.json", ledger)
     if head is not None:
         ledger.check_contains(head)
@@ -101,7 +101,7 @@ def register(
     prepared: the folder of the records. plan: see `declare`. Raises BudgetRefusedError if another block was charged for
     exactly these records.
     """
-    check_place(ledger, public.population, public=public.is_public, home=home)
+    check_location(ledger, public.population, public=public.is_public, home=home)
     declare(ledger, public, held=digests_of(public, prepared), plan=plan)
 
 

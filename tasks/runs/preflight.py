@@ -31,7 +31,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.ledger import WHOLE_POPULATION, Balance
 from algorithms.privacy.ledger.composition import Composition, Terms, times
-from algorithms.privacy.ledger.place import check_place
+from algorithms.privacy.ledger.location import check_location
 from algorithms.privacy.ledger.planned_runs import ChosenComposition
 from data import DatasetInfo
 from data.card import DataRefusedError, card_names, data_card
@@ -273,7 +273,7 @@ def preview_ledger(
     lacks.
     """
     ledger, population = open_ledger(root, settings), public.population
-    check_place(ledger, population, public=public.is_public, home=home())
+    check_location(ledger, population, public=public.is_public, home=home())
     if population not in ledger.populations():
         return _preview_new_population(settings, public, plan, warnings)
     if ledger.is_charged(population):

@@ -300,7 +300,7 @@ def test_a_verification_goes_on_from_the_checkpoint_that_this_home_signed(
 def test_balances_that_were_changed_beside_the_rows_are_found_and_derived_again(
     ledger: Ledger, tmp_path: Path, own_home: Path
 ) -> None:
-    with ledger._store.place.engine.begin() as connection:
+    with ledger._store.database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE epsilonflow_account SET open = '' WHERE block = 'january'")
     refused = call("verify")
     assert refused.exit_code == 2
@@ -329,7 +329,7 @@ def test_the_nightly_flow_ends_in_a_state_of_which_people_are_told(ledger: Ledge
     assert verify.fn().message == "the chain holds, 4 rows, 4 of them read now."
     ledger.forfeit("a")
     assert verify.fn().message == "the chain holds, 5 rows, 1 of them read now."
-    with ledger._store.place.engine.begin() as connection:
+    with ledger._store.database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE epsilonflow_run SET status = 'open'")
     assert verify.fn(from_the_first_row=True).name == BROKEN
 

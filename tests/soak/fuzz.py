@@ -232,7 +232,7 @@ def _ledgers(folder: Path) -> Iterator[Target]:
     history, balances = ledger.history(), ledger.balances()
     export(ledger, folder / "copy.jsonl")
     checkpoint = ledger.verify().checkpoint.signed(KEY)
-    with ledger._store.place.engine.connect() as connection:
+    with ledger._store.database.engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def copy(path: Path) -> bool:

@@ -180,7 +180,7 @@ def check_charged(card: PrivacyCard, ledger: "Ledger") -> None:
         "public_records": card.setting.public_records == declared.public,
         "population": _stands(accounts.population, declared),
         "blocks": _has_blocks(card, past),
-        "ledger_head": (ledger.place_of(card.evidence.ledger_head or "") or 0) >= settled.seq,
+        "ledger_head": (ledger.seq_of(card.evidence.ledger_head or "") or 0) >= settled.seq,
     }
     differing = [name for name, is_same in agreed.items() if not is_same]
     if differing:

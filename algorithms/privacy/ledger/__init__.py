@@ -1,10 +1,11 @@
 """The durable privacy budget of each population; this is its public face.
 
 composition: how runs add up, and what one counts for. policy: which blocks a retraining uses, and how many more there
-can be. rows: rows, the hashes that bind them, and the state that they add up to. rules: the rows of a run, and what is refused.
-state_tables: that state as tables beside the rows. store: the tables in SQLite or PostgreSQL, made by migrations. ledger:
-the class, whose `reserve` charges a population and its blocks, and whose `verify` reads all rows one by one. place:
-where a home has its ledger, and what it remembers of it. administration: copies, and roles in PostgreSQL.
+can be. rows: rows, the hashes that bind them, and the state that they add up to. rules: the rows of a run, and what is
+refused. state_tables: that state as tables beside the rows. store: the tables in SQLite or PostgreSQL, made by
+migrations. ledger: the class, whose `reserve` charges a population and its blocks, and whose `verify` reads all rows
+one by one. location: where a home has its ledger, and what it remembers of it. administration: copies, and roles in
+PostgreSQL.
 
 Of the rest of privacy they import budgets, and the accountants where a price by zCDP or Rényi is asked for. Cards
 import `composition` by itself, which decides what they say. What opens a database is imported when it is asked for:

@@ -97,7 +97,7 @@ def init(url: str, members: Mapping[Role, Sequence[str]] | None = None) -> tuple
     the URL's user may not create roles, and for an unknown member.
     """
     store = open_store(url)
-    if store.place.engine.dialect.name != "postgresql":
+    if store.database.engine.dialect.name != "postgresql":
         return ()
     return store.administrate(lambda connection: _made(connection, store, members or {}))
 
@@ -112,7 +112,7 @@ def _made(connection: Connection, store: Store, members: Mapping[Role, Sequence[
     missing = [user for users in members.values() for user in users if user not in there_are]
     if missing:
         raise RefusedError(
-            f"the database of the ledger {store.place.name} has no user {missing[0]!r}; create it there first, by"
+            f"the database of the ledger {store.database.name} has no user {missing[0]!r}; create it there first, by"
             " CREATE ROLE ... LOGIN, with a password that only that user knows."
         )
     for role, name in names.items():

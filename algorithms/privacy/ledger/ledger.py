@@ -60,7 +60,7 @@ from algorithms.privacy.ledger.state_tables import StatePart
 from algorithms.privacy.ledger.store import (
     FIRST_HASH,
     LAST_RUN,
-    PLACE_OF_HASH,
+    SEQ_OF_HASH,
     SETTLED_AT,
     Decision,
     Store,
@@ -466,18 +466,16 @@ class Ledger:
 
         It lacks one if rows were cut off or an older copy was restored.
         """
-        if head != GENESIS and self.place_of(head) is None:
+        if head != GENESIS and self.seq_of(head) is None:
             raise LedgerBrokenError(
                 f"the ledger has no row with the hash {head[:16]}...: rows were cut off or an older"
                 " copy was put back; restore the newest copy."
             )
 
-    def place_of(self, head: str) -> int | None:
+    def seq_of(self, head: str) -> int | None:
         """The position of the row with a hash; None if there is none."""
-        place: int | None = self._store.read(
-            lambda connection: found_by(connection, PLACE_OF_HASH, hash=head)
-        )
-        return place
+        seq: int | None = self._store.read(lambda connection: found_by(connection, SEQ_OF_HASH, hash=head))
+        return seq
 
     def rows(self, take: Callable[[Iterator[Entry]], T]) -> T:
         """Call `take` with all rows, verified one by one and never all in memory; it may be called again."""
@@ -553,12 +551,14 @@ def settlement(ledger: Ledger, population: str, run_id: str) -> Settlement:
 
     def right_after(connection: Connection) -> LedgerState:
         state_tables.load(connection, StatePart(population)).term(population)
-        place = found_by(connection, SETTLED_AT, population=population, run_id=run_id)
-        if place is None:
+        settled_at = found_by(connection, SETTLED_AT, population=population, run_id=run_id)
+        if settled_at is None:
             raise RefusedError(
                 f"the ledger has no settlement of run {run_id!r} on {population!r}; settle it first."
             )
-        return replay(takewhile(lambda row: row.seq <= place, ledger._store.rows_of(connection, population)))
+        return replay(
+            takewhile(lambda row: row.seq <= settled_at, ledger._store.rows_of(connection, population))
+        )
 
     return Settlement(ledger._store.read(right_after), population, run_id)
 
@@ -571,10 +571,10 @@ def verified(store: Store, connection: Connection, since: Checkpoint | None, *, 
     """
     first = found_by(connection, FIRST_HASH)
     state, start = (deepcopy(since.state), since.head) if since else (LedgerState(), NOTHING)
-    is_here = start == NOTHING or found_by(connection, PLACE_OF_HASH, hash=start.hash) == start.seq
+    is_here = start == NOTHING or found_by(connection, SEQ_OF_HASH, hash=start.hash) == start.seq
     if since is not None and (since.first != first or not is_here):
         raise LedgerBrokenError(
-            f"the ledger {store.place.name} has no row {start.seq} with the hash {start.hash[:16]}... of the"
+            f"the ledger {store.database.name} has no row {start.seq} with the hash {start.hash[:16]}... of the"
             " checkpoint: rows were cut off or an older copy was put back; restore the newest copy."
         )
     head, count, priced = start, 0, 0
@@ -640,6 +640,6 @@ def _leave_out_ended(store: Store, connection: Connection, state: LedgerState, p
 
 def _wrong(store: Store, what: str) -> LedgerBrokenError:
     return LedgerBrokenError(
-        f"the ledger {store.place.name} keeps other balances than its rows add up to, in {what}: they were changed"
+        f"the ledger {store.database.name} keeps other balances than its rows add up to, in {what}: they were changed"
         " outside the ledger; export it and restore it into a new one, which derives them from the rows."
     )

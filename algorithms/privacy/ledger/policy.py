@@ -189,23 +189,23 @@ def forecast(
     cannot pay it retires. arriving: the limit of a new block before each further retraining, or None. horizon: the
     largest number of retrainings.
     """
-    standing = list(blocks)
+    current = list(blocks)
     done: list[Retraining] = []
     for number in range(1, horizon + 1):
         if arriving is not None and number > 1:
-            standing.append(Block(f"new {number - 1}", arriving, arriving))
+            current.append(Block(f"new {number - 1}", arriving, arriving))
         try:
             if isinstance(pricing, Spread):
-                used, price = next_retraining(choice, pricing, standing, smallest=smallest)
+                used, price = next_retraining(choice, pricing, current, smallest=smallest)
             else:
-                used, price = choose_blocks(choice, standing, pricing), pricing
+                used, price = choose_blocks(choice, current, pricing), pricing
         except RefusedError as end:
             return Forecast(tuple(done), str(end))
-        for place, block in enumerate(standing):
+        for index, block in enumerate(current):
             if block.name in used:
                 left = tuple(max(0.0, have - part) for have, part in zip(block.left, price, strict=True))
-                standing[place] = replace(block, left=left, runs=block.runs + 1)
-        retired = exhausted(standing, smallest, pricing if isinstance(pricing, Spread) else None)
-        standing = [replace(block, retired=block.retired or block.name in retired) for block in standing]
+                current[index] = replace(block, left=left, runs=block.runs + 1)
+        retired = exhausted(current, smallest, pricing if isinstance(pricing, Spread) else None)
+        current = [replace(block, retired=block.retired or block.name in retired) for block in current]
         done.append(Retraining(number, used, price, retired))
     return Forecast(tuple(done), None)

@@ -365,11 +365,11 @@ def _counted(count: int) -> str:
 
 
 def _held(state: LedgerState, account: tuple[str, str]) -> str:
-    population, places = account[0], {account[1], WHOLE_POPULATION}
+    population, block_names = account[0], {account[1], WHOLE_POPULATION}
     holders = [
         name
         for name, run in state.runs.items()
-        if run.status == "open" and run.population == population and places & set(run.amounts)
+        if run.status == "open" and run.population == population and block_names & set(run.amounts)
     ]
     return f" by open runs ({blocks_in_words(holders)})" if holders else ""
 

@@ -144,8 +144,8 @@ class StatePart:
             _open_account(state, account)
         state.runs = {run_id: _run_of(text) for run_id, text in answers[1]}
         for block, digest in answers[2] if self.held is not None else ():
-            place = self.population, block
-            state.held[place] = state.held.get(place, frozenset()) | {digest}
+            block_account = self.population, block
+            state.held[block_account] = state.held.get(block_account, frozenset()) | {digest}
         return state
 
 
@@ -193,17 +193,17 @@ def apply_rows(state: LedgerState, entries: Sequence[Entry]) -> list[Statement]:
     charged = [entry for entry in entries if entry.run_id is not None]
     reserved = [entry for entry in charged if entry.kind == "reserve"]
     first: dict[str, int] = {}
-    places: dict[Account, int] = {}
+    first_rows: dict[Account, int] = {}
     for entry in declared:
         first.setdefault(entry.population, entry.seq)
-        places.setdefault((entry.population, entry.block), entry.seq)
+        first_rows.setdefault((entry.population, entry.block), entry.seq)
     held = [
         {"population": entry.population, "block": entry.block, "digest": digest}
         for entry in reserved
         for digest in json.loads(entry.about).get("held", ())
     ]
     terms = [row for name in first if (row := _population_row(state, name)) != before.get(name)]
-    rows = {account: _account_row(state, account) | {"place": seq} for account, seq in places.items()}
+    rows = {account: _account_row(state, account) | {"place": seq} for account, seq in first_rows.items()}
     accounts = dict.fromkeys((entry.population, entry.block) for entry in charged)
     runs = dict.fromkeys(entry.run_id for entry in charged if entry.run_id is not None)
     used = {entry.population for entry in reserved} - known
@@ -250,10 +250,10 @@ def differing(connection: Connection, state: LedgerState) -> str | None:
     for account in state.caps:
         accounts.setdefault(account[0], set()).add(account)
     populations = connection.execute(_POPULATIONS).all()
-    for population, place in populations:
+    for population, seq in populations:
         kept = load(connection, StatePart(population))
         if population not in state.terms or kept.terms[population] != state.terms[population]:
-            return f"the terms of population {population!r} (row {place})"
+            return f"the terms of population {population!r} (row {seq})"
         if kept.caps.keys() != accounts[population] or kept.adjacencies.get(
             population
         ) != state.adjacencies.get(population):

@@ -31,7 +31,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.ledger import state_tables
-from algorithms.privacy.ledger.place import system_user
+from algorithms.privacy.ledger.location import system_user
 from algorithms.privacy.ledger.rows import (
     NOTHING,
     Draft,
@@ -56,8 +56,8 @@ _SQLITE_PRAGMAS = (_PATIENT, "PRAGMA journal_mode = WAL", "PRAGMA synchronous = 
 
 
 @dataclass(frozen=True)
-class Place:
-    """A database: its name in messages, its engine, and the secrets that no message may show."""
+class Database:
+    """A database: its name in messages, its engine, and &."""
 
     name: str
     engine: Engine = field(repr=False)
@@ -99,7 +99,7 @@ def full_disk(name: str) -> str:
     return f"the disk is full; make room where the ledger {name} lies, then start it again: it goes on where it was."
 
 
-def place_of(url: str) -> Place:
+def database_of(url: str) -> Database:
     """The database at sqlite:///PATH or postgresql+psycopg://USER:PASSWORD@HOST/DATABASE.
 
     Only the owner can read and write a new SQLite file and its new folder. Raises RefusedError for any other URL, for a
@@ -121,7 +121,7 @@ def place_of(url: str) -> Place:
     raise RefusedError(f"a ledger cannot live in {parsed.drivername!r}; use sqlite or postgresql+psycopg.")
 
 
-def _sqlite(url: URL, *, is_whole: bool) -> Place:
+def _sqlite(url: URL, *, is_whole: bool) -> Database:
     """is_whole: whether the URL is only a path; a question mark, even one in the path, would end it."""
     database = url.database or ""
     if not database or database == ":memory:" or database.startswith("file:") or not is_whole:
@@ -138,7 +138,7 @@ def _sqlite(url: URL, *, is_whole: bool) -> Place:
         ) from None
     engine = sa.create_engine(URL.create("sqlite", database=str(path)), poolclass=NullPool)
     sa.event.listen(engine, "connect", _prepare_sqlite)
-    return Place(str(path), engine)
+    return Database(str(path), engine)
 
 
 def _make_private(path: Path) -> None:
@@ -168,7 +168,7 @@ def _prepare_postgresql(connection: Any, record: Any) -> None:
     connection.commit()
 
 
-def _postgresql(url: URL) -> Place:
+def _postgresql(url: URL) -> Database:
     # A pooler may give each transaction another session; and a database without an encoding returns bytes.
     own: dict[str, Any] = {"prepare_threshold": None, "client_encoding": "utf8"}
     try:
@@ -192,7 +192,7 @@ def _postgresql(url: URL) -> Place:
     passwords = [url.password, url.query.get("password"), url.query.get("sslpassword")]
     secrets = {form for text in passwords if text for form in (str(text), quote(str(text), safe=""))}
     name = f"{url.database!r} in PostgreSQL on {url.host or 'this machine'}"
-    return Place(name, engine, tuple(sorted(secrets, key=len, reverse=True)))
+    return Database(name, engine, tuple(sorted(secrets, key=len, reverse=True)))
 
 
 T = TypeVar("T")
@@ -234,7 +234,7 @@ _FROM = sa.text(f"{_SELECT} WHERE seq >= :seq ORDER BY seq LIMIT :page")
 _OF = sa.text(f"{_SELECT} WHERE population = :population AND seq >= :seq ORDER BY seq LIMIT :page")
 FIRST_HASH = sa.text("SELECT hash FROM epsilonflow_ledger WHERE seq = 1")
 """Which identifies a ledger and its copies."""
-PLACE_OF_HASH = sa.text("SELECT seq FROM epsilonflow_ledger WHERE hash = :hash")
+SEQ_OF_HASH = sa.text("SELECT seq FROM epsilonflow_ledger WHERE hash = :hash")
 LAST_RUN = sa.text(
     "SELECT run_id FROM epsilonflow_ledger WHERE population = :population AND kind = 'reserve'"
     " ORDER BY seq DESC LIMIT 1"
@@ -257,7 +257,7 @@ class _BehindError(Exception):
 class Store:
     """A table of entries in a database; threads may share it."""
 
-    place: Place = field(repr=False)
+    database: Database = field(repr=False)
     verified: Head = NOTHING
     """The last verified row, here or by the caller who opened the store; a write continues from there."""
     _was_connected: bool = field(default=False, repr=False)
@@ -275,8 +275,8 @@ class Store:
                 if isinstance(error, RefusedError):
                     raise
                 raise LedgerBrokenError(
-                    f"the ledger {self.place.name} is damaged, what it holds cannot be read ({type(error).__name__});"
-                    " restore it from a copy whose chain holds."
+                    f"the ledger {self.database.name} is damaged, what it holds cannot be read"
+                    f" ({type(error).__name__}); restore it from a copy whose chain holds."
                 ) from error
 
         try:
@@ -327,7 +327,7 @@ class Store:
         def work(connection: Connection) -> Head:
             if self._current(connection, writes=True)[0] != NOTHING:
                 raise RefusedError(
-                    f"the ledger {self.place.name} holds rows already; restore into a new one."
+                    f"the ledger {self.database.name} holds rows already; restore into a new one."
                 )
 
             def written() -> Iterator[list[Entry]]:
@@ -362,13 +362,13 @@ class Store:
 
     def rows(self, connection: Connection, *, after: Head = NOTHING) -> Iterator[Entry]:
         """The rows after a head, verified one by one."""
-        return follow(_rows(connection, _FROM, after.seq + 1), name=self.place.name, after=after)
+        return follow(_rows(connection, _FROM, after.seq + 1), name=self.database.name, after=after)
 
     def rows_of(self, connection: Connection, population: str) -> Iterator[Entry]:
         """The rows of a population, each checked against its hash."""
         for entry in _rows(connection, _OF, 1, population=population):
             if not is_intact(entry):
-                raise broken(self.place.name, entry.seq)
+                raise broken(self.database.name, entry.seq)
             yield entry
 
     def _current(
@@ -395,7 +395,7 @@ class Store:
             fresh = []
         if not fresh:
             raise LedgerBrokenError(
-                f"the ledger {self.place.name} has no row {kept.seq} with the hash {kept.hash[:16]}..., of which it"
+                f"the ledger {self.database.name} has no row {kept.seq} with the hash {kept.hash[:16]}..., of which it"
                 " keeps balances: rows were cut off or an older copy was put back; restore the newest copy."
             )
         if not writes:
@@ -412,11 +412,11 @@ class Store:
             rows = _rows(connection, _FROM, known.seq, page)
             last = next(rows, None)
             if last is not None and last.head == known and is_intact(last):
-                return _last(follow(rows, name=self.place.name, after=known), known)
+                return _last(follow(rows, name=self.database.name, after=known), known)
             page = ()
-        # The first time; or another ledger is in this place, or one that was cut.
+        # The first time; or another ledger has this name, or one that was cut.
         rows = _rows(connection, _FROM, 1, page)
-        return _last(follow(rows, name=self.place.name), NOTHING)
+        return _last(follow(rows, name=self.database.name), NOTHING)
 
     def _upgrade(self, connection: Connection) -> None:
         if connection.dialect.name == "postgresql":
@@ -434,7 +434,8 @@ class Store:
             known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
             if found is not None and found not in known:
                 raise RefusedError(
-                    f"the ledger {self.place.name} is of version {found}, which a newer epsilonflow made; use that one."
+                    f"the ledger {self.database.name} is of version {found}, which a newer epsilonflow made; use"
+                    " that one."
                 )
             if found is None and sa.inspect(connection).has_table("epsilonflow_ledger"):
                 command.stamp(config, "0001")  # the first form has no number
@@ -445,7 +446,7 @@ class Store:
         pause = 0.005
         while True:
             try:
-                with self.place.engine.connect() as connection:
+                with self.database.engine.connect() as connection:
                     self._was_connected = True
                     with connection.begin():
                         if connection.dialect.name == "sqlite":
@@ -453,14 +454,14 @@ class Store:
                         return work(connection)
             except UnicodeDecodeError:
                 raise RefusedError(
-                    f"the ledger {self.place.name} is damaged; restore it from a copy whose chain holds."
+                    f"the ledger {self.database.name} is damaged; restore it from a copy whose chain holds."
                 ) from None
             except DBAPIError as error:
                 if getattr(error.orig, "sqlstate", None) == _NOT_ALLOWED:
-                    raise NotAllowedError(self.place.not_allowed()) from None
+                    raise NotAllowedError(self.database.not_allowed()) from None
                 again = _lost_a_race(error) or (self._was_connected and _lost_connection(error))
                 if not again or time.monotonic() > deadline:
-                    raise RefusedError(self.place.complaint(error)) from None
+                    raise RefusedError(self.database.complaint(error)) from None
             time.sleep(random.uniform(0.0, pause))
             pause = min(2 * pause, 0.5)
 
@@ -500,7 +501,7 @@ def pages(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
 
 def open_store(url: str) -> Store:
     """Open the store at a SQLAlchemy URL, and create or migrate its tables; raises RefusedError if that fails."""
-    store = Store(place_of(url))
+    store = Store(database_of(url))
     store.migrate()
     return store
 

@@ -470,7 +470,7 @@ def test_a_population_without_any_takes_the_first_and_keeps_its_cap(tmp_path: Pa
 def test_rows_of_another_version_are_refused_in_a_sentence(tmp_path: Path) -> None:
     ledger = opened(tmp_path)
     draft = Draft("population", "patients", CAP, about={"public": False})
-    with ledger._store.place.engine.begin() as connection:
+    with ledger._store.database.engine.begin() as connection:
         row = seal(draft, after=NOTHING, written_at="now", written_by="another version")
         connection.execute(INSERT, row._asdict())
     with pytest.raises(RefusedError, match=r"^row 1 of the ledger was written by another version .*\.$"):

@@ -16,7 +16,7 @@ from alembic.script import ScriptDirectory
 
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger import Entry, Ledger, export, identity, place, restore
+from algorithms.privacy.ledger import Entry, Ledger, export, identity, location, restore
 from algorithms.privacy.ledger import store as module
 from algorithms.privacy.ledger.rows import follow
 from algorithms.privacy.ledger.store import INSERT, LATEST
@@ -119,7 +119,7 @@ def test_an_open_ledger_is_verified_from_its_last_known_row_and_in_full_when_it_
 
 
 def _overwrite(ledger: Ledger, row: int, epsilon: float | None) -> None:
-    with ledger._store.place.engine.begin() as connection:
+    with ledger._store.database.engine.begin() as connection:
         connection.exec_driver_sql("DROP TRIGGER IF EXISTS epsilonflow_ledger_no_update")
         connection.exec_driver_sql(f"UPDATE epsilonflow_ledger SET epsilon = {epsilon} WHERE seq = {row}")
 
@@ -137,7 +137,7 @@ def test_a_write_reads_the_rows_after_the_last_one_that_was_verified(tmp_path: P
 
     again = Ledger.open(url, verified=head)
     for opened in (ledger, again):
-        sa.event.listen(opened._store.place.engine, "before_cursor_execute", note)
+        sa.event.listen(opened._store.database.engine, "before_cursor_execute", note)
         opened.settle("run-2", ONE, events=[])
         opened.reserve(f"new {id(opened)}", "patients", ONE, events=[], about={}, blocks=("january",))
     assert opened.balance("patients", "january").reserved.epsilon == pytest.approx(0.1 * 19)
@@ -159,25 +159,25 @@ def test_a_backup_from_before_a_change_is_refused_though_nothing_came_after_it(
     """As when a run is killed right after its reservation, or the owner lowers a cap."""
     url = f"sqlite:///{tmp_path}/ledger.sqlite"
     _lived(url)
-    ledger, backup = place.open_newest(url, home=tmp_path), (tmp_path / "ledger.sqlite").read_bytes()
+    ledger, backup = location.open_newest(url, home=tmp_path), (tmp_path / "ledger.sqlite").read_bytes()
     change(ledger)
-    place.open_newest(url, home=tmp_path)
+    location.open_newest(url, home=tmp_path)
     (tmp_path / "ledger.sqlite").write_bytes(backup)
     with pytest.raises(LedgerBrokenError, match="an older copy was put back"):
-        place.open_newest(url, home=tmp_path)
+        location.open_newest(url, home=tmp_path)
 
 
 def test_a_copy_that_was_restored_while_a_run_trained_is_not_recorded_as_the_newest(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/ledger.sqlite"
     _lived(url)
-    ledger, older = place.open_newest(url, home=tmp_path), (tmp_path / "ledger.sqlite").read_bytes()
-    other = place.open_newest(url, home=tmp_path)
+    ledger, older = location.open_newest(url, home=tmp_path), (tmp_path / "ledger.sqlite").read_bytes()
+    other = location.open_newest(url, home=tmp_path)
     other.reserve("other", "patients", ONE, events=[], about={}, blocks=("january",))
     (tmp_path / "ledger.sqlite").write_bytes(older)
     with pytest.raises(LedgerBrokenError, match="an older copy was put back"):
         ledger.settle("run-1", ONE, events=[])
     with pytest.raises(LedgerBrokenError, match="an older copy was put back"):
-        place.open_newest(url, home=tmp_path)
+        location.open_newest(url, home=tmp_path)
 
 
 DUMP = Path(__file__).with_name("ledger-0.2.sql").read_text()
@@ -253,7 +253,7 @@ def test_rows_that_the_version_before_adds_meanwhile_are_entered_by_the_next_ope
     other = Ledger.open(f"sqlite:///{tmp_path}/other.sqlite")
     other._store.fill(lambda: iter(ledger.history()))
     other.reserve("a", "patients", Budget(0.25, 0.0), events=[], about={})
-    with ledger._store.place.engine.begin() as connection:
+    with ledger._store.database.engine.begin() as connection:
         for row in follow(other.history()[1:], name="x", after=ours):
             connection.execute(INSERT, row._asdict())
     assert ledger.balance("patients").reserved == Budget(0.25, 0.0)
@@ -263,7 +263,7 @@ def test_rows_that_the_version_before_adds_meanwhile_are_entered_by_the_next_ope
 def test_the_tables_are_those_of_the_migrations_and_a_newer_version_is_refused(tmp_path: Path) -> None:
     assert ScriptDirectory.from_config(_config()).get_current_head() == LATEST
     url = f"sqlite:///{tmp_path}/ledger.sqlite"
-    with Ledger.open(url)._store.place.engine.begin() as connection:
+    with Ledger.open(url)._store.database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE epsilonflow_ledger_version SET version_num = '9999'")
     with pytest.raises(
         RefusedError, match="is of version 9999, which a newer epsilonflow made; use that one"

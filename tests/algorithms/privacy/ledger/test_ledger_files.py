@@ -20,7 +20,7 @@ import pytest
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Ledger
-from algorithms.privacy.ledger.place import checked_url
+from algorithms.privacy.ledger.location import checked_url
 
 NOBODY = 65534
 
@@ -38,7 +38,7 @@ def test_a_new_ledger_belongs_to_its_owner_alone(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
         ledger = Ledger.open(_url(path))
-        with ledger._store.place.engine.connect() as connection:
+        with ledger._store.database.engine.connect() as connection:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             beside = {file.name: _mode(file) for file in path.parent.iterdir()}
     finally:
@@ -58,7 +58,7 @@ def test_a_ledger_that_others_could_read_is_closed_to_them_and_its_folder_left_a
 
 def test_what_is_written_survives_a_power_cut(tmp_path: Path) -> None:
     ledger = Ledger.open(_url(tmp_path / "ledger.sqlite"))
-    with ledger._store.place.engine.connect() as connection:
+    with ledger._store.database.engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2  # FULL
 

@@ -213,7 +213,7 @@ def _sent(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(psycopg.ClientCursor, "execute", sent)
     sa.event.listen(
-        ledger._store.place.engine, "before_cursor_execute", lambda *given: messages.append(given[2])
+        ledger._store.database.engine, "before_cursor_execute", lambda *given: messages.append(given[2])
     )
     return messages
 

@@ -106,8 +106,8 @@ def system_user() -> str:
 def _check_usable(variable: str, folder: Path) -> None:
     """Raises RefusedError unless a folder exists, or can be created in its first existing parent."""
     try:
-        there_is = next(place for place in (folder, *folder.parents) if place.exists())
-        is_usable = there_is.is_dir() and os.access(there_is, os.W_OK | os.X_OK)
+        existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        is_usable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
     except OSError:
         is_usable = False
     if not is_usable:
@@ -118,8 +118,8 @@ def _check_usable(variable: str, folder: Path) -> None:
 
 def _check_outside(what: str, path: Path) -> None:
     """Raises RefusedError for a path within a checkout, after resolving links and dots."""
-    place = Path(os.path.realpath(path))  # which leaves a loop of links to what opens it
-    for folder in (place, *place.parents):
+    resolved = Path(os.path.realpath(path))  # which leaves a loop of links to what opens it
+    for folder in (resolved, *resolved.parents):
         if (folder / ".dvc").is_dir():
             raise RefusedError(
                 f"{what} lies in the checkout {folder}, each copy of which would have a budget of its own; name a place"
@@ -165,7 +165,7 @@ def _check_newest(ledger: "Ledger", url: str, home: Path) -> None:
 
 
 def write_line(file: Path, line: str, *, put: Callable[[Path, Path], object] = os.replace) -> None:
-    """Write a file of one line durably, for its owner alone. put: moves a temporary file to its place."""
+    """Write a file of one line durably, for its owner alone. put: moves a temporary file to its name."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
@@ -185,10 +185,10 @@ def _files(ledger: "Ledger", url: str, home: Path) -> list[Path]:
 
 
 def _at_url(url: str, home: Path) -> Path:
-    from sqlalchemy.engine import make_url  # here, since most who ask for a place open no database
+    from sqlalchemy.engine import make_url  # here, since most who ask for a location open no database
 
-    place = make_url(url).set(password=None).render_as_string()
-    return home / "ledger_heads" / hashlib.sha256(place.encode()).hexdigest()[:16]
+    without_password = make_url(url).set(password=None).render_as_string()
+    return home / "ledger_heads" / hashlib.sha256(without_password.encode()).hexdigest()[:16]
 
 
 def _kept(file: Path) -> Head:
@@ -220,7 +220,7 @@ def check_usual(ledger: "Ledger", population: str, *, home: Path) -> None:
         )
 
 
-def check_place(ledger: "Ledger", population: str, *, public: bool, home: Path) -> None:
+def check_location(ledger: "Ledger", population: str, *, public: bool, home: Path) -> None:
     """Do `check_usual` for a private population, and for a public one that was charged as private before."""
     if not public or _usual(population, home).exists():
         check_usual(ledger, population, home=home)
@@ -242,6 +242,6 @@ def _usual(population: str, home: Path) -> Path:
 
 
 def _link(fresh: Path, file: Path) -> None:
-    """Move a file to its place unless another exists there."""
+    """Move a file to its name unless another exists there."""
     with suppress(FileExistsError):
         os.link(fresh, file)
