@@ -293,10 +293,10 @@ def fit(
             f"secret noise would promise what does not hold: {plan.not_private} To reproduce it all the same,"
             ' on public records, give public=True and noise="seeded".'
         )
-    about = {"algorithm": name, "settings": settings, "dataset": dataset, "noise": noise}
+    notes = {"algorithm": name, "settings": settings, "dataset": dataset, "noise": noise}
     stated = {"dataset": dataset, "title": dataset, "unit": unit, "public": public, "records": known}
     stated |= {"per_person": per_person, "pooled": rows, "unit_is_stated": rows_by == BY_STATEMENT}
-    document = _document(plan, model, trained, seed=seed, about=about)
+    document = _document(plan, model, trained, seed=seed, notes=notes)
     run = _Run(plan, document, _FACTS | stated, compute.device.type)
     run.rehearse()
     with tempfile.TemporaryDirectory(prefix="epsilonflow-") as place:
@@ -456,7 +456,7 @@ def _filled(own: nn.Module, published: Mapping[str, Tensor], *, like: nn.Module)
 
 
 def _document(
-    plan: Plan, module: nn.Module, model: Model, *, seed: int, about: Mapping[str, Any]
+    plan: Plan, module: nn.Module, model: Model, *, seed: int, notes: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The plan's document, as the pipeline writes it."""
     start = _published(model, model.initial_parameters())
@@ -469,7 +469,7 @@ def _document(
         "freeze": [name for name, part in module.named_parameters() if not part.requires_grad],
     }
     return {
-        **about,
+        **notes,
         "features": {"name": "none"},
         "model": described,
         "diagnostics": False,
@@ -554,9 +554,9 @@ class _Account:
             self._check()  # another call may have declared it meanwhile
         elif self.bound[ROWS] == BY_STATEMENT:
             self._bind_statement()
-        about = {name: run.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
+        notes = {name: run.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
         events = reserved_events(run.plan)
-        self.ledger.reserve(run.run_id, self.population, run.plan.cost, events=events, about=about)
+        self.ledger.reserve(run.run_id, self.population, run.plan.cost, events=events, notes=notes)
         if self.url is not None and not self.public:
             keep_usual(self.ledger, self.population, home=home())
 

@@ -102,7 +102,7 @@ def _work(url: str, number: int, seconds: float, start: Barrier, tell: Callable[
         while time.monotonic() < deadline:
             run_id, blocks = f"{number}-{phase}-{counts[phase]}", draw.sample(_BLOCKS, draw.choice((1, 2)))
             began = time.monotonic()
-            ledger.reserve(run_id, "large", _COST, events=_EVENTS, about={}, blocks=blocks)
+            ledger.reserve(run_id, "large", _COST, events=_EVENTS, notes={}, blocks=blocks)
             longest = max(longest, time.monotonic() - began)
             if phase and draw.random() < 0.9:
                 ledger.settle(run_id, _CHEAPER, events=_EVENTS)
@@ -118,7 +118,7 @@ def _race(ledger: Ledger, number: int) -> int:
     won = 0
     while True:
         try:
-            ledger.reserve(f"small-{number}-{won}", "small", _COST, events=_EVENTS, about={})
+            ledger.reserve(f"small-{number}-{won}", "small", _COST, events=_EVENTS, notes={})
         except BudgetRefusedError:
             return won
         won += 1

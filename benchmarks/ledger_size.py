@@ -66,7 +66,7 @@ def _waits(url: str, head: Head) -> dict[str, list[float]]:
         blocks.append(
             _timed(
                 lambda n=number, p=where: ledger.reserve(
-                    f"new {n}", p, _COST, events=[], about={}, blocks=["block 3"]
+                    f"new {n}", p, _COST, events=[], notes={}, blocks=["block 3"]
                 )
             )[1]
         )
@@ -97,9 +97,9 @@ def _drafts(runs: int, populations: int) -> Iterator[Draft]:
     cap = Budget(1e6, 1e-3)
     for number in range(populations):
         name = f"population {number}"
-        yield Draft("population", name, cap, about=_TERMS)
+        yield Draft("population", name, cap, notes=_TERMS)
         for block in range(10):
-            yield Draft("cap", name, cap, about={"declared": True}, block=f"block {block}")
+            yield Draft("cap", name, cap, notes={"declared": True}, block=f"block {block}")
     for number in range(runs):
         where: dict[str, Any] = {"block": f"block {number // populations % 10}"}
         population = f"population {number % populations}"

@@ -56,9 +56,9 @@ def _account(ledger: Ledger, name: str, rows: Sequence[Entry]) -> dict[str, obje
 
 def _past(ledger: Ledger, run_id: str, rows: Sequence[Entry]) -> dict[str, str]:
     """A run on the page: when it was reserved, what it was, its status and its cost."""
-    first, about = rows[0], json.loads(rows[0].about)
+    first, notes = rows[0], json.loads(rows[0].about)
     blocks = [row.block for row in rows if row.block != WHOLE_POPULATION]
-    what = ", ".join(str(about[key]) for key in ("algorithm", "dataset", "retraining") if about.get(key))
+    what = ", ".join(str(notes[key]) for key in ("algorithm", "dataset", "retraining") if notes.get(key))
     return {
         "when": first.written_at[:16].replace("T", " "),
         "run_id": run_id,
@@ -66,7 +66,7 @@ def _past(ledger: Ledger, run_id: str, rows: Sequence[Entry]) -> dict[str, str]:
         "blocks": ", ".join(blocks) if len(blocks) <= 3 else f"{blocks[0]} ... {blocks[-1]} ({len(blocks)})",
         "status": ledger.status(run_id) or "",
         "cost": _number(first.budget.epsilon),
-        "signer": str(about.get("card_key", ""))[:8],
+        "signer": str(notes.get("card_key", ""))[:8],
     }
 
 

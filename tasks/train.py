@@ -121,8 +121,8 @@ class Charge:
             "device": device.type,
         }
 
-    def reserve(self, plan: Plan, about: Mapping[str, Any]) -> None:
-        """Reserve the plan's cost. about: the ledger's entry, to which signer, noise and software are added.
+    def reserve(self, plan: Plan, notes: Mapping[str, Any]) -> None:
+        """Reserve the plan's cost. notes: of the ledger's entry, to which signer, noise and software are added.
 
         A settled run without a result was killed in between: it is repeated without another charge.
         """
@@ -132,7 +132,7 @@ class Charge:
                 self.public.population,
                 plan.cost,
                 events=reserved_events(plan),
-                about={**about, **signer(self.home), **self.run.noise_key_note, **self.run.notes},
+                notes={**notes, **signer(self.home), **self.run.noise_key_note, **self.run.notes},
                 blocks=self.blocks,
                 held=digests_of(self.public, self.prepared),
             )
@@ -233,8 +233,8 @@ def _train_and_settle(job: Job, model: Model, charge: Charge) -> Path:
         if ledger.status(run.run_id) is None:
             preflight.rehearse(job.document, job.public, identity)
             run.keep_plan(job.plan_file)
-        about = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
-        charge.reserve(plan, about | ({"retraining": job.retraining} if job.retraining else {}))
+        notes = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
+        charge.reserve(plan, notes | ({"retraining": job.retraining} if job.retraining else {}))
         bind(ledger, job.public, home=charge.home, prepared=job.prepared)
         # The noise is for these records and no others.
         if run.run_id.rpartition("-")[0] != job.digest(charge.home):

@@ -33,8 +33,8 @@ def place(tmp_path: Path) -> Place:
 
 
 def reserve(place: Place, run_id: str, week: int) -> None:
-    about = {"retraining": f"{POPULATION} {place.period(week)}"}
-    Ledger.open(place.url).reserve(run_id, POPULATION, Budget(1.0, 1e-6), events=EVENTS, about=about)
+    notes = {"retraining": f"{POPULATION} {place.period(week)}"}
+    Ledger.open(place.url).reserve(run_id, POPULATION, Budget(1.0, 1e-6), events=EVENTS, notes=notes)
 
 
 def release(place: Place, run_id: str, count: int) -> None:

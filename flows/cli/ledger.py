@@ -285,8 +285,8 @@ def history(
     table.add_column("epsilon", justify="right", no_wrap=True)
     table.add_column("delta", justify="right", no_wrap=True)
     for row in rows:
-        budget, about = row.budget, json.loads(row.about)
-        what = next((word for word in ("retired", "overruled") if about.get(word)), row.kind)
+        budget, notes = row.budget, json.loads(row.about)
+        what = next((word for word in ("retired", "overruled") if notes.get(word)), row.kind)
         cells = (row.written_at[:16].replace("T", " "), what, _place(row.population, row.block))
         numbers = (f"{budget.epsilon:.4g}", f"{budget.delta:.3g}")
         table.add_row(str(row.seq), *cells, row.run_id or "", *numbers)

@@ -366,9 +366,9 @@ def _reserve(search: Search, charge: Charge) -> None:
             model = user_level_model(model_for(settings, search.public), search.public.rows_per_user)
             compute_config(settings.performance).engine(model, zeros(search.public))
         _rehearse(search, charge)  # a charged search must end with a card, whichever trial wins
-    about = {name: document[name] for name in ("dataset", "adjacency", "noise")}
-    about["algorithm"] = ", ".join(sorted({plan["algorithm"] for plan in search.search_plan.plans}))
-    charge.reserve(plan, about)
+    notes = {name: document[name] for name in ("dataset", "adjacency", "noise")}
+    notes["algorithm"] = ", ".join(sorted({plan["algorithm"] for plan in search.search_plan.plans}))
+    charge.reserve(plan, notes)
 
 
 def _rehearse(search: Search, charge: Charge) -> None:

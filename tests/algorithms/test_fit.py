@@ -1504,7 +1504,7 @@ def test_terms_of_a_population_that_is_declared_meanwhile_are_compared(
         bound = {"unit": "one record" if declared else "one image"}
         declare(ledger, "visits", cap, public=declared, bound=bound)
         ledger.reserve(
-            "another", "visits", Budget(1.0, 1e-4), events=[], about={}
+            "another", "visits", Budget(1.0, 1e-4), events=[], notes={}
         )  # with which the terms are final
         declare(ledger, *given, **terms)
 

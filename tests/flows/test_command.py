@@ -334,7 +334,7 @@ def test_a_cap_is_changed_and_the_change_is_in_the_history(here: Checkout) -> No
 
 
 def test_a_run_is_forfeited(here: Checkout) -> None:
-    here.ledger.reserve("killed", "digits", Budget(1.0, 1e-6), events=[], about={})
+    here.ledger.reserve("killed", "digits", Budget(1.0, 1e-6), events=[], notes={})
     assert call("ledger", "forfeit", "killed", "--yes").exit_code == 0
     assert here.ledger.status("killed") == "forfeited"
 

@@ -41,7 +41,7 @@ def ledger(tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> L
     ledger.declare("patients", Budget(8.0, 1e-5), public=False, composition=zcdp, blocks_per_person=2)
     for block in ("january", "february"):
         assert call("block", "patients", block).exit_code == 0
-    ledger.reserve("a", "patients", Budget(1.0, 1e-6), events=EVENTS, about={}, blocks=("january",))
+    ledger.reserve("a", "patients", Budget(1.0, 1e-6), events=EVENTS, notes={}, blocks=("january",))
     return ledger
 
 
@@ -124,7 +124,7 @@ def test_a_forecast_has_a_default_and_is_short(ledger: Ledger, monkeypatch: pyte
     long = call("forecast", "patients", "--epsilon", "0.001", "--new-blocks")
     assert "88 more; --json has all" in long.stdout and len(long.stdout.splitlines()) < 25
     ledger.declare("clients", Budget(10.0, 1e-4), public=False)
-    ledger.reserve("one", "clients", Budget(1.0, 1e-6), events=EVENTS, about={})
+    ledger.reserve("one", "clients", Budget(1.0, 1e-6), events=EVENTS, notes={})
     assert "allow 9 more retrainings" in call("forecast", "clients", "--epsilon", "1").stdout
 
 
@@ -141,7 +141,7 @@ def test_a_forecast_promises_nothing_where_epsilon_is_used_up_and_delta_is_not(
     ledger: Ledger, left: float
 ) -> None:
     ledger.declare("clients", Budget(1.0 + left, 1e-3), public=False)
-    ledger.reserve("b", "clients", Budget(1.0, 1e-6), events=EVENTS, about={})
+    ledger.reserve("b", "clients", Budget(1.0, 1e-6), events=EVENTS, notes={})
     said = call("forecast", "clients").stdout.splitlines()[-1]
     assert said.startswith("The caps allow no more retrainings of population clients")
 
@@ -157,7 +157,7 @@ def test_no_ledger_is_made_where_each_copy_of_a_checkout_would_have_one(
 
 def test_the_history_keeps_run_ids_whole_in_80_columns(ledger: Ledger) -> None:
     run_id = "5f0c3a9be1d27746-1"
-    ledger.reserve(run_id, "patients", Budget(0.25, 1e-7), events=EVENTS, about={}, blocks=("january",))
+    ledger.reserve(run_id, "patients", Budget(0.25, 1e-7), events=EVENTS, notes={}, blocks=("january",))
     shown = CliRunner().invoke(app, ["ledger", "history"], env={"COLUMNS": "80"})
     assert run_id in shown.stdout
     assert max(map(len, shown.stdout.splitlines())) <= 80

@@ -226,9 +226,9 @@ def _ledgers(folder: Path) -> Iterator[Target]:
     ledger.declare("patients", Budget(3.0, 1e-4), public=False)
     for block in ("january", "february"):
         ledger.declare_block("patients", block)
-    ledger.reserve("a", "patients", Budget(1.0, 1e-5), events=[], about={"é": "ö"}, blocks=("january",))
+    ledger.reserve("a", "patients", Budget(1.0, 1e-5), events=[], notes={"é": "ö"}, blocks=("january",))
     ledger.settle("a", Budget(0.5, 1e-5), events=[])
-    ledger.reserve("b", "patients", Budget(1.0, 1e-5), events=[], about={}, blocks=("february",))
+    ledger.reserve("b", "patients", Budget(1.0, 1e-5), events=[], notes={}, blocks=("february",))
     history, balances = ledger.history(), ledger.balances()
     export(ledger, folder / "copy.jsonl")
     checkpoint = ledger.verify().checkpoint.signed(KEY)

@@ -63,8 +63,8 @@ def claim(
 def reserved(home: Path, *, retraining: str | None = None) -> str:
     """A run that was killed after it was charged."""
     with claim(home, retraining=retraining) as run:
-        about = {"retraining": retraining} if retraining else {}
-        ledger_of(home).reserve(run.run_id, "painters", COST, events=[EVENT], about=about)
+        notes = {"retraining": retraining} if retraining else {}
+        ledger_of(home).reserve(run.run_id, "painters", COST, events=[EVENT], notes=notes)
         return run.run_id
 
 

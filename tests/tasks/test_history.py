@@ -50,8 +50,8 @@ EARLIER: list[tuple[str, Kind, float | None]] = [
 
 
 def charge(ledger: Ledger, run_id: str, epsilon: float, week: str, *, forfeits: bool = False) -> None:
-    cost, about = Budget(epsilon, DELTA), {"retraining": f"visits {week}"}
-    ledger.reserve(run_id, "painters", cost, events=[], about=about, blocks=["w1", "w2"])
+    cost, notes = Budget(epsilon, DELTA), {"retraining": f"visits {week}"}
+    ledger.reserve(run_id, "painters", cost, events=[], notes=notes, blocks=["w1", "w2"])
     if forfeits:
         ledger.forfeit(run_id)
     else:
@@ -95,8 +95,8 @@ def retrained(tmp_path: Path, own_home: Path, ledger: Ledger, written: Folders) 
         charge(ledger, f"run of {week}", 0.5 + number / 4, week, forfeits=kind == "forfeited")
         keep(tmp_path, own_home, week, kind, 0.5 + number / 4, accuracy)
     ledger.retire_block("painters", "w1")
-    cost, about = Budget(receipt["epsilon"]["pld"], DELTA), {"retraining": "visits 2026-W04"}
-    ledger.reserve(RUN, "painters", cost, events=receipt["events"], about=about, blocks=["w2", "w3"])
+    cost, notes = Budget(receipt["epsilon"]["pld"], DELTA), {"retraining": "visits 2026-W04"}
+    ledger.reserve(RUN, "painters", cost, events=receipt["events"], notes=notes, blocks=["w2", "w3"])
     ledger.settle(RUN, cost, events=receipt["events"])
     write_json(path, receipt | account_of(ledger, "painters", RUN) | {"blocks": ["w2", "w3"]})
     return folders

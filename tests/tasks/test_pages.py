@@ -22,11 +22,11 @@ def ledger(own_home: Path) -> Ledger:
     ledger.declare("nobody", Budget(1.0, 1e-6), public=False, composition=Composition("zcdp"))
     for week in ("2026-W01", "2026-W02"):
         ledger.declare_block("patients <b>", week, Budget(4.0, 1e-4))
-    about = {"algorithm": "dp_sgd", "dataset": "visits", "card_key": "ab" * 32}
+    notes = {"algorithm": "dp_sgd", "dataset": "visits", "card_key": "ab" * 32}
     for number in range(3):
         run_id = f"5f0c3a9be1d2774{number}-1"
         cost = Budget(1.0, 1e-6)
-        ledger.reserve(run_id, "patients <b>", cost, events=EVENTS, about=about, blocks=("2026-W01",))
+        ledger.reserve(run_id, "patients <b>", cost, events=EVENTS, notes=notes, blocks=("2026-W01",))
         if number < 2:
             ledger.settle(run_id, cost, events=EVENTS)
     return ledger

@@ -91,7 +91,7 @@ def test_a_home_from_before_has_its_own_ledger_where_people_are_charged(
     other = Ledger.open(f"sqlite:///{workspace.home}/other.sqlite")
     other.declare("somebody", Budget(1.0, 1e-5), public=True)
     check_usual(other, "digits", home=workspace.home)
-    own.reserve("first", "digits", Budget(0.1, 1e-6), events=[], about={})
+    own.reserve("first", "digits", Budget(0.1, 1e-6), events=[], notes={})
     with pytest.raises(
         RefusedError, match=r"charged in another ledger .* or keep .*/ledger\.sqlite elsewhere"
     ):
@@ -214,7 +214,7 @@ def test_a_run_on_blocks_charges_each_of_them_and_a_spent_one_refuses_it(workspa
 
 
 def _charge(ledger: Ledger, block: str = WHOLE_POPULATION) -> None:
-    ledger.reserve("first", "painters", Budget(0.1, 1e-6), events=[], about={}, blocks=(block,))
+    ledger.reserve("first", "painters", Budget(0.1, 1e-6), events=[], notes={}, blocks=(block,))
 
 
 def test_a_private_population_keeps_its_rule_of_the_holdout(tmp_path: Path) -> None:
@@ -456,7 +456,7 @@ def test_of_two_checkouts_that_name_a_block_differently_one_alone_is_trained_on(
         for name in held:
             place.ledger.declare_block("tiny", name)
         place.ledger.reserve(
-            "theirs", "tiny", Budget(0.1, 1e-6), events=[], about={}, blocks=[*held], held=held
+            "theirs", "tiny", Budget(0.1, 1e-6), events=[], notes={}, blocks=[*held], held=held
         )
 
     monkeypatch.setattr(train, "register", meanwhile)

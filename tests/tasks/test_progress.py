@@ -88,9 +88,9 @@ def finished(root: Path, **changes: Any) -> dict[str, str]:
 def test_it_tells_the_result_and_what_the_population_has_left(root: Path, own_home: Path) -> None:
     ledger = Ledger.open(f"sqlite:///{own_home}/ledger.sqlite")
     ledger.declare("people", Budget(10.0, 1e-3), public=False)
-    ledger.reserve("one", "people", Budget(4.0, 1e-5), events=[], about={})
+    ledger.reserve("one", "people", Budget(4.0, 1e-5), events=[], notes={})
     ledger.settle("one", Budget(1.5, 1e-5), events=[])
-    ledger.reserve("two", "people", Budget(2.0, 1e-5), events=[], about={})
+    ledger.reserve("two", "people", Budget(2.0, 1e-5), events=[], notes={})
     assert finished(root) == {
         "data set": "digits",
         "algorithm": "dp_sgd",

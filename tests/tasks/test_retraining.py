@@ -438,13 +438,13 @@ def test_a_file_without_a_recipe_gets_the_one_it_had_once(place: Place) -> None:
 def test_the_ledger_charges_a_retraining_once(own_home: Path) -> None:
     ledger = Ledger.open(f"sqlite:///{own_home}/once.sqlite")
     ledger.declare("p", Budget(10.0, 1e-3), public=False)
-    cost, about = Budget(1.0, 1e-5), {"retraining": "m 2026-W01"}
-    ledger.reserve("a", "p", cost, events=[], about=about)
-    ledger.reserve("a", "p", cost, events=[], about=about)
+    cost, notes = Budget(1.0, 1e-5), {"retraining": "m 2026-W01"}
+    ledger.reserve("a", "p", cost, events=[], notes=notes)
+    ledger.reserve("a", "p", cost, events=[], notes=notes)
     ledger.forfeit("a")
     with pytest.raises(BudgetRefusedError, match="charged already, for run 'a'"):
-        ledger.reserve("b", "p", cost, events=[], about=about)
-    ledger.reserve("b", "p", cost, events=[], about={"retraining": "m 2026-W02"})
+        ledger.reserve("b", "p", cost, events=[], notes=notes)
+    ledger.reserve("b", "p", cost, events=[], notes={"retraining": "m 2026-W02"})
 
 
 def test_a_model_is_added_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -503,9 +503,9 @@ KEY = "visits 2026-W02"
 def elsewhere(place: Place, run_id: str = "elsewhere") -> None:
     """What another home does to the ledger that both use: it takes the period."""
     events: list[dict[str, Any]] = []
-    cost, about = Budget(0.1, 1e-6), {"retraining": KEY}
+    cost, notes = Budget(0.1, 1e-6), {"retraining": KEY}
     place.ledger.declare_block("tiny", "w1")
-    place.ledger.reserve(run_id, "tiny", cost, events=events, about=about, blocks=("w1",))
+    place.ledger.reserve(run_id, "tiny", cost, events=events, notes=notes, blocks=("w1",))
 
 
 def test_what_another_home_is_at_is_left_to_it(place: Place) -> None:

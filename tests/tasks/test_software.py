@@ -90,9 +90,9 @@ def test_the_reservation_has_to_name_this_software(
     """As that of a version that recorded nothing."""
     reserve = Ledger.reserve
 
-    def old(*given: object, about: dict[str, str], **named: object) -> None:
-        kept = {name: text for name, text in about.items() if not name.startswith("software")}
-        reserve(*given, about=kept, **named)  # type: ignore[arg-type]
+    def old(*given: object, notes: dict[str, str], **named: object) -> None:
+        kept = {name: text for name, text in notes.items() if not name.startswith("software")}
+        reserve(*given, notes=kept, **named)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "reserve", old)

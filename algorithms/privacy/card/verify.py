@@ -160,7 +160,7 @@ def check_charged(card: PrivacyCard, ledger: "Ledger") -> None:
     settled = [row for row in rows if row.kind == "settle"][-1]
     reserved = json.loads(next(row.about for row in rows if row.kind == "reserve"))
     accounts, declared = card.accounting, past.balance
-    blocks, about = accounts.blocks, json.loads(settled.about)
+    blocks, notes = accounts.blocks, json.loads(settled.about)
     signer = None if card.signature is None else card.signature.public_key
     charged = schedule_from_json(json.loads(settled.events))
     stated = schedule_from_json([row.model_dump() for row in card.events])
@@ -171,7 +171,7 @@ def check_charged(card: PrivacyCard, ledger: "Ledger") -> None:
         "noise": reserved.get("noise") == card.implementation.noise,
         "events": same_events(charged, stated),
         "cost": _same(Amount(epsilon=card.cost, delta=accounts.delta), settled.budget),
-        "model": about.get("model") in (None, card.evidence.files["model.safetensors"]),
+        "model": notes.get("model") in (None, card.evidence.files["model.safetensors"]),
         "adjacency": past.run.adjacency == card.setting.adjacency,
         "unit": past.state.term(past.population).bound.get(UNIT) == card.setting.unit,
         "per_person": card.setting.per_person in (None, 1, declared.blocks_per_person),

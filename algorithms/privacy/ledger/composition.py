@@ -210,10 +210,10 @@ class Terms:
     bound: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, about: Mapping[str, Any]) -> "Terms":
+    def from_json(cls, notes: Mapping[str, Any]) -> "Terms":
         """The terms in the notes of a population's row."""
-        composition = Composition.from_json(about["composition"])
-        return cls(about["public"], composition, about["blocks_per_person"], about["bound"])
+        composition = Composition.from_json(notes["composition"])
+        return cls(notes["public"], composition, notes["blocks_per_person"], notes["bound"])
 
     def to_json(self) -> dict[str, Any]:
         """The terms as notes."""
@@ -244,14 +244,14 @@ class Terms:
         price = self.composition.price(cost, events, adjacency, together)
         return self.charge(cost, {"price": price, "together": together})
 
-    def charge(self, budget: Budget, about: Mapping[str, Any]) -> Amount:
+    def charge(self, budget: Budget, notes: Mapping[str, Any]) -> Amount:
         """The amount of a run in a block; nothing for a run without noise, which is recorded but not added.
 
-        about: the notes of its row, with its price and the number of records of a person that it may read.
+        notes: of its row, with its price and the number of records of a person that it may read.
         """
         if math.isinf(budget.epsilon):
             return self.composition.nothing()
         if self.composition.kind == "basic":
-            together = about["together"] if self.blocks_per_person > 1 else 1
+            together = notes["together"] if self.blocks_per_person > 1 else 1
             return self.composition.cost(budget, together, self.blocks_per_person)
-        return _counted((about["price"],), self.blocks_per_person)
+        return _counted((notes["price"],), self.blocks_per_person)

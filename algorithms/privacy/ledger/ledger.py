@@ -133,7 +133,7 @@ class Ledger:
         >>> with TemporaryDirectory() as folder:
         ...     ledger = Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
         ...     ledger.declare("patients", Budget(3.0, 1e-5), public=False)
-        ...     ledger.reserve("run-1", "patients", Budget(1.0, 1e-6), events=[], about={})
+        ...     ledger.reserve("run-1", "patients", Budget(1.0, 1e-6), events=[], notes={})
         ...     ledger.settle("run-1", Budget(1.0, 1e-6), events=[])
         ...     ledger.balance("patients").remaining
         Budget(epsilon=2.0, delta=9e-06)
@@ -200,7 +200,7 @@ class Ledger:
         def decide(state: LedgerState) -> list[Draft]:
             limit = cap or state.cap(population)
             rules.check_new_block(state, population, block, limit)
-            draft = Draft("cap", population, limit, about={"declared": True}, block=block)
+            draft = Draft("cap", population, limit, notes={"declared": True}, block=block)
             return [] if block in state.blocks(population) else [draft]
 
         if decide(self._state(population)):
@@ -212,7 +212,7 @@ class Ledger:
 
         def decide(state: LedgerState) -> list[Draft]:
             cap = state.cap(population, block)
-            draft = Draft("cap", population, cap, about={"retired": True}, block=block)
+            draft = Draft("cap", population, cap, notes={"retired": True}, block=block)
             return [] if (population, block) in state.retired else [draft]
 
         self._append(StatePart(population, blocks=[block]), decide)
@@ -233,9 +233,9 @@ class Ledger:
         rules.check_name(by, "name of who overrules")
 
         def decide(state: LedgerState) -> list[Draft]:
-            cap, about = state.cap(population), {"overruled": blocks, "by": by}
+            cap, notes = state.cap(population), {"overruled": blocks, "by": by}
             is_known = (population, frozenset(blocks)) in state.allowed
-            return [] if is_known else [Draft("cap", population, cap, about=about)]
+            return [] if is_known else [Draft("cap", population, cap, notes=notes)]
 
         self._append(StatePart(population, blocks=()), decide)
 
@@ -260,14 +260,14 @@ class Ledger:
         cost: Budget,
         *,
         events: Events,
-        about: Mapping[str, str],
+        notes: Mapping[str, str],
         blocks: Sequence[str] = (WHOLE_POPULATION,),
         held: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """Charge a run before it reads a record; does nothing if the same run is open, as when it is resumed.
 
         cost: the most that the run can spend; infinite epsilon for a run without noise. events: the planned releases.
-        about: notes for people; also "adjacency" if it is not add-or-remove-one, and "retraining" for a scheduled
+        notes: for people; also "adjacency" if it is not add-or-remove-one, and "retraining" for a scheduled
         retraining, which is charged only once. blocks: those that the run reads, of which all are charged or none.
         held: keyed digests of each block's content; blocks with a common digest hold the same records. One that begins
         with "way:" is of the key and the columns by which they were made.
@@ -278,7 +278,7 @@ class Ledger:
         run_id of another reservation or of a run that has ended.
         """
         rules.check_name(run_id, "run_id")
-        run = Draft("reserve", population, cost, run_id, events, about)
+        run = Draft("reserve", population, cost, run_id, events, notes)
         # Priced before the database is locked: accountants take their time.
         drafts = rules.reservation(self.terms(population), run, blocks, held or {})
 
@@ -287,7 +287,7 @@ class Ledger:
             if run_id in state.runs:
                 rules.check_resumes(state.runs[run_id], drafts)
                 return []
-            rules.check_once(state, population, about)
+            rules.check_once(state, population, notes)
             rules.check_repeats(state, population, held or {})
             rules.check_fits(state, drafts)
             return drafts
@@ -295,7 +295,7 @@ class Ledger:
         digests = [digest for found in held.values() for digest in contents(found)] if held else None
         # A run on a whole population has to know whether that has blocks.
         asked = None if WHOLE_POPULATION in blocks else blocks
-        self._append(StatePart(population, run_id, about.get("retraining"), digests, asked), decide)
+        self._append(StatePart(population, run_id, notes.get("retraining"), digests, asked), decide)
 
     def settle(self, run_id: str, spent: Budget, *, events: Events, model: str | None = None) -> None:
         """Settle a run at what it spent; does nothing if it is already settled like this.
@@ -606,14 +606,14 @@ def _check_price(state: LedgerState, entry: Entry) -> bool:
     composition = state.terms[entry.population].composition
     if entry.run_id is None or composition.kind == "basic" or entry.events == "[]":
         return False
-    about = json.loads(entry.about)
-    if "price" not in about:
+    notes = json.loads(entry.about)
+    if "price" not in notes:
         return False
-    adjacency = state.runs[entry.run_id].adjacency if entry.kind == "settle" else adjacency_of(about)
-    cost = _cost(composition, entry.events, adjacency, about.get("together", 1))
-    if about["price"] < cost * _UNDER:
+    adjacency = state.runs[entry.run_id].adjacency if entry.kind == "settle" else adjacency_of(notes)
+    cost = _cost(composition, entry.events, adjacency, notes.get("together", 1))
+    if notes["price"] < cost * _UNDER:
         raise LedgerBrokenError(
-            f"row {entry.seq} charges run {entry.run_id!r} {about['price']:g}, its events cost {cost:g}; find out"
+            f"row {entry.seq} charges run {entry.run_id!r} {notes['price']:g}, its events cost {cost:g}; find out"
             " which software wrote it."
         )
     return True

@@ -59,16 +59,16 @@ class Draft:
     budget: Budget
     run_id: str | None = None
     events: Sequence[Mapping[str, Any]] = ()
-    about: Mapping[str, object] = field(default_factory=dict)
+    notes: Mapping[str, object] = field(default_factory=dict)
     block: str = WHOLE_POPULATION
 
 
 class Entry(NamedTuple):
     """A row as it is stored.
 
-    seq: 1, 2, 3 without gaps. epsilon: None if it is not finite. events, about: canonical JSON text. written_at: UTC,
-    ISO 8601. previous_hash: the hash of row seq - 1, GENESIS for the first row. written_by: the database's user, or the
-    system's for a file; None in rows of an earlier form, whose hash does not include it.
+    seq: 1, 2, 3 without gaps. epsilon: None if it is not finite. events, about (the notes): canonical JSON text.
+    written_at: UTC, ISO 8601. previous_hash: the hash of row seq - 1, GENESIS for the first row. written_by: the
+    database's user, or the system's for a file; None in rows of an earlier form, whose hash does not include it.
     """
 
     seq: int
@@ -96,7 +96,7 @@ class Entry(NamedTuple):
         return Budget(math.inf if self.epsilon is None else self.epsilon, self.delta)
 
     def to_json(self) -> dict[str, Any]:
-        """The row as a JSON object, with events and about as objects rather than text."""
+        """The row as a JSON object, with events and notes as objects rather than text."""
         return self._asdict() | {"events": json.loads(self.events), "about": json.loads(self.about)}
 
 
@@ -112,7 +112,7 @@ def seal(draft: Draft, *, after: Head, written_at: str, written_by: str) -> Entr
         epsilon=epsilon + 0.0 if math.isfinite(epsilon) else None,  # + 0.0: SQLite keeps no negative zero
         delta=float(draft.budget.delta) + 0.0,
         events=_json_text(list(draft.events)),
-        about=_json_text(dict(draft.about)),
+        about=_json_text(dict(draft.notes)),
         written_at=written_at,
         previous_hash=after.hash,
         hash="",
@@ -158,10 +158,10 @@ def _digest(entry: Entry) -> str:
     The JSON is written by hand, since `json.dumps` takes three times as long for a million rows. Raises TypeError for a
     value of another type.
     """
-    seq, kind, population, block, run_id, epsilon, delta, events, about, written_at, previous, _, by = entry
+    seq, kind, population, block, run_id, epsilon, delta, events, notes, written_at, previous, _, by = entry
     name = "" if by is None else f',"written_by":{_quote(by)}'
     text = (
-        f'{{"about":{_quote(about)},"block":{_quote(block)},"delta":{delta!r},"epsilon":'
+        f'{{"about":{_quote(notes)},"block":{_quote(block)},"delta":{delta!r},"epsilon":'
         f'{"null" if epsilon is None else repr(epsilon)},"events":{_quote(events)},"kind":{_quote(kind)},"population":'
         f'{_quote(population)},"previous_hash":{_quote(previous)},"run_id":'
         f'{"null" if run_id is None else _quote(run_id)},"seq":{seq!r},"written_at":{_quote(written_at)}{name}}}'
@@ -232,24 +232,24 @@ class LedgerState:
 
     def add(self, entry: Entry) -> None:
         """Add a verified row; rows must come in order."""
-        about = json.loads(entry.about)
+        notes = json.loads(entry.about)
         match entry.kind:
             case "reserve":
-                self._reserve(entry, about)
+                self._reserve(entry, notes)
             case "settle":
-                self._end(entry, about, "settled")
+                self._end(entry, notes, "settled")
             case "forfeit":
-                self._end(entry, about, "forfeited")
+                self._end(entry, notes, "forfeited")
             case "population":
-                self.terms[entry.population] = Terms.from_json(about)
+                self.terms[entry.population] = Terms.from_json(notes)
                 self.caps[entry.population, entry.block] = entry.budget
-            case "cap" if about.get("retired"):
+            case "cap" if notes.get("retired"):
                 self.retired.add((entry.population, entry.block))
-            case "cap" if overruled := about.get("overruled"):
+            case "cap" if overruled := notes.get("overruled"):
                 self.allowed.add((entry.population, frozenset(overruled)))
             case "cap":
                 self.caps[entry.population, entry.block] = entry.budget
-                bound, terms = about.get("bound", {}), self.terms[entry.population]
+                bound, terms = notes.get("bound", {}), self.terms[entry.population]
                 is_charged = self.is_charged(entry.population)
                 self.terms[entry.population] = terms.binding(bound, is_charged=is_charged)
 
@@ -338,11 +338,11 @@ class LedgerState:
         for name, value in vars(other).items():
             getattr(self, name).update(value)
 
-    def _reserve(self, entry: Entry, about: Mapping[str, Any]) -> None:
+    def _reserve(self, entry: Entry, notes: Mapping[str, Any]) -> None:
         account, run_id = (entry.population, entry.block), entry.run_id or ""
-        adjacency = adjacency_of(about)
+        adjacency = adjacency_of(notes)
         self.adjacencies.setdefault(entry.population, adjacency)
-        amount = self.terms[entry.population].charge(entry.budget, about)
+        amount = self.terms[entry.population].charge(entry.budget, notes)
         run = self.runs.get(run_id) or Run(
             entry.population,
             entry.budget,
@@ -350,25 +350,25 @@ class LedgerState:
             "open",
             {},
             adjacency,
-            about.get("retraining"),
-            noise_key=about.get(NOISE_KEY),
+            notes.get("retraining"),
+            noise_key=notes.get(NOISE_KEY),
         )
         self.runs[run_id] = run._replace(amounts={**run.amounts, entry.block: amount})
-        if "held" in about:
-            self.held[account] = self.held.get(account, frozenset()).union(about["held"])
+        if "held" in notes:
+            self.held[account] = self.held.get(account, frozenset()).union(notes["held"])
         self.charges[account] = self.charges.get(account, 0) + 1
         self._move(account, amount, "open")
 
-    def _end(self, entry: Entry, about: Mapping[str, Any], status: Status) -> None:
+    def _end(self, entry: Entry, notes: Mapping[str, Any], status: Status) -> None:
         run = self.runs[entry.run_id or ""]
         amount = before = run.amounts[entry.block]
         if status == "settled" and any(before):
-            amount = self.terms[entry.population].charge(entry.budget, about)
+            amount = self.terms[entry.population].charge(entry.budget, notes)
         self.runs[entry.run_id or ""] = run._replace(
             charged=entry.budget if status == "settled" else run.charged,
             status=status,
             amounts={**run.amounts, entry.block: amount},
-            model=about.get("model"),
+            model=notes.get("model"),
         )
         account = entry.population, entry.block
         self._move(account, before, "open", sign=-1)
@@ -396,9 +396,9 @@ def replay(entries: Iterable[Entry], *, state: LedgerState | None = None) -> Led
     return state
 
 
-def adjacency_of(about: Mapping[str, object]) -> str:
+def adjacency_of(notes: Mapping[str, object]) -> str:
     """The adjacency in the notes of a run."""
-    return str(about.get("adjacency", ADJACENCY))
+    return str(notes.get("adjacency", ADJACENCY))
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def check_fits(state: LedgerState, drafts: Sequence[Draft]) -> None:
     for draft in drafts:
         population, cost = draft.population, draft.budget
         terms = state.term(population)
-        charge = terms.charge(cost, draft.about)
+        charge = terms.charge(cost, draft.notes)
         forbidden = math.isinf(cost.epsilon) and not terms.public
         if forbidden or state.how_many(population, draft.block, charge) == 0:
             raise _refusal(state, (population, draft.block), draft, charge)
@@ -106,7 +106,7 @@ def check_resumes(run: Run, drafts: Sequence[Draft]) -> None:
         )
     if run.status != "open":
         raise RefusedError(f"run {again.run_id!r} is {run.status} already; to train again, use a new run_id.")
-    noise_keys = again.about.get(NOISE_KEY), run.noise_key
+    noise_keys = again.notes.get(NOISE_KEY), run.noise_key
     if None not in noise_keys and len({*noise_keys}) > 1:
         raise NoiseElsewhereError(
             f"run {again.run_id!r} is reserved by another home with the same owner key, which has its noise; wait for"
@@ -114,9 +114,9 @@ def check_resumes(run: Run, drafts: Sequence[Draft]) -> None:
         )
 
 
-def check_once(state: LedgerState, population: str, about: Mapping[str, object]) -> None:
+def check_once(state: LedgerState, population: str, notes: Mapping[str, object]) -> None:
     """Raises BudgetRefusedError for a scheduled retraining that was charged before, however that run ended."""
-    retraining = about.get("retraining")
+    retraining = notes.get("retraining")
     charged = state.run_of(population, retraining) if isinstance(retraining, str) else None
     if charged is not None:
         raise BudgetRefusedError(
@@ -207,7 +207,7 @@ def _folded(name: str) -> str:
 
 
 def _check_adjacency(state: LedgerState, draft: Draft) -> None:
-    asked = adjacency_of(draft.about)
+    asked = adjacency_of(draft.notes)
     found = state.adjacencies.get(draft.population, asked)
     if found != asked:
         raise RefusedError(
@@ -228,9 +228,9 @@ def declaration(state: LedgerState, population: str, cap: Budget, terms: Terms) 
                 f"the ledger has a population {alike[0]!r}, and {population!r} differs in case alone, so the same"
                 " people would have two budgets; write its name as it is there, or choose another for other people."
             )
-        return [Draft("population", population, cap, about=terms.to_json())]
+        return [Draft("population", population, cap, notes=terms.to_json())]
     unbound = state.terms[population].unbound(terms, is_charged=state.is_charged(population))
-    return [Draft("cap", population, state.cap(population), about={"bound": unbound})] if unbound else []
+    return [Draft("cap", population, state.cap(population), notes={"bound": unbound})] if unbound else []
 
 
 def reservation(
@@ -239,15 +239,15 @@ def reservation(
     """The rows that reserve a run in its blocks; raises RefusedError where its events have no bound under the terms.
 
     run: the row of a run on the whole population. held: digests of what the blocks hold. The price is computed here
-    and never taken from `about`.
+    and never taken from the notes.
     """
     if not blocks:
         return []
     together = terms.together(blocks)
-    price = terms.composition.price(run.budget, run.events, adjacency_of(run.about), together)
-    about = dict(run.about) | _notes(terms, price, together)
+    price = terms.composition.price(run.budget, run.events, adjacency_of(run.notes), together)
+    notes = dict(run.notes) | _notes(terms, price, together)
     held_by = {block: {"held": sorted(held[block])} if block in held else {} for block in blocks}
-    return [replace(run, about=about | notes, block=block) for block, notes in held_by.items()]
+    return [replace(run, notes=notes | held_note, block=block) for block, held_note in held_by.items()]
 
 
 def settlement(
@@ -277,16 +277,16 @@ def settlement(
                 f" {reserved:g} it reserved; find out why it did more than it planned."
             )
         is_priced = terms.composition.kind != "basic" and any(amount)
-        about = _notes(terms, (reserved if in_full else happened) if is_priced else None, together)
-        about |= {} if model is None else {"model": model}
-        drafts.append(Draft("settle", run.population, spent, run_id, events, about, block))
+        notes = _notes(terms, (reserved if in_full else happened) if is_priced else None, together)
+        notes |= {} if model is None else {"model": model}
+        drafts.append(Draft("settle", run.population, spent, run_id, events, notes, block))
     return drafts
 
 
 def _notes(terms: Terms, price: float | None, together: int) -> dict[str, object]:
     """What the ledger itself keeps in a row, whatever the caller's notes say."""
-    notes: dict[str, object] = {} if price is None else {"price": price}
-    return notes | ({"together": together} if terms.blocks_per_person > 1 else {})
+    priced: dict[str, object] = {} if price is None else {"price": price}
+    return priced | ({"together": together} if terms.blocks_per_person > 1 else {})
 
 
 _RAISED = "unless the owner of the data raises the cap by `epsilonflow ledger cap`."
@@ -327,7 +327,7 @@ def _basic(
     left = Budget(floored(balance.remaining.epsilon), floored(balance.remaining.delta))
     each = Budget(floored(left.epsilon / count), floored(left.delta / count)) if count > 1 else left
     fitting = Budget(min(cost.epsilon, each.epsilon), _share(min(cost.delta, each.delta), draft))
-    fits = left.epsilon > 0 and state.how_many(*account, terms.charge(fitting, draft.about)) != 0
+    fits = left.epsilon > 0 and state.how_many(*account, terms.charge(fitting, draft.notes)) != 0
     return (
         f"{run} asks for {in_words(cost)}{_counted(count)}, but {where} has {in_words(left)} left"
         f" of its cap {in_words(balance.cap)}, with {in_words(balance.spent)} spent and"
@@ -353,7 +353,7 @@ def _by_events(
 
 def _share(delta: float, draft: Draft) -> float:
     """Of a delta that fits, what a run may state that reads several records of a person."""
-    together = draft.about.get("together", 1)
+    together = draft.notes.get("together", 1)
     if not isinstance(together, int) or together == 1:
         return delta
     grows = math.fsum(math.exp(min(700.0, i * draft.budget.epsilon)) for i in range(together)) / together

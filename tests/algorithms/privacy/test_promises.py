@@ -205,8 +205,8 @@ def test_a_card_that_names_the_other_adjacency_does_not_hold(tmp_path: Path, kin
 
 
 def reserve(ledger: Ledger, run: str, adjacency: str | None, *, population: str = "people") -> None:
-    about = {} if adjacency is None else {"adjacency": adjacency}
-    ledger.reserve(run, population, Budget(1.0, 1e-6), events=[], about=about)
+    notes = {} if adjacency is None else {"adjacency": adjacency}
+    ledger.reserve(run, population, Budget(1.0, 1e-6), events=[], notes=notes)
 
 
 @pytest.mark.parametrize("end", ["open", "settled", "forfeited"])

@@ -52,10 +52,10 @@ def charged(ledger: Ledger, run: RunRecord, *blocks: str, rule: str = "basic") -
         (run.receipt["run_id"], run.receipt["sha256"]["model.safetensors"]),
         ("later", None),
     ):
-        about = {name: run.plan[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
-        about[SIGNER] = public_key_of(KEY)
+        notes = {name: run.plan[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
+        notes[SIGNER] = public_key_of(KEY)
         events, named = run.receipt["events"], blocks or ("all",)
-        ledger.reserve(run_id, "painters", cost, events=events, about=about, blocks=named)
+        ledger.reserve(run_id, "painters", cost, events=events, notes=notes, blocks=named)
         ledger.settle(run_id, cost, events=run.receipt["events"], model=model)
     account = account_of(ledger, "painters", run.receipt["run_id"])
     return build(replace(run, receipt={**run.receipt, **account}), KEY)

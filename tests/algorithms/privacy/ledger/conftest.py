@@ -30,7 +30,7 @@ def reserve(
     cost: Budget = ONE,
     population: str = "patients",
     events: Sequence[Mapping[str, Any]] = (),
-    **about: str,
+    **notes: str,
 ) -> None:
     """Reserves a run, by default of the whole population."""
-    ledger.reserve(run_id, population, cost, events=events, about=about, blocks=blocks or ("all",))
+    ledger.reserve(run_id, population, cost, events=events, notes=notes, blocks=blocks or ("all",))

@@ -252,11 +252,11 @@ _TEXTS = st.text(max_size=20)
 
 @given(_TEXTS, st.none() | _TEXTS, st.none() | _NUMBERS, st.floats(0, 1), st.dictionaries(_TEXTS, _TEXTS))
 def test_a_hash_is_of_the_rows_sorted_json(
-    name: str, run_id: str | None, epsilon: float | None, delta: float, about: dict[str, str]
+    name: str, run_id: str | None, epsilon: float | None, delta: float, notes: dict[str, str]
 ) -> None:
     budget = Budget(math.inf if epsilon is None else epsilon, delta)
     row = seal(
-        Draft("reserve", name, budget, run_id, about=about, block=name[::-1]),
+        Draft("reserve", name, budget, run_id, notes=notes, block=name[::-1]),
         after=Head(7, "0" * 64),
         written_at=name,
         written_by=name,
@@ -268,7 +268,7 @@ def test_a_hash_is_of_the_rows_sorted_json(
 
 def test_runs_of_many_different_costs_add_up_exactly() -> None:
     costs = [Budget(number / 1000, float(f"{number}e-9")) for number in range(1, 200)]
-    drafts = [Draft("population", "p", Budget(100, 1), about=Terms(False, BASIC, 1).to_json())]
+    drafts = [Draft("population", "p", Budget(100, 1), notes=Terms(False, BASIC, 1).to_json())]
     drafts += [Draft("reserve", "p", cost, f"run {cost.epsilon}") for cost in costs]
     drafts += [Draft("settle", "p", Budget(0.0005, 0), f"run {cost.epsilon}") for cost in costs[100:]]
     rows, head = [], NOTHING
@@ -469,7 +469,7 @@ def test_a_population_without_any_takes_the_first_and_keeps_its_cap(tmp_path: Pa
 
 def test_rows_of_another_version_are_refused_in_a_sentence(tmp_path: Path) -> None:
     ledger = opened(tmp_path)
-    draft = Draft("population", "patients", CAP, about={"public": False})
+    draft = Draft("population", "patients", CAP, notes={"public": False})
     with ledger._store.database.engine.begin() as connection:
         row = seal(draft, after=NOTHING, written_at="now", written_by="another version")
         connection.execute(INSERT, row._asdict())

@@ -148,7 +148,7 @@ def test_what_blocks_cannot_be_is_refused_in_one_sentence(tmp_path: Path) -> Non
                 "x", CAP, public=True, blocks_per_person=0
             ),
             "name those that the run": lambda: ledger.reserve(
-                "a", "patients", ONE, events=[], about={}, blocks=()
+                "a", "patients", ONE, events=[], notes={}, blocks=()
             ),
         }
     )
@@ -171,7 +171,7 @@ def _hold(ledger: Ledger, run_id: str, **held: str) -> None:
 
 def _hold_all(ledger: Ledger, run_id: str, held: dict[str, list[str]]) -> None:
     """Reserves a run on blocks with these digests."""
-    ledger.reserve(run_id, "patients", Budget(0.1, 0.0), events=EVENTS, about={}, blocks=[*held], held=held)
+    ledger.reserve(run_id, "patients", Budget(0.1, 0.0), events=EVENTS, notes={}, blocks=[*held], held=held)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def _do(ledger: Ledger, step: tuple[str, int, set[str], int], number: int) -> No
     many, one = (schedule_to_json([(event, count)]) for count in (size, 1))
     match kind:
         case "reserve":
-            ledger.reserve(run_id, "patients", SMALL, events=many, about={}, blocks=sorted(blocks))
+            ledger.reserve(run_id, "patients", SMALL, events=many, notes={}, blocks=sorted(blocks))
         case "settle":
             ledger.settle(run_id, SMALL, events=one)
         case "settle less":

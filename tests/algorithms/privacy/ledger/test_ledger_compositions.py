@@ -35,9 +35,9 @@ SGD = dp.PoissonSampledDpEvent(0.01, dp.GaussianDpEvent(1.0))
 
 
 def _reserve(ledger: Ledger, run_id: str, event: dp.DpEvent, count: int = 1, **more: Any) -> None:
-    about = {"adjacency": more.pop("adjacency", "ADD_OR_REMOVE_ONE"), "price": "0"}
+    notes = {"adjacency": more.pop("adjacency", "ADD_OR_REMOVE_ONE"), "price": "0"}
     events = schedule_to_json([(event, count)])
-    ledger.reserve(run_id, "patients", more.pop("cost", ONE), events=events, about=about, **more)
+    ledger.reserve(run_id, "patients", more.pop("cost", ONE), events=events, notes=notes, **more)
 
 
 def test_the_price_is_that_of_the_events_whatever_the_caller_says_it_costs(tmp_path: Path) -> None:
@@ -173,15 +173,15 @@ def test_a_group_of_which_nothing_is_known_may_be_read_in_one_block_only(tmp_pat
 
 def test_under_basic_sums_a_groups_delta_grows_faster_than_its_size(tmp_path: Path) -> None:
     ledger = declared(tmp_path, *"xy", cap=Budget(9.0, 1e-4), blocks_per_person=2)
-    ledger.reserve("a", "patients", Budget(1.0, 1e-5), events=[], about={"together": "1"}, blocks=("x", "y"))
+    ledger.reserve("a", "patients", Budget(1.0, 1e-5), events=[], notes={"together": "1"}, blocks=("x", "y"))
     reserved = ledger.balance("patients", "x").reserved
     assert (reserved.epsilon, reserved.delta) == (2.0, pytest.approx((1 + math.e) * 1e-5))
     with pytest.raises(BudgetRefusedError) as refused:
-        ledger.reserve("b", "patients", Budget(2.0, 5e-5), events=[], about={}, blocks=("x", "y"))
+        ledger.reserve("b", "patients", Budget(2.0, 5e-5), events=[], notes={}, blocks=("x", "y"))
     offer = re.search(r"at most epsilon=(\S+), delta=(\S+) would fit", str(refused.value))
     assert offer
     fits = Budget(float(offer[1]), float(offer[2]))
-    ledger.reserve("b", "patients", fits, events=[], about={}, blocks=("x", "y"))
+    ledger.reserve("b", "patients", fits, events=[], notes={}, blocks=("x", "y"))
 
 
 def test_what_has_no_price_is_refused_in_one_sentence(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_what_has_no_price_is_refused_in_one_sentence(tmp_path: Path) -> None:
     before = ledger.history()
     check_refusals(
         {
-            "this one names none": lambda: ledger.reserve("a", "patients", ONE, events=[], about={}),
+            "this one names none": lambda: ledger.reserve("a", "patients", ONE, events=[], notes={}),
             "no proven zCDP bound": lambda: _reserve(ledger, "a", ObjectivePerturbationDpEvent(1.0, 0.1)),
             "adds no noise": lambda: _reserve(ledger, "a", GAUSSIAN, cost=Budget(math.inf, 1.0)),
             "at a delta above 0": lambda: ledger.set_cap("patients", Budget(1.0, 0.0)),
@@ -225,6 +225,6 @@ def test_a_block_pays_for_runs_that_each_meet_one_of_a_person_s_records(
 ) -> None:
     """One step of rate 0.001 and multiplier 0.3 costs 5.65, a pair 7.29, two runs that meet one record each 11.3."""
     prices = {1: 5.653792536, 2: 7.291673673}
-    monkeypatch.setattr(composition_module, "_group_price", lambda *about: prices[about[-1]])
+    monkeypatch.setattr(composition_module, "_group_price", lambda *notes: prices[notes[-1]])
     events = schedule_to_json([(dp.PoissonSampledDpEvent(0.001, dp.GaussianDpEvent(0.3)), 1)])
     assert RENYI.events_price(events, "ADD_OR_REMOVE_ONE", together=2) == prices[1]

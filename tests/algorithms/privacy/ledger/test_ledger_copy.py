@@ -31,7 +31,7 @@ def _lived(url: str, *, runs: int = 3) -> Ledger:
         ledger.declare_block("patients", block)
     for i in range(runs):
         ledger.reserve(
-            f"run-{i}", "patients", ONE, events=[], about={"é": "ö"}, blocks=("january", "february")
+            f"run-{i}", "patients", ONE, events=[], notes={"é": "ö"}, blocks=("january", "february")
         )
     ledger.settle("run-0", Budget(0.123456789 / 2, 0.0), events=[])
     return ledger
@@ -90,7 +90,7 @@ def test_a_clock_that_goes_backwards_changes_nothing(tmp_path: Path, monkeypatch
     assert stamps[0] > stamps[-1]
     for block in ("january", "february"):
         assert ledger.balance("patients", block) == expected.balance("patients", block)
-    ledger.reserve("run-1", "patients", ONE, events=[], about={}, blocks=("january", "february"))
+    ledger.reserve("run-1", "patients", ONE, events=[], notes={}, blocks=("january", "february"))
     assert len(Ledger.open(f"sqlite:///{tmp_path}/second.sqlite").history()) == 11
 
 
@@ -100,7 +100,7 @@ def test_an_open_ledger_is_verified_from_its_last_known_row_and_in_full_when_it_
     url = f"sqlite:///{tmp_path}/ledger.sqlite"
     ledger, other = _lived(url), Ledger.open(url)
     other.settle("run-1", ONE, events=[])
-    other.reserve("other", "patients", ONE, events=[], about={}, blocks=("january",))
+    other.reserve("other", "patients", ONE, events=[], notes={}, blocks=("january",))
     assert ledger.status("other") == "open"
     assert ledger.history() == other.history()
     for row in (5, 14):
@@ -139,7 +139,7 @@ def test_a_write_reads_the_rows_after_the_last_one_that_was_verified(tmp_path: P
     for opened in (ledger, again):
         sa.event.listen(opened._store.database.engine, "before_cursor_execute", note)
         opened.settle("run-2", ONE, events=[])
-        opened.reserve(f"new {id(opened)}", "patients", ONE, events=[], about={}, blocks=("january",))
+        opened.reserve(f"new {id(opened)}", "patients", ONE, events=[], notes={}, blocks=("january",))
     assert opened.balance("patients", "january").reserved.epsilon == pytest.approx(0.1 * 19)
     assert min(began) == head.seq
 
@@ -147,7 +147,7 @@ def test_a_write_reads_the_rows_after_the_last_one_that_was_verified(tmp_path: P
 @pytest.mark.parametrize(
     "change",
     [
-        lambda ledger: ledger.reserve("new", "patients", ONE, events=[], about={}, blocks=("january",)),
+        lambda ledger: ledger.reserve("new", "patients", ONE, events=[], notes={}, blocks=("january",)),
         lambda ledger: ledger.set_cap("patients", Budget(1.0, 1e-5)),
         lambda ledger: ledger.retire_block("patients", "january"),
     ],
@@ -172,7 +172,7 @@ def test_a_copy_that_was_restored_while_a_run_trained_is_not_recorded_as_the_new
     _lived(url)
     ledger, older = location.open_newest(url, home=tmp_path), (tmp_path / "ledger.sqlite").read_bytes()
     other = location.open_newest(url, home=tmp_path)
-    other.reserve("other", "patients", ONE, events=[], about={}, blocks=("january",))
+    other.reserve("other", "patients", ONE, events=[], notes={}, blocks=("january",))
     (tmp_path / "ledger.sqlite").write_bytes(older)
     with pytest.raises(LedgerBrokenError, match="an older copy was put back"):
         ledger.settle("run-1", ONE, events=[])
@@ -252,7 +252,7 @@ def test_rows_that_the_version_before_adds_meanwhile_are_entered_by_the_next_ope
     ours = ledger._store.verified
     other = Ledger.open(f"sqlite:///{tmp_path}/other.sqlite")
     other._store.fill(lambda: iter(ledger.history()))
-    other.reserve("a", "patients", Budget(0.25, 0.0), events=[], about={})
+    other.reserve("a", "patients", Budget(0.25, 0.0), events=[], notes={})
     with ledger._store.database.engine.begin() as connection:
         for row in follow(other.history()[1:], name="x", after=ours):
             connection.execute(INSERT, row._asdict())

@@ -143,7 +143,7 @@ def test_of_many_writers_each_has_its_turn(tmp_path: Path) -> None:
         ledger = Ledger.open(url)
         start.wait()
         while next(writes) < 240:
-            ledger.reserve(f"{thread}-{done[thread]}", "patients", Budget(0.1, 0.0), events=[], about={})
+            ledger.reserve(f"{thread}-{done[thread]}", "patients", Budget(0.1, 0.0), events=[], notes={})
             done[thread] += 1
 
     threads = [threading.Thread(target=write, args=(thread,)) for thread in range(8)]

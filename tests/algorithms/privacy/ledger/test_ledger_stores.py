@@ -35,7 +35,7 @@ sys.stdin.readline()
 ledger = Ledger.open(url)
 ledger.declare("patients", Budget(0.3, 1e-5), public=False)
 try:
-    ledger.reserve(run_id, "patients", Budget(0.1, 1e-6), events=[], about={})
+    ledger.reserve(run_id, "patients", Budget(0.1, 1e-6), events=[], notes={})
     print("won", flush=True)
 except BudgetRefusedError:
     print("refused", flush=True)
@@ -59,16 +59,16 @@ def _disarm(url: str) -> None:
 def _lived(url: str) -> Ledger:
     ledger = Ledger.open(url)
     ledger.declare("patients", Budget(3.0, 1e-4), public=False)
-    ledger.reserve("a", "patients", Budget(1.0, 1e-5), events=EVENTS, about={"algorithm": "dp_sgd", "ö": "é"})
+    ledger.reserve("a", "patients", Budget(1.0, 1e-5), events=EVENTS, notes={"algorithm": "dp_sgd", "ö": "é"})
     ledger.settle("a", Budget(0.9873645182736451, 1e-5), events=EVENTS)
-    ledger.reserve("b", "patients", Budget(0.5, 2e-5), events=EVENTS, about={})
+    ledger.reserve("b", "patients", Budget(0.5, 2e-5), events=EVENTS, notes={})
     return ledger
 
 
 def test_lifecycle(ledger_url: str) -> None:
     ledger = _lived(ledger_url)
     ledger.forfeit("b")
-    ledger.reserve("c", "patients", Budget(0.25, 3e-5), events=EVENTS, about={})
+    ledger.reserve("c", "patients", Budget(0.25, 3e-5), events=EVENTS, notes={})
 
     again = Ledger.open(ledger_url)
     assert again.balance("patients") == Balance(
@@ -200,7 +200,7 @@ def test_a_ledger_whose_last_known_row_is_gone_is_read_again_from_the_first(ledg
     _tamper(ledger_url, "DELETE FROM epsilonflow_ledger WHERE seq = 2")
     _tamper(ledger_url, "DELETE FROM epsilonflow_ledger WHERE seq = 4")
     with pytest.raises(LedgerBrokenError, match="breaks at row 2:"):
-        ledger.reserve("late", "patients", Budget(0.1, 1e-6), events=[], about={})
+        ledger.reserve("late", "patients", Budget(0.1, 1e-6), events=[], notes={})
 
 
 def _sent(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -227,7 +227,7 @@ def test_a_turn_of_a_writer_is_two_messages_to_the_server(
     ledger = _lived(ledger_url)
     messages = _sent(ledger, monkeypatch)
     for act in (
-        lambda: ledger.reserve("c", "patients", Budget(0.5, 0.0), events=EVENTS, about={}),
+        lambda: ledger.reserve("c", "patients", Budget(0.5, 0.0), events=EVENTS, notes={}),
         lambda: ledger.settle("c", Budget(0.25, 0.0), events=EVENTS),
     ):
         messages.clear()
@@ -258,7 +258,7 @@ def test_what_reads_sees_one_moment(ledger_url: str) -> None:
 
     def count_twice(connection: sa.Connection) -> tuple[int, int]:
         first = len(list(ledger._store.rows(connection)))
-        other.reserve("c", "patients", Budget(0.5, 0.0), events=EVENTS, about={})
+        other.reserve("c", "patients", Budget(0.5, 0.0), events=EVENTS, notes={})
         return first, len(list(ledger._store.rows(connection)))
 
     assert ledger._store.read(count_twice) == (4, 4)
@@ -304,7 +304,7 @@ def test_a_server_that_ended_its_sessions_is_connected_to_again(
     ).connect() as connection:
         for act in (
             lambda: ledger.settle("b", Budget(0.25, 0.0), events=EVENTS),
-            lambda: ledger.reserve("c", "patients", Budget(0.5, 0.0), events=EVENTS, about={}),
+            lambda: ledger.reserve("c", "patients", Budget(0.5, 0.0), events=EVENTS, notes={}),
         ):
             assert connection.exec_driver_sql(ended).all()
             act()
@@ -345,13 +345,13 @@ def test_each_does_what_the_role_is_for_and_the_row_says_who_did_it(url_of: Call
     alice.declare("patients", CAP, public=False)
     alice.declare("others", CAP, public=False, bound={"unit": "a person"})
     bob.declare_block("patients", "january")  # at the population's cap, as blocks that arrive are
-    bob.reserve("a", "patients", ONE, events=[], about={}, blocks=["january"], held={"january": ["x"]})
+    bob.reserve("a", "patients", ONE, events=[], notes={}, blocks=["january"], held={"january": ["x"]})
     bob.settle("a", Budget(0.5, 0.0), events=[])
-    bob.reserve("b", "others", ONE, events=[], about={})
+    bob.reserve("b", "others", ONE, events=[], notes={})
     bob.forfeit("b")
     alice.set_cap("patients", Budget(1.5, 1e-4), block="january")
     alice.retire_block("patients", "january")
-    alice.reserve("c", "others", ONE, events=[], about={})
+    alice.reserve("c", "others", ONE, events=[], notes={})
     carol = Ledger.open(url_of("carol"))
     assert [row.written_by for row in carol.history()] == ["alice"] * 2 + ["bob"] * 5 + ["alice"] * 3
     assert carol.verify().read == 10
@@ -363,7 +363,7 @@ def test_the_database_refuses_what_the_role_is_not_for(url_of: Callable[[str], s
     ben, carol = Ledger.open(url_of("ben")), Ledger.open(url_of("carol"))
     alice.declare("patients", CAP, public=False)
     alice.declare_block("patients", "january")
-    bob.reserve("a", "patients", ONE, events=[], about={}, blocks=["january"])
+    bob.reserve("a", "patients", ONE, events=[], notes={}, blocks=["january"])
     before = alice.history()
     refused = [
         lambda: bob.set_cap("patients", Budget(9.0, 1e-3)),
@@ -374,7 +374,7 @@ def test_the_database_refuses_what_the_role_is_not_for(url_of: Callable[[str], s
         lambda: bob.overrule("patients", "january", "february", by="the owner"),
         lambda: ben.forfeit("a"),
         lambda: ben.settle("a", Budget(0.0, 0.0), events=[]),
-        lambda: carol.reserve("c", "patients", ONE, events=[], about={}, blocks=["january"]),
+        lambda: carol.reserve("c", "patients", ONE, events=[], notes={}, blocks=["january"]),
         lambda: carol.forfeit("a"),
         lambda: Ledger.open(url_of("nobody")),
     ]
@@ -440,7 +440,7 @@ def test_the_database_refuses_rows_in_anothers_name_and_blocks_at_other_caps(
     alice = Ledger.open(url_of("alice"))
     alice.declare("patients", CAP, public=False)
     for user in ("bob", "ben"):
-        Ledger.open(url_of(user)).reserve(f"of {user}", "patients", Budget(0.1, 0.0), events=[], about={})
+        Ledger.open(url_of(user)).reserve(f"of {user}", "patients", Budget(0.1, 0.0), events=[], notes={})
     table, allowed, forbidden = ROWS[name]
     engine = sa.create_engine(url_of("bob"), poolclass=sa.NullPool)
     with engine.connect() as connection:
