@@ -470,6 +470,62 @@ class BiasGrad:
 
 
 @dataclass(frozen=True)
+class SlicedGrad:
+    """Gradients of consecutive entries of a parameter that are used apart, such as the parts of a packed projection.
+
+    parts: by the slice of the flat parameter, disjoint; the gradient of all other entries is zero. size: of the whole
+    parameter.
+    """
+
+    parts: dict[tuple[int, int], PerExample]
+    size: int
+
+    @property
+    def is_written(self) -> bool:
+        return all(part.is_written for part in self.parts.values())
+
+    @cached_property
+    def rows(self) -> Tensor:
+        first = next(iter(self.parts.values())).rows
+        rows = first.new_zeros(len(first), self.size)
+        for (start, stop), part in self.parts.items():
+            rows[:, start:stop] = part.rows
+        return rows
+
+    def square_norms(self) -> Tensor:
+        return _added([part.square_norms() for part in self.parts.values()])
+
+    def absolute_norms(self) -> Tensor:
+        return _added([part.absolute_norms() for part in self.parts.values()])
+
+    def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
+        moved = (shift.double() / scale.double()).square()
+        found = []
+        for (start, stop), part in self.parts.items():
+            found.append(part.square_distances(shift[start:stop], scale[start:stop], cancels=cancels))
+            moved[start:stop] = 0.0
+        return _added(found) + moved.sum()
+
+    def add_weighted(self, weights: Tensor, total: Tensor) -> None:
+        for (start, stop), part in self.parts.items():
+            as_measured(part).add_weighted(weights, total[start:stop])
+
+    def take(self, chosen: Tensor | slice) -> "SlicedGrad":
+        return self._with(lambda part: as_measured(part).take(chosen))
+
+    def double(self) -> "SlicedGrad":
+        return self._with(lambda part: as_measured(part).double())
+
+    def _with(self, change: Callable[[PerExample], PerExample]) -> "SlicedGrad":
+        return SlicedGrad({place: change(part) for place, part in self.parts.items()}, self.size)
+
+
+def _added(parts: list[Tensor]) -> Tensor:
+    """The sum of tensors of one shape."""
+    return sum(parts[1:], parts[0])
+
+
+@dataclass(frozen=True)
 class EmbeddingGrad:
     """Gradients of an embedding's table, shape [entries, width].
 

@@ -159,14 +159,19 @@ class Use(NamedTuple):
 class Made:
     """The outputs of an operation on parameters alone.
 
-    names: of the outputs. outputs: in the autograd graph of all such operations. source, closed: if a single output
-    needs no graph, the name of its input, and a function from the output's gradients to the input's.
+    names: of the outputs. outputs: in the autograd graph of all such operations. source: the name of an input. closed:
+    for each output that follows from this input alone and needs no graph, a function from the output's gradients to the
+    input's.
     """
 
     names: tuple[str, ...]
     outputs: list[Tensor]
     source: str
-    closed: Callable[[PerExample], PerExample | None] | None
+    closed: Sequence["Closed | None"]
+
+
+Closed = Callable[[PerExample], PerExample | None]
+"""From the gradients of a tensor to those of the parameter that it was computed from; None if a graph is needed."""
 
 
 class Bringing(Protocol):
@@ -536,9 +541,7 @@ class GradSampleRecorder:
         self.uses.append(Use(get_gradient_edge(output), gradients, kept))
         return output
 
-    def make(
-        self, followed: list[Tensor], source: str, closed: Callable[[PerExample], PerExample | None] | None
-    ) -> list[Tensor]:
+    def make(self, followed: list[Tensor], source: str, closed: Sequence[Closed | None]) -> list[Tensor]:
         """Record the outputs of an operation on parameters alone, and return the model's tensors. See `Made`."""
         names = tuple(f"#{len(self._held) + index}" for index in range(len(followed)))
         outputs: list[Tensor] = [RecordedTensor.of(output) for output in followed]
@@ -568,7 +571,7 @@ class GradSampleRecorder:
                 self._held.append(tensor)
                 self.stale.add(old)
                 self._names[id(tensor)], self.graph[name] = name, self.graph[old]
-                self.made.append(Made((name,), [self.graph[old]], old, None))
+                self.made.append(Made((name,), [self.graph[old]], old, (None,)))
 
 
 def _anchored(output: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from algorithms.gradients.ghost_clipping import (
     EmbeddingGrad,
     LinearGrad,
     PerExample,
+    SlicedGrad,
     as_measured,
 )
 from algorithms.gradients.small_gradients import SmallGradients
@@ -149,9 +151,14 @@ class PerExampleGradients:
     @property
     def written_bytes(self) -> int:
         """Bytes of the materialised gradients, after `norms`."""
-        kept = (
-            vars(gradient).get(name) for gradient in self.gradients.values() for name in ("rows", "_written")
+        each = (
+            part
+            for gradient in self.gradients.values()
+            for part in (
+                (gradient, *gradient.parts.values()) if isinstance(gradient, SlicedGrad) else (gradient,)
+            )
         )
+        kept = (vars(gradient).get(name) for gradient in each for name in ("rows", "_written"))
         return sum(part.nbytes for part in kept if part is not None)
 
     def _norms(self, clipping: Clipping) -> Tensor:
@@ -315,4 +322,22 @@ def combined(parts: list[PerExample]) -> PerExample:
     if all(isinstance(part, EmbeddingGrad) for part in parts):
         indices, errors = ([getattr(part, side) for part in parts] for side in ("indices", "errors"))
         return EmbeddingGrad(torch.cat(indices, dim=1), torch.cat(errors, dim=1), parts[0].entries)  # type: ignore[attr-defined]
+    if all(isinstance(part, SlicedGrad) for part in parts):
+        slices = _by_slice(parts)  # type: ignore[arg-type]
+        if _are_disjoint(slices):
+            return SlicedGrad({place: combined(some) for place, some in slices.items()}, parts[0].size)  # type: ignore[attr-defined]
     return DenseGrad(torch.stack([part.rows for part in parts]).sum(dim=0))
+
+
+def _by_slice(parts: list[SlicedGrad]) -> dict[tuple[int, int], list[PerExample]]:
+    """The gradients of each slice, from all uses."""
+    found: dict[tuple[int, int], list[PerExample]] = {}
+    for sliced in parts:
+        for place, part in sliced.parts.items():
+            found.setdefault(place, []).append(part)
+    return found
+
+
+def _are_disjoint(slices: Iterable[tuple[int, int]]) -> bool:
+    ordered = sorted(slices)
+    return all(stop <= start for (_, stop), (start, _) in pairwise(ordered))

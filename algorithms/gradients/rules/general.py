@@ -16,11 +16,18 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from algorithms.gradients.ghost_clipping import DenseGrad, EmbeddingGrad, LinearGrad, PerExample
+from algorithms.gradients.ghost_clipping import (
+    DenseGrad,
+    EmbeddingGrad,
+    LinearGrad,
+    PerExample,
+    SlicedGrad,
+)
 from algorithms.gradients.grad_sample_recorder import (
     APPLIED,
     UNKNOWN,
     Args,
+    Closed,
     Func,
     Gradients,
     GradSampleRecorder,
@@ -332,7 +339,12 @@ def shared(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> 
     moving = [leaf for leaf in tensors_in(followed) if leaf.requires_grad and id(leaf) not in back]
     if moving:
         source = str(tape.name(own[0]))
-        closed = _closed_form(name, args, moving[0]) if len(free) == len(moving) == 1 else None
+        closed: list[Closed | None] = [None] * len(moving)
+        if len(free) == 1:
+            (parameter,) = free.values()
+            closed = [_sliced_form(parameter, output) for output in moving]
+            if len(moving) == 1:
+                closed = [_closed_form(name, args, moving[0]) or closed[0]]
         back |= {id(leaf): made for leaf, made in zip(moving, tape.make(moving, source, closed), strict=True)}
     return replaced(followed, back)
 
@@ -346,12 +358,12 @@ def pulled_back(tape: GradSampleRecorder, found: dict[str, list[PerExample]]) ->
     """Pull gradients of tensors computed from parameters back to the parameters; returns all by parameter."""
     ends: list[tuple[Tensor, Tensor]] = []
     for made in reversed(tape.made):
-        for name, end in zip(made.names, made.outputs, strict=True):
+        for name, end, closed in zip(made.names, made.outputs, made.closed, strict=True):
             if name in found and name in tape.stale:
                 raise UnrecordedError("a value computed from parameters is overwritten after its use")
             if name in found:
                 part = combined(found.pop(name))
-                given = None if made.closed is None else made.closed(part)
+                given = None if closed is None else closed(part)
                 if given is not None:
                     found.setdefault(made.source, []).append(given)
                 else:
@@ -365,7 +377,24 @@ def pulled_back(tape: GradSampleRecorder, found: dict[str, list[PerExample]]) ->
     return found
 
 
-def _closed_form(name: str, args: Args, output: Tensor) -> Callable[[PerExample], PerExample | None] | None:
+def _sliced_form(parameter: Tensor, output: Tensor) -> Closed | None:
+    """The closed form of a view of consecutive entries of a parameter, such as a chunk of a packed weight."""
+    if (
+        parameter.dtype != output.dtype
+        or parameter.is_complex()
+        or parameter.untyped_storage().data_ptr() != output.untyped_storage().data_ptr()
+        or not (parameter.is_contiguous() and output.is_contiguous())
+        or output.is_neg() != parameter.is_neg()
+    ):
+        return None
+    start, size = output.storage_offset() - parameter.storage_offset(), parameter.numel()
+    place = int(start), int(start) + output.numel()
+    if not 0 <= place[0] < place[1] <= size:
+        return None
+    return lambda found: SlicedGrad({place: found}, size)
+
+
+def _closed_form(name: str, args: Args, output: Tensor) -> Closed | None:
     """A function from the gradients of a single output to those of its parameter, if that needs no graph."""
     parameter = next((arg for arg in args if isinstance(arg, Tensor)), None)
     if parameter is None or parameter.is_complex() or output.is_complex():

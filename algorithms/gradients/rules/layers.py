@@ -14,7 +14,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from algorithms.gradients.arithmetic import wide
-from algorithms.gradients.ghost_clipping import BiasGrad, DenseGrad, EmbeddingGrad, LinearGrad, PerExample
+from algorithms.gradients.ghost_clipping import (
+    BiasGrad,
+    DenseGrad,
+    EmbeddingGrad,
+    LinearGrad,
+    PerExample,
+    SlicedGrad,
+)
 from algorithms.gradients.grad_sample_recorder import (
     Args,
     Func,
@@ -455,9 +462,8 @@ def _placed(gradient: PerExample, parameter: Tensor | None, part: slice) -> PerE
     """Gradients of some rows of a parameter, as gradients of the whole parameter."""
     if parameter is None or part.stop - part.start == len(parameter):
         return gradient
-    each = parameter[0].numel()
-    # In row-major order, the rows before and after become zeros at the beginning and the end.
-    return DenseGrad(functional.pad(gradient.rows, (part.start * each, (len(parameter) - part.stop) * each)))
+    each = parameter[0].numel()  # row after row
+    return SlicedGrad({(part.start * each, part.stop * each): gradient}, parameter.numel())
 
 
 def _by_head(values: Tensor, heads: int) -> Tensor:

@@ -27,6 +27,38 @@ def _lora(self: Wired, inputs: Tensor) -> Tensor:
     return self.base(inputs) + self.up(self.down(inputs))
 
 
+def _packed(use: Any, rows: int = 9) -> nn.Module:
+    """Parts of one packed weight and bias, each used as a layer of its own."""
+    return Wired(use, w=_parameter(rows, 4), b=_parameter(rows))
+
+
+def _three_parts(self: Wired, x: Tensor) -> Tensor:
+    query, key, value = (
+        functional.linear(x, w, b) for w, b in zip(self.w.chunk(3), self.b.split(3), strict=True)
+    )
+    return (query @ key.transpose(1, 2)) @ value
+
+
+def _parts_in_turn(self: Wired, x: Tensor) -> Tensor:
+    """The middle and the last part, then the middle again; nobody uses the first rows."""
+    middle = torch.tanh(functional.linear(x, self.w[3:7], self.b[3:7]))
+    return functional.linear(middle, self.w[7:]) + functional.linear(middle, self.w[3:7])[..., :2]
+
+
+def _parts_of_parts(self: Wired, x: Tensor) -> Tensor:
+    half = self.w[1:9]
+    return functional.linear(x, half[2:5]) * half[0].sum() + functional.linear(x, half.view(2, 4, 4)[1][:3])
+
+
+def _overlapping_parts(self: Wired, x: Tensor) -> Tensor:
+    return functional.linear(x, self.w[:5]) + functional.linear(x, self.w[3:8]) * self.b[2]
+
+
+def _parts_that_are_apart(self: Wired, x: Tensor) -> Tensor:
+    """Every third row, and some columns, whose entries are not consecutive."""
+    return functional.linear(x, self.w[::3]) + functional.linear(x[..., :2], self.w[:3, 1:3])
+
+
 def _again(layer: nn.Module) -> nn.Module:
     """A layer that is used three times."""
     return Wired(lambda self, x: self.layer(torch.tanh(self.layer(x))) + self.layer(x * x), layer=layer)
@@ -57,6 +89,27 @@ SHARING = {
         entries=2,
     ),
     "decoder tied to the embedding": Spec(_tied, (5,), entries=6),
+    "parts of a packed weight": Spec(lambda: _packed(_three_parts), (5, 4)),
+    "parts of a packed weight, without a sequence": Spec(lambda: _packed(_parts_in_turn), (4,)),
+    "parts of a packed weight, used twice": Spec(lambda: _packed(_parts_in_turn), (3, 4)),
+    "parts of parts": Spec(lambda: _packed(_parts_of_parts), (3, 4)),
+    "overlapping parts": Spec(lambda: _packed(_overlapping_parts), (3, 4)),
+    "parts that are apart": Spec(lambda: _packed(_parts_that_are_apart), (3, 4)),
+    "attention to other inputs": Spec(
+        lambda: Wired(
+            lambda self, x: self.layer(self.q.expand(len(x), 2, 4), x, x * x, need_weights=False)[0],
+            layer=nn.MultiheadAttention(4, 2, batch_first=True),
+            q=_parameter(2, 4),
+        ),
+        (3, 4),
+    ),
+    "transformer decoder layer": Spec(
+        lambda: Wired(
+            lambda self, x: self.layer(x[:, :2], torch.tanh(x)),
+            layer=nn.TransformerDecoderLayer(4, 2, 6, dropout=0.0, batch_first=True),
+        ),
+        (3, 4),
+    ),
     "first layer frozen": Spec(
         lambda: nn.Sequential(frozen(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3)), (4,)
     ),
