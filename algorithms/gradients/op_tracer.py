@@ -287,7 +287,7 @@ _FUNCTIONS_THAT_LOOK = (
         "equal",
     ),
     *("allclose", "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select"),
-    *("bincount", "to_sparse", "_pack_padded_sequence", "pack_padded_sequence", "__contains__"),
+    *("bincount", "to_sparse", "_pack_padded_sequence", "pack_padded_sequence"),
 )
 """Functions that return a value, or a data-dependent number of values, so that control flow may depend on values."""
 

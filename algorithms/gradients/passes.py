@@ -418,7 +418,7 @@ _NUMBERS = frozenset((Tensor.item, Tensor.__int__, Tensor.__index__))
 _QUESTIONS = frozenset(
     (
         *(Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero),
-        *(Tensor.equal, torch.equal, Tensor.allclose, torch.allclose),
+        *(Tensor.equal, torch.equal, Tensor.allclose, torch.allclose, Tensor.__contains__),
     )
 )
 CHECKING: frozenset[Func] = frozenset((functional.gaussian_nll_loss,))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.gradients import L2, model_inspection
+from algorithms.gradients import L2, RecordsNotIndependentError, model_inspection
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.zoo import SMALL, Problem, Spec, Wired, check, problem, rows, zero_start
 
@@ -165,6 +165,39 @@ def test_a_model_that_takes_another_way_is_right(wiring: Callable[..., Tensor], 
     inputs[0, 1, 1] = 101.0
     check(made)
     check(replace(made, inputs=inputs))
+
+
+def _looks_for_padding(self: Wired, tokens: Tensor) -> Tensor:
+    """As models of transformers do to warn where padding has no mask."""
+    if 0 in tokens[:, [-1, 0]]:
+        self.warned = True
+    return self.layer(self.table(tokens)).sum(dim=1)
+
+
+def _doubles_where_padded(self: Wired, tokens: Tensor) -> Tensor:
+    hidden = self.layer(self.table(tokens)).sum(dim=1)
+    return hidden * 2.0 if 0 in tokens else hidden
+
+
+def _of_tokens(wiring: Callable[..., Tensor]) -> Problem:
+    """Four records, of which two hold the token 0, in the middle and at the beginning."""
+    spec = Spec(lambda: Wired(wiring, table=nn.Embedding(6, 4), layer=nn.Linear(4, 2)), (5,), entries=6)
+    made = problem(spec, count=4)
+    tokens = made.inputs.clone().clamp(min=1)
+    tokens[1, 2] = tokens[2, 0] = 0
+    return replace(made, inputs=tokens)
+
+
+def test_membership_that_changes_nothing_is_answered() -> None:
+    made = _of_tokens(_looks_for_padding)
+    engine = made.engine()
+    assert engine.is_batched
+    check(made, engine)
+
+
+def test_membership_that_changes_other_records_is_refused() -> None:
+    with pytest.raises(RecordsNotIndependentError, match="mixes records"):
+        _of_tokens(_doubles_where_padded).engine()
 
 
 def test_an_engine_goes_on_right_after_it_met_another_way() -> None:
