@@ -227,6 +227,10 @@ def api() -> str:
         "Models with BatchNorm": ("algorithms.models.public_models.replace_batch_norm",),
         "Using a model": ("algorithms.models.saved.load", "algorithms.models.saved.TrainedModel"),
         "Predicting on files": ("tasks.predict.predict", "tasks.predict.Predictions"),
+        "Estimators for scikit-learn": (
+            "epsilonflow.sklearn.DPClassifier",
+            "epsilonflow.sklearn.DPRegressor",
+        ),
         "Exports": ("tasks.export.export", "tasks.export.release"),
         "Privacy cards": ("algorithms.privacy.card.load", "algorithms.privacy.card.verify"),
         "The ledger": ("algorithms.privacy.ledger.Ledger",),

@@ -1,0 +1,368 @@
+"""Differentially private estimators with the interface of scikit-learn: `DPClassifier` and `DPRegressor`.
+
+A linear model of a public encoding of the rows, trained by `fit`. What scikit-learn reads off the records has to be
+declared here, since reading it would tell of single records: bounds of numbers, categories, classes.
+"""
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import (
+    _check_feature_names,
+    _check_n_features,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
+
+from algorithms.errors import RefusedError
+from algorithms.fitting import Fitted
+from algorithms.fitting import fit as train
+from data.targets import Number
+from epsilonflow.table_encoding import (
+    TableEncoding,
+    declared_card,
+    encoding_of_bounds,
+    encoding_of_schema,
+    usual_method,
+)
+
+__all__ = ["FORBIDDEN_CHECKS", "DPClassifier", "DPRegressor", "PrivacyCostWarning"]
+
+_DECLARED = "classes are declared, and reading them off y would tell of single records"
+_NOISE = "every fit draws secret noise anew, so two fits differ"
+_SCORE = "with a few hundred rows, clipping and noise are most of what is learned, and no score is promised"
+FORBIDDEN_CHECKS: dict[str, str] = {
+    "check_classifiers_classes": _DECLARED,
+    "check_classifiers_train": _DECLARED,
+    "check_fit_idempotent": _NOISE,
+    "check_supervised_y_2d": _NOISE,
+    "check_classifier_data_not_an_array": _NOISE,
+    "check_regressor_data_not_an_array": _NOISE,
+    "check_regressors_int": _NOISE,
+    "check_regressors_train": _SCORE,
+}
+"""The checks of scikit-learn's `check_estimator` that privacy forbids to pass, and why."""
+
+
+class PrivacyCostWarning(UserWarning):
+    """Several fits on the same records, whose costs add up."""
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """A fit of this process: a sketch of its rows, and its cost."""
+
+    sketch: NDArray[np.uint64]
+    epsilon: float
+    delta: float
+
+
+_FITS: list[_Fit] = []
+"""All fits of this process, also of clones, as cross-validation makes them."""
+_SKETCH, _SHARED, _KEY = 4096, 0.25, os.urandom(8).hex()
+
+
+def _sketch(X: pd.DataFrame) -> NDArray[np.uint64]:
+    """The smallest hashes of the rows, by which tables that share rows are recognised; they leave the process never."""
+    hashes = pd.util.hash_pandas_object(X, index=False, hash_key=_KEY, categorize=False)
+    sketch: NDArray[np.uint64] = np.unique(hashes.to_numpy()).astype(np.uint64)[:_SKETCH]
+    return sketch
+
+
+def _shares_rows(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> bool:
+    """Whether at least a quarter of the smaller sketch's rows are in the other table, in the range that both cover."""
+    top = min(one[-1], other[-1])
+    one, other = one[one <= top], other[other <= top]
+    return len(np.intersect1d(one, other)) >= _SHARED * max(1, min(len(one), len(other)))
+
+
+class _DPEstimator(BaseEstimator):  # type: ignore[misc]
+    """What both estimators share."""
+
+    _kind: ClassVar[str]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = True  # secret noise
+        tags.input_tags.allow_nan = self.schema is not None
+        return tags
+
+    def _encode(self, X: Any, *, reset: bool) -> tuple[TableEncoding, pd.DataFrame]:
+        """The declared encoding, and X as a table of its columns."""
+        if self.schema is not None:
+            if not isinstance(X, pd.DataFrame):
+                raise RefusedError("X is no DataFrame, and schema names its columns; give a DataFrame.")
+            _check_feature_names(self, X, reset=reset)
+            _check_n_features(self, X, reset=reset)
+            return (encoding_of_schema(self.schema) if reset else self.encoding_), X
+        if self.bounds is None:
+            raise RefusedError(
+                "neither bounds nor schema were given, and reading the range of a column off the records would tell of"
+                " single ones; give bounds=(low, high) for an array, or schema= for a DataFrame, from what you know"
+                " without looking."
+            )
+        numbers = validate_data(self, X, reset=reset, dtype=np.float64)
+        encoding = encoding_of_bounds(self.bounds, numbers.shape[1]) if reset else self.encoding_
+        return encoding, pd.DataFrame(numbers, columns=[str(k) for k in range(numbers.shape[1])])
+
+    def _fit(self, X: Any, target: NDArray[Any], outputs: int, loss: str) -> Self:
+        """Train on a checked target and remember the cost."""
+        encoding, table = self._encode(X, reset=True)
+        records = encoding.encode(table)
+        if len(records) != len(target):
+            raise RefusedError(
+                f"X has {len(records)} rows and y {len(target)}: inconsistent numbers of samples; give as many."
+            )
+        method = self.method or usual_method(len(records), self._kind, self.steps)
+        result: Fitted = train(
+            encoding.network(outputs),
+            loss,
+            records,
+            target,
+            method=method,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            dataset=self.dataset,
+            one_row_per_unit=self.one_row_per_unit,
+            population=self.population,
+            cap=self.cap,
+            ledger=self.ledger,
+            device=self.device,
+        )
+        self.encoding_, self.result_ = encoding, result
+        self.epsilon_, self.delta_ = float(result.epsilon["pld"]), result.delta
+        self.total_epsilon_ = getattr(self, "total_epsilon_", 0.0) + self.epsilon_
+        self._warn_of_sum(_Fit(_sketch(table), self.epsilon_, self.delta_))
+        return self
+
+    def _warn_of_sum(self, fit: _Fit) -> None:
+        """Remember a fit, and warn if others of this process were on the same records."""
+        same = [other for other in _FITS if _shares_rows(other.sketch, fit.sketch)] + [fit]
+        _FITS.append(fit)
+        if len(same) > 1:
+            epsilon, delta = sum(one.epsilon for one in same), sum(one.delta for one in same)
+            warnings.warn(
+                f"{len(same)} fits of this process were on the same records, or nearly: together they cost epsilon"
+                f" {epsilon:.4g} at delta {delta:.3g}, as each fit of a search or of a cross-validation is paid for by"
+                " itself. To choose settings for one price, use `epsilonflow tune`; to hold all fits to a budget, give"
+                " population=.",
+                PrivacyCostWarning,
+                stacklevel=4,
+            )
+
+    def _outputs(self, X: Any) -> NDArray[np.float64]:
+        check_is_fitted(self, "result_")
+        encoding, table = self._encode(X, reset=False)
+        with torch.no_grad():
+            scores = self.result_.model(torch.from_numpy(encoding.encode(table)))
+        return np.asarray(scores.double().numpy(), np.float64)
+
+
+class DPClassifier(ClassifierMixin, _DPEstimator):  # type: ignore[misc]
+    """A classifier of tables that is trained under differential privacy.
+
+    Args:
+        epsilon: Of one fit; each fit is paid for by itself.
+        delta: Of one fit, at most 1/n.
+        schema: For DataFrames, what is known of the columns without looking: a mapping of each to (low, high) or a list
+            of its categories; or a data card, its name or its file, which also declares the classes.
+        bounds: For arrays, (low, high) of all columns, or of each.
+        classes: All classes that there can be.
+        steps: Of DP-SGD, if no method is given.
+        method: Settings of a method, such as `DPSGD(steps=300, expected_batch_size=256)`.
+        dataset: The name of the records on the card.
+        one_row_per_unit: Your statement that nobody has more than one row; see `epsilonflow.fit`.
+        population: Whose budget in a ledger each fit charges. cap, ledger: as in `epsilonflow.fit`.
+        device: As in `epsilonflow.fit`.
+
+    Attributes:
+        classes_: The declared classes, sorted.
+        epsilon_, delta_: What the last fit cost.
+        total_epsilon_: What all fits of this estimator cost together.
+        result_: What `epsilonflow.fit` returned: the card, the trace, the module.
+
+    Example:
+        >>> import numpy as np
+        >>> from epsilonflow.sklearn import DPClassifier
+        >>> draw = np.random.default_rng(0)
+        >>> X = draw.uniform(-1, 1, size=(400, 3))
+        >>> y = np.where(X[:, 0] > 0, "yes", "no")
+        >>> model = DPClassifier(epsilon=5, bounds=(-1, 1), classes=["no", "yes"], steps=20).fit(X, y)
+        >>> model.total_epsilon_ <= 5, model.predict_proba(X).shape
+        (True, (400, 2))
+    """
+
+    _kind = "classes"
+
+    def __init__(
+        self,
+        *,
+        epsilon: float = 1.0,
+        delta: float = 1e-5,
+        schema: Any = None,
+        bounds: Any = None,
+        classes: Sequence[Any] | None = None,
+        steps: int = 100,
+        method: Any = None,
+        dataset: str = "in_memory",
+        one_row_per_unit: bool = False,
+        population: str | None = None,
+        cap: tuple[float, float] | None = None,
+        ledger: str | None = None,
+        device: str = "auto",
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.schema = schema
+        self.bounds = bounds
+        self.classes = classes
+        self.steps = steps
+        self.method = method
+        self.dataset = dataset
+        self.one_row_per_unit = one_row_per_unit
+        self.population = population
+        self.cap = cap
+        self.ledger = ledger
+        self.device = device
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train; the cost is added to `total_epsilon_`, and charged to the population if there is one.
+
+        Raises RefusedError where something is not declared or does not fit, before anything is spent.
+        """
+        self._encode(X, reset=True)  # what is wrong with X is said first
+        if y is None:
+            raise RefusedError(
+                "the estimator requires y to be passed, but the target y is None; give the class of each row."
+            )
+        y = column_or_1d(y, warn=True)
+        check_classification_targets(y)
+        self.classes_ = np.unique(np.asarray(self._declared_classes()))
+        if len(self.classes_) < 2:
+            raise RefusedError("classes are fewer than two; give all that there can be.")
+        places = pd.Index(self.classes_).get_indexer(pd.Index(y))
+        if (places < 0).any():
+            raise RefusedError("y has a value that is none of the declared classes; give all in classes=.")
+        return self._fit(X, places.astype(np.int64), len(self.classes_), "cross_entropy")
+
+    def _declared_classes(self) -> Sequence[Any]:
+        if self.classes is not None:
+            return self.classes
+        if self.schema is not None and not isinstance(self.schema, dict):
+            return declared_card(self.schema).classes
+        raise RefusedError(
+            "classes were not given, and reading them off y would tell of the only record of a class; give classes=,"
+            " all that there can be."
+        )
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """The probability of each class, [n, classes]."""
+        scores = self._outputs(X)
+        exponents = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return np.asarray(exponents / exponents.sum(axis=1, keepdims=True))
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The likeliest class of each row."""
+        places = self._outputs(X).argmax(axis=1)
+        return np.asarray(self.classes_[places])
+
+
+class DPRegressor(RegressorMixin, _DPEstimator):  # type: ignore[misc]
+    """A regression of tables that is trained under differential privacy.
+
+    Args:
+        target_bounds: (low, high) of the target, to which it and predictions are clamped; from what you know without
+            looking. A data card as `schema` may declare them instead.
+
+    The other arguments and the attributes are those of `DPClassifier`.
+
+    Example:
+        >>> import numpy as np
+        >>> from epsilonflow.sklearn import DPRegressor
+        >>> X = np.random.default_rng(0).uniform(0, 1, size=(400, 2))
+        >>> model = DPRegressor(epsilon=5, bounds=(0, 1), target_bounds=(0, 2), steps=20).fit(X, X.sum(axis=1))
+        >>> bool(model.predict(X).max() <= 2)
+        True
+    """
+
+    _kind = "number"
+
+    def __init__(
+        self,
+        *,
+        epsilon: float = 1.0,
+        delta: float = 1e-5,
+        schema: Any = None,
+        bounds: Any = None,
+        target_bounds: tuple[float, float] | None = None,
+        steps: int = 100,
+        method: Any = None,
+        dataset: str = "in_memory",
+        one_row_per_unit: bool = False,
+        population: str | None = None,
+        cap: tuple[float, float] | None = None,
+        ledger: str | None = None,
+        device: str = "auto",
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.schema = schema
+        self.bounds = bounds
+        self.target_bounds = target_bounds
+        self.steps = steps
+        self.method = method
+        self.dataset = dataset
+        self.one_row_per_unit = one_row_per_unit
+        self.population = population
+        self.cap = cap
+        self.ledger = ledger
+        self.device = device
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train, as `DPClassifier.fit` does."""
+        self._encode(X, reset=True)
+        if y is None:
+            raise RefusedError(
+                "the estimator requires y to be passed, but the target y is None; give the number of each row."
+            )
+        try:
+            numbers = np.asarray(column_or_1d(y, warn=True), np.float64)
+        except TypeError:
+            raise RefusedError("y holds something that is no number; give numbers.") from None
+        if not np.isfinite(numbers).all():
+            raise RefusedError("y contains NaN or infinity; leave these records out.")
+        self.target_ = self._declared_target()
+        return self._fit(X, self.target_.scale(numbers), 1, "mse_loss")
+
+    def _declared_target(self) -> Number:
+        if self.target_bounds is None and self.schema is not None and not isinstance(self.schema, dict):
+            target = declared_card(self.schema).target
+            if isinstance(target, Number):
+                return target
+        if self.target_bounds is None:
+            raise RefusedError(
+                "target_bounds were not given, and reading the range of y off the records would tell of single ones;"
+                " give target_bounds=(low, high), from what you know without looking."
+            )
+        try:
+            low, high = map(float, self.target_bounds)
+            return Number(bounds=(low, high))
+        except (TypeError, ValueError):
+            raise RefusedError(
+                "target_bounds are no interval; give (low, high) with low below high."
+            ) from None
+
+    def predict(self, X: Any) -> NDArray[np.float64]:
+        """The predicted number of each row, within the target's bounds."""
+        check_is_fitted(self, "result_")
+        return self.target_.in_units(self._outputs(X)[:, 0])

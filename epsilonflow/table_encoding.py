@@ -1,0 +1,166 @@
+"""How a table becomes records for a model, from what is declared of its columns; nothing is read off the rows.
+
+`TableEncoding` is all that the estimators know of it: they encode rows by it and train the network that belongs to it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from torch import nn
+
+from algorithms.core.optimizers import OptimizerConfig
+from algorithms.errors import RefusedError
+from algorithms.methods.dp_sgd import DPSGD
+from algorithms.models.cells import Cells
+from data.card import CARDS, DataCard, DataRefusedError, data_card
+from data.cells import CellSettings
+from data.formats import Csv, Date, Ignored, Label, Table
+from data.readers import encoding
+
+_MAX_BATCH = 4096
+_RATES = {"classes": 3.8, "number": 0.95}
+"""Half of the rates at which descent with momentum 0.9 on vectors of norm 1 could diverge."""
+_TARGET = {"name": "(target)", "kind": "label"}
+
+
+@dataclass(frozen=True)
+class TableEncoding:
+    """The encoding of rows with declared columns.
+
+    Attributes:
+        table: The columns, without that of the target.
+        names: Those that X must have.
+    """
+
+    table: Table
+    names: tuple[str, ...]
+
+    def encode(self, X: pd.DataFrame) -> NDArray[np.float32]:
+        """The records that the network takes, [n, positions]. Raises RefusedError for what the columns do not allow."""
+        if missing := [name for name in self.names if name not in X.columns]:
+            raise RefusedError(f"X lacks the declared columns {', '.join(map(repr, missing))}; give them.")
+        try:
+            arrow = pa.Table.from_pandas(X.loc[:, list(self.names)], preserve_index=False)
+        except (pa.ArrowException, TypeError, ValueError):  # its message quotes a value
+            raise RefusedError(
+                "a column of X holds values of several types; make it one of numbers or of texts."
+            ) from None
+        try:
+            return np.ascontiguousarray(encoding.features(arrow, self.table, "X"), np.float32)
+        except DataRefusedError as error:
+            raise RefusedError(str(error).replace("correct the file", "correct X")) from None
+
+    def network(self, outputs: int) -> nn.Module:
+        """A linear model of the rows' vectors, from zero."""
+        cells = self.table.cell_encoding
+        assert cells is not None
+        linear = nn.Linear(cells.facts.total, outputs, bias=False)
+        nn.init.zeros_(linear.weight)
+        return nn.Sequential(Cells(cells.facts.sizes, cells.facts.weights), linear)
+
+
+def usual_method(records: int, kind: str, steps: int) -> DPSGD:
+    """DP-SGD with the settings that suit the network: batches of a tenth, and no step beyond the stable rate."""
+    update = OptimizerConfig(
+        learning_rate=_RATES[kind], momentum=0.9, schedule="linear", noise_limit=0.7, optimizer="sgd"
+    )
+    batch = min(_MAX_BATCH, max(1, round(records / 10)))
+    return DPSGD(steps=steps, expected_batch_size=batch, update=update)
+
+
+def encoding_of_bounds(bounds: Any, width: int) -> TableEncoding:
+    """The encoding of arrays: one pair of bounds for all columns, or a bound or one for each column on each side."""
+    try:
+        low, high = bounds
+        ends = [np.broadcast_to(np.asarray(one, float), (width,)).tolist() for one in (low, high)]
+        pairs = [*zip(*ends, strict=True)]
+    except (TypeError, ValueError):
+        raise RefusedError(
+            f"bounds do not fit {width} columns; give (low, high) for all of them, or arrays of {width} each."
+        ) from None
+    columns = [{"name": str(place), "kind": "numeric", "bounds": pair} for place, pair in enumerate(pairs)]
+    return _encoding_of(columns, ("",), "bounds")
+
+
+def encoding_of_schema(schema: Any) -> TableEncoding:
+    """The encoding of DataFrames.
+
+    schema: a data card, its name or its file; or a mapping of columns, each to (low, high), a list of its categories,
+    or what a data card says of it, such as {"kind": "hashed", "cells": 64}. A missing number has cells of its own.
+    """
+    if isinstance(schema, DataCard | str | Path):
+        declared = declared_card(schema)
+        if not isinstance(declared.reader, Table):
+            raise RefusedError(f"the data card {declared.name!r} declares no table; give one that does.")
+        reader = declared.reader
+        person = None if declared.person is None else declared.person.column
+        columns = [
+            one.model_dump()
+            for one in reader.columns
+            if not isinstance(one, Label | Ignored) and one.name != person
+        ]
+        dates = {part for one in reader.columns if isinstance(one, Date) for part in (one.month, one.day)}
+        columns += [{"name": name, "kind": "ignored"} for name in sorted(dates)]
+        return _encoding_of(columns, reader.missing, "schema", reader.cells)
+    if not isinstance(schema, Mapping) or not schema:
+        raise RefusedError(
+            "schema is no mapping of columns; give {'age': (17, 90), 'job': ['clerk', 'nurse']}, or a data card."
+        )
+    return _encoding_of([_column(str(name), given) for name, given in schema.items()], ("",), "schema")
+
+
+def declared_card(card: DataCard | str | Path) -> DataCard:
+    """A data card, by itself, by its file, or by the name of one that is shipped or lies in data/cards."""
+    if isinstance(card, DataCard):
+        return card
+    path = Path(card)
+    try:
+        if path.suffix in (".yaml", ".yml"):
+            return data_card(path.stem, path.parent)
+        own = Path("data/cards")
+        return data_card(str(card), own if (own / f"{card}.yaml").is_file() else CARDS)
+    except DataRefusedError as error:
+        raise RefusedError(str(error)) from None
+
+
+def _column(name: str, given: Any) -> dict[str, Any]:
+    if isinstance(given, Mapping):
+        return {"name": name, **given}
+    if isinstance(given, tuple) and len(given) == 2:
+        low, high = given
+        return {"name": name, "kind": "numeric", "bounds": (low, high), "missing": low}
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        words = tuple(str(one).lower() if isinstance(one, bool) else str(one) for one in given)
+        return {"name": name, "kind": "categorical", "categories": words}
+    raise RefusedError(
+        f"the schema of {name!r} is none; give (low, high) for a number, or a list of all categories."
+    )
+
+
+def _encoding_of(
+    columns: Sequence[Mapping[str, Any]],
+    missing: tuple[str, ...],
+    what: str,
+    cells: CellSettings | None = None,
+) -> TableEncoding:
+    try:
+        table = Csv.model_validate(
+            {
+                "kind": "csv",
+                "columns": (*columns, _TARGET),
+                "missing": missing,
+                "cells": cells or CellSettings(),
+            }
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise RefusedError(f"{what} does not fit ({where}: {first['msg']}); correct it.") from None
+    return TableEncoding(table, table.content)

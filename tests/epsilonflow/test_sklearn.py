@@ -1,0 +1,197 @@
+"""The estimators keep scikit-learn's contract, read nothing off the records, and say what fits cost together."""
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from ruamel.yaml import YAML
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import check_estimator
+
+import epsilonflow.sklearn
+from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.privacy.card import verify
+from data.card import data_card
+from epsilonflow.sklearn import FORBIDDEN_CHECKS, DPClassifier, DPRegressor, PrivacyCostWarning
+from epsilonflow.table_encoding import encoding_of_schema
+from tests.support.cards import card, category, csv_of, label, number
+
+SCHEMA = {"age": (0, 100), "job": ["clerk", "nurse", "smith"], "member": [False, True]}
+FAST: dict[str, Any] = {"steps": 3, "epsilon": 50.0}
+
+
+@pytest.fixture(autouse=True)
+def no_fits_of_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(epsilonflow.sklearn, "_FITS", [])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PrivacyCostWarning)
+        yield
+
+
+def table(rows: int = 300, seed: int = 0) -> tuple[pd.DataFrame, pd.Series]:
+    """A mixed table, and whether the age is above 50."""
+    draw = np.random.default_rng(seed)
+    age = draw.uniform(0, 100, rows)
+    frame = pd.DataFrame(
+        {"age": age, "job": draw.choice(SCHEMA["job"], rows), "member": draw.random(rows) < 0.5}
+    )
+    return frame, pd.Series(np.where(age > 50, "old", "young"), name="answer")
+
+
+def numbers(rows: int = 200, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    X = np.random.default_rng(seed).uniform(-1, 1, (rows, 3))
+    return X, (X[:, 0] > 0).astype(int)
+
+
+def _check(estimator: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = check_estimator(estimator, on_fail=None, on_skip=None)
+    failed = {one["check_name"]: str(one["exception"]) for one in results if one["status"] == "failed"}
+    assert {name: why for name, why in failed.items() if name not in FORBIDDEN_CHECKS} == {}
+    assert sum(one["status"] == "passed" for one in results) >= 40
+
+
+def test_a_classifier_passes_scikit_learns_checks_but_for_the_forbidden() -> None:
+    _check(DPClassifier(bounds=(-10, 10), classes=[-1, 0, 1, 2, 3], **FAST))
+
+
+@pytest.mark.soak
+def test_a_regressor_passes_scikit_learns_checks_but_for_the_forbidden() -> None:
+    _check(DPRegressor(bounds=(-10, 10), target_bounds=(-10, 10), **FAST))
+
+
+def test_a_mixed_table_is_learned_from_its_schema() -> None:
+    X, y = table(2000)
+    model = DPClassifier(epsilon=8, schema=SCHEMA, classes=["young", "old"], steps=60).fit(X, y)
+    assert model.classes_.tolist() == ["old", "young"]
+    assert model.score(X, y) > 0.9
+    probabilities = model.predict_proba(X)
+    assert probabilities.sum(axis=1) == pytest.approx(1)
+    assert (model.classes_[probabilities.argmax(axis=1)] == model.predict(X)).all()
+    assert model.epsilon_ == model.total_epsilon_ <= 8
+    assert verify(model.result_.card, unsigned=True).passed
+
+
+def test_a_number_is_predicted_within_its_bounds() -> None:
+    X, _ = table(1000)
+    model = DPRegressor(epsilon=8, schema=SCHEMA, target_bounds=(0, 1), steps=60).fit(X, X["age"] / 100)
+    assert model.score(X, X["age"] / 100) > 0.5
+    assert model.predict(X.assign(age=1e9)).max() <= 1
+
+
+def test_a_data_card_is_a_schema_and_declares_the_classes(tmp_path: Path) -> None:
+    columns = csv_of(number("age", 0, 100), category("job", *SCHEMA["job"]), label("answer"))
+    document = card("people", reader=columns, classes=["old", "young"], records={"at_most": 500})
+    document["files"] = {"train": {"path": "train.csv", "keyed_sha256": "0" * 64}}
+    document["split"] = {"salt": "s", "test_fraction": 0.3}
+    YAML(typ="safe", pure=True).dump(document, tmp_path / "people.yaml")
+    X, y = table()
+    for schema in (tmp_path / "people.yaml", data_card("people", tmp_path)):
+        model = clone(DPClassifier(schema=schema, **FAST))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PrivacyCostWarning)
+            model.fit(X, y)
+        assert model.classes_.tolist() == ["old", "young"]
+
+
+def test_a_missing_number_and_an_unknown_category_are_values() -> None:
+    encoding = encoding_of_schema(SCHEMA)
+    rows = pd.DataFrame(
+        {"age": [np.nan, 0.0, 50.0], "job": ["unheard of", "clerk", None], "member": [True, False, True]}
+    )
+    encoded = encoding.encode(rows)
+    assert len({row.tobytes() for row in encoded}) == 3
+    assert (encoding.encode(rows.iloc[:1]) == encoded[:1]).all()
+
+
+@pytest.mark.parametrize(
+    ("estimator", "sentence"),
+    [
+        (DPClassifier(classes=[0, 1]), "reading the range of a column off the records would tell"),
+        (DPClassifier(bounds=(-1, 1)), "reading them off y would tell of the only record of a class"),
+        (DPRegressor(bounds=(-1, 1)), "reading the range of y off the records"),
+        (DPClassifier(bounds=(-1, 1), classes=[0]), "fewer than two"),
+        (DPClassifier(bounds=(-1, 1), classes=[0, 2]), "none of the declared classes"),
+        (DPClassifier(bounds=(1, -1), classes=[0, 1]), "bounds does not fit"),
+        (DPClassifier(bounds=([0, 0], 1), classes=[0, 1]), "bounds do not fit 3 columns"),
+        (DPClassifier(schema={"age": (0, 1)}, classes=[0, 1]), "X is no DataFrame"),
+        (DPRegressor(bounds=(-1, 1), target_bounds=(2, 1)), "target_bounds are no interval"),
+    ],
+)
+def test_what_is_not_declared_is_refused_with_the_reason(estimator: Any, sentence: str) -> None:
+    with pytest.raises(RefusedError, match=sentence):
+        estimator.fit(*numbers())
+
+
+@pytest.mark.parametrize(
+    ("schema", "sentence"),
+    [
+        ({}, "schema is no mapping"),
+        ({"age": 7}, "schema of 'age' is none"),
+        ({"age": (0, 1), "shoe size": (0, 1)}, "lacks the declared columns 'shoe size'"),
+        ({"age": {"kind": "numeric", "bounds": (0, 1), "missing": "refuse"}}, "a number is missing"),
+        ({"job": (0, 1)}, "not a number"),
+    ],
+)
+def test_a_schema_that_does_not_fit_is_refused_without_a_value(schema: Any, sentence: str) -> None:
+    X, y = table()
+    X.loc[3, "age"] = np.nan
+    with pytest.raises(RefusedError, match=sentence) as refusal:
+        DPClassifier(schema=schema, classes=["old", "young"], **FAST).fit(X, y)
+    assert "smith" not in str(refusal.value)
+
+
+def test_fits_add_up_and_say_so_from_the_second_on() -> None:
+    X, y = numbers()
+    model = DPClassifier(bounds=(-1, 1), classes=[0, 1], **FAST).fit(X, y)
+    first = model.epsilon_
+    with pytest.warns(
+        PrivacyCostWarning, match=rf"2 fits .* epsilon {2 * first:.4g} at delta 2e-05.*`epsilonflow tune`"
+    ):
+        model.fit(X, y)
+    assert model.total_epsilon_ == pytest.approx(2 * first)
+    assert not hasattr(clone(model), "total_epsilon_")
+    other = DPClassifier(bounds=(-1, 1), classes=[0, 1], **FAST).fit(
+        *numbers(seed=1)
+    )  # other records: no warning
+    assert other.total_epsilon_ == pytest.approx(first, rel=1e-3)
+
+
+def test_cross_validation_and_a_grid_say_what_they_cost() -> None:
+    X, y = numbers()
+    model = DPClassifier(bounds=(-1, 1), classes=[0, 1], **FAST)
+    with pytest.warns(PrivacyCostWarning) as said:
+        cross_val_score(model, X, y, cv=4)
+    assert "4 fits" in str(said[-1].message)
+    grid = GridSearchCV(model, {"steps": [2, 3]}, cv=3)
+    with pytest.warns(PrivacyCostWarning) as said:
+        grid.fit(X, y)
+    assert "11 fits" in str(said[-1].message)  # 4 of before, 2 times 3, and the last one on all records
+
+
+def test_a_pipeline_holds_it() -> None:
+    X, y = numbers()
+    pipeline = make_pipeline(FunctionTransformer(np.abs), DPClassifier(bounds=(0, 1), classes=[0, 1], **FAST))
+    assert pipeline.fit(X, y).predict_proba(X).shape == (200, 2)
+
+
+def test_a_population_pays_and_refuses_what_it_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EPSILONFLOW_HOME", str(tmp_path))
+    X, y = numbers()
+    model = DPClassifier(
+        bounds=(-1, 1), classes=[0, 1], epsilon=2.0, steps=3, population="visits", cap=(3.0, 1e-4)
+    )
+    model.fit(X, y)
+    with pytest.raises(BudgetRefusedError):
+        model.fit(X, y)
+    assert model.total_epsilon_ <= 2.0
