@@ -12,7 +12,7 @@ if _here in sys.path:
     sys.path[:] = [*(folder for folder in sys.path if folder != _here), _here]
 
 from flows.compare import tune  # noqa: E402
-from flows.pipeline import pipeline, report  # noqa: E402
+from flows.deployed import pipeline, report  # noqa: E402
 from flows.scheduled import audit, retrain, verify  # noqa: E402
 
 __all__ = ["audit", "pipeline", "report", "retrain", "tune", "verify"]

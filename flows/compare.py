@@ -23,7 +23,7 @@ from prefect.states import Completed, Failed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from pydantic import Field
 
-from flows.pipeline import ended
+from flows.deployed import flow_result
 from tasks.comparing import TrialGroup, groups
 from tasks.comparing.report import PAGE, log_comparison, report
 from tasks.comparing.trial import Context, build_models
@@ -37,10 +37,9 @@ from tasks.comparing.work import (
     run_group,
     work_of,
 )
-from tasks.config.own_code import named_code
 from tasks.config.params import ParamsRefusedError
 from tasks.runs.stages import checkout
-from tasks.tuning import load
+from tasks.tuning import load_here
 from tasks.tuning.search import Trial, deliver, one_by_one, shares
 
 Runner = Literal["threads", "dask", "ray"]
@@ -101,7 +100,7 @@ def comparison(file: str, renew: bool = False, allow_code: Sequence[str] = ()) -
         with lock_comparison(work.place):
             return _run_trials(work, renew=renew)
 
-    return ended(compared)
+    return flow_result(compared)
 
 
 def _run_trials(work: Work, *, renew: bool) -> State[Any]:
@@ -183,11 +182,11 @@ def tune(
 
     def work() -> State[Any]:
         root, run_all = checkout(), partial(run_side_by_side, workers=workers)
-        settings = load(root / file, allow_code={*allow_code, *named_code(root)})
+        settings = load_here(root, Path(file), allow_code=allow_code)
         message = deliver(settings, root, say=get_run_logger().info, run_all=run_all)
         return Completed(message=message)
 
-    return ended(work)
+    return flow_result(work)
 
 
 def runner_named(name: str) -> Runner:

@@ -1,173 +1,71 @@
-"""The pipeline as a Prefect flow: prepare, calibrate, train, evaluate, report; and its last two steps as another.
+"""The pipeline: its five steps in order, whichever way they are run.
 
-Each step runs its DVC stage.
-
-DVC is the only cache, and no task is retried: reusing what DVC has is free, while running a stage again may spend.
-Prefect shows the privacy card as a page and the metrics as a table.
+Each step is a DVC stage, and DVC is the only cache: a stage runs if something that it depends on has changed. The plain
+command runs the stages one after the other; under Prefect each is a task of a flow, see `flows.deployed`. That is the
+one difference, and it is a `Runner`.
 """
 
-import logging
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Protocol
 
-from prefect import flow, get_run_logger, task
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
-from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State
-from prefect.runtime import deployment
-from prefect.states import Completed, Failed
-from pydantic import Field
-
-from algorithms.plain_text import for_markdown
-from algorithms.privacy.accounting import MOST_EPSILON
-from algorithms.privacy.card import load
-from algorithms.privacy.card.text import markdown
-from flows.missing_runs import log_missing_run
 from tasks.config.overrides import ParamOverrides, apply_overrides
-from tasks.runs.preflight import preview_run
-from tasks.runs.quality import Rows, run_summary
-from tasks.runs.software import reuse_note_of
-from tasks.runs.stages import (
-    EXISTING,
-    StageFailedError,
-    StageRefusedError,
-    checkout,
-    checkout_lock,
-    refusals,
-    reproduce,
-    run_all,
-)
-
-REFUSED = "Refused"
-T = TypeVar("T")
-Epsilon = Annotated[float, Field(gt=0, le=MOST_EPSILON)]
-Delta = Annotated[float, Field(ge=0, lt=1)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-LISTENERS: list[Callable[[str, str | None], object]] = []
-"""Callbacks of the command line: called with a stage's name and None when it begins, and with each line it writes."""
+from tasks.runs.quality import Rows
+from tasks.runs.stages import StageRefusedError, checkout_lock
 
 
-def publish(root: Path) -> Rows:
-    """Make the Prefect artifacts `privacy-card` and `metrics` from the results in `root`, log and return them."""
-    card = load(root / "artifacts" / "privacy_card.json")
-    result, note = run_summary(root), reuse_note_of(root)
-    if note is not None:
-        get_run_logger().warning("%s; %s", EXISTING, note)
-        result = [("existing result", note), *result]
-    create_markdown_artifact(markdown(card), key="privacy-card", description="what the guarantee is")
-    table = [
-        {"what": name, "value": for_markdown(text)} for name, text in result
-    ]  # as its page renders cells
-    create_table_artifact(table, key="metrics", description="result and budget")
-    for name, text in result:
-        get_run_logger().info("%s: %s", name, text)
-    return result
+class Runner(Protocol):
+    """How steps are run and shown."""
+
+    def run(self, stage: str, root: Path) -> None:
+        """Run a stage in the checkout at `root`; raises StageRefusedError or StageFailedError."""
+
+    def line(self, text: str) -> None:
+        """Show a line, as where the run waits for another one."""
+
+    def result(self, root: Path) -> Rows:
+        """Show what came out, and return it."""
 
 
-def tell(stage: str, text: str | None = None) -> None:
-    """Call all listeners."""
-    for listener in LISTENERS:
-        listener(stage, text)
+def run_pipeline(root: Path, overrides: ParamOverrides, runner: Runner, *, keeps_overrides: bool) -> Rows:
+    """Run the five steps in the checkout at `root`, with `overrides` in params.yaml, and return the result.
 
-
-@task(retries=0, cache_policy=NO_CACHE)
-def run_stage(stage: str, root: Path) -> State[Any]:
-    """Let DVC run one stage if something it depends on has changed."""
-    log, existing = get_run_logger().info, ""
-
-    def say(text: str) -> None:
-        nonlocal existing
-        log(text)
-        if text.startswith(EXISTING):
-            existing = text
-        tell(stage, text)
-
-    tell(stage)
-    try:
-        ran = reproduce(stage, root=root, say=say)
-        if stage == "report" and not ran:
-            log_missing_run(root, log)
-    except StageRefusedError as refusal:
-        return Failed(name=REFUSED, message=str(refusal))
-    except StageFailedError as failure:
-        return Failed(message=str(failure))
-    return Completed(message=existing or ("done" if ran else f"nothing to do: {EXISTING}"))
-
-
-def stage_task(stage: str, root: Path) -> None:
-    """Run a stage as a task of the current flow that has its name; raises StageRefusedError or StageFailedError."""
-    state = run_stage.with_options(name=stage, task_run_name=stage)(stage, root, return_state=True)
-    if state.name == REFUSED:
-        raise StageRefusedError(str(state.message))
-    if not state.is_completed():
-        raise StageFailedError(str(state.message))
-
-
-@flow(name="pipeline", retries=0)
-def pipeline(
-    dataset: str | None = None,
-    algorithm: str | None = None,
-    epsilon: Epsilon | None = None,
-    delta: Delta | None = None,
-    seed: Seed | None = None,
-    settings: dict[str, Any] | None = None,
-    encoder: str | None = None,
-) -> Rows | State[Any]:
-    """Train a model under differential privacy in this checkout and report what it spent.
-
-    Args:
-        dataset: name of a data card; the model and the algorithm's settings then follow its recipe.
-        algorithm: name of an algorithm; its settings then follow the recipe of the data set.
-        epsilon: the privacy budget of the run.
-        delta: the probability with which the guarantee may fail; at most 1/n.
-        seed: of the model's start.
-        settings: values for params.yaml by dotted key, such as {"algorithm.steps": 500}; set last.
-        encoder: a frozen public encoder, such as efficientnet-lite0, whose features a private head is trained on.
+    keeps_overrides: whether the overrides stay in params.yaml after a run that no stage refused.
     """
-    overrides = ParamOverrides(dataset, algorithm, epsilon, delta, seed, settings or {}, encoder)
-    say = get_run_logger().info
-
-    def work() -> Rows:
-        root = checkout()
-        # Before a stage starts, since DVC removes what it gave before.
-        preview_run(root, apply_overrides(root, overrides).params).check()
-        # What a deployment is started with is for that run; at the command line it is the user's choice, and stays.
-        keeps = deployment.id is None
-        return run_all(root, overrides, run_stage=stage_task, finish=publish, say=say, keeps=keeps)
-
-    return ended(work)
+    with checkout_lock(root, say=runner.line), overridden(root, overrides, keeps=keeps_overrides):
+        runner.run("prepare", root)  # data card, files of records -> datasets/prepared
+        runner.run("calibrate", root)  # params.yaml, public facts -> plan.json
+        runner.run("train", root)  # plan.json, records, budget -> model, trace, receipt.json
+        runner.run("evaluate", root)  # model, held-out records -> metrics.json, plots
+        runner.run("report", root)  # all of these -> privacy_card.json, report.html
+        return runner.result(root)
 
 
-@flow(name="report", retries=0)
-def report() -> Rows | State[Any]:
-    """Evaluate the model in this checkout and write its report and privacy card, if they are not up to date."""
-
-    def work() -> Rows:
-        root = checkout()
-        with checkout_lock(root, say=get_run_logger().info):
-            stage_task("evaluate", root)
-            stage_task("report", root)
-            return publish(root)
-
-    return ended(work)
+def run_report(root: Path, runner: Runner) -> Rows:
+    """Run the last two steps of the pipeline for the model that is in the checkout, and return the result."""
+    with checkout_lock(root, say=runner.line):
+        runner.run("evaluate", root)
+        runner.run("report", root)
+        return runner.result(root)
 
 
-def ended(work: Callable[[], T]) -> T | State[Any]:
-    """Call `work`, the body of a flow, and return its result; a refusal or a failed stage becomes a state that says so.
+@contextmanager
+def overridden(root: Path, overrides: ParamOverrides, *, keeps: bool) -> Iterator[None]:
+    """Within the block, params.yaml has the overrides; they do not stay if a stage refuses the run.
 
-    Also drops the empty traceback that Prefect logs for tasks that return a failed state, as ours do.
+    keeps: whether they stay otherwise.
     """
-    logging.getLogger("prefect.task_runs").addFilter(_without_empty_traceback)
+    edit = apply_overrides(root, overrides)
+    edit.write()
     try:
-        return work()
-    except refusals() as refusal:
-        return Failed(name=REFUSED, message=str(refusal))
-    except StageFailedError as failure:
-        return Failed(message=str(failure))
-
-
-def _without_empty_traceback(record: logging.LogRecord) -> bool:
-    if record.exc_info and record.exc_info[0] is None:
-        record.exc_info = None
-    return True
+        yield
+    except StageRefusedError:
+        edit.undo()
+        raise
+    except BaseException:
+        if not keeps:
+            edit.undo()
+        raise
+    if not keeps:
+        edit.undo()

@@ -5,7 +5,6 @@ gives lower bounds on epsilon from the installed code, on synthetic records.
 """
 
 import os
-from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any
 
@@ -16,13 +15,12 @@ from prefect.states import Completed, Failed
 from pydantic import Field
 
 from algorithms.errors import LedgerBrokenError
-from flows.pipeline import REFUSED, Delta, Epsilon, Seed, ended, stage_task
-from tasks.auditing import Asked, audit_all, audit_one, auditable, check
+from flows.deployed import REFUSED, Delta, Epsilon, Seed, flow_result, stage_task
+from tasks.auditing import AuditRequest, audit_all, audit_one, checked_requests
 from tasks.retraining import load
-from tasks.retraining.delivery import Work
-from tasks.retraining.delivery import retrain as deliver
+from tasks.retraining.delivery import Work, deliver
 from tasks.runs.ledger import keep_checkpoint, kept_checkpoint, open_ledger
-from tasks.runs.stages import checkout, checkout_lock
+from tasks.runs.stages import checkout
 
 BROKEN, FEW_LEFT = "LedgerBroken", "FewRetrainingsLeft"
 
@@ -39,8 +37,7 @@ def retrain(file: str = "retrain.yaml", accept_recipe: bool = False) -> State[An
     def work() -> State[Any]:
         root, say = checkout(), get_run_logger().info
         work = Work(load(root / file), root, stage_task, say, root / file, accept_recipe)
-        with checkout_lock(root, say=say):
-            outcome = deliver(work, now=datetime.now(UTC))
+        outcome = deliver(work)
         name = {"refused": REFUSED, "broken": BROKEN, "failed": "Failed"}.get(outcome.kind)
         if name is not None:
             return Failed(name=name, message=outcome.message)
@@ -49,7 +46,7 @@ def retrain(file: str = "retrain.yaml", accept_recipe: bool = False) -> State[An
             return Completed(name=FEW_LEFT, message=f"{outcome.message} {words}")
         return Completed(message=outcome.message)
 
-    return ended(work)
+    return flow_result(work)
 
 
 @flow(name="verify", retries=0, persist_result=False)
@@ -73,11 +70,11 @@ def verify(from_the_first_row: bool = False) -> State[Any]:
             message=f"the chain holds, {verification.head.seq} rows, {verification.read} of them read now."
         )
 
-    return ended(work)
+    return flow_result(work)
 
 
 @task(name="audit", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def audit_task(request: Asked, workers: int) -> tuple[bool, str]:
+def audit_task(request: AuditRequest, workers: int) -> tuple[bool, str]:
     """Audit one method; returns whether its claim is violated, and the findings as a sentence."""
     return audit_one(request, checkout(), workers=workers)
 
@@ -107,14 +104,9 @@ def audit(
     """
 
     def work() -> State[Any]:
-        requests = [
-            Asked(name, settings or {}, epsilon, delta, runs, canaries, seed)
-            for name in ([method] if method else auditable())
-        ]
-        for request in requests:
-            check(request)
+        requests = checked_requests(method, settings or {}, epsilon, delta, runs, canaries, seed)
         one = partial(audit_task, workers=workers or os.cpu_count() or 1)
         is_violated, message = audit_all(requests, one, say=get_run_logger().info)
         return Failed(message=message) if is_violated else Completed(message=message)
 
-    return ended(work)
+    return flow_result(work)

@@ -30,7 +30,7 @@ _WORDS = "What the claim lets any test reach, and what the attack reached"
 
 
 @dataclass(frozen=True)
-class Asked:
+class AuditRequest:
     """A request for an audit.
 
     method: a registered name or "package.module:factory". settings: settings of the method. runs: pairs of runs with
@@ -47,14 +47,33 @@ class Asked:
     seed: int = 0
 
 
-def check(request: Asked) -> None:
+def check(request: AuditRequest) -> None:
     """Raise ParamsRefusedError or RefusedError if the settings do not fit or the method claims no privacy."""
     game = Game(request.method, dict(request.settings), request.epsilon, request.delta, 8)
     params.parse({"algorithm": {"name": request.method, **game.all_settings()}}, reads=("algorithm",))
     game.plan()
 
 
-def audit_all(requests: Sequence[Asked], one: "One", *, say: Callable[[str], object]) -> tuple[bool, str]:
+def checked_requests(
+    method: str | None,
+    settings: Mapping[str, Any],
+    epsilon: float,
+    delta: float,
+    runs: int,
+    canaries: int,
+    seed: int,
+) -> list[AuditRequest]:
+    """The request for a method, or one for each registered method that claims privacy, after `check` of each."""
+    methods = [method] if method else auditable()
+    requests = [AuditRequest(name, settings, epsilon, delta, runs, canaries, seed) for name in methods]
+    for request in requests:
+        check(request)
+    return requests
+
+
+def audit_all(
+    requests: Sequence[AuditRequest], one: "One", *, say: Callable[[str], object]
+) -> tuple[bool, str]:
     """Run audits one after the other, each by `one`.
 
     say: called with the findings of each audit. Returns whether a claim is violated, and the outcome as a sentence.
@@ -69,11 +88,11 @@ def audit_all(requests: Sequence[Asked], one: "One", *, say: Callable[[str], obj
     return False, message if len(requests) == 1 else "no claim is violated"
 
 
-One = Callable[[Asked], tuple[bool, str]]
+One = Callable[[AuditRequest], tuple[bool, str]]
 """Audits a method; returns whether its claim is violated, and the findings as a sentence."""
 
 
-def audit_one(request: Asked, root: Path, *, workers: int) -> tuple[bool, str]:
+def audit_one(request: AuditRequest, root: Path, *, workers: int) -> tuple[bool, str]:
     """Audit one method and keep the result below `root`; see `One`."""
     document, page = run_audit(request, root, workers=workers)
     verdict = "the claim is VIOLATED" if document["is_violated"] else "nothing speaks against the claim"
@@ -83,7 +102,7 @@ def audit_one(request: Asked, root: Path, *, workers: int) -> tuple[bool, str]:
     return document["is_violated"], f"{request.method}: {numbers}; {verdict} ({page})"
 
 
-def run_audit(request: Asked, root: Path, *, workers: int = 1) -> tuple[dict[str, Any], Path]:
+def run_audit(request: AuditRequest, root: Path, *, workers: int = 1) -> tuple[dict[str, Any], Path]:
     """Audit a method, and each mechanism alone; write audit.json and audit.html, and return content and path.
 
     Raises RefusedError or ParamsRefusedError if the method is unknown or claims no privacy, or its settings do not fit.

@@ -17,7 +17,6 @@ from data.card import data_card
 from data.documents import load_yaml
 from tasks.config import params
 from tasks.config.overrides import ParamOverrides, apply_overrides, explain_recipe, recipe
-from tasks.config.own_code import named_code
 from tasks.config.params import Params
 from tasks.prepare import public_of
 from tasks.runs.preflight import RunPreview, preview_ledger, preview_run
@@ -69,7 +68,7 @@ def search_table(
     from tasks import tuning  # here, since the plan of a single run does not need its imports
     from tasks.tuning.search import Search
 
-    search_settings = tuning.load(file, allow_code={*allow_code, *named_code(root)})
+    search_settings = tuning.load_here(root, file, allow_code=allow_code)
     base = load_yaml((root / "params.yaml").read_text(encoding="utf-8"))
     settings = params.load(root / "params.yaml", reads=tuning.READS)
     card = data_card(settings.data.dataset, root / "data" / "cards")

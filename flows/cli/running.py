@@ -6,6 +6,7 @@ has to run. A refusal is one sentence and exit status 2.
 """
 
 import errno
+import logging
 import os
 import re
 import signal
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     from prefect.client.schemas.objects import State
     from rich.progress import TaskID
+
+    from tasks.runs.quality import Rows
 
 
 SETTINGS: dict[str, Any] = {
@@ -158,6 +161,12 @@ class Steps:
         elif step:
             self.console.print(f"  {text}")
 
+    def result(self, root: Path) -> "Rows":
+        """The result of the run in `root`, which the command shows."""
+        from tasks.runs.quality import run_summary
+
+        return run_summary(root)
+
     def end(self) -> None:
         """Remove the bar: something else is shown, or the last stage has ended."""
         if self._bar is not None:
@@ -234,24 +243,37 @@ def listening(steps: Steps) -> Iterator[None]:
     """Within the block, show what the stages of a flow write, without Prefect's own lines."""
     if not steps.verbose:
         quieten_prefect()
-    from flows.pipeline import LISTENERS
+    from flows.deployed import STAGE_LINES
 
-    def listen(stage: str, text: str | None) -> None:
-        steps.begin(stage) if text is None else steps.line(text)
-
-    LISTENERS.append(listen)
+    handler = _StepsHandler(steps)
+    STAGE_LINES.addHandler(handler)
     try:
         yield
     finally:
-        LISTENERS.remove(listen)
+        STAGE_LINES.removeHandler(handler)
         steps.end()
+
+
+class _StepsHandler(logging.Handler):
+    """Shows what the stages of a flow write."""
+
+    def __init__(self, steps: Steps) -> None:
+        super().__init__()
+        self._steps = steps
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if text:
+            self._steps.line(text)
+        else:
+            self._steps.begin(str(record.__dict__["stage"]))
 
 
 def require_completed(state: "State[Any]") -> "State[Any]":
     """Return the state if the flow completed; otherwise print why not, and end the command."""
     if state.is_completed():
         return state
-    from flows.pipeline import REFUSED
+    from flows.deployed import REFUSED
 
     say(f"{'refused: ' if state.name == REFUSED else ''}{state.message}", error=True)
     raise typer.Exit(2 if state.name == REFUSED else 1)

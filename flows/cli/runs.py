@@ -101,15 +101,13 @@ def _delivered(overrides: "ParamOverrides", root: Path, steps: Steps) -> "Rows":
     """Run the pipeline; as a Prefect flow if there is a server."""
     if has_prefect_api():
         with listening(steps):
-            from flows.pipeline import pipeline
+            from flows.deployed import pipeline
 
             state = stoppable(lambda: pipeline(**asdict(overrides), return_state=True), root)
             return cast("Rows", require_completed(state).result())
-    from tasks.runs.quality import run_summary
-    from tasks.runs.stages import run_all
+    from flows.pipeline import run_pipeline
 
-    work = partial(run_all, root, overrides, run_stage=steps.run, finish=run_summary, say=steps.line)
-    return stoppable(work, root, steps=steps)
+    return stoppable(lambda: run_pipeline(root, overrides, steps, keeps_overrides=True), root, steps=steps)
 
 
 def _look_ahead(root: Path, settings: "Params") -> None:
@@ -212,9 +210,11 @@ def retrain(
     if give_up:
         message = _give_up(root, file, yes=yes)
     elif not has_prefect_api():
-        message = stoppable(
-            lambda: _retrain_here(root, file, steps, accept_recipe=accept_recipe), root, steps=steps
-        )
+        from tasks.retraining import load
+        from tasks.retraining.delivery import Work, deliver
+
+        work = Work(load(file), root, steps.run, steps.line, file, accept_recipe)
+        message = stoppable(lambda: deliver(work).message_or_raise(), root, steps=steps)
     else:
         with listening(steps):
             from flows.scheduled import retrain as flow
@@ -222,23 +222,6 @@ def retrain(
             state = stoppable(lambda: flow(str(file), accept_recipe, return_state=True), root)
             message = str(require_completed(state).message)
     say(message)
-
-
-def _retrain_here(root: Path, file: Path, steps: Steps, *, accept_recipe: bool) -> str:
-    """Do what `flows.scheduled.retrain` does, without Prefect; returns the outcome as a sentence."""
-    from datetime import UTC, datetime
-
-    from tasks.retraining import delivery, load
-    from tasks.runs.stages import StageFailedError, StageRefusedError, checkout_lock
-
-    work = delivery.Work(load(file), root, steps.run, steps.line, file, accept_recipe)
-    with checkout_lock(root, say=steps.line):
-        outcome = delivery.retrain(work, now=datetime.now(UTC))
-    if outcome.kind in ("refused", "broken"):
-        raise StageRefusedError(outcome.message)
-    if outcome.kind == "failed":
-        raise StageFailedError(outcome.message)
-    return outcome.message
 
 
 def _give_up(root: Path, file: Path, *, yes: bool) -> str:
@@ -315,11 +298,10 @@ def tune(
             preview.check()
         return
 
-    from tasks.config.own_code import named_code
-    from tasks.tuning import load
+    from tasks.tuning import load_here
     from tasks.tuning.search import deliver, in_threads
 
-    settings = load(file, allow_code={*(allow_code or ()), *named_code(root)})
+    settings = load_here(root, file, allow_code=allow_code or ())
     if runner == "threads" and not has_prefect_api():
         steps = Steps(verbose)
         say(f"searching: at most epsilon {settings.epsilon:g} for all trials together ...", error=True)
@@ -367,14 +349,11 @@ def audit(
         key.removeprefix("algorithm."): value for key, value in settings_of(assignments or ()).items()
     }
 
-    from tasks.auditing import Asked, audit_all, audit_one, auditable, check
+    from tasks.auditing import audit_all, audit_one, checked_requests
 
     cores = workers or os.cpu_count() or 1
     stays = "an audit that is stopped leaves nothing; the same command begins it again."
-    names = [method] if method else auditable()
-    requests = [Asked(name, settings, epsilon, delta, runs, canaries, seed) for name in names]
-    for request in requests:
-        check(request)
+    requests = checked_requests(method, settings, epsilon, delta, runs, canaries, seed)
     if has_prefect_api():
         quieten_prefect()
         from flows.scheduled import audit as auditing
@@ -384,7 +363,7 @@ def audit(
             require_completed(stoppable(lambda: auditing(*arguments, return_state=True), root, stays)).message
         )
     else:
-        say(f"auditing {', '.join(names)} on {cores} cores ...", error=True)
+        say(f"auditing {', '.join(request.method for request in requests)} on {cores} cores ...", error=True)
         one = partial(audit_one, root=root, workers=cores)
         each: Callable[[str], object] = partial(say, error=True) if len(requests) > 1 else str
         is_violated, message = stoppable(lambda: audit_all(requests, one, say=each), root, stays)

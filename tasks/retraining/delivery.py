@@ -12,7 +12,7 @@ units of its composition, and is converted to an epsilon for the plan.
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from fractions import Fraction
 from itertools import takewhile
 from math import exp, inf, log
@@ -44,7 +44,15 @@ from tasks.retraining import RECIPE, Recipe, Registry, Retraining, State, States
 from tasks.runs import store
 from tasks.runs.ledger import declare, missing_blocks, open_ledger, planned_run
 from tasks.runs.quality import describe_metric, headline_metric
-from tasks.runs.stages import STAGES, Say, StageFailedError, StageRefusedError, refusals, shortage
+from tasks.runs.stages import (
+    STAGES,
+    Say,
+    StageFailedError,
+    StageRefusedError,
+    checkout_lock,
+    refusals,
+    shortage,
+)
 from tasks.tracking.runs import log_promotion
 
 _CLOSE, _MAX_PLANS = 0.01, 12
@@ -233,6 +241,14 @@ class Outcome:
     message: str
     left: int | None = None
 
+    def message_or_raise(self) -> str:
+        """The sentence; raises StageRefusedError or StageFailedError for a delivery that was refused or failed."""
+        if self.kind in ("refused", "broken"):
+            raise StageRefusedError(self.message)
+        if self.kind == "failed":
+            raise StageFailedError(self.message)
+        return self.message
+
 
 @dataclass(frozen=True)
 class Work:
@@ -267,6 +283,12 @@ class Work:
     def key(self, period: str) -> str:
         """The name and period under which the ledger charges once."""
         return f"{self.settings.name} {period}"
+
+
+def deliver(work: Work) -> Outcome:
+    """Do `retrain` now, in the locked checkout."""
+    with checkout_lock(work.root, say=work.say):
+        return retrain(work, now=datetime.now(UTC))
 
 
 def retrain(work: Work, *, now: datetime) -> Outcome:

@@ -31,7 +31,6 @@ from tasks.runs.checkout import append_checkout_to_path, find_checkout, missing_
 if TYPE_CHECKING:
     from dvc.repo import Repo
 
-    from tasks.config.overrides import ParamOverrides
 
 T = TypeVar("T")
 Say = Callable[[str], object]
@@ -207,39 +206,6 @@ def reproduce(stage: str, *, root: Path, say: Say) -> bool:
             )
         raise StageFailedError(lines[-1] if lines else f"{stage} ended with exit status {status}.")
     return status != _NOTHING
-
-
-def run_all(
-    root: Path,
-    overrides: "ParamOverrides",
-    *,
-    run_stage: Callable[[str, Path], object],
-    finish: Callable[[Path], T],
-    say: Say,
-    keeps: bool = True,
-) -> T:
-    """Change params.yaml as requested, run the five stages and return what `finish` makes of the results in `root`.
-
-    run_stage: runs a stage in the checkout; raises StageRefusedError or StageFailedError. If a stage refuses the run,
-    params.yaml is restored. keeps: whether the overrides stay in params.yaml otherwise.
-    """
-    from tasks.config.overrides import (
-        apply_overrides,  # here, since the process that runs a stage does not need it
-    )
-
-    with checkout_lock(root, say=say):
-        edit = apply_overrides(root, overrides)
-        edit.write()
-        try:
-            for stage in STAGES:
-                run_stage(stage, root)
-            return finish(root)
-        except StageRefusedError:
-            keeps = False
-            raise
-        finally:
-            if not keeps:
-                edit.undo()
 
 
 def up_to_date(root: Path, *, say: Say) -> bool:

@@ -26,7 +26,7 @@ from data.readers.records import Records
 from tasks.calibrate import calibrate, model_for
 from tasks.config import params
 from tasks.config.overrides import with_values
-from tasks.config.own_code import names_in
+from tasks.config.own_code import named_code, names_in
 from tasks.config.params import Params, ParamsRefusedError, StrictModel, in_words, read_yaml
 from tasks.evaluate import record_scores
 
@@ -127,6 +127,11 @@ def load(path: Path, *, allow_code: Collection[str] = ()) -> Tuning:
             for name in names_in(with_values({}, {key: value})):
                 check_allowed(name, allow_code, path.name)
     return tuning
+
+
+def load_here(root: Path, file: Path, *, allow_code: Collection[str] = ()) -> Tuning:
+    """Do `load` for a file of the checkout at `root`, which may also name the code that the checkout names."""
+    return load(root / file, allow_code={*allow_code, *named_code(root)})
 
 
 def candidates(tuning: Tuning, base: Document) -> list[Document]:

@@ -17,11 +17,11 @@ from prefect.utilities.templating import apply_values
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
-from flows import pipeline
+from flows import deployed
 from flows import scheduled as module
 from flows.cli import runs
 from flows.cli.main import app
-from flows.pipeline import REFUSED
+from flows.deployed import REFUSED
 from flows.scheduled import BROKEN
 from tasks.retraining import delivery
 from tasks.retraining.delivery import Outcome
@@ -77,7 +77,7 @@ def test_an_outcome_becomes_a_state(
 ) -> None:
     _checkout(tmp_path, monkeypatch)
     monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
-    monkeypatch.setattr(module, "deliver", lambda work, now: Outcome(kind, "how it went.", left))
+    monkeypatch.setattr(module, "deliver", lambda work: Outcome(kind, "how it went.", left))
     found = module.retrain.fn()
     assert found.name == state
     few = " The caps allow 2 more retrainings of m." if left == 2 else ""
@@ -131,11 +131,11 @@ def test_what_a_deployment_is_started_with_is_for_that_run(
 
     if deployment:
         monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", deployment)
-    monkeypatch.setattr(pipeline, "get_run_logger", lambda: logging.getLogger("test"))
-    monkeypatch.setattr(pipeline, "preview_run", MagicMock())
-    monkeypatch.setattr(pipeline, "stage_task", stage)
-    monkeypatch.setattr(pipeline, "publish", lambda root: [])
-    pipeline.pipeline.fn(seed=9)
+    monkeypatch.setattr(deployed, "get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr(deployed, "preview_run", MagicMock())
+    monkeypatch.setattr(deployed, "stage_task", stage)
+    monkeypatch.setattr(deployed, "publish", lambda root: [])
+    deployed.pipeline.fn(seed=9)
     assert during == [9] * (1 if fails else 5)
     assert seed() == stays
     assert (params.read_text() == before) == (stays == 1)

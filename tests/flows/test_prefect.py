@@ -23,7 +23,7 @@ from algorithms.privacy.accounting import Budget
 from flows.cli import runs
 from flows.cli.main import app
 from flows.compare import comparison, plan, run, task_runner, tune
-from flows.pipeline import pipeline, report, run_stage
+from flows.deployed import pipeline, report, run_stage
 from flows.scheduled import audit, retrain, verify
 from tasks.comparing import trial as one_trial
 from tasks.comparing.trial import Place

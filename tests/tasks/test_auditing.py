@@ -13,7 +13,7 @@ import pytest
 
 from algorithms.errors import RefusedError
 from tasks import auditing
-from tasks.auditing import Asked, auditable, run_audit
+from tasks.auditing import AuditRequest, auditable, run_audit
 from tasks.config.params import ParamsRefusedError
 from tasks.reporting import newest_audit
 from tests.support.waiting import before_long
@@ -51,7 +51,7 @@ def test_an_audit_is_kept_as_json_and_as_a_page(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(auditing, "_side_by_side", pickled)
     assert newest_audit("majority", tmp_path) is None
-    found, page = run_audit(Asked("majority", {}, runs=12, canaries=8), tmp_path, workers=2)
+    found, page = run_audit(AuditRequest("majority", {}, runs=12, canaries=8), tmp_path, workers=2)
     kept = json.loads((tmp_path / "audits" / "majority" / "audit.json").read_text())
     assert kept == found
     assert not found["is_violated"]
@@ -71,15 +71,15 @@ def test_more_than_claimed_is_explained(tmp_path: Path, monkeypatch: pytest.Monk
     ):
         result = {"claimed": 0.1, "found": found, "is_violated": is_violated}
         monkeypatch.setattr(auditing, "run_audit", lambda *_, result=result, **__: (result, Path("page")))
-        violated, said = auditing.audit_one(Asked("sgd_adv", {}), tmp_path, workers=1)
+        violated, said = auditing.audit_one(AuditRequest("sgd_adv", {}), tmp_path, workers=1)
         assert violated is is_violated and words in said
 
 
 def test_what_cannot_be_audited_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ParamsRefusedError, match=r"unknown key algorithm\.nothing"):
-        run_audit(Asked("majority", {"nothing": 1}), tmp_path)
+        run_audit(AuditRequest("majority", {"nothing": 1}), tmp_path)
     with pytest.raises(RefusedError, match="no algorithm"):
-        run_audit(Asked("unknown", {}), tmp_path)
+        run_audit(AuditRequest("unknown", {}), tmp_path)
 
 
 def test_all_methods_with_a_claim_are_audited() -> None:

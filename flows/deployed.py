@@ -1,0 +1,172 @@
+"""The pipeline as a Prefect flow whose tasks are its steps, and the last two steps as another: see `flows.pipeline`.
+
+No task is cached or retried: reusing what DVC has is free, while running a stage again may spend.
+Prefect shows the privacy card as a page and the metrics as a table.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from prefect import flow, get_run_logger, task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.runtime import deployment
+from prefect.states import Completed, Failed
+from pydantic import Field
+
+from algorithms.plain_text import for_markdown
+from algorithms.privacy.accounting import MOST_EPSILON
+from algorithms.privacy.card import load
+from algorithms.privacy.card.text import markdown
+from flows.missing_runs import log_missing_run
+from flows.pipeline import run_pipeline, run_report
+from tasks.config.overrides import ParamOverrides, apply_overrides
+from tasks.runs.preflight import preview_run
+from tasks.runs.quality import Rows, run_summary
+from tasks.runs.software import reuse_note_of
+from tasks.runs.stages import (
+    EXISTING,
+    StageFailedError,
+    StageRefusedError,
+    checkout,
+    refusals,
+    reproduce,
+)
+
+REFUSED = "Refused"
+T = TypeVar("T")
+Epsilon = Annotated[float, Field(gt=0, le=MOST_EPSILON)]
+Delta = Annotated[float, Field(ge=0, lt=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+STAGE_LINES = logging.getLogger("epsilonflow.stages")
+"""Gets each line that a stage writes, and an empty one when it begins; `stage` in a record is its name."""
+STAGE_LINES.setLevel(logging.INFO)
+STAGE_LINES.propagate = False  # Prefect has the lines already, in the log of the task
+
+
+def publish(root: Path) -> Rows:
+    """Make the Prefect artifacts `privacy-card` and `metrics` from the results in `root`, log and return them."""
+    card = load(root / "artifacts" / "privacy_card.json")
+    result, note = run_summary(root), reuse_note_of(root)
+    if note is not None:
+        get_run_logger().warning("%s; %s", EXISTING, note)
+        result = [("existing result", note), *result]
+    create_markdown_artifact(markdown(card), key="privacy-card", description="what the guarantee is")
+    table = [
+        {"what": name, "value": for_markdown(text)} for name, text in result
+    ]  # as its page renders cells
+    create_table_artifact(table, key="metrics", description="result and budget")
+    for name, text in result:
+        get_run_logger().info("%s: %s", name, text)
+    return result
+
+
+@task(retries=0, cache_policy=NO_CACHE)
+def run_stage(stage: str, root: Path) -> State[Any]:
+    """Let DVC run one stage if something it depends on has changed."""
+    log, reused, of_stage = get_run_logger().info, list[str](), {"stage": stage}
+
+    def say(text: str) -> None:
+        log(text)
+        if text.startswith(EXISTING):
+            reused.append(text)
+        STAGE_LINES.info(text, extra=of_stage)
+
+    STAGE_LINES.info("", extra=of_stage)
+    try:
+        ran = reproduce(stage, root=root, say=say)
+        if stage == "report" and not ran:
+            log_missing_run(root, log)
+    except StageRefusedError as refusal:
+        return Failed(name=REFUSED, message=str(refusal))
+    except StageFailedError as failure:
+        return Failed(message=str(failure))
+    outcome = "done" if ran else f"nothing to do: {EXISTING}"
+    return Completed(message=reused[-1] if reused else outcome)
+
+
+def stage_task(stage: str, root: Path) -> None:
+    """Run a stage as a task of the current flow that has its name; raises StageRefusedError or StageFailedError."""
+    state = run_stage.with_options(name=stage, task_run_name=stage)(stage, root, return_state=True)
+    if state.name == REFUSED:
+        raise StageRefusedError(str(state.message))
+    if not state.is_completed():
+        raise StageFailedError(str(state.message))
+
+
+class TaskRunner:
+    """Runs the steps as tasks of the current flow."""
+
+    def run(self, stage: str, root: Path) -> None:
+        """Run a stage as a task; raises StageRefusedError or StageFailedError."""
+        stage_task(stage, root)
+
+    def line(self, text: str) -> None:
+        """Write a line into the log of the flow."""
+        get_run_logger().info(text)
+
+    def result(self, root: Path) -> Rows:
+        """Publish the result."""
+        return publish(root)
+
+
+@flow(name="pipeline", retries=0)
+def pipeline(
+    dataset: str | None = None,
+    algorithm: str | None = None,
+    epsilon: Epsilon | None = None,
+    delta: Delta | None = None,
+    seed: Seed | None = None,
+    settings: dict[str, Any] | None = None,
+    encoder: str | None = None,
+) -> Rows | State[Any]:
+    """Train a model under differential privacy in this checkout and report what it spent.
+
+    Args:
+        dataset: name of a data card; the model and the algorithm's settings then follow its recipe.
+        algorithm: name of an algorithm; its settings then follow the recipe of the data set.
+        epsilon: the privacy budget of the run.
+        delta: the probability with which the guarantee may fail; at most 1/n.
+        seed: of the model's start.
+        settings: values for params.yaml by dotted key, such as {"algorithm.steps": 500}; set last.
+        encoder: a frozen public encoder, such as efficientnet-lite0, whose features a private head is trained on.
+    """
+    overrides = ParamOverrides(dataset, algorithm, epsilon, delta, seed, settings or {}, encoder)
+
+    def run_here() -> Rows:
+        root = checkout()
+        # Before a stage starts, since DVC removes what it gave before.
+        preview_run(root, apply_overrides(root, overrides).params).check()
+        # What a deployment is started with is for that run; at the command line it is the user's choice, and stays.
+        return run_pipeline(root, overrides, TaskRunner(), keeps_overrides=deployment.id is None)
+
+    return flow_result(run_here)
+
+
+@flow(name="report", retries=0)
+def report() -> Rows | State[Any]:
+    """Evaluate the model in this checkout and write its report and privacy card, if they are not up to date."""
+    return flow_result(lambda: run_report(checkout(), TaskRunner()))
+
+
+def flow_result(work: Callable[[], T]) -> T | State[Any]:
+    """Call `work`, the body of a flow, and return its result; a refusal or a failed stage becomes a state that says so.
+
+    Also drops the empty traceback that Prefect logs for tasks that return a failed state, as ours do.
+    """
+    logging.getLogger("prefect.task_runs").addFilter(_without_empty_traceback)
+    try:
+        return work()
+    except refusals() as refusal:
+        return Failed(name=REFUSED, message=str(refusal))
+    except StageFailedError as failure:
+        return Failed(message=str(failure))
+
+
+def _without_empty_traceback(record: logging.LogRecord) -> bool:
+    if record.exc_info and record.exc_info[0] is None:
+        record.exc_info = None
+    return True

@@ -1,0 +1,86 @@
+"""The order of the steps, which the plain command and Prefect take alike, and params.yaml around them."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from flows.cli.running import Steps, listening
+from flows.deployed import STAGE_LINES
+from flows.pipeline import overridden, run_pipeline, run_report
+from tasks.config.overrides import ParamOverrides
+from tasks.runs.stages import STAGES, StageFailedError, StageRefusedError
+from tests.support.checkout import PROJECT
+
+
+class Recorder:
+    """Notes the stages that it is asked to run, and fails at one of them."""
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        self.stages: list[str] = []
+        self.fault = fault
+
+    def run(self, stage: str, root: Path) -> None:
+        self.stages.append(stage)
+        if self.fault is not None:
+            raise self.fault
+
+    def line(self, text: str) -> None: ...
+
+    def result(self, root: Path) -> list[tuple[str, str]]:
+        return [("stages", str(len(self.stages)))]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "params.yaml").write_text((PROJECT / "params.yaml").read_text())
+    (tmp_path / "data").symlink_to(PROJECT / "data")
+    (tmp_path / ".dvc/tmp").mkdir(parents=True)
+    return tmp_path
+
+
+def test_the_pipeline_runs_the_stages_of_dvc_in_their_order(root: Path) -> None:
+    runner = Recorder()
+    assert run_pipeline(root, ParamOverrides(), runner, keeps_overrides=True) == [("stages", "5")]
+    assert tuple(runner.stages) == STAGES
+
+
+def test_the_report_runs_the_last_two(root: Path) -> None:
+    runner = Recorder()
+    run_report(root, runner)
+    assert runner.stages == ["evaluate", "report"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "keeps", "stays"),
+    [
+        (None, True, True),
+        (None, False, False),
+        (StageRefusedError("no."), True, False),
+        (StageFailedError("no."), True, True),
+        (StageFailedError("no."), False, False),
+    ],
+)
+def test_overrides_stay_unless_a_stage_refuses_or_they_are_for_one_run(
+    root: Path, fault: Exception | None, keeps: bool, stays: bool
+) -> None:
+    before = (root / "params.yaml").read_text()
+    overrides = ParamOverrides(seed=77)
+    if fault is None:
+        run_pipeline(root, overrides, Recorder(), keeps_overrides=keeps)
+    else:
+        with pytest.raises(type(fault)), overridden(root, overrides, keeps=keeps):
+            raise fault
+    assert ((root / "params.yaml").read_text() != before) == stays
+
+
+def test_the_command_shows_the_lines_of_a_flow_and_its_beginning_stages() -> None:
+    steps, seen = Steps(verbose=True), list[str]()
+    steps.line = seen.append  # type: ignore[method-assign]
+    steps.begin = lambda stage: seen.append(f"begin {stage}")  # type: ignore[method-assign]
+    with listening(steps):
+        STAGE_LINES.info("", extra={"stage": "train"})
+        STAGE_LINES.info("training ...", extra={"stage": "train"})
+    STAGE_LINES.info("later", extra={"stage": "train"})
+    assert seen == ["begin train", "training ..."]
+    assert STAGE_LINES.level == logging.INFO and not STAGE_LINES.propagate
