@@ -24,6 +24,7 @@ from algorithms.models import Model
 from algorithms.models.feature_transforms import Centring, Projection, Shape, Standardisation, Whitening
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
+from algorithms.target_scale import TargetScale
 
 
 @dataclass(frozen=True)
@@ -267,6 +268,7 @@ FEATURES: dict[str, type[Features]] = {
     "principal_components": PrincipalComponents,
     "standardised": Standardised,
     "centred": Centred,
+    "target_scale": TargetScale,
 }
 
 

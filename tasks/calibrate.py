@@ -42,7 +42,7 @@ def model_for(settings: Params, public: DatasetInfo) -> Model:
     features, shape = settings.features, public.input_shape
     if features is None:
         return model_of(settings.model, public)
-    if public.cells is not None:
+    if public.cells is not None and not getattr(features, "of_target", False):
         raise RefusedError(
             "features are learned from numbers, and the table is encoded as cells, which are public and need none; set"
             " features.name to none, or leave reader.cells out of the data card."

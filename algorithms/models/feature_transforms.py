@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.models.model import Model, ModelRefusedError
+from algorithms.models.scaled_target import TargetScaling, behind_scaling
 
 Shape = tuple[int, ...]
 
@@ -102,12 +103,13 @@ class Centring(nn.Module):
         return torch.matmul(centred, self.matrix) if self.settings["whitens"] else centred
 
 
-Front = Whitening | Projection | Standardisation | Centring
+Front = Whitening | Projection | Standardisation | Centring | TargetScaling
 _KINDS: dict[str, type[Front]] = {
     "whitening": Whitening,
     "projection": Projection,
     "standardisation": Standardisation,
     "centring": Centring,
+    "target_scale": TargetScaling,
 }
 
 
@@ -128,7 +130,9 @@ def shape_after(module: nn.Module, shape: Shape) -> Shape:
 
 
 def in_front(module: Front, model: Model) -> Model:
-    """Put a map in front of a model, which then takes unmapped records."""
+    """Put a map in front of a model, which then takes unmapped records; or the scale of its target around it."""
+    if isinstance(module, TargetScaling):
+        return behind_scaling(module, model)
     return replace(model, module=nn.Sequential(OrderedDict(features=module, model=model.module)))
 
 

@@ -39,6 +39,10 @@ _NOISE_TAKEN = {"tables": 0.1, "images": 0.2, "texts": 0.3}
 """How far the noise of a step may move the parameters; docs/results/defaults.md has the results."""
 _NOISE_OF_ALL_STEPS = 0.7
 """How far the noise of all steps may move a parameter, where records are unit vectors; docs/results/tables.md."""
+_NOISE_OF_A_NUMBER = 0.35
+"""The same where a number is predicted, in units of its scale."""
+_SHARE_OF_SCALE = 0.05
+"""The share of the squared mu of the budget that the release of the number's scale takes."""
 _MAX_RATE = 8.0
 _RIVALS = (("expected_batch_size", "sampling_rate"), ("norm_noise", "norm_noise_multiplier"))
 """Pairs of settings of which only one may be given."""
@@ -79,7 +83,10 @@ def recipe(card: DataCard, algorithm: str, epsilon: float, *, by_numbers: bool =
         settings["sampling_rate"] = min(
             settings["sampling_rate"], float(f"{_MAX_BATCH / card.records.at_most:.2g}")
         )
-    return Recipe(model, _with_learning_rate(settings, card, model, epsilon))
+    settings = _with_learning_rate(settings, card, model, epsilon)
+    if "noise_limit" in settings.get("update", {}) and card.label_type.kind == "number":
+        return Recipe(model, settings, features=_target_scale(epsilon))
+    return Recipe(model, settings)
 
 
 def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float) -> Recipe:
@@ -149,9 +156,17 @@ def explain_recipe(card: DataCard, advised: Recipe) -> dict[str, str]:
     }
 
 
+def _target_scale(epsilon: float) -> dict[str, Any]:
+    """The features of a recipe for a number: its centre and scale, released before training."""
+    from tasks.config.step_sizes import noise_for_share
+
+    return {"name": "target_scale", "noise": float(f"{noise_for_share(_SHARE_OF_SCALE, epsilon):.3g}")}
+
+
 def _reasons_of_cells(card: DataCard, size: str, has_batch: bool) -> dict[str, str]:
     cells = cells_of(card)
     assert cells is not None
+    limit = _NOISE_OF_A_NUMBER if card.label_type.kind == "number" else _NOISE_OF_ALL_STEPS
     loss = {"number": "the squared error", "labels": "the loss of the labels"}.get(
         card.label_type.kind, "the loss"
     )
@@ -161,7 +176,7 @@ def _reasons_of_cells(card: DataCard, size: str, has_batch: bool) -> dict[str, s
         "steps": "300: enough for large batches, and noise grows only by the root of their number",
         "clip norm": "1, which few gradients of unit vectors exceed",
         "learning rate": f"half of the rate at which {loss} could diverge, less where all noise together would move a"
-        f" parameter by more than {_NOISE_OF_ALL_STEPS:g}",
+        f" parameter by more than {limit:g}",
     }
 
 
@@ -232,7 +247,10 @@ def _with_learning_rate(
             of_a_step = _NOISE_OF_A_STEP * settings.get("clip_norm", 1.0) / (records * epsilon)
             moved = of_a_step * math.sqrt(settings.get("steps", 300) / 3.0) / (1.0 - momentum)
             rate = min(rate, _NOISE_OF_ALL_STEPS / moved)
-        return settings | {"update": update | {"learning_rate": float(f"{rate:.2g}")}}
+        update = update | {"learning_rate": float(f"{rate:.2g}")}
+        if "noise_limit" in update and card.label_type.kind == "number":
+            update["noise_limit"] = _NOISE_OF_A_NUMBER
+        return settings | {"update": update}
     noise = _NOISE_OF_A_STEP * math.sqrt(made.parameter_count) / (records * epsilon)
     rate = min(_MAX_RATE, _NOISE_TAKEN[_kind(card)] / (noise * settings.get("clip_norm", 1.0)))
     if diverges(made.bounds):

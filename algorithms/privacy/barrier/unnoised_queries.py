@@ -44,6 +44,7 @@ from algorithms.models import Model
 from algorithms.models.cells import cells_before
 from algorithms.models.feature_transforms import front_of, shape_after
 from algorithms.models.networks import UnitRecords
+from algorithms.models.scaled_target import TargetScaling
 from algorithms.privacy.barrier.compute_config import ComputeConfig
 from algorithms.privacy.barrier.fixed_arithmetic import fixed_arithmetic
 from algorithms.privacy.barrier.pass_pool import pass_pool
@@ -90,7 +91,7 @@ def frozen_prefix(model: Model, records: Records, compute: ComputeConfig) -> tup
     number of records.
     """
     front = front_of(model)
-    if front is None:
+    if front is None or isinstance(front, TargetScaling):  # which is around the model
         return model, records
     first, rest = _divided(model.module.get_submodule("model"))
     maps = nn.Sequential(front, *first)

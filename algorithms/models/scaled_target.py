@@ -1,0 +1,61 @@
+"""A model of a number on its own scale: what it predicts is a centre plus a scale times what it computes.
+
+Centre and scale are released before training (`algorithms.target_scale`). Errors are then as large as the bound on a
+gradient, whatever the declared range, so that neither the bound nor the noise is too large for a number that fills
+little of it.
+"""
+
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.models.model import Model
+
+
+class TargetScaling(nn.Module):
+    """Leaves records as they are, and holds the centre and the scale of the number to predict, both []."""
+
+    centre: Tensor
+    scale: Tensor
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.settings: dict[str, Any] = {"kind": "target_scale"}
+        self.register_buffer("centre", torch.tensor(0.0))
+        self.register_buffer("scale", torch.tensor(1.0))
+
+    def forward(self, records: Tensor) -> Tensor:
+        """[batch, *shape] -> the same."""
+        return records
+
+
+class ScaledTarget(nn.Sequential):
+    """A model behind a `TargetScaling`: [batch, ...] -> [batch, 3], its output with the centre and the scale."""
+
+    def forward(self, records: Tensor) -> Tensor:
+        scaling = self.get_submodule("features")
+        assert isinstance(scaling, TargetScaling)
+        outputs: Tensor = self.get_submodule("model")(scaling(records))
+        beside = torch.zeros_like(outputs)
+        return torch.cat([outputs, beside + scaling.centre, beside + scaling.scale], dim=-1)
+
+
+def scaled_squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Half the squared error of each record in units of the scale, outputs [batch, 3], labels [batch] -> [batch]."""
+    output, centre, scale = outputs.unbind(-1)
+    return (output - (labels - centre) / scale).square() / 2
+
+
+def predicted_number(outputs: Tensor) -> Tensor:
+    """What the model predicts, outputs [..., 3] -> [..., 1]."""
+    found: Tensor = outputs[..., 1:2] + outputs[..., 2:3] * outputs[..., :1]
+    return found
+
+
+def behind_scaling(scaling: TargetScaling, model: Model) -> Model:
+    """The model of a number, trained and read on its own scale."""
+    module = ScaledTarget(OrderedDict(features=scaling, model=model.module))
+    return replace(model, module=module, losses=scaled_squared_error, scores=predicted_number)

@@ -1,0 +1,96 @@
+"""The centre and the scale of a number to predict, from one noisy histogram that is released before training."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from algorithms.core.optimizers import Positive
+from algorithms.core.settings import Strict
+from algorithms.errors import RefusedError
+from algorithms.gradients import L2
+from algorithms.models import Model
+from algorithms.models.feature_transforms import Shape
+from algorithms.models.scaled_target import TargetScaling
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
+
+_CELLS, _SPAN = 16, 1000.0
+_ABOVE_NOISE = 3.0
+"""Cells below so many standard deviations of the noise are taken for empty; of 16 empty ones, 1 in 50 is not."""
+_DEVIATIONS = 1.5
+"""The scale in standard deviations. Clipping errors at one would draw a skewed number's mean towards its median."""
+_MIN_SCALE = 0.02
+"""A hundredth of the range, which is 2: shorter errors are not worth telling apart."""
+
+
+@dataclass(frozen=True)
+class TargetScale(Strict):
+    """Centre and scale of a number to predict, by a Gaussian release of its histogram.
+
+    The cells of the histogram are finer at the low end of the declared range, where numbers with a heavy tail are. Mean
+    and standard deviation are those of the cells that stand out from the noise; if none does, of the first cell.
+
+    noise: multiplier of the release.
+    """
+
+    of_target: ClassVar[bool] = True
+    noise: Positive = 40.0
+
+    def releases(self, shape: Shape) -> list[Release]:
+        """One histogram, of which a record changes one cell by 1."""
+        return [total_release(L2(1.0), Gaussian(self.noise))]
+
+    def learn(self, barrier: Barrier, shape: Shape, records: float) -> dict[str, Tensor]:
+        """centre, scale: []."""
+        edges = histogram_edges()
+
+        def cell(_record: Tensor, label: Tensor) -> Tensor:
+            place = (label >= edges[1:-1].to(label)).sum()
+            return (torch.arange(_CELLS, device=label.device) == place).to(torch.float32)
+
+        counts = barrier.total(cell, bound=L2(1.0), noise=Gaussian(self.noise)).double().cpu()
+        centre, scale = centre_and_scale(counts, self.noise)
+        return {"centre": torch.tensor(centre), "scale": torch.tensor(scale)}
+
+    def module(self, shape: Shape) -> TargetScaling:
+        """The scale before learning: the whole declared range."""
+        return TargetScaling(shape)
+
+    def check(self, model: Model) -> None:
+        """Raises RefusedError unless the model predicts a number by the squared error."""
+        if model.label_shape or model.label_dtype != torch.float32:
+            raise RefusedError(
+                "features.name is target_scale, which is of a number to predict, and the data have another target; set"
+                " it to none."
+            )
+
+
+def histogram_edges() -> Tensor:
+    """The edges of the cells, [17], float64, from -1 to 1."""
+    logs = torch.linspace(0.0, math.log1p(_SPAN), _CELLS + 1, dtype=torch.float64)
+    return 2.0 * torch.expm1(logs) / _SPAN - 1.0
+
+
+def centre_and_scale(counts: Tensor, noise: float) -> tuple[float, float]:
+    """Mean, and standard deviations that make the scale, by noisy counts of the cells, [16].
+
+    noise: the standard deviation of each count.
+
+    Example:
+        >>> counts = torch.zeros(16)
+        >>> counts[0] = 1000.0
+        >>> centre, scale = centre_and_scale(counts, noise=1.0)
+        >>> round(centre, 3), scale
+        (-1.0, 0.02)
+    """
+    edges = histogram_edges()
+    kept = torch.where(counts < _ABOVE_NOISE * noise, 0.0, counts.double())
+    if float(kept.sum()) <= 0.0:
+        kept[0] = 1.0
+    shares, middles, widths = kept / kept.sum(), (edges[1:] + edges[:-1]) / 2, edges.diff()
+    centre = float(shares @ middles)
+    variance = float(shares @ ((middles - centre).square() + widths.square() / 12.0))
+    return centre, max(_MIN_SCALE, _DEVIATIONS * math.sqrt(variance))

@@ -1,0 +1,141 @@
+"""The released scale of a number to predict: of known histograms, in training and in results."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from algorithms.core.plan import Target
+from algorithms.core.planning_facts import PlanningFacts
+from algorithms.core.training import train
+from algorithms.errors import RefusedError
+from algorithms.features import from_settings as features_of
+from algorithms.gradients import L2, Engine
+from algorithms.methods import from_settings
+from algorithms.models import Model, build
+from algorithms.models.feature_transforms import in_front, installed
+from algorithms.models.saved import architecture
+from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting.gaussian import gaussian_epsilon
+from algorithms.privacy.barrier.barrier import ComputeConfig
+from algorithms.privacy.mechanisms.noise import seeded_generator
+from algorithms.target_scale import centre_and_scale, histogram_edges
+from tasks.config.step_sizes import noise_for_share
+from tests.algorithms.bench import MadeUp
+from tests.support.device import DEVICE
+
+FEATURES = features_of({"name": "target_scale", "noise": 5.0})
+
+
+def scaled_model(width: int) -> Model:
+    model = build("linear", input_shape=(width,), classes=1, seed=0)
+    return in_front(FEATURES.module((width,)), model)
+
+
+def counts_of(labels: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.histogram(labels, histogram_edges().numpy())[0].astype(np.float64))
+
+
+@pytest.mark.parametrize(("mean", "deviation"), [(-0.9, 0.05), (-0.5, 0.2), (0.2, 0.25)])
+def test_the_scale_is_that_of_the_histogram(mean: float, deviation: float) -> None:
+    labels = np.random.default_rng(0).normal(mean, deviation, 20_000).clip(-1, 1)
+    noisy = counts_of(labels) + torch.from_numpy(np.random.default_rng(1).normal(0, 30.0, 16))
+    centre, scale = centre_and_scale(noisy, noise=30.0)
+    assert centre == pytest.approx(labels.mean(), abs=0.3 * deviation + 0.02)
+    assert 0.8 < scale / (1.5 * labels.std()) < 1.6
+
+
+def test_noise_alone_does_not_stretch_the_scale() -> None:
+    """A number near its lowest, as with an outlier far away, in a range that is a hundred times too wide."""
+    counts = torch.zeros(16, dtype=torch.float64)
+    counts[0] = 1000.0
+    counts += torch.from_numpy(np.random.default_rng(2).normal(0, 50.0, 16)).clamp(max=149.0)
+    assert centre_and_scale(counts, noise=50.0) == (pytest.approx(-1.0, abs=0.01), 0.02)
+    assert centre_and_scale(torch.zeros(16), noise=1e6)[1] == 0.02  # where nothing stands out
+
+
+def test_the_histogram_costs_its_share() -> None:
+    noise = noise_for_share(0.05, epsilon=1.0)
+    assert gaussian_epsilon(1.0 / (noise * math.sqrt(0.05)), 1e-5) == pytest.approx(1.0, rel=1e-6)
+    assert FEATURES.releases((3,))[0].event() is not None
+
+
+def test_the_engine_clips_errors_on_the_scale() -> None:
+    model = installed(scaled_model(3), {"centre": torch.tensor(0.5), "scale": torch.tensor(0.25)})
+    draw = torch.Generator().manual_seed(0)
+    rows, labels = torch.randn(50, 3, generator=draw), torch.rand(50, generator=draw)
+    point = torch.randn(4, generator=draw)
+    wide = torch.cat([rows, torch.ones(50, 1)], dim=1).double()
+    errors = wide @ point.double() - (labels.double() - 0.5) / 0.25
+    added = errors[:, None] * wide
+    expected = (added * (0.7 / added.norm(dim=1, keepdim=True)).clamp(max=1.0)).sum(0)
+    found = Engine(model, input_shape=(3,)).clipped_sum(point, rows, labels, L2(0.7))
+    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-6)
+    outputs = model.outputs(model.named(point), rows)
+    assert torch.allclose(
+        model.scores(outputs)[:, 0].double(), 0.5 + 0.25 * (wide @ point.double()), atol=1e-6
+    )
+    assert torch.allclose(model.losses(outputs, labels).double(), errors.square() / 2, rtol=1e-5)
+
+
+def test_a_narrow_number_is_learned_in_a_wide_range() -> None:
+    """Its deviation is a fiftieth of the range, where a model of the range itself learns next to nothing."""
+    draw = np.random.default_rng(0)
+    rows = draw.normal(size=(2000, 3)).astype(np.float32) / 2
+    labels = (-0.9 + 0.04 * (rows[:, 0] - rows[:, 1] + draw.normal(size=2000) / 4)).astype(np.float32)
+    method = from_settings(
+        {
+            "name": "dp_sgd",
+            "steps": 60,
+            "expected_batch_size": 400,
+            "update": {"learning_rate": 0.5, "momentum": 0.9, "schedule": "linear", "noise_limit": 0.35},
+        }
+    )
+    errors = {}
+    for name, features in (("scaled", FEATURES), ("plain", None)):
+        model = build("linear", input_shape=(3,), classes=1, seed=0) if features is None else scaled_model(3)
+        events = () if features is None else tuple((one.event(), 1) for one in features.releases((3,)))
+        facts = PlanningFacts(records=2000, parameters=4, layers=1, classes=1, loss=model.bounds)
+        plan = method.plan(Target(Budget(1.0, 1e-5), prior_events=events), facts)
+        state, trace, model = train(
+            method,
+            plan,
+            model,
+            open_records=lambda: MadeUp(rows, labels),
+            generator=seeded_generator(3),
+            run_id="0" * 64,
+            folder=Path("nowhere"),
+            compute=ComputeConfig(DEVICE),
+            checkpoint_seconds=math.inf,
+            on_step=lambda *_: None,
+            features=features,
+        )
+        outputs = model.outputs(model.named(method.released(state)), torch.from_numpy(rows))
+        errors[name] = float((model.scores(outputs)[:, 0] - torch.from_numpy(labels)).square().mean())
+        assert [row.kind for row in trace.rows].count("gradient") == 60
+    variance = float(labels.var())
+    assert errors["scaled"] < 0.2 * variance < errors["plain"]
+
+
+def test_a_model_s_file_brings_the_scale_back() -> None:
+    facts = {
+        "model": "linear",
+        "input_shape": [3],
+        "classes": [],
+        "outputs": 1,
+        "predicts": "number",
+        "front": {"kind": "target_scale"},
+    }
+    model = installed(scaled_model(3), {"centre": torch.tensor(0.5), "scale": torch.tensor(0.25)})
+    published = model.published(torch.randn(4))
+    again, rows = architecture(facts), torch.randn(5, 3)
+    assert torch.equal(
+        again.scores(again.outputs(published, rows)), model.scores(model.outputs(published, rows))
+    )
+
+
+def test_other_targets_are_refused() -> None:
+    with pytest.raises(RefusedError, match="of a number to predict"):
+        FEATURES.check(build("softmax", input_shape=(3,), classes=4, seed=0))  # type: ignore[attr-defined]
