@@ -15,7 +15,7 @@ from torch import Tensor
 
 from algorithms.core.plan import Target
 from algorithms.core.planning_facts import Inputs, PlanningFacts
-from algorithms.methods.dp_agd import DPAGD, State
+from algorithms.methods.dp_agd import DPAGD, AGDState
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
 from algorithms.privacy.barrier.trace import Trace
@@ -65,7 +65,7 @@ class WholeStep:
         """The current parameters."""
         return {"parameters": self.state.parameters}
 
-    def _begun(self) -> tuple[Barrier, State]:
+    def _begun(self) -> tuple[Barrier, AGDState]:
         barrier = Barrier(
             self.data,
             self.model,

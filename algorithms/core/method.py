@@ -15,14 +15,14 @@ from algorithms.core.settings import Strict
 from algorithms.privacy.barrier.barrier import Barrier
 
 
-class State(Protocol):
+class MethodState(Protocol):
     """A dataclass of tensors: everything that a step passes to the next one; checkpointed as it is."""
 
     @property
     def parameters(self) -> Tensor: ...
 
 
-S = TypeVar("S", bound=State)
+S = TypeVar("S", bound=MethodState)
 
 
 class Algorithm(Protocol[S]):
@@ -45,7 +45,7 @@ class Algorithm(Protocol[S]):
 
 
 @dataclass(frozen=True)
-class Answered:
+class ReleasedParameters:
     """parameters: [d], the initial ones, and after the only step those to publish."""
 
     parameters: Tensor
@@ -54,10 +54,10 @@ class Answered:
 class SingleRelease(Strict):
     """The base of methods that make one query and publish its answer."""
 
-    def init(self, parameters: Tensor, plan: Plan) -> Answered:
+    def init(self, parameters: Tensor, plan: Plan) -> ReleasedParameters:
         """The model's initial parameters."""
-        return Answered(parameters.clone())
+        return ReleasedParameters(parameters.clone())
 
-    def released(self, state: Answered) -> Tensor:
+    def released(self, state: ReleasedParameters) -> Tensor:
         """The answer, shape [d]."""
         return state.parameters

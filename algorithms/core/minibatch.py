@@ -21,7 +21,7 @@ from algorithms.privacy.mechanisms.sampling import Poisson, RandomAllocation, Sa
 
 
 @dataclass(frozen=True)
-class State:
+class DPSGDState:
     """moving: the optimizer's state. divisor: [], the number that sums are divided by; 0 until it is released."""
 
     moving: OptimizerState
@@ -127,11 +127,13 @@ class Descent(Strict):
 
     update: OptimizerConfig
 
-    def init(self, parameters: Tensor, plan: Plan) -> State:
+    def init(self, parameters: Tensor, plan: Plan) -> DPSGDState:
         """The state at the model's start; without a public divisor it waits for the count."""
-        return State(self.update.start(parameters), torch.tensor(plan.divisor or 0.0, dtype=torch.float64))
+        return DPSGDState(
+            self.update.start(parameters), torch.tensor(plan.divisor or 0.0, dtype=torch.float64)
+        )
 
-    def released(self, state: State) -> Tensor:
+    def released(self, state: DPSGDState) -> Tensor:
         """The last iterate, or the average that the settings ask for, shape [d]."""
         return self.update.published(state.moving)
 
@@ -171,7 +173,7 @@ def plan_gradient_steps(
 
 
 def noisy_gradient(
-    state: State,
+    state: DPSGDState,
     plan: Plan,
     barrier: Barrier,
     *,
@@ -195,7 +197,7 @@ def noisy_gradient(
 
 
 def sgd_step(
-    state: State,
+    state: DPSGDState,
     plan: Plan,
     barrier: Barrier,
     *,
@@ -203,7 +205,7 @@ def sgd_step(
     update: OptimizerConfig,
     sampling: Sampling | None = None,
     noise: Mechanism | None = None,
-) -> State:
+) -> DPSGDState:
     """One noisy gradient and one update; arguments as in `noisy_gradient`.
 
     The learning rate keeps to the update's `noise_limit` by the divisor, which may be a released number: with far fewer

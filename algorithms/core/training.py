@@ -12,7 +12,7 @@ from torch import Tensor
 
 from algorithms.core.checkpoint import collect, load, save
 from algorithms.core.learned_features import Features, LearnedFeatures, learn_features
-from algorithms.core.method import Algorithm, State
+from algorithms.core.method import Algorithm, MethodState
 from algorithms.core.plan import Plan
 from algorithms.core.user_level import user_level_model
 from algorithms.errors import RefusedError
@@ -25,7 +25,7 @@ from algorithms.privacy.mechanisms.noise import Generator
 
 OnStep = Callable[[int, float, float], None]
 """Called with the steps taken, the epsilon spent so far and the standard deviation of the last noise."""
-OnState = Callable[[int, State], None]
+OnState = Callable[[int, MethodState], None]
 """Called with the steps taken and the state after them, which follows from releases alone."""
 
 
@@ -40,7 +40,7 @@ class _Progress:
 class Trained(NamedTuple):
     """The last state, the trace, and the model with its learned features."""
 
-    state: State
+    state: MethodState
     trace: Trace
     model: Model
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from algorithms.core.calibration import Repeated, plan_fixed
 from algorithms.core.minibatch import (
+    DPSGDState,
     Sampled,
-    State,
     check_no_noise_limit,
     noisy_gradient,
     plan_gradient_steps,
@@ -30,7 +30,7 @@ USUAL_SHARE = 0.1
 
 
 @dataclass(frozen=True)
-class ClippedState(State):
+class QuantileClippingState(DPSGDState):
     """DP-SGD's, and clip_norm: [], C of the next step."""
 
     clip_norm: Tensor
@@ -101,12 +101,14 @@ class QuantileClipping(Sampled):
             method_params=Counts(counts),
         )
 
-    def init(self, parameters: Tensor, plan: Plan) -> ClippedState:
+    def init(self, parameters: Tensor, plan: Plan) -> QuantileClippingState:
         """The state at the model's start."""
         usual = super().init(parameters, plan)
-        return ClippedState(usual.moving, usual.divisor, torch.tensor(self.clip_norm, dtype=torch.float64))
+        return QuantileClippingState(
+            usual.moving, usual.divisor, torch.tensor(self.clip_norm, dtype=torch.float64)
+        )
 
-    def step(self, state: ClippedState, plan: Plan, barrier: Barrier) -> ClippedState:
+    def step(self, state: QuantileClippingState, plan: Plan, barrier: Barrier) -> QuantileClippingState:
         """One noisy gradient, one noisy count of the norms within C, one update of the parameters and of C."""
         bound = L2(float(state.clip_norm))
         answer = noisy_gradient(state, plan, barrier, clipping=bound)
@@ -127,7 +129,7 @@ class QuantileClipping(Sampled):
 
 
 @dataclass(frozen=True)
-class AdaptiveState(State):
+class AdaCliPState(DPSGDState):
     """DP-SGD's, and mean, deviation: m and s of the gradient's coordinates, [d] each."""
 
     mean: Tensor
@@ -178,13 +180,13 @@ class AdaCliP(Sampled):
         unit = Affine(1.0, torch.zeros(1), torch.ones(1))  # the cost is that of any shift and scale
         return plan_gradient_steps(self.sampled(facts), unit, steps=self.steps, target=target, facts=facts)
 
-    def init(self, parameters: Tensor, plan: Plan) -> AdaptiveState:
+    def init(self, parameters: Tensor, plan: Plan) -> AdaCliPState:
         """The state at the model's start: no shift, an equal scale for all coordinates."""
         usual = super().init(parameters, plan)
         deviation = torch.full_like(parameters, self.start_at(len(parameters)))
-        return AdaptiveState(usual.moving, usual.divisor, torch.zeros_like(parameters), deviation)
+        return AdaCliPState(usual.moving, usual.divisor, torch.zeros_like(parameters), deviation)
 
-    def step(self, state: AdaptiveState, plan: Plan, barrier: Barrier) -> AdaptiveState:
+    def step(self, state: AdaCliPState, plan: Plan, barrier: Barrier) -> AdaCliPState:
         """One noisy sum of transformed gradients over a fresh Poisson sample, one update, the next m and s."""
         s, b, z = state.deviation, state.scale, plan.noise_multiplier
         clipping = Affine.within_reach(1.0, state.mean, b)

@@ -14,8 +14,8 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.core.calibration import plan_fixed
-from algorithms.core.method import Answered, SingleRelease
-from algorithms.core.minibatch import Descent, State, batches, sgd_step
+from algorithms.core.method import ReleasedParameters, SingleRelease
+from algorithms.core.minibatch import Descent, DPSGDState, batches, sgd_step
 from algorithms.core.optimizers import Count, OptimizerConfig, Steps
 from algorithms.core.plan import Plan, Target, by_accountants
 from algorithms.core.planning_facts import PlanningFacts
@@ -41,7 +41,7 @@ class NonPrivate(Descent):
         sampled = batches(facts, expected_batch_size=self.expected_batch_size, sampling_rate=None)
         return _exact(target, facts, steps=self.steps, rate=sampled.rate, divisor=sampled.divisor)
 
-    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+    def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
         """One exact gradient, one update."""
         return sgd_step(state, plan, barrier, clipping=Unclipped(), update=self.update, noise=NoNoise())
 
@@ -71,7 +71,7 @@ class LBFGS(SingleRelease):
             )
         return _exact(target, facts, steps=1, rate=1.0, divisor=1.0)
 
-    def step(self, state: Answered, plan: Plan, barrier: Barrier) -> Answered:
+    def step(self, state: ReleasedParameters, plan: Plan, barrier: Barrier) -> ReleasedParameters:
         """The minimum."""
         records = plan.facts.known_records("'lbfgs'")
         problem = Minimum(
@@ -126,7 +126,7 @@ class Majority(SingleRelease):
             facts=facts,
         )
 
-    def step(self, state: Answered, plan: Plan, barrier: Barrier) -> Answered:
+    def step(self, state: ReleasedParameters, plan: Plan, barrier: Barrier) -> ReleasedParameters:
         """The noisy counts, and the bias that follows."""
 
         def of_its_class(_features: Tensor, label: Tensor) -> Tensor:

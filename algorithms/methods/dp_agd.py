@@ -101,7 +101,7 @@ PAPERS = Choices(60, 3.0, _LINEAR, 2.0, 1.0, keep_raised=True, momentum=0.0, ite
 
 
 @dataclass(frozen=True)
-class State:
+class AGDState:
     """parameters, their average and velocity, the sum of measured gradients that momentum carries on: [d].
 
     gradient_rho: [], of an iteration's first measurement. reach: [], the largest step of the grid. window:
@@ -202,9 +202,9 @@ class DPAGD(Strict):
             )
         return plan_zcdp(rho, target=target, facts=facts, steps=math.floor(rho / cost), method_params=spent)
 
-    def init(self, parameters: Tensor, plan: Plan) -> State:
+    def init(self, parameters: Tensor, plan: Plan) -> AGDState:
         """The state at the model's start."""
-        return State(
+        return AGDState(
             parameters=parameters.clone(),
             average=parameters.clone(),
             velocity=torch.zeros_like(parameters),
@@ -214,7 +214,7 @@ class DPAGD(Strict):
             taken=torch.tensor(0),
         )
 
-    def step(self, state: State, plan: Plan, barrier: Barrier) -> State | None:
+    def step(self, state: AGDState, plan: Plan, barrier: Barrier) -> AGDState | None:
         """One iteration: measure and select until the step is not 0; None where the budget does not allow that."""
         is_printed, sampling, reach = self.averaging == "printed", self._sampling(), float(state.reach)
         multiplier = plan.params(Iteration).selection_multiplier
@@ -239,11 +239,11 @@ class DPAGD(Strict):
             measured = None if another is None else measured.averaged(another)
         return None
 
-    def released(self, state: State) -> Tensor:
+    def released(self, state: AGDState) -> Tensor:
         """The last iterate or their average, as the settings ask, shape [d]."""
         return state.parameters if self.choices.iterates == "last" else state.average
 
-    def _measured(self, state: State, rho: float, barrier: Barrier) -> Measured | None:
+    def _measured(self, state: AGDState, rho: float, barrier: Barrier) -> Measured | None:
         """A measurement of the gradient where it is afforded."""
         sampling, bound = self._sampling(), L2(self.choices.clip_norm)
         noise = Gaussian(1 / math.sqrt(2 * rho))
@@ -253,7 +253,9 @@ class DPAGD(Strict):
         total = barrier.gradient(at, sampling=sampling, clipping=bound, noise=noise, divisor=1.0)
         return Measured(total, rho)
 
-    def _moved(self, state: State, line: LineCandidates, chosen: int, *, reach: float, rho: float) -> State:
+    def _moved(
+        self, state: AGDState, line: LineCandidates, chosen: int, *, reach: float, rho: float
+    ) -> AGDState:
         """The state after a step that is not 0; its range follows from the steps chosen, which are public."""
         taken, parameters, window = int(state.taken) + 1, line.at(chosen), state.window.clone()
         window[(taken - 1) % self.range_every] = line.steps[chosen]
@@ -304,7 +306,7 @@ RECORDS_A_ROUND = 800
 
 
 @dataclass(frozen=True)
-class Best:
+class PrivGeneState:
     """parameters: [d], the last round's candidate. count: [], rounds done."""
 
     parameters: Tensor
@@ -355,11 +357,11 @@ class PrivGene(Strict):
         selection = Selection(1 / math.sqrt(8 * each))
         return plan_zcdp(rho, target=target, facts=facts, steps=rounds, method_params=selection)
 
-    def init(self, parameters: Tensor, plan: Plan) -> Best:
+    def init(self, parameters: Tensor, plan: Plan) -> PrivGeneState:
         """The state at the model's start."""
-        return Best(parameters.clone(), torch.tensor(0))
+        return PrivGeneState(parameters.clone(), torch.tensor(0))
 
-    def step(self, state: Best, plan: Plan, barrier: Barrier) -> Best:
+    def step(self, state: PrivGeneState, plan: Plan, barrier: Barrier) -> PrivGeneState:
         """One round: the best of all moves of one coordinate, by noisy selection."""
         count = int(state.count)
         move = self.first_move if count == 0 else self.move * self.decay ** (count - 1)
@@ -367,8 +369,8 @@ class PrivGene(Strict):
         candidates = torch.cat([state.parameters + moves, state.parameters - moves])
         noise = Gumbel(plan.params(Selection).selection_multiplier)
         chosen = barrier.argmin(candidates, bound=self.loss_bound, noise=noise)
-        return Best(candidates[chosen].clone(), state.count + 1)
+        return PrivGeneState(candidates[chosen].clone(), state.count + 1)
 
-    def released(self, state: Best) -> Tensor:
+    def released(self, state: PrivGeneState) -> Tensor:
         """The last round's candidate, shape [d]."""
         return state.parameters

@@ -13,8 +13,8 @@ from pydantic import Field
 from algorithms.core.calibration import Batches, Claim, Releases, Repeated, events_of, plan_fixed
 from algorithms.core.minibatch import (
     Descent,
+    DPSGDState,
     Sampled,
-    State,
     allocated,
     batches,
     gradient_steps,
@@ -72,7 +72,7 @@ class DPSGD(Sampled):
             sampled = allocated(sampled, facts, self.steps)
         return plan_gradient_steps(sampled, clipping, steps=self.steps, target=target, facts=facts)
 
-    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+    def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
         """One noisy gradient over a fresh sample, one update."""
         return sgd_step(
             state,
@@ -109,7 +109,7 @@ class _Older(Descent):
     expected_batch_size: Count | None = None
     clip_norm: Bound = 3.0
 
-    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+    def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
         """One noisy gradient over a fresh Poisson sample, one update."""
         return sgd_step(state, plan, barrier, clipping=L2(self.clip_norm), update=self.update)
 
@@ -265,7 +265,7 @@ class DPGD(Descent):
         every = Batches(FullBatch(), None if facts.records is None else float(facts.records))
         return plan_gradient_steps(every, L2(self.clip_norm), steps=steps, target=target, facts=facts)
 
-    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+    def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
         """One noisy gradient over all records, one update."""
         return sgd_step(
             state, plan, barrier, sampling=FullBatch(), clipping=L2(self.clip_norm), update=self.update
@@ -296,7 +296,7 @@ class NormBoundSGD(Sampled):
         sampled, clipping = self.sampled(facts), _never_reached(facts)
         return plan_gradient_steps(sampled, clipping, steps=self.steps, target=target, facts=facts)
 
-    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+    def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
         """One noisy gradient over a fresh Poisson sample, one update."""
         return sgd_step(state, plan, barrier, clipping=_never_reached(plan.facts), update=self.update)
 

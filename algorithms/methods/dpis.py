@@ -164,7 +164,7 @@ def precommitted(
 
 
 @dataclass(frozen=True)
-class State:
+class ImportanceState:
     """moving: what the update moves. epoch: what its epoch began with."""
 
     moving: OptimizerState
@@ -226,13 +226,13 @@ class DPIS(Strict):
         make = self._plan_released if self.public_norms is None else self._plan_public
         return make(sampled, own, target, facts)
 
-    def init(self, parameters: Tensor, plan: Plan) -> State:
+    def init(self, parameters: Tensor, plan: Plan) -> ImportanceState:
         """The state at the model's start."""
         own = plan.params(EpochParams)
         numbers = (own.expected_batch, self.clip_norm, 1.0, 0.0, own.spent)
-        return State(self.update.start(parameters), Epoch.of(*numbers))
+        return ImportanceState(self.update.start(parameters), Epoch.of(*numbers))
 
-    def step(self, state: State, plan: Plan, barrier: Barrier) -> State | None:
+    def step(self, state: ImportanceState, plan: Plan, barrier: Barrier) -> ImportanceState | None:
         """One noisy gradient over an importance sample, one update; before an epoch's first, what the epoch needs.
 
         None where nothing is left for the next epoch.
@@ -249,13 +249,13 @@ class DPIS(Strict):
             noise=release.noise,
             divisor=float(epoch.expected_batch) / fraction,
         )
-        return State(self.update.apply(state.moving, gradient, steps=plan.steps), epoch)
+        return ImportanceState(self.update.apply(state.moving, gradient, steps=plan.steps), epoch)
 
-    def released(self, state: State) -> Tensor:
+    def released(self, state: ImportanceState) -> Tensor:
         """The last iterate, or the average the settings ask for, shape [d]."""
         return self.update.published(state.moving)
 
-    def _begun(self, state: State, plan: Plan, barrier: Barrier) -> Epoch | None:
+    def _begun(self, state: ImportanceState, plan: Plan, barrier: Barrier) -> Epoch | None:
         """The epoch of the next step: at its start with a new clip norm, K and noise, or None where none is left."""
         epoch = state.epoch
         index, step = divmod(int(state.moving.count), plan.params(EpochParams).steps_per_epoch)

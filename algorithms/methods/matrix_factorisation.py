@@ -23,7 +23,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from algorithms.core.calibration import Batches, Releases, Repeated, calibrated_multiplier, plan_fixed
-from algorithms.core.minibatch import Sampled, State, gradient_steps, sgd_step
+from algorithms.core.minibatch import DPSGDState, Sampled, gradient_steps, sgd_step
 from algorithms.core.optimizers import Bound, Count, OptimizerConfig
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
@@ -334,8 +334,8 @@ def correlated_steps(kept: CorrelatedPlan, sampled: Batches, clipping: Clipping,
 
 
 def correlated_step(
-    state: State, plan: Plan, barrier: Barrier, *, clipping: Clipping, update: OptimizerConfig
-) -> State:
+    state: DPSGDState, plan: Plan, barrier: Barrier, *, clipping: Clipping, update: OptimizerConfig
+) -> DPSGDState:
     """One gradient with the step's noise, and one update; before the first step, a count if the number is private."""
     kept = plan.params(CorrelatedPlan)
     noise = Correlated(plan.noise_multiplier, kept.correlation(), plan.steps, int(state.moving.count))
@@ -382,7 +382,7 @@ class MatrixFactorisation(Sampled):
             method_params=kept,
         )
 
-    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+    def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
         """One gradient with the noise of its step, one update."""
         if self._is_dp_sgd(plan.params(CorrelatedPlan)):
             return sgd_step(state, plan, barrier, clipping=self._clipping(), update=self.update)
@@ -487,6 +487,6 @@ class DPFTRL(Sampled):
             method_params=kept,
         )
 
-    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+    def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
         """One gradient with the noise of its step, one update."""
         return correlated_step(state, plan, barrier, clipping=L2(self.clip_norm), update=self.update)

@@ -204,16 +204,16 @@ MECHANISMS = {
 
 
 @dataclass(frozen=True)
-class State:
+class MomentumState:
     """parameters: [d], the iterate. previous: [d], the one before. count: [], iterations done."""
 
     parameters: Tensor
     previous: Tensor
     count: Tensor
 
-    def moved(self, parameters: Tensor) -> "State":
+    def moved(self, parameters: Tensor) -> "MomentumState":
         """The state after an iteration."""
-        return State(parameters, self.parameters, self.count + 1)
+        return MomentumState(parameters, self.parameters, self.count + 1)
 
 
 NOT_PRIVATE = (
@@ -311,10 +311,10 @@ class Settings(Strict):
         noise = MECHANISMS[self.noise].noise(noise_multiplier)
         return gradient_release(self.sampling(facts), self.clipping(facts), noise, float(size))
 
-    def init(self, parameters: Tensor, plan: Plan) -> State:
+    def init(self, parameters: Tensor, plan: Plan) -> MomentumState:
         """The state at the model's start, or where the settings say."""
         start = parameters.clone() if self.start is None else torch.full_like(parameters, self.start)
-        return State(start, start.clone(), torch.tensor(0))
+        return MomentumState(start, start.clone(), torch.tensor(0))
 
     def gradient(self, point: Tensor, plan: Plan, count: int, barrier: Barrier) -> Tensor:
         """The noisy gradient of the objective after `count` iterations, shape [d]; the regulariser's part is exact."""
@@ -328,7 +328,7 @@ class Settings(Strict):
         )
         return answer + 2.0 * self.regularisation * point
 
-    def released(self, state: State) -> Tensor:
+    def released(self, state: MomentumState) -> Tensor:
         """The last iterate, shape [d]."""
         return state.parameters
 
@@ -446,7 +446,7 @@ class HeavyBall(Settings):
         stages = [Stage(self.steps, size, momentum)]
         return self.plan_path(target, facts, curve, stages, np.ones(self.steps))
 
-    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+    def step(self, state: MomentumState, plan: Plan, barrier: Barrier) -> MomentumState:
         """One noisy gradient at the iterate; then theta - a g + beta (theta - theta before)."""
         now, _ = run_at(plan.params(PathParams).stages, int(state.count))
         gradient = self.gradient(state.parameters, plan, int(state.count), barrier)
@@ -485,7 +485,7 @@ class Nesterov(Settings):
         stages = [replace(stage, momentum=curve.momentum(stage.step_size)) for stage in stages]
         return self.plan_path(target, facts, curve, stages, importance)
 
-    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+    def step(self, state: MomentumState, plan: Plan, barrier: Barrier) -> MomentumState:
         """One noisy gradient at the point ahead of the iterate, and a step from there."""
         now, place = run_at(plan.params(PathParams).stages, int(state.count))
         # Momentum is dropped where a stage begins.

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from algorithms.core.minibatch import (
     Answer,
+    DPSGDState,
     Sampled,
-    State,
     check_no_noise_limit,
     multiplier_at,
     noisy_gradient,
@@ -82,7 +82,7 @@ class DPSGDDecay(Sampled):
             )
         return shares
 
-    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+    def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
         """One gradient with the noise of its epoch over a fresh Poisson sample, one update."""
         return sgd_step(
             state,
@@ -147,7 +147,7 @@ class Decay(Strict):
 
 
 @dataclass(frozen=True)
-class AdaptiveState(State):
+class ADPSGDState(DPSGDState):
     """DP-SGD's, and squared: [], b^2 of the adaptive step size."""
 
     squared: Tensor
@@ -200,13 +200,13 @@ class ADPSGD(Sampled):
             facts=facts,
         )
 
-    def init(self, parameters: Tensor, plan: Plan) -> AdaptiveState:
+    def init(self, parameters: Tensor, plan: Plan) -> ADPSGDState:
         """The state at the model's start."""
         usual = super().init(parameters, plan)
         squared = torch.tensor(self.decay.offset, dtype=torch.float64)
-        return AdaptiveState(usual.moving, usual.divisor, squared)
+        return ADPSGDState(usual.moving, usual.divisor, squared)
 
-    def step(self, state: AdaptiveState, plan: Plan, barrier: Barrier) -> AdaptiveState:
+    def step(self, state: ADPSGDState, plan: Plan, barrier: Barrier) -> ADPSGDState:
         """One gradient with the noise of its step over a fresh Poisson sample, one update of its length."""
         count = int(state.moving.count)
         multiplier = multiplier_at(plan, count)

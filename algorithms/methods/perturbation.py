@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from algorithms.core.calibration import Claim, Repeated, plan_fixed
-from algorithms.core.method import Answered, SingleRelease
+from algorithms.core.method import ReleasedParameters, SingleRelease
 from algorithms.core.optimizers import Bound
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
@@ -86,7 +86,7 @@ class ObjectivePerturbation(SingleRelease):
             method_params=Claim(target.budget.epsilon) if is_kst else None,
         )
 
-    def step(self, state: Answered, plan: Plan, barrier: Barrier) -> Answered:
+    def step(self, state: ReleasedParameters, plan: Plan, barrier: Barrier) -> ReleasedParameters:
         """The minimum of the perturbed objective."""
         problem = self._problem(plan.noise_multiplier, plan.target.budget, plan.facts)
         found = barrier.minimum(problem, noise=_noise(plan.noise_multiplier, plan.target))
@@ -167,7 +167,7 @@ class OutputPerturbation(SingleRelease):
 
         return plan_fixed(releases, target=target, facts=facts)
 
-    def step(self, state: Answered, plan: Plan, barrier: Barrier) -> Answered:
+    def step(self, state: ReleasedParameters, plan: Plan, barrier: Barrier) -> ReleasedParameters:
         """The noisy minimum."""
         problem = self._problem(plan.facts, plan.noise_multiplier)
         found = barrier.minimum(problem, noise=Gaussian(plan.noise_multiplier))

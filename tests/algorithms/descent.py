@@ -12,7 +12,7 @@ from algorithms.core.method import Algorithm
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.gradients import LineCandidates
-from algorithms.methods.dp_agd import DPAGD, State
+from algorithms.methods.dp_agd import DPAGD, AGDState
 from algorithms.models import Model, build
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.barrier.barrier import Barrier
@@ -42,7 +42,7 @@ def planned(
     return method.plan(Target(Budget(epsilon, delta)), facts)
 
 
-def run(method: DPAGD, plan: Plan, *, seed: int = 7, name: str = "logistic") -> tuple[State, Trace, bool]:
+def run(method: DPAGD, plan: Plan, *, seed: int = 7, name: str = "logistic") -> tuple[AGDState, Trace, bool]:
     """A whole run: its last state, its trace, and whether it ended before its last planned step."""
     model, trace = model_of(name), Trace()
     barrier = Barrier(
@@ -99,7 +99,7 @@ class Scripted:
         return self.chosen.pop(0) if self.chosen else 1
 
 
-def stepped(method: DPAGD, state: State, plan: Plan, barrier: Scripted) -> State:
+def stepped(method: DPAGD, state: AGDState, plan: Plan, barrier: Scripted) -> AGDState:
     """The state after an iteration that the budget allows."""
     following = method.step(state, plan, barrier)  # type: ignore[arg-type]
     assert following is not None

@@ -15,7 +15,7 @@ from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
-from algorithms.methods.dp_agd import DPAGD, OURS, Measured, State
+from algorithms.methods.dp_agd import DPAGD, OURS, AGDState, Measured
 from algorithms.models import LossBounds
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import rdp
@@ -38,7 +38,7 @@ from tests.algorithms.descent import (
 GRADIENTS = [torch.tensor([30.0, -40.0]), torch.tensor([10.0, 5.0]), torch.tensor([-7.0, 2.0])]
 
 
-def rejected(**settings: Any) -> tuple[DPAGD, Plan, Scripted, State]:
+def rejected(**settings: Any) -> tuple[DPAGD, Plan, Scripted, AGDState]:
     """An iteration in which 0 is selected twice, then the third step."""
     method = DPAGD(momentum=0.0, iterations=50, **settings)
     plan = planned(method)

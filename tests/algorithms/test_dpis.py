@@ -19,7 +19,7 @@ from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Clipping
 from algorithms.methods import from_settings
-from algorithms.methods.dpis import DPIS, State, precommitted
+from algorithms.methods.dpis import DPIS, ImportanceState, precommitted
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import calibrate
 from algorithms.privacy.accounting.events import RenyiDpEvent
@@ -83,7 +83,9 @@ class Scripted:
         return torch.zeros_like(parameters)
 
 
-def run(made: DPIS, plan: Plan, fractions: Sequence[float], **changes: Any) -> tuple[Scripted, list[State]]:
+def run(
+    made: DPIS, plan: Plan, fractions: Sequence[float], **changes: Any
+) -> tuple[Scripted, list[ImportanceState]]:
     """The stand-in after a whole run, and the state after each step."""
     asked = Scripted(plan, fractions, **changes)
     states, state = [], made.init(torch.zeros(7), plan)

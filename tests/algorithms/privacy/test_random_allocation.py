@@ -14,7 +14,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import chi2, norm
 
-from algorithms.core.minibatch import State
+from algorithms.core.minibatch import DPSGDState
 from algorithms.core.plan import Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
@@ -254,7 +254,7 @@ def test_dp_sgd_plans_and_takes_the_steps_of_its_passes() -> None:
     asked, state = barrier(records, spend=spend), method.init(model.initial_parameters(), plan)
     for _ in range(7):
         state = method.step(state, plan, asked)
-        assert isinstance(state, State)
+        assert isinstance(state, DPSGDState)
     assert spend.events == [event for event, count in plan.schedule for _ in range(count)]
     private = DPSGD(steps=4, sampling_rate=0.25, sampling="random_allocation").plan(
         Target(Budget(2.0, 1e-5)), PlanningFacts(records=None, parameters=3, layers=1, classes=2)
