@@ -19,6 +19,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save_file
 from torch import Tensor
 
+from algorithms.core.method import STORED_AS
 from algorithms.errors import RefusedError
 from algorithms.gradients.placement import Shards, is_divided
 from algorithms.privacy.barrier.trace import Row, Trace
@@ -136,7 +137,7 @@ def _form(tensor: Tensor) -> str:
 def flatten(state: Any, prefix: str = "") -> dict[str, Tensor]:
     """The tensors of a dataclass (or mapping) of tensors and dataclasses, by dotted name."""
     tensors: dict[str, Tensor] = {}
-    for key, value in _items(state):
+    for _, key, value in _items(state):
         name = prefix + key
         tensors |= {name: value} if isinstance(value, Tensor) else flatten(value, name + ".")
     return tensors
@@ -145,16 +146,19 @@ def flatten(state: Any, prefix: str = "") -> dict[str, Tensor]:
 def unflatten(state: S, tensors: Mapping[str, Tensor], prefix: str = "") -> S:
     """`state` with the tensors that `flatten` named replaced."""
     changes = {}
-    for key, value in _items(state):
+    for attribute, key, value in _items(state):
         name = prefix + key
-        changes[key] = tensors[name] if isinstance(value, Tensor) else unflatten(value, tensors, name + ".")
+        changes[attribute] = (
+            tensors[name] if isinstance(value, Tensor) else unflatten(value, tensors, name + ".")
+        )
     return changes if isinstance(state, Mapping) else replace(state, **changes)  # type: ignore
 
 
-def _items(state: Any) -> Iterable[tuple[str, Any]]:
+def _items(state: Any) -> Iterable[tuple[str, str, Any]]:
+    """Of each part its attribute, its name in a checkpoint, and its value."""
     if isinstance(state, Mapping):
-        return state.items()
-    return ((field.name, getattr(state, field.name)) for field in fields(state))
+        return ((key, key, value) for key, value in state.items())
+    return ((f.name, f.metadata.get(STORED_AS, f.name), getattr(state, f.name)) for f in fields(state))
 
 
 def _write(path: Path, write: Callable[[Path], None]) -> None:

@@ -14,6 +14,9 @@ from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.settings import Strict
 from algorithms.privacy.barrier.barrier import Barrier
 
+STORED_AS = "stored_as"
+"""The metadata of a state's field that has another name in checkpoints, which runs begun before may resume."""
+
 
 class MethodState(Protocol):
     """A dataclass of tensors: everything that a step passes to the next one; checkpointed as it is."""

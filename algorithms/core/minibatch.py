@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from algorithms.core.calibration import Batches, Releases, Repeated, plan_fixed
+from algorithms.core.method import STORED_AS
 from algorithms.core.optimizers import Count, OptimizerConfig, OptimizerState, Share, Steps
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
@@ -16,33 +17,26 @@ from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L2, Clipping
 from algorithms.privacy.accounting.epsilon import Array, in_levels
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.mechanisms.release import Gaussian, Mechanism, gradient_release
+from algorithms.privacy.mechanisms.release import Gaussian, gradient_release
 from algorithms.privacy.mechanisms.sampling import Poisson, RandomAllocation, Sampling
 
 
 @dataclass(frozen=True)
 class DPSGDState:
-    """moving: the optimizer's state. divisor: [], the number that sums are divided by; 0 until it is released."""
+    """divisor: [], the number that sums are divided by; 0 until it is released."""
 
-    moving: OptimizerState
+    optimizer_state: OptimizerState = field(metadata={STORED_AS: "moving"})
     divisor: Tensor
 
     @property
     def parameters(self) -> Tensor:
         """The point of the next gradient, shape [d]."""
-        return self.moving.parameters
+        return self.optimizer_state.parameters
 
-    def after(self, moving: OptimizerState, divisor: float, **others: Tensor) -> Self:
+    def after(self, optimizer_state: OptimizerState, divisor: float, **others: Tensor) -> Self:
         """The state after a step. others: what a method keeps besides."""
-        return replace(self, moving=moving, divisor=torch.full_like(self.divisor, divisor), **others)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """gradient: [d], a noisy sum divided by `divisor`. divisor: the expected batch size, public or released."""
-
-    gradient: Tensor
-    divisor: float
+        divisor_tensor = torch.full_like(self.divisor, divisor)
+        return replace(self, optimizer_state=optimizer_state, divisor=divisor_tensor, **others)
 
 
 def batches(facts: PlanningFacts, *, expected_batch_size: int | None, sampling_rate: float | None) -> Batches:
@@ -135,7 +129,7 @@ class Descent(Strict):
 
     def released(self, state: DPSGDState) -> Tensor:
         """The last iterate, or the average that the settings ask for, shape [d]."""
-        return self.update.published(state.moving)
+        return self.update.published(state.optimizer_state)
 
 
 def check_no_noise_limit(update: OptimizerConfig, name: str) -> None:
@@ -172,52 +166,23 @@ def plan_gradient_steps(
     return plan_fixed(releases, target=target, facts=facts, sampled=sampled, steps=steps)
 
 
-def noisy_gradient(
-    state: DPSGDState,
-    plan: Plan,
-    barrier: Barrier,
-    *,
-    clipping: Clipping,
-    sampling: Sampling | None = None,
-    noise: Mechanism | None = None,
-) -> Answer:
-    """The noisy gradient of a step; before the first step, a count if the number of records is private.
+def divisor_of(state: DPSGDState, plan: Plan, barrier: Barrier) -> float:
+    """The number that sums are divided by: the expected batch size.
 
-    sampling: by default a Poisson sample at the plan's rate. noise: by default Gaussian, with the plan's multiplier.
+    If the number of records is private, the first step of a run releases a count for it.
     """
-    divisor = float(state.divisor) or expected_batch(barrier, plan)
-    gradient = barrier.gradient(
-        state.parameters,
-        sampling=sampling or Poisson(plan.sampling_rate),
-        clipping=clipping,
-        noise=noise or Gaussian(plan.noise_multiplier),
-        divisor=divisor,
-    )
-    return Answer(gradient, divisor)
+    return float(state.divisor) or expected_batch(barrier, plan)
 
 
-def sgd_step(
-    state: DPSGDState,
-    plan: Plan,
-    barrier: Barrier,
-    *,
-    clipping: Clipping,
-    update: OptimizerConfig,
-    sampling: Sampling | None = None,
-    noise: Mechanism | None = None,
-) -> DPSGDState:
-    """One noisy gradient and one update; arguments as in `noisy_gradient`.
+def noise_limit_factor(update: OptimizerConfig, plan: Plan, clipping: Clipping, divisor: float) -> float:
+    """What the learning rate is multiplied with to keep to the update's `noise_limit`.
 
-    The learning rate keeps to the update's `noise_limit` by the divisor, which may be a released number: with far fewer
-    records than their bound allows, steps become shorter instead of noisier.
+    It follows from the divisor, which may be a released number: with far fewer records than their bound allows, steps
+    become shorter instead of noisier.
     """
-    answer = noisy_gradient(state, plan, barrier, clipping=clipping, sampling=sampling, noise=noise)
-    factor = 1.0
-    if update.noise_limit is not None:
-        std = plan.noise_multiplier * clipping.sensitivity / answer.divisor
-        factor = update.factor_for(std, plan.steps)
-    moving = update.apply(state.moving, answer.gradient, steps=plan.steps, factor=factor)
-    return state.after(moving, answer.divisor)
+    if update.noise_limit is None:
+        return 1.0
+    return update.factor_for(plan.noise_multiplier * clipping.sensitivity / divisor, plan.steps)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class OptimizerConfig:
 
     optimizer: "sgd" with heavy-ball momentum (v <- momentum v + g; Polyak 1964), or "adam" (Kingma and Ba 2015).
     schedule: how the learning rate falls to 0 at the last step; "constant" keeps it.
-    averaging: what is published: the last iterate ("none"), an exponential moving average whose time constant is a
+    averaging: what is published: the last iterate ("none"), an exponential state average whose time constant is a
     tenth of the steps ("ema"), or the mean of the last quarter ("tail").
     weight_decay: decoupled, multiplied with the learning rate (Loshchilov and Hutter 2019).
     noise_limit: the largest standard deviation that the noise of all steps together may give a parameter; a higher
@@ -101,27 +101,27 @@ class OptimizerConfig:
         return OptimizerState(parameters.clone(), zeros, zeros.clone(), parameters.clone(), torch.tensor(0))
 
     def apply(
-        self, moving: OptimizerState, gradient: Tensor, *, steps: int, factor: float = 1.0
+        self, state: OptimizerState, gradient: Tensor, *, steps: int, factor: float = 1.0
     ) -> OptimizerState:
         """One of `steps` steps along a released gradient, shape [d].
 
         factor: for the learning rate, from algorithms with a schedule of their own.
         """
-        rate = self.learning_rate * factor * self._decay(int(moving.count) / steps)
-        parameters = moving.parameters * (1 - rate * self.weight_decay)
-        first, second, count = moving.first.clone(), moving.second.clone(), moving.count.clone()
+        rate = self.learning_rate * factor * self._decay(int(state.count) / steps)
+        parameters = state.parameters * (1 - rate * self.weight_decay)
+        first, second, count = state.first.clone(), state.second.clone(), state.count.clone()
         if self.optimizer == "sgd":
             _sgd([parameters], [gradient], [first], lr=rate, momentum=self.momentum)
             count += 1
         else:
             own = [parameters], [gradient], [first], [second]
             _adam(*own, [], [count], lr=rate, beta1=self.momentum, beta2=self.second_momentum)
-        average = self._averaged(moving.average, parameters, int(count), steps)
+        average = self._averaged(state.average, parameters, int(count), steps)
         return OptimizerState(parameters, first, second, average, count)
 
-    def published(self, moving: OptimizerState) -> Tensor:
+    def published(self, state: OptimizerState) -> Tensor:
         """The parameters to publish, shape [d]."""
-        return moving.parameters if self.averaging == "none" else moving.average
+        return state.parameters if self.averaging == "none" else state.average
 
     def _decay(self, progress: float) -> float:
         match self.schedule:

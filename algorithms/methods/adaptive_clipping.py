@@ -13,7 +13,7 @@ from algorithms.core.minibatch import (
     DPSGDState,
     Sampled,
     check_no_noise_limit,
-    noisy_gradient,
+    divisor_of,
     plan_gradient_steps,
 )
 from algorithms.core.optimizers import Bound, Positive
@@ -105,24 +105,31 @@ class QuantileClipping(Sampled):
         """The state at the model's start."""
         usual = super().init(parameters, plan)
         return QuantileClippingState(
-            usual.moving, usual.divisor, torch.tensor(self.clip_norm, dtype=torch.float64)
+            usual.optimizer_state, usual.divisor, torch.tensor(self.clip_norm, dtype=torch.float64)
         )
 
     def step(self, state: QuantileClippingState, plan: Plan, barrier: Barrier) -> QuantileClippingState:
         """One noisy gradient, one noisy count of the norms within C, one update of the parameters and of C."""
         bound = L2(float(state.clip_norm))
-        answer = noisy_gradient(state, plan, barrier, clipping=bound)
+        divisor, sampling = divisor_of(state, plan, barrier), Poisson(plan.sampling_rate)
+        gradient = barrier.gradient(
+            state.parameters,
+            sampling=sampling,
+            clipping=bound,
+            noise=Gaussian(plan.noise_multiplier),
+            divisor=divisor,
+        )
         within = barrier.norm_count(
             state.parameters,
             bound=bound,
             noise=Gaussian(plan.params(Counts).count_noise_multiplier),
-            sampling=Poisson(plan.sampling_rate),
+            sampling=sampling,
         )
-        followed = self.followed(bound.norm, within / answer.divisor + 0.5)
-        moving = self.update.apply(state.moving, answer.gradient, steps=plan.steps)
-        return state.after(moving, answer.divisor, clip_norm=torch.full_like(state.clip_norm, followed))
+        clip_norm = self.next_clip_norm(bound.norm, within / divisor + 0.5)
+        moved = self.update.apply(state.optimizer_state, gradient, steps=plan.steps)
+        return state.after(moved, divisor, clip_norm=torch.full_like(state.clip_norm, clip_norm))
 
-    def followed(self, clip_norm: float, fraction: float) -> float:
+    def next_clip_norm(self, clip_norm: float, fraction: float) -> float:
         """The next C from a noisy fraction of norms within this one."""
         moved = clip_norm * math.exp(-self.rate * (min(1.0, max(0.0, fraction)) - self.quantile))
         return min(self.max_clip_norm, max(self.min_clip_norm, moved))
@@ -184,18 +191,25 @@ class AdaCliP(Sampled):
         """The state at the model's start: no shift, an equal scale for all coordinates."""
         usual = super().init(parameters, plan)
         deviation = torch.full_like(parameters, self.start_at(len(parameters)))
-        return AdaCliPState(usual.moving, usual.divisor, torch.zeros_like(parameters), deviation)
+        return AdaCliPState(usual.optimizer_state, usual.divisor, torch.zeros_like(parameters), deviation)
 
     def step(self, state: AdaCliPState, plan: Plan, barrier: Barrier) -> AdaCliPState:
         """One noisy sum of transformed gradients over a fresh Poisson sample, one update, the next m and s."""
         s, b, z = state.deviation, state.scale, plan.noise_multiplier
         clipping = Affine.within_reach(1.0, state.mean, b)
-        answer, m = noisy_gradient(state, plan, barrier, clipping=clipping), clipping.shift
-        g = m + b * answer.gradient
-        v = self.variance((g - m).square(), b * z, answer.divisor)
+        divisor, m = divisor_of(state, plan, barrier), clipping.shift
+        transformed = barrier.gradient(
+            state.parameters,
+            sampling=Poisson(plan.sampling_rate),
+            clipping=clipping,
+            noise=Gaussian(z),
+            divisor=divisor,
+        )
+        g = m + b * transformed
+        v = self.variance((g - m).square(), b * z, divisor)
         return state.after(
-            self.update.apply(state.moving, g, steps=plan.steps),
-            answer.divisor,
+            self.update.apply(state.optimizer_state, g, steps=plan.steps),
+            divisor,
             mean=self.beta1 * m + (1.0 - self.beta1) * g,
             deviation=torch.sqrt(self.beta2 * s.square() + (1.0 - self.beta2) * v),
         )

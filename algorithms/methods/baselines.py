@@ -15,7 +15,7 @@ from torch import Tensor
 
 from algorithms.core.calibration import plan_fixed
 from algorithms.core.method import ReleasedParameters, SingleRelease
-from algorithms.core.minibatch import Descent, DPSGDState, batches, sgd_step
+from algorithms.core.minibatch import Descent, DPSGDState, batches, divisor_of
 from algorithms.core.optimizers import Count, OptimizerConfig, Steps
 from algorithms.core.plan import Plan, Target, by_accountants
 from algorithms.core.planning_facts import PlanningFacts
@@ -24,6 +24,7 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Unclipped
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, Minimum, NoNoise, total_release
+from algorithms.privacy.mechanisms.sampling import Poisson
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,15 @@ class NonPrivate(Descent):
 
     def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
         """One exact gradient, one update."""
-        return sgd_step(state, plan, barrier, clipping=Unclipped(), update=self.update, noise=NoNoise())
+        divisor = divisor_of(state, plan, barrier)
+        gradient = barrier.gradient(
+            state.parameters,
+            sampling=Poisson(plan.sampling_rate),
+            clipping=Unclipped(),
+            noise=NoNoise(),
+            divisor=divisor,
+        )
+        return state.after(self.update.apply(state.optimizer_state, gradient, steps=plan.steps), divisor)
 
 
 LEAST_REGULARISATION = 1e-12

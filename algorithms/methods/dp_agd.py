@@ -1,7 +1,7 @@
 """Descent by noisy selection: DP-AGD, and PrivGene, with which it was compared (Lee and Kifer 2018)."""
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.core.calibration import SLACK, least_noise, plan_renyi, plan_zcdp
+from algorithms.core.method import STORED_AS
 from algorithms.core.optimizers import MOST_STEPS, Bound, Count, NotNegative, Positive, Share
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
@@ -104,17 +105,17 @@ PAPERS = Choices(60, 3.0, _LINEAR, 2.0, 1.0, keep_raised=True, momentum=0.0, ite
 class AGDState:
     """parameters, their average and velocity, the sum of measured gradients that momentum carries on: [d].
 
-    gradient_rho: [], of an iteration's first measurement. reach: [], the largest step of the grid. window:
-    [range_every], the steps chosen last. taken: [], how many iterations were.
+    gradient_rho: [], of an iteration's first measurement. max_step: [], the largest step of the grid.
+    recent_steps: [range_every], those chosen last. iterations: [], the number done.
     """
 
     parameters: Tensor
     average: Tensor
     velocity: Tensor
     gradient_rho: Tensor
-    reach: Tensor
-    window: Tensor
-    taken: Tensor
+    max_step: Tensor = field(metadata={STORED_AS: "reach"})
+    recent_steps: Tensor = field(metadata={STORED_AS: "window"})
+    iterations: Tensor = field(metadata={STORED_AS: "taken"})
 
 
 @dataclass(frozen=True)
@@ -209,33 +210,35 @@ class DPAGD(Strict):
             average=parameters.clone(),
             velocity=torch.zeros_like(parameters),
             gradient_rho=torch.tensor(plan.params(Iteration).gradient_rho, dtype=torch.float64),
-            reach=torch.tensor(self.choices.step_range, dtype=torch.float64),
-            window=torch.zeros(self.range_every, dtype=torch.float64),
-            taken=torch.tensor(0),
+            max_step=torch.tensor(self.choices.step_range, dtype=torch.float64),
+            recent_steps=torch.zeros(self.range_every, dtype=torch.float64),
+            iterations=torch.tensor(0),
         )
 
     def step(self, state: AGDState, plan: Plan, barrier: Barrier) -> AGDState | None:
         """One iteration: measure and select until the step is not 0; None where the budget does not allow that."""
-        is_printed, sampling, reach = self.averaging == "printed", self._sampling(), float(state.reach)
+        is_printed, sampling, max_step = self.averaging == "printed", self._sampling(), float(state.max_step)
         multiplier = plan.params(Iteration).selection_multiplier
         noise = Laplace(multiplier) if self.paper_budget else Gumbel(multiplier)
         pull = self.regularisation * sampling.rate * (plan.facts.records or 0)  # public where there is one
-        measured = self._measured(state, float(state.gradient_rho), barrier)
+        measured = self._measure_gradient(state, float(state.gradient_rho), barrier)
         if measured is not None and is_printed:
             measured = replace(measured, total=_normalised(measured.total))
         while measured is not None:
             velocity = self.choices.momentum * state.velocity + measured.total + pull * state.parameters
             direction = velocity if is_printed else _normalised(velocity)
-            steps = tuple(reach * part for part in self.choices.steps_grid)
+            steps = tuple(max_step * part for part in self.choices.steps_grid)
             line = LineCandidates(state.parameters, direction, steps)
             if not barrier.affords(argmin_release(self.loss_bound, noise, sampling)):
                 return None
             chosen = barrier.argmin(line, bound=self.loss_bound, noise=noise, sampling=sampling)
             if chosen > 0:
                 keeps = measured.rho if self.choices.keep_raised else float(state.gradient_rho)
-                return self._moved(replace(state, velocity=velocity), line, chosen, reach=reach, rho=keeps)
-            reach *= self.choices.range_shrink
-            another = self._measured(state, self.gamma * measured.rho, barrier)
+                return self._state_after(
+                    replace(state, velocity=velocity), line, chosen, max_step=max_step, rho=keeps
+                )
+            max_step *= self.choices.range_shrink
+            another = self._measure_gradient(state, self.gamma * measured.rho, barrier)
             measured = None if another is None else measured.averaged(another)
         return None
 
@@ -243,7 +246,7 @@ class DPAGD(Strict):
         """The last iterate or their average, as the settings ask, shape [d]."""
         return state.parameters if self.choices.iterates == "last" else state.average
 
-    def _measured(self, state: AGDState, rho: float, barrier: Barrier) -> Measured | None:
+    def _measure_gradient(self, state: AGDState, rho: float, barrier: Barrier) -> Measured | None:
         """A measurement of the gradient where it is afforded."""
         sampling, bound = self._sampling(), L2(self.choices.clip_norm)
         noise = Gaussian(1 / math.sqrt(2 * rho))
@@ -253,22 +256,26 @@ class DPAGD(Strict):
         total = barrier.gradient(at, sampling=sampling, clipping=bound, noise=noise, divisor=1.0)
         return Measured(total, rho)
 
-    def _moved(
-        self, state: AGDState, line: LineCandidates, chosen: int, *, reach: float, rho: float
+    def _state_after(
+        self, state: AGDState, line: LineCandidates, chosen: int, *, max_step: float, rho: float
     ) -> AGDState:
         """The state after a step that is not 0; its range follows from the steps chosen, which are public."""
-        taken, parameters, window = int(state.taken) + 1, line.at(chosen), state.window.clone()
-        window[(taken - 1) % self.range_every] = line.steps[chosen]
-        if taken % self.range_every == 0:
-            reach = min(self.range_growth * float(window.max()), self.choices.step_range)
+        iterations, parameters, recent_steps = (
+            int(state.iterations) + 1,
+            line.at(chosen),
+            state.recent_steps.clone(),
+        )
+        recent_steps[(iterations - 1) % self.range_every] = line.steps[chosen]
+        if iterations % self.range_every == 0:
+            max_step = min(self.range_growth * float(recent_steps.max()), self.choices.step_range)
         return replace(
             state,
             parameters=parameters,
-            average=state.average + 4 / (taken + 3) * (parameters - state.average),
+            average=state.average + 4 / (iterations + 3) * (parameters - state.average),
             gradient_rho=torch.full_like(state.gradient_rho, rho),
-            reach=torch.full_like(state.reach, reach),
-            window=window,
-            taken=torch.full_like(state.taken, taken),
+            max_step=torch.full_like(state.max_step, max_step),
+            recent_steps=recent_steps,
+            iterations=torch.full_like(state.iterations, iterations),
         )
 
     def _sampling(self) -> FullBatch | Poisson:

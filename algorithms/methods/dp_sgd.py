@@ -17,9 +17,10 @@ from algorithms.core.minibatch import (
     Sampled,
     allocated,
     batches,
+    divisor_of,
     gradient_steps,
+    noise_limit_factor,
     plan_gradient_steps,
-    sgd_step,
 )
 from algorithms.core.optimizers import Bound, Count, OptimizerConfig, Positive, Steps
 from algorithms.core.plan import Plan, Target
@@ -29,6 +30,7 @@ from algorithms.gradients import L2, Normalised, PerLayer
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import rdp, smallest
 from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.mechanisms.release import Gaussian
 from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson, RandomAllocation, Sampling
 
 STEPS_AT_ONE = 150
@@ -74,16 +76,19 @@ class DPSGD(Sampled):
 
     def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
         """One noisy gradient over a fresh sample, one update."""
-        return sgd_step(
-            state,
-            plan,
-            barrier,
-            clipping=self._clipping(plan.facts.layers),
-            update=self.update,
-            sampling=self._turn(plan, int(state.moving.count)),
+        clipping, divisor = self._clipping(plan.facts.layers), divisor_of(state, plan, barrier)
+        gradient = barrier.gradient(
+            state.parameters,
+            sampling=self._sampling_of(plan, step=int(state.optimizer_state.count)),
+            clipping=clipping,
+            noise=Gaussian(plan.noise_multiplier),
+            divisor=divisor,
         )
+        factor = noise_limit_factor(self.update, plan, clipping, divisor)
+        moved = self.update.apply(state.optimizer_state, gradient, steps=plan.steps, factor=factor)
+        return state.after(moved, divisor)
 
-    def _turn(self, plan: Plan, step: int) -> Sampling:
+    def _sampling_of(self, plan: Plan, *, step: int) -> Sampling:
         if self.sampling == "poisson":
             return Poisson(plan.sampling_rate)
         return RandomAllocation(round(1 / plan.sampling_rate), plan.steps, step)
@@ -111,7 +116,17 @@ class _Older(Descent):
 
     def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
         """One noisy gradient over a fresh Poisson sample, one update."""
-        return sgd_step(state, plan, barrier, clipping=L2(self.clip_norm), update=self.update)
+        clipping, divisor = L2(self.clip_norm), divisor_of(state, plan, barrier)
+        gradient = barrier.gradient(
+            state.parameters,
+            sampling=Poisson(plan.sampling_rate),
+            clipping=clipping,
+            noise=Gaussian(plan.noise_multiplier),
+            divisor=divisor,
+        )
+        factor = noise_limit_factor(self.update, plan, clipping, divisor)
+        moved = self.update.apply(state.optimizer_state, gradient, steps=plan.steps, factor=factor)
+        return state.after(moved, divisor)
 
     def _batches(self, target: Target, facts: PlanningFacts, name: str) -> Batches:
         """Raises RefusedError if the number of records is private, for delta = 0, and for a batch above the data."""
@@ -267,9 +282,17 @@ class DPGD(Descent):
 
     def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
         """One noisy gradient over all records, one update."""
-        return sgd_step(
-            state, plan, barrier, sampling=FullBatch(), clipping=L2(self.clip_norm), update=self.update
+        clipping, divisor = L2(self.clip_norm), divisor_of(state, plan, barrier)
+        gradient = barrier.gradient(
+            state.parameters,
+            sampling=FullBatch(),
+            clipping=clipping,
+            noise=Gaussian(plan.noise_multiplier),
+            divisor=divisor,
         )
+        factor = noise_limit_factor(self.update, plan, clipping, divisor)
+        moved = self.update.apply(state.optimizer_state, gradient, steps=plan.steps, factor=factor)
+        return state.after(moved, divisor)
 
 
 def steps_for(epsilon: float) -> int:
@@ -293,14 +316,24 @@ class NormBoundSGD(Sampled):
 
     def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The least noise that fits the target; raises RefusedError where no public bound on gradients exists."""
-        sampled, clipping = self.sampled(facts), _never_reached(facts)
+        sampled, clipping = self.sampled(facts), _gradient_bound(facts)
         return plan_gradient_steps(sampled, clipping, steps=self.steps, target=target, facts=facts)
 
     def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
         """One noisy gradient over a fresh Poisson sample, one update."""
-        return sgd_step(state, plan, barrier, clipping=_never_reached(plan.facts), update=self.update)
+        clipping, divisor = _gradient_bound(plan.facts), divisor_of(state, plan, barrier)
+        gradient = barrier.gradient(
+            state.parameters,
+            sampling=Poisson(plan.sampling_rate),
+            clipping=clipping,
+            noise=Gaussian(plan.noise_multiplier),
+            divisor=divisor,
+        )
+        factor = noise_limit_factor(self.update, plan, clipping, divisor)
+        moved = self.update.apply(state.optimizer_state, gradient, steps=plan.steps, factor=factor)
+        return state.after(moved, divisor)
 
 
-def _never_reached(facts: PlanningFacts) -> L2:
+def _gradient_bound(facts: PlanningFacts) -> L2:
     """The public bound as a clip norm: the barrier still holds each record to it, should a data card be wrong."""
     return L2(facts.gradient_norm(2))

@@ -38,6 +38,7 @@ from algorithms.core.calibration import (
     plan_fixed,
     plan_renyi,
 )
+from algorithms.core.method import STORED_AS
 from algorithms.core.minibatch import batches, check_no_noise_limit, expected_batch
 from algorithms.core.optimizers import (
     MOST_STEPS,
@@ -165,15 +166,15 @@ def precommitted(
 
 @dataclass(frozen=True)
 class ImportanceState:
-    """moving: what the update moves. epoch: what its epoch began with."""
+    """epoch: what the epoch of the next step began with."""
 
-    moving: OptimizerState
+    optimizer_state: OptimizerState = field(metadata={STORED_AS: "moving"})
     epoch: Epoch
 
     @property
     def parameters(self) -> Tensor:
         """Where the next gradient is taken, shape [d]."""
-        return self.moving.parameters
+        return self.optimizer_state.parameters
 
 
 @dataclass(frozen=True)
@@ -249,16 +250,16 @@ class DPIS(Strict):
             noise=release.noise,
             divisor=float(epoch.expected_batch) / fraction,
         )
-        return ImportanceState(self.update.apply(state.moving, gradient, steps=plan.steps), epoch)
+        return ImportanceState(self.update.apply(state.optimizer_state, gradient, steps=plan.steps), epoch)
 
     def released(self, state: ImportanceState) -> Tensor:
         """The last iterate, or the average the settings ask for, shape [d]."""
-        return self.update.published(state.moving)
+        return self.update.published(state.optimizer_state)
 
     def _begun(self, state: ImportanceState, plan: Plan, barrier: Barrier) -> Epoch | None:
         """The epoch of the next step: at its start with a new clip norm, K and noise, or None where none is left."""
         epoch = state.epoch
-        index, step = divmod(int(state.moving.count), plan.params(EpochParams).steps_per_epoch)
+        index, step = divmod(int(state.optimizer_state.count), plan.params(EpochParams).steps_per_epoch)
         if step:
             return epoch
         if not epoch.expected_batch:

@@ -23,7 +23,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from algorithms.core.calibration import Batches, Releases, Repeated, calibrated_multiplier, plan_fixed
-from algorithms.core.minibatch import DPSGDState, Sampled, gradient_steps, sgd_step
+from algorithms.core.minibatch import DPSGDState, Sampled, divisor_of, gradient_steps, noise_limit_factor
 from algorithms.core.optimizers import Bound, Count, OptimizerConfig
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
@@ -40,8 +40,8 @@ from algorithms.privacy.mechanisms.correlated import (
     strategy_of,
 )
 from algorithms.privacy.mechanisms.noise import Stream
-from algorithms.privacy.mechanisms.release import Release, gradient_release
-from algorithms.privacy.mechanisms.sampling import Cyclic, CyclicPoisson, FixedOrder
+from algorithms.privacy.mechanisms.release import Gaussian, Mechanism, Release, gradient_release
+from algorithms.privacy.mechanisms.sampling import Cyclic, CyclicPoisson, FixedOrder, Poisson, Sampling
 
 Array = NDArray[np.float64]
 
@@ -312,6 +312,10 @@ class CorrelatedPlan:
         is_ordered = self.participation == "fixed_order"
         return FixedOrder(self.parts) if is_ordered else CyclicPoisson(self.parts, rate)
 
+    def noise(self, plan: Plan, *, step: int) -> Correlated:
+        """The noise of a step, counted from 0."""
+        return Correlated(plan.noise_multiplier, self.correlation(), plan.steps, step)
+
 
 def in_order(sampled: Batches, facts: PlanningFacts) -> Batches:
     """Batches of about the same size; each record is in one batch of every epoch."""
@@ -331,16 +335,6 @@ def correlated_steps(kept: CorrelatedPlan, sampled: Batches, clipping: Clipping,
         return [(step(0), 1)] + ([(step(1), steps - 1)] if steps > 1 else [])
 
     return releases
-
-
-def correlated_step(
-    state: DPSGDState, plan: Plan, barrier: Barrier, *, clipping: Clipping, update: OptimizerConfig
-) -> DPSGDState:
-    """One gradient with the step's noise, and one update; before the first step, a count if the number is private."""
-    kept = plan.params(CorrelatedPlan)
-    noise = Correlated(plan.noise_multiplier, kept.correlation(), plan.steps, int(state.moving.count))
-    sampling = kept.sampling(plan.sampling_rate)
-    return sgd_step(state, plan, barrier, clipping=clipping, update=update, sampling=sampling, noise=noise)
 
 
 @dataclass(frozen=True)
@@ -384,9 +378,20 @@ class MatrixFactorisation(Sampled):
 
     def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
         """One gradient with the noise of its step, one update."""
-        if self._is_dp_sgd(plan.params(CorrelatedPlan)):
-            return sgd_step(state, plan, barrier, clipping=self._clipping(), update=self.update)
-        return correlated_step(state, plan, barrier, clipping=self._clipping(), update=self.update)
+        correlated, clipping = plan.params(CorrelatedPlan), self._clipping()
+        divisor, step = divisor_of(state, plan, barrier), int(state.optimizer_state.count)
+        sampling: Sampling
+        noise: Mechanism
+        if self._is_dp_sgd(correlated):
+            sampling, noise = Poisson(plan.sampling_rate), Gaussian(plan.noise_multiplier)
+        else:
+            sampling, noise = correlated.sampling(plan.sampling_rate), correlated.noise(plan, step=step)
+        gradient = barrier.gradient(
+            state.parameters, sampling=sampling, clipping=clipping, noise=noise, divisor=divisor
+        )
+        factor = noise_limit_factor(self.update, plan, clipping, divisor)
+        moved = self.update.apply(state.optimizer_state, gradient, steps=plan.steps, factor=factor)
+        return state.after(moved, divisor)
 
     def _best(self, sampled: Batches, target: Target, facts: PlanningFacts) -> tuple[CorrelatedPlan, float]:
         """The strategy that the settings ask for, the one with the least noise in the iterates; its multiplier."""
@@ -489,4 +494,15 @@ class DPFTRL(Sampled):
 
     def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
         """One gradient with the noise of its step, one update."""
-        return correlated_step(state, plan, barrier, clipping=L2(self.clip_norm), update=self.update)
+        correlated, clipping = plan.params(CorrelatedPlan), L2(self.clip_norm)
+        divisor = divisor_of(state, plan, barrier)
+        gradient = barrier.gradient(
+            state.parameters,
+            sampling=correlated.sampling(plan.sampling_rate),
+            clipping=clipping,
+            noise=correlated.noise(plan, step=int(state.optimizer_state.count)),
+            divisor=divisor,
+        )
+        factor = noise_limit_factor(self.update, plan, clipping, divisor)
+        moved = self.update.apply(state.optimizer_state, gradient, steps=plan.steps, factor=factor)
+        return state.after(moved, divisor)

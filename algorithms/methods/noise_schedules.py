@@ -9,14 +9,13 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.core.minibatch import (
-    Answer,
     DPSGDState,
     Sampled,
     check_no_noise_limit,
+    divisor_of,
     multiplier_at,
-    noisy_gradient,
+    noise_limit_factor,
     plan_noise_schedule,
-    sgd_step,
 )
 from algorithms.core.optimizers import Bound, Count, Share
 from algorithms.core.plan import Plan, Target
@@ -28,6 +27,7 @@ from algorithms.gradients.placement import total
 from algorithms.privacy.accounting.epsilon import Array
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian
+from algorithms.privacy.mechanisms.sampling import Poisson
 
 LEAST_SHARE = 1e-3
 
@@ -84,14 +84,17 @@ class DPSGDDecay(Sampled):
 
     def step(self, state: DPSGDState, plan: Plan, barrier: Barrier) -> DPSGDState:
         """One gradient with the noise of its epoch over a fresh Poisson sample, one update."""
-        return sgd_step(
-            state,
-            plan,
-            barrier,
-            clipping=L2(self.clip_norm),
-            update=self.update,
-            noise=Gaussian(multiplier_at(plan, int(state.moving.count))),
+        clipping, divisor = L2(self.clip_norm), divisor_of(state, plan, barrier)
+        gradient = barrier.gradient(
+            state.parameters,
+            sampling=Poisson(plan.sampling_rate),
+            clipping=clipping,
+            noise=Gaussian(multiplier_at(plan, int(state.optimizer_state.count))),
+            divisor=divisor,
         )
+        factor = noise_limit_factor(self.update, plan, clipping, divisor)
+        moved = self.update.apply(state.optimizer_state, gradient, steps=plan.steps, factor=factor)
+        return state.after(moved, divisor)
 
 
 Positive = Annotated[float, Field(gt=0, le=1e12)]
@@ -204,22 +207,29 @@ class ADPSGD(Sampled):
         """The state at the model's start."""
         usual = super().init(parameters, plan)
         squared = torch.tensor(self.decay.offset, dtype=torch.float64)
-        return ADPSGDState(usual.moving, usual.divisor, squared)
+        return ADPSGDState(usual.optimizer_state, usual.divisor, squared)
 
     def step(self, state: ADPSGDState, plan: Plan, barrier: Barrier) -> ADPSGDState:
         """One gradient with the noise of its step over a fresh Poisson sample, one update of its length."""
-        count = int(state.moving.count)
+        count = int(state.optimizer_state.count)
         multiplier = multiplier_at(plan, count)
-        answer = noisy_gradient(state, plan, barrier, clipping=L2(self.clip_norm), noise=Gaussian(multiplier))
+        divisor = divisor_of(state, plan, barrier)
+        gradient = barrier.gradient(
+            state.parameters,
+            sampling=Poisson(plan.sampling_rate),
+            clipping=L2(self.clip_norm),
+            noise=Gaussian(multiplier),
+            divisor=divisor,
+        )
         squared = state.squared
         if self.decay.form == "adaptive":
-            noise = multiplier * self.clip_norm / answer.divisor
-            squared = squared + self.decay.growth(square_without_noise(answer, noise), count)
+            noise = multiplier * self.clip_norm / divisor
+            squared = squared + self.decay.growth(square_without_noise(gradient, noise), count)
             factor = float(squared) ** -0.5
         else:
             factor = float(self.decay.factors(plan.steps)[count])
-        moving = self.update.apply(state.moving, answer.gradient, steps=plan.steps, factor=factor)
-        return state.after(moving, answer.divisor, squared=squared)
+        moved = self.update.apply(state.optimizer_state, gradient, steps=plan.steps, factor=factor)
+        return state.after(moved, divisor, squared=squared)
 
 
 def allocated(factors: Array, allocation: Literal["matched", "constant"]) -> Array:
@@ -230,7 +240,7 @@ def allocated(factors: Array, allocation: Literal["matched", "constant"]) -> Arr
     return alphas
 
 
-def square_without_noise(answer: Answer, noise_std: float) -> float:
+def square_without_noise(gradient: Tensor, noise_std: float) -> float:
     """An unbiased estimate of the squared norm of a gradient before its noise, of that deviation a coordinate."""
-    gradient = answer.gradient.double()
+    gradient = gradient.double()
     return total(gradient.square()) - gradient.numel() * noise_std**2

@@ -16,7 +16,7 @@ from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import Affine
-from algorithms.methods.adaptive_clipping import AdaCliP, AdaptiveState
+from algorithms.methods.adaptive_clipping import AdaCliP, AdaCliPState
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.privacy.accounting import Budget
 from tests.algorithms.bench import made_up, run, small_model
@@ -55,7 +55,7 @@ def plan_of(method: AdaCliP, parameters: int, *, noise_multiplier: float = 1.1) 
     )
 
 
-def after(method: AdaCliP, plan: Plan, *answers: Tensor) -> AdaptiveState:
+def after(method: AdaCliP, plan: Plan, *answers: Tensor) -> AdaCliPState:
     state = method.init(torch.zeros(len(answers[0])), plan)
     barrier = Answers(*answers)
     for _ in answers:

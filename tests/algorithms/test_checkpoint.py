@@ -73,6 +73,31 @@ def test_a_checkpoint_of_another_shape_is_refused_by_what_differs(tmp_path: Path
         trained(tmp_path)
 
 
+OPTIMIZER = {f"moving.{name}" for name in ("parameters", "first", "second", "average", "count")}
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors"),
+    [
+        ("dp_sgd", OPTIMIZER | {"divisor"}),
+        ("quantile_clipping", OPTIMIZER | {"divisor", "clip_norm"}),
+        (
+            "dpis",
+            OPTIMIZER
+            | {f"epoch.{part}" for part in ("expected_batch", "clip_norm", "fraction", "noise", "spent")},
+        ),
+        ("dp_agd", {"parameters", "average", "velocity", "gradient_rho", "reach", "window", "taken"}),
+    ],
+)
+def test_tensors_have_the_names_of_checkpoints_written_before(name: str, tensors: set[str]) -> None:
+    """A run that another version began goes on, whatever its fields are called now."""
+    method, model = algorithm(name), small_model()
+    state = method.init(model.initial_parameters(), planned(method, model))
+    stored = checkpoint.flatten(state)
+    assert set(stored) == tensors
+    assert torch.equal(checkpoint.unflatten(state, stored).parameters, state.parameters)
+
+
 @pytest.mark.parametrize(
     "damage",
     [(rb"step\": 1", rb"step\": 0"), (b"noise_std", b"noise_sdt"), (b'"F32"', b'"I32"'), (b"", None)],

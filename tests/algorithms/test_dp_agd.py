@@ -77,8 +77,8 @@ def test_a_raised_budget_is_kept_or_not(keeps: bool, factor: float) -> None:
 def test_a_rejection_shrinks_the_range_at_once() -> None:
     _, _, barrier, state = rejected(range_shrink=0.5, step_range=4.0)
     assert [line.steps[-1] for line in barrier.lines] == pytest.approx([4.0, 2.0, 1.0])
-    assert float(state.reach) == pytest.approx(1.0)
-    assert float(state.window[0]) == pytest.approx(barrier.lines[-1].steps[3])
+    assert float(state.max_step) == pytest.approx(1.0)
+    assert float(state.recent_steps[0]) == pytest.approx(barrier.lines[-1].steps[3])
     assert torch.equal(state.parameters, barrier.lines[-1].at(3))
 
 
@@ -117,14 +117,14 @@ def test_the_range_follows_the_steps_that_were_chosen() -> None:
     places = [3, 5, 2, 4, 1, 1, 2, 3, 5, 1, 20, *[1] * 9]
     barrier = Scripted(plan, chosen=places)
     state = method.init(torch.zeros(2), plan)
-    reaches = []
+    max_steps = []
     for _ in places:
         state = stepped(method, state, plan, barrier)
-        reaches.append(float(state.reach))
-    assert reaches[:9] == [2.0] * 9
-    assert reaches[9] == pytest.approx(1.1 * 0.5)
-    assert reaches[18] == reaches[9]
-    assert reaches[19] == pytest.approx(1.1 * 1.1 * 0.5)
+        max_steps.append(float(state.max_step))
+    assert max_steps[:9] == [2.0] * 9
+    assert max_steps[9] == pytest.approx(1.1 * 0.5)
+    assert max_steps[18] == max_steps[9]
+    assert max_steps[19] == pytest.approx(1.1 * 1.1 * 0.5)
 
 
 def test_the_range_never_passes_its_most() -> None:
@@ -132,7 +132,7 @@ def test_the_range_never_passes_its_most() -> None:
     plan = planned(method)
     barrier = Scripted(plan, chosen=[10, 10])
     state = method.step(method.init(torch.zeros(2), plan), plan, barrier)  # type: ignore[arg-type]
-    assert state is not None and float(state.reach) == 2.0
+    assert state is not None and float(state.max_step) == 2.0
 
 
 def test_momentum_carries_raw_measurements_on_and_the_average_is_of_iterates() -> None:
@@ -198,7 +198,7 @@ def test_spends_at_most_its_rho_by_an_independent_sum(settings: dict[str, Any], 
     spent = math.fsum(rho(event) for event in trace.events())
     assert spent <= plan.filter.rho
     assert spent > 0.95 * plan.filter.rho
-    assert ended == (int(state.taken) < plan.steps)
+    assert ended == (int(state.iterations) < plan.steps)
     assert torch.isfinite(method.released(state)).all()
 
 
@@ -218,7 +218,7 @@ def test_where_a_selection_is_not_afforded_the_run_ends_without_a_step() -> None
     while (following := method.step(state, plan, barrier)) is not None:  # type: ignore[arg-type]
         state = following
     # The rejections cost 1.284 of the 5 parts; after three iterations 0.716 are left, and a measurement takes 0.4.
-    assert int(state.taken) == 3
+    assert int(state.iterations) == 3
     assert [release.kind for release in barrier.asked[-3:]] == ["gradient", "argmin", "gradient"]
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from algorithms.core.method import Algorithm
-from algorithms.core.minibatch import Answer, multiplier_at
+from algorithms.core.minibatch import multiplier_at
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
@@ -262,7 +262,7 @@ def test_the_adaptive_step_size_follows_its_formula() -> None:
 def test_under_noise_alone_the_adaptive_step_size_sees_no_gradient() -> None:
     torch.manual_seed(4)
     d, noise, draws = 400, 0.7, 4000
-    found = [square_without_noise(Answer(noise * torch.randn(d), 100.0), noise) for _ in range(draws)]
+    found = [square_without_noise(noise * torch.randn(d), noise) for _ in range(draws)]
     error = noise**2 * math.sqrt(2 * d / draws)
     assert abs(np.mean(found)) < 5 * error  # as printed it would be d noise^2, 196, or 440 of these errors
     decay = Decay("adaptive")
@@ -322,10 +322,10 @@ def test_the_clip_norm_settles_at_its_quantile(quantile: float, expected: float,
 
 def test_the_step_of_the_clip_norm_follows_its_formula_within_its_limits() -> None:
     method = QuantileClipping(1, 10, min_clip_norm=0.5, max_clip_norm=2.0, quantile=0.3, rate=0.2)
-    assert method.followed(1.0, 0.8) == pytest.approx(math.exp(-0.2 * 0.5), rel=1e-12)
-    assert method.followed(1.0, -5.0) == pytest.approx(math.exp(0.2 * 0.3), rel=1e-12)
-    assert method.followed(1.99, 0.0) == 2.0
-    assert method.followed(0.5, 1.0) == 0.5
+    assert method.next_clip_norm(1.0, 0.8) == pytest.approx(math.exp(-0.2 * 0.5), rel=1e-12)
+    assert method.next_clip_norm(1.0, -5.0) == pytest.approx(math.exp(0.2 * 0.3), rel=1e-12)
+    assert method.next_clip_norm(1.99, 0.0) == 2.0
+    assert method.next_clip_norm(0.5, 1.0) == 0.5
 
 
 def test_both_releases_fit_the_target_together() -> None:
