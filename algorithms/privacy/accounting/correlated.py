@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.event_rules import EventRule, Traced, register
+from algorithms.privacy.accounting.event_rules import EventRule, TraceFields, register
 
 Array = NDArray[np.float64]
 
@@ -176,21 +176,21 @@ class _Correlated(EventRule):
     def releases(self, event: Any) -> Iterator[tuple[dp.DpEvent, int]]:
         yield releases_of(event)
 
-    def amplified(self, event: Any) -> dp.DpEvent:
+    def with_amplification(self, event: Any) -> dp.DpEvent:
         return dp.SelfComposedDpEvent(*releases_of(event))
 
-    def unsampled(self, event: Any, adjacency: dp.NeighboringRelation) -> dp.DpEvent:
+    def without_subsampling(self, event: Any, adjacency: dp.NeighboringRelation) -> dp.DpEvent:
         return attrs.evolve(event, rate=1.0)
 
-    def grouped(self, event: Any, count: int) -> dp.DpEvent:
+    def group_privacy(self, event: Any, count: int) -> dp.DpEvent:
         """For a fixed order: several records change the release by at most the sum of their changes."""
         if event.rate < 1:
-            return super().grouped(event, count)
+            return super().group_privacy(event, count)
         return attrs.evolve(event, noise_multiplier=event.noise_multiplier / count)
 
-    def traced(self, event: Any) -> Traced:
+    def trace_fields(self, event: Any) -> TraceFields:
         name = "fixed order" if event.rate == 1 else "cyclic poisson"
-        return Traced({"correlated": event.noise_multiplier}, (name,), event.rate / event.parts)
+        return TraceFields({"correlated": event.noise_multiplier}, (name,), event.rate / event.parts)
 
 
 class _CorrelatedStep(_Correlated):
@@ -200,7 +200,7 @@ class _CorrelatedStep(_Correlated):
     def releases(self, event: Any) -> Iterator[tuple[dp.DpEvent, int]]:
         return iter(())
 
-    def amplified(self, event: Any) -> dp.DpEvent:
+    def with_amplification(self, event: Any) -> dp.DpEvent:
         return dp.NoOpDpEvent()
 
 

@@ -63,8 +63,8 @@ def as_add_remove(adjacency: Adjacency, event: dp.DpEvent) -> dp.DpEvent:
     Also refuses events with impossible numbers, as in an edited document.
     """
     _check(adjacency, event)
-    plain = event if adjacency is ADD_OR_REMOVE_ONE else rule_of(event).replacing(event)
-    return rule_of(plain).amplified(plain)
+    plain = event if adjacency is ADD_OR_REMOVE_ONE else rule_of(event).under_replace_one(event)
+    return rule_of(plain).with_amplification(plain)
 
 
 def pure_epsilon(event: dp.DpEvent) -> float:
@@ -98,7 +98,7 @@ def group_privacy(event: dp.DpEvent, count: int) -> dp.DpEvent:
     largest shift at that rate is the worst. zCDP grows with the square (Bun and Steinke 2016, Proposition 1.9).
     Raises RefusedError for events without a result on groups.
     """
-    return event if count == 1 else rule_of(event).grouped(event, count)
+    return event if count == 1 else rule_of(event).group_privacy(event, count)
 
 
 ORDERS = tuple(float(order) for order in DEFAULT_RDP_ORDERS)

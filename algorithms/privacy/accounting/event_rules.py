@@ -103,7 +103,7 @@ class EitherDpEvent(dp.DpEvent):  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
-class Traced:
+class TraceFields:
     """The values that a release with this event can have in a noise trace.
 
     sampling: names of the possible kinds of sampling. rate: the probability that a record takes part. multipliers: the
@@ -151,37 +151,37 @@ class EventRule:
             " accountant pld or rdp, or take an algorithm with Laplace noise, such as 'heavy_ball'."
         )
 
-    def replacing(self, event: Any) -> dp.DpEvent:
+    def under_replace_one(self, event: Any) -> dp.DpEvent:
         """The event that stands for it under replace-one."""
         raise RefusedError(
             f"{in_words(event)} has no bound under REPLACE_ONE; set algorithm.adjacency to ADD_OR_REMOVE_ONE."
         )
 
-    def traced(self, event: Any) -> Traced:
+    def trace_fields(self, event: Any) -> TraceFields:
         """The values in the trace of a release with this event."""
-        return Traced({})
+        return TraceFields({})
 
     def releases(self, event: Any) -> Iterator[tuple[dp.DpEvent, int]]:
         """The events that accountants use instead, and how often each occurs."""
         yield event, 1
 
-    def poisson_replacing(self, event: Any, rate: float) -> dp.DpEvent:
+    def poisson_under_replace_one(self, event: Any, rate: float) -> dp.DpEvent:
         """The event that stands for its Poisson sample under replace-one."""
         raise RefusedError(
             f"a Poisson sample of {in_words(event)} has no bound under REPLACE_ONE; set algorithm.adjacency to"
             " ADD_OR_REMOVE_ONE."
         )
 
-    def poisson_amplified(self, event: Any, rate: float) -> dp.DpEvent:
+    def poisson_with_amplification(self, event: Any, rate: float) -> dp.DpEvent:
         """A Poisson sample of the event, in a form that accountants support."""
         return dp.PoissonSampledDpEvent(rate, event)
 
-    def sample_replacing(self, event: Any, records: int, size: int) -> dp.DpEvent:
+    def sample_under_replace_one(self, event: Any, records: int, size: int) -> dp.DpEvent:
         """The event that stands for a sample of `size` of `records` without replacement, under replace-one."""
-        inner = self.replacing(event)
+        inner = self.under_replace_one(event)
         return PureDpEvent(_of_sample(size / records, rule_of(inner).pure_epsilon(inner)))
 
-    def amplified(self, event: Any) -> dp.DpEvent:
+    def with_amplification(self, event: Any) -> dp.DpEvent:
         """The event with amplification by sampling computed, where accountants do not support the sample."""
         return event
 
@@ -203,15 +203,15 @@ class EventRule:
             f"{in_words(event)} has no proven zCDP bound; set the data card's composition to renyi or basic."
         )
 
-    def unsampled(self, event: Any, adjacency: Relation) -> dp.DpEvent:
+    def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
         """The event without sampling, on all records."""
         return event
 
-    def poisson_grouped(self, event: Any, rate: float, count: int) -> dp.DpEvent:
+    def poisson_group_privacy(self, event: Any, rate: float, count: int) -> dp.DpEvent:
         """An event that bounds its Poisson sample if `count` records are added or removed together."""
-        return EventRule.grouped(self, dp.PoissonSampledDpEvent(rate, event), count)
+        return EventRule.group_privacy(self, dp.PoissonSampledDpEvent(rate, event), count)
 
-    def grouped(self, event: Any, count: int) -> dp.DpEvent:
+    def group_privacy(self, event: Any, count: int) -> dp.DpEvent:
         """An event whose loss bounds that of `event` if `count` records are added or removed together."""
         raise RefusedError(
             f"{in_words(event)} has no bound for {count} records of one person; let the run read one block, or set"
@@ -223,7 +223,7 @@ class _Nothing(EventRule):
     def pure_epsilon(self, event: Any) -> float:
         return 0.0
 
-    def replacing(self, event: Any) -> dp.DpEvent:
+    def under_replace_one(self, event: Any) -> dp.DpEvent:
         return event
 
     def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
@@ -234,13 +234,13 @@ class _Nothing(EventRule):
 
 
 class _NotPrivate(EventRule):
-    def traced(self, event: Any) -> Traced:
-        return Traced({"nonoise": 0.0}, ("full batch", "poisson", "importance", "without replacement"))
+    def trace_fields(self, event: Any) -> TraceFields:
+        return TraceFields({"nonoise": 0.0}, ("full batch", "poisson", "importance", "without replacement"))
 
     def pure_epsilon(self, event: Any) -> float:
         return math.inf
 
-    def replacing(self, event: Any) -> dp.DpEvent:
+    def under_replace_one(self, event: Any) -> dp.DpEvent:
         return event
 
 
@@ -254,33 +254,33 @@ class _Scaled(EventRule):
     def is_possible(self, event: Any) -> bool:
         return bool(0 < event.noise_multiplier < math.inf)
 
-    def replacing(self, event: Any) -> dp.DpEvent:
-        return self.grouped(event, 2)
+    def under_replace_one(self, event: Any) -> dp.DpEvent:
+        return self.group_privacy(event, 2)
 
     def rho(self, event: Any) -> float:
         return float(0.5 / event.noise_multiplier**2)
 
-    def grouped(self, event: Any, count: int) -> dp.DpEvent:
+    def group_privacy(self, event: Any, count: int) -> dp.DpEvent:
         return type(event)(event.noise_multiplier / count)
 
-    def poisson_grouped(self, event: Any, rate: float, count: int) -> dp.DpEvent:
-        return dp.PoissonSampledDpEvent(_any_of(count, rate), self.grouped(event, count))
+    def poisson_group_privacy(self, event: Any, rate: float, count: int) -> dp.DpEvent:
+        return dp.PoissonSampledDpEvent(_any_of(count, rate), self.group_privacy(event, count))
 
 
 class _Gaussian(_Scaled):
     def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
         return _alike(GaussianLaw(1.0 / event.noise_multiplier))
 
-    def traced(self, event: Any) -> Traced:
-        return Traced({"gaussian": event.noise_multiplier})
+    def trace_fields(self, event: Any) -> TraceFields:
+        return TraceFields({"gaussian": event.noise_multiplier})
 
-    def poisson_replacing(self, event: Any, rate: float) -> dp.DpEvent:
+    def poisson_under_replace_one(self, event: Any, rate: float) -> dp.DpEvent:
         return dp.PoissonSampledDpEvent(rate, event)
 
-    def sample_replacing(self, event: Any, records: int, size: int) -> dp.DpEvent:
-        return dp.SampledWithoutReplacementDpEvent(records, size, self.replacing(event))
+    def sample_under_replace_one(self, event: Any, records: int, size: int) -> dp.DpEvent:
+        return dp.SampledWithoutReplacementDpEvent(records, size, self.under_replace_one(event))
 
-    def poisson_grouped(self, event: Any, rate: float, count: int) -> dp.DpEvent:
+    def poisson_group_privacy(self, event: Any, rate: float, count: int) -> dp.DpEvent:
         return SampledGroupDpEvent(event.noise_multiplier, rate, count)
 
 
@@ -288,8 +288,8 @@ class _Laplace(_Scaled):
     def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
         return _alike(LaplaceLaw(1.0 / event.noise_multiplier))
 
-    def traced(self, event: Any) -> Traced:
-        return Traced({"laplace": event.noise_multiplier})
+    def trace_fields(self, event: Any) -> TraceFields:
+        return TraceFields({"laplace": event.noise_multiplier})
 
     def pure_epsilon(self, event: Any) -> float:
         return float(1.0 / event.noise_multiplier)
@@ -302,7 +302,7 @@ class _Pure(EventRule):
     def pure_epsilon(self, event: Any) -> float:
         return float(event.epsilon)
 
-    def replacing(self, event: Any) -> dp.DpEvent:
+    def under_replace_one(self, event: Any) -> dp.DpEvent:
         return PureDpEvent(2 * event.epsilon)
 
     def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
@@ -316,17 +316,17 @@ class _Pure(EventRule):
     def rho(self, event: Any) -> float:
         return float(0.5 * event.epsilon**2)
 
-    def grouped(self, event: Any, count: int) -> dp.DpEvent:
+    def group_privacy(self, event: Any, count: int) -> dp.DpEvent:
         return PureDpEvent(count * event.epsilon)
 
-    def poisson_grouped(self, event: Any, rate: float, count: int) -> dp.DpEvent:
-        return dp.PoissonSampledDpEvent(_any_of(count, rate), self.grouped(event, count))
+    def poisson_group_privacy(self, event: Any, rate: float, count: int) -> dp.DpEvent:
+        return dp.PoissonSampledDpEvent(_any_of(count, rate), self.group_privacy(event, count))
 
-    def poisson_amplified(self, event: Any, rate: float) -> dp.DpEvent:
+    def poisson_with_amplification(self, event: Any, rate: float) -> dp.DpEvent:
         return PureDpEvent(_of_sample(rate, event.epsilon))
 
-    def traced(self, event: Any) -> Traced:
-        return Traced(dict.fromkeys(("laplace", "gumbel", "knorm"), 1 / event.epsilon))
+    def trace_fields(self, event: Any) -> TraceFields:
+        return TraceFields(dict.fromkeys(("laplace", "gumbel", "knorm"), 1 / event.epsilon))
 
 
 class _Objective(EventRule):
@@ -355,19 +355,23 @@ class _ZCDP(EventRule):
     def is_possible(self, event: Any) -> bool:
         return bool(event.rho >= 0 and event.xi >= 0)
 
-    def replacing(self, event: Any) -> dp.DpEvent:
-        return super().replacing(event) if event.xi else dp.dp_event.ZCDpEvent(4 * event.rho)
+    def under_replace_one(self, event: Any) -> dp.DpEvent:
+        return super().under_replace_one(event) if event.xi else dp.dp_event.ZCDpEvent(4 * event.rho)
 
     def rho(self, event: Any) -> float:
         return super().rho(event) if event.xi else float(event.rho)
 
-    def grouped(self, event: Any, count: int) -> dp.DpEvent:
-        return super().grouped(event, count) if event.xi else dp.dp_event.ZCDpEvent(count**2 * event.rho)
+    def group_privacy(self, event: Any, count: int) -> dp.DpEvent:
+        return (
+            super().group_privacy(event, count) if event.xi else dp.dp_event.ZCDpEvent(count**2 * event.rho)
+        )
 
-    def traced(self, event: Any) -> Traced:
+    def trace_fields(self, event: Any) -> TraceFields:
         if event.xi:
-            return Traced({})
-        return Traced({"gumbel": math.sqrt(1 / (8 * event.rho)), "laplace": math.sqrt(1 / (2 * event.rho))})
+            return TraceFields({})
+        return TraceFields(
+            {"gumbel": math.sqrt(1 / (8 * event.rho)), "laplace": math.sqrt(1 / (2 * event.rho))}
+        )
 
 
 class _Poisson(EventRule):
@@ -377,15 +381,15 @@ class _Poisson(EventRule):
     def pure_epsilon(self, event: Any) -> float:
         return _of_sample(event.sampling_probability, rule_of(event.event).pure_epsilon(event.event))
 
-    def replacing(self, event: Any) -> dp.DpEvent:
-        return rule_of(event.event).poisson_replacing(event.event, event.sampling_probability)
+    def under_replace_one(self, event: Any) -> dp.DpEvent:
+        return rule_of(event.event).poisson_under_replace_one(event.event, event.sampling_probability)
 
-    def amplified(self, event: Any) -> dp.DpEvent:
-        return rule_of(event.event).poisson_amplified(event.event, event.sampling_probability)
+    def with_amplification(self, event: Any) -> dp.DpEvent:
+        return rule_of(event.event).poisson_with_amplification(event.event, event.sampling_probability)
 
-    def traced(self, event: Any) -> Traced:
-        inner = rule_of(event.event).traced(event.event)
-        return Traced(inner.multipliers, ("poisson", "importance"), event.sampling_probability)
+    def trace_fields(self, event: Any) -> TraceFields:
+        inner = rule_of(event.event).trace_fields(event.event)
+        return TraceFields(inner.multipliers, ("poisson", "importance"), event.sampling_probability)
 
     def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
         return by_pld(event, count, grid, adjacency)
@@ -414,11 +418,11 @@ class _Poisson(EventRule):
             found = by_rdp(event, orders, adjacency)
         return rounded_up(found, np.array(orders))
 
-    def unsampled(self, event: Any, adjacency: Relation) -> dp.DpEvent:
-        return rule_of(event.event).unsampled(event.event, adjacency)
+    def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
+        return rule_of(event.event).without_subsampling(event.event, adjacency)
 
-    def grouped(self, event: Any, count: int) -> dp.DpEvent:
-        return rule_of(event.event).poisson_grouped(event.event, event.sampling_probability, count)
+    def group_privacy(self, event: Any, count: int) -> dp.DpEvent:
+        return rule_of(event.event).poisson_group_privacy(event.event, event.sampling_probability, count)
 
 
 def _is_sampled_gaussian(event: Any, adjacency: Relation) -> bool:
@@ -443,14 +447,17 @@ class _WithoutReplacement(EventRule):
     def is_proven(self, event: Any, adjacency: Relation) -> bool:
         return bool(adjacency is _REPLACE_ONE)
 
-    def replacing(self, event: Any) -> dp.DpEvent:
-        return rule_of(event.event).sample_replacing(
+    def under_replace_one(self, event: Any) -> dp.DpEvent:
+        return rule_of(event.event).sample_under_replace_one(
             event.event, event.source_dataset_size, event.sample_size
         )
 
-    def traced(self, event: Any) -> Traced:
-        inner, rate = rule_of(event.event).traced(event.event), event.sample_size / event.source_dataset_size
-        return Traced(inner.multipliers, ("without replacement",), rate)
+    def trace_fields(self, event: Any) -> TraceFields:
+        inner, rate = (
+            rule_of(event.event).trace_fields(event.event),
+            event.sample_size / event.source_dataset_size,
+        )
+        return TraceFields(inner.multipliers, ("without replacement",), rate)
 
     def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
         if not isinstance(event.event, dp.GaussianDpEvent) or adjacency is not _REPLACE_ONE:
@@ -466,8 +473,12 @@ class _WithoutReplacement(EventRule):
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         return rounded_up(by_rdp(event, orders, adjacency), np.array(orders))
 
-    def unsampled(self, event: Any, adjacency: Relation) -> dp.DpEvent:
-        return rule_of(event.event).unsampled(event.event, adjacency) if adjacency is _REPLACE_ONE else event
+    def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
+        return (
+            rule_of(event.event).without_subsampling(event.event, adjacency)
+            if adjacency is _REPLACE_ONE
+            else event
+        )
 
 
 class _SampledGroup(EventRule):
@@ -483,7 +494,7 @@ class _SampledGroup(EventRule):
         group = GroupLaw(event.noise_multiplier, event.sampling_probability, event.count)
         return Pair(group, Reversed(group))
 
-    def replacing(self, event: Any) -> dp.DpEvent:
+    def under_replace_one(self, event: Any) -> dp.DpEvent:
         """By convexity: some of the records are sampled with this chance, and move the sum by at most all of them."""
         rate = _any_of(event.count, event.sampling_probability)
         return dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(event.noise_multiplier / event.count))
@@ -494,7 +505,7 @@ class _SampledGroup(EventRule):
             return np.asarray(np.array(orders) / 2 * (shift / event.noise_multiplier) ** 2)
         return rdp_of_group(event.noise_multiplier, event.sampling_probability, event.count, orders)
 
-    def unsampled(self, event: Any, adjacency: Relation) -> dp.DpEvent:
+    def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
         return dp.GaussianDpEvent(event.noise_multiplier / event.count)
 
 
@@ -515,17 +526,17 @@ class _Compound(EventRule):
     def rho(self, event: Any) -> float:
         return float(self.combined(event, [rule_of(inner).rho(inner) for inner in parts(event)]))
 
-    def replacing(self, event: Any) -> dp.DpEvent:
-        return _with_parts(event, lambda inner: rule_of(inner).replacing(inner))
+    def under_replace_one(self, event: Any) -> dp.DpEvent:
+        return _with_parts(event, lambda inner: rule_of(inner).under_replace_one(inner))
 
-    def amplified(self, event: Any) -> dp.DpEvent:
-        return _with_parts(event, lambda inner: rule_of(inner).amplified(inner))
+    def with_amplification(self, event: Any) -> dp.DpEvent:
+        return _with_parts(event, lambda inner: rule_of(inner).with_amplification(inner))
 
-    def unsampled(self, event: Any, adjacency: Relation) -> dp.DpEvent:
-        return _with_parts(event, lambda inner: rule_of(inner).unsampled(inner, adjacency))
+    def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
+        return _with_parts(event, lambda inner: rule_of(inner).without_subsampling(inner, adjacency))
 
-    def grouped(self, event: Any, count: int) -> dp.DpEvent:
-        return _with_parts(event, lambda inner: rule_of(inner).grouped(inner, count))
+    def group_privacy(self, event: Any, count: int) -> dp.DpEvent:
+        return _with_parts(event, lambda inner: rule_of(inner).group_privacy(inner, count))
 
 
 class _SelfComposed(_Compound):
@@ -545,13 +556,13 @@ class _Composed(_Compound):
     def combined(self, event: Any, values: list[Any]) -> Any:
         return np.sum(values, axis=0)
 
-    def traced(self, event: Any) -> Traced:
+    def trace_fields(self, event: Any) -> TraceFields:
         match event.events:
             case [ObjectivePerturbationDpEvent(noise_multiplier=z), dp.GaussianDpEvent()]:
-                return Traced({"objectivenoise": z})
+                return TraceFields({"objectivenoise": z})
             case [PureDpEvent(epsilon=epsilon), PureDpEvent()]:
-                return Traced({"pureobjectivenoise": 1 / epsilon})
-        return Traced({})
+                return TraceFields({"pureobjectivenoise": 1 / epsilon})
+        return TraceFields({})
 
     def releases(self, event: Any) -> Iterator[tuple[dp.DpEvent, int]]:
         for inner in event.events:
@@ -605,11 +616,11 @@ class _Selection(EventRule):
         known = super().from_json(kind, {**document, "shape": 1.0} if is_poisson else document)
         return attrs.evolve(known, shape=math.inf) if is_poisson else known
 
-    def replacing(self, event: Any) -> dp.DpEvent:
-        return attrs.evolve(event, event=rule_of(event.event).replacing(event.event))
+    def under_replace_one(self, event: Any) -> dp.DpEvent:
+        return attrs.evolve(event, event=rule_of(event.event).under_replace_one(event.event))
 
-    def amplified(self, event: Any) -> dp.DpEvent:
-        return attrs.evolve(event, event=rule_of(event.event).amplified(event.event))
+    def with_amplification(self, event: Any) -> dp.DpEvent:
+        return attrs.evolve(event, event=rule_of(event.event).with_amplification(event.event))
 
     def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
         """By profiles: delta(epsilon + shift) of the best is at most the mean number times delta(epsilon) of one.

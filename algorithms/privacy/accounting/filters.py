@@ -317,4 +317,4 @@ def rho_under(adjacency: Adjacency, event: dp.DpEvent) -> float:
     """
     # An event that is refused as a sample is refused before it is treated as one of all records.
     as_add_remove(adjacency, event)
-    return rho_of(as_add_remove(adjacency, rule_of(event).unsampled(event, adjacency)))
+    return rho_of(as_add_remove(adjacency, rule_of(event).without_subsampling(event, adjacency)))

@@ -35,7 +35,7 @@ from scipy import fft
 from scipy.special import gammaln, ndtr, ndtri
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.event_rules import EventRule, Orders, Relation, Traced, register
+from algorithms.privacy.accounting.event_rules import EventRule, Orders, Relation, TraceFields, register
 from algorithms.privacy.accounting.laws import AtomsLaw, GaussianLaw, normal_masses
 from algorithms.privacy.accounting.pld import Pair
 
@@ -296,11 +296,11 @@ class _RandomAllocation(EventRule):
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         return np.array(divergences_of_pass(event, orders), dtype=np.float64)
 
-    def unsampled(self, event: Any, adjacency: Relation) -> dp.DpEvent:
+    def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
         return dp.GaussianDpEvent(event.noise_multiplier)
 
-    def traced(self, event: Any) -> Traced:
-        return Traced({"gaussian": event.noise_multiplier}, ("random allocation",), 1.0 / event.parts)
+    def trace_fields(self, event: Any) -> TraceFields:
+        return TraceFields({"gaussian": event.noise_multiplier}, ("random allocation",), 1.0 / event.parts)
 
 
 class _RandomAllocationStep(_RandomAllocation):
@@ -310,7 +310,7 @@ class _RandomAllocationStep(_RandomAllocation):
     def releases(self, event: Any) -> Iterator[tuple[dp.DpEvent, int]]:
         return iter(())
 
-    def amplified(self, event: Any) -> dp.DpEvent:
+    def with_amplification(self, event: Any) -> dp.DpEvent:
         return dp.NoOpDpEvent()
 
 

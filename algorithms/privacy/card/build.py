@@ -244,7 +244,7 @@ def row_fits(row: Mapping[str, Any], event: dp.DpEvent) -> bool:
     Without noise any sample does. Of pure noise in an objective the event has a bound alone, since the curvature is in
     it, too.
     """
-    terms, noise = rule_of(event).traced(event), row["noise"]
+    terms, noise = rule_of(event).trace_fields(event), row["noise"]
     if noise not in terms.multipliers or row["sampling"] not in terms.sampling:
         return False
     known, multiplier = terms.multipliers[noise], row["noise_multiplier"]
@@ -280,7 +280,7 @@ def made_up_trace(schedule: Schedule) -> dict[str, list[Any]]:
     """
     rows = []
     for event, count in schedule:
-        terms = rule_of(event).traced(event)
+        terms = rule_of(event).trace_fields(event)
         if not terms.multipliers:
             raise RefusedError(
                 f"{event} is the event of no release that a card can state; use another method."

@@ -22,7 +22,7 @@ from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L1
 from algorithms.privacy.accounting import Budget, event_rules
 from algorithms.privacy.accounting.epsilon import REPLACE_ONE, Accountant, epsilon, group_privacy
-from algorithms.privacy.accounting.event_rules import EventRule, Traced, register
+from algorithms.privacy.accounting.event_rules import EventRule, TraceFields, register
 from algorithms.privacy.accounting.events import schedule_from_json, schedule_to_json
 from algorithms.privacy.accounting.filters import ZCDPFilter
 from algorithms.privacy.barrier.trace import Trace
@@ -50,7 +50,7 @@ class TwofoldRule(EventRule):
     def pure_epsilon(self, event: Any) -> float:
         return float(1.0 / event.width)
 
-    def replacing(self, event: Any) -> dp.DpEvent:
+    def under_replace_one(self, event: Any) -> dp.DpEvent:
         return TwofoldDpEvent(event.width / 2)
 
     def pld(self, event: Any, count: int, grid: float, adjacency: dp.NeighboringRelation) -> Any:
@@ -64,11 +64,11 @@ class TwofoldRule(EventRule):
     def rho(self, event: Any) -> float:
         return float(0.5 / event.width**2)
 
-    def grouped(self, event: Any, count: int) -> dp.DpEvent:
+    def group_privacy(self, event: Any, count: int) -> dp.DpEvent:
         return TwofoldDpEvent(event.width / count)
 
-    def traced(self, event: Any) -> Traced:
-        return Traced({"twofold": event.width})
+    def trace_fields(self, event: Any) -> TraceFields:
+        return TraceFields({"twofold": event.width})
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ FIXED: dict[str, Any] = {"facts": FACTS, "steps": 12, "sampled": Batches(FullBat
 
 
 @cache
-def replacing() -> Plan:
+def under_replace_one() -> Plan:
     own = Own((3, 9), "public")
     return plan_fixed(gaussian, target=TARGET, adjacency="REPLACE_ONE", method_params=own, **FIXED)
 
@@ -80,7 +80,7 @@ def pure() -> Plan:
     return plan_fixed(laplace, target=Target(Budget(1.5, 0.0), "pure"), adjacency="REPLACE_ONE", **FIXED)
 
 
-PLANS = {"schedule": replacing, "zcdp": zcdp, "renyi": renyi, "pure": pure}
+PLANS = {"schedule": under_replace_one, "zcdp": zcdp, "renyi": renyi, "pure": pure}
 
 
 @pytest.mark.parametrize("kind", PLANS)
@@ -93,7 +93,7 @@ def test_a_plan_survives_json_and_holds(kind: str) -> None:
 
 
 def test_noise_under_replace_one_is_twice_that_under_add_or_remove_one() -> None:
-    plan = replacing()
+    plan = under_replace_one()
     other = plan_fixed(gaussian, target=TARGET, **FIXED)
     assert plan.noise_multiplier == pytest.approx(2 * other.noise_multiplier, rel=2e-3)
     assert plan.cost.epsilon == pytest.approx(other.cost.epsilon, rel=2e-3)
@@ -135,7 +135,7 @@ def test_a_plan_under_a_renyi_filter_holds_whatever_its_rounding(order: float, t
 
 
 def test_a_planned_run_under_replace_one_is_held_to_its_schedule() -> None:
-    plan = replacing()
+    plan = under_replace_one()
     spend, event = plan.open_filter(), plan.schedule[0][0]
     stated = [spend.spent(DELTA)]
     for done in range(1, 13):
