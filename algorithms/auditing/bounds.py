@@ -26,7 +26,7 @@ from algorithms.privacy.accounting.epsilon import (
     Accountant,
     Adjacency,
     adjacency_named,
-    composed,
+    compose_loss,
     epsilon,
     merge_events,
 )
@@ -339,7 +339,7 @@ def family_of(
             # On a coarser grid: faster, and still an upper bound on delta, which lowers the attack's bound.
             divided = leaking(schedule, leak)
             try:
-                found = composed(merge_events(divided), relation, delta=1e-9, grid=_GRID)
+                found = compose_loss(merge_events(divided), relation, delta=1e-9, grid=_GRID)
             except RefusedError:
                 known[leak] = profile(divided, adjacency=relation)
             else:

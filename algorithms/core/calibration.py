@@ -14,7 +14,13 @@ from algorithms.core.settings import adapter
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.accounting import MOST_EPSILON
-from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, adjacency_named, calibrate, rdp, smallest
+from algorithms.privacy.accounting.epsilon import (
+    ADD_OR_REMOVE_ONE,
+    adjacency_named,
+    calibrate,
+    find_smallest,
+    rdp,
+)
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import RenyiBudget, RenyiFilter, ZCDPBudget, epsilon_of_zcdp
 from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
@@ -152,7 +158,9 @@ def least_noise(
     def parts(noise: float) -> NDArray[np.float64]:
         return np.asarray(rdp(events(noise), orders=orders) / allowed)
 
-    found = smallest(lambda noise: float(parts(noise).min()), 1.0, low=1e-2, high=MOST_NOISE, tolerance=1e-10)
+    found = find_smallest(
+        lambda noise: float(parts(noise).min()), 1.0, low=1e-2, high=MOST_NOISE, tolerance=1e-10
+    )
     return None if found is None else (found, orders[int(parts(found).argmin())])
 
 

@@ -28,7 +28,7 @@ from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised, PerLayer
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.epsilon import rdp, smallest
+from algorithms.privacy.accounting.epsilon import find_smallest, rdp
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian
 from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson, RandomAllocation, Sampling
@@ -237,7 +237,7 @@ def epsilon_by_moments(releases: Repeated, delta: float) -> float:
 
 def calibrated(releases: Releases, budget: Budget) -> float:
     """The least noise multiplier whose epsilon by moments is within the budget; raises RefusedError if none is."""
-    found = smallest(
+    found = find_smallest(
         lambda multiplier: epsilon_by_moments(releases(multiplier), budget.delta),
         budget.epsilon,
         low=LEAST_MULTIPLIER,

@@ -10,7 +10,7 @@ Events state the noise multiplier std / C for the bound C on one record, whateve
 removes one and adds one, so a sum over all records moves by twice the bound. Events of samples are translated only if a
 theorem says how, since the accountants have bounds of their own for them.
 
-Every search for a multiplier in the house is `smallest`: it needs a cost that falls as its argument grows, and what it
+All noise calibration goes through `find_smallest`: it needs a cost that falls as its argument grows, and what it
 returns was itself evaluated, so that rounding never ends above the limit.
 """
 
@@ -110,7 +110,7 @@ def rdp(
     """The Rényi divergence bound of a schedule at each order, shape [orders]."""
     total = np.zeros(len(orders))
     for event, count in schedule:
-        total += count * _event_rdp(_Asked.of(event, orders, adjacency))
+        total += count * _event_rdp(ReprKey.of(event, orders, adjacency))
     return total
 
 
@@ -125,20 +125,20 @@ def epsilon_of_rdp(divergences: np.ndarray, delta: float, orders: tuple[float, .
 
 
 @dataclass(frozen=True)
-class _Asked:
+class ReprKey:
     """Arguments of a cached function, equal if written alike: a ComposedDpEvent holds a list, which has no hash."""
 
     text: str
     arguments: Any = field(compare=False)
 
     @classmethod
-    def of(cls, *arguments: Any) -> "_Asked":
+    def of(cls, *arguments: Any) -> "ReprKey":
         return cls(repr(arguments), arguments)
 
 
 @lru_cache(maxsize=4096)
-def _event_rdp(asked: _Asked) -> np.ndarray:
-    event, orders, adjacency = asked.arguments
+def _event_rdp(key: ReprKey) -> np.ndarray:
+    event, orders, adjacency = key.arguments
     if is_not_private(event):
         return np.full(len(orders), math.inf)
     plain = as_add_remove(adjacency, event)
@@ -158,7 +158,7 @@ _SEARCH_ERROR = 1e-3
 _NEXT_TO, _FINER = 1e-3, 8.0
 
 
-def composed(
+def compose_loss(
     schedule: Schedule, adjacency: Adjacency, *, delta: float = LEAST_DELTA, grid: float | None = None
 ) -> ComposedLoss:
     """The privacy loss of a schedule for deltas from `delta` on; raises RefusedError for an event without one."""
@@ -176,15 +176,15 @@ def merge_events(schedule: Schedule) -> Schedule:
     Gaussian releases without sampling are one: their losses are normal with mean mu^2 / 2 and variance mu^2, and mu^2
     is 1 / z^2, added up (Dong, Roth and Su 2022, Corollary 3.3).
     """
-    schedule = _counted(
+    schedule = _count_equal(
         [(event, count) for event, count in unrolled(schedule) if not isinstance(event, dp.NoOpDpEvent)]
     )
     gaussian = [(event, count) for event, count in schedule if isinstance(event, dp.GaussianDpEvent)]
     others = [(event, count) for event, count in schedule if not isinstance(event, dp.GaussianDpEvent)]
-    return [*_added_up(gaussian), *others]
+    return [*_merge_gaussians(gaussian), *others]
 
 
-def _counted(schedule: Schedule) -> Schedule:
+def _count_equal(schedule: Schedule) -> Schedule:
     """Each event once, with its total count."""
     counts: dict[str, tuple[dp.DpEvent, int]] = {}
     for event, count in schedule:
@@ -192,7 +192,7 @@ def _counted(schedule: Schedule) -> Schedule:
     return list(counts.values())
 
 
-def _added_up(schedule: Schedule) -> Schedule:
+def _merge_gaussians(schedule: Schedule) -> Schedule:
     if len({event for event, _ in schedule}) < 2:
         return schedule
     precision = math.fsum(count / event.noise_multiplier**2 for event, count in schedule)
@@ -219,13 +219,13 @@ def epsilon(
     Source: Koskela et al. 2020 and Doroshenko et al. 2022 (PLD); Mironov 2017 and Canonne et al. 2020,
     Proposition 12 (RDP and its conversion).
     """
-    return _epsilon(_Asked.of([*schedule], delta, accountant, adjacency, discretisation))
+    return _epsilon(ReprKey.of([*schedule], delta, accountant, adjacency, discretisation))
 
 
 @lru_cache(maxsize=128)
-def _epsilon(asked: _Asked) -> float:
+def _epsilon(key: ReprKey) -> float:
     """`epsilon` with a cache, since calibration, plan and card compute the same epsilon."""
-    schedule, delta, accountant, adjacency, discretisation = asked.arguments
+    schedule, delta, accountant, adjacency, discretisation = key.arguments
     if accountant != "pure" and not 0 < delta < 1:
         raise RefusedError(
             f"delta must lie strictly between 0 and 1, not {delta}; set privacy.delta, customarily to 1/n or less."
@@ -270,13 +270,13 @@ def discretisation_of(schedule: Schedule, delta: float, adjacency: Adjacency) ->
 def _by_pld(
     schedule: Schedule, delta: float, adjacency: Adjacency, grid: float | None
 ) -> tuple[float, float | None]:
-    return _pld_epsilon(_Asked.of([*schedule], delta, adjacency, grid))
+    return _pld_epsilon(ReprKey.of([*schedule], delta, adjacency, grid))
 
 
 @lru_cache(maxsize=128)
-def _pld_epsilon(asked: _Asked) -> tuple[float, float | None]:
+def _pld_epsilon(key: ReprKey) -> tuple[float, float | None]:
     """Epsilon by PLD, and the grid: exactly for Gaussian releases alone, else the larger of both sides."""
-    schedule, delta, adjacency, grid = asked.arguments
+    schedule, delta, adjacency, grid = key.arguments
     for event, _ in schedule:
         as_add_remove(adjacency, event)  # what is refused is refused before it is merged with others
     events = _translated(merge_events(schedule), adjacency)
@@ -302,7 +302,7 @@ _TOLERANCE, _WASTE, _STEPS = 2e-4, 1e-4, 8
 _TINY, _HUGE = 1e-300, 1e300
 
 
-def smallest(
+def find_smallest(
     cost: Callable[[float], float], limit: float, *, low: float, high: float, tolerance: float
 ) -> float | None:
     """The smallest number in [low, high] that costs at most `limit`.
@@ -318,7 +318,7 @@ def smallest(
         The number, whose own cost was found to be at most the limit, or None where even `high` costs more.
 
     Example:
-        >>> round(smallest(lambda z: 1 / z**2, 0.25, low=1e-3, high=1e3, tolerance=1e-9), 6)
+        >>> round(find_smallest(lambda z: 1 / z**2, 0.25, low=1e-3, high=1e3, tolerance=1e-9), 6)
         2.0
     """
 
@@ -365,7 +365,7 @@ def calibrate(
         True
     """
     if accountant != "pld":
-        return _near(
+        return search_outwards(
             lambda z: epsilon(schedule_at(z), target.delta, accountant=accountant, adjacency=adjacency),
             target.epsilon,
             tolerance=2e-5,
@@ -392,8 +392,8 @@ def calibrate(
     noise, factor = 1.0, 1.5
     with suppress(RefusedError):
         # Near what is released beside the noise, an estimate may never get down to the target.
-        noise = _near(estimate, target.epsilon, tolerance=0.02)
-        noise = _near(coarse, target.epsilon, start=noise, factor=1.1)
+        noise = search_outwards(estimate, target.epsilon, tolerance=0.02)
+        noise = search_outwards(coarse, target.epsilon, start=noise, factor=1.1)
         factor = 1.02
         steep = (_log(coarse(noise)) - _log(coarse(1.01 * noise))) / math.log(1.01)
         # Of the secant; they are tiny, since the grid of the search is nearly as good.
@@ -407,10 +407,10 @@ def calibrate(
             noise *= math.exp(min(max(step, -0.5), 0.5))
     if cost(_NOISE_RANGE[1]) > target.epsilon:
         raise _unreachable(target.epsilon)
-    return _near(cost, target.epsilon, start=noise, factor=factor)
+    return search_outwards(cost, target.epsilon, start=noise, factor=factor)
 
 
-def _near(
+def search_outwards(
     cost: Callable[[float], float],
     target: float,
     *,
@@ -433,7 +433,7 @@ def _near(
             high = low
     if low <= _NOISE_RANGE[0]:
         return high
-    return smallest(cost, target, low=low, high=high, tolerance=tolerance) or high
+    return find_smallest(cost, target, low=low, high=high, tolerance=tolerance) or high
 
 
 def _unreachable(target: float) -> RefusedError:

@@ -24,8 +24,8 @@ from algorithms.privacy.accounting.epsilon import (
     as_add_remove,
     epsilon,
     epsilon_of_rdp,
+    find_smallest,
     rdp,
-    smallest,
 )
 from algorithms.privacy.accounting.event_rules import rule_of
 from algorithms.privacy.accounting.events import Schedule, event_to_json
@@ -289,7 +289,7 @@ def rho_of_budget(budget: Budget) -> float:
     """The largest rho whose zCDP implies (epsilon, delta); 1.1 to 1.5 times that of Bun and Steinke's formula."""
     if not 0 < budget.epsilon < math.inf or not 0 < budget.delta < 1:
         raise RefusedError(f"{budget} has no finite rho; give a finite epsilon above 0 and delta in (0, 1).")
-    inverse = smallest(
+    inverse = find_smallest(
         lambda x: epsilon_of_zcdp(1 / x, budget.delta),
         budget.epsilon,
         low=1 / budget.epsilon,

@@ -21,7 +21,7 @@ from algorithms.privacy.accounting.epsilon import (
     ORDERS,
     Adjacency,
     adjacency_named,
-    composed,
+    compose_loss,
     epsilon_of_rdp,
     is_not_private,
     merge_events,
@@ -72,7 +72,7 @@ def profile(schedule: Schedule, *, adjacency: Adjacency = ADD_OR_REMOVE_ONE) -> 
         if epsilon_of_rdp(divergences, _LEAST_DELTA) > _LARGEST_EPSILON:  # which tells nothing more
             return profile_of_rdp(np.array(ORDERS), divergences)
     try:
-        loss = composed(few, adjacency, delta=_LEAST_DELTA)
+        loss = compose_loss(few, adjacency, delta=_LEAST_DELTA)
     except RefusedError:
         return profile_of_rdp(np.array(ORDERS), rdp(few, adjacency=adjacency))
     epsilons = _grid(loss.epsilon(_LEAST_DELTA))

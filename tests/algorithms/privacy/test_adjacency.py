@@ -16,7 +16,7 @@ from algorithms.privacy.accounting.epsilon import (
     REPLACE_ONE,
     adjacency_named,
     as_add_remove,
-    composed,
+    compose_loss,
     epsilon,
     merge_events,
     rdp,
@@ -90,7 +90,7 @@ def test_an_event_costs_the_same_however_it_is_nested(accountant: Any, adjacency
 
 
 def stated(event: dp.DpEvent, count: int = 1) -> Any:
-    return composed([(event, count)], REPLACE_ONE, grid=1e-3)
+    return compose_loss([(event, count)], REPLACE_ONE, grid=1e-3)
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.3, 1.0, 2.0])
@@ -173,7 +173,7 @@ def test_equal_events_are_one_kind() -> None:
 
 
 def by_pld(schedule: Schedule) -> float:
-    return composed(schedule, REPLACE_ONE, grid=1e-3).epsilon(DELTA)
+    return compose_loss(schedule, REPLACE_ONE, grid=1e-3).epsilon(DELTA)
 
 
 def test_many_kinds_of_normal_noise_are_one() -> None:

@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from algorithms.errors import RefusedError
 from algorithms.gradients.linear import Objective, OutOfReachError, minimum
 from algorithms.models import Model, build
-from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, composed, rdp
+from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, compose_loss, rdp
 from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.barrier.unnoised_queries import minimised
@@ -310,7 +310,7 @@ def test_the_stated_cost_dominates_the_exact_one(
     pair = [log_density(points, held, asked, std) for held in (records, more)]
     assert [log_integral(one, points) for one in pair] == pytest.approx([0.0, 0.0], abs=1e-3)
     event = ObjectivePerturbationDpEvent(multiplier, asked.curvature / regularisation)
-    stated = composed([(event, 1)], ADD_OR_REMOVE_ONE, grid=1e-3)
+    stated = compose_loss([(event, 1)], ADD_OR_REMOVE_ONE, grid=1e-3)
     by_order = dict(zip((1.5, 4.0, 16.0), rdp([(event, 1)], orders=(1.5, 4.0, 16.0)), strict=True))
     for p, q in (pair, pair[::-1]):
         for epsilon in (0.0, 0.3, 1.0, 3.0):
@@ -331,7 +331,7 @@ def test_the_stated_renyi_divergence_is_the_moment_of_the_stated_loss() -> None:
 
 
 def test_the_whole_loss_distribution_is_that_of_the_stated_loss() -> None:
-    stated = composed([(ObjectivePerturbationDpEvent(1.7, 0.6), 1)], ADD_OR_REMOVE_ONE, grid=1e-4)
+    stated = compose_loss([(ObjectivePerturbationDpEvent(1.7, 0.6), 1)], ADD_OR_REMOVE_ONE, grid=1e-4)
     draw = np.linspace(0.0, 40.0, 400_001)
     loss = math.log1p(0.6) + 0.5 / 1.7**2 + draw / 1.7
     for epsilon in (0.0, 0.5, 1.0, 3.0):

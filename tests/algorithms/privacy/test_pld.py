@@ -18,7 +18,7 @@ from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     REPLACE_ONE,
     calibrate,
-    composed,
+    compose_loss,
     discretisation_of,
     epsilon,
     group_privacy,
@@ -149,7 +149,7 @@ def test_records_that_point_different_ways_tell_no_more_than_those_of_the_theore
         rows: np.ndarray = np.outer(norm.pdf(axis, x, multiplier), norm.pdf(axis, y, multiplier)) * step
         return rows
 
-    stated = composed([(group_privacy(sampled(rate, multiplier), 2), 1)], ADD_OR_REMOVE_ONE)
+    stated = compose_loss([(group_privacy(sampled(rate, multiplier), 2), 1)], ADD_OR_REMOVE_ONE)
     for second in ((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.6, 0.8)):
         both = (1.0 + second[0], second[1])
         mixture = (1 - rate) ** 2 * density(0, 0) + rate**2 * density(*both)

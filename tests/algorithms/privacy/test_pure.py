@@ -19,7 +19,7 @@ from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     REPLACE_ONE,
     calibrate,
-    composed,
+    compose_loss,
     epsilon,
     pure_epsilon,
     rdp,
@@ -105,7 +105,7 @@ def test_laplace_noise_on_a_sample_diverges_no_further_than_stated(rate: float, 
 
 @pytest.mark.parametrize("cost", [0.01, 0.5, 3.0])
 def test_the_loss_of_a_pure_event_is_that_of_randomised_response(cost: float) -> None:
-    stated = composed([(PureDpEvent(cost), 1)], ADD_OR_REMOVE_ONE, grid=1e-4)
+    stated = compose_loss([(PureDpEvent(cost), 1)], ADD_OR_REMOVE_ONE, grid=1e-4)
     truth = 1 / (1 + math.exp(-cost))
     for loss in (0.0, cost / 2, cost):
         exact = max(0.0, truth - math.exp(loss) * (1 - truth))

@@ -16,7 +16,7 @@ from algorithms.privacy.accounting.epsilon import (
     ORDERS,
     REPLACE_ONE,
     Adjacency,
-    composed,
+    compose_loss,
     epsilon,
 )
 from algorithms.privacy.accounting.event_rules import EitherDpEvent
@@ -37,7 +37,7 @@ def test_a_search_costs_what_the_theorems_say(shape: float) -> None:
 
 def deltas_of(event: object) -> Callable[[float, str], float]:
     """Bounds of delta at an epsilon for the record's removal or addition, by profiles."""
-    loss = composed([(event, 1)], ADD_OR_REMOVE_ONE)  # type: ignore[list-item]
+    loss = compose_loss([(event, 1)], ADD_OR_REMOVE_ONE)  # type: ignore[list-item]
     sides = ("remove", "add")
     return lambda at, side: float(loss.deltas_of_sides(np.array([at]))[sides.index(side)][0])
 
