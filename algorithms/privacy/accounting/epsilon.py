@@ -31,7 +31,7 @@ from scipy.optimize import brentq
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.accounting.event_rules import in_words, loss_of, pairs_of, parts, rule_of
+from algorithms.privacy.accounting.event_rules import compose_pld, in_words, pairs_of, parts, rule_of
 from algorithms.privacy.accounting.events import Schedule, unrolled
 from algorithms.privacy.accounting.gaussian import gaussian_epsilon
 from algorithms.privacy.accounting.pld import (
@@ -162,7 +162,7 @@ def compose_loss(
     schedule: Schedule, adjacency: Adjacency, *, delta: float = LEAST_DELTA, grid: float | None = None
 ) -> ComposedLoss:
     """The privacy loss of a schedule for deltas from `delta` on; raises RefusedError for an event without one."""
-    return loss_of(_translated(schedule, adjacency), adjacency, delta, grid)
+    return compose_pld(_translated(schedule, adjacency), adjacency, delta, grid)
 
 
 def _translated(schedule: Schedule, adjacency: Adjacency) -> list[tuple[dp.DpEvent, int]]:
@@ -284,7 +284,7 @@ def _pld_epsilon(key: ReprKey) -> tuple[float, float | None]:
         mu = math.sqrt(math.fsum(count / event.noise_multiplier**2 for event, count in events))
         return gaussian_epsilon(mu, delta), None
     if grid is not None:
-        return loss_of(events, adjacency, delta, grid).epsilon(delta), grid
+        return compose_pld(events, adjacency, delta, grid).epsilon(delta), grid
     cost = 0.0
     for laws in sides_of(pairs_of(events, adjacency)):
         cost, grid = max((cost, grid), epsilon_of(laws, delta, floor=cost), key=itemgetter(0))

@@ -27,20 +27,22 @@ from algorithms.privacy.accounting.laws import (
     Reversed,
     Sampled,
 )
-from algorithms.privacy.accounting.losses import (
+from algorithms.privacy.accounting.pairs import (
     TAIL_DELTA,
-    by_pld,
-    by_rdp,
-    of_curves,
-    pair_of,
+    pair_of_curves,
+    pair_of_pld,
+    pld_by_library,
+    shift_of_selection,
+)
+from algorithms.privacy.accounting.pld import ComposedLoss, Law, Pair
+from algorithms.privacy.accounting.rdp import (
+    rdp_by_library,
     rdp_of_group,
     rdp_of_objective,
     rdp_of_pure,
     rdp_of_sampled_gaussian,
-    rounded_up,
-    shift_of_selection,
+    round_up_rdp,
 )
-from algorithms.privacy.accounting.pld import ComposedLoss, Law, Pair
 
 Relation: TypeAlias = dp.NeighboringRelation
 Orders: TypeAlias = tuple[float, ...]
@@ -187,15 +189,15 @@ class EventRule:
 
     def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
         """dp_accounting's privacy loss distribution of `count` such events, for rules without `losses`."""
-        return by_pld(event, count, grid, _ADD_OR_REMOVE_ONE)
+        return pld_by_library(event, count, grid, _ADD_OR_REMOVE_ONE)
 
     def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
         """The privacy losses of one such event. grid: the width of a cell, for losses that are known on a grid only."""
-        return pair_of(self.pld(event, 1, grid, adjacency))
+        return pair_of_pld(self.pld(event, 1, grid, adjacency))
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         """The Rényi bounds, shape [orders]."""
-        return by_rdp(event, orders, _ADD_OR_REMOVE_ONE)
+        return rdp_by_library(event, orders, _ADD_OR_REMOVE_ONE)
 
     def rho(self, event: Any) -> float:
         """The rho of the event under zCDP."""
@@ -392,7 +394,7 @@ class _Poisson(EventRule):
         return TraceFields(inner.multipliers, ("poisson", "importance"), event.sampling_probability)
 
     def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
-        return by_pld(event, count, grid, adjacency)
+        return pld_by_library(event, count, grid, adjacency)
 
     def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
         inner, rate = event.event, event.sampling_probability
@@ -415,8 +417,8 @@ class _Poisson(EventRule):
             rate = event.sampling_probability
             found = rdp_of_sampled_gaussian(event.event.noise_multiplier, rate, orders)
         else:
-            found = by_rdp(event, orders, adjacency)
-        return rounded_up(found, np.array(orders))
+            found = rdp_by_library(event, orders, adjacency)
+        return round_up_rdp(found, np.array(orders))
 
     def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
         return rule_of(event.event).without_subsampling(event.event, adjacency)
@@ -471,7 +473,7 @@ class _WithoutReplacement(EventRule):
         return _alike(whole if rate == 1 else Folded(Sampled(whole, rate)))
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
-        return rounded_up(by_rdp(event, orders, adjacency), np.array(orders))
+        return round_up_rdp(rdp_by_library(event, orders, adjacency), np.array(orders))
 
     def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
         return (
@@ -585,10 +587,10 @@ class _Either(_Composed):
     def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
         """The largest delta of the events at each epsilon, which bounds that of a mixture."""
         every = [
-            loss_of([(inner, 1)], adjacency, TAIL_DELTA)
+            compose_pld([(inner, 1)], adjacency, TAIL_DELTA)
             for inner in {repr(e): e for e in event.events}.values()
         ]
-        return of_curves(
+        return pair_of_curves(
             lambda at: np.max([one.deltas_of_sides(at)[0] for one in every], axis=0),
             lambda at: np.max([one.deltas_of_sides(at)[1] for one in every], axis=0),
             max(one.epsilon(TAIL_DELTA) for one in every),
@@ -629,10 +631,10 @@ class _Selection(EventRule):
         of at most y. So it suffices that the shift bounds log f'(Q) - log f'(Q'); f' is at most f'(1), the mean.
         """
         # Of this delta a choice of trials takes a part.
-        once = loss_of([(event.event, 1)], adjacency, 4 * TAIL_DELTA)
+        once = compose_pld([(event.event, 1)], adjacency, 4 * TAIL_DELTA)
         shift = shift_of_selection(event, once.deltas)
 
-        return of_curves(
+        return pair_of_curves(
             lambda at: event.mean * once.deltas_of_sides(at - shift)[0],
             lambda at: event.mean * once.deltas_of_sides(at - shift)[1],
             shift + once.epsilon(4 * TAIL_DELTA),
@@ -756,7 +758,7 @@ def _value_from_json(value: Any) -> Any:
     return value
 
 
-def loss_of(
+def compose_pld(
     schedule: Iterable[tuple[dp.DpEvent, int]], adjacency: Relation, delta: float, grid: float | None = None
 ) -> ComposedLoss:
     """The privacy loss of events that `as_add_remove` returned, for deltas from `delta` on."""

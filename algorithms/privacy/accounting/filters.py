@@ -190,8 +190,10 @@ class ScheduleFilter:
     def spent(self, delta: float) -> float:
         if self._curve is not None:
             return self._curve.after(self._count)
-        by_rdp = epsilon_of_rdp(self._rdp, delta) if delta > 0 else math.inf if self._rdp.any() else 0.0
-        return min(by_rdp, self._total.epsilon) if delta >= self._total.delta else by_rdp
+        rdp_by_library = (
+            epsilon_of_rdp(self._rdp, delta) if delta > 0 else math.inf if self._rdp.any() else 0.0
+        )
+        return min(rdp_by_library, self._total.epsilon) if delta >= self._total.delta else rdp_by_library
 
     def _cost(self, event: dp.DpEvent) -> np.ndarray:
         """The event's Rényi bounds; infinite without bounds, so that the whole schedule's cost is stated at once."""

@@ -32,7 +32,7 @@ from algorithms.privacy.accounting.filters import (
     rho_of,
     rho_of_budget,
 )
-from algorithms.privacy.accounting.losses import by_rdp, rdp_of_sampled_gaussian
+from algorithms.privacy.accounting.rdp import rdp_by_library, rdp_of_sampled_gaussian
 from tests.support.refusals import check_refusals, refused
 
 GAUSSIAN = dp.GaussianDpEvent(2.0)
@@ -337,7 +337,7 @@ def test_its_renyi_bounds_are_those_of_dp_accounting(rate: float, multiplier: fl
     """Infinite at the same orders, too: at a rate of a half the series of some is slow."""
     event = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier))
     expected, found = (
-        by_rdp(event, ORDERS, ADD_OR_REMOVE_ONE),
+        rdp_by_library(event, ORDERS, ADD_OR_REMOVE_ONE),
         rdp_of_sampled_gaussian(multiplier, rate, ORDERS),
     )
     assert np.isinf(found).any() == (rate == 0.5)

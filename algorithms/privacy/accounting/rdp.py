@@ -1,4 +1,4 @@
-"""The privacy loss of single mechanisms, as distributions and as Rényi bounds at each order.
+"""Rényi divergence bounds of single mechanisms at each order.
 
 Faster versions of dp_accounting's, and some that it does not have; `event_rules` assigns them to events. Private names
 of dp_accounting are used where it has no public equivalent.
@@ -6,129 +6,37 @@ of dp_accounting are used where it has no public equivalent.
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, TypeAlias
 
 import dp_accounting as dp
 import numpy as np
-from dp_accounting.pld import PLDAccountant
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import RdpAccountant
-from dp_accounting.rdp.rdp_privacy_accountant import _gamma_truncated_negative_binomial
 from scipy.special import gammaln, log_ndtr, logsumexp
 from scipy.stats import binom
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.laws import AtomsLaw, GroupLaw, Reversed
-from algorithms.privacy.accounting.pld import Pair, sketch
+from algorithms.privacy.accounting.laws import GroupLaw, Reversed
+from algorithms.privacy.accounting.pld import sketch
 
-TAIL_DELTA = 1e-13
 _NEAR_NOTHING = 1e-9
-_CORNERS, _LARGEST_LOSS = 4000, 500.0
-_LEAST_STEP, _LARGEST_STEP, _STEPS = 1e-6, 10.0, 50_000
 _ROUNDING, _NEAR_ZERO = 2e-15, 1e-10
 _LARGE_ORDER = 64.0
 _TERMS, _AT_ONCE, _NEGLIGIBLE = 1000, 50, 30.0
 _WIDTH, _STEP, _POINTS_AT_ONCE, _LEAST_TAIL = 12.0, 2 / 3, 4096, 1e-300
 
-Deltas: TypeAlias = Callable[[np.ndarray], np.ndarray]
-"""Upper bounds on delta at epsilons of any sign, shape [k] -> [k]."""
 
-
-def by_pld(
-    event: dp.DpEvent, count: int, grid: float, adjacency: dp.NeighboringRelation
-) -> PrivacyLossDistribution:
-    """dp_accounting's distribution of `count` events; raises RefusedError if it has none."""
-    accountant = PLDAccountant(adjacency, grid)
-    if not accountant.supports(event):
-        raise RefusedError(f"no bound is known by PLD for {_name_of(event)}; set privacy.accountant to rdp.")
-    accountant.compose(event, count)
-    return accountant._pld  # it has no public reader
-
-
-def _name_of(event: dp.DpEvent) -> str:
-    return type(event).__name__.removesuffix("DpEvent")
-
-
-def pair_of(loss: PrivacyLossDistribution) -> Pair:
-    """The losses of a distribution of dp_accounting's."""
-    remove, add = (_law_of(pmf.to_dense_pmf()) for pmf in (loss._pmf_remove, loss._pmf_add))
-    return Pair(remove, remove if loss._pmf_add is loss._pmf_remove else add)
-
-
-def _law_of(pmf: Any) -> AtomsLaw:
-    losses = (pmf._lower_loss + np.arange(pmf._probs.size)) * pmf._discretization
-    return AtomsLaw(losses, np.asarray(pmf._probs, dtype=np.float64), float(pmf._infinity_mass))
-
-
-def of_curves(remove: Deltas, add: Deltas, largest: float) -> Pair:
-    """Losses whose deltas are at least those of both curves; beyond the largest epsilon they are infinite.
-
-    Below 0 a curve follows from the other: delta(-e) = 1 - exp(-e) (1 - delta'(e)). True curves are convex in
-    exp(epsilon), so they are below the convex hull of their bounds, whose corners "connect the dots" uses.
-    """
-    if not largest < _LARGEST_LOSS:
-        raise RefusedError("the privacy loss of a trial has too heavy a tail; set privacy.accountant to rdp.")
-    above = np.linspace(0.0, largest, _CORNERS)
-    places = np.concatenate([-above[:0:-1], above])
-
-    def one(own: Deltas, other: Deltas) -> AtomsLaw:
-        own_deltas, others = (np.clip(curve(above), 0.0, 1.0) for curve in (own, other))
-        below = 1.0 - np.exp(-above[:0:-1]) * (1.0 - others[:0:-1])
-        x = np.exp(places)
-        deltas = np.minimum.accumulate(_lower_hull(x, np.concatenate([below, own_deltas])))
-        # delta(e) is the sum of p_i max(0, 1 - exp(e) / x_i), so that each corner's p_i is x_i times its bend.
-        slopes = np.diff(np.append(1.0, deltas)) / np.diff(np.append(0.0, x))
-        masses = np.maximum(0.0, x * np.diff(np.append(slopes, 0.0))) - _ROUNDING * x * slopes
-        return AtomsLaw(places, masses, float(deltas[-1]))
-
-    return Pair(one(remove, add), one(add, remove))
-
-
-def _lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The largest convex function with no value above y at x, ascending, and none above 1 at 0; its values at x."""
-    corners = [(0.0, 1.0)]
-    for c in zip(x.tolist(), y.tolist(), strict=True):
-        while len(corners) > 1:
-            a, b = corners[-2:]
-            if (b[1] - a[1]) * (c[0] - a[0]) < (c[1] - a[1]) * (b[0] - a[0]):
-                break
-            corners.pop()  # b lies on the chord from a to c, or above
-        corners.append(c)
-    at, height = np.array(corners).T
-    found: np.ndarray = np.interp(x, at, height)
-    return found
-
-
-def shift_of_selection(event: Any, deltas: Deltas) -> float:
-    """How far the best trial's epsilon exceeds one trial's: a bound on log f'(Q) - log f'(Q') for neighbours.
-
-    For any e, 1 - Q' <= exp(e) (1 - Q) + delta(e). A Poisson number has log f' = mean (Q - 1); a truncated negative
-    binomial one has f' proportional to (1 - (1 - gamma) Q)^-(shape + 1), of which e bounds the logarithm of the base's
-    ratio as soon as (1 - gamma) delta(e) <= gamma (exp(e) - 1).
-    """
-    tried = np.append(0.0, np.geomspace(_LEAST_STEP, _LARGEST_STEP, _STEPS))
-    slack = deltas(tried) * (1 + _NEAR_NOTHING) + TAIL_DELTA
-    if math.isinf(event.shape):
-        return float(event.mean * np.min(np.expm1(tried) + slack))
-    if event.mean == 1:
-        return 0.0
-    gamma = float(_gamma_truncated_negative_binomial(event.shape, event.mean))
-    enough = np.flatnonzero((1 - gamma) * slack <= gamma * np.expm1(tried))
-    if not len(enough):
-        raise RefusedError(
-            "a trial tells too much for the profile of the best; set privacy.accountant to rdp."
-        )
-    return float((event.shape + 1) * tried[enough[0]])
-
-
-def by_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+def rdp_by_library(
+    event: dp.DpEvent, orders: tuple[float, ...], adjacency: dp.NeighboringRelation
+) -> np.ndarray:
     """The bounds of dp_accounting; raises RefusedError if it has none."""
     accountant = RdpAccountant(orders, adjacency)
     if not accountant.supports(event):
-        raise RefusedError(f"no bound is known by RDP for {_name_of(event)}; set privacy.accountant to pld.")
+        raise RefusedError(
+            f"no bound is known by RDP for {type(event).__name__.removesuffix('DpEvent')};"
+            " set privacy.accountant to pld."
+        )
     with _quiet_about_dropped_orders():
         accountant.compose(event)
     return np.asarray(accountant._rdp, dtype=np.float64)  # the bounds have no public reader
@@ -235,7 +143,7 @@ def _log_binomials(orders: tuple[float, ...], first: int, count: int) -> np.ndar
     return found
 
 
-def rounded_up(divergences: np.ndarray, orders: np.ndarray) -> np.ndarray:
+def round_up_rdp(divergences: np.ndarray, orders: np.ndarray) -> np.ndarray:
     """Bounds of a sample, increased for rounding; infinite where they overflowed.
 
     Rounding may reduce a logarithm by 1e-15 times the order, which matters near 0: many such events must not cost
