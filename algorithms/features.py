@@ -164,7 +164,7 @@ class Whitened(Strict):
         return L2(self.moment_bound or shape[0] / 4)
 
 
-_MOST = 4096
+_MAX_FEATURES = 4096
 """The largest number of features for a second moment, which holds about half their square in numbers."""
 
 
@@ -190,9 +190,10 @@ class Centred(Strict):
 
     def releases(self, shape: Shape) -> list[Release]:
         """A sum of records; with their noise, a sum of second moments, and class sums."""
-        if self.moment_noise is not None and prod(shape) > _MOST:
+        if self.moment_noise is not None and prod(shape) > _MAX_FEATURES:
             raise RefusedError(
-                f"whitening records of shape {list(shape)} was asked for, and at most {_MOST} features can be; leave"
+                f"whitening records of shape {list(shape)} was asked for, and at most {_MAX_FEATURES} features can"
+                " be; leave"
                 " features.moment_noise out."
             )
         noises = (self.mean_noise, self.moment_noise, self.head_noise)

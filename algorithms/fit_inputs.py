@@ -81,11 +81,11 @@ def records_of(model: object, X: Any, y: Any, loss: object, *, tells_n: bool = T
     labels = _array(y, "y")
     is_column = labels.ndim == 2 and labels.shape[1] == 1
     labels = labels[:, 0] if is_column else labels
-    by_name, least = (X, 1) if isinstance(X, Mapping) else ({"X": X}, 2)
+    by_name, min_dims = (X, 1) if isinstance(X, Mapping) else ({"X": X}, 2)
     parts = {str(name): _array(part, str(name)) for name, part in by_name.items()}
     if (
         not parts
-        or any(part.ndim < least or len(part) != len(labels) for part in parts.values())
+        or any(part.ndim < min_dims or len(part) != len(labels) for part in parts.values())
         or not len(labels)
     ):
         shapes = ", ".join(f"{name} {_shape(part, tells_n)}" for name, part in parts.items())
@@ -134,21 +134,21 @@ def check_index(X: Any, other: Any, name: str) -> None:
 
 
 def group_rows_by_user(
-    records: GivenRecords, people: Any, most: int, key: bytes, *, tells_n: bool = True
+    records: GivenRecords, people: Any, max_rows: int, key: bytes, *, tells_n: bool = True
 ) -> GivenRecords:
-    """Group records by person, [people, most, ...]; of more than `most`, those with the smallest keyed hash are kept.
+    """Group records by person, [people, max_rows, ...]; of more rows, those with the smallest keyed hash stay.
 
-    Empty rows are marked as absent (see `algorithms.core.user_level`). For most = 1 there is no second dimension.
+    Empty rows are marked as absent (see `algorithms.core.user_level`). For max_rows = 1 there is no second dimension.
     Raises RefusedError unless `people` has an entry for each record, which says how many there are where it `tells_n`.
     """
-    if most < 1:
+    if max_rows < 1:
         raise RefusedError(
-            f"per_person is {most}; give the most records of a person that are used, at least 1."
+            f"per_person is {max_rows}; give the most records of a person that are used, at least 1."
         )
     features, labels = records.features, records.labels
-    if most > len(labels):
+    if max_rows > len(labels):
         raise RefusedError(
-            f"per_person is {most}, and room is made for as many of each person, but there are"
+            f"per_person is {max_rows}, and room is made for as many of each person, but there are"
             f" {f'{len(labels)}' if tells_n else 'fewer'} records; give the most that one person usually has."
         )
     try:
@@ -170,11 +170,11 @@ def group_rows_by_user(
     order = np.lexsort((np.frombuffer(b"".join(hashes), ">u8"), codes))
     codes = codes[order]
     rank = np.arange(len(codes)) - np.searchsorted(codes, codes)
-    places = np.full((len(names), most), -1)
-    places[codes[rank < most], rank[rank < most]] = order[rank < most]
+    places = np.full((len(names), max_rows), -1)
+    places[codes[rank < max_rows], rank[rank < max_rows]] = order[rank < max_rows]
     filled = np.where(places < 0, places[:, :1], places)
     features, labels = features[filled], labels[filled]
-    if most == 1:
+    if max_rows == 1:
         return replace(records, features=features[:, 0], labels=labels[:, 0])
     labels[places < 0] = np.nan if labels.dtype.kind == "f" else IGNORED
     return replace(records, features=features, labels=labels)

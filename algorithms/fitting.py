@@ -46,7 +46,7 @@ from algorithms.fit_inputs import Losses, check_index, group_rows_by_user, model
 from algorithms.gradients.devices import device_of
 from algorithms.methods import CATALOGUE
 from algorithms.models.model import Called, Model
-from algorithms.privacy.accounting import MOST_EPSILON, Budget
+from algorithms.privacy.accounting import MAX_EPSILON, Budget
 from algorithms.privacy.accounting.epsilon import Accountant
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import ComputeConfig
@@ -361,9 +361,9 @@ def _check_given(given: Mapping[str, Any]) -> None:
         raise RefusedError(
             'seeded noise protects nobody, and the records are private; set noise to "secure".'
         )
-    if not 0 < given["epsilon"] <= MOST_EPSILON:
+    if not 0 < given["epsilon"] <= MAX_EPSILON:
         raise RefusedError(
-            f"epsilon is {given['epsilon']:g}; give a number above 0, such as 1, and at most {MOST_EPSILON:g}."
+            f"epsilon is {given['epsilon']:g}; give a number above 0, such as 1, and at most {MAX_EPSILON:g}."
         )
     if given["memory_mb"] < 1:
         raise RefusedError(f"memory_mb is {given['memory_mb']}; give at least 1.")
@@ -536,13 +536,13 @@ class _Account:
                 raise RefusedError(
                     f"cap is {cap!r}; give a pair (epsilon, delta), such as (10, 1e-4)."
                 ) from None
-            most = Budget(epsilon, delta)
-            if most.epsilon < limit.epsilon or most.delta < limit.delta:
+            own_cap = Budget(epsilon, delta)
+            if own_cap.epsilon < limit.epsilon or own_cap.delta < limit.delta:
                 raise RefusedError(
-                    f"the cap {in_words(most)} of the new population {population!r} is below this call's own"
+                    f"the cap {in_words(own_cap)} of the new population {population!r} is below this call's own"
                     f" {in_words(limit)}; give a cap for all runs on these people together, which stays."
                 )
-            return cls(ledger, population, public, bound, most, url)
+            return cls(ledger, population, public, bound, own_cap, url)
         account = cls(ledger, population, public, bound, url=url)
         account._check()
         return account

@@ -18,7 +18,7 @@ from prefect.states import Completed, Failed
 from pydantic import Field
 
 from algorithms.plain_text import for_markdown
-from algorithms.privacy.accounting import MOST_EPSILON
+from algorithms.privacy.accounting import MAX_EPSILON
 from algorithms.privacy.card import load
 from algorithms.privacy.card.text import markdown
 from flows.missing_runs import log_missing_run
@@ -38,7 +38,7 @@ from tasks.runs.stages import (
 
 REFUSED = "Refused"
 T = TypeVar("T")
-Epsilon = Annotated[float, Field(gt=0, le=MOST_EPSILON)]
+Epsilon = Annotated[float, Field(gt=0, le=MAX_EPSILON)]
 Delta = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 STAGE_LINES = logging.getLogger("epsilonflow.stages")

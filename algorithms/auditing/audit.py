@@ -229,7 +229,7 @@ def reach_checks(game: Game, plan: Plan, seeds: Sequence[int]) -> list[Check]:
 
     From runs with and without the record, with the same coins and noise.
     """
-    most, seen_at, nearest, parts = 0.0, 0, math.inf, 0
+    max_reach, seen_at, nearest, parts = 0.0, 0, math.inf, 0
     moving: list[int]
     for seed in seeds:
         key = key_of("reach", game.algorithm, seed)
@@ -250,13 +250,17 @@ def reach_checks(game: Game, plan: Plan, seeds: Sequence[int]) -> list[Check]:
             distance = (
                 length_of(moved, answer.bound) if answer.kind != "norms" else float(np.abs(moved).max())
             )
-            most, seen_at = max(most, distance / limit), seen_at + bool(distance > 0)
+            max_reach, seen_at = max(max_reach, distance / limit), seen_at + bool(distance > 0)
             if isinstance(answer.sampling, Cyclic):
                 parts, moving = answer.sampling.parts, [*moving, *([place] if distance > 0 else [])]
         nearest = min(nearest, *np.diff(moving).tolist(), math.inf)
     allowed = 2.0 if plan.adjacency == REPLACE_ONE.name else 1.0
     detail = f"bounds by which the record moved a sum, at most, in {seen_at} answers that it was in"
-    found = [Check("reach of a record", allowed, most, 0.0 if most > allowed * (1 + _ROOM) else 1.0, detail)]
+    found = [
+        Check(
+            "reach of a record", allowed, max_reach, 0.0 if max_reach > allowed * (1 + _ROOM) else 1.0, detail
+        )
+    ]
     if parts and math.isfinite(nearest):
         detail = "steps from one in which the record moved the sum to the next, at least"
         found.append(Check("steps between", parts, nearest, 0.0 if nearest < parts else 1.0, detail))

@@ -166,7 +166,7 @@ def one_run_p_value(seen: Guesses, epsilon: float, delta: float) -> float:
 
 def one_run_epsilon(seen: Guesses, delta: float, *, confidence: float) -> float:
     """The smallest epsilon at `delta` that is consistent with the guesses at `confidence` (Steinke et al. 2023)."""
-    return _least(lambda e: one_run_p_value(seen, e, delta) > 1 - confidence, _LARGEST_EPSILON)
+    return _search_threshold(lambda e: one_run_p_value(seen, e, delta) > 1 - confidence, _LARGEST_EPSILON)
 
 
 def is_refuted(seen: Guesses, inverse: Inverse, *, confidence: float) -> bool:
@@ -195,15 +195,17 @@ def one_run_gaussian_epsilon(seen: Guesses, delta: float, *, confidence: float) 
 
     It bounds mechanisms with a Gaussian trade-off curve, which many noisy steps have approximately.
     """
-    mu = _least(lambda mu: not is_refuted(seen, gaussian_inverse(mu), confidence=confidence), _LARGEST_MU)
+    mu = _search_threshold(
+        lambda mu: not is_refuted(seen, gaussian_inverse(mu), confidence=confidence), _LARGEST_MU
+    )
     return gaussian_epsilon(mu, delta)
 
 
-def _least(agrees: Callable[[float], bool], most: float) -> float:
+def _search_threshold(agrees: Callable[[float], bool], largest: float) -> float:
     """The smallest number from 0 on for which a monotone condition holds, rounded down."""
     if agrees(0.0):
         return 0.0
-    low, high = 0.0, most
+    low, high = 0.0, largest
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (low, middle) if agrees(middle) else (middle, high)
@@ -260,11 +262,11 @@ def many_runs(
         max((at(t, 1 - alarm / len(thresholds)) for t in thresholds), key=mu_of)
         for alarm in (1 - CONFIDENCE, ALARM)
     )
-    leak = _least_leak(seen, claimed)
-    least = max(epsilon_of(seen, delta), cost(leak) if leak > 0 else 0.0)
+    leak = _min_leak(seen, claimed)
+    min_epsilon = max(epsilon_of(seen, delta), cost(leak) if leak > 0 else 0.0)
     is_violated = sure.misses < float(misses(claimed(1.0), sure.alarms))
     detail = f"{len(found)} pairs of runs: false alarms at most {seen.alarms:.3g}, misses at most {seen.misses:.3g}"
-    return Attack("worst record, many runs", least, is_violated, detail)
+    return Attack("worst record, many runs", min_epsilon, is_violated, detail)
 
 
 def by_guesses(name: str, scored: Array, coins: NDArray[np.bool_], claimed: Profile, delta: float) -> Attack:
@@ -343,8 +345,8 @@ def family_of(
             except RefusedError:
                 known[leak] = profile(divided, adjacency=relation)
             else:
-                most = min(max(found.epsilon(1e-9), 1e-6), 100.0)
-                epsilons = np.linspace(0.0, most, 300)
+                high_end = min(max(found.epsilon(1e-9), 1e-6), 100.0)
+                epsilons = np.linspace(0.0, high_end, 300)
                 known[leak] = Profile(epsilons, found.deltas(epsilons))
         return known[leak]
 
@@ -371,7 +373,7 @@ def power_of(
         sure = _expected(alarms, missed, pairs, 1 - ALARM)
         if sure.misses < float(misses(claimed(1.0), sure.alarms)):
             caught = max(caught, 0.5)  # of what is usual: as often more is seen as less
-    leak = _least_leak(best, claimed)
+    leak = _min_leak(best, claimed)
     return Power(caught, cost(leak) if leak > 0 else 0.0)
 
 
@@ -381,7 +383,7 @@ def _expected(alarms: float, missed: float, pairs: int, confidence: float) -> Ra
     return Rates(*high)
 
 
-def _least_leak(seen: Rates, claimed: Callable[[float], Profile]) -> float:
+def _min_leak(seen: Rates, claimed: Callable[[float], Profile]) -> float:
     """The smallest divisor of the noise with which a claim is consistent with the errors."""
     low, high = 0.0, 4.0
     while high - low > 0.01 and seen.alarms + seen.misses < 1:

@@ -13,7 +13,7 @@ from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.settings import adapter
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
-from algorithms.privacy.accounting import MOST_EPSILON
+from algorithms.privacy.accounting import MAX_EPSILON
 from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     adjacency_named,
@@ -130,9 +130,9 @@ def calibrated_multiplier(
 
     Raises RefusedError if no noise meets it, and for an epsilon with which the accountants' numbers overflow.
     """
-    if target.budget.epsilon > MOST_EPSILON:
+    if target.budget.epsilon > MAX_EPSILON:
         raise RefusedError(
-            f"epsilon {target.budget.epsilon:g} is beyond {MOST_EPSILON:g} and promises nothing; give a smaller one."
+            f"epsilon {target.budget.epsilon:g} is beyond {MAX_EPSILON:g} and promises nothing; give a smaller one."
         )
     before = events_before(target, facts, sampled)
     return calibrate(
@@ -143,13 +143,13 @@ def calibrated_multiplier(
     )
 
 
-MOST_NOISE = 1e8
+MAX_NOISE = 1e8
 
 
-def least_noise(
+def find_min_noise(
     events: Callable[[float], Schedule], limits: Mapping[float, float]
 ) -> tuple[float, float] | None:
-    """The least noise at which events keep to the limit of one Rényi order, and that order; None above `MOST_NOISE`.
+    """The least noise at which events keep to the limit of one Rényi order, and that order; None above `MAX_NOISE`.
 
     limits: by order, above 0.
     """
@@ -159,7 +159,7 @@ def least_noise(
         return np.asarray(rdp(events(noise), orders=orders) / allowed)
 
     found = find_smallest(
-        lambda noise: float(parts(noise).min()), 1.0, low=1e-2, high=MOST_NOISE, tolerance=1e-10
+        lambda noise: float(parts(noise).min()), 1.0, low=1e-2, high=MAX_NOISE, tolerance=1e-10
     )
     return None if found is None else (found, orders[int(parts(found).argmin())])
 
@@ -226,12 +226,14 @@ def _check_adaptive(target: Target) -> None:
 
 def check_delta(delta: float, records: int | None) -> None:
     """Raises RefusedError for a delta above 1/n, or above 1e-5 if the number of records is private (None)."""
-    most = _LARGEST_DELTA_UNKNOWN_N if records is None else 1 / records
-    if delta > most:
+    max_delta = _LARGEST_DELTA_UNKNOWN_N if records is None else 1 / records
+    if delta > max_delta:
         why = (
             "the number of records is private" if records is None else f"there are {records} training records"
         )
-        raise RefusedError(f"delta = {delta:g} was asked for, but {why}; set delta to at most {most:.3g}.")
+        raise RefusedError(
+            f"delta = {delta:g} was asked for, but {why}; set delta to at most {max_delta:.3g}."
+        )
 
 
 @dataclass(frozen=True)

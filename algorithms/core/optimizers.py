@@ -18,8 +18,8 @@ from algorithms.core.unknown_names import check_settings
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 Count = Annotated[int, Field(ge=1)]
-MOST_STEPS = 1_000_000
-Steps = Annotated[int, Field(ge=1, le=MOST_STEPS)]
+MAX_STEPS = 1_000_000
+Steps = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 """More take minutes to plan."""
 Positive = Annotated[float, Field(gt=0, lt=math.inf)]
 NotNegative = Annotated[float, Field(ge=0, lt=math.inf)]

@@ -55,7 +55,7 @@ class NonPrivate(Descent):
         return state.after(self.update.apply(state.optimizer_state, gradient, steps=plan.steps), divisor)
 
 
-LEAST_REGULARISATION = 1e-12
+MIN_REGULARISATION = 1e-12
 """Stands for none: it moves no parameter by more than rounding does, and a minimum must be unique."""
 
 
@@ -85,7 +85,7 @@ class LBFGS(SingleRelease):
         records = plan.facts.known_records("'lbfgs'")
         problem = Minimum(
             clip_norm=1.0,
-            regularisation=max(self.regularisation, LEAST_REGULARISATION) * records,
+            regularisation=max(self.regularisation, MIN_REGULARISATION) * records,
             tolerance=1.0,
             input_norm=1.0,
             curvature=math.inf,
@@ -108,7 +108,7 @@ def _exact(target: Target, facts: PlanningFacts, *, steps: int, rate: float, div
     )
 
 
-MOST_LOG_ODDS = 10.0
+MAX_LOG_ODDS = 10.0
 BOUND = L2(1.0)
 
 
@@ -157,4 +157,4 @@ def log_odds(counts: Tensor) -> Tensor:
     """
     logs = counts.clamp(min=1.0).log()
     biases = logs[1:] - logs[0] if len(counts) == 2 else logs - logs.mean()
-    return biases.clamp(-MOST_LOG_ODDS, MOST_LOG_ODDS)
+    return biases.clamp(-MAX_LOG_ODDS, MAX_LOG_ODDS)

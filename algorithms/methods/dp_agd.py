@@ -10,9 +10,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import SLACK, least_noise, plan_renyi, plan_zcdp
+from algorithms.core.calibration import SLACK, find_min_noise, plan_renyi, plan_zcdp
 from algorithms.core.method import STORED_AS
-from algorithms.core.optimizers import MOST_STEPS, Bound, Count, NotNegative, Positive, Share
+from algorithms.core.optimizers import MAX_STEPS, Bound, Count, NotNegative, Positive, Share
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.settings import Strict
@@ -64,9 +64,9 @@ def plan_sampled(iterations: int, share: float, rate: float, target: Target, fac
     def selection(multiplier: float) -> Schedule:
         return [(argmin_release(1.0, Gumbel(multiplier), Poisson(rate)).event(), 1)]
 
-    measured = least_noise(gradient, measuring) if measuring else None
+    measured = find_min_noise(gradient, measuring) if measuring else None
     selected = (
-        None if measured is None else least_noise(selection, {measured[1]: share * limits[measured[1]]})
+        None if measured is None else find_min_noise(selection, {measured[1]: share * limits[measured[1]]})
     )
     if measured is None or selected is None:
         raise RefusedError(
@@ -150,7 +150,7 @@ class DPAGD(Strict):
     """
 
     paper_budget: bool = False
-    iterations: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = None
+    iterations: Annotated[int, Field(ge=1, le=MAX_STEPS)] | None = None
     selection_share: Annotated[float, Field(gt=0, lt=1)] = 0.003
     gamma: Annotated[float, Field(gt=0, le=10)] = 0.1
     keep_raised: bool | None = None
@@ -345,7 +345,7 @@ class PrivGene(Strict):
     `decay` times that of the one before.
     """
 
-    rounds: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = None
+    rounds: Annotated[int, Field(ge=1, le=MAX_STEPS)] | None = None
     loss_bound: Bound = 2.0
     first_move: Positive = 0.5
     move: Positive = 0.7

@@ -183,7 +183,7 @@ def noise_multiplier_by_advanced_composition(budget: Budget, *, steps: int, samp
 
 
 MOMENTS = np.arange(1, 33)
-LEAST_MULTIPLIER, MOST_MULTIPLIER, TOLERANCE = 0.3, 1e6, 1e-6
+MIN_MULTIPLIER, MAX_MULTIPLIER, TOLERANCE = 0.3, 1e6, 1e-6
 
 
 @dataclass(frozen=True)
@@ -240,8 +240,8 @@ def calibrated(releases: Releases, budget: Budget) -> float:
     found = find_smallest(
         lambda multiplier: epsilon_by_moments(releases(multiplier), budget.delta),
         budget.epsilon,
-        low=LEAST_MULTIPLIER,
-        high=MOST_MULTIPLIER,
+        low=MIN_MULTIPLIER,
+        high=MAX_MULTIPLIER,
         tolerance=TOLERANCE,
     )
     if found is None:

@@ -29,19 +29,19 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.core.calibration import (
-    MOST_NOISE,
+    MAX_NOISE,
     SLACK,
     Batches,
     Repeated,
     events_before,
-    least_noise,
+    find_min_noise,
     plan_fixed,
     plan_renyi,
 )
 from algorithms.core.method import STORED_AS
 from algorithms.core.minibatch import batches, check_no_noise_limit, expected_batch
 from algorithms.core.optimizers import (
-    MOST_STEPS,
+    MAX_STEPS,
     Bound,
     Count,
     OptimizerConfig,
@@ -139,9 +139,10 @@ def precommitted(
         return {order: limit for order, limit in limits.items() if limit > 0}
 
     if not left([]):
-        least = min(conversion(order, delta) for order in _ORDERS)
+        min_epsilon = min(conversion(order, delta) for order in _ORDERS)
         raise RefusedError(
-            f"{asked} is not above {least:.4g}, what a Rényi filter costs at any noise; ask for a larger epsilon, or"
+            f"{asked} is not above {min_epsilon:.4g}, what a Rényi filter costs at any noise; ask for a larger"
+            " epsilon, or"
             " give algorithm.public_norms."
         )
     if not left(target.prior_events):
@@ -154,10 +155,10 @@ def precommitted(
             f"{asked} leaves nothing beside the releases of norms; raise algorithm.{noise_setting} or epsilon, or give"
             " algorithm.public_norms."
         )
-    found = least_noise(lambda noise: [(event(noise), steps)], limits)
+    found = find_min_noise(lambda noise: [(event(noise), steps)], limits)
     if found is None:
         raise RefusedError(
-            f"no noise multiplier up to {MOST_NOISE:.0e} fits in what {asked} leaves for the steps; ask for a larger"
+            f"no noise multiplier up to {MAX_NOISE:.0e} fits in what {asked} leaves for the steps; ask for a larger"
             " epsilon, or more noise in what is released beside them."
         )
     noise, order = found
@@ -190,7 +191,7 @@ class DPIS(Strict):
     adaptive_clipping: None keeps C. public_norms: K / (N C) in the first epoch and in the last, linear between them.
     """
 
-    epochs: Annotated[int, Field(ge=1, le=MOST_STEPS)]
+    epochs: Annotated[int, Field(ge=1, le=MAX_STEPS)]
     expected_batch_size: Count | None = None
     sampling_rate: Share | None = None
     clip_norm: Bound = 1.0
@@ -218,9 +219,9 @@ class DPIS(Strict):
         )
         self._check(sampled.rate, facts)
         steps = math.ceil(1 / sampled.rate - SLACK)
-        if steps * self.epochs > MOST_STEPS:
+        if steps * self.epochs > MAX_STEPS:
             raise RefusedError(
-                f"{self.epochs:,} epochs of {steps:,} steps are more than {MOST_STEPS:,} steps, which take too long to"
+                f"{self.epochs:,} epochs of {steps:,} steps are more than {MAX_STEPS:,} steps, which take too long to"
                 " plan; take fewer epochs or larger batches."
             )
         own = EpochParams(steps, sampled.divisor or 0.0)
@@ -279,8 +280,8 @@ class DPIS(Strict):
                 max(adaptive.factor * largest / records, adaptive.min_clip_norm), adaptive.max_clip_norm
             )
         total = barrier.norm_total(at, bound=L2(clip_norm), noise=noise)
-        least = self.oversampling * plan.sampling_rate * (1 + 1e-6)  # no probability may round above 1
-        fraction = min(max(total / (records * clip_norm), least), 1.0)
+        min_fraction = self.oversampling * plan.sampling_rate * (1 + 1e-6)  # no probability may round above 1
+        fraction = min(max(total / (records * clip_norm), min_fraction), 1.0)
         return epoch.changed(clip_norm=clip_norm, fraction=fraction)
 
     def _budgeted(self, epoch: Epoch, index: int, plan: Plan) -> Epoch | None:
@@ -301,7 +302,7 @@ class DPIS(Strict):
                 (self._release(plan.sampling_rate, at, noise).event(), count) for at, count in steps if count
             ]
 
-        found = least_noise(lambda noise: events(noise, now, later), {order: limit - spent - reserved})
+        found = find_min_noise(lambda noise: events(noise, now, later), {order: limit - spent - reserved})
         if found is None:
             return None
         noise, _ = found
@@ -368,10 +369,11 @@ class DPIS(Strict):
         """Raises RefusedError where the settings do not fit each other or the data."""
         facts.check_norms()
         adaptive, norms = self.adaptive_clipping, self.public_norms
-        least = min(norms or (1.0,))
-        if self.oversampling * rate >= least:
+        min_fraction = min(norms or (1.0,))
+        if self.oversampling * rate >= min_fraction:
             raise RefusedError(
-                f"at K = {least:g} N C a sampling rate of {rate:g}, oversampled {self.oversampling:g} times, makes"
+                f"at K = {min_fraction:g} N C a sampling rate of {rate:g}, oversampled {self.oversampling:g} times,"
+                " makes"
                 " every record a candidate; set algorithm.oversampling or the batch lower, or public_norms higher."
             )
         if norms is not None and adaptive is not None:
@@ -379,7 +381,9 @@ class DPIS(Strict):
                 "adaptive_clipping follows released norms; leave algorithm.public_norms empty."
             )
         if adaptive is not None and adaptive.min_clip_norm > adaptive.max_clip_norm:
-            raise RefusedError("algorithm.adaptive_clipping has its least above its most; exchange them.")
+            raise RefusedError(
+                "algorithm.adaptive_clipping has min_clip_norm above max_clip_norm; exchange them."
+            )
         if self.norm_noise is not None and self.norm_noise_multiplier is not None:
             raise RefusedError(
                 "norm_noise and norm_noise_multiplier were both given; leave algorithm.norm_noise or the other empty."

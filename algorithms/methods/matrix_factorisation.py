@@ -47,9 +47,9 @@ Array = NDArray[np.float64]
 
 ROWS = 256
 """The number of iterates whose noise is counted, evenly spaced over longer runs."""
-MOST_STEPS = 50_000
+MAX_STEPS = 50_000
 """The largest number of steps; a strategy's search grows with its square, and takes minutes for this number."""
-_MOST = 64
+_MAX_BANDS = 64
 """Bands that "auto" tries: each is a vector of memory."""
 _WORTH = 0.01
 """Of the noise in the iterates, that twice the bands have to take away."""
@@ -82,15 +82,15 @@ def workload(update: OptimizerConfig, steps: int, *, rows: int = ROWS) -> Worklo
         The workload, at its last row the last iterate.
 
     Raises:
-        RefusedError: for more than `MOST_STEPS` steps.
+        RefusedError: for more than `MAX_STEPS` steps.
 
     Example:
         >>> workload(OptimizerConfig(0.5, momentum=0.5), 3).rows.round(3).tolist()
         [[0.5, 0.0, 0.0], [0.75, 0.5, 0.0], [0.875, 0.75, 0.5]]
     """
-    if steps > MOST_STEPS:
+    if steps > MAX_STEPS:
         raise RefusedError(
-            f"{steps:,} steps with correlated noise were asked for, but it is planned for at most {MOST_STEPS:,}; take"
+            f"{steps:,} steps with correlated noise were asked for, but it is planned for at most {MAX_STEPS:,}; take"
             " fewer steps with larger batches, or a method with independent noise, such as 'dp_sgd'."
         )
     # An update moves its parameters alike by each gradient, so that each step is a coordinate of its own here.
@@ -423,13 +423,13 @@ class MatrixFactorisation(Sampled):
                 )
             yield buffered(self.update, self.steps, self.buffers, ordered), ordered
             return
-        most = ordered or math.floor(1 / sampled.rate * (1 + 1e-12))
-        if ordered is None and self.bands != "auto" and self.bands > most:
+        max_bands = ordered or math.floor(1 / sampled.rate * (1 + 1e-12))
+        if ordered is None and self.bands != "auto" and self.bands > max_bands:
             raise RefusedError(
                 f"{self.bands} bands were asked for, and one of as many parts of the records has less than a batch at a"
-                f" rate of {sampled.rate:.4g}; set algorithm.bands to at most {most}, or to auto."
+                f" rate of {sampled.rate:.4g}; set algorithm.bands to at most {max_bands}, or to auto."
             )
-        limit = min(most, self.steps, _MOST)
+        limit = min(max_bands, self.steps, _MAX_BANDS)
         tried = [bands for bands in (1, 2, 4, 8, 16, 32) if bands < limit] + [limit]
         for bands in tried if self.bands == "auto" else [min(self.bands, self.steps)]:
             if self.strategy == "square_root":

@@ -29,7 +29,7 @@ from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian
 from algorithms.privacy.mechanisms.sampling import Poisson
 
-LEAST_SHARE = 1e-3
+MIN_SHARE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class DPSGDDecay(Sampled):
             case "polynomial":
                 left = 1.0 - epochs / max(1.0, np.ceil(self.steps * sampling_rate - 1e-9))
                 shares = (1.0 - self.end) * left**self.power + self.end
-        if shares[-1] < LEAST_SHARE:
+        if shares[-1] < MIN_SHARE:
             raise RefusedError(
-                f"the noise would fall to {shares[-1]:.1e} of its start, and {LEAST_SHARE:g} is the least allowed;"
+                f"the noise would fall to {shares[-1]:.1e} of its start, and {MIN_SHARE:g} is the least allowed;"
                 " set a lower algorithm.rate or fewer steps."
             )
         return shares

@@ -116,11 +116,11 @@ class ObjectivePerturbation(SingleRelease):
             )
         if self.analysis == "kst" or self.regularisation is None:
             return
-        least = facts.smoothness() / math.expm1(budget.epsilon) / facts.known_records(WHAT)
-        if self.regularisation <= least:
+        min_regularisation = facts.smoothness() / math.expm1(budget.epsilon) / facts.known_records(WHAT)
+        if self.regularisation <= min_regularisation:
             raise RefusedError(
                 f"a regularisation of {self.regularisation:g} costs more than epsilon {budget.epsilon:g} by itself;"
-                f" set algorithm.regularisation well above {least:.3g}, or leave it empty."
+                f" set algorithm.regularisation well above {min_regularisation:.3g}, or leave it empty."
             )
 
 

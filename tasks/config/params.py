@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from algorithms.privacy.accounting import MOST_EPSILON
+from algorithms.privacy.accounting import MAX_EPSILON
 from data.description import Transform
 from data.documents import DocumentError, load_yaml
 
@@ -100,7 +100,7 @@ class Privacy(StrictModel):
     and noise did to each gradient; only for public records, and the run is not private.
     """
 
-    epsilon: float | None = Field(default=None, gt=0, le=MOST_EPSILON)
+    epsilon: float | None = Field(default=None, gt=0, le=MAX_EPSILON)
     target: Attack | None = None
     delta: float = Field(ge=0, lt=1)
     accountant: Literal["pld", "rdp", "pure"] = "pld"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from algorithms.errors import RefusedError
 
-MOST_EPSILON = 1e4
+MAX_EPSILON = 1e4
 """The largest epsilon of a private run; it promises nothing, and the accountants' numbers overflow above it."""
 
 

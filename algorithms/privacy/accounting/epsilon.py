@@ -152,14 +152,14 @@ def is_not_private(event: dp.DpEvent) -> bool:
     return isinstance(event, dp.NonPrivateDpEvent) or any(map(is_not_private, parts(event)))
 
 
-LEAST_DELTA = 1e-12
+MIN_DELTA = 1e-12
 """The least delta for which whole privacy profiles are computed."""
 _SEARCH_ERROR = 1e-3
 _NEXT_TO, _FINER = 1e-3, 8.0
 
 
 def compose_loss(
-    schedule: Schedule, adjacency: Adjacency, *, delta: float = LEAST_DELTA, grid: float | None = None
+    schedule: Schedule, adjacency: Adjacency, *, delta: float = MIN_DELTA, grid: float | None = None
 ) -> ComposedLoss:
     """The privacy loss of a schedule for deltas from `delta` on; raises RefusedError for an event without one."""
     return compose_pld(_translated(schedule, adjacency), adjacency, delta, grid)

@@ -45,16 +45,16 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         4.377178
     """
 
-    def most(epsilon: float) -> float:
+    def delta_bound(epsilon: float) -> float:
         return math.fsum(_terms(mu, epsilon))
 
-    if most(0.0) <= delta:
+    if delta_bound(0.0) <= delta:
         return 0.0
     low, high = 0.0, mu * mu / 2 + mu
-    while most(high) > delta:
+    while delta_bound(high) > delta:
         low, high = high, 2 * high
-    root = brentq(lambda e: math.log(max(most(e), 1e-320) / delta), low, high, xtol=1e-300, rtol=1e-14)
+    root = brentq(lambda e: math.log(max(delta_bound(e), 1e-320) / delta), low, high, xtol=1e-300, rtol=1e-14)
     slack = 1e-13
-    while most(epsilon := float(root) * (1 + slack)) > delta:
+    while delta_bound(epsilon := float(root) * (1 + slack)) > delta:
         slack *= 4
     return epsilon

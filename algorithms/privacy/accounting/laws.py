@@ -19,7 +19,7 @@ Array = NDArray[np.float64]
 
 _ROUNDING = 2.0**-51
 _MARGIN = 1e-9
-_FEWEST, _MOST = 64, 2000
+_MIN_POINTS, _MAX_POINTS = 64, 2000
 _NORMAL_STEP, _LOSS_STEP = 0.1, 0.25
 _NEVER = 1e-45
 _AT_ONCE, _FAR, _TABLE, _NEWTON = 8192, 38.0, 4000, 3
@@ -27,7 +27,7 @@ _AT_ONCE, _FAR, _TABLE, _NEWTON = 8192, 38.0, 4000, 3
 
 def _knots(low: float, high: float, step: float) -> Array:
     """Ascending numbers between two, about a step apart."""
-    count = int(min(max((high - low) / step, _FEWEST), _MOST))
+    count = int(min(max((high - low) / step, _MIN_POINTS), _MAX_POINTS))
     return np.linspace(low, high, count)
 
 
@@ -320,21 +320,21 @@ class ObjectiveLaw:
     ratio: float
 
     @property
-    def _least(self) -> float:
+    def _min_loss(self) -> float:
         return math.log1p(self.ratio) + 0.5 / self.multiplier**2
 
     def edges(self, p_tail: float, q_tail: float) -> Array:
         s = 1 / self.multiplier
         high = s * _reach(min(p_tail, q_tail) / 2)
-        return self._least + _knots(0.0, high, min(_NORMAL_STEP * s, _LOSS_STEP))
+        return self._min_loss + _knots(0.0, high, min(_NORMAL_STEP * s, _LOSS_STEP))
 
     def cells(self, edges: Array) -> Cells:
         s = 1 / self.multiplier
-        t = np.maximum(edges - self._least, 0.0) / s
-        scale = (np.abs(edges) + self._least) / s
+        t = np.maximum(edges - self._min_loss, 0.0) / s
+        scale = (np.abs(edges) + self._min_loss) / s
         p, p_error, _, p_above = _normal(t, scale)
         q, q_error, _, q_above = _normal(t + s, scale + s)
-        weight = 2 * math.exp(min(s**2 / 2 - self._least, 700.0))
+        weight = 2 * math.exp(min(s**2 / 2 - self._min_loss, 700.0))
         return Cells(
             2 * p, weight * q, 2 * p_error, weight * q_error, (0.0, 0.0), (2 * p_above, weight * q_above)
         )
@@ -349,7 +349,7 @@ class AtomsLaw:
     infinite: float = 0.0
 
     def edges(self, p_tail: float, q_tail: float) -> Array:
-        some = np.linspace(0, len(self.losses) - 1, min(len(self.losses), _MOST)).round().astype(int)
+        some = np.linspace(0, len(self.losses) - 1, min(len(self.losses), _MAX_POINTS)).round().astype(int)
         edges: Array = self.losses[np.unique(some)]
         return edges if len(edges) > 1 else np.append(edges, edges[0] + _MARGIN)
 

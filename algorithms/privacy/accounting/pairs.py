@@ -20,7 +20,7 @@ from algorithms.privacy.accounting.pld import Pair
 TAIL_DELTA = 1e-13
 _NEAR_NOTHING = 1e-9
 _CORNERS, _LARGEST_LOSS = 4000, 500.0
-_LEAST_STEP, _LARGEST_STEP, _STEPS = 1e-6, 10.0, 50_000
+_MIN_STEP, _LARGEST_STEP, _STEPS = 1e-6, 10.0, 50_000
 _ROUNDING = 2e-15
 
 Deltas: TypeAlias = Callable[[np.ndarray], np.ndarray]
@@ -98,7 +98,7 @@ def shift_of_selection(event: Any, deltas: Deltas) -> float:
     binomial one has f' proportional to (1 - (1 - gamma) Q)^-(shape + 1), of which e bounds the logarithm of the base's
     ratio as soon as (1 - gamma) delta(e) <= gamma (exp(e) - 1).
     """
-    tried = np.append(0.0, np.geomspace(_LEAST_STEP, _LARGEST_STEP, _STEPS))
+    tried = np.append(0.0, np.geomspace(_MIN_STEP, _LARGEST_STEP, _STEPS))
     slack = deltas(tried) * (1 + _NEAR_NOTHING) + TAIL_DELTA
     if math.isinf(event.shape):
         return float(event.mean * np.min(np.expm1(tried) + slack))

@@ -39,8 +39,8 @@ _RARE, _LARGEST_TILT = 5.0, 1e15
 _FIRST_CELLS, _ITERATIONS = 2**16, 60
 CLOSE = 5e-5
 """By this share of the variance a first grid may be off."""
-_ERROR, _LEAST_ERROR = 2e-5, 2e-8
-_MOST_POINTS, _FINER = 2**21, 8.0
+_ERROR, _MIN_ERROR = 2e-5, 2e-8
+_MAX_POINTS, _FINER = 2**21, 8.0
 _SHIFTS = (0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
 
 
@@ -220,17 +220,17 @@ class Composition:
         """The smallest epsilon at which delta is known to be at most this one."""
         return self._tilted(self._tilt(delta), delta).epsilon(delta)
 
-    def deltas(self, epsilons: Array, least: float) -> Array:
-        """Bounds on delta at each epsilon, close where delta is at least `least`, shape [epsilons]."""
+    def deltas(self, epsilons: Array, min_delta: float) -> Array:
+        """Bounds on delta at each epsilon, close where delta is at least `min_delta`, shape [epsilons]."""
         best = np.minimum(1.0, self._tilted(0.0, 0.5).deltas(epsilons))
-        for delta in np.geomspace(0.5, least, max(2, math.ceil(-math.log10(least) / 2))):
+        for delta in np.geomspace(0.5, min_delta, max(2, math.ceil(-math.log10(min_delta) / 2))):
             best = np.minimum(best, self._tilted(self._tilt(float(delta)), float(delta)).deltas(epsilons))
         return best
 
     def _tilt(self, delta: float) -> float:
         """The least tilt that brings the tail of this size well above rounding: more makes heavy tails long."""
-        epsilon, most = self._rough.saddle_point(delta)
-        tilts = most * np.linspace(0.3, 1.0, 15)
+        epsilon, max_tilt = self._rough.saddle_point(delta)
+        tilts = max_tilt * np.linspace(0.3, 1.0, 15)
         bounds = [self._rough.cumulant(tilt)[0] - tilt * epsilon for tilt in tilts]
         enough = max(math.log(delta) + 3.0, min(bounds) + 1.0)
         return float(next(tilt for tilt, bound in zip(tilts, bounds, strict=True) if bound <= enough))
@@ -291,12 +291,12 @@ class Composition:
         What lies below comes back at the top, where it has to count for next to nothing.
         """
         k, _, variance = self._rough.cumulant(tilt)
-        most = [math.fsum(n * float(p.losses[at]) for p, n in self._exact.parts) for at in (0, -1)]
+        ends = [math.fsum(n * float(p.losses[at]) for p, n in self._exact.parts) for at in (0, -1)]
         if variance <= 0:
-            return most[0], most[1] + self._grid, 1.0
+            return ends[0], ends[1] + self._grid, 1.0
         shifts, rare = math.sqrt(2 * _ABOVE / variance) * np.array(_SHIFTS), _ABOVE
         for _ in range(2):  # the second time with what the first leaves above of delta
-            low, high, best = most[0], most[1] + self._grid, 1.0
+            low, high, best = ends[0], ends[1] + self._grid, 1.0
             for shift in shifts * math.sqrt(rare / _ABOVE):
                 above = (self._rough.cumulant(tilt + shift)[0] - k + rare) / shift
                 if above < high:
@@ -448,9 +448,9 @@ def epsilon_of(laws: Sequence[tuple[Law, int]], delta: float, *, floor: float = 
         sums = Composition(laws, grid, delta)
         before, cost = cost, min(cost, sums.epsilon(delta))
         left = (before - cost) / (finer**2 - 1) if cost < math.inf else 0.0
-        wanted = max(_ERROR * cost, _LEAST_ERROR)
-        if left <= wanted or sums.points > _MOST_POINTS / 2:
+        wanted = max(_ERROR * cost, _MIN_ERROR)
+        if left <= wanted or sums.points > _MAX_POINTS / 2:
             break
-        finer = min(max(2.0, math.sqrt(left / wanted)), _FINER, _MOST_POINTS / sums.points)
+        finer = min(max(2.0, math.sqrt(left / wanted)), _FINER, _MAX_POINTS / sums.points)
         grid /= finer
     return cost, grid

@@ -111,16 +111,16 @@ def ratio_of_pass(noise_multiplier: float, parts: int, steps: int) -> tuple[Arra
     """
     step, rest = _ratio_of_step(noise_multiplier, steps, _TAIL / parts), (parts - steps) / parts
     sd = math.sqrt(math.expm1(noise_multiplier**-2))
-    most = steps * (len(step.masses) - 1)
+    max_index = steps * (len(step.masses) - 1)
     window = (steps * (1 - step.start) + _SPREAD * math.sqrt(steps) * sd) / step.cell + 1.5 * len(step.masses)
-    size = fft.next_fast_len(int(min(most, window)) + 2, real=True)
+    size = fft.next_fast_len(int(min(max_index, window)) + 2, real=True)
     power = _power(fft.rfft(step.masses, size), steps)
     sums = np.maximum(fft.irfft(power, size), 0.0)
     # What transforms and powers lose at each point (Higham 2002, Theorem 24.2).
     sums += 8 * _UNIT * (steps + math.log2(size)) * float(np.linalg.norm(power)) / size
     ratios = (steps * step.start + step.cell * np.arange(size)) / parts + rest
     last = steps * step.start + step.cell * (size - 1)
-    beyond = _mean_beyond(step, steps, last) if size - 1 < most else 0.0
+    beyond = _mean_beyond(step, steps, last) if size - 1 < max_index else 0.0
     # Sums with one rare value, without their other terms; the mean of these terms, and of sums with more such values.
     ratios = np.concatenate([ratios, step.values / parts + rest])
     sums = np.concatenate([sums, steps * step.rare])
@@ -279,8 +279,8 @@ def _log_negative_moments(z: float, parts: int, steps: int, powers: Array) -> Ar
         cells = ends + b * logs[1:]
         # Beyond the last rate exp(-l S) is at most (c / (e l S))^c, and S at least steps / parts of the geometric mean.
         c = b + _HIGHER
-        least = c / (2 * z**2) * (1 + c / steps) + c * math.log(parts / steps)
-        beyond = least + c * (np.log(c) - 1) + (b - c) * logs[-1] - np.log(c - b)
+        tail_bound = c / (2 * z**2) * (1 + c / steps) + c * math.log(parts / steps)
+        beyond = tail_bound + c * (np.log(c) - 1) + (b - c) * logs[-1] - np.log(c - b)
         every = np.append(cells, b * logs[0] - math.log(b))
         found.append(np.logaddexp(np.logaddexp.reduce(every), beyond.min()) - gammaln(b))
     return np.array(found)

@@ -24,7 +24,7 @@ _NEAR_NOTHING = 1e-9
 _ROUNDING, _NEAR_ZERO = 2e-15, 1e-10
 _LARGE_ORDER = 64.0
 _TERMS, _AT_ONCE, _NEGLIGIBLE = 1000, 50, 30.0
-_WIDTH, _STEP, _POINTS_AT_ONCE, _LEAST_TAIL = 12.0, 2 / 3, 4096, 1e-300
+_WIDTH, _STEP, _POINTS_AT_ONCE, _MIN_TAIL = 12.0, 2 / 3, 4096, 1e-300
 
 
 def rdp_by_library(
@@ -110,13 +110,13 @@ def rdp_of_group(multiplier: float, rate: float, count: int, orders: tuple[float
     for order in orders:
         for whole in {math.floor(order), math.ceil(order)} - log_moments.keys():
             log_moments[whole] = _group_moment(multiplier, rate, count, whole)
-    back = sketch([(Reversed(GroupLaw(multiplier, rate, count)), 1)], _LEAST_TAIL)
-    most = -count * math.log1p(-rate)
+    back = sketch([(Reversed(GroupLaw(multiplier, rate, count)), 1)], _MIN_TAIL)
+    max_loss = -count * math.log1p(-rate)
     divergences = []
     for order in orders:
         low, high = math.floor(order), math.ceil(order)
         forward = log_moments[low] + (order - low) * (log_moments[high] - log_moments[low])
-        backward = np.logaddexp(back.cumulant(order - 1)[0], math.log(_LEAST_TAIL) + (order - 1) * most)
+        backward = np.logaddexp(back.cumulant(order - 1)[0], math.log(_MIN_TAIL) + (order - 1) * max_loss)
         divergences.append(max(forward, float(backward)) / (order - 1))
     return np.array(divergences)
 
@@ -149,9 +149,9 @@ def round_up_rdp(divergences: np.ndarray, orders: np.ndarray) -> np.ndarray:
     Rounding may reduce a logarithm by 1e-15 times the order, which matters near 0: many such events must not cost
     nothing, and one must not cost less than nothing.
     """
-    least = np.nan_to_num(divergences, nan=math.inf, posinf=math.inf).clip(min=0.0)
-    is_near_zero = least * (orders - 1) < _NEAR_ZERO * orders
-    raised: np.ndarray = least + np.where(is_near_zero, _ROUNDING * orders / (orders - 1), 0.0)
+    bounds = np.nan_to_num(divergences, nan=math.inf, posinf=math.inf).clip(min=0.0)
+    is_near_zero = bounds * (orders - 1) < _NEAR_ZERO * orders
+    raised: np.ndarray = bounds + np.where(is_near_zero, _ROUNDING * orders / (orders - 1), 0.0)
     return raised
 
 

@@ -32,7 +32,7 @@ from algorithms.privacy.accounting.filters import FilterSpec, FixedSchedule, Ren
 from algorithms.privacy.accounting.gaussian import gaussian_delta
 
 Array = NDArray[np.float64]
-_POINTS, _LEAST_DELTA = 300, 1e-10
+_POINTS, _MIN_DELTA = 300, 1e-10
 _LARGEST_EPSILON, _LARGEST_MU = 100.0, 1e6
 
 
@@ -69,13 +69,13 @@ def profile(schedule: Schedule, *, adjacency: Adjacency = ADD_OR_REMOVE_ONE) -> 
     few = merge_events(schedule)
     with suppress(RefusedError):
         divergences = rdp(few, adjacency=adjacency)
-        if epsilon_of_rdp(divergences, _LEAST_DELTA) > _LARGEST_EPSILON:  # which tells nothing more
+        if epsilon_of_rdp(divergences, _MIN_DELTA) > _LARGEST_EPSILON:  # which tells nothing more
             return profile_of_rdp(np.array(ORDERS), divergences)
     try:
-        loss = compose_loss(few, adjacency, delta=_LEAST_DELTA)
+        loss = compose_loss(few, adjacency, delta=_MIN_DELTA)
     except RefusedError:
         return profile_of_rdp(np.array(ORDERS), rdp(few, adjacency=adjacency))
-    epsilons = _grid(loss.epsilon(_LEAST_DELTA))
+    epsilons = _grid(loss.epsilon(_MIN_DELTA))
     return Profile(epsilons, loss.deltas(epsilons))
 
 
@@ -91,7 +91,7 @@ def profile_of_rdp(orders: Array, divergences: Array) -> Profile:
         >>> bool(profile_of_rdp(orders, rho * orders).delta[-1] < 1e-8)
         True
     """
-    epsilons = _grid(epsilon_of_rdp(divergences, _LEAST_DELTA, tuple(orders)))
+    epsilons = _grid(epsilon_of_rdp(divergences, _MIN_DELTA, tuple(orders)))
     deltas = [compute_delta(orders, divergences, epsilon)[0] for epsilon in epsilons]
     return Profile(epsilons, np.clip(np.array(deltas), 0.0, 1.0))
 
@@ -178,7 +178,7 @@ def gaussian_mu(found: Profile) -> float:
     if found.delta[0] >= 1:
         return math.inf
     pairs = zip(found.epsilon, found.delta, strict=True)
-    return max((_mu_at(float(e), float(d)) for e, d in pairs if d > _LEAST_DELTA), default=0.0)
+    return max((_mu_at(float(e), float(d)) for e, d in pairs if d > _MIN_DELTA), default=0.0)
 
 
 def _mu_at(epsilon: float, delta: float) -> float:

@@ -194,10 +194,11 @@ def check_minimum(model: Model, problem: Minimum, noise: Mechanism) -> None:
         )
     if isinstance(noise, NoNoise):
         return
-    most = model.bounds.curvature * problem.input_norm**2
-    if not problem.curvature < math.inf or problem.curvature < most * (1 - 1e-12):
+    max_curvature = model.bounds.curvature * problem.input_norm**2
+    if not problem.curvature < math.inf or problem.curvature < max_curvature * (1 - 1e-12):
         raise RefusedError(
-            f"a curvature of {problem.curvature:g} was declared, but losses of {model.name} have up to {most:g};"
+            f"a curvature of {problem.curvature:g} was declared, but losses of {model.name} have up to"
+            f" {max_curvature:g};"
             " take a smooth loss and declare at least that."
         )
 

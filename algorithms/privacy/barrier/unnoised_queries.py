@@ -215,8 +215,8 @@ def moment_sum(records: Tensor, bound: float) -> Tensor:
     finite = torch.isfinite(wide).flatten(1).all(dim=1)
     wide = torch.where(finite[:, None, None], wide, 0.0)
     norms = torch.linalg.vector_norm(wide, dim=(1, 2))
-    most = math.sqrt(bound) * (1.0 - margin(torch.float64))
-    rows = (wide * torch.clamp(most / norms.clamp(min=1e-300), max=1.0)[:, None, None]).flatten(0, 1)
+    max_norm = math.sqrt(bound) * (1.0 - margin(torch.float64))
+    rows = (wide * torch.clamp(max_norm / norms.clamp(min=1e-300), max=1.0)[:, None, None]).flatten(0, 1)
     return as_vector(rows.T @ rows)
 
 
@@ -409,7 +409,7 @@ _UNTOLD = (
     "an answer could not be computed; why is not shown, as it may tell of a record:"
     " try the model and the algorithm on public records of the same form."
 )
-_SOME, _MOST_MADE_UP = 100, 10**7
+_SOME, _MAX_MADE_UP = 100, 10**7
 """Made-up records in a sample, and of which it is drawn; they are one record, so they take no memory."""
 _TOO_LITTLE = "memory did not suffice for an answer; set performance.physical_batch or memory_mb to less."
 
@@ -465,7 +465,7 @@ def _count_for(sampling: Sampling) -> int:
     """How many records fill some passes of a sample."""
     if isinstance(sampling, WithoutReplacement):
         return sampling.records
-    return min(_MOST_MADE_UP, math.ceil(_SOME / sampling.rate))
+    return min(_MAX_MADE_UP, math.ceil(_SOME / sampling.rate))
 
 
 class UnnoisedQueries:

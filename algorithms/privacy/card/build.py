@@ -330,8 +330,8 @@ def _ends_at(kept: NDArray[np.float64], card: PrivacyCard, *, is_whole: bool) ->
         return True
     within = bool((kept[1:] >= kept[:-1]).all()) and kept[-1] <= cost * (1 + _CLOSE)
     is_fixed = is_whole and card.accounting.composition.kind == "schedule"
-    least = cost if rdp is None else min(cost, rdp)
-    return bool(within and (not is_fixed or kept[-1] >= least * (1 - _CLOSE)))
+    lower = cost if rdp is None else min(cost, rdp)
+    return bool(within and (not is_fixed or kept[-1] >= lower * (1 - _CLOSE)))
 
 
 @lru_cache(maxsize=4096)
@@ -339,6 +339,6 @@ def _event(text: str) -> dp.DpEvent:
     return event_from_json(json.loads(text))
 
 
-def _span(least: float, most: float) -> dict[str, float | None]:
-    ends = {"least": float(least), "most": float(most)}
+def _span(lower: float, upper: float) -> dict[str, float | None]:
+    ends = {"least": float(lower), "most": float(upper)}
     return {name: end if math.isfinite(end) else None for name, end in ends.items()}

@@ -112,8 +112,8 @@ def one(card: PrivacyCard) -> str:
             )
         case 1:
             return f"one person ({setting.unit}), of whose records {_used(setting)},"
-        case most:
-            return f"one of the at most {most} records of a person ({setting.unit})"
+        case max_rows:
+            return f"one of the at most {max_rows} records of a person ({setting.unit})"
 
 
 def _unit(setting: Setting) -> str:
@@ -131,10 +131,10 @@ def _used(setting: Setting) -> str:
 
 def _group(card: PrivacyCard) -> str:
     """What all records of a person cost together, where they may be several: Dwork and Roth 2014, Theorem 2.2."""
-    most, cost = card.setting.per_person or 1, card.cost
-    if most == 1 or cost is None:
+    max_rows, cost = card.setting.per_person or 1, card.cost
+    if max_rows == 1 or cost is None:
         return ""
-    together = group_of(Budget(cost, card.setting.delta), most)
+    together = group_of(Budget(cost, card.setting.delta), max_rows)
     numbers = f"epsilon = {rounded_up(together.epsilon)} and delta = {rounded_up(together.delta)}"
     return f"; for all records of a person together it is {numbers}, and the account is charged for them all"
 

@@ -50,8 +50,8 @@ from algorithms.privacy.ledger.rows import (
     balance_of,
     block_views,
     contents,
+    find_fullest_block,
     in_words,
-    most_charged,
     replay,
     spent_after,
     spent_with,
@@ -335,7 +335,7 @@ class Ledger:
     def balance(self, population: str, block: str | None = None) -> Balance:
         """The balance of a block; for None, of the whole population, or of its most charged block."""
         state = self._state(population)
-        name = most_charged(state, population) if block is None else block
+        name = find_fullest_block(state, population) if block is None else block
         return balance_of(state, population, name)
 
     def balances(self, population: str | None = None) -> list[Balance]:
@@ -521,7 +521,7 @@ class Settlement:
     @property
     def balance(self) -> Balance:
         """The balance of the population, or of its most charged block."""
-        return balance_of(self.state, self.population, most_charged(self.state, self.population))
+        return balance_of(self.state, self.population, find_fullest_block(self.state, self.population))
 
     @property
     def blocks(self) -> list[Balance]:

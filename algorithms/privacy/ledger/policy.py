@@ -148,7 +148,7 @@ def _chosen(choice: Choice, blocks: Sequence[Block], pays: Callable[[Block], boo
 
 def _covers(share: Price, smallest: Price) -> bool:
     """Whether a share reaches the smallest price, and is above 0 in epsilon, rho or divergence, which comes first."""
-    enough = all(part >= least * (1 - _ROUNDING) for part, least in zip(share, smallest, strict=True))
+    enough = all(part >= minimum * (1 - _ROUNDING) for part, minimum in zip(share, smallest, strict=True))
     return enough and 0 < share[0] < math.inf
 
 

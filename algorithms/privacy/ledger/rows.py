@@ -443,7 +443,7 @@ def balance_of(state: LedgerState, population: str, block: str) -> Balance:
     )
 
 
-def most_charged(state: LedgerState, population: str) -> str:
+def find_fullest_block(state: LedgerState, population: str) -> str:
     """The block of which the greatest share is charged: no person has lost more than its balance says."""
 
     def share(block: str) -> tuple[bool, Fraction]:
