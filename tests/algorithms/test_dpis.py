@@ -232,7 +232,11 @@ def test_public_norms_are_a_schedule_with_one_noise() -> None:
             MANY,
             "public_norms empty",
         ),
-        ({"adaptive_clipping": {"min_clip_norm": 2.0, "max_clip_norm": 1.0}}, MANY, "min_clip_norm above max_clip_norm"),
+        (
+            {"adaptive_clipping": {"min_clip_norm": 2.0, "max_clip_norm": 1.0}},
+            MANY,
+            "min_clip_norm above max",
+        ),
         ({"expected_batch_size": None, "sampling_rate": 0.01}, None, "norm_noise_multiplier"),
         ({"norm_noise": 1e-5}, MANY, r"releases of norms; raise algorithm\.norm_noise or"),
         ({"norm_noise_multiplier": 1e-2}, MANY, r"raise algorithm\.norm_noise_multiplier or"),
