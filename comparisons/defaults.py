@@ -3,7 +3,7 @@
 Synthetic tables, images and texts and data sets of scikit-learn are treated as data sets with a user's own card. In
 runs with seeded noise, defaults.csv compares the settings of `recipe` with the previous defaults, the majority class of
 the held-out records, and the same model without privacy. defaults-limits.csv has runs on both sides of the limits of
-`tasks.runs.preflight`.
+`tasks.preflight.sanity`.
 """
 
 import math
@@ -221,7 +221,7 @@ CASES = (
 
 
 def limits() -> Iterator[dict[str, Any]]:
-    """Accuracy of runs on both sides of the limits of `tasks.runs.preflight`, otherwise with the default settings."""
+    """Accuracy of runs on both sides of the limits of `tasks.preflight.sanity`, otherwise with the default settings."""
     small = {"table of 500": table(500), "breast_cancer": shipped(load_breast_cancer())}
     for name, made in (small | {"digits, 8 x 8": shipped(load_digits(), side=8)}).items():
         n, columns, classes = (

@@ -24,8 +24,8 @@ from algorithms.privacy.card.text import markdown
 from flows.missing_runs import log_missing_run
 from flows.pipeline import run_pipeline, run_report
 from tasks.config.overrides import ParamOverrides, apply_overrides
-from tasks.runs.preflight import preview_run
-from tasks.runs.quality import Rows, run_summary
+from tasks.preflight.preview import preview_run
+from tasks.runs.metrics import Rows
 from tasks.runs.software import reuse_note_of
 from tasks.runs.stages import (
     EXISTING,
@@ -35,6 +35,7 @@ from tasks.runs.stages import (
     refusals,
     reproduce,
 )
+from tasks.runs.summary import run_summary
 
 REFUSED = "Refused"
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tasks.config.overrides import ParamOverrides, apply_overrides
-from tasks.runs.quality import Rows
+from tasks.runs.metrics import Rows
 from tasks.runs.stages import StageRefusedError, checkout_lock
 
 

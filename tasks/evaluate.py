@@ -143,7 +143,7 @@ def _pairs(
 
 
 def compute_metrics(label_type: LabelType, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
-    """The metrics of the target; models are compared by the first of its kind in `tasks.runs.quality`."""
+    """The metrics of the target; models are compared by the first of its kind in `tasks.runs.metrics`."""
     if isinstance(label_type, Number):
         metrics = _of_numbers(label_type, evaluation, labels)
     elif isinstance(label_type, Labels):

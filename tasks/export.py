@@ -32,7 +32,7 @@ from data.files import read_json
 from data.targets import Tags
 from data.unseen import target_in
 from tasks.prepare import encoder_of, encoder_of_model, loader_of
-from tasks.runs.quality import metric_rows, tracker_key
+from tasks.runs.metrics import metric_rows, tracker_key
 from tasks.runs.store import sha256_of
 
 Form = Literal["onnx", "torchscript", "huggingface", "library"]

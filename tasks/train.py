@@ -17,15 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from algorithms.core.checkpoint import CHECKPOINT, cpu_copies
 from algorithms.core.plan import Plan
-from algorithms.core.receipt import account_of, cost_of, reserved_events
-from algorithms.core.software import Software, software_facts
 from algorithms.core.training import OnStep
 from algorithms.core.training import train as run_training
 from algorithms.errors import ProcessLostError, RefusedError
@@ -33,24 +30,26 @@ from algorithms.gradients.devices import device_of
 from algorithms.models import Model
 from algorithms.models.feature_transforms import front_of
 from algorithms.models.public_models import in_file
-from algorithms.privacy.accounting.events import Schedule, run_lengths, schedule_to_json
+from algorithms.privacy.accounting.events import run_lengths
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
-from algorithms.privacy.mechanisms.noise import Generator, generator_of
+from algorithms.privacy.mechanisms.noise import Generator
 from data import DatasetInfo
-from data.files import hide, read_json
+from data.files import read_json
 from data.prepared import digest_of, load_as, preparation_in, prepared_again_error
 from data.readers.records import Records
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for, plan_in
 from tasks.config import home, ledger_url, params, retraining
 from tasks.config.params import Params
-from tasks.runs import preflight, store
-from tasks.runs.ledger import bind, digests_of, open_newest, register, signer
+from tasks.preflight import consent, rehearsal, sanity
+from tasks.runs import store
+from tasks.runs.charge import Charge, claim_run
+from tasks.runs.ledger import bind, open_newest, register
 from tasks.runs.processes import broadcast_sealed, join_processes
-from tasks.runs.software import check_resumes, pipeline_software, reuse_note
+from tasks.runs.software import pipeline_software, reuse_note
 from tasks.runs.stages import EXISTING, TRAINING, main_of
 from tasks.runs.store import PLAN, RECEIPT, data_facts
 from tasks.tracking import group_of
@@ -96,69 +95,6 @@ class Job:
         )
 
 
-@dataclass(frozen=True)
-class Charge:
-    """A run that is charged, a training or a search: its ledger, its records and their blocks, and its folders."""
-
-    ledger: Ledger
-    run: store.Run
-    software: Software
-    public: DatasetInfo
-    prepared: Path
-    blocks: tuple[str, ...]
-    home: Path
-    root: Path
-
-    def identity(self, algorithm: str, device: torch.device, *, diagnostics: bool = False) -> dict[str, Any]:
-        """The part of the receipt that is known before the charge."""
-        return {
-            "run_id": self.run.run_id,
-            "algorithm": algorithm,
-            **data_facts(self.public),
-            "blocks": list(self.blocks),
-            "private_noise": self.run.private_noise,
-            "diagnostics": diagnostics,
-            "device": device.type,
-        }
-
-    def reserve(self, plan: Plan, notes: Mapping[str, Any]) -> None:
-        """Reserve the plan's cost. notes: of the ledger's entry, to which signer, noise and software are added.
-
-        A settled run without a result was killed in between: it is repeated without another charge.
-        """
-        if self.ledger.status(self.run.run_id) != "settled":
-            self.ledger.reserve(
-                self.run.run_id,
-                self.public.population,
-                plan.cost,
-                events=reserved_events(plan),
-                notes={**notes, **signer(self.home), **self.run.noise_key_note, **self.run.notes},
-                blocks=self.blocks,
-                held=digests_of(self.public, self.prepared),
-            )
-
-    def settle(self, plan: Plan, identity: Mapping[str, Any], written: Path, schedule: Schedule) -> Path:
-        """Settle the run whose model, trace and plan are in `written`, add its receipt; returns the result's folder.
-
-        schedule: the recorded releases.
-        """
-        run_id, events = self.run.run_id, schedule_to_json(schedule)
-        sums = {
-            name: store.sha256_of(written / name) for name in ("model.safetensors", "trace.parquet", PLAN)
-        }
-        self.ledger.settle(run_id, plan.cost, events=events, model=sums["model.safetensors"])
-        receipt = {
-            **identity,
-            **cost_of(plan, events),
-            **account_of(self.ledger, self.public.population, run_id),
-        }
-        receipt["releases"] = len(pd.read_parquet(written / "trace.parquet"))
-        receipt |= {"software": software_facts(self.root, self.software), "sha256": sums}
-        (written / RECEIPT).write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
-        hide(written)
-        return self.run.finish(written)
-
-
 def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) -> None:
     """Train as planned and write the model, the noise trace, the diagnostics and the receipt into `artifacts`.
 
@@ -171,36 +107,40 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     device_of(job.settings.performance.device)
     model = model_for(job.settings, job.public)
     check_plan(job.document, job.settings, job.public)  # of the same files that the model was read from
-
-    def on_repeat(run_id: str, has_result: bool) -> bool:
-        return not has_result if job.public.is_public else _confirm_repeat(job, run_id, has_result, ledger)
-
-    software = pipeline_software()
-    with store.acquire_run(
-        home,
+    with claim_run(
         job.digest(home),
-        ledger.status,
-        checkout=root,
-        new_generator=generator_of(job.settings.privacy.noise, job.settings.model.seed),
-        on_repeat=on_repeat,
-        notes=software.notes,
-    ) as run:
-        if run.result is not None:
-            note = reuse_note(read_json(run.result / RECEIPT), is_public=job.public.is_public)
-            _LOG.info("%s: run %s is the same%s.", EXISTING, run.run_id, f"; {note}" if note else "")
-        else:
-            check_resumes(run, ledger, job.public.population, software)
-            _LOG.info(TRAINING)
+        ledger,
+        job.public,
+        noise=job.settings.privacy.noise,
+        seed=job.settings.model.seed,
+        confirm_repeat=lambda run_id, has_result: _confirm_repeat(job, run_id, has_result, ledger),
+        home=home,
+        root=root,
+    ) as (run, software):
+        _log_claim(run, job.public)
+        charge = Charge(ledger, run, software, job.public, job.prepared, job.blocks, home, root)
         with run.abandon_if_refused(ledger.status):
             if run.result is None and ledger.status(run.run_id) is None:
-                records = preflight.records_of(job.public, root / "data" / "cards")
-                warnings = preflight.sanity_warnings(job.settings, job.plan, records)
-                preflight.confirm_or_refuse(warnings, job.public, epsilon=job.plan.target.budget.epsilon)
+                _check_settings(job, cards=root / "data" / "cards")
             register(ledger, job.public, home=home, prepared=job.prepared, plan=lambda: job.plan)
-            charge = Charge(ledger, run, software, job.public, job.prepared, job.blocks, home, root)
             result = run.result or _train_and_settle(job, model, charge)
         run.forget_secrets()
         store.hand_out(result, artifacts, _ARTIFACTS, facts=data_facts(job.public))
+
+
+def _log_claim(run: store.Run, public: DatasetInfo) -> None:
+    """Say whether the run is trained or its result is handed out, which `flows` show."""
+    if run.result is None:
+        _LOG.info(TRAINING)
+        return
+    note = reuse_note(read_json(run.result / RECEIPT), is_public=public.is_public)
+    _LOG.info("%s: run %s is identical%s.", EXISTING, run.run_id, f"; {note}" if note else "")
+
+
+def _check_settings(job: Job, *, cards: Path) -> None:
+    """Refuse settings that look wrong, unless a person agrees; for public records they are only logged."""
+    warnings = sanity.sanity_warnings(job.settings, job.plan, sanity.records_of(job.public, cards))
+    consent.confirm_or_refuse(warnings, job.public, epsilon=job.plan.target.budget.epsilon)
 
 
 def _confirm_repeat(job: Job, run_id: str, has_result: bool, ledger: Ledger) -> bool:
@@ -211,7 +151,7 @@ def _confirm_repeat(job: Job, run_id: str, has_result: bool, ledger: Ledger) -> 
     rows = ledger.history(job.public.population) if job.retraining else []
     of_run = [json.loads(row.about) for row in rows if (row.kind, row.run_id) == ("reserve", run_id)]
     is_for = job.retraining is None or any(of.get("retraining") == job.retraining for of in of_run)
-    return preflight.confirm_repeat(
+    return consent.confirm_repeat(
         f"run {run_id}",
         "training",
         job.plan.target.budget.epsilon,
@@ -221,32 +161,37 @@ def _confirm_repeat(job: Job, run_id: str, has_result: bool, ledger: Ledger) -> 
 
 
 def _train_and_settle(job: Job, model: Model, charge: Charge) -> Path:
-    """Inspect the model, reserve, train, settle; returns the folder with the result."""
-    plan, run, ledger = job.plan, charge.run, charge.ledger
+    """Inspect the model, reserve, train, settle; returns the folder with the result.
+
+    The loop reserves once it has inspected the model, right before it opens the records.
+    """
+    run = charge.run
     identity = charge.identity(
         job.document["algorithm"],
         device_of(job.settings.performance.device),
         diagnostics=job.settings.privacy.diagnostics,
     )
-
-    def reserve() -> None:
-        if ledger.status(run.run_id) is None:
-            preflight.rehearse(job.document, job.public, identity)
-            run.keep_plan(job.plan_file)
-        notes = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
-        charge.reserve(plan, notes | ({"retraining": job.retraining} if job.retraining else {}))
-        bind(ledger, job.public, home=charge.home, prepared=job.prepared)
-        # The noise is for these records and no others.
-        if run.run_id.rpartition("-")[0] != job.digest(charge.home):
-            raise prepared_again_error(job.prepared)
-
     written = run.make_empty("written")
     group = group_of(run.run_id, job.public.population, is_on_blocks=bool(job.public.blocks))
     with live_curve(run.run_id, job.document, job.settings.tracking, group=group, root=charge.root) as live:
-        trace = _train_into(written, job, charge, model, live, reserve)
+        trace = _train_into(written, job, charge, model, live, lambda: _reserve(job, charge, identity))
         (written / PLAN).write_bytes(job.plan_file)
         # Settled in full even if it ended early, since when to end was then an adaptive choice.
-        return charge.settle(plan, identity, written, run_lengths(trace.events()))
+        return charge.settle(job.plan, identity, written, run_lengths(trace.events()))
+
+
+def _reserve(job: Job, charge: Charge, identity: Mapping[str, Any]) -> None:
+    """Rehearse the card, then charge the ledger. identity: the known part of the receipt."""
+    run = charge.run
+    if charge.ledger.status(run.run_id) is None:
+        rehearsal.rehearse(job.document, job.public, identity)
+        run.keep_plan(job.plan_file)
+    notes = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
+    charge.reserve(job.plan, notes | ({"retraining": job.retraining} if job.retraining else {}))
+    bind(charge.ledger, job.public, home=charge.home, prepared=job.prepared)
+    # The noise is for these records and no others.
+    if run.run_id.rpartition("-")[0] != job.digest(charge.home):
+        raise prepared_again_error(job.prepared)
 
 
 def _train_into(

@@ -18,9 +18,9 @@ from data.documents import load_yaml
 from tasks.config import params
 from tasks.config.overrides import ParamOverrides, apply_overrides, explain_recipe, recipe
 from tasks.config.params import Params
+from tasks.preflight.preview import RunPreview, preview_ledger, preview_run
 from tasks.prepare import public_of
-from tasks.runs.preflight import RunPreview, preview_ledger, preview_run
-from tasks.runs.quality import two_columns
+from tasks.runs.summary import two_columns
 
 if TYPE_CHECKING:
     from tasks import tuning

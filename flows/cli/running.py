@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
     from rich.progress import TaskID
 
-    from tasks.runs.quality import Rows
+    from tasks.runs.metrics import Rows
 
 
 SETTINGS: dict[str, Any] = {
@@ -163,7 +163,7 @@ class Steps:
 
     def result(self, root: Path) -> "Rows":
         """The result of the run in `root`, which the command shows."""
-        from tasks.runs.quality import run_summary
+        from tasks.runs.summary import run_summary
 
         return run_summary(root)
 

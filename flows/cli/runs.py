@@ -31,7 +31,7 @@ from flows.cli.running import (
 if TYPE_CHECKING:
     from tasks.config.overrides import ParamOverrides
     from tasks.config.params import Params
-    from tasks.runs.quality import Rows
+    from tasks.runs.metrics import Rows
 
 Dataset = Annotated[
     str | None, typer.Option(help="Name of a data card. The model and settings follow its recipe.")
@@ -66,9 +66,9 @@ def run(
 ) -> None:
     """Run the pipeline: prepare, calibrate, train, evaluate, report. Your choices are saved in params.yaml."""
     from tasks.config.overrides import ParamOverrides, apply_overrides, settings_of
-    from tasks.runs.quality import two_columns
     from tasks.runs.software import reuse_note_of
     from tasks.runs.stages import EXISTING, checkout
+    from tasks.runs.summary import two_columns
 
     root, settings = checkout(), settings_of(assignments or ())
     overrides = ParamOverrides(dataset, algorithm, epsilon, delta, seed, settings, encoder)
@@ -112,7 +112,8 @@ def _delivered(overrides: "ParamOverrides", root: Path, steps: Steps) -> "Rows":
 
 def _look_ahead(root: Path, settings: "Params") -> None:
     """Refuse the run if it cannot succeed, and ask about settings that look wrong, before anything starts."""
-    from tasks.runs.preflight import confirm_before_stages, preview_run
+    from tasks.preflight.consent import confirm_before_stages
+    from tasks.preflight.preview import preview_run
 
     preview = preview_run(root, settings)
     preview.check()
@@ -124,8 +125,8 @@ def _already_there(root: Path, overrides: "ParamOverrides") -> "Rows | None":
     """The results of an identical run if they are in the checkout, so that not even Prefect has to start."""
     from flows.missing_runs import log_missing_run
     from tasks.config.overrides import apply_overrides
-    from tasks.runs.quality import run_summary
     from tasks.runs.stages import checkout_lock, up_to_date
+    from tasks.runs.summary import run_summary
 
     with checkout_lock(root, say=say):
         done = not apply_overrides(root, overrides).changes and up_to_date(root, say=say)
@@ -155,7 +156,7 @@ def plan(
     root, settings = checkout(), settings_of(assignments or ())
     edit = apply_overrides(root, ParamOverrides(dataset, algorithm, epsilon, delta, seed, settings, encoder))
     from flows.cli.costs import cost_table
-    from tasks.runs.preflight import preview_run
+    from tasks.preflight.preview import preview_run
 
     preview = preview_run(root, edit.params)
     show(cost_table(preview, edit.params))

@@ -37,7 +37,7 @@ from tasks.config.params import (
     read_yaml,
 )
 from tasks.prepare import facts_of, public_of
-from tasks.runs.quality import HELD_OUT_METRICS
+from tasks.runs.metrics import HELD_OUT_METRICS
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 Word = Annotated[str, StringConstraints(pattern=r"\S")]

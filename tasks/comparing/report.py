@@ -26,7 +26,7 @@ from tasks.config import params
 from tasks.csv_files import write_csv
 from tasks.reporting import environment
 from tasks.reporting.figures import Picture, Theme, apply_theme, picture
-from tasks.runs.quality import HELD_OUT_METRICS
+from tasks.runs.metrics import HELD_OUT_METRICS
 from tasks.tracking.runs import Member, log_group
 
 KEY = ["dataset", "model", "method", "label", "setting", "epsilon"]

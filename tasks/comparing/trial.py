@@ -42,7 +42,7 @@ from tasks.config import data_mirror, home, params
 from tasks.config.params import Params
 from tasks.evaluate import MAX_OUTPUTS, compute_metrics, evaluate
 from tasks.prepare import prepare
-from tasks.runs.quality import held_out_metrics
+from tasks.runs.metrics import held_out_metrics
 
 _WITHOUT_NOISE = {"epsilon": 1.0, "delta": 1e-9, "accountant": "pld"}
 """A placeholder target for methods without noise; nothing depends on it."""

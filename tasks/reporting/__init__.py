@@ -38,7 +38,7 @@ from tasks.reporting.figures import (
     retrainings_figure,
 )
 from tasks.retraining import Registry, State, States
-from tasks.runs.quality import (
+from tasks.runs.metrics import (
     ACCURACY,
     ReportText,
     format_metric,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from algorithms.plain_text import for_figure
 from algorithms.privacy.accounting.risk import Profile, caught
-from tasks.runs.quality import ACCURACY
+from tasks.runs.metrics import ACCURACY
 
 if TYPE_CHECKING:  # imported by what draws: training draws nothing, and the import takes half a second
     from matplotlib.axes import Axes

@@ -43,7 +43,7 @@ from tasks.prepare import public_of
 from tasks.retraining import RECIPE, Recipe, Registry, Retraining, State, States, write_recipe
 from tasks.runs import store
 from tasks.runs.ledger import declare, missing_blocks, open_ledger, planned_run
-from tasks.runs.quality import describe_metric, headline_metric
+from tasks.runs.metrics import describe_metric, headline_metric
 from tasks.runs.stages import (
     STAGES,
     Say,

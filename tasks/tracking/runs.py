@@ -29,7 +29,7 @@ from data import DatasetInfo
 from tasks.config.params import Tracking
 from tasks.reporting import History
 from tasks.reporting.figures import Curve
-from tasks.runs.quality import Metrics, headline_metric, metric_name, tracker_key
+from tasks.runs.metrics import Metrics, headline_metric, metric_name, tracker_key
 from tasks.tracking import artifact_name, group_of, reason, safely, session
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ from algorithms.privacy.barrier.unnoised_queries import LastNorms
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, verify
 from algorithms.privacy.card.build import Columns
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
-from algorithms.privacy.mechanisms.noise import Generator, generator_of
+from algorithms.privacy.mechanisms.noise import Generator
 from data import DatasetInfo
 from data.documents import load_yaml
 from data.files import read_json, write_text, write_whole
@@ -55,16 +55,19 @@ from tasks.config.overrides import value_at
 from tasks.config.own_code import names_in
 from tasks.csv_files import write_csv
 from tasks.evaluate import load_model, metrics_of
+from tasks.preflight.consent import confirm_repeat
+from tasks.preflight.rehearsal import rehearse
 from tasks.prepare import prepare
 from tasks.report import Run
 from tasks.reporting import environment
-from tasks.runs import preflight, store
+from tasks.runs import store
+from tasks.runs.charge import Charge, claim_run
 from tasks.runs.ledger import bind, open_newest, register, signing_key
-from tasks.runs.quality import headline_metric
-from tasks.runs.software import check_resumes, pipeline_software, reuse_note
+from tasks.runs.metrics import headline_metric
+from tasks.runs.software import reuse_note
 from tasks.runs.stages import EXISTING, checkout_lock
 from tasks.tracking.runs import log_winner
-from tasks.train import Charge, compute_config, save_model
+from tasks.train import compute_config, save_model
 from tasks.tuning import (
     READS,
     Document,
@@ -285,28 +288,23 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
     """
     public = search.public
 
-    def on_repeat(run_id: str, has_result: bool) -> bool:
-        if public.is_public:
-            return not has_result
-        return preflight.confirm_repeat(
-            f"search {run_id}", "searching", search.search_plan.cost, has_result=has_result
-        )
+    def ask_to_repeat(run_id: str, has_result: bool) -> bool:
+        return confirm_repeat(f"search {run_id}", "searching", search.search_plan.cost, has_result=has_result)
 
     first = search.search_plan.documents[0]
     noise, seed = first["privacy"].get("noise", "secure"), first["model"].get("seed", 0)
-    software = pipeline_software()
-    with store.acquire_run(
-        home,
+    with claim_run(
         search.digest(home),
-        ledger.status,
-        checkout=root,
-        new_generator=generator_of(noise, seed),
-        on_repeat=on_repeat,
-        notes=software.notes,
-    ) as run:
+        ledger,
+        public,
+        noise=noise,
+        seed=seed,
+        confirm_repeat=ask_to_repeat,
+        home=home,
+        root=root,
+    ) as (run, software):
         result = run.result
         if result is None:
-            check_resumes(run, ledger, public.population, software)
             with run.abandon_if_refused(ledger.status):
                 register(ledger, public, home=home, prepared=search.prepared, plan=lambda: search.plan(0)[0])
                 charge = Charge(ledger, run, software, public, search.prepared, search.blocks, home, root)
@@ -386,7 +384,7 @@ def _rehearse(search: Search, charge: Charge) -> None:
 
     for pick, trial_plan in enumerate(search.search_plan.plans):
         _, document = search.plan(pick)
-        preflight.rehearse(
+        rehearse(
             document,
             search.public,
             _identity(search, charge, document),

@@ -30,7 +30,7 @@ from tasks.evaluate import metrics_of
 from tasks.reporting.figures import LIGHT, png
 from tasks.retraining import Retraining
 from tasks.retraining.delivery import Outcome, Work, retrain
-from tasks.runs.quality import headline_metric
+from tasks.runs.metrics import headline_metric
 from tasks.runs.stages import StageRefusedError, refusals
 from tests.soak.year_check import recomputed
 from tests.soak.year_figure import figure

@@ -16,7 +16,7 @@ from data.card import data_card
 from flows.cli.costs import cost_table
 from tasks import calibrate
 from tasks.config import params
-from tasks.runs.preflight import preview_run
+from tasks.preflight.preview import preview_run
 from tests.support.checkout import PROJECT
 from tests.support.workspace import PARAMS, Workspace
 

@@ -25,6 +25,7 @@ CANNOT_CHANGE_A_RESULT = {
     "data": "carries what datasets/prepared says",
     "tasks.calibrate": "for the stages after it: what it found is in plan.json",
     "tasks.config": "checks values that are listed themselves, and says where things are",
+    "tasks.preflight": "refuses a run, asks a person, and says what it would cost",
     "tasks.runs": "resumes a run where it was, bit for bit the same, and describes it",
     "tasks.tracking": "tells others about the result",
 }

@@ -10,8 +10,8 @@ from algorithms.core import calibration
 from tasks import calibrate
 from tasks.config import params
 from tasks.config.params import GROUPS
+from tasks.preflight.preview import preview_run
 from tasks.runs import store
-from tasks.runs.preflight import preview_run
 from tests.support.refusals import refused
 from tests.tasks.test_again import Visits
 from tests.tasks.test_again import visits as visits

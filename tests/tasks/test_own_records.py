@@ -30,9 +30,9 @@ from tasks.check_data import look
 from tasks.config import params
 from tasks.config.overrides import ParamOverrides, apply_overrides
 from tasks.predict import predict
+from tasks.preflight.preview import preview_run
 from tasks.prepare import reader_of
 from tasks.runs import store
-from tasks.runs.preflight import preview_run
 from tasks.runs.stages import code_has_changed
 from tests.support import tiny_encoder
 from tests.support.cards import card, csv_of, label, number

@@ -26,7 +26,7 @@ from data.prepared import block_digests
 from flows.cli import main
 from tasks import calibrate, evaluate, train
 from tasks.config import params
-from tasks.runs import preflight
+from tasks.preflight import preview
 from tasks.runs.ledger import bind, declare, register
 from tasks.runs.stages import StageRefusedError
 from tests.support.checkout import PROJECT
@@ -54,13 +54,11 @@ def test_private_people_are_charged_in_one_ledger_alone(
     with pytest.raises(RefusedError, match="is charged in another ledger"):
         register(other, replace(public, is_public=True), home=workspace.home, prepared=tmp_path)
     assert other.populations() == ["somebody"]
-    monkeypatch.setattr(preflight, "open_ledger", lambda *_: other)
-    monkeypatch.setattr(preflight, "home", lambda: workspace.home)
+    monkeypatch.setattr(preview, "open_ledger", lambda *_: other)
+    monkeypatch.setattr(preview, "home", lambda: workspace.home)
     shutil.copytree(PROJECT / "data/cards", workspace.root / "data/cards")
     with pytest.raises(RefusedError, match="is charged in another ledger"):  # before any stage starts
-        preflight.preview_run(
-            workspace.root, params.load(workspace.root / "params.yaml", reads=params.GROUPS)
-        )
+        preview.preview_run(workspace.root, params.load(workspace.root / "params.yaml", reads=params.GROUPS))
     export(first, tmp_path / "copy.jsonl")
     moved = f"sqlite:///{workspace.home}/moved.sqlite"
     restore(tmp_path / "copy.jsonl", moved)
@@ -72,14 +70,14 @@ def test_a_plan_refuses_blocks_that_the_card_lacks_as_the_run_would(
 ) -> None:
     shutil.copytree(PROJECT / "data/cards", workspace.root / "data/cards")
     settings = params.load(workspace.root / "params.yaml", reads=params.GROUPS)
-    monkeypatch.setattr(preflight, "open_ledger", lambda *_: workspace.ledger)
+    monkeypatch.setattr(preview, "open_ledger", lambda *_: workspace.ledger)
     declare(workspace.ledger, workspace.public)
-    assert preflight.preview_run(workspace.root, settings).fits != 0
+    assert preview.preview_run(workspace.root, settings).fits != 0
     workspace.ledger.declare_block("digits", "january")
     with pytest.raises(RefusedError, match="charged by blocks"):
         workspace.train()
     with pytest.raises(RefusedError, match=r"charged by blocks \(january\), but the card of 'digits'"):
-        preflight.preview_run(workspace.root, settings)
+        preview.preview_run(workspace.root, settings)
 
 
 def test_a_home_from_before_has_its_own_ledger_where_people_are_charged(

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Ledger
-from tasks.runs.quality import run_summary, two_columns
+from tasks.runs.summary import run_summary, two_columns
 from tasks.tracking import live as module
 from tasks.tracking.live import progress
 from tests.support.checkout import PROJECT

@@ -24,7 +24,7 @@ from tasks import calibrate, evaluate, prepare
 from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.predict import predict
-from tasks.runs.quality import run_summary
+from tasks.runs.summary import run_summary
 from tasks.tuning import Tuning, plan_search
 from tasks.tuning.search import Search, tune
 from tests.support.cards import card, category, csv_of, label, number

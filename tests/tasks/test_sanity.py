@@ -18,8 +18,9 @@ from tasks.calibrate import plan_for
 from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.config.params import GROUPS, Params
-from tasks.runs import preflight
-from tasks.runs.preflight import preview_run
+from tasks.preflight.consent import confirm_before_stages
+from tasks.preflight.preview import preview_run
+from tasks.preflight.sanity import records_of, sanity_warnings
 from tests.support.checkout import PROJECT
 from tests.support.refusals import refused
 from tests.tasks.test_again import CARD, Terminal, Visits
@@ -50,9 +51,7 @@ def settings_for(
 def warnings_about(settings: Params) -> list[str]:
     cards = EXAMPLE if settings.data.dataset == "visits" else CARDS
     public = dataset_info(data_card(settings.data.dataset, cards))
-    return preflight.sanity_warnings(
-        settings, plan_for(settings, public), preflight.records_of(public, cards)
-    )
+    return sanity_warnings(settings, plan_for(settings, public), records_of(public, cards))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +149,7 @@ def test_a_command_asks_at_its_terminal_before_the_stages_start(
     preview = preview_run(spoiled.place.root, settings)
 
     def ask() -> None:
-        preflight.confirm_before_stages(preview.warnings, preview.public, epsilon=1.0)
+        confirm_before_stages(preview.warnings, preview.public, epsilon=1.0)
 
     with pytest.raises(RefusedError, match="one step moves"):
         ask()

@@ -12,6 +12,7 @@ from algorithms.core.software import Software, software_here
 from algorithms.errors import RefusedError
 from algorithms.privacy.ledger import Ledger
 from tasks import evaluate, report, train
+from tasks.runs import charge
 from tasks.runs import software as subject
 from tasks.runs.software import pipeline_software, reuse_note_of
 from tasks.runs.stages import code_has_changed
@@ -25,7 +26,7 @@ def upgrade(monkeypatch: pytest.MonkeyPatch) -> Callable[[Software], None]:
     """Puts other software in place of this one."""
 
     def upgrade(other: Software = MENDED) -> None:
-        for module in (subject, train):
+        for module in (subject, charge):
             monkeypatch.setattr(module, "pipeline_software", lambda: other)
 
     return upgrade

@@ -24,7 +24,8 @@ from data.targets import Labels, Tags
 from tasks import evaluate
 from tasks.export import export, release
 from tasks.predict import predict, write
-from tasks.runs.quality import headline_metric, metric_rows, report_text, run_summary
+from tasks.runs.metrics import headline_metric, metric_rows, report_text
+from tasks.runs.summary import run_summary
 from tests.support.cards import csv_of, label, number
 from tests.support.public_texts import WORDS, publish
 from tests.support.workspace import Workspace

@@ -21,7 +21,8 @@ from algorithms.privacy.ledger import Ledger
 from data.card import DataRefusedError
 from data.files import owner_key
 from tasks import evaluate, report, train
-from tasks.runs import preflight, store
+from tasks.preflight import rehearsal
+from tasks.runs import store
 from tasks.runs.store import check_run_facts
 from tasks.tracking import live
 from tests.support.wandb_stand_in import standing_in
@@ -460,16 +461,16 @@ def test_of_two_homes_that_begin_a_run_at_once_one_trains_it(
     workspace: Workspace, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They share the owner key and the ledger; each has made a key of the run's noise when it is reserved."""
-    other, rehearse = tmp_path_factory.mktemp("other"), preflight.rehearse
+    other, rehearse = tmp_path_factory.mktemp("other"), rehearsal.rehearse
     (other / "owner.key").write_bytes(owner_key(workspace.home))
 
     def meanwhile(*given: Any) -> None:
-        monkeypatch.setattr(preflight, "rehearse", rehearse)
+        monkeypatch.setattr(rehearsal, "rehearse", rehearse)
         with killed_in(train, "run_training"):
             workspace.train()
         rehearse(*given)
 
-    monkeypatch.setattr(preflight, "rehearse", meanwhile)
+    monkeypatch.setattr(rehearsal, "rehearse", meanwhile)
     with pytest.raises(RefusedError, match="reserved by another home with the same owner key"):
         workspace.train(home=other)
     assert list((other / "runs").iterdir()) == []

@@ -1,17 +1,11 @@
-"""The held-out metrics of each kind of target: the one by which models are compared, their texts; a run's summary."""
+"""The held-out metrics of each kind of target: the one by which models are compared, and their texts."""
 
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from rich.table import Table
-
-from data.files import read_json
 from data.targets import Kind
-from tasks.runs.ledger import open_ledger
 
 Metrics = Mapping[str, Any]
 Rows = list[tuple[str, str]]
@@ -318,44 +312,3 @@ def percent(share: float, digits: int = 1) -> str:
 
 def _decimals(value: float | None) -> str:
     return "none" if value is None else f"{value:.3f}"
-
-
-REPORT = Path("artifacts/report.html")
-
-
-def run_summary(root: Path) -> Rows:
-    """The result of the run in `root` as pairs of a name and a text, from the files of the stages and the ledger.
-
-    Raises RefusedError or ParamsRefusedError if the ledger cannot be read.
-    """
-    metrics, receipt = (read_json(root / "artifacts" / name) for name in ("metrics.json", "receipt.json"))
-    ledger, population = open_ledger(root), receipt["population"]
-    balance = ledger.balance(population) if population in ledger.populations() else None
-    spent, left = ("unknown to this ledger",) * 2
-    if balance is not None:
-        spent, left = (f"{budget.epsilon:,.6g}" for budget in (balance.spent, balance.remaining))
-    cost = (
-        "not private"
-        if metrics["epsilon"] is None
-        else f"{metrics['epsilon']:.4g} at delta {metrics['delta']:g}"
-    )
-    return [
-        ("data set", receipt["dataset"]),
-        ("algorithm", receipt["algorithm"]),
-        *metric_rows(metrics),
-        ("epsilon of this run", cost),
-        ("population", population),
-        ("epsilon spent on it", spent),
-        ("epsilon left for it", left),
-        ("report", os.path.relpath(root / REPORT)),
-    ]
-
-
-def two_columns(pairs: Rows) -> Table:
-    """Pairs of a name and a text as a table for a terminal."""
-    table = Table(show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, text in pairs:
-        table.add_row(name, text)
-    return table

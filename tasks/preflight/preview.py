@@ -1,0 +1,189 @@
+"""What a run would cost, what the ledger has left for it, and why it would be refused, before anything starts."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from algorithms.core.plan import Plan
+from algorithms.core.receipt import reserved_events
+from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.gradients.devices import device_of
+from algorithms.privacy.accounting import Budget
+from algorithms.privacy.ledger import WHOLE_POPULATION, Balance
+from algorithms.privacy.ledger.composition import Composition, Terms, times
+from algorithms.privacy.ledger.location import check_location
+from algorithms.privacy.ledger.planned_runs import ChosenComposition
+from data import DatasetInfo
+from data.card import DataRefusedError, data_card
+from data.files import OWNER_KEY, check_local, owner_key
+from tasks.calibrate import document_of, plan_for
+from tasks.card_questions import questions_about
+from tasks.config import database_url, home
+from tasks.config.params import Params
+from tasks.preflight.sanity import records_of, sanity_warnings
+from tasks.prepare import chosen_blocks, public_of
+from tasks.runs.earlier_plans import earlier_plan
+from tasks.runs.ledger import check_terms, composition_for, missing_blocks, open_ledger, plan_composition
+
+if TYPE_CHECKING:
+    pass
+
+_RUNS_SHOWN = 1, 11
+"""After how many runs like the planned one a preview says what is spent: after it, and after ten more."""
+
+
+@dataclass(frozen=True)
+class RunPreview:
+    """What is known about a run before it starts.
+
+    warnings: reasons why it will hardly give a useful model. cap: of the population. balance: None if the population
+    was never charged. fits: how many runs like this the caps allow; None for any number. is_begun: whether a run of
+    exactly this cost, or one for the same request under other software, was reserved before. This may be the same run,
+    which is then resumed or returned at no cost. composition: how runs on the population add up. spent_after: what is
+    spent of the cap after this run, and after ten more like it; empty for a run that does not fit or has no noise.
+    chosen: what decides for the composition, if the card plans a number of runs and this is the first. questions: what
+    the data card leaves open."""
+
+    public: DatasetInfo
+    plan: Plan
+    warnings: tuple[str, ...]
+    cap: Budget
+    balance: Balance | None
+    fits: int | None
+    is_begun: bool
+    composition: Composition
+    spent_after: tuple[Budget, ...] = ()
+    chosen: ChosenComposition | None = None
+    questions: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raise BudgetRefusedError if the population cannot pay for the run."""
+        if self.fits != 0 or self.is_begun:
+            return
+        cost, population = self.plan.cost, self.public.population
+        if self.balance is None:
+            left, raised = self.cap, "`cap` in the data card."
+        else:
+            left, raised = (
+                self.balance.remaining,
+                f"the cap: epsilonflow ledger cap {population} --epsilon E --delta D",
+            )
+        raise BudgetRefusedError(
+            f"this costs epsilon {cost.epsilon:g} at delta {cost.delta:g}, and population {population!r}"
+            f" has epsilon {left.epsilon:.4g} and delta {left.delta:.4g} left of its cap; ask for a smaller epsilon, or"
+            f" let the owner raise {raised}"
+        )
+
+
+def preview_run(root: Path, settings: Params) -> RunPreview:
+    """The preview of the run that `settings` describe in the checkout at `root`; spends nothing and uses no record.
+
+    Raises what `plan_for` raises; DataRefusedError for an unknown data set, or a file that is missing or not the
+    declared one; and RefusedError if the population is charged in another ledger or on other terms.
+    """
+    cards = root / "data" / "cards"
+    card = data_card(settings.data.dataset, cards)
+    public = public_of(card, settings.data)
+    plan = plan_for(settings, public)
+    folder = home()
+    check_local(card, root, key=owner_key(folder) if (folder / OWNER_KEY).exists() else None)
+    if settings.data.blocks:
+        chosen_blocks(card, settings.data.blocks, root=root)
+    device_of(settings.performance.device)
+    warnings = sanity_warnings(settings, plan, records_of(public, cards))
+    balances = preview_ledger(root, settings, public, plan, warnings)
+    questions = questions_about(card)
+    if card.blocks is not None and balances.balance is not None and not settings.data.blocks:
+        from data.reading import block_names  # imports readers of all kinds, which most data sets do not need
+
+        names = block_names(card, root=root, url=database_url(card.blocks))
+        questions += filter(None, [missing_blocks(open_ledger(root, settings), card.population, names)])
+    return replace(balances, questions=tuple(questions))
+
+
+def preview_ledger(
+    root: Path, settings: Params, public: DatasetInfo, plan: Plan, warnings: Sequence[str] = ()
+) -> RunPreview:
+    """The preview of a planned run or search.
+
+    Raises RefusedError if the population is charged in another ledger, on other terms, or by blocks that the card
+    lacks.
+    """
+    ledger, population = open_ledger(root, settings), public.population
+    check_location(ledger, population, public=public.is_public, home=home())
+    if population not in ledger.populations():
+        return _preview_new_population(settings, public, plan, warnings)
+    if ledger.is_charged(population):
+        check_terms(ledger, public)
+    blocks = [block.name for block in ledger.blocks(population)]
+    if public.blocks_by is None and blocks != [WHOLE_POPULATION]:
+        raise RefusedError(
+            f"the population {population!r} is charged by blocks ({', '.join(blocks[:3])}), but the card of"
+            f" {public.dataset!r} charges it as a whole; declare `blocks` in the card or, for other people only,"
+            " give it a population of its own."
+        )
+    balance, events = ledger.balance(population), reserved_events(plan)
+    named = [block for block in blocks if block in settings.data.blocks]
+    fits = ledger.affordable(population, plan.cost, events=events, adjacency=plan.adjacency, blocks=named)
+    after: tuple[Budget, ...] = ()
+    if fits != 0 and math.isfinite(plan.cost.epsilon):
+        after = ledger.spent_after(
+            population, plan.cost, runs=_RUNS_SHOWN, events=events, adjacency=plan.adjacency, blocks=named
+        )
+    rows = ledger.history(population)
+    is_begun = any(row.kind == "reserve" and row.budget == plan.cost for row in rows)
+    is_begun = is_begun or _has_earlier_plan(root, settings, plan)
+    return RunPreview(
+        public,
+        plan,
+        tuple(warnings),
+        balance.cap,
+        balance,
+        fits,
+        is_begun,
+        balance.composition,
+        spent_after=after,
+    )
+
+
+def _has_earlier_plan(root: Path, settings: Params, plan: Plan) -> bool:
+    """Whether a run on the prepared records asked for the same under other software, whose plan is taken over."""
+    prepared = root / "datasets" / "prepared"
+    try:
+        public = DatasetInfo.read(prepared)
+    except DataRefusedError:  # not prepared yet
+        return False
+    document = document_of(plan, settings, public)
+    return earlier_plan(document, settings.model, public, home=home(), prepared=prepared) is not None
+
+
+def _preview_new_population(
+    settings: Params, public: DatasetInfo, plan: Plan, warnings: Sequence[str]
+) -> RunPreview:
+    """The preview of the first run on a population."""
+    cap, chosen = Budget(public.cap_epsilon, public.cap_delta), plan_composition(public, plan)
+    composition = composition_for(public, chosen)
+    terms = Terms(public.is_public, composition, public.blocks_per_person)
+    blocks = settings.data.blocks or (WHOLE_POPULATION,)
+    fits: int | None = None
+    after: tuple[Budget, ...] = ()
+    if math.isfinite(plan.cost.epsilon):
+        charge = terms.planned_charge(plan.cost, reserved_events(plan), plan.adjacency, blocks)
+        limit = composition.amount_of(cap)
+        is_too_much = any(part > cap_part for part, cap_part in zip(charge, limit, strict=True))
+        fits = 0 if is_too_much and not public.is_public else None
+        after = tuple(composition.as_budget(times(charge, count), cap.delta) for count in _RUNS_SHOWN)
+    return RunPreview(
+        public,
+        plan,
+        tuple(warnings),
+        cap,
+        None,
+        fits,
+        False,
+        composition,
+        spent_after=after,
+        chosen=chosen,
+    )

@@ -1,0 +1,92 @@
+"""Warnings about settings with which a run will hardly give a useful model; a budget that buys only noise is spent.
+
+They are judged only by public values: the plan, the settings, and the number of records or its bound on the data card.
+The limits are far beyond useful settings; the numbers behind them are in docs/results/defaults.md.
+"""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from algorithms.core.optimizers import OptimizerConfig
+from algorithms.core.plan import Plan
+from data import DatasetInfo
+from data.card import card_names, data_card
+from tasks.config.params import Params
+
+if TYPE_CHECKING:
+    pass
+
+MIN_SIGNAL = 1.0
+"""The required ratio of the sum of all clipped gradients, if all are equal, to the total noise on it."""
+MAX_STEP = 1000.0
+"""How far one step may move the parameters, including momentum. The usual settings: 3 by noise, 80 by gradients."""
+MIN_DISTANCE = 0.01
+"""How far all steps together must be able to move the parameters. The usual settings can go 10 to 10,000."""
+
+
+def sanity_warnings(settings: Params, plan: Plan, records: int | None) -> list[str]:
+    """Reasons why the run will hardly give a useful model, each as a clause that says what to change.
+
+    records: the number of records, or a bound on it; None if nothing is known.
+    """
+    update = getattr(settings.algorithm, "update", None)
+    warnings = [_epsilon_warning(plan, records, descends=update is not None)]
+    if isinstance(update, OptimizerConfig):
+        warnings += _learning_rate_warnings(
+            update, plan, getattr(settings.algorithm, "clip_norm", 1.0), records
+        )
+    return [warning for warning in warnings if warning]
+
+
+def _epsilon_warning(plan: Plan, records: int | None, *, descends: bool) -> str | None:
+    """Doubt a run whose noise exceeds its signal.
+
+    A Gaussian release with noise multiplier sqrt(2 log(1.25 / delta)) / epsilon costs about (epsilon, delta), however
+    it is divided into steps. If parameters are released, the noise has a component for each parameter.
+    """
+    budget, parameters = plan.target.budget, plan.facts.parameters if descends else 1
+    if records is None or math.isinf(plan.cost.epsilon):
+        return None
+    noise = math.sqrt(2 * math.log(1.25 / budget.delta)) if budget.delta else 1.0
+    signal = records * budget.epsilon / (noise * math.sqrt(parameters))
+    if signal >= MIN_SIGNAL:
+        return None
+    return (
+        f"at epsilon {budget.epsilon:.3g} the noise is {1 / signal:,.3g} times as large as all that {records:,} records"
+        f" can say about {parameters:,} parameters (raise privacy.epsilon, or take a smaller model)"
+    )
+
+
+def _learning_rate_warnings(
+    update: OptimizerConfig, plan: Plan, clip_norm: float, records: int | None
+) -> list[str]:
+    parameters = plan.facts.parameters
+    batch = plan.divisor or plan.sampling_rate * (records or math.inf)
+    if update.optimizer == "adam":  # a step of about the learning rate in each coordinate, for any gradient
+        gradient = longest = update.learning_rate * math.sqrt(parameters)
+    else:
+        rate = update.learning_rate / (1 - update.momentum)
+        gradient = rate * clip_norm
+        longest = gradient * max(1.0, (plan.fixed_noise or 0.0) * math.sqrt(parameters) / batch)
+    way = gradient * plan.steps * (1.0 if update.schedule == "constant" else 0.5)
+    warnings = []
+    if longest > MAX_STEP:
+        warnings.append(
+            f"at a learning rate of {update.learning_rate:g} one step moves the parameters by up to {longest:,.3g},"
+            " far beyond where those of a model lie (lower algorithm.update.learning_rate)"
+        )
+    if way < MIN_DISTANCE:
+        warnings.append(
+            f"{plan.steps:,} steps at a learning rate of {update.learning_rate:g} move the parameters by at most"
+            f" {way:.3g}, so that the model stays where it starts (raise algorithm.update.learning_rate or"
+            " algorithm.steps)"
+        )
+    return warnings
+
+
+def records_of(public: DatasetInfo, cards: Path) -> int | None:
+    """The number of training records, or the bound that the card in `cards` declares; None without either."""
+    if public.records is not None or public.dataset not in card_names(cards):
+        return public.records
+    return data_card(public.dataset, cards).records.at_most

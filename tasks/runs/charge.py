@@ -1,0 +1,124 @@
+"""What a training and a search have in common: a run is claimed, reserved in the ledger, and settled with a receipt."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from algorithms.core.plan import Plan
+from algorithms.core.receipt import account_of, cost_of, reserved_events
+from algorithms.core.software import Software, software_facts
+from algorithms.privacy.accounting.events import Schedule, schedule_to_json
+from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.mechanisms.noise import generator_of
+from data import DatasetInfo
+from data.files import hide
+from tasks.runs import store
+from tasks.runs.ledger import digests_of, signer
+from tasks.runs.software import check_resumes, pipeline_software
+from tasks.runs.store import PLAN, RECEIPT, data_facts
+
+
+@contextmanager
+def claim_run(
+    digest: str,
+    ledger: Ledger,
+    public: DatasetInfo,
+    *,
+    noise: str,
+    seed: int,
+    confirm_repeat: store.OnRepeat,
+    home: Path,
+    root: Path,
+) -> Iterator[tuple[store.Run, Software]]:
+    """Within the block, this process alone has the run, with its result if it has one; see `store.acquire_run`.
+
+    digest: of everything that decides the result. noise, seed: of its generator, see `generator_of`. confirm_repeat:
+    asks whether to repeat a charged run on private records; public ones cost nothing. Raises RefusedError if the run
+    was begun by other software, which may draw another gradient under the same noise.
+    """
+    software = pipeline_software()
+
+    def on_repeat(run_id: str, has_result: bool) -> bool:
+        return not has_result if public.is_public else confirm_repeat(run_id, has_result)
+
+    with store.acquire_run(
+        home,
+        digest,
+        ledger.status,
+        checkout=root,
+        new_generator=generator_of(noise, seed),
+        on_repeat=on_repeat,
+        notes=software.notes,
+    ) as run:
+        if run.result is None:
+            check_resumes(run, ledger, public.population, software)
+        yield run, software
+
+
+@dataclass(frozen=True)
+class Charge:
+    """A run that is charged, a training or a search: its ledger, its records and their blocks, and its folders."""
+
+    ledger: Ledger
+    run: store.Run
+    software: Software
+    public: DatasetInfo
+    prepared: Path
+    blocks: tuple[str, ...]
+    home: Path
+    root: Path
+
+    def identity(self, algorithm: str, device: torch.device, *, diagnostics: bool = False) -> dict[str, Any]:
+        """The part of the receipt that is known before the charge."""
+        return {
+            "run_id": self.run.run_id,
+            "algorithm": algorithm,
+            **data_facts(self.public),
+            "blocks": list(self.blocks),
+            "private_noise": self.run.private_noise,
+            "diagnostics": diagnostics,
+            "device": device.type,
+        }
+
+    def reserve(self, plan: Plan, notes: Mapping[str, Any]) -> None:
+        """Reserve the plan's cost. notes: of the ledger's entry, to which signer, noise and software are added.
+
+        A settled run without a result was killed in between: it is repeated without another charge.
+        """
+        if self.ledger.status(self.run.run_id) != "settled":
+            self.ledger.reserve(
+                self.run.run_id,
+                self.public.population,
+                plan.cost,
+                events=reserved_events(plan),
+                notes={**notes, **signer(self.home), **self.run.noise_key_note, **self.run.notes},
+                blocks=self.blocks,
+                held=digests_of(self.public, self.prepared),
+            )
+
+    def settle(self, plan: Plan, identity: Mapping[str, Any], written: Path, schedule: Schedule) -> Path:
+        """Settle the run whose model, trace and plan are in `written`, add its receipt; returns the result's folder.
+
+        schedule: the recorded releases.
+        """
+        run_id, events = self.run.run_id, schedule_to_json(schedule)
+        sums = {
+            name: store.sha256_of(written / name) for name in ("model.safetensors", "trace.parquet", PLAN)
+        }
+        self.ledger.settle(run_id, plan.cost, events=events, model=sums["model.safetensors"])
+        receipt = {
+            **identity,
+            **cost_of(plan, events),
+            **account_of(self.ledger, self.public.population, run_id),
+        }
+        receipt["releases"] = len(pd.read_parquet(written / "trace.parquet"))
+        receipt |= {"software": software_facts(self.root, self.software), "sha256": sums}
+        (written / RECEIPT).write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
+        hide(written)
+        return self.run.finish(written)
