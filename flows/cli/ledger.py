@@ -242,7 +242,7 @@ def register(
     as_json: AsJson = False,
 ) -> None:
     """Register the population of a data card, with its cap and its blocks, before the first run. Spends nothing."""
-    from tasks.runs.ledger import register_card
+    from tasks.preflight.registration import register_card
     from tasks.runs.stages import checkout
 
     ledger = _ledger()

@@ -39,10 +39,11 @@ from tasks.config.overrides import ParamOverrides, ParamsEdit, apply_overrides
 from tasks.config.own_code import named_code
 from tasks.config.params import ParamsRefusedError
 from tasks.evaluate import metrics_of
+from tasks.preflight.registration import planned_run
 from tasks.prepare import public_of
 from tasks.retraining import RECIPE, Recipe, Registry, Retraining, State, States, write_recipe
 from tasks.runs import store
-from tasks.runs.ledger import declare, missing_blocks, open_ledger, planned_run
+from tasks.runs.ledger import declare, missing_blocks, open_ledger
 from tasks.runs.metrics import describe_metric, headline_metric
 from tasks.runs.stages import (
     STAGES,

@@ -9,7 +9,6 @@ The owner of the data signs cards with a key that is derived from the owner key 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,11 +19,10 @@ from algorithms.privacy.ledger.composition import UNIT, WHOLE_POPULATION, Terms
 from algorithms.privacy.ledger.location import check_location, keep_usual, remember
 from algorithms.privacy.ledger.planned_runs import ChosenComposition, choose_composition
 from algorithms.privacy.ledger.rows import contents
-from data import DatasetInfo, dataset_info
-from data.card import DataCard, data_card
+from data import DatasetInfo
 from data.files import OWNER_PUB, keyed_digest, owner_key, public_key, read_json, write_text
 from data.prepared import block_digests, prepared_again_error
-from tasks.config import database_url, home, ledger_url, params
+from tasks.config import home, ledger_url, params
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -103,39 +101,6 @@ def register(
     """
     check_location(ledger, public.population, public=public.is_public, home=home)
     declare(ledger, public, held=digests_of(public, prepared), plan=plan)
-
-
-def register_card(ledger: Ledger, root: Path, dataset: str | None = None) -> str:
-    """Register the population of a data card before its first run, as that run would do; returns the population's name.
-
-    dataset: the name of the card; None for that of params.yaml. Raises RefusedError, DataRefusedError or
-    ParamsRefusedError if the card, the blocks or the ledger cannot be read, and for a population of another kind.
-    """
-    from data.reading import block_names  # pyarrow, which `check_terms` does without
-
-    settings = params.load(root / "params.yaml", reads=("data",))
-    name = dataset or settings.data.dataset
-    card = data_card(name, root / "data" / "cards")
-    transform = settings.data.transform if name == settings.data.dataset else "none"
-    there_are = () if card.blocks is None else block_names(card, root=root, url=database_url(card.blocks))
-    public = replace(dataset_info(card, transform), blocks=there_are)
-    declare(ledger, public, plan=lambda: planned_run(root, card))
-    return card.population
-
-
-def planned_run(root: Path, card: DataCard) -> "Plan":
-    """The plan of the run that params.yaml describes; raises RefusedError if it is about another data set."""
-    from tasks.calibrate import READS, plan_for  # imports PyTorch, which the ledger's commands do without
-    from tasks.prepare import public_of
-
-    settings = params.load(root / "params.yaml", reads=("data", *READS))
-    if settings.data.dataset != card.name:
-        raise RefusedError(
-            f"the card of {card.name!r} plans {card.composition.runs} runs, and how they add up follows from the first,"
-            f" but params.yaml is about {settings.data.dataset!r}; plan a run on {card.name!r} there, or set"
-            " composition.order in the card."
-        )
-    return plan_for(settings, public_of(card, settings.data))
 
 
 def digests_of(public: DatasetInfo, prepared: Path) -> dict[str, list[str]]:
