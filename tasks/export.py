@@ -74,7 +74,7 @@ def export(artifacts: Path, form: Form, to: Path, *, allow_code: Collection[str]
     _quieten_transformers()
     inputs = synthetic_inputs(model)
     writers: Mapping[Form, Callable[[Path], Callable[[Tensor], Tensor]]] = {
-        "onnx": partial(_onnx, model, inputs),
+        "onnx": partial(_onnx, model, inputs, _beside(artifacts)),
         "torchscript": partial(_torchscript, model, inputs),
         "huggingface": partial(_huggingface, model, artifacts=artifacts, allow_code=allow_code),
         "library": partial(_library, model, artifacts=artifacts),
@@ -124,7 +124,7 @@ def synthetic_inputs(model: TrainedModel) -> Tensor:
     return torch.rand(shape, generator=generator)
 
 
-def _onnx(model: TrainedModel, inputs: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
+def _onnx(model: TrainedModel, inputs: Tensor, folder: Path, path: Path) -> Callable[[Tensor], Tensor]:
     onnxruntime: Any = import_module("onnxruntime")
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
     batch = {0: torch.export.Dim("batch", min=1)}
@@ -141,7 +141,10 @@ def _onnx(model: TrainedModel, inputs: Tensor, path: Path) -> Callable[[Tensor],
             external_data=False,
             verbose=False,
         )
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    from tasks.onnx_tables import complete
+
+    complete(path, model, folder / "privacy_card.json")
     return lambda records: torch.from_numpy(session.run(["scores"], {"records": records.numpy()})[0])
 
 

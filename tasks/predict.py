@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.extension import check_allowed
-from algorithms.models.objectives import next_token
+from algorithms.models.objectives import MARGINS, next_token
 from algorithms.models.saved import TrainedModel, load
 from data.card import DataRefusedError
 from data.formats import Own
@@ -32,8 +32,6 @@ from tasks.csv_files import write_csv
 from tasks.evaluate import MAX_OUTPUTS
 from tasks.prepare import encoder_of_model, loader_of, reader_of
 
-_MARGINS = ("svm", "huber_svm")
-"""Models whose scores are margins, not log-odds."""
 _BATCH = 1024
 
 
@@ -44,13 +42,14 @@ class Predictions:
     names: names of the records. predicted: a class; a number in its own units; the labels of the record, separated by
     semicolons; the perplexity of a text, empty if no token follows another; or the tags of the words, separated by
     spaces, for as many words as the model's tokens reach. scores: [n, classes], a number for each class or label; [n,
-    0] for other targets. is_probability: whether the scores are probabilities.
+    0] for other targets. is_probability: whether the scores are probabilities. kept: columns of the records' own file.
     """
 
     names: tuple[str, ...]
     predicted: tuple[str, ...]
     scores: NDArray[np.float64]
     is_probability: bool
+    kept: pd.DataFrame | None = None
 
 
 def predict(
@@ -110,7 +109,7 @@ def _predict_batch(
     if isinstance(target, Labels):
         labels = tuple(";".join(itertools.compress(target.labels, one)) for one in (scores > 0).tolist())
         return Predictions(names, labels, scores.double().sigmoid().numpy(), True)
-    is_probability = model.facts.get("model") not in _MARGINS
+    is_probability = model.facts.get("model") not in MARGINS
     shown = scores.double().softmax(-1) if is_probability else scores.double()
     predicted = tuple(model.classes[place] for place in scores.argmax(-1).tolist())
     return Predictions(names, predicted, shown.numpy(), is_probability)
@@ -168,7 +167,8 @@ def _frame(some: Predictions, classes: tuple[str, ...]) -> pd.DataFrame:
     scores = {f"{what} of {name}": score for name, score in zip(classes, some.scores.T, strict=False)}
     # The name of a file may have bytes that are no text.
     names = [name.encode("utf-8", "backslashreplace").decode() for name in some.names]
-    return pd.DataFrame({"record": names, "predicted": some.predicted, **scores})
+    kept: dict[str, Any] = {} if some.kept is None else {str(name): some.kept[name] for name in some.kept}
+    return pd.DataFrame({"record": names, **kept, "predicted": some.predicted, **scores})
 
 
 def _parquet(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path) -> Iterator[int]:

@@ -10,6 +10,8 @@ from torch.nn import functional
 
 from algorithms.models.model import LossBounds, Model, ModelSpec
 
+MARGINS = ("svm", "huber_svm")
+"""Models whose scores are margins, not log-odds."""
 IGNORED = -100
 """The label of a position that is ignored."""
 

@@ -29,27 +29,48 @@ def _allowed_code(allow_code: list[str] | None) -> set[str]:
 
 def predict(
     file: Annotated[
-        Path, typer.Argument(help="CSV, Parquet, an image or a folder of images, texts, or features as .npy.")
+        Path,
+        typer.Argument(
+            help="CSV, Parquet, an image or a folder of images, texts, or features as .npy; - for standard input."
+        ),
     ],
     model: Model = ARTIFACTS,
     to: Annotated[
         Path | None, typer.Option(help="Where to write, .csv or .parquet.", show_default="the terminal")
     ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(help="A column of the table to write beside the predictions; may be repeated."),
+    ] = None,
     allow_code: AllowCode = None,
 ) -> None:
     """Predict new records, which are prepared as the model's training records were."""
-    from algorithms.models.saved import load
     from data.card import DataRefusedError
-    from tasks.predict import predict as predictions
-    from tasks.predict import write
+    from tasks.kept_columns import spooled
 
+    if str(file) == "-":
+        with spooled(sys.stdin.buffer) as copy:
+            return _predict(copy, model, to, keep or [], allow_code)
     if to is not None and to.exists() and to.samefile(file):
         raise DataRefusedError(
             f"{to} holds the records to predict on; write the predictions to another file."
         )
+    _predict(file, model, to, keep or [], allow_code)
+
+
+def _predict(file: Path, model: Path, to: Path | None, keep: list[str], allow_code: list[str] | None) -> None:
+    from algorithms.models.saved import load
+    from data.card import DataRefusedError
+    from data.unseen import reader_in
+    from tasks.kept_columns import with_columns
+    from tasks.predict import predict as predictions
+    from tasks.predict import write
+
     allowed = _allowed_code(allow_code)
     trained, count = load(in_checkout(model), allow_code=allowed), 0
     batches = predictions(trained, file, allow_code=allowed)
+    if keep:
+        batches = with_columns(batches, file, reader_in(trained.preparation), keep)
     for count in write(batches, trained.classes, to or sys.stdout):
         if to is not None and sys.stderr.isatty():
             typer.echo(f"{count:,} records\r", nl=False, err=True)

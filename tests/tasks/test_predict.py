@@ -1,6 +1,7 @@
 """A trained model is used: on files, from Python, in the forms of others, and by a stranger who has a release."""
 
 import csv
+import importlib
 import io
 import json
 import shutil
@@ -212,6 +213,11 @@ def test_an_export_is_loaded_by_its_library_and_agrees(
     assert done.exit_code == 0 and done.stderr == "", done.output
     refused = call("export", "--to", form, "--output", str(to), "--model", str(artifacts))
     assert refused.exit_code == 2 and "is there already" in refused.stderr
+    if form == "onnx":
+        facts = (
+            importlib.import_module("onnxruntime").InferenceSession(to).get_modelmeta().custom_metadata_map
+        )
+        assert facts["privacy"] == statement(load(artifacts / "privacy_card.json"))
     if form == "huggingface":
         text = (to / "README.md").read_text()
         assert f"**{statement(load(artifacts / 'privacy_card.json'))}**" in text

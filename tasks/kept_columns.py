@@ -1,0 +1,59 @@
+"""Columns of the records' own file beside their predictions, and records from standard input."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+import pandas as pd
+
+from data.card import DataRefusedError
+from data.formats import Format, Ignored, Table
+from data.readers import rows
+from data.readers.encoding import check_columns
+from tasks.predict import Predictions
+
+_PARQUET = b"PAR1"
+_OWN = ("record", "predicted")
+"""Columns that predictions have themselves."""
+
+
+@contextmanager
+def spooled(source: BinaryIO) -> Iterator[Path]:
+    """The content of a stream as a file for its owner alone, Parquet by its first bytes and else CSV."""
+    with tempfile.TemporaryDirectory(prefix="epsilonflow-") as folder:  # of mode 0700
+        first = source.read(len(_PARQUET))
+        path = Path(folder) / f"input.{'parquet' if first == _PARQUET else 'csv'}"
+        with path.open("wb") as file:
+            file.write(first)
+            shutil.copyfileobj(source, file)
+        yield path
+
+
+def with_columns(
+    predictions: Iterator[Predictions], path: Path, reader: Format | None, keep: Sequence[str]
+) -> Iterator[Predictions]:
+    """Predictions with these columns of the file that was predicted on, as they are there.
+
+    Raises DataRefusedError if the records are no table, or the file has no such column.
+    """
+    if not isinstance(reader, Table) or path.suffix == ".npy":
+        raise DataRefusedError(
+            "columns can be kept of a table alone; leave out --keep, or give CSV or Parquet."
+        )
+    if taken := [name for name in keep if name in _OWN]:
+        raise DataRefusedError(f"predictions have a column {taken[0]!r} of their own; rename it in the file.")
+    known = {column.name for column in reader.columns}
+    more = tuple(Ignored(kind="ignored", name=name) for name in keep if name not in known)
+    declared = reader.model_copy(update={"columns": (*reader.columns, *more)})
+    left = pd.DataFrame(columns=list(keep))
+    tables = rows.tables_in(path, declared)
+    for some in predictions:
+        while len(left) < len(some.names) and (table := next(tables, None)) is not None:
+            check_columns(table, keep, path)
+            left = pd.concat([left, table.select(list(keep)).to_pandas()], ignore_index=True)
+        kept, left = left.iloc[: len(some.names)], left.iloc[len(some.names) :].reset_index(drop=True)
+        yield replace(some, kept=kept.reset_index(drop=True))

@@ -1,0 +1,78 @@
+"""`predict --keep` passes columns through, and `predict -` reads standard input."""
+
+import csv
+import io
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from data.card import DataRefusedError
+from data.unseen import reader_in
+from flows.cli.main import app
+from tasks import predict as predicting
+from tasks.kept_columns import with_columns
+from tasks.predict import predict, write
+from tests.tasks.test_onnx_tables import COLUMNS, HEADER, ROWS, write_model
+
+IDS = [f"=id-{place}" for place in range(len(ROWS))]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model and rows with an undeclared column `id`, as CSV and as Parquet."""
+    write_model(tmp_path, "logistic", cells=False, columns=COLUMNS)
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [["id", *HEADER], *([name, *row] for name, row in zip(IDS, ROWS, strict=True))]
+        )
+    frame = pd.read_csv(tmp_path / "rows.csv", dtype={"grade": str, "member": str, "id": str})
+    frame.to_parquet(tmp_path / "rows.parquet")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet"])
+def test_columns_of_the_file_stand_beside_the_predictions(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predicting, "_BATCH", 2)
+    for suffix in ("csv", "parquet"):
+        to = folder / f"to.{suffix}"
+        arguments = ["predict", str(folder / name), "--model", str(folder), "--to", str(to)]
+        done = CliRunner().invoke(app, [*arguments, "--keep", "id", "--keep", "age"])
+        assert done.exit_code == 0, done.output
+        written = pd.read_csv(to) if suffix == "csv" else pd.read_parquet(to)
+        assert list(written)[:4] == ["record", "id", "age", "predicted"]
+        # no formula in a spreadsheet
+        assert list(written["id"]) == ([f"'{one}" for one in IDS] if suffix == "csv" else IDS)
+        assert list(written["predicted"]) == [
+            one for some in predict(folder, folder / name) for one in some.predicted
+        ]
+
+
+@pytest.mark.parametrize(
+    ("name", "keep", "words"),
+    [
+        ("rows.csv", "ssn", "one column 'ssn'"),
+        ("rows.csv", "predicted", "of their own"),
+        ("x.npy", "id", "of a table"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(name: str, keep: str, words: str, folder: Path) -> None:
+    trained = predicting.load(folder)
+    batches = predict(trained, folder / name)
+    kept = with_columns(batches, folder / name, reader_in(trained.preparation), [keep])
+    with pytest.raises(DataRefusedError, match=words):
+        list(write(kept, trained.classes, io.StringIO()))
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet"])
+def test_records_come_from_standard_input(name: str, folder: Path) -> None:
+    given = (folder / name).read_bytes()
+    arguments = ["predict", "-", "--model", str(folder), "--keep", "id"]
+    done = CliRunner().invoke(app, arguments, input=given)
+    assert done.exit_code == 0, done.output
+    written = pd.read_csv(io.StringIO(done.stdout))
+    assert list(written["id"]) == [f"'{one}" for one in IDS]
+    assert len(written) == len(ROWS)
