@@ -52,17 +52,17 @@ from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.card import PrivacyCard, RunRecord, build
 from algorithms.privacy.card.build import Columns
-from algorithms.privacy.ledger import Ledger
-from algorithms.privacy.ledger.composition import UNIT
-from algorithms.privacy.ledger.location import (
+from algorithms.privacy.ledger import (
+    UNIT,
+    Ledger,
     check_location,
     checked_url,
     home,
+    in_words,
     keep_usual,
     ledger_url,
     open_newest,
 )
-from algorithms.privacy.ledger.rows import in_words
 from algorithms.privacy.mechanisms.noise import generator_of
 
 

@@ -17,8 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger import Entry, Head, Ledger
-from algorithms.privacy.ledger.policy import Choice, Spread, forecast
+from algorithms.privacy.ledger import Choice, Entry, Head, Ledger, Spread, forecast
 from algorithms.privacy.ledger.rows import NOTHING, Draft, seal
 from algorithms.privacy.ledger.store import open_store
 from benchmarks.postgres import server

@@ -12,7 +12,7 @@ from algorithms.methods.matrix_factorisation import CorrelatedPlan
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.risk import caught, risk_profile
 from algorithms.privacy.card.schema import BY
-from algorithms.privacy.ledger.planned_runs import explain
+from algorithms.privacy.ledger import explain
 from data.card import data_card
 from data.documents import load_yaml
 from tasks.config import params

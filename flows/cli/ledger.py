@@ -14,8 +14,7 @@ from flows.cli.running import SETTINGS, say, show
 
 if TYPE_CHECKING:
     from algorithms.privacy.accounting import Budget
-    from algorithms.privacy.ledger import Balance, Ledger
-    from algorithms.privacy.ledger.policy import Forecast, Price
+    from algorithms.privacy.ledger import Balance, Forecast, Ledger, Price
 
 _SMALLEST_SHARE = 0.01
 _PLANNED = 52
@@ -78,8 +77,8 @@ def forecast(
 ) -> None:
     """Show how many more retrainings the caps allow and when blocks retire. Spends nothing."""
     from algorithms.privacy.accounting import Budget
-    from algorithms.privacy.ledger.policy import Choice, Spread
-    from algorithms.privacy.ledger.policy import forecast as play
+    from algorithms.privacy.ledger import Choice, Spread
+    from algorithms.privacy.ledger import forecast as play
 
     if file is not None:
         from tasks.retraining import load
@@ -219,7 +218,7 @@ def init(
     Run it again to give a role to more users. PostgreSQL takes the password of the URL's user from PGPASSWORD
     or from a password file (PGPASSFILE).
     """
-    from algorithms.privacy.ledger.administration import init as make
+    from algorithms.privacy.ledger import init as make
     from tasks.config import checked_url, ledger_url
 
     named = ledger_url(None) if url is None else checked_url(url)
@@ -362,7 +361,7 @@ def overrule(
     With two blocks: they have the same content, but hold different people. With one: its content may change after a
     charge, but everybody in it stays in it. The ledger records who declared it.
     """
-    from algorithms.privacy.ledger.location import system_user
+    from algorithms.privacy.ledger import system_user
 
     who = by or system_user()
     ledger = _ledger()

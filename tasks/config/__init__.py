@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from algorithms.privacy.ledger.location import checked_url, expanded, home, ledger_url, sqlite_url
+from algorithms.privacy.ledger import checked_url, expanded, home, ledger_url, sqlite_url
 from data.formats import Query, Source
 
 # Of `place`; what is defined here is public, too.

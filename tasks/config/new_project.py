@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyarrow import parquet
 from ruamel.yaml import YAML
 
-from algorithms.privacy.ledger.location import system_user
+from algorithms.privacy.ledger import system_user
 from data.card import CARDS, DataRefusedError, File, data_card
 from data.cells import CellSettings
 from data.files import checksum_for, hide, owner_key, read_json

@@ -11,10 +11,15 @@ from algorithms.core.receipt import reserved_events
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients.devices import device_of
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger import WHOLE_POPULATION, Balance
-from algorithms.privacy.ledger.composition import Composition, Terms, times
-from algorithms.privacy.ledger.location import check_location
-from algorithms.privacy.ledger.planned_runs import ChosenComposition
+from algorithms.privacy.ledger import (
+    WHOLE_POPULATION,
+    Balance,
+    ChosenComposition,
+    Composition,
+    Terms,
+    check_location,
+    times,
+)
 from data import DatasetInfo
 from data.card import DataRefusedError, data_card
 from data.files import OWNER_KEY, check_local, owner_key

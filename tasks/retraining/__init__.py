@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 from pydantic import Field, ValidationError
 from ruamel.yaml import YAML
 
-from algorithms.privacy.ledger.policy import Choice, Spread
+from algorithms.privacy.ledger import Choice, Spread
 from data.documents import load_yaml
 from data.files import read_json, write_text
 from tasks.config.params import ParamsRefusedError, StrictModel, in_words, parse, read_yaml

@@ -25,9 +25,17 @@ from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.extension import NotUsableError
 from algorithms.models import ModelRefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger import Balance, Ledger, NotAllowedError
-from algorithms.privacy.ledger.policy import Block, Price, exhausted, forecast, next_retraining
-from algorithms.privacy.ledger.rules import floored
+from algorithms.privacy.ledger import (
+    Balance,
+    Block,
+    Ledger,
+    NotAllowedError,
+    Price,
+    exhausted,
+    floored,
+    forecast,
+    next_retraining,
+)
 from data import dataset_info
 from data.card import DataCard, data_card
 from data.documents import load_yaml

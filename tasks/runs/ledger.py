@@ -13,12 +13,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.privacy import ledger as ledgers
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger import Checkpoint, Composition, Ledger, identity, location
-from algorithms.privacy.ledger.composition import UNIT, WHOLE_POPULATION, Terms
-from algorithms.privacy.ledger.location import check_location, keep_usual, remember
-from algorithms.privacy.ledger.planned_runs import ChosenComposition, choose_composition
-from algorithms.privacy.ledger.rows import contents
+from algorithms.privacy.ledger import (
+    UNIT,
+    WHOLE_POPULATION,
+    Checkpoint,
+    ChosenComposition,
+    Composition,
+    Ledger,
+    Terms,
+    check_location,
+    choose_composition,
+    contents,
+    identity,
+    keep_usual,
+    remember,
+)
 from data import DatasetInfo
 from data.files import OWNER_PUB, keyed_digest, owner_key, public_key, read_json, write_text
 from data.prepared import block_digests, prepared_again_error
@@ -48,8 +59,8 @@ def open_ledger(root: Path, settings: params.Params | None = None) -> Ledger:
 
 
 def open_newest(url: str, *, home: Path, root: Path) -> Ledger:
-    """Do `location.open_newest`, and compare the ledger with the receipt of the checkout at `root`, too."""
-    ledger = location.open_newest(url, home=home)
+    """Open the newest state of the ledger, and compare the ledger with the receipt of the checkout at `root`, too."""
+    ledger = ledgers.open_newest(url, home=home)
     head = head_of(root / "artifacts" / "receipt.json", ledger)
     if head is not None:
         ledger.check_contains(head)

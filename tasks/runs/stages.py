@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from filelock import FileLock, Timeout
 
 from algorithms.plain_text import for_terminal
-from algorithms.privacy.ledger.location import system_user
+from algorithms.privacy.ledger import system_user
 from tasks.config import SPEND_AGAIN, has_consent
 from tasks.config.params import ParamsRefusedError
 from tasks.runs.checkout import append_checkout_to_path, find_checkout, missing_in

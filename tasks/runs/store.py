@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from algorithms.errors import NoiseElsewhereError, RefusedError
-from algorithms.privacy.ledger.rows import NOISE_KEY
+from algorithms.privacy.ledger import NOISE_KEY
 from algorithms.privacy.mechanisms.noise import Generator
 from data import DatasetInfo
 from data.files import KEY_BYTES, keyed_digest, owner_key, read_json, try_lock, write_text, write_whole

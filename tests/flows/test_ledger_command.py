@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.card import build
-from algorithms.privacy.ledger import Composition, Ledger, identity
-from algorithms.privacy.ledger.policy import forecast
+from algorithms.privacy.ledger import Composition, Ledger, forecast, identity
 from flows.cli.main import app
 from flows.scheduled import BROKEN, verify
 from tests.algorithms.privacy.card.test_card_ledger import charged

@@ -19,8 +19,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import group_privacy, rdp
 from algorithms.privacy.accounting.events import RenyiDpEvent, event_to_json, schedule_from_json
 from algorithms.privacy.accounting.filters import RenyiFilter
-from algorithms.privacy.ledger import WHOLE_POPULATION, Composition, Ledger, export, restore
-from algorithms.privacy.ledger.location import check_usual
+from algorithms.privacy.ledger import WHOLE_POPULATION, Composition, Ledger, check_usual, export, restore
 from data import DataRefusedError
 from data.prepared import block_digests
 from flows.cli import main

@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger import Ledger
-from algorithms.privacy.ledger.policy import Choice
+from algorithms.privacy.ledger import Choice, Ledger
 from flows.cli.main import app
 from tasks import prepare, retraining, train
 from tasks.config.params import ParamsRefusedError, load

@@ -33,7 +33,7 @@ from algorithms.privacy.accounting.events import (
     schedule_to_json,
 )
 from algorithms.privacy.card.schema import ROUNDING, SCHEMA_VERSION, Guarantee, PrivacyCard
-from algorithms.privacy.ledger.composition import Composition
+from algorithms.privacy.ledger import Composition
 
 _LIBRARY = "dp-accounting"
 _KINDS = ["kind", "sampling", "clipping", "noise"]

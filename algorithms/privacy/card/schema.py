@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
 
 from algorithms.privacy.accounting.epsilon import Accountant
-from algorithms.privacy.ledger.composition import Composition as Rule
+from algorithms.privacy.ledger import Composition as Rule
 from algorithms.privacy.mechanisms.noise import GRID_BITS
 
 SCHEMA_VERSION = 2

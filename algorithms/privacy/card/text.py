@@ -8,7 +8,7 @@ from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, releases_of
 from algorithms.privacy.accounting.events import schedule_from_json, trials_of
 from algorithms.privacy.card.schema import BY, Features, Mechanism, Model, PrivacyCard, Rounding, Setting
-from algorithms.privacy.ledger.composition import Composition, group_of
+from algorithms.privacy.ledger import Composition, group_of
 
 STARTED = (
     "The model starts from a file and may keep all of it: what that was trained on is not in this card, and its own"

@@ -35,8 +35,7 @@ from algorithms.privacy.card.build import (
     trace_schedule,
 )
 from algorithms.privacy.card.schema import BY, RELEASED, ROUNDING, Account, Amount, Composition, PrivacyCard
-from algorithms.privacy.ledger.composition import UNIT, WHOLE_POPULATION
-from algorithms.privacy.ledger.rows import Balance
+from algorithms.privacy.ledger import UNIT, WHOLE_POPULATION, Balance
 
 if TYPE_CHECKING:
     from algorithms.privacy.ledger import Ledger, Settlement

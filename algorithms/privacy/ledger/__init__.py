@@ -1,49 +1,119 @@
-"""The durable privacy budget of each population; this is its public face.
+"""The durable privacy budget of each population; this is its public face, and `README.md` beside it is its manual.
 
 composition: how runs add up, and what one counts for. policy: which blocks a retraining uses, and how many more there
-can be. rows: rows, the hashes that bind them, and the state that they add up to. rules: the rows of a run, and what is
-refused. state_tables: that state as tables beside the rows. store: the tables in SQLite or PostgreSQL, made by
-migrations. ledger: the class, whose `reserve` charges a population and its blocks, and whose `verify` reads all rows
-one by one. location: where a home has its ledger, and what it remembers of it. administration: copies, and roles in
-PostgreSQL.
+can be. planned_runs: the composition of a new population. rows: rows, the hashes that bind them, and the state that
+they add up to. rules: the rows of a run, and what is refused. state_tables: that state as tables beside the rows.
+store: the tables in SQLite or PostgreSQL, made by migrations. ledger: the class, whose `reserve` charges a population
+and its blocks, and whose `verify` reads all rows one by one. location: where a home has its ledger, and what it
+remembers of it. administration: copies, and roles in PostgreSQL.
 
-Of the rest of privacy they import budgets, and the accountants where a price by zCDP or Rényi is asked for. Cards
-import `composition` by itself, which decides what they say. What opens a database is imported when it is asked for:
-`card verify` needs none.
+Of the rest of privacy they import budgets, and the accountants where a price by zCDP or Rényi is asked for; nothing
+else of ours but errors. What opens a database is imported when it is asked for: `card verify` needs none.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from algorithms.privacy.ledger.composition import WHOLE_POPULATION, Composition
-from algorithms.privacy.ledger.rows import Balance, Entry, Head
+from algorithms.privacy.ledger.composition import UNIT, WHOLE_POPULATION, Composition, Terms, group_of, times
+from algorithms.privacy.ledger.rows import NOISE_KEY, Balance, Entry, Head, contents, in_words
 
 if TYPE_CHECKING:
-    from algorithms.privacy.ledger.administration import export, restore
+    from algorithms.privacy.ledger.administration import export, init, restore
     from algorithms.privacy.ledger.ledger import Checkpoint, Ledger, Settlement, identity, settlement
+    from algorithms.privacy.ledger.location import (
+        check_location,
+        check_usual,
+        checked_url,
+        expanded,
+        home,
+        keep_usual,
+        ledger_url,
+        open_newest,
+        remember,
+        sqlite_url,
+        system_user,
+    )
+    from algorithms.privacy.ledger.planned_runs import ChosenComposition, choose_composition, explain
+    from algorithms.privacy.ledger.policy import (
+        Block,
+        Choice,
+        Forecast,
+        Price,
+        Spread,
+        exhausted,
+        forecast,
+        next_retraining,
+    )
+    from algorithms.privacy.ledger.rules import floored
     from algorithms.privacy.ledger.store import NotAllowedError
 else:
-    _OTHER = {"NotAllowedError": "store", "export": "administration", "restore": "administration"}
+    _MODULES = {
+        "administration": ("export", "init", "restore"),
+        "ledger": ("Checkpoint", "Ledger", "Settlement", "identity", "settlement"),
+        "location": (
+            *("check_location", "check_usual", "checked_url", "expanded", "home", "keep_usual"),
+            *("ledger_url", "open_newest", "remember", "sqlite_url", "system_user"),
+        ),
+        "planned_runs": ("ChosenComposition", "choose_composition", "explain"),
+        "policy": (
+            *("Block", "Choice", "Forecast", "Price", "Spread"),
+            *("exhausted", "forecast", "next_retraining"),
+        ),
+        "rules": ("floored",),
+        "store": ("NotAllowedError",),
+    }
+    _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
     def __getattr__(name: str) -> Any:
-        """What needs a database, when it is first asked for."""
-        if name not in __all__:
+        """What is imported when it is first asked for, since some of it opens a database."""
+        if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{_OTHER.get(name, 'ledger')}"), name)
+        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
 
 
 __all__ = [
+    "NOISE_KEY",
+    "UNIT",
     "WHOLE_POPULATION",
     "Balance",
+    "Block",
     "Checkpoint",
+    "Choice",
+    "ChosenComposition",
     "Composition",
     "Entry",
+    "Forecast",
     "Head",
     "Ledger",
     "NotAllowedError",
+    "Price",
     "Settlement",
+    "Spread",
+    "Terms",
+    "check_location",
+    "check_usual",
+    "checked_url",
+    "choose_composition",
+    "contents",
+    "exhausted",
+    "expanded",
+    "explain",
     "export",
+    "floored",
+    "forecast",
+    "group_of",
+    "home",
     "identity",
+    "in_words",
+    "init",
+    "keep_usual",
+    "ledger_url",
+    "next_retraining",
+    "open_newest",
+    "remember",
     "restore",
     "settlement",
+    "sqlite_url",
+    "system_user",
+    "times",
 ]

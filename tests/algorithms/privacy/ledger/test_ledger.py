@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger import Composition, Ledger, rules
-from algorithms.privacy.ledger.composition import BASIC, Terms
-from algorithms.privacy.ledger.rows import NOTHING, Draft, Entry, Head, follow, replay, seal
+from algorithms.privacy.ledger import Composition, Entry, Head, Ledger, Terms, rules
+from algorithms.privacy.ledger.composition import BASIC
+from algorithms.privacy.ledger.rows import NOTHING, Draft, follow, replay, seal
 from algorithms.privacy.ledger.store import INSERT
 from tests.algorithms.privacy.ledger.conftest import CAP, ONE, declared, opened, reserve
 from tests.support.refusals import check_refusals

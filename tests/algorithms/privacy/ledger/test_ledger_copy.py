@@ -16,7 +16,7 @@ from alembic.script import ScriptDirectory
 
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger import Entry, Ledger, export, identity, location, restore
+from algorithms.privacy.ledger import Entry, Ledger, export, identity, open_newest, restore
 from algorithms.privacy.ledger import store as module
 from algorithms.privacy.ledger.rows import follow
 from algorithms.privacy.ledger.store import INSERT, LATEST
@@ -159,25 +159,25 @@ def test_a_backup_from_before_a_change_is_refused_though_nothing_came_after_it(
     """As when a run is killed right after its reservation, or the owner lowers a cap."""
     url = f"sqlite:///{tmp_path}/ledger.sqlite"
     _lived(url)
-    ledger, backup = location.open_newest(url, home=tmp_path), (tmp_path / "ledger.sqlite").read_bytes()
+    ledger, backup = open_newest(url, home=tmp_path), (tmp_path / "ledger.sqlite").read_bytes()
     change(ledger)
-    location.open_newest(url, home=tmp_path)
+    open_newest(url, home=tmp_path)
     (tmp_path / "ledger.sqlite").write_bytes(backup)
     with pytest.raises(LedgerBrokenError, match="an older copy was put back"):
-        location.open_newest(url, home=tmp_path)
+        open_newest(url, home=tmp_path)
 
 
 def test_a_copy_that_was_restored_while_a_run_trained_is_not_recorded_as_the_newest(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/ledger.sqlite"
     _lived(url)
-    ledger, older = location.open_newest(url, home=tmp_path), (tmp_path / "ledger.sqlite").read_bytes()
-    other = location.open_newest(url, home=tmp_path)
+    ledger, older = open_newest(url, home=tmp_path), (tmp_path / "ledger.sqlite").read_bytes()
+    other = open_newest(url, home=tmp_path)
     other.reserve("other", "patients", ONE, events=[], notes={}, blocks=("january",))
     (tmp_path / "ledger.sqlite").write_bytes(older)
     with pytest.raises(LedgerBrokenError, match="an older copy was put back"):
         ledger.settle("run-1", ONE, events=[])
     with pytest.raises(LedgerBrokenError, match="an older copy was put back"):
-        location.open_newest(url, home=tmp_path)
+        open_newest(url, home=tmp_path)
 
 
 DUMP = Path(__file__).with_name("ledger-0.2.sql").read_text()

@@ -19,8 +19,7 @@ import pytest
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger import Ledger
-from algorithms.privacy.ledger.location import checked_url
+from algorithms.privacy.ledger import Ledger, checked_url
 
 NOBODY = 65534
 

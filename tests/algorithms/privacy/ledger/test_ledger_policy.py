@@ -3,15 +3,8 @@
 import pytest
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.ledger.policy import (
-    Block,
-    Choice,
-    Spread,
-    choose_blocks,
-    exhausted,
-    forecast,
-    next_retraining,
-)
+from algorithms.privacy.ledger import Block, Choice, Spread, exhausted, forecast, next_retraining
+from algorithms.privacy.ledger.policy import choose_blocks
 
 
 def _blocks(*left: float, limit: float = 1.0) -> list[Block]:

@@ -13,8 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting import Budget
-from algorithms.privacy.ledger import Balance, Ledger, NotAllowedError
-from algorithms.privacy.ledger.administration import init
+from algorithms.privacy.ledger import Balance, Ledger, NotAllowedError, init
 
 ROOT = Path(__file__).parents[4]
 TABLE = "epsilonflow_ledger"

@@ -8,8 +8,8 @@ import pytest
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import calibrate
 from algorithms.privacy.accounting.events import PureDpEvent, RenyiDpEvent, schedule_to_json
-from algorithms.privacy.ledger.composition import BASIC, Composition
-from algorithms.privacy.ledger.planned_runs import ChosenComposition, choose_composition, explain
+from algorithms.privacy.ledger import ChosenComposition, Composition, choose_composition, explain
+from algorithms.privacy.ledger.composition import BASIC
 
 DELTA = 1e-5
 
