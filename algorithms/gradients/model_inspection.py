@@ -254,12 +254,12 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
     few = form.draw(2 if is_brief else _FEW, 0)
     with unchanged(plain):
         first = _traced(plain, few)
-    keeps_format = first.tape is None and plain.passes.is_channels_last
+    keeps_format = first.recorder is None and plain.passes.is_channels_last
     if keeps_format:
         plain, looked = (some.deciding(keeps_format=True) for some in (plain, looked))
         first = _traced(plain, few)
-    again = _traced(plain.deciding(is_twice=True), few) if first.tape is None else first
-    is_twice = again.tape is not first.tape
+    again = _traced(plain.deciding(is_twice=True), few) if first.recorder is None else first
+    is_twice = again.recorder is not first.recorder
     if is_twice:
         plain, looked, first = plain.deciding(is_twice=True), looked.deciding(is_twice=True), again
     check_shape(plain, first.seen)
@@ -273,7 +273,7 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
     plain, looked = (some.deciding(answers=answers or ()) for some in (plain, looked))
     try:
         check_first_records(unused, plain)
-        second = _traced(plain, crowd(plain) if is_brief else form.draw(_MORE, 0), other=first.tape)
+        second = _traced(plain, crowd(plain) if is_brief else form.draw(_MORE, 0), other=first.recorder)
         is_random = (
             _check_briefly(plain, first, second, is_quick=is_quick) if is_brief else check_apart(looked)
         )
@@ -309,7 +309,7 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
                     raise
                 plain, looked = (some.deciding(wholes=wholes) for some in (plain, looked))
                 first = _traced(plain, few)
-                second = _traced(plain, second.seen.sample, other=first.tape)
+                second = _traced(plain, second.seen.sample, other=first.recorder)
         reason = ""
     except UnrecordedError as why:
         layouts, reason, without_rule = None, str(why), ()
@@ -340,12 +340,12 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
 class _Trace:
     """A forward pass of some records: their losses, its operations, and the shapes of every call.
 
-    tape: None if the calls cannot be recorded, for the given `reason`.
+    recorder: None if the calls cannot be recorded, for the given `reason`.
     """
 
     seen: Seen
     watch: OpTracer
-    tape: GradSampleRecorder | None
+    recorder: GradSampleRecorder | None
     reason: UnrecordedError | None = None
 
 
@@ -357,12 +357,12 @@ def _traced(
     known = (parameters, *held_by(looked.passes.model.module))
     try:
         with _recording(), watching(records, known, answer) as watch:
-            tape, losses = looked.passes.taped(parameters, *records, other=other)
+            recorder, losses = looked.passes.record_forward(parameters, *records, other=other)
     except UnrecordedError as error:
         with watching(records, known, answer) as watch:
             losses = looked.passes.losses(parameters, *records)
         return _Trace(Seen(sample, losses, watch.is_drawn), watch, None, error)
-    return _Trace(Seen(sample, losses, watch.is_drawn), watch, tape)
+    return _Trace(Seen(sample, losses, watch.is_drawn), watch, recorder)
 
 
 def _check_briefly(plain: Looked, few: _Trace, crowded: _Trace, *, is_quick: bool) -> bool:
@@ -398,15 +398,15 @@ def _learned(
     for trace in (first, second):
         if trace.reason is not None:
             raise trace.reason
-    assert second.tape is not None
+    assert second.recorder is not None
     # What is computed from parameters alone is recorded in the second pass only.
     of_records = ([some for some in trace.watch.operations if some.of_records] for trace in (first, second))
     if is_brief and any(mixes(*pair) for pair in zip(*of_records, strict=False)):
         raise UnrecordedError("it computes a value from all records")
     more = second.seen.sample
     for other in () if is_brief else (more.times(_LARGE), more.times(0.0), more.with_holes()):
-        tape = _traced(plain, other, other=first.tape).tape
-        if tape is None or tape.shapes != second.tape.shapes:
+        recorder = _traced(plain, other, other=first.recorder).recorder
+        if recorder is None or recorder.shapes != second.recorder.shapes:
             raise UnrecordedError("a size depends on the values of the records")
     cost, without_rule = PassCost(0, 0), set[str]()
     trained = plain.deciding(model=replace(plain.passes.model, precision=precision))
@@ -449,12 +449,12 @@ def _learned(
                 _compare_rounding(plain, exact, compared, gradients, _KINKS)
 
     try:
-        layouts = second.tape.layouts()
+        layouts = second.recorder.layouts()
         check(layouts)
     except (
         UnrecordedError
     ) as why:  # shapes do not tell apart whether indices of a record alternate with others
-        layouts = alternating(second.tape.layouts())
+        layouts = alternating(second.recorder.layouts())
         try:
             check(layouts)
         except UnrecordedError:

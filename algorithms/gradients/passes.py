@@ -132,7 +132,7 @@ class Passes:
         return not self.keeps_format and _pools(self.model.module)
 
     @without_shortcuts()
-    def taped(
+    def record_forward(
         self,
         parameters: Tensor,
         inputs: Tensor,
@@ -145,18 +145,18 @@ class Passes:
         Without layouts the recorder learns them from the shapes that `other` noted for another number of records.
         """
         before = None if other is None else (other.shapes, other.batch)
-        tape, inputs = self._tape(parameters, inputs, len(labels), layouts, before)
+        recorder, inputs = self._recorder(parameters, inputs, len(labels), layouts, before)
 
         def run() -> Tensor:
             with (
-                tape,
+                recorder,
                 self._within(inputs.device),
             ):  # includes the loss, which may read values or use parameters
                 return self.model.losses(self.model.module(inputs), labels)
 
         with torch.enable_grad(), self._precision(inputs.device), self._answering(), reporting_functions():
-            losses = self.model.inside(tape.parameters, run)
-        return tape, losses.detach()
+            losses = self.model.inside(recorder.parameters, run)
+        return recorder, losses.detach()
 
     @without_shortcuts()
     def recorded(
@@ -172,14 +172,14 @@ class Passes:
         This is the book-keeping of Bu et al. (2023). without_rule: a set to add operations without a rule to. Raises
         UnrecordedError if an operation's gradients cannot be separated by record.
         """
-        tape, inputs = self._tape(parameters, inputs, len(labels), layouts)
+        recorder, inputs = self._recorder(parameters, inputs, len(labels), layouts)
 
         def run() -> tuple[Tensor, list[Use], tuple[Tensor | None, ...]]:
-            with torch.enable_grad(), self._precision(inputs.device), self._answering(), tape.saving():
-                with tape, self._within(inputs.device):
+            with torch.enable_grad(), self._precision(inputs.device), self._answering(), recorder.saving():
+                with recorder, self._within(inputs.device):
                     outputs = self.model.module(inputs)
                 losses = self.model.losses(outputs, labels)
-            uses = tape.take_uses()
+            uses = recorder.take_uses()
             if not uses:
                 return losses, uses, ()
             with self._answering(again=True):
@@ -189,12 +189,12 @@ class Passes:
 
         try:
             with reporting_functions():  # also where checkpointed layers run again in the backward pass
-                losses, uses, errors = self.model.inside(tape.parameters, run)
+                losses, uses, errors = self.model.inside(recorder.parameters, run)
         except CheckpointError as reason:
             # They run again without the recorder, and save nothing if no trained layer comes before them.
             raise UnrecordedError("checkpointed layers save other tensors when they run again") from reason
         if without_rule is not None:
-            without_rule |= tape.without_rule
+            without_rule |= recorder.without_rule
 
         def gradients() -> dict[str, list[PerExample]]:
             found: dict[str, list[PerExample]] = {}
@@ -206,11 +206,11 @@ class Passes:
 
         with torch.no_grad():
             # Layers that are seen as wholes run again, and may keep something of a pass.
-            found = self.model.inside(tape.parameters, gradients) if self.wholes else gradients()
-            of_parameters = {name: combined(parts) for name, parts in pulled_back(tape, found).items()}
+            found = self.model.inside(recorder.parameters, gradients) if self.wholes else gradients()
+            of_parameters = {name: combined(parts) for name, parts in pulled_back(recorder, found).items()}
             return self.contributions(parameters, losses.detach(), of_parameters)
 
-    def _tape(
+    def _recorder(
         self,
         parameters: Tensor,
         inputs: Tensor,
@@ -223,7 +223,7 @@ class Passes:
         if self.shards is not None:
             here = torch.empty(len(parameters), dtype=parameters.dtype, device="meta")
         named = {name: self._formatted(part) for name, part in self.model.named(here).items()}
-        tape = GradSampleRecorder(
+        recorder = GradSampleRecorder(
             *(named, RULES, general, shared),
             batch=batch,
             layouts=layouts,
@@ -231,7 +231,7 @@ class Passes:
             bringing=self._bringer(parameters, named),
             is_twice=self.is_twice,
         )
-        return tape, self._formatted(inputs)
+        return recorder, self._formatted(inputs)
 
     def _formatted(self, tensor: Tensor) -> Tensor:
         return _channels_last(tensor) if self.is_channels_last else tensor

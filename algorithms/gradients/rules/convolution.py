@@ -285,13 +285,13 @@ _MOVES = torch.conv1d, torch.conv2d, torch.conv3d
 Sizes = int | Sequence[int]
 
 
-def convolution(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def convolution(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """A convolution of input [batch, channels, *image] with weight [outputs, channels / groups, *kernel]."""
-    return _convolution(tape, func, *args, **kwargs)
+    return _convolution(recorder, func, *args, **kwargs)
 
 
 def _convolution(
-    tape: GradSampleRecorder,
+    recorder: GradSampleRecorder,
     func: Func,
     input: Tensor,
     weight: Tensor,
@@ -301,9 +301,9 @@ def _convolution(
     dilation: Sizes = 1,
     groups: int = 1,
 ) -> Any:
-    layout = _layout(tape, input)
+    layout = _layout(recorder, input)
     if layout is None:
-        return general(tape, func, (input, weight, bias, stride, padding, dilation, groups), {})
+        return general(recorder, func, (input, weight, bias, stride, padding, dilation, groups), {})
     kernel = weight.shape[2:]
     if isinstance(padding, str):
         # The padded input is kept, since patches are cut from it.
@@ -315,16 +315,16 @@ def _convolution(
         # Each output position is a linear layer on its patch; the gradient sums error x patch^T over positions.
         return ConvGrad(seen, back, window)
 
-    return _kept(tape, output, input, layout, of_weight, (tape.name(weight), tape.name(bias)))
+    return _kept(recorder, output, input, layout, of_weight, (recorder.name(weight), recorder.name(bias)))
 
 
-def transposed_convolution(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def transposed_convolution(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """A transposed convolution of input [batch, channels, *image] with weight [channels, outputs / groups, *kernel]."""
-    return _transposed(tape, func, *args, **kwargs)
+    return _transposed(recorder, func, *args, **kwargs)
 
 
 def _transposed(
-    tape: GradSampleRecorder,
+    recorder: GradSampleRecorder,
     func: Func,
     input: Tensor,
     weight: Tensor,
@@ -336,9 +336,9 @@ def _transposed(
     dilation: Sizes = 1,
 ) -> Any:
     settings = stride, padding, output_padding, groups, dilation
-    layout = _layout(tape, input)
+    layout = _layout(recorder, input)
     if layout is None:
-        return general(tape, func, (input, weight, bias, *settings), {})
+        return general(recorder, func, (input, weight, bias, *settings), {})
     window = _window(weight.shape[2:], stride, padding, dilation, groups).over(layout)
     output = func(input, weight, bias, *settings)
 
@@ -346,17 +346,17 @@ def _transposed(
         # A transposed convolution is the backward pass of a convolution, so input and output gradient swap their roles.
         return ConvGrad(back, seen, window)
 
-    return _kept(tape, output, input, layout, of_weight, (tape.name(weight), tape.name(bias)))
+    return _kept(recorder, output, input, layout, of_weight, (recorder.name(weight), recorder.name(bias)))
 
 
-def _layout(tape: GradSampleRecorder, input: Tensor) -> Layout | None:
+def _layout(recorder: GradSampleRecorder, input: Tensor) -> Layout | None:
     """The input's layout; None if the batch does not come first, or the input is a parameter."""
-    layout = tape.layout(input)
-    return layout if layout.dimension == 0 and tape.name(input) is None else None
+    layout = recorder.layout(input)
+    return layout if layout.dimension == 0 and recorder.name(input) is None else None
 
 
 def _kept(
-    tape: GradSampleRecorder,
+    recorder: GradSampleRecorder,
     output: Tensor,
     input: Tensor,
     layout: Layout,
@@ -364,7 +364,7 @@ def _kept(
     names: tuple[str | None, str | None],
 ) -> Tensor:
     """Record the gradients of weight and bias; of_weight: computes the weight's from input and output gradient."""
-    batch, (weight, bias) = tape.batch, names
+    batch, (weight, bias) = recorder.batch, names
 
     def gradients(errors: Tensor) -> Gradients:
         seen, back = (layout.with_channels(part, batch) for part in (input, errors))
@@ -376,7 +376,7 @@ def _kept(
             found[bias] = DenseGrad(back.flatten(start_dim=2).sum(dim=2))
         return found
 
-    return tape.keep(output, gradients, input)
+    return recorder.keep(output, gradients, input)
 
 
 def _window(kernel: Sequence[int], stride: Sizes, padding: Sizes, dilation: Sizes, groups: int) -> Window:

@@ -95,14 +95,14 @@ def _writes(name: str, kwargs: Kwargs) -> bool:
     )
 
 
-def general(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def general(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """An operation on parameters, values with a batch dimension, and values that all records share."""
     name = name_of(func)
-    if name in ("to", "type_as", "view_as", "reshape_as") and tape.name(args[0]) is None:
+    if name in ("to", "type_as", "view_as", "reshape_as") and recorder.name(args[0]) is None:
         return func(*args, **kwargs)  # only the parameter's shape or type is read
     if name in _ELEMENTWISE:
-        return elementwise(tape, func, args, kwargs)
-    is_assigned = func is Tensor.__setitem__ and tape.name(args[0]) is None and args[0]._base is None
+        return elementwise(recorder, func, args, kwargs)
+    is_assigned = func is Tensor.__setitem__ and recorder.name(args[0]) is None and args[0]._base is None
     if _writes(name, kwargs) and not is_assigned:
         raise UnrecordedError(f"the operation '{name}' on a parameter")
     output = func(*args, **kwargs)
@@ -112,13 +112,13 @@ def general(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) ->
     if name in _WITHOUT_GRADIENT or not any(map(has_gradient, outputs)):
         return output
     leaves, structure = tree_flatten((args, kwargs))
-    tape.without_rule.add(func.__self__.__name__ if name == APPLIED else name)  # type: ignore[attr-defined]
+    recorder.without_rule.add(func.__self__.__name__ if name == APPLIED else name)  # type: ignore[attr-defined]
 
-    values = [leaf for leaf in leaves if _is_value(tape, leaf)]
+    values = [leaf for leaf in leaves if _is_value(recorder, leaf)]
     taken = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    names = [tape.name(leaf) for leaf in leaves]
-    layouts = [tape.layout_if_any(leaf) if _is_value(tape, leaf) else None for leaf in leaves]
-    batch = tape.batch
+    names = [recorder.name(leaf) for leaf in leaves]
+    layouts = [recorder.layout_if_any(leaf) if _is_value(recorder, leaf) else None for leaf in leaves]
+    batch = recorder.batch
 
     def kept(output: Tensor, out: Layout | None, index: int) -> Tensor:
         if out is None or out == UNKNOWN:
@@ -129,11 +129,11 @@ def general(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) ->
             return tensors_in(func(*some, **named))[index]
 
         call = _Call(one, taken, names, layouts, out, batch)
-        return tape.keep(output, call.gradients, *(values[1:] if is_assigned else values))
+        return recorder.keep(output, call.gradients, *(values[1:] if is_assigned else values))
 
-    if len(outputs) != len(tape.given):
+    if len(outputs) != len(recorder.given):
         raise UnrecordedError("an operation on a parameter that does not return what it did before")
-    own = zip(outputs, tape.given, range(len(outputs)), strict=True)
+    own = zip(outputs, recorder.given, range(len(outputs)), strict=True)
     recorded = iter([kept(*each) if has_gradient(each[0]) else each[0] for each in own])
     return tree_map_only(Tensor, lambda _: next(recorded), output)
 
@@ -145,8 +145,8 @@ def _assigned(target: Tensor, places: Any, value: Any) -> Tensor:
     return found
 
 
-def _is_value(tape: GradSampleRecorder, leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and tape.name(leaf) is None
+def _is_value(recorder: GradSampleRecorder, leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and recorder.name(leaf) is None
 
 
 @dataclass(frozen=True)
@@ -254,14 +254,14 @@ class _Call:
         return {name: DenseGrad(gradient) for name, gradient in rows.items()}
 
 
-def elementwise(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def elementwise(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """An elementwise function with one output, whose arguments broadcast to its shape."""
-    name, out, batch = name_of(func), tape.output_layout, tape.batch
+    name, out, batch = name_of(func), recorder.output_layout, recorder.batch
     view: Tensor | None = None
-    if _writes(name, kwargs) and tape.name(args[0]) is None and args[0]._base is not None:
+    if _writes(name, kwargs) and recorder.name(args[0]) is None and args[0]._base is not None:
         view, args = args[0], (args[0].clone(), *args[1:])  # what is recorded is then behind its base, too
     leaves = [*args, *kwargs.values()]
-    names = {i: own for i, leaf in enumerate(leaves) if (own := tape.name(leaf)) is not None}
+    names = {i: own for i, leaf in enumerate(leaves) if (own := recorder.name(leaf)) is not None}
     is_real = not any(isinstance(leaf, Tensor) and leaf.is_complex() for leaf in leaves)
     is_sum = name in _STRETCHES or (name in _SUMS and not kwargs and is_real)
     is_product = name in _PRODUCTS and len(names) == 1 and not kwargs and is_real
@@ -299,7 +299,7 @@ def elementwise(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs
             rows[names[i]] = rows[names[i]] + found if names[i] in rows else found
         return {name: DenseGrad(gradient) for name, gradient in rows.items()}
 
-    found = tape.keep(output, gradients, *kept)
+    found = recorder.keep(output, gradients, *kept)
     return found if view is None else view.copy_(found)
 
 
@@ -316,50 +316,54 @@ def summed_to(values: Tensor, shape: torch.Size, out: Layout, batch: int) -> Ten
     return (by_record.sum(dim=over) if over else by_record).reshape(batch, -1)
 
 
-def shared(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def shared(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """An operation on parameters and on values that all records share."""
     name = name_of(func)
     if name in _WITHOUT_GRADIENT or not torch.is_grad_enabled():
         return func(*args, **kwargs)
     is_written = _writes(name, kwargs)
     if is_written and type(args[0]) is Tensor and args[0]._base is None and has_gradient(args[0]):
-        tape.follow(args[0])
-    if is_written and (tape.name(args[0]) is None or name.endswith("__set__") or "out" in kwargs):
+        recorder.follow(args[0])
+    if is_written and (recorder.name(args[0]) is None or name.endswith("__set__") or "out" in kwargs):
         raise UnrecordedError(f"the operation '{name}' on a parameter")
     leaves = tensors_in((args, kwargs))[: 1 if name in _LIKE_ANOTHER else None]
-    own = [leaf for leaf in leaves if tape.name(leaf) is not None and has_gradient(leaf)]
-    free = {id(leaf): _followed(tape, leaf) for leaf in own}
+    own = [leaf for leaf in leaves if recorder.name(leaf) is not None and has_gradient(leaf)]
+    free = {id(leaf): _followed(recorder, leaf) for leaf in own}
     # Keep tensors that checkpointing would drop: no layer runs again to recompute them.
     with torch.enable_grad(), saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
         some, named = replaced((args, kwargs), free)
         followed = func(*some, **named)
     if is_written:
-        tape.overwritten(args[0])
+        recorder.overwritten(args[0])
     back = {id(free[id(leaf)]): leaf for leaf in own}
     moving = [leaf for leaf in tensors_in(followed) if leaf.requires_grad and id(leaf) not in back]
     if moving:
-        source = str(tape.name(own[0]))
+        source = str(recorder.name(own[0]))
         closed: list[Closed | None] = [None] * len(moving)
         if len(free) == 1:
             (parameter,) = free.values()
             closed = [_sliced_form(parameter, output) for output in moving]
             if len(moving) == 1:
                 closed = [_closed_form(name, args, moving[0]) or closed[0]]
-        back |= {id(leaf): made for leaf, made in zip(moving, tape.make(moving, source, closed), strict=True)}
+        back |= {
+            id(leaf): made for leaf, made in zip(moving, recorder.make(moving, source, closed), strict=True)
+        }
     return replaced(followed, back)
 
 
-def _followed(tape: GradSampleRecorder, tensor: Tensor) -> Tensor:
+def _followed(recorder: GradSampleRecorder, tensor: Tensor) -> Tensor:
     """A parameter, or a tensor computed from parameters, in the shared graph."""
-    return tape.graph.setdefault(str(tape.name(tensor)), tensor.detach().requires_grad_())
+    return recorder.graph.setdefault(str(recorder.name(tensor)), tensor.detach().requires_grad_())
 
 
-def pulled_back(tape: GradSampleRecorder, found: dict[str, list[PerExample]]) -> dict[str, list[PerExample]]:
+def pulled_back(
+    recorder: GradSampleRecorder, found: dict[str, list[PerExample]]
+) -> dict[str, list[PerExample]]:
     """Pull gradients of tensors computed from parameters back to the parameters; returns all by parameter."""
     ends: list[tuple[Tensor, Tensor]] = []
-    for made in reversed(tape.made):
+    for made in reversed(recorder.made):
         for name, end, closed in zip(made.names, made.outputs, made.closed, strict=True):
-            if name in found and name in tape.stale:
+            if name in found and name in recorder.stale:
                 raise UnrecordedError("a value computed from parameters is overwritten after its use")
             if name in found:
                 part = combined(found.pop(name))
@@ -369,11 +373,11 @@ def pulled_back(tape: GradSampleRecorder, found: dict[str, list[PerExample]]) ->
                 else:
                     rows = part.rows.to(end.dtype)
                     ends.append((end, rows.view(len(rows), *end.shape)))
-    starts = {name: tape.graph[name] for name in tape.parameters if name in tape.graph}
+    starts = {name: recorder.graph[name] for name in recorder.parameters if name in recorder.graph}
     for name, gradient in _through(ends, starts).items() if ends else ():
         found.setdefault(name, []).append(gradient)
-    tape.made.clear()
-    tape.graph.clear()
+    recorder.made.clear()
+    recorder.graph.clear()
     return found
 
 

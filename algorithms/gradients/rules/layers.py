@@ -34,18 +34,20 @@ from algorithms.gradients.grad_sample_recorder import (
 from algorithms.gradients.rules.general import general, summed_to
 
 
-def linear(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def linear(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """output = input weight^T + bias, for input [..., p], weight [o, p], bias [o]."""
     input, weight, bias = _arguments(*args, **kwargs)
-    if tape.name(input) is not None or weight.dim() == 1:
-        return general(tape, func, args, kwargs)
-    layout = tape.layout(input)
-    names = tape.name(weight), tape.name(bias)
+    if recorder.name(input) is not None or weight.dim() == 1:
+        return general(recorder, func, args, kwargs)
+    layout = recorder.layout(input)
+    names = recorder.name(weight), recorder.name(bias)
     is_large = weight.shape[1] * max(len(weight), _NARROW) >= _LARGE  # whatever the number of records
     if is_large and names[0] is not None and _is_fast(input, weight, bias):
         func = FastLinear.apply
     output = func(input, weight, bias)
-    return tape.keep(output, lambda errors: linear_gradients(input, errors, layout, names, tape.batch), input)
+    return recorder.keep(
+        output, lambda errors: linear_gradients(input, errors, layout, names, recorder.batch), input
+    )
 
 
 _LARGE, _NARROW = 2**14, 32
@@ -86,15 +88,19 @@ class FastLinear(torch.autograd.Function):
         return FastLinear.apply(errors, *ctx.saved_tensors, None), None, None  # type: ignore[no-untyped-call]
 
 
-def addmm(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def addmm(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """output = bias + input weight, for input [n, p], weight [p, o] and bias [o]."""
     if len(args) != 3 or kwargs:
-        return general(tape, func, args, kwargs)
+        return general(recorder, func, args, kwargs)
     bias, input, weight = args
-    is_layer = tape.name(weight) is not None and tape.name(input) is None and bias.dim() == 1
-    if not is_layer or tape.layout_if_any(bias) is not None or tape.layout(input).dimension != 0:
-        return general(tape, func, args, kwargs)
-    names, batch, layout = (tape.name(weight), tape.name(bias)), tape.batch, tape.layout(input)
+    is_layer = recorder.name(weight) is not None and recorder.name(input) is None and bias.dim() == 1
+    if not is_layer or recorder.layout_if_any(bias) is not None or recorder.layout(input).dimension != 0:
+        return general(recorder, func, args, kwargs)
+    names, batch, layout = (
+        (recorder.name(weight), recorder.name(bias)),
+        recorder.batch,
+        recorder.layout(input),
+    )
 
     def gradients(errors: Tensor) -> Gradients:
         found = linear_gradients(input, errors, layout, names, batch)
@@ -102,22 +108,27 @@ def addmm(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> A
         assert isinstance(products, LinearGrad)
         return found | {str(names[0]): LinearGrad(products.errors, products.inputs)}
 
-    return tape.keep(func(*args), gradients, input)
+    return recorder.keep(func(*args), gradients, input)
 
 
-def prelu(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def prelu(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """output = input where it is positive, else weight times input; weight [1], or [channels] for dimension 1."""
     input, weight = args if not kwargs else (None, None)
-    name = tape.name(weight)
-    if input is None or name is None or tape.name(input) is not None or tape.layout(input).dimension != 0:
-        return general(tape, func, args, kwargs)
-    layout, batch = tape.layout(input), tape.batch
+    name = recorder.name(weight)
+    if (
+        input is None
+        or name is None
+        or recorder.name(input) is not None
+        or recorder.layout(input).dimension != 0
+    ):
+        return general(recorder, func, args, kwargs)
+    layout, batch = recorder.layout(input), recorder.batch
 
     def gradients(errors: Tensor) -> Gradients:
         each = layout.with_channels(wide(errors) * input.detach().clamp(max=0.0), batch)
         return {name: DenseGrad(each.reshape(batch, weight.numel(), -1).sum(dim=2))}
 
-    return tape.keep(func(input, weight), gradients, input)
+    return recorder.keep(func(input, weight), gradients, input)
 
 
 def linear_gradients(
@@ -145,13 +156,13 @@ def _arguments(
     return input, weight, bias
 
 
-def embedding(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def embedding(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """output = weight[input], for input [...] and weight [entries, width]."""
-    return _recorded(tape, func, *args, **kwargs)
+    return _recorded(recorder, func, *args, **kwargs)
 
 
 def _recorded(
-    tape: GradSampleRecorder,
+    recorder: GradSampleRecorder,
     func: Func,
     input: Tensor,
     weight: Tensor,
@@ -163,16 +174,16 @@ def _recorded(
 ) -> Any:
     if max_norm is not None or scale_grad_by_freq:
         raise UnrecordedError("an embedding with max_norm or scale_grad_by_freq")
-    layout, name = tape.layout(input), tape.name(weight)
+    layout, name = recorder.layout(input), recorder.name(weight)
     if name is None:
         return func(input, weight, padding_idx)
     output = func(input, weight, padding_idx)
     padding = None if padding_idx is None else padding_idx % len(weight)
 
     def gradients(errors: Tensor) -> Gradients:
-        return {name: _lookups(layout, tape.batch, input, errors, padding, len(weight))}
+        return {name: _lookups(layout, recorder.batch, input, errors, padding, len(weight))}
 
-    return tape.keep(output, gradients, input)
+    return recorder.keep(output, gradients, input)
 
 
 def _lookups(
@@ -186,17 +197,17 @@ def _lookups(
     return EmbeddingGrad(places, back, entries)
 
 
-def embedding_bag(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def embedding_bag(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """The sum or mean of each bag's entries of a table, for input [bags, length], or [entries] with offsets [bags]."""
     call = _bound(func, args, kwargs)
     input, weight, mode = call["input"], call["weight"], call.get("mode", "mean")
     weighting = call.get("per_sample_weights")
-    layout = tape.layout_if_any(input)
+    layout = recorder.layout_if_any(input)
     is_other = call.get("max_norm") is not None or call.get("scale_grad_by_freq") or mode == "max"
     is_by_record = layout is not None and layout.dimension == 0 and not layout.alternates
-    if is_other or not is_by_record or tape.name(weighting) is not None:
-        return general(tape, func, args, kwargs)
-    name, batch, padding = str(tape.name(weight)), tape.batch, call.get("padding_idx")
+    if is_other or not is_by_record or recorder.name(weighting) is not None:
+        return general(recorder, func, args, kwargs)
+    name, batch, padding = str(recorder.name(weight)), recorder.batch, call.get("padding_idx")
     output = func(*args, **kwargs)
 
     def gradients(errors: Tensor) -> Gradients:
@@ -221,7 +232,7 @@ def embedding_bag(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwar
         back = (errors.detach()[:, None] if bag is None else errors.detach()[bag]) * share[..., None]
         return {name: EmbeddingGrad(input.reshape(batch, -1).long(), back.view(batch, -1, width), count)}
 
-    return tape.keep(output, gradients, input, *(() if weighting is None else (weighting,)))
+    return recorder.keep(output, gradients, input, *(() if weighting is None else (weighting,)))
 
 
 def _by_bag(bags: Tensor, shares: Tensor, count: int) -> Tensor:
@@ -229,37 +240,37 @@ def _by_bag(bags: Tensor, shares: Tensor, count: int) -> Tensor:
     return shares.new_zeros(count).index_add_(0, bags, shares)
 
 
-def entries(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def entries(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """weight[index] and index_select(weight, 0, index): lookups in a table, like an embedding's."""
     if func is Tensor.__getitem__:
         weight, index = args
     elif kwargs or len(args) != 3 or args[1] != 0:
-        return general(tape, func, args, kwargs)
+        return general(recorder, func, args, kwargs)
     else:
         weight, _, index = args
     is_lookup = isinstance(index, Tensor) and index.dtype in (torch.int64, torch.int32) and index.dim() > 0
-    layout = tape.layout_if_any(index) if is_lookup else None
-    if layout is None or tape.name(weight) is None or tape.output_layout != layout:
-        return general(tape, func, args, kwargs)
-    name, batch, count = str(tape.name(weight)), tape.batch, len(weight)
+    layout = recorder.layout_if_any(index) if is_lookup else None
+    if layout is None or recorder.name(weight) is None or recorder.output_layout != layout:
+        return general(recorder, func, args, kwargs)
+    name, batch, count = str(recorder.name(weight)), recorder.batch, len(weight)
 
     def gradients(errors: Tensor) -> Gradients:
         places = layout.by_record(index, batch).reshape(batch, -1).long() % count
         back = layout.by_record(errors, batch).reshape(*places.shape, -1)
         return {name: EmbeddingGrad(places, back, count)}
 
-    return tape.keep(func(*args), gradients, index)
+    return recorder.keep(func(*args), gradients, index)
 
 
-def repeated(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def repeated(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """A parameter that is repeated for every record, and possibly along its own dimensions."""
     parameter, *times = args
     times = list(times[0] if len(times) == 1 and isinstance(times[0], Sequence) else times)
-    out, batch, name = tape.output_layout, tape.batch, str(tape.name(parameter))
+    out, batch, name = recorder.output_layout, recorder.batch, str(recorder.name(parameter))
     shape = (1,) * (len(times) - parameter.dim()) + tuple(parameter.shape)
     times = [1] * (len(shape) - len(times)) + times
     if kwargs or out.alternates or out.folded % shape[out.dimension]:
-        return general(tape, func, args, kwargs)
+        return general(recorder, func, args, kwargs)
     times[out.dimension] = out.folded // shape[out.dimension]
     # Split every dimension into repetitions and the parameter's own, with the batch first as in `by_record`.
     order = [out.dimension, *(i for i in range(len(shape)) if i != out.dimension)]
@@ -270,21 +281,21 @@ def repeated(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -
         each = each.sum(dim=[1 + 2 * place for place in range(len(shape))])
         return {name: DenseGrad(each.movedim(1, 1 + out.dimension).reshape(batch, -1))}
 
-    return tape.keep(func(*args), gradients)
+    return recorder.keep(func(*args), gradients)
 
 
 _OVER_LAST = (functional.layer_norm, functional.rms_norm, torch.layer_norm, torch.rms_norm)
 
 
-def normalisation(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def normalisation(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Layer and RMS norm (weights over the last dimensions); group, instance and fixed batch norm (over channels)."""
     call = _bound(func, args, kwargs)
     input = call["input"]
-    layout = tape.layout(input)
+    layout = recorder.layout(input)
     over_last = func in _OVER_LAST
-    if tape.name(input) is not None or not (over_last or layout.dimension == 0):
-        return general(tape, func, args, kwargs)
-    names = tape.name(call.get("weight")), tape.name(call.get("bias"))
+    if recorder.name(input) is not None or not (over_last or layout.dimension == 0):
+        return general(recorder, func, args, kwargs)
+    names = recorder.name(call.get("weight")), recorder.name(call.get("bias"))
     # y = w * n(x) + b: the weight's gradient is error times n(x). n(x) is computed again from the recorded input,
     # without weight and bias.
     bare = call | {name: None for name in ("weight", "bias") if name in call}
@@ -293,10 +304,10 @@ def normalisation(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwar
 
     def gradients(errors: Tensor) -> Gradients:
         with torch.no_grad():
-            normalised = by_record(func(**bare), tape.batch)
-        return _gradients(normalised, by_record(errors, tape.batch), names, kept)
+            normalised = by_record(func(**bare), recorder.batch)
+        return _gradients(normalised, by_record(errors, recorder.batch), names, kept)
 
-    return tape.keep(func(*args, **kwargs), gradients, input)
+    return recorder.keep(func(*args, **kwargs), gradients, input)
 
 
 def _gradients(
@@ -344,7 +355,7 @@ _SIGNATURE = inspect.signature(functional.multi_head_attention_forward)
 _UNSUPPORTED = ("static_k", "static_v")
 
 
-def multi_head_attention(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def multi_head_attention(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """torch.nn.functional.multi_head_attention_forward, for query, key and value [length, batch, width].
 
     A record may have several consecutive rows of the batch, such as its patches or channels.
@@ -355,15 +366,15 @@ def multi_head_attention(tape: GradSampleRecorder, func: Func, args: Args, kwarg
     used = [name for name in _UNSUPPORTED if call[name] is not None and call[name] is not False]
     if used or call["query"].dim() != 3:
         raise UnrecordedError(f"multi-head attention with {', '.join(used) or 'a single record'}")
-    layout, *others = (tape.layout_if_any(call[part]) for part in ("query", "key", "value"))
+    layout, *others = (recorder.layout_if_any(call[part]) for part in ("query", "key", "value"))
     if layout is None or layout.dimension != 1 or any(other != layout for other in others):
         raise UnrecordedError("multi-head attention whose records are not in the second dimension")
     heads = call["num_heads"]
     # Only the linear layers before and after have parameters; the attention between them is separate for each record.
-    target, *sources = _projected(tape, call, layout)
+    target, *sources = _projected(recorder, call, layout)
     for place, entry in enumerate((call["bias_k"], call["bias_v"])):
         if entry is not None:
-            sources[place] = torch.cat([sources[place], _stretched(tape, entry, target.shape[1], layout)])
+            sources[place] = torch.cat([sources[place], _stretched(recorder, entry, target.shape[1], layout)])
     if call["add_zero_attn"]:
         sources = [functional.pad(part, (0, 0, 0, 0, 0, 1)) for part in sources]
     query, key, value = (_by_head(part, heads) for part in (target, *sources))
@@ -374,39 +385,39 @@ def multi_head_attention(tape: GradSampleRecorder, func: Func, args: Args, kwarg
     together = mixed.permute(2, 0, 1, 3).flatten(start_dim=2)
     weight, bias = call["out_proj_weight"], call["out_proj_bias"]
     rows = slice(0, len(weight))
-    return _kept(tape, together, layout, weight, rows, bias, rows), weights
+    return _kept(recorder, together, layout, weight, rows, bias, rows), weights
 
 
-def scaled_dot_product_attention(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def scaled_dot_product_attention(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """torch.nn.functional.scaled_dot_product_attention with a trained mask, such as a relative position bias."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     call = dict(zip(names, args, strict=False)) | kwargs
     mask = call.get("attn_mask")
     parts = [call[part] for part in ("query", "key", "value")]
-    if mask is None or any(tape.name(part) is not None for part in parts):
-        return general(tape, func, args, kwargs)
-    layouts = [tape.layout_if_any(part) for part in parts]
+    if mask is None or any(recorder.name(part) is not None for part in parts):
+        return general(recorder, func, args, kwargs)
+    layouts = [recorder.layout_if_any(part) for part in parts]
     folded = layouts[0].folded if layouts[0] is not None else 0
     if (
         any(layout != Layout(0, folded) for layout in layouts)
         or call.get("enable_gqa")
         or call.get("is_causal")
     ):
-        return general(tape, func, args, kwargs)
+        return general(recorder, func, args, kwargs)
     query, key, value = parts
     scale = call.get("scale") or 1.0 / math.sqrt(query.shape[-1])
     scores = (query @ key.transpose(-2, -1)) * scale
-    layout, shape, name, batch = Layout(0, folded), mask.shape, str(tape.name(mask)), tape.batch
+    layout, shape, name, batch = Layout(0, folded), mask.shape, str(recorder.name(mask)), recorder.batch
 
     def gradients(errors: Tensor) -> Gradients:
         return {name: DenseGrad(summed_to(errors, shape, layout, batch))}
 
-    scores = tape.keep(scores + mask, gradients)
+    scores = recorder.keep(scores + mask, gradients)
     weights = functional.dropout(torch.softmax(scores, dim=-1), call.get("dropout_p", 0.0))
     return weights @ value
 
 
-def _projected(tape: GradSampleRecorder, call: dict[str, Any], layout: Layout) -> list[Tensor]:
+def _projected(recorder: GradSampleRecorder, call: dict[str, Any], layout: Layout) -> list[Tensor]:
     """Query, key and value after their linear layers, each [length, batch, width]."""
     parts = [call["query"], call["key"], call["value"]]
     bias, packed = call["in_proj_bias"], call["in_proj_weight"]
@@ -416,18 +427,18 @@ def _projected(tape: GradSampleRecorder, call: dict[str, Any], layout: Layout) -
     if call["use_separate_proj_weight"]:
         weights = [call[f"{part}_proj_weight"] for part in "qkv"]
         return [
-            _kept(tape, x, layout, w, slice(0, width), bias, t)
+            _kept(recorder, x, layout, w, slice(0, width), bias, t)
             for x, w, t in zip(parts, weights, thirds, strict=True)
         ]
     if parts[0] is parts[1] and parts[1] is parts[2]:  # self-attention: one product with the packed weight
-        return list(_kept(tape, parts[0], layout, packed, whole, bias, whole).chunk(3, dim=-1))
+        return list(_kept(recorder, parts[0], layout, packed, whole, bias, whole).chunk(3, dim=-1))
     return [
-        _kept(tape, x, layout, packed, third, bias, third) for x, third in zip(parts, thirds, strict=True)
+        _kept(recorder, x, layout, packed, third, bias, third) for x, third in zip(parts, thirds, strict=True)
     ]
 
 
 def _kept(
-    tape: GradSampleRecorder,
+    recorder: GradSampleRecorder,
     inputs: Tensor,
     layout: Layout,
     weight: Tensor,
@@ -436,26 +447,26 @@ def _kept(
     entries: slice,
 ) -> Tensor:
     """Apply and record a linear layer that uses some rows of a weight and some entries of a bias."""
-    names = tape.name(weight), tape.name(bias)
+    names = recorder.name(weight), recorder.name(bias)
     output = functional.linear(inputs, weight[rows], None if bias is None else bias[entries])
 
     def gradients(errors: Tensor) -> Gradients:
-        found = linear_gradients(inputs, errors, layout, names, tape.batch)
+        found = linear_gradients(inputs, errors, layout, names, recorder.batch)
         wholes = {names[0]: (weight, rows), names[1]: (bias, entries)}
         return {name: _placed(gradient, *wholes[name]) for name, gradient in found.items()}
 
-    return output if names == (None, None) else tape.keep(output, gradients, inputs)
+    return output if names == (None, None) else recorder.keep(output, gradients, inputs)
 
 
-def _stretched(tape: GradSampleRecorder, parameter: Tensor, rows: int, layout: Layout) -> Tensor:
+def _stretched(recorder: GradSampleRecorder, parameter: Tensor, rows: int, layout: Layout) -> Tensor:
     """A parameter [1, 1, width], recorded, for all rows of the batch, [1, rows, width]."""
-    name, shape = tape.name(parameter), parameter.shape
+    name, shape = recorder.name(parameter), parameter.shape
     output = parameter.expand(1, rows, -1)
 
     def gradients(errors: Tensor) -> Gradients:
-        return {str(name): DenseGrad(summed_to(errors, shape, layout, tape.batch))}
+        return {str(name): DenseGrad(summed_to(errors, shape, layout, recorder.batch))}
 
-    return output if name is None else tape.keep(output, gradients)
+    return output if name is None else recorder.keep(output, gradients)
 
 
 def _placed(gradient: PerExample, parameter: Tensor | None, part: slice) -> PerExample:

@@ -85,29 +85,29 @@ class Reordered:
         return apart.permute(*range(first), *(first + i for i in order)).flatten(start_dim=first)
 
 
-def product(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def product(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """A product of one parameter and other values; all other products are left to `general`."""
     lettered = _lettered(name_of(func), args, kwargs)
     return (
-        general(tape, func, args, kwargs)
+        general(recorder, func, args, kwargs)
         if lettered is None
-        else _recorded(tape, func, args, kwargs, *lettered)
+        else _recorded(recorder, func, args, kwargs, *lettered)
     )
 
 
-def bilinear(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def bilinear(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """output = first weight second + bias, for values [..., p] and [..., q], weight [o, p, q] and bias [o]."""
     *factors, bias = (*args, None) if len(args) == 3 else args
     if kwargs or len(factors) != 3:
-        return general(tape, func, args, kwargs)
+        return general(recorder, func, args, kwargs)
     around = _LETTERS[3 : 2 + factors[0].dim()]
     words = (around + "a", around + "b", "cab")
-    output = _recorded(tape, func, tuple(factors), {}, factors, words, around + "c")
-    return output if bias is None else elementwise(tape, torch.add, (output, bias), {})
+    output = _recorded(recorder, func, tuple(factors), {}, factors, words, around + "c")
+    return output if bias is None else elementwise(recorder, torch.add, (output, bias), {})
 
 
 def _recorded(
-    tape: GradSampleRecorder,
+    recorder: GradSampleRecorder,
     func: Func,
     args: Args,
     kwargs: Kwargs,
@@ -115,22 +115,22 @@ def _recorded(
     words: Sequence[str],
     result: str,
 ) -> Any:
-    at = [i for i, factor in enumerate(factors) if tape.name(factor) is not None]
-    layouts = tuple(tape.layout_if_any(factor) for factor in factors)
+    at = [i for i, factor in enumerate(factors) if recorder.name(factor) is not None]
+    layouts = tuple(recorder.layout_if_any(factor) for factor in factors)
     shapes = tuple(factor.shape for factor in factors)
     if len(at) != 1 or not all(factor.is_floating_point() for factor in factors):
-        return general(tape, func, args, kwargs)
-    plan = _plan(at[0], tuple(words), result, shapes, layouts, tape.output_layout)
+        return general(recorder, func, args, kwargs)
+    plan = _plan(at[0], tuple(words), result, shapes, layouts, recorder.output_layout)
     if plan is None:
-        return general(tape, func, args, kwargs)
-    name, batch = str(tape.name(factors[at[0]])), tape.batch
+        return general(recorder, func, args, kwargs)
+    name, batch = str(recorder.name(factors[at[0]])), recorder.batch
     others = [factor for i, factor in enumerate(factors) if i != at[0]]
     values = [factor.detach() for factor in others]
 
     def gradients(errors: Tensor) -> Gradients:
         return {name: plan.gradient(values, errors, batch)}
 
-    return tape.keep(func(*args, **kwargs), gradients, *others)
+    return recorder.keep(func(*args, **kwargs), gradients, *others)
 
 
 class _Term(NamedTuple):

@@ -265,38 +265,38 @@ class Settings(NamedTuple):
         return 2 if self.bidirectional else 1
 
 
-def lstm(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def lstm(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """torch.lstm(input, (h, c), weights, ...) -> (output, h, c)."""
     input, start, weights, *rest = args
-    return _run(tape, input, tuple(start), weights, Settings(*rest), _lstm_layer)
+    return _run(recorder, input, tuple(start), weights, Settings(*rest), _lstm_layer)
 
 
-def gru(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def gru(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """torch.gru(input, h, weights, ...) -> (output, h)."""
     input, start, weights, *rest = args
-    return _run(tape, input, (start,), weights, Settings(*rest), _gru_layer)
+    return _run(recorder, input, (start,), weights, Settings(*rest), _gru_layer)
 
 
-def rnn(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def rnn(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """torch.rnn_tanh(input, h, weights, ...) -> (output, h), and torch.rnn_relu."""
     input, start, weights, *rest = args
     unroll = partial(unrolled_rnn, squash=torch.tanh if func is torch.rnn_tanh else torch.relu)
-    return _run(tape, input, (start,), weights, Settings(*rest), partial(_layer_of_one_sum, unroll))
+    return _run(recorder, input, (start,), weights, Settings(*rest), partial(_layer_of_one_sum, unroll))
 
 
-def recurrent_cell(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def recurrent_cell(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """torch.lstm_cell(input, (h, c), weights and biases) -> (h, c) and similar cells, for input [batch, width]."""
     input, start, *weights = args
     states = tuple(start) if isinstance(start, tuple | list) else (start,)
     parts = (input, *states)
-    places = {tape.layout_if_any(part) for part in parts}
+    places = {recorder.layout_if_any(part) for part in parts}
     first = all(place is not None and place.dimension == 0 for place in places)
-    if kwargs or not first or len(places) > 1 or any(tape.name(part) is not None for part in parts):
-        return general(tape, func, args, kwargs)
+    if kwargs or not first or len(places) > 1 or any(recorder.name(part) is not None for part in parts):
+        return general(recorder, func, args, kwargs)
     of_input, of_hidden, *biases = weights
     input_bias, hidden_bias = biases or (None, None)
-    below = linear(tape, functional.linear, (input, of_input, input_bias), {})
-    beside = linear(tape, functional.linear, (states[0], of_hidden, hidden_bias), {})
+    below = linear(recorder, functional.linear, (input, of_input, input_bias), {})
+    beside = linear(recorder, functional.linear, (states[0], of_hidden, hidden_bias), {})
     return _CELLS[func](below, beside, *states)
 
 
@@ -321,7 +321,7 @@ Layer = Callable[[GradSampleRecorder, Layout, Tensor, list[Weights], tuple[Tenso
 
 
 def _run(
-    tape: GradSampleRecorder,
+    recorder: GradSampleRecorder,
     input: Tensor,
     start: tuple[Tensor, ...],
     weights: Sequence[Tensor],
@@ -330,7 +330,7 @@ def _run(
 ) -> tuple[Tensor, ...]:
     """Run all layers in turn, each in both directions at once."""
     by_direction = _grouped(weights, settings)
-    layout = tape.layout_if_any(input)
+    layout = recorder.layout_if_any(input)
     if layout is None or layout.dimension != (0 if settings.batch_first else 1):
         raise UnrecordedError("a recurrent layer whose records are in another dimension")
     layout = layout._replace(dimension=1)  # sequences are [length, batch, width] inside
@@ -339,7 +339,7 @@ def _run(
     for index in range(settings.layers):
         place = slice(index * settings.directions, (index + 1) * settings.directions)
         both = torch.stack([sequence, sequence.flip(0)][: settings.directions])
-        unrolled = layer(tape, layout, both, by_direction[place], tuple(part[place] for part in start))
+        unrolled = layer(recorder, layout, both, by_direction[place], tuple(part[place] for part in start))
         ends.append(unrolled.last)
         forward, *backward = unrolled.outputs.unbind()
         sequence = torch.cat([forward, *(part.flip(0) for part in backward)], dim=-1)
@@ -360,19 +360,19 @@ def _grouped(weights: Sequence[Tensor], settings: Settings) -> list[Weights]:
 
 
 def _lstm_layer(
-    tape: GradSampleRecorder,
+    recorder: GradSampleRecorder,
     layout: Layout,
     sequences: Tensor,
     weights: list[Weights],
     start: tuple[Tensor, ...],
 ) -> Unrolled:
     is_plain = weights[0].projection is None
-    unroll = unrolled_lstm if is_plain else partial(_unrolled_projected, tape, layout, weights)
-    return _layer_of_one_sum(unroll, tape, layout, sequences, weights, start)
+    unroll = unrolled_lstm if is_plain else partial(_unrolled_projected, recorder, layout, weights)
+    return _layer_of_one_sum(unroll, recorder, layout, sequences, weights, start)
 
 
 def _unrolled_projected(
-    tape: GradSampleRecorder,
+    recorder: GradSampleRecorder,
     layout: Layout,
     weights: list[Weights],
     gates: Tensor,
@@ -386,11 +386,11 @@ def _unrolled_projected(
 
     def gradients(errors: Tensor) -> Gradients:
         pairs = [(projection, None) for projection in projections]
-        return _gradients(tape, layout, torch.stack(projected, dim=1).detach(), errors, pairs)
+        return _gradients(recorder, layout, torch.stack(projected, dim=1).detach(), errors, pairs)
 
     transposed = torch.stack(projections).to(gates.dtype).transpose(1, 2)
     # Zeros are added to the projections and recorded as a separate output, as in `_gru_layer`.
-    added = tape.keep(gates.new_zeros(*gates.shape[:3], hidden.shape[2]), gradients)
+    added = recorder.keep(gates.new_zeros(*gates.shape[:3], hidden.shape[2]), gradients)
     for step, zeros in zip(gates.unbind(1), added.unbind(1), strict=True):
         i, f, g, o = torch.baddbmm(step, before[-1], weight.transpose(1, 2)).chunk(4, dim=2)
         cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
@@ -402,7 +402,7 @@ def _unrolled_projected(
 
 def _layer_of_one_sum(
     unroll: Callable[..., Unrolled],
-    tape: GradSampleRecorder,
+    recorder: GradSampleRecorder,
     layout: Layout,
     sequences: Tensor,
     weights: list[Weights],
@@ -416,9 +416,9 @@ def _layer_of_one_sum(
     later: list[Unrolled] = []
 
     def gradients(errors: Tensor) -> Gradients:
-        below = _gradients(tape, layout, sequences, errors, [(w.inputs, w.input_bias) for w in weights])
+        below = _gradients(recorder, layout, sequences, errors, [(w.inputs, w.input_bias) for w in weights])
         return below | _gradients(
-            tape, layout, later[0].previous, errors, [(w.hidden, w.hidden_bias) for w in weights]
+            recorder, layout, later[0].previous, errors, [(w.hidden, w.hidden_bias) for w in weights]
         )
 
     biases = [
@@ -428,14 +428,14 @@ def _layer_of_one_sum(
     ]
     gates = _gates(sequences, weights, sum(biases[1:], biases[0]) if biases else None)
     # Gates = W x + b_x + U h + b_h: the gates' gradient is the error of all four, summed over steps.
-    gates = tape.keep(gates, gradients, sequences)
+    gates = recorder.keep(gates, gradients, sequences)
     states = tuple(part.to(gates.dtype) for part in start)
     later.append(unroll(gates, torch.stack([w.hidden for w in weights]).to(gates.dtype), states))
     return later[0]
 
 
 def _gru_layer(
-    tape: GradSampleRecorder,
+    recorder: GradSampleRecorder,
     layout: Layout,
     sequences: Tensor,
     weights: list[Weights],
@@ -445,17 +445,17 @@ def _gru_layer(
     later: list[Unrolled] = []
 
     def of_inputs(errors: Tensor) -> Gradients:
-        return _gradients(tape, layout, sequences, errors, [(w.inputs, w.input_bias) for w in weights])
+        return _gradients(recorder, layout, sequences, errors, [(w.inputs, w.input_bias) for w in weights])
 
     def of_hidden(errors: Tensor) -> Gradients:
         return _gradients(
-            tape, layout, later[0].previous, errors, [(w.hidden, w.hidden_bias) for w in weights]
+            recorder, layout, later[0].previous, errors, [(w.hidden, w.hidden_bias) for w in weights]
         )
 
-    gates = tape.keep(_gates(sequences, weights, _stacked(weights, "input_bias")), of_inputs, sequences)
+    gates = recorder.keep(_gates(sequences, weights, _stacked(weights, "input_bias")), of_inputs, sequences)
     # In `new` the reset gate multiplies U h + b_h but not W x + b_x, so the two have different errors. Zeros are added
     # to the hidden part and recorded as a separate output; their gradient is the error of U and b_h.
-    added = tape.keep(torch.zeros_like(gates), of_hidden)
+    added = recorder.keep(torch.zeros_like(gates), of_hidden)
     hidden = torch.stack([w.hidden for w in weights]).to(gates.dtype)
     bias = _stacked(weights, "hidden_bias")
     bias = None if bias is None else bias.to(gates.dtype)
@@ -478,7 +478,7 @@ def _stacked(weights: list[Weights], part: str) -> Tensor | None:
 
 
 def _gradients(
-    tape: GradSampleRecorder,
+    recorder: GradSampleRecorder,
     layout: Layout,
     inputs: Tensor,
     errors: Tensor,
@@ -487,7 +487,9 @@ def _gradients(
     """The gradients of one weight and one bias of every direction."""
     found: Gradients = {}
     for x, error, (weight, bias) in zip(inputs, errors, pairs, strict=True):
-        found |= linear_gradients(x, error, layout, (tape.name(weight), tape.name(bias)), tape.batch)
+        found |= linear_gradients(
+            x, error, layout, (recorder.name(weight), recorder.name(bias)), recorder.batch
+        )
     return found
 
 

@@ -258,9 +258,9 @@ def test_gradients_that_are_wrong_in_32_bits_alone_are_found(
     """As by a kernel that 64 bits do not have."""
     plain = RULES[functional.linear]
 
-    def faulty(tape: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    def faulty(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
         input, *rest = args
-        output: Tensor = plain(tape, func, (input, *rest), kwargs)
+        output: Tensor = plain(recorder, func, (input, *rest), kwargs)
         return output if input.dtype == torch.float64 else Scaled.apply(output)  # type: ignore[no-untyped-call]
 
     monkeypatch.setattr(model_inspection, "_LIGHT", light)
