@@ -48,8 +48,8 @@ from algorithms.gradients.op_tracer import (
     held_by,
     mixes,
     near_start,
-    watched,
-    watching,
+    trace_model,
+    tracing,
 )
 from algorithms.gradients.passes import Answers, Passes
 from algorithms.gradients.per_example_gradients import PerExampleGradients
@@ -281,7 +281,7 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
             # A kernel may be wrong in 32 bits alone. A record's place stays, and so does its rounding.
             check_many_apart(plain, alone=False)
     except RecordsNotIndependentError as mixed:
-        if first.watch.is_narrow and passes.model.precision == torch.float32:
+        if first.tracer.is_narrow and passes.model.precision == torch.float32:
             # Rounding to 16 bits differs between numbers of records, as if they were mixed.
             raise ModelRefusedError(in_16_bits(passes.model.name)) from mixed
         raise
@@ -292,7 +292,7 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
 
     try:
         if answers is None:
-            by = f" ({first.watch.looked})" if first.watch.looked else ""
+            by = f" ({first.tracer.looked})" if first.tracer.looked else ""
             raise UnrecordedError(
                 f"its control flow may depend on the values of a tensor{by}; masks are faster"
             )
@@ -319,7 +319,7 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
     saved = cost.each // 3 if is_brief else max(1, _kept_each(passes, parameters, form))
     return ModelInspection(
         form=form,
-        is_narrow=first.watch.is_narrow or passes.model.precision == torch.bfloat16,
+        is_narrow=first.tracer.is_narrow or passes.model.precision == torch.bfloat16,
         answers=answers or (),
         unpacks=unpacks,
         keeps_format=keeps_format,
@@ -344,7 +344,7 @@ class _Trace:
     """
 
     seen: Seen
-    watch: OpTracer
+    tracer: OpTracer
     recorder: GradSampleRecorder | None
     reason: UnrecordedError | None = None
 
@@ -356,18 +356,18 @@ def _traced(
     parameters, records = looked.parameters, (sample.inputs, sample.labels)
     known = (parameters, *held_by(looked.passes.model.module))
     try:
-        with _recording(), watching(records, known, answer) as watch:
+        with _recording(), tracing(records, known, answer) as tracer:
             recorder, losses = looked.passes.record_forward(parameters, *records, other=other)
     except UnrecordedError as error:
-        with watching(records, known, answer) as watch:
+        with tracing(records, known, answer) as tracer:
             losses = looked.passes.losses(parameters, *records)
-        return _Trace(Seen(sample, losses, watch.is_drawn), watch, None, error)
-    return _Trace(Seen(sample, losses, watch.is_drawn), watch, recorder)
+        return _Trace(Seen(sample, losses, tracer.is_drawn), tracer, None, error)
+    return _Trace(Seen(sample, losses, tracer.is_drawn), tracer, recorder)
 
 
 def _check_briefly(plain: Looked, few: _Trace, crowded: _Trace, *, is_quick: bool) -> bool:
     """`check_apart` for a large model, of which two passes are known; returns whether it draws random numbers."""
-    draws_masks = few.watch.is_drawn and few.watch.draws_masks
+    draws_masks = few.tracer.is_drawn and few.tracer.draws_masks
     # One record is there twice.
     is_other = draws_masks and not plain.close(*crowded.seen.losses[1:])
     is_random = is_other or plain.varies(few.seen, seeds=1)
@@ -400,7 +400,7 @@ def _learned(
             raise trace.reason
     assert second.recorder is not None
     # What is computed from parameters alone is recorded in the second pass only.
-    of_records = ([some for some in trace.watch.operations if some.of_records] for trace in (first, second))
+    of_records = ([some for some in trace.tracer.operations if some.of_records] for trace in (first, second))
     if is_brief and any(mixes(*pair) for pair in zip(*of_records, strict=False)):
         raise UnrecordedError("it computes a value from all records")
     more = second.seen.sample
@@ -502,7 +502,7 @@ def _exact(plain: Looked, sample: Sample) -> Looked:
     model = replace(model, module=copied(model.module).double())
     wider = replace(plain, passes=replace(plain.passes, model=model), parameters=plain.parameters.double())
     try:
-        watch = watched(wider.passes, wider.parameters, sample.in_64_bits(), is_back=True)
+        tracer = trace_model(wider.passes, wider.parameters, sample.in_64_bits(), is_back=True)
         lost = ~wider.losses(sample.in_64_bits()).isfinite()
     except Exception:  # the model may reject 64-bit numbers
         return plain
@@ -513,7 +513,7 @@ def _exact(plain: Looked, sample: Sample) -> Looked:
     ):
         return plain
     # Some layers always compute in 32 bits, such as the RMS norms of language models.
-    return wider if watch.is_short else replace(wider, tolerance=_IN_64_BITS)
+    return wider if tracer.is_short else replace(wider, tolerance=_IN_64_BITS)
 
 
 def _take_alone(passes: Passes, parameters: Tensor, sample: Sample) -> None:
@@ -545,16 +545,16 @@ def _decided(
     result, or how long the longest record is. The true answers for different records usually choose the general code.
     Returns also the pass with these answers; None for the answers if none are right.
     """
-    if first.watch.is_decided:
+    if first.tracer.is_decided:
         return (), first
     # If no true answer is yes, False would repeat it.
-    for answer in (False, None, True) if any(first.watch.answers) else (None, True):
+    for answer in (False, None, True) if any(first.tracer.answers) else (None, True):
         try:
             trace = first if answer is None else _traced(plain, first.seen.sample, answer)
         except Exception:  # the model may not go on after a wrong answer
             continue
-        answers = tuple(trace.watch.answers)
-        if not trace.watch.looked and _are_right(looked, answers, samples, trace.seen):
+        answers = tuple(trace.tracer.answers)
+        if not trace.tracer.looked and _are_right(looked, answers, samples, trace.seen):
             return answers, trace
     return None, first
 
@@ -563,7 +563,7 @@ def _may_unpack(plain: Looked, looked: Looked) -> bool:
     """Whether the model packs sequences, and records have the same losses if these are padded instead."""
     if not any(isinstance(layer, nn.RNNBase) for layer in plain.passes.model.module.modules()):
         return False
-    if watched(plain.passes, plain.parameters, plain.draw(_FEW, 0)).looked != "pack_padded_sequence":
+    if trace_model(plain.passes, plain.parameters, plain.draw(_FEW, 0)).looked != "pack_padded_sequence":
         return False
     some, others = (looked.draw(_FEW, seed) for seed in range(2))
     samples = [some, some.shortened(), some.with_holes(), others.times(0.0)]
@@ -585,7 +585,7 @@ def _are_right(looked: Looked, answers: Answers, samples: list[Sample], seen: Se
     def is_largest(place: int, number: int) -> bool:
         try:
             given, more = (
-                watched(passes, looked.parameters, samples[0]).operations
+                trace_model(passes, looked.parameters, samples[0]).operations
                 for passes in (answering, changed(place, number + 1))
             )
         except Exception:

@@ -315,7 +315,7 @@ class Operation:
     unknown: Shapes
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _TracerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that does not make PyTorch import its compiler, which would take a second."""
 
     @classmethod
@@ -330,7 +330,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
-class OpTracer(_Watch):
+class OpTracer(_TracerMode):
     """Traces every operation within its block, whichever PyTorch function or method calls it.
 
     records: the records' tensors. known: other tensors that exist beforehand. answer: the answer if the model asks for
@@ -427,7 +427,7 @@ class OpTracer(_Watch):
         return found
 
 
-class Memory(_Watch):
+class Memory(_TracerMode):
     """Counts the live bytes of tensors computed within its block, whoever holds them. most: the peak."""
 
     def __init__(self) -> None:
@@ -468,7 +468,7 @@ def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
                 yield tensor.untyped_storage()
 
 
-class ExtremeDraws(_Watch):
+class ExtremeDraws(_TracerMode):
     """Replaces random numbers within its block by zeros or ones, which shows whether a model uses any, if seldom."""
 
     def __init__(self, value: float) -> None:
@@ -485,7 +485,7 @@ class ExtremeDraws(_Watch):
         return found.fill_(self._value)
 
 
-class Operations(_Watch):
+class Operations(_TracerMode):
     """Counts the operations of products and convolutions within its block, like PyTorch's flop counter."""
 
     def __init__(self) -> None:
@@ -502,9 +502,9 @@ class Operations(_Watch):
 class _LookingFunctions(TorchFunctionMode):
     """Notes functions that read values without an operation, such as `tolist`."""
 
-    def __init__(self, watch: OpTracer) -> None:
+    def __init__(self, tracer: OpTracer) -> None:
         super().__init__()
-        self._watch = watch
+        self._tracer = tracer
 
     def __torch_function__(
         self, func: Func, types: Any, args: Args = (), kwargs: Kwargs | None = None
@@ -514,27 +514,27 @@ class _LookingFunctions(TorchFunctionMode):
             with self:
                 return seen_within(func)(*args, **kwargs)
         if asks(func, args):
-            return self._watch.answered(lambda: func(*args, **kwargs), (args, kwargs))
+            return self._tracer.answered(lambda: func(*args, **kwargs), (args, kwargs))
         looked_at = _looked_at(func, args, kwargs)
         if getattr(func, "__name__", "") == "one_hot" and not looked_at:
             # It only checks that entries are below the number of classes; control flow does not depend on them.
-            return self._watch.unlooked(lambda: func(*args, **kwargs))
-        if self._watch.may_depend(looked_at):
-            self._watch.note_look(func.__name__)
+            return self._tracer.unlooked(lambda: func(*args, **kwargs))
+        if self._tracer.may_depend(looked_at):
+            self._tracer.note_look(func.__name__)
         return func(*args, **kwargs)
 
 
 @contextmanager
-def watching(
+def tracing(
     records: Sequence[Tensor], known: Sequence[Tensor], answer: bool | None = None
 ) -> Iterator[OpTracer]:
     """Trace the operations within the block, with the same random numbers each time."""
-    watch = OpTracer(records, known, answer)
+    tracer = OpTracer(records, known, answer)
     with same_randomness():
         before = torch.default_generator.get_state()
-        with watch, _LookingFunctions(watch):
-            yield watch
-        watch.is_drawn = draws_since(before, records[0])
+        with tracer, _LookingFunctions(tracer):
+            yield tracer
+        tracer.is_drawn = draws_since(before, records[0])
 
 
 def draws_since(before: Tensor, records: Tensor) -> bool:
@@ -552,9 +552,9 @@ def fills(passes: Passes, form: Form, sizes: Sequence[int]) -> bool:
     """
     parameters = near_start(passes.model).to(form.device)
     for is_back in (True, False):
-        first = watched(passes, parameters, form.draw(sizes[0], 0), is_back=is_back)
+        first = trace_model(passes, parameters, form.draw(sizes[0], 0), is_back=is_back)
         for size in sizes[1:]:
-            other = watched(passes, parameters, form.draw(size, 0), is_back=is_back)
+            other = trace_model(passes, parameters, form.draw(size, 0), is_back=is_back)
             if not _fill_alike(first, other, (sizes[0], size)):
                 return False
     return True
@@ -575,23 +575,23 @@ def fills_briefly(passes: Passes, form: Form, sizes: Sequence[int]) -> bool:
     samples = [replace(form, device=parameters.device).draw(size, 0) for size in sizes]
     try:
         with torch.device("meta"):
-            few, many = (watched(replace(passes, model=model), parameters, some) for some in samples)
+            few, many = (trace_model(replace(passes, model=model), parameters, some) for some in samples)
     except Exception:
         return True
     return _fill_alike(few, many, (sizes[0], sizes[1]))
 
 
-def watched(
+def trace_model(
     passes: Passes, parameters: Tensor, sample: Sample, *, answer: bool | None = None, is_back: bool = False
 ) -> OpTracer:
     """Trace a model on some records; answer: as in `OpTracer`. is_back: also through the backward pass."""
     records = (sample.inputs, sample.labels)
-    with watching(records, (parameters, *held_by(passes.model.module)), answer) as watch:
+    with tracing(records, (parameters, *held_by(passes.model.module)), answer) as tracer:
         if is_back:
-            passes.gradients(parameters, *records, turn=watch.turn)
+            passes.gradients(parameters, *records, turn=tracer.turn)
         else:
             passes.losses(parameters, *records)
-    return watch
+    return tracer
 
 
 def held_by(module: nn.Module) -> Iterator[Tensor]:
