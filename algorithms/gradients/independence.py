@@ -57,7 +57,7 @@ class Seen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Looked:
+class ModelProbe:
     """A model at given parameters, with the form of its records and a tolerance for the rounding of its losses.
 
     seed: of the random numbers that it draws.
@@ -84,7 +84,7 @@ class Looked:
         """The name of the loss, for errors that no layer causes."""
         return f"the loss of the model {self.passes.model.name}"
 
-    def deciding(self, **decided: Any) -> "Looked":
+    def deciding(self, **decided: Any) -> "ModelProbe":
         """The same model with other decisions, such as `answers` or `unpacks`; see `Passes`."""
         return replace(self, passes=replace(self.passes, **decided))
 
@@ -131,7 +131,7 @@ class Looked:
         if not seen.is_drawn:
             return False
         drawn = (replace(self, seed=seed) for seed in range(1, seeds + 1))
-        if any(differs(looked.see(seen.sample).losses) for looked in drawn):
+        if any(differs(probe.see(seen.sample).losses) for probe in drawn):
             return True
         for value in (0.0, 1.0):
             try:
@@ -144,16 +144,16 @@ class Looked:
         return False
 
 
-def check_shape(looked: Looked, seen: Seen) -> None:
+def check_shape(probe: ModelProbe, seen: Seen) -> None:
     """Raises RecordsNotIndependentError unless there is one loss for each record."""
     count, shape = len(seen.sample.labels), list(seen.losses.shape)
     if shape != [count]:
         raise RecordsNotIndependentError(
-            f"{looked.loss_name} has shape {shape} for {count} records, not [{count}] as with reduction='none'"
+            f"{probe.loss_name} has shape {shape} for {count} records, not [{count}] as with reduction='none'"
         )
 
 
-def check_apart(looked: Looked) -> bool:
+def check_apart(probe: ModelProbe) -> bool:
     """Raises RecordsNotIndependentError if a record's loss or gradient depends on the other records.
 
     Returns whether the model draws random numbers.
@@ -162,50 +162,50 @@ def check_apart(looked: Looked) -> bool:
     then. Records of whole numbers are also compared among records of only one constant of the form, and such records
     among others.
     """
-    constants = () if looked.form.dtype.is_floating_point else looked.form.constants
-    seen = looked.see(looked.draw(_FEW, 0))
+    constants = () if probe.form.dtype.is_floating_point else probe.form.constants
+    seen = probe.see(probe.draw(_FEW, 0))
     sample = seen.sample
-    check_shape(looked, seen)
-    is_random = looked.varies(looked.see(looked.draw(MANY, 0)), _MANY_SEEDS)
+    check_shape(probe, seen)
+    is_random = probe.varies(probe.see(probe.draw(MANY, 0)), _MANY_SEEDS)
     for shown in (sample, sample.times(_LARGE), sample.with_holes()):
-        others = looked.draw(_FEW, 1)
+        others = probe.draw(_FEW, 1)
         contexts = [others, others.times(_LARGE), others.times(0.0), others.times(math.nan)]
         contexts += [others.all_of(constant) for constant in constants]
-        _check_places(looked, shown, contexts, range(_FEW), alone=not is_random)
+        _check_places(probe, shown, contexts, range(_FEW), alone=not is_random)
     for constant in constants:
-        _check_places(looked, sample.all_of(constant), [looked.draw(_FEW, 1)], (0,), alone=not is_random)
-    check_many_apart(looked, alone=not is_random)
-    _check_losses_apart(looked, sample)
+        _check_places(probe, sample.all_of(constant), [probe.draw(_FEW, 1)], (0,), alone=not is_random)
+    check_many_apart(probe, alone=not is_random)
+    _check_losses_apart(probe, sample)
     if not is_random:
         large = sample.times(_LARGE)
         for shown, weight in product((sample, large, sample.among(large, 0)), (1.0, _LARGE)):
-            _check_gradients_apart(looked, shown, weight)
+            _check_gradients_apart(probe, shown, weight)
         return False
-    with still(looked.passes.model.module):
+    with still(probe.passes.model.module):
         try:
-            is_steady = not looked.varies(looked.see(looked.draw(MANY, 0)), _MANY_SEEDS)
+            is_steady = not probe.varies(probe.see(probe.draw(MANY, 0)), _MANY_SEEDS)
         except Exception:  # the loss may reject outputs of evaluation mode
             is_steady = False
         if is_steady:
-            check_apart(looked)
+            check_apart(probe)
     return True
 
 
-def check_many_apart(looked: Looked, *, alone: bool, count: int = MANY) -> None:
+def check_many_apart(probe: ModelProbe, *, alone: bool, count: int = MANY) -> None:
     """`check_apart` for as many records as a pass may have; alone: whether each is also compared alone."""
-    many, others = looked.draw(count, 2), looked.draw(count, 3).times(_LARGE)
-    _check_places(looked, many, [others], (0, count // 2, count - 1), alone=alone)
+    many, others = probe.draw(count, 2), probe.draw(count, 3).times(_LARGE)
+    _check_places(probe, many, [others], (0, count // 2, count - 1), alone=alone)
 
 
-def crowd(looked: Looked) -> Sample:
+def crowd(probe: ModelProbe) -> Sample:
     """A large record, and twice the second of `draw(2, 0)`, which fills experts of limited capacity."""
-    large = looked.draw(1, 4).times(_LARGE)
-    one = looked.draw(2, 0).some([1, 1, 1])
+    large = probe.draw(1, 4).times(_LARGE)
+    one = probe.draw(2, 0).some([1, 1, 1])
     return large.among(one, 0)
 
 
 def check_apart_briefly(
-    looked: Looked, few: Seen, crowded: Seen, *, is_random: bool, draws_masks: bool, is_quick: bool
+    probe: ModelProbe, few: Seen, crowded: Seen, *, is_random: bool, draws_masks: bool, is_quick: bool
 ) -> None:
     """`check_apart` for a model with slow passes: a record alone, and in batches of other kinds and sizes.
 
@@ -214,29 +214,29 @@ def check_apart_briefly(
     several seeds are tried, since a random order of two records is often theirs. is_quick: whether records are also
     compared among as many as a full pass has.
     """
-    others = looked.draw(2, 1)
-    factors = [math.nan] if looked.form.dtype.is_floating_point else []
+    others = probe.draw(2, 1)
+    factors = [math.nan] if probe.form.dtype.is_floating_point else []
     for factor in [*factors, _LARGE] if is_random else factors:
-        _check_same(looked, few, 1, few.sample.among(others.times(factor), 1), 1)
+        _check_same(probe, few, 1, few.sample.among(others.times(factor), 1), 1)
     for seed in range(1, _FEW_SEEDS) if is_random and not draws_masks else ():
-        drawn = replace(looked, seed=seed)
+        drawn = replace(probe, seed=seed)
         _check_same(drawn, drawn.see(few.sample), 1, few.sample.among(others.times(_LARGE), 1), 1)
-    with still(looked.passes.model.module) if is_random else nullcontext():
+    with still(probe.passes.model.module) if is_random else nullcontext():
         if is_random:
             try:
-                crowded = looked.see(crowded.sample)
-                if looked.varies(crowded, seeds=1):
+                crowded = probe.see(crowded.sample)
+                if probe.varies(crowded, seeds=1):
                     return
             except Exception:  # the loss may reject outputs of evaluation mode
                 return
-        its = looked.see(few.sample.alone(1))
+        its = probe.see(few.sample.alone(1))
         pairs = [(crowded, 1), (crowded, 2)] if is_random else [(few, 1), (crowded, 1), (crowded, 2)]
         for seen, place in pairs:
-            _check_same(looked, seen, place, its, 0)
+            _check_same(probe, seen, place, its, 0)
         if is_quick:
-            many = looked.see(looked.draw(MANY, 2))
+            many = probe.see(probe.draw(MANY, 2))
             for place in (0, MANY // 2, MANY - 1):
-                _check_same(looked, many, place, many.sample.alone(place), 0)
+                _check_same(probe, many, place, many.sample.alone(place), 0)
 
 
 @contextmanager
@@ -252,27 +252,27 @@ def still(module: nn.Module) -> Iterator[None]:
             layer.training = True
 
 
-def _check_same(looked: Looked, seen: Seen, place: int, changed: Sample | Seen, at: int) -> None:
+def _check_same(probe: ModelProbe, seen: Seen, place: int, changed: Sample | Seen, at: int) -> None:
     """Raises RecordsNotIndependentError if a record's loss depends on its position or on the other records."""
-    other = looked.see(changed) if isinstance(changed, Sample) else changed
-    if looked.close(seen.losses[place], other.losses[at]):
+    other = probe.see(changed) if isinstance(changed, Sample) else changed
+    if probe.close(seen.losses[place], other.losses[at]):
         return
-    if not looked.close(looked.losses(seen.sample), looked.losses(seen.sample)):
+    if not probe.close(probe.losses(seen.sample), probe.losses(seen.sample)):
         raise RecordsNotIndependentError(
-            f"{looked.pass_name} gives the same records other losses, by random numbers that no seed of PyTorch repeats"
+            f"{probe.pass_name} gives the same records other losses, by random numbers that no seed of PyTorch repeats"
             " (SpecAugment of wav2vec 2.0 draws by NumPy) or by what is kept outside of the module; draw by torch,"
             " keep nothing, or switch it off"
         )
-    layer = _first_that_differs(looked, seen.sample, place, other.sample, at)
-    if layer is not None and layer in drawing_layers(looked, seen.sample):
-        with still(looked.passes.model.module):
-            is_by_record = looked.close(looked.losses(seen.sample)[place], looked.losses(other.sample)[at])
+    layer = _first_that_differs(probe, seen.sample, place, other.sample, at)
+    if layer is not None and layer in drawing_layers(probe, seen.sample):
+        with still(probe.passes.model.module):
+            is_by_record = probe.close(probe.losses(seen.sample)[place], probe.losses(other.sample)[at])
         if is_by_record:  # it draws as many numbers as the records' values ask for, as RReLU does
-            raise ModelRefusedError(random_layer(looked, seen.sample))
-    raise RecordsNotIndependentError(f"{layer or looked.loss_name} mixes records")
+            raise ModelRefusedError(random_layer(probe, seen.sample))
+    raise RecordsNotIndependentError(f"{layer or probe.loss_name} mixes records")
 
 
-def drawing_layers(looked: Looked, sample: Sample) -> list[str]:
+def drawing_layers(probe: ModelProbe, sample: Sample) -> list[str]:
     """The layers within which a pass draws random numbers, innermost first; then the forward pass, if it draws any."""
     drawing: list[str] = []
     device = sample.inputs.device
@@ -284,8 +284,8 @@ def drawing_layers(looked: Looked, sample: Sample) -> list[str]:
 
     before: list[bytes] = []
     handles = []
-    for name, layer in looked.passes.model.module.named_modules():
-        named = f"the layer {name} ({type(layer).__name__})" if name else looked.pass_name
+    for name, layer in probe.passes.model.module.named_modules():
+        named = f"the layer {name} ({type(layer).__name__})" if name else probe.pass_name
 
         def note(*_: Any, named: str = named) -> None:
             if before.pop() != state() and named not in drawing:
@@ -294,18 +294,18 @@ def drawing_layers(looked: Looked, sample: Sample) -> list[str]:
         handles.append(layer.register_forward_pre_hook(lambda *_: before.append(state())))
         handles.append(layer.register_forward_hook(note))
     try:
-        looked.losses(sample)
+        probe.losses(sample)
     finally:
         for handle in handles:
             handle.remove()
     return drawing
 
 
-def random_layer(looked: Looked, sample: Sample) -> str:
+def random_layer(probe: ModelProbe, sample: Sample) -> str:
     """The refusal of a model that draws random numbers: which layer does, and whether evaluation mode helps."""
-    drawing = (*drawing_layers(looked, sample), looked.loss_name)[0]
-    with still(looked.passes.model.module):
-        draws_always = drawing == looked.loss_name or drawing in drawing_layers(looked, sample)
+    drawing = (*drawing_layers(probe, sample), probe.loss_name)[0]
+    with still(probe.passes.model.module):
+        draws_always = drawing == probe.loss_name or drawing in drawing_layers(probe, sample)
     advice = "leave it out, or put the model into evaluation mode by .eval()"
     if draws_always:
         advice = "it does so after .eval(), too: leave it out"
@@ -314,59 +314,59 @@ def random_layer(looked: Looked, sample: Sample) -> str:
 
 
 def _check_places(
-    looked: Looked, sample: Sample, contexts: list[Sample], places: Iterable[int], *, alone: bool
+    probe: ModelProbe, sample: Sample, contexts: list[Sample], places: Iterable[int], *, alone: bool
 ) -> None:
     """Raises RecordsNotIndependentError if a record at one of the positions has another loss elsewhere."""
-    seen = looked.see(sample)
+    seen = probe.see(sample)
     for place in places:
         changes = [(sample.among(others, place), place) for others in contexts]
         changes += [(sample.repeated(place), place)]  # this fills experts of limited capacity
         changes += [(sample.alone(place), 0)] if alone else []  # alone, dropout would drop something else
         for changed, at in changes:
-            _check_same(looked, seen, place, changed, at)
+            _check_same(probe, seen, place, changed, at)
 
 
-def _check_losses_apart(looked: Looked, sample: Sample) -> None:
+def _check_losses_apart(probe: ModelProbe, sample: Sample) -> None:
     """Raises RecordsNotIndependentError if the loss function returns other losses for single outputs."""
-    model = looked.passes.model
+    model = probe.passes.model
     with torch.no_grad(), same_randomness():
-        outputs = model.outputs(model.named(looked.parameters), sample.inputs)
+        outputs = model.outputs(model.named(probe.parameters), sample.inputs)
         before = torch.default_generator.get_state()
         together = model.losses(outputs, sample.labels)
         is_drawn = sample.inputs.device.type == "cpu" and draws_since(before, sample.inputs)
         pairs = zip(torch.split(outputs, 1), torch.split(sample.labels, 1), strict=True)
         alone = torch.cat([model.losses(*pair) for pair in pairs])
-    if not looked.close(together, alone):
+    if not probe.close(together, alone):
         if is_drawn:
-            raise ModelRefusedError(random_layer(looked, sample))
-        raise RecordsNotIndependentError(f"{looked.loss_name} mixes records")
+            raise ModelRefusedError(random_layer(probe, sample))
+        raise RecordsNotIndependentError(f"{probe.loss_name} mixes records")
 
 
-def _check_gradients_apart(looked: Looked, sample: Sample, weight: float) -> None:
+def _check_gradients_apart(probe: ModelProbe, sample: Sample, weight: float) -> None:
     """Raises RecordsNotIndependentError if the backward pass mixes records: a sum of losses has another gradient.
 
     weight: of the losses, since some backward passes mix records only if errors are large.
     """
-    together = looked.gradient(sample, weight)
-    alone = torch.stack([looked.gradient(sample.alone(i), weight) for i in range(len(sample.labels))])
+    together = probe.gradient(sample, weight)
+    alone = torch.stack([probe.gradient(sample.alone(i), weight) for i in range(len(sample.labels))])
     apart, sizes = alone.sum(dim=0), alone.abs().sum(dim=0)
     if not bool(sizes.isfinite().all()):
         return
-    if not bool(((together - apart).abs() <= 10.0 * looked.tolerance * (sizes + sizes.amax())).all()):
+    if not bool(((together - apart).abs() <= 10.0 * probe.tolerance * (sizes + sizes.amax())).all()):
         raise RecordsNotIndependentError(
-            f"the backward pass of the model {looked.passes.model.name} mixes records"
+            f"the backward pass of the model {probe.passes.model.name} mixes records"
         )
 
 
 @contextmanager
-def unchanged(looked: Looked) -> Iterator[None]:
+def unchanged(probe: ModelProbe) -> Iterator[None]:
     """Raises RecordsNotIndependentError if passes within the block change the model's state, as they depend on records.
 
     Only if something changes in the module, its loss or, until the pass ends, its copies of buffers, more passes find
     out whether every pass changes it.
     """
-    module = looked.passes.model.module
-    buffers, before = dict(module.named_buffers()), _lasting(looked, module)
+    module = probe.passes.model.module
+    buffers, before = dict(module.named_buffers()), _lasting(probe, module)
     kept: dict[str, dict[str, Any]] = {"buffers": buffers, "layers": {}}
 
     def note(*_: Any) -> None:  # what is written is compared afterwards, since passes are traced
@@ -382,14 +382,14 @@ def unchanged(looked: Looked) -> Iterator[None]:
         yield
     finally:
         hook.remove()
-    after = _lasting(looked, module)
+    after = _lasting(probe, module)
     for name, values in kept["layers"].items():
         after |= _pickled(name, values)
     if _changed(before, after) or _different(buffers, kept["buffers"]):
-        _check_state(looked)
+        _check_state(probe)
 
 
-def _lasting(looked: Looked, module: nn.Module) -> dict[str, object]:
+def _lasting(probe: ModelProbe, module: nn.Module) -> dict[str, object]:
     """Digests of parameters and of attributes, of the module and of the loss.
 
     Not of the address of a parameter, since on a GPU an LSTM moves its weights next to each other in a forward pass.
@@ -397,27 +397,27 @@ def _lasting(looked: Looked, module: nn.Module) -> dict[str, object]:
     kept: dict[str, object] = {
         f"parameter {name}": content_digest(part) for name, part in module.named_parameters()
     }
-    named = looked.passes.model.named(looked.parameters)  # some are copies, at another address each time
+    named = probe.passes.model.named(probe.parameters)  # some are copies, at another address each time
     kept |= {f"parameter {name}": content_digest(part) for name, part in named.items()}
-    return kept | _attributes(module) | _kept_by(looked.passes.model.losses)
+    return kept | _attributes(module) | _kept_by(probe.passes.model.losses)
 
 
-def _check_state(looked: Looked) -> None:
+def _check_state(probe: ModelProbe) -> None:
     """Raises RecordsNotIndependentError if every forward pass changes the model's state.
 
     A table that the first pass builds is allowed if it is the same for all records and later passes.
     """
-    sample, module = looked.draw(1, 0), looked.passes.model.module
+    sample, module = probe.draw(1, 0), probe.passes.model.module
     module = copied(module, module.parameters())
     buffers = {name: value.clone() for name, value in module.named_buffers()}
-    states = [_lasting(looked, module)]
+    states = [_lasting(probe, module)]
     for _ in range(2):
-        _pass_through(looked, module, sample)
-        states.append(_lasting(looked, module))
+        _pass_through(probe, module, sample)
+        states.append(_lasting(probe, module))
     before, first, second = states
     written = [name for name in _changed(before, second) if name.startswith("parameter ")]
     different = _different(buffers, dict(module.named_buffers()))
-    if different and not _are_tables(looked, sample):
+    if different and not _are_tables(probe, sample):
         written.append(f"buffer {different[0]}")
     if written:
         raise RecordsNotIndependentError(
@@ -430,24 +430,24 @@ def _check_state(looked: Looked) -> None:
         )
 
 
-def check_first_records(unused: nn.Module, looked: Looked) -> None:
+def check_first_records(unused: nn.Module, probe: ModelProbe) -> None:
     """Raises RecordsNotIndependentError if later losses depend on the records of the first pass.
 
     unused: a copy of the module from before its first pass, in 32 bits. A module that keeps something of a pass without
     using it later is accepted.
     """
-    model = looked.passes.model
+    model = probe.passes.model
     changed = _changed(_attributes(unused), _attributes(model.module))
     if not changed:
         return
 
     def later(*samples: Sample) -> Tensor:
         fresh = replace(model, module=copied(unused, unused.parameters()))
-        one_by_one = replace(looked, passes=replace(looked.passes, model=fresh))
+        one_by_one = replace(probe, passes=replace(probe.passes, model=fresh))
         return [one_by_one.losses(sample) for sample in samples][-1]
 
-    first, other = looked.draw(2, 0), looked.draw(2, 1)
-    if not looked.close(later(other), later(first, other)):
+    first, other = probe.draw(2, 0), probe.draw(2, 1)
+    if not probe.close(later(other), later(first, other)):
         raise RecordsNotIndependentError(
             f"the attribute {changed[0]} keeps what was computed from the first records, and mixes them with later ones"
         )
@@ -457,11 +457,11 @@ def _changed(before: Mapping[str, object], after: Mapping[str, object]) -> list[
     return [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
 
 
-def _pass_through(looked: Looked, module: nn.Module, sample: Sample) -> None:
-    named = looked.passes.model.named(looked.parameters)
+def _pass_through(probe: ModelProbe, module: nn.Module, sample: Sample) -> None:
+    named = probe.passes.model.named(probe.parameters)
     with torch.no_grad(), same_randomness():
         outputs = torch.func.functional_call(module, named, (sample.inputs,))
-        looked.passes.model.losses(outputs, sample.labels)
+        probe.passes.model.losses(outputs, sample.labels)
 
 
 def _different(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
@@ -473,22 +473,22 @@ def _different(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> lis
     ]
 
 
-def _are_tables(looked: Looked, sample: Sample) -> bool:
+def _are_tables(probe: ModelProbe, sample: Sample) -> bool:
     """Whether the first pass builds the same buffers for any records and batch size, and later passes keep them."""
-    other, module = looked.draw(2, 1).times(0.0), looked.passes.model.module
+    other, module = probe.draw(2, 1).times(0.0), probe.passes.model.module
     first, second = (copied(module, module.parameters()) for _ in range(2))
-    _pass_through(looked, first, sample)
-    _pass_through(looked, second, other)
+    _pass_through(probe, first, sample)
+    _pass_through(probe, second, other)
     made = {name: value.clone() for name, value in first.named_buffers()}
-    _pass_through(looked, first, other)
+    _pass_through(probe, first, other)
     return not any(_different(made, dict(module.named_buffers())) for module in (first, second))
 
 
 def content_digest(value: Tensor) -> int:
     """A digest of a tensor's values: a sum of its bits, weighted by position."""
-    plain = value.detach().contiguous().view(-1).view(torch.uint8)
-    is_aligned = plain.numel() % 8 == plain.storage_offset() % 8 == 0
-    blocks = torch.split(plain.view(torch.int64) if is_aligned else plain, _BLOCK)
+    as_bytes = value.detach().contiguous().view(-1).view(torch.uint8)
+    is_aligned = as_bytes.numel() % 8 == as_bytes.storage_offset() % 8 == 0
+    blocks = torch.split(as_bytes.view(torch.int64) if is_aligned else as_bytes, _BLOCK)
     by_place = 2 * torch.arange(_BLOCK, device=value.device) + 1
     return hash((value.shape, *(int((block * by_place[: len(block)]).sum()) for block in blocks)))
 
@@ -545,7 +545,9 @@ def _pickled(name: str, attributes: Mapping[str, object]) -> dict[str, bytes]:
     return found
 
 
-def _first_that_differs(looked: Looked, sample: Sample, one: int, changed: Sample, other: int) -> str | None:
+def _first_that_differs(
+    probe: ModelProbe, sample: Sample, one: int, changed: Sample, other: int
+) -> str | None:
     """The first layer, or the model itself, whose output for a record differs between two batches and positions.
 
     A layer whose input differs too is not meant: it follows the one that mixes, or its first dimension is time.
@@ -553,9 +555,9 @@ def _first_that_differs(looked: Looked, sample: Sample, one: int, changed: Sampl
 
     def differs(a: Tensor, b: Tensor) -> bool:
         is_by_record = a.dim() and len(a) > one and len(b) > other and a.shape[1:] == b.shape[1:]
-        return bool(is_by_record) and not looked.close(a[one], b[other])
+        return bool(is_by_record) and not probe.close(a[one], b[other])
 
-    first, second = (_passed_by_module(looked, some) for some in (sample, changed))
+    first, second = (_passed_by_module(probe, some) for some in (sample, changed))
     for name in (name for name in first if name in second):
         (*given, found), (*others, its) = first[name], second[name]
         if differs(found, its) and not any(map(differs, given, others)):
@@ -563,13 +565,13 @@ def _first_that_differs(looked: Looked, sample: Sample, one: int, changed: Sampl
     return None
 
 
-def _passed_by_module(looked: Looked, sample: Sample) -> dict[str, list[Tensor]]:
+def _passed_by_module(probe: ModelProbe, sample: Sample) -> dict[str, list[Tensor]]:
     """The first input, if any, and output of every layer and of the model, by name, in the order in which they end."""
     passed: dict[str, list[Tensor]] = {}
 
     def note(name: str, layer: nn.Module) -> Any:
         time_first = ", batch_first=False" if getattr(layer, "batch_first", True) is False else ""
-        own = f"the layer {name} ({type(layer).__name__}{time_first})" if name else looked.pass_name
+        own = f"the layer {name} ({type(layer).__name__}{time_first})" if name else probe.pass_name
 
         def hook(_layer: nn.Module, inputs: Any, output: Any) -> None:
             if found := tensors_in(output)[:1]:
@@ -577,10 +579,10 @@ def _passed_by_module(looked: Looked, sample: Sample) -> dict[str, list[Tensor]]
 
         return hook
 
-    layers = looked.passes.model.module.named_modules()
+    layers = probe.passes.model.module.named_modules()
     handles = [layer.register_forward_hook(note(name, layer)) for name, layer in layers]
     try:
-        looked.losses(sample)
+        probe.losses(sample)
     finally:
         for handle in handles:
             handle.remove()

@@ -24,7 +24,7 @@ from algorithms.gradients.grad_sample_recorder import (
 )
 from algorithms.gradients.independence import (
     MANY,
-    Looked,
+    ModelProbe,
     RecordsNotIndependentError,
     Seen,
     check_apart,
@@ -157,8 +157,8 @@ def check_apart_at(passes: Passes, form: Form, count: int) -> None:
     """Raises RecordsNotIndependentError if losses in a pass of `count` records depend on others, beyond rounding."""
     in_32_bits = replace(passes, model=replace(passes.model, precision=torch.float32))
     parameters = near_start(passes.model).to(form.device)
-    plain = Looked(in_32_bits, parameters, form, tolerance=_IN_32_BITS)
-    check_many_apart(_exact(plain, form.draw(2, 0)), alone=True, count=count)
+    probe32 = ModelProbe(in_32_bits, parameters, form, tolerance=_IN_32_BITS)
+    check_many_apart(_exact(probe32, form.draw(2, 0)), alone=True, count=count)
 
 
 def _memory_of_a_record(passes: Passes, parameters: Tensor, form: Form) -> tuple[int, int]:
@@ -246,40 +246,40 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
     if not is_brief:
         form = form_of(passes, parameters, least, _MORE)
     in_32_bits = replace(passes, model=replace(passes.model, precision=torch.float32))
-    plain = Looked(in_32_bits, parameters, form, tolerance=_IN_32_BITS)
-    looked = plain if is_brief else _exact(plain, form.draw(_MORE, 0))
+    probe32 = ModelProbe(in_32_bits, parameters, form, tolerance=_IN_32_BITS)
+    probe64 = probe32 if is_brief else _exact(probe32, form.draw(_MORE, 0))
 
-    unpacks = _may_unpack(plain, looked)
-    plain, looked = (some.deciding(unpacks=unpacks) for some in (plain, looked))
+    unpacks = _may_unpack(probe32, probe64)
+    probe32, probe64 = (some.deciding(unpacks=unpacks) for some in (probe32, probe64))
     few = form.draw(2 if is_brief else _FEW, 0)
-    with unchanged(plain):
-        first = _traced(plain, few)
-    keeps_format = first.recorder is None and plain.passes.is_channels_last
+    with unchanged(probe32):
+        first = _traced(probe32, few)
+    keeps_format = first.recorder is None and probe32.passes.is_channels_last
     if keeps_format:
-        plain, looked = (some.deciding(keeps_format=True) for some in (plain, looked))
-        first = _traced(plain, few)
-    again = _traced(plain.deciding(is_twice=True), few) if first.recorder is None else first
+        probe32, probe64 = (some.deciding(keeps_format=True) for some in (probe32, probe64))
+        first = _traced(probe32, few)
+    again = _traced(probe32.deciding(is_twice=True), few) if first.recorder is None else first
     is_twice = again.recorder is not first.recorder
     if is_twice:
-        plain, looked, first = plain.deciding(is_twice=True), looked.deciding(is_twice=True), again
-    check_shape(plain, first.seen)
+        probe32, probe64, first = probe32.deciding(is_twice=True), probe64.deciding(is_twice=True), again
+    check_shape(probe32, first.seen)
     if is_brief:
         samples = [few, *([form.draw(_MORE, 1)] if is_quick else [])]
     else:
-        some = looked.draw(_FEW, 0)
+        some = probe64.draw(_FEW, 0)
         samples = [some, some.times(10.0), some.times(_LARGE), some.times(0.0), some.with_holes()]
-        samples.append(looked.draw(_MORE, 1))
-    answers, first = _decided(plain, looked, first, samples)
-    plain, looked = (some.deciding(answers=answers or ()) for some in (plain, looked))
+        samples.append(probe64.draw(_MORE, 1))
+    answers, first = _decided(probe32, probe64, first, samples)
+    probe32, probe64 = (some.deciding(answers=answers or ()) for some in (probe32, probe64))
     try:
-        check_first_records(unused, plain)
-        second = _traced(plain, crowd(plain) if is_brief else form.draw(_MORE, 0), other=first.recorder)
+        check_first_records(unused, probe32)
+        second = _traced(probe32, crowd(probe32) if is_brief else form.draw(_MORE, 0), other=first.recorder)
         is_random = (
-            _check_briefly(plain, first, second, is_quick=is_quick) if is_brief else check_apart(looked)
+            _check_briefly(probe32, first, second, is_quick=is_quick) if is_brief else check_apart(probe64)
         )
-        if looked.is_exact:
+        if probe64.is_exact:
             # A kernel may be wrong in 32 bits alone. A record's place stays, and so does its rounding.
-            check_many_apart(plain, alone=False)
+            check_many_apart(probe32, alone=False)
     except RecordsNotIndependentError as mixed:
         if first.tracer.is_narrow and passes.model.precision == torch.float32:
             # Rounding to 16 bits differs between numbers of records, as if they were mixed.
@@ -288,11 +288,11 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
     if not is_brief and not is_random:
         # What begins with more records than a run's passes have is a mistake all the same, as a capacity per batch.
         each = max(1, operations.count, forward)
-        check_many_apart(looked, alone=True, count=min(MOST_RECORDS, max(MANY, int(_LITTLE / each))))
+        check_many_apart(probe64, alone=True, count=min(MOST_RECORDS, max(MANY, int(_LITTLE / each))))
 
     try:
         if answers is None:
-            by = f" ({first.tracer.looked})" if first.tracer.looked else ""
+            by = f" ({first.tracer.data_dependent_read})" if first.tracer.data_dependent_read else ""
             raise UnrecordedError(
                 f"its control flow may depend on the values of a tensor{by}; masks are faster"
             )
@@ -300,21 +300,21 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
             try:
                 with _recording():
                     layouts, cost, without_rule = _learned(
-                        plain, looked, first, second, is_brief=is_brief, precision=passes.model.precision
+                        probe32, probe64, first, second, is_brief=is_brief, precision=passes.model.precision
                     )
                 break
             except UnrecordedError as why:
-                wholes = _blamed(why, plain.passes)
+                wholes = _blamed(why, probe32.passes)
                 if not wholes or left == 0:
                     raise
-                plain, looked = (some.deciding(wholes=wholes) for some in (plain, looked))
-                first = _traced(plain, few)
-                second = _traced(plain, second.seen.sample, other=first.recorder)
+                probe32, probe64 = (some.deciding(wholes=wholes) for some in (probe32, probe64))
+                first = _traced(probe32, few)
+                second = _traced(probe32, second.seen.sample, other=first.recorder)
         reason = ""
     except UnrecordedError as why:
         layouts, reason, without_rule = None, str(why), ()
-        plain = plain.deciding(wholes=())
-        cost = _measured(few, lambda some: _take_alone(plain.passes, parameters, some))
+        probe32 = probe32.deciding(wholes=())
+        cost = _measured(few, lambda some: _take_alone(probe32.passes, parameters, some))
         cost = replace(cost, written=4 * len(parameters))
     saved = cost.each // 3 if is_brief else max(1, _kept_each(passes, parameters, form))
     return ModelInspection(
@@ -323,14 +323,14 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
         answers=answers or (),
         unpacks=unpacks,
         keeps_format=keeps_format,
-        wholes=plain.passes.wholes,
+        wholes=probe32.passes.wholes,
         is_twice=is_twice,
         layouts=layouts,
         reason=reason,
         cost=replace(cost.of_process(parameters), saved=saved),
         operations=operations.count,
         is_random=is_random,
-        random_layer=partial(random_layer, plain, few) if is_random else str,
+        random_layer=partial(random_layer, probe32, few) if is_random else str,
         without_rule=without_rule,
         is_brief=is_brief,
     )
@@ -350,32 +350,32 @@ class _Trace:
 
 
 def _traced(
-    looked: Looked, sample: Sample, answer: bool | None = None, other: GradSampleRecorder | None = None
+    probe: ModelProbe, sample: Sample, answer: bool | None = None, other: GradSampleRecorder | None = None
 ) -> _Trace:
     """Trace a forward pass; answer: as in `OpTracer`. other: the recorder of another batch size."""
-    parameters, records = looked.parameters, (sample.inputs, sample.labels)
-    known = (parameters, *held_by(looked.passes.model.module))
+    parameters, records = probe.parameters, (sample.inputs, sample.labels)
+    known = (parameters, *held_by(probe.passes.model.module))
     try:
         with _recording(), tracing(records, known, answer) as tracer:
-            recorder, losses = looked.passes.record_forward(parameters, *records, other=other)
+            recorder, losses = probe.passes.record_forward(parameters, *records, other=other)
     except UnrecordedError as error:
         with tracing(records, known, answer) as tracer:
-            losses = looked.passes.losses(parameters, *records)
+            losses = probe.passes.losses(parameters, *records)
         return _Trace(Seen(sample, losses, tracer.is_drawn), tracer, None, error)
     return _Trace(Seen(sample, losses, tracer.is_drawn), tracer, recorder)
 
 
-def _check_briefly(plain: Looked, few: _Trace, crowded: _Trace, *, is_quick: bool) -> bool:
+def _check_briefly(probe: ModelProbe, few: _Trace, crowded: _Trace, *, is_quick: bool) -> bool:
     """`check_apart` for a large model, of which two passes are known; returns whether it draws random numbers."""
     draws_masks = few.tracer.is_drawn and few.tracer.draws_masks
     # One record is there twice.
-    is_other = draws_masks and not plain.close(*crowded.seen.losses[1:])
-    is_random = is_other or plain.varies(few.seen, seeds=1)
+    is_other = draws_masks and not probe.close(*crowded.seen.losses[1:])
+    is_random = is_other or probe.varies(few.seen, seeds=1)
     check = partial(check_apart_briefly, is_random=is_random, draws_masks=draws_masks, is_quick=is_quick)
     try:
-        check(plain, few.seen, crowded.seen)
+        check(probe, few.seen, crowded.seen)
     except RecordsNotIndependentError:  # rounding in 32 bits can exceed the tolerance in a deep network
-        exact = _exact(plain, few.seen.sample)
+        exact = _exact(probe, few.seen.sample)
         if not exact.is_exact:
             raise
         check(exact, *(exact.see(some) for some in (exact.draw(2, 0), crowd(exact))))
@@ -383,8 +383,8 @@ def _check_briefly(plain: Looked, few: _Trace, crowded: _Trace, *, is_quick: boo
 
 
 def _learned(
-    plain: Looked,
-    looked: Looked,
+    probe32: ModelProbe,
+    probe64: ModelProbe,
     first: _Trace,
     second: _Trace,
     *,
@@ -405,11 +405,11 @@ def _learned(
         raise UnrecordedError("it computes a value from all records")
     more = second.seen.sample
     for other in () if is_brief else (more.times(_LARGE), more.times(0.0), more.with_holes()):
-        recorder = _traced(plain, other, other=first.recorder).recorder
+        recorder = _traced(probe32, other, other=first.recorder).recorder
         if recorder is None or recorder.shapes != second.recorder.shapes:
             raise UnrecordedError("a size depends on the values of the records")
     cost, without_rule = PassCost(0, 0), set[str]()
-    trained = plain.deciding(model=replace(plain.passes.model, precision=precision))
+    trained = probe32.deciding(model=replace(probe32.passes.model, precision=precision))
 
     def check(layouts: Layouts) -> None:
         nonlocal cost
@@ -418,8 +418,8 @@ def _learned(
 
         def run(some: Sample) -> None:
             with same_randomness():
-                gradients = plain.passes.recorded(
-                    plain.parameters, some.inputs, some.labels, layouts, without_rule
+                gradients = probe32.passes.recorded(
+                    probe32.parameters, some.inputs, some.labels, layouts, without_rule
                 )
             found[:] = [(gradients, gradients.finite(L2(1.0)))]
 
@@ -428,25 +428,25 @@ def _learned(
         gradients, finite = found.pop()
         cost = replace(cost, written=gradients.written_bytes // len(compared.labels))
         if not is_brief:
-            for sample in (looked.draw(_FEW, 0), looked.draw(_MORE, 0).shortened()):
-                _check_gradients(looked, sample, layouts)
-            if looked.is_exact:
-                sample, gradients = _recorded(trained, plain.draw(FEWEST, 0), layouts)
+            for sample in (probe64.draw(_FEW, 0), probe64.draw(_MORE, 0).shortened()):
+                _check_gradients(probe64, sample, layouts)
+            if probe64.is_exact:
+                sample, gradients = _recorded(trained, probe32.draw(FEWEST, 0), layouts)
                 try:
                     _compare(trained, sample, gradients)
                 except UnrecordedError:
-                    _compare_rounding(trained, looked, sample, gradients, 10.0 * plain.tolerance)
+                    _compare_rounding(trained, probe64, sample, gradients, 10.0 * probe32.tolerance)
         elif not bool(finite.all()):
-            _check_gradients(plain, first.seen.sample, layouts, _KINKS, _LARGE)
+            _check_gradients(probe32, first.seen.sample, layouts, _KINKS, _LARGE)
         else:
             try:
-                _compare(plain, compared, gradients, _KINKS, _LARGE)
+                _compare(probe32, compared, gradients, _KINKS, _LARGE)
             except UnrecordedError:  # rounding in 32 bits can exceed the tolerance in a deep network
-                exact = _exact(plain, first.seen.sample)
+                exact = _exact(probe32, first.seen.sample)
                 if not exact.is_exact:
                     raise
                 _check_gradients(exact, compared.in_64_bits(), layouts, weight=_LARGE)
-                _compare_rounding(plain, exact, compared, gradients, _KINKS)
+                _compare_rounding(probe32, exact, compared, gradients, _KINKS)
 
     try:
         layouts = second.recorder.layouts()
@@ -493,25 +493,25 @@ def _trained(passes: Passes, name: str) -> list[str]:
     return [part for part in passes.model.shapes if not name or part.startswith(f"{name}.")]
 
 
-def _exact(plain: Looked, sample: Sample) -> Looked:
+def _exact(probe: ModelProbe, sample: Sample) -> ModelProbe:
     """The model in 64 bits, where rounding hides no difference; unchanged if it cannot compute in 64 bits.
 
     Some models require their own types, and a mask with the largest 64-bit number is infinite in a 32-bit softmax.
     """
-    model = plain.passes.model
+    model = probe.passes.model
     model = replace(model, module=copied(model.module).double())
-    wider = replace(plain, passes=replace(plain.passes, model=model), parameters=plain.parameters.double())
+    wider = replace(probe, passes=replace(probe.passes, model=model), parameters=probe.parameters.double())
     try:
         tracer = trace_model(wider.passes, wider.parameters, sample.in_64_bits(), is_back=True)
         lost = ~wider.losses(sample.in_64_bits()).isfinite()
     except Exception:  # the model may reject 64-bit numbers
-        return plain
-    if bool(lost.any()) and bool(plain.losses(sample)[lost].isfinite().any()):
-        return plain
+        return probe
+    if bool(lost.any()) and bool(probe.losses(sample)[lost].isfinite().any()):
+        return probe
     if not bool(wider.gradient(sample.in_64_bits()).isfinite().all()) and bool(
-        plain.gradient(sample).isfinite().all()
+        probe.gradient(sample).isfinite().all()
     ):
-        return plain
+        return probe
     # Some layers always compute in 32 bits, such as the RMS norms of language models.
     return wider if tracer.is_short else replace(wider, tolerance=_IN_64_BITS)
 
@@ -537,7 +537,7 @@ def _take_alone(passes: Passes, parameters: Tensor, sample: Sample) -> None:
 
 
 def _decided(
-    plain: Looked, looked: Looked, first: _Trace, samples: list[Sample]
+    probe32: ModelProbe, probe64: ModelProbe, first: _Trace, samples: list[Sample]
 ) -> tuple[Answers | None, _Trace]:
     """Public answers to the model's questions about tensor values that do not change the results of single records.
 
@@ -550,34 +550,37 @@ def _decided(
     # If no true answer is yes, False would repeat it.
     for answer in (False, None, True) if any(first.tracer.answers) else (None, True):
         try:
-            trace = first if answer is None else _traced(plain, first.seen.sample, answer)
+            trace = first if answer is None else _traced(probe32, first.seen.sample, answer)
         except Exception:  # the model may not go on after a wrong answer
             continue
         answers = tuple(trace.tracer.answers)
-        if not trace.tracer.looked and _are_right(looked, answers, samples, trace.seen):
+        if not trace.tracer.data_dependent_read and _are_right(probe64, answers, samples, trace.seen):
             return answers, trace
     return None, first
 
 
-def _may_unpack(plain: Looked, looked: Looked) -> bool:
+def _may_unpack(probe32: ModelProbe, probe64: ModelProbe) -> bool:
     """Whether the model packs sequences, and records have the same losses if these are padded instead."""
-    if not any(isinstance(layer, nn.RNNBase) for layer in plain.passes.model.module.modules()):
+    if not any(isinstance(layer, nn.RNNBase) for layer in probe32.passes.model.module.modules()):
         return False
-    if trace_model(plain.passes, plain.parameters, plain.draw(_FEW, 0)).looked != "pack_padded_sequence":
+    if (
+        trace_model(probe32.passes, probe32.parameters, probe32.draw(_FEW, 0)).data_dependent_read
+        != "pack_padded_sequence"
+    ):
         return False
-    some, others = (looked.draw(_FEW, seed) for seed in range(2))
+    some, others = (probe64.draw(_FEW, seed) for seed in range(2))
     samples = [some, some.shortened(), some.with_holes(), others.times(0.0)]
-    return _is_right(looked, replace(looked.passes, unpacks=True), samples)
+    return _is_right(probe64, replace(probe64.passes, unpacks=True), samples)
 
 
-def _are_right(looked: Looked, answers: Answers, samples: list[Sample], seen: Seen) -> bool:
+def _are_right(probe: ModelProbe, answers: Answers, samples: list[Sample], seen: Seen) -> bool:
     """Whether records in passes with these answers have the same losses as each record alone; seen: one of the passes.
 
     Real records may have larger numbers than made-up ones, as of the longest record's length. So an answer that is a
     number must either not matter, or be the largest one that the model takes.
     """
 
-    answering = replace(looked.passes, answers=answers)
+    answering = replace(probe.passes, answers=answers)
 
     def changed(place: int, number: int) -> Passes:
         return replace(answering, answers=(*answers[:place], number, *answers[place + 1 :]))
@@ -585,7 +588,7 @@ def _are_right(looked: Looked, answers: Answers, samples: list[Sample], seen: Se
     def is_largest(place: int, number: int) -> bool:
         try:
             given, more = (
-                trace_model(passes, looked.parameters, samples[0]).operations
+                trace_model(passes, probe.parameters, samples[0]).operations
                 for passes in (answering, changed(place, number + 1))
             )
         except Exception:
@@ -593,22 +596,22 @@ def _are_right(looked: Looked, answers: Answers, samples: list[Sample], seen: Se
         return given == more
 
     numbers = [(i, answer) for i, answer in enumerate(answers) if not isinstance(answer, bool | None)]
-    return _is_right(looked, answering, samples, seen) and all(
-        _is_right(looked, changed(place, number - 1), samples) or is_largest(place, number)
+    return _is_right(probe, answering, samples, seen) and all(
+        _is_right(probe, changed(place, number - 1), samples) or is_largest(place, number)
         for place, number in numbers
     )
 
 
-def _is_right(looked: Looked, passes: Passes, samples: list[Sample], seen: Seen | None = None) -> bool:
+def _is_right(probe: ModelProbe, passes: Passes, samples: list[Sample], seen: Seen | None = None) -> bool:
     """Whether records in one of these passes have the same losses as each record alone, in evaluation mode."""
-    module, together = looked.passes.model.module, replace(looked, passes=passes)
+    module, together = probe.passes.model.module, replace(probe, passes=passes)
     if any(layer.training for layer in module.modules()):
         seen = None
 
     def agree(sample: Sample) -> bool:
-        alone = torch.cat([looked.losses(sample.alone(i)) for i in range(len(sample.labels))])
+        alone = torch.cat([probe.losses(sample.alone(i)) for i in range(len(sample.labels))])
         known = together.losses(sample) if seen is None or sample is not seen.sample else seen.losses
-        return looked.close(known, alone)
+        return probe.close(known, alone)
 
     try:
         with still(module):
@@ -617,12 +620,12 @@ def _is_right(looked: Looked, passes: Passes, samples: list[Sample], seen: Seen 
         return False
 
 
-def _recorded(looked: Looked, sample: Sample, layouts: Layouts) -> tuple[Sample, PerExampleGradients]:
+def _recorded(probe: ModelProbe, sample: Sample, layouts: Layouts) -> tuple[Sample, PerExampleGradients]:
     """The records whose recorded gradients are finite, with these; raises UnrecordedError if there are none."""
 
     def recorded(some: Sample) -> PerExampleGradients:
         with same_randomness():
-            return looked.passes.recorded(looked.parameters, some.inputs, some.labels, layouts)
+            return probe.passes.recorded(probe.parameters, some.inputs, some.labels, layouts)
 
     found = recorded(sample)
     finite = found.finite(L2(1.0))
@@ -638,14 +641,14 @@ def _recorded(looked: Looked, sample: Sample, layouts: Layouts) -> tuple[Sample,
 
 
 def _check_gradients(
-    looked: Looked, sample: Sample, layouts: Layouts, tolerance: float | None = None, weight: float = 1.0
+    probe: ModelProbe, sample: Sample, layouts: Layouts, tolerance: float | None = None, weight: float = 1.0
 ) -> None:
     """Raises UnrecordedError if recorded gradients differ from autograd's, or are finite for no record."""
-    _compare(looked, *_recorded(looked, sample, layouts), tolerance, weight)
+    _compare(probe, *_recorded(probe, sample, layouts), tolerance, weight)
 
 
 def _compare(
-    looked: Looked,
+    probe: ModelProbe,
     sample: Sample,
     found: PerExampleGradients,
     tolerance: float | None = None,
@@ -659,10 +662,10 @@ def _compare(
     count, device = len(sample.labels), sample.labels.device
     weights = weight * torch.linspace(0.5, 2.0, count, dtype=torch.float64, device=device)
     with same_randomness():
-        expected = looked.passes.gradients(looked.parameters, sample.inputs, sample.labels, weights)[1]
+        expected = probe.passes.gradients(probe.parameters, sample.inputs, sample.labels, weights)[1]
     if not expected:
         raise UnrecordedError("a loss that depends on no parameter")
-    tolerance = 10.0 * looked.tolerance if tolerance is None else tolerance
+    tolerance = 10.0 * probe.tolerance if tolerance is None else tolerance
     sizes = {name: float(torch.linalg.vector_norm(part)) for name, part in expected.items()}
     floor = 0.1 * _ROUNDING * tolerance * math.hypot(*sizes.values())
     for name, part in found.weighted_parts(weights):
@@ -676,7 +679,7 @@ def _compare(
 
 
 def _compare_rounding(
-    trained: Looked, exact: Looked, sample: Sample, found: PerExampleGradients, tolerance: float
+    trained: ModelProbe, exact: ModelProbe, sample: Sample, found: PerExampleGradients, tolerance: float
 ) -> None:
     """Raises UnrecordedError if recorded gradients are wrong in the precision of training, as by a faulty kernel.
 
@@ -685,9 +688,9 @@ def _compare_rounding(
     """
     weights = torch.linspace(0.5, 2.0, len(sample.labels), dtype=torch.float64, device=sample.labels.device)
 
-    def gradients(looked: Looked, some: Sample) -> dict[str, Tensor]:
+    def gradients(probe64: ModelProbe, some: Sample) -> dict[str, Tensor]:
         with same_randomness():
-            return looked.passes.gradients(looked.parameters, some.inputs, some.labels, weights)[1]
+            return probe64.passes.gradients(probe64.parameters, some.inputs, some.labels, weights)[1]
 
     own, right = gradients(trained, sample), gradients(exact, sample.in_64_bits())
     sizes = {name: float(torch.linalg.vector_norm(part)) for name, part in right.items()}

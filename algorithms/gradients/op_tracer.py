@@ -273,7 +273,7 @@ def _taken(passes: Passes, parameters: Tensor, form: Form, count: int) -> Tensor
 
 Shapes = tuple[torch.Size, ...]
 
-_FUNCTIONS_THAT_LOOK = (
+_READING_FUNCTIONS = (
     *(
         "__bool__",
         "__int__",
@@ -292,7 +292,7 @@ _FUNCTIONS_THAT_LOOK = (
 """Functions that return a value, or a data-dependent number of values, so that control flow may depend on values."""
 
 _ATEN = torch.ops.aten
-_OPERATIONS_THAT_LOOK = (
+_READING_OPERATIONS = (
     *(_ATEN._local_scalar_dense, _ATEN.equal, _ATEN.nonzero, _ATEN.nonzero_static, _ATEN.masked_select),
     *(_ATEN._unique, _ATEN._unique2, _ATEN.unique_dim, _ATEN.unique_consecutive, _ATEN.is_nonzero),
 )
@@ -336,10 +336,9 @@ class OpTracer(_TracerMode):
     records: the records' tensors. known: other tensors that exist beforehand. answer: the answer if the model asks for
     a bool that depends on the records; None for the true answer.
 
-    After a run: looked: the first function that turned the records' values into Python numbers, except one bool or one
-    whole number, or into a number of values; "" for none. answers: to each question about a bool or a whole number,
-    None if no record can influence it.
-    is_narrow: whether there were 16-bit numbers. is_short: whether values of records had 32 bits or fewer.
+    After a run: data_dependent_read: the first function that turned the records' values into Python numbers, except one
+    bool or one whole number, or into a number of values; "" for none. answers: to each question about a bool or a whole
+    number, None if no record can influence it. is_narrow: whether there were 16-bit numbers. is_short: whether values of records had 32 bits or fewer.
     is_drawn: whether random numbers may have been drawn. draws_masks: whether these are only masks of many numbers, as
     dropout draws.
     """
@@ -350,7 +349,7 @@ class OpTracer(_TracerMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_narrow = self.is_short = self.is_drawn = False
         self.draws_masks = True
-        self.looked = ""
+        self.data_dependent_read = ""
         self.answer = answer
         self.answers: list[Answer] = []
         self.operations: list[Operation] = []
@@ -364,7 +363,7 @@ class OpTracer(_TracerMode):
     @property
     def is_decided(self) -> bool:
         """Whether the model's control flow did not depend on a record's values."""
-        return not self.looked and not any(answer is not None for answer in self.answers)
+        return not self.data_dependent_read and not any(answer is not None for answer in self.answers)
 
     def may_depend(self, tree: Any) -> bool:
         """Whether an argument is a tensor that depends on the records' values, or is of unknown origin."""
@@ -382,22 +381,22 @@ class OpTracer(_TracerMode):
     def answered(self, ask: Callable[[], Any], tree: Any) -> Any:
         """Answer a question about tensor values."""
         depends = self.may_depend(tree)
-        given = self.unlooked(ask)
+        given = self.ignoring_reads(ask)
         if depends and self.answer is not None and isinstance(given, bool):
             given = self.answer
         self.answers.append(given if depends else None)
         return given
 
-    def unlooked(self, run: Callable[[], Any]) -> Any:
+    def ignoring_reads(self, run: Callable[[], Any]) -> Any:
         """Run a function without noting its use of values, which does not influence the model."""
-        before = self.looked
+        before = self.data_dependent_read
         given = run()
-        self.looked = before
+        self.data_dependent_read = before
         return given
 
-    def note_look(self, name: str) -> None:
+    def note_read(self, name: str) -> None:
         """Note that a function read values of the records."""
-        self.looked = self.looked or name.strip("_")
+        self.data_dependent_read = self.data_dependent_read or name.strip("_")
 
     def turn(self) -> None:
         """Note that the backward pass begins; its sums over records belong to no record."""
@@ -410,8 +409,8 @@ class OpTracer(_TracerMode):
         may_depend = bool(of_records or unknown)
         found = func(*args, **kwargs)
         given, kind = tensors_in(found), func.overloadpacket
-        if may_depend and self.may_depend(_looked_at_by(kind, taken)):
-            self.note_look(kind.__name__)
+        if may_depend and self.may_depend(_tensors_read_by(kind, taken)):
+            self.note_read(kind.__name__)
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.draws_masks &= kind in _MASKS and given[-1].numel() >= _MANY_DRAWN
         self.is_narrow |= any(tensor.dtype in _NARROW for tensor in given)
@@ -499,7 +498,7 @@ class Operations(_TracerMode):
         return found
 
 
-class _LookingFunctions(TorchFunctionMode):
+class _ReadingFunctions(TorchFunctionMode):
     """Notes functions that read values without an operation, such as `tolist`."""
 
     def __init__(self, tracer: OpTracer) -> None:
@@ -518,9 +517,9 @@ class _LookingFunctions(TorchFunctionMode):
         looked_at = _looked_at(func, args, kwargs)
         if getattr(func, "__name__", "") == "one_hot" and not looked_at:
             # It only checks that entries are below the number of classes; control flow does not depend on them.
-            return self._tracer.unlooked(lambda: func(*args, **kwargs))
+            return self._tracer.ignoring_reads(lambda: func(*args, **kwargs))
         if self._tracer.may_depend(looked_at):
-            self._tracer.note_look(func.__name__)
+            self._tracer.note_read(func.__name__)
         return func(*args, **kwargs)
 
 
@@ -532,7 +531,7 @@ def tracing(
     tracer = OpTracer(records, known, answer)
     with same_randomness():
         before = torch.default_generator.get_state()
-        with tracer, _LookingFunctions(tracer):
+        with tracer, _ReadingFunctions(tracer):
             yield tracer
         tracer.is_drawn = draws_since(before, records[0])
 
@@ -653,16 +652,16 @@ def _looked_at(func: Func, args: Args, kwargs: Kwargs) -> Args:
         return given if given[1:] in ((), (-1,)) else ()
     if name in ("repeat_interleave", "tensor_split"):
         return given if len(given) == 1 else tuple(tensors_in(given[1:]))
-    if name not in _FUNCTIONS_THAT_LOOK:
+    if name not in _READING_FUNCTIONS:
         return ()
     return given[1:] if name == "masked_select" else given
 
 
-def _looked_at_by(kind: Any, taken: list[Tensor]) -> list[Tensor]:
+def _tensors_read_by(kind: Any, taken: list[Tensor]) -> list[Tensor]:
     """The same for an operation on tensors."""
     if kind is _ATEN.index:
         return _masks(taken[1:])
-    if kind not in _OPERATIONS_THAT_LOOK:
+    if kind not in _READING_OPERATIONS:
         return []
     return taken[1:] if kind is _ATEN.masked_select else taken
 
