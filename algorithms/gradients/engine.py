@@ -173,7 +173,7 @@ class Engine:
             found = self._examined
             self._passes = replace(
                 self._passes,
-                answers=found.answers,
+                pinned_branches=found.pinned_branches,
                 unpacks=found.unpacks,
                 keeps_format=found.keeps_format,
                 wholes=found.wholes,

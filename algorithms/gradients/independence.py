@@ -85,7 +85,7 @@ class ModelProbe:
         return f"the loss of the model {self.passes.model.name}"
 
     def deciding(self, **decided: Any) -> "ModelProbe":
-        """The same model with other decisions, such as `answers` or `unpacks`; see `Passes`."""
+        """The same model with other decisions, such as `pinned_branches` or `unpacks`; see `Passes`."""
         return replace(self, passes=replace(self.passes, **decided))
 
     def draw(self, count: int, seed: int) -> Sample:

@@ -51,7 +51,7 @@ from algorithms.gradients.op_tracer import (
     trace_model,
     tracing,
 )
-from algorithms.gradients.passes import Answers, Passes
+from algorithms.gradients.passes import Passes, PinnedBranches
 from algorithms.gradients.per_example_gradients import PerExampleGradients
 from algorithms.models import ModelRefusedError
 from algorithms.models.model import copied, same_randomness
@@ -109,7 +109,7 @@ class ModelInspection:
     Attributes:
         form: the form of the made-up records.
         is_narrow: whether the model computes in 16 bits somewhere.
-        answers: the answers to the model's questions about tensor values.
+        pinned_branches: constants that replace the model's data-dependent branch conditions.
         unpacks, keeps_format, wholes, is_twice: as in `Passes`.
         layouts: the layouts of all uses of parameters; None if passes cannot be recorded, for the given `reason`.
         cost: of a pass.
@@ -121,7 +121,7 @@ class ModelInspection:
 
     form: Form
     is_narrow: bool
-    answers: Answers
+    pinned_branches: PinnedBranches
     unpacks: bool
     keeps_format: bool
     wholes: tuple[str, ...]
@@ -269,8 +269,8 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
         some = probe64.draw(_FEW, 0)
         samples = [some, some.times(10.0), some.times(_LARGE), some.times(0.0), some.with_holes()]
         samples.append(probe64.draw(_MORE, 1))
-    answers, first = _decided(probe32, probe64, first, samples)
-    probe32, probe64 = (some.deciding(answers=answers or ()) for some in (probe32, probe64))
+    pinned_branches, first = _resolve_branches(probe32, probe64, first, samples)
+    probe32, probe64 = (some.deciding(pinned_branches=pinned_branches or ()) for some in (probe32, probe64))
     try:
         check_first_records(unused, probe32)
         second = _traced(probe32, crowd(probe32) if is_brief else form.draw(_MORE, 0), other=first.recorder)
@@ -291,7 +291,7 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
         check_many_apart(probe64, alone=True, count=min(MOST_RECORDS, max(MANY, int(_LITTLE / each))))
 
     try:
-        if answers is None:
+        if pinned_branches is None:
             by = f" ({first.tracer.data_dependent_read})" if first.tracer.data_dependent_read else ""
             raise UnrecordedError(
                 f"its control flow may depend on the values of a tensor{by}; masks are faster"
@@ -320,7 +320,7 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
     return ModelInspection(
         form=form,
         is_narrow=first.tracer.is_narrow or passes.model.precision == torch.bfloat16,
-        answers=answers or (),
+        pinned_branches=pinned_branches or (),
         unpacks=unpacks,
         keeps_format=keeps_format,
         wholes=probe32.passes.wholes,
@@ -350,16 +350,16 @@ class _Trace:
 
 
 def _traced(
-    probe: ModelProbe, sample: Sample, answer: bool | None = None, other: GradSampleRecorder | None = None
+    probe: ModelProbe, sample: Sample, pinned: bool | None = None, other: GradSampleRecorder | None = None
 ) -> _Trace:
-    """Trace a forward pass; answer: as in `OpTracer`. other: the recorder of another batch size."""
+    """Trace a forward pass; pinned: as in `OpTracer`. other: the recorder of another batch size."""
     parameters, records = probe.parameters, (sample.inputs, sample.labels)
     known = (parameters, *held_by(probe.passes.model.module))
     try:
-        with _recording(), tracing(records, known, answer) as tracer:
+        with _recording(), tracing(records, known, pinned) as tracer:
             recorder, losses = probe.passes.record_forward(parameters, *records, other=other)
     except UnrecordedError as error:
-        with tracing(records, known, answer) as tracer:
+        with tracing(records, known, pinned) as tracer:
             losses = probe.passes.losses(parameters, *records)
         return _Trace(Seen(sample, losses, tracer.is_drawn), tracer, None, error)
     return _Trace(Seen(sample, losses, tracer.is_drawn), tracer, recorder)
@@ -466,7 +466,7 @@ def _blamed(error: UnrecordedError, passes: Passes) -> tuple[str, ...]:
     """The layers to see as wholes, by name: those so far, and the one that an error arose in with others of its class.
 
     If that is one already, the one around it. Empty if no layer is known, if it has all trained parameters, or if the
-    model differentiates in its forward pass, since its questions within a layer are not seen in backward passes.
+    model differentiates in its forward pass, since its branches within a layer are not seen in backward passes.
     """
     if passes.is_twice:
         return ()
@@ -536,26 +536,28 @@ def _take_alone(passes: Passes, parameters: Tensor, sample: Sample) -> None:
         ) from reason
 
 
-def _decided(
+def _resolve_branches(
     probe32: ModelProbe, probe64: ModelProbe, first: _Trace, samples: list[Sample]
-) -> tuple[Answers | None, _Trace]:
-    """Public answers to the model's questions about tensor values that do not change the results of single records.
+) -> tuple[PinnedBranches | None, _Trace]:
+    """Constants that replace data-dependent branch conditions without changing any single record's result.
 
-    A model may ask, for example, whether any record has padding, which changes how a mask is applied but not the
-    result, or how long the longest record is. The true answers for different records usually choose the general code.
-    Returns also the pass with these answers; None for the answers if none are right.
+    A model may branch, for example, on whether any record has padding, which changes how a mask is applied but not the
+    result, or on how long the longest record is. The values for several records usually choose the general code.
+    Returns also the pass with these constants; None for them if none are safe.
     """
-    if first.tracer.is_decided:
+    if first.tracer.has_no_branches:
         return (), first
-    # If no true answer is yes, False would repeat it.
-    for answer in (False, None, True) if any(first.tracer.answers) else (None, True):
+    # If no condition is true by itself, False would repeat it.
+    for pinned in (False, None, True) if any(first.tracer.pinned_branches) else (None, True):
         try:
-            trace = first if answer is None else _traced(probe32, first.seen.sample, answer)
-        except Exception:  # the model may not go on after a wrong answer
+            trace = first if pinned is None else _traced(probe32, first.seen.sample, pinned)
+        except Exception:  # the model may not go on in the wrong branch
             continue
-        answers = tuple(trace.tracer.answers)
-        if not trace.tracer.data_dependent_read and _are_right(probe64, answers, samples, trace.seen):
-            return answers, trace
+        pinned_branches = tuple(trace.tracer.pinned_branches)
+        if not trace.tracer.data_dependent_read and _pins_are_safe(
+            probe64, pinned_branches, samples, trace.seen
+        ):
+            return pinned_branches, trace
     return None, first
 
 
@@ -570,39 +572,45 @@ def _may_unpack(probe32: ModelProbe, probe64: ModelProbe) -> bool:
         return False
     some, others = (probe64.draw(_FEW, seed) for seed in range(2))
     samples = [some, some.shortened(), some.with_holes(), others.times(0.0)]
-    return _is_right(probe64, replace(probe64.passes, unpacks=True), samples)
+    return _agrees_with_single_records(probe64, replace(probe64.passes, unpacks=True), samples)
 
 
-def _are_right(probe: ModelProbe, answers: Answers, samples: list[Sample], seen: Seen) -> bool:
-    """Whether records in passes with these answers have the same losses as each record alone; seen: one of the passes.
+def _pins_are_safe(
+    probe: ModelProbe, pinned_branches: PinnedBranches, samples: list[Sample], seen: Seen
+) -> bool:
+    """Whether records in passes with these pins have the same losses as each record alone; seen: one of the passes.
 
-    Real records may have larger numbers than made-up ones, as of the longest record's length. So an answer that is a
-    number must either not matter, or be the largest one that the model takes.
+    Real records may have larger numbers than made-up ones, as of the longest record's length. So a pinned number must
+    either not matter, or be the largest one that the model takes.
     """
 
-    answering = replace(probe.passes, answers=answers)
+    pinning = replace(probe.passes, pinned_branches=pinned_branches)
 
     def changed(place: int, number: int) -> Passes:
-        return replace(answering, answers=(*answers[:place], number, *answers[place + 1 :]))
+        return replace(
+            pinning, pinned_branches=(*pinned_branches[:place], number, *pinned_branches[place + 1 :])
+        )
 
     def is_largest(place: int, number: int) -> bool:
         try:
             given, more = (
                 trace_model(passes, probe.parameters, samples[0]).operations
-                for passes in (answering, changed(place, number + 1))
+                for passes in (pinning, changed(place, number + 1))
             )
         except Exception:
             return True
         return given == more
 
-    numbers = [(i, answer) for i, answer in enumerate(answers) if not isinstance(answer, bool | None)]
-    return _is_right(probe, answering, samples, seen) and all(
-        _is_right(probe, changed(place, number - 1), samples) or is_largest(place, number)
+    numbers = [(i, pinned) for i, pinned in enumerate(pinned_branches) if not isinstance(pinned, bool | None)]
+    return _agrees_with_single_records(probe, pinning, samples, seen) and all(
+        _agrees_with_single_records(probe, changed(place, number - 1), samples) or is_largest(place, number)
         for place, number in numbers
     )
 
 
-def _is_right(probe: ModelProbe, passes: Passes, samples: list[Sample], seen: Seen | None = None) -> bool:
+def _agrees_with_single_records(
+    probe: ModelProbe, passes: Passes, samples: list[Sample], seen: Seen | None = None
+) -> bool:
     """Whether records in one of these passes have the same losses as each record alone, in evaluation mode."""
     module, together = probe.passes.model.module, replace(probe, passes=passes)
     if any(layer.training for layer in module.modules()):
@@ -616,7 +624,7 @@ def _is_right(probe: ModelProbe, passes: Passes, samples: list[Sample], seen: Se
     try:
         with still(module):
             return all(agree(sample) for sample in samples)
-    except Exception:  # the model may not go on after a wrong answer
+    except Exception:  # the model may not go on in the wrong branch
         return False
 
 

@@ -17,7 +17,14 @@ from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from algorithms.gradients.grad_sample_recorder import Args, Func, Kwargs, RecordedTensor, tensors_in
-from algorithms.gradients.passes import CHECKING, Answer, Passes, asked_for, asks, seen_within
+from algorithms.gradients.passes import (
+    CHECKING,
+    Passes,
+    PinnedBranch,
+    is_branch_condition,
+    seen_within,
+    with_pinned_numbers,
+)
 from algorithms.models import Model
 from algorithms.models.model import Packing, Padding, Part, same_randomness
 
@@ -333,25 +340,25 @@ class _TracerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class OpTracer(_TracerMode):
     """Traces every operation within its block, whichever PyTorch function or method calls it.
 
-    records: the records' tensors. known: other tensors that exist beforehand. answer: the answer if the model asks for
-    a bool that depends on the records; None for the true answer.
+    records: the records' tensors. known: other tensors that exist beforehand. pinned: the value of each branch
+    condition that depends on the records; None for its own.
 
     After a run: data_dependent_read: the first function that turned the records' values into Python numbers, except one
-    bool or one whole number, or into a number of values; "" for none. answers: to each question about a bool or a whole
-    number, None if no record can influence it. is_narrow: whether there were 16-bit numbers. is_short: whether values of records had 32 bits or fewer.
-    is_drawn: whether random numbers may have been drawn. draws_masks: whether these are only masks of many numbers, as
+    bool or one whole number, or into a number of values; "" for none. pinned_branches: the value of each bool or whole
+    number that was read, None if no record can influence it. is_narrow: whether there were 16-bit numbers. is_short:
+    whether values of records had 32 bits or fewer. is_drawn: whether random numbers may have been drawn. draws_masks: whether these are only masks of many numbers, as
     dropout draws.
     """
 
     def __init__(
-        self, records: Sequence[Tensor], known: Sequence[Tensor], answer: bool | None = None
+        self, records: Sequence[Tensor], known: Sequence[Tensor], pinned: bool | None = None
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_narrow = self.is_short = self.is_drawn = False
         self.draws_masks = True
         self.data_dependent_read = ""
-        self.answer = answer
-        self.answers: list[Answer] = []
+        self.pinned = pinned
+        self.pinned_branches: list[PinnedBranch] = []
         self.operations: list[Operation] = []
         self.turned: int | None = None
         # Weak references by identity: otherwise all that a pass computes would stay in memory.
@@ -361,9 +368,9 @@ class OpTracer(_TracerMode):
         self._written: dict[int, StorageWeakRef] = {}
 
     @property
-    def is_decided(self) -> bool:
+    def has_no_branches(self) -> bool:
         """Whether the model's control flow did not depend on a record's values."""
-        return not self.data_dependent_read and not any(answer is not None for answer in self.answers)
+        return not self.data_dependent_read and not any(pinned is not None for pinned in self.pinned_branches)
 
     def may_depend(self, tree: Any) -> bool:
         """Whether an argument is a tensor that depends on the records' values, or is of unknown origin."""
@@ -378,13 +385,13 @@ class OpTracer(_TracerMode):
         """Whether a tensor's origin is unknown, since it was not made within the block."""
         return tensor not in self._known and not isinstance(tensor, RecordedTensor)
 
-    def answered(self, ask: Callable[[], Any], tree: Any) -> Any:
-        """Answer a question about tensor values."""
+    def pin_branch(self, condition: Callable[[], Any], tree: Any) -> Any:
+        """The value of a branch condition, pinned if it depends on the records."""
         depends = self.may_depend(tree)
-        given = self.ignoring_reads(ask)
-        if depends and self.answer is not None and isinstance(given, bool):
-            given = self.answer
-        self.answers.append(given if depends else None)
+        given = self.ignoring_reads(condition)
+        if depends and self.pinned is not None and isinstance(given, bool):
+            given = self.pinned
+        self.pinned_branches.append(given if depends else None)
         return given
 
     def ignoring_reads(self, run: Callable[[], Any]) -> Any:
@@ -508,12 +515,12 @@ class _ReadingFunctions(TorchFunctionMode):
     def __torch_function__(
         self, func: Func, types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
-        args, kwargs = asked_for(self, func, args), kwargs or {}
+        args, kwargs = with_pinned_numbers(self, func, args), kwargs or {}
         if func in CHECKING:
             with self:
                 return seen_within(func)(*args, **kwargs)
-        if asks(func, args):
-            return self._tracer.answered(lambda: func(*args, **kwargs), (args, kwargs))
+        if is_branch_condition(func, args):
+            return self._tracer.pin_branch(lambda: func(*args, **kwargs), (args, kwargs))
         looked_at = _looked_at(func, args, kwargs)
         if getattr(func, "__name__", "") == "one_hot" and not looked_at:
             # It only checks that entries are below the number of classes; control flow does not depend on them.
@@ -525,10 +532,10 @@ class _ReadingFunctions(TorchFunctionMode):
 
 @contextmanager
 def tracing(
-    records: Sequence[Tensor], known: Sequence[Tensor], answer: bool | None = None
+    records: Sequence[Tensor], known: Sequence[Tensor], pinned: bool | None = None
 ) -> Iterator[OpTracer]:
     """Trace the operations within the block, with the same random numbers each time."""
-    tracer = OpTracer(records, known, answer)
+    tracer = OpTracer(records, known, pinned)
     with same_randomness():
         before = torch.default_generator.get_state()
         with tracer, _ReadingFunctions(tracer):
@@ -581,11 +588,11 @@ def fills_briefly(passes: Passes, form: Form, sizes: Sequence[int]) -> bool:
 
 
 def trace_model(
-    passes: Passes, parameters: Tensor, sample: Sample, *, answer: bool | None = None, is_back: bool = False
+    passes: Passes, parameters: Tensor, sample: Sample, *, pinned: bool | None = None, is_back: bool = False
 ) -> OpTracer:
-    """Trace a model on some records; answer: as in `OpTracer`. is_back: also through the backward pass."""
+    """Trace a model on some records; pinned: as in `OpTracer`. is_back: also through the backward pass."""
     records = (sample.inputs, sample.labels)
-    with tracing(records, (parameters, *held_by(passes.model.module)), answer) as tracer:
+    with tracing(records, (parameters, *held_by(passes.model.module)), pinned) as tracer:
         if is_back:
             passes.gradients(parameters, *records, turn=tracer.turn)
         else:
@@ -608,7 +615,7 @@ def _fill_alike(few: OpTracer, many: OpTracer, records: tuple[int, int]) -> bool
     dimension, and tensors of unknown origin must have none.
     """
     pairs = list(zip(few.operations, many.operations, strict=False))
-    if len(few.operations) != len(many.operations) or not few.is_decided or not many.is_decided:
+    if len(few.operations) != len(many.operations) or not few.has_no_branches or not many.has_no_branches:
         return False
     there = pairs[: few.turned]
     return (

@@ -98,18 +98,18 @@ def _ignore_autocast() -> Callable[[], object]:
 
 _AUTOCAST_IGNORED = ProcessSetting(_ignore_autocast)
 
-Answer = bool | int | None
-Answers = tuple[Answer, ...]
+PinnedBranch = bool | int | None
+PinnedBranches = tuple[PinnedBranch, ...]
 
 
 @dataclass(frozen=True)
 class Passes:
     """The passes of one model, in its precision.
 
-    answers: to the model's questions about tensor values, in order, such as whether any record has padding or how long
-    the longest one is. Each is a public constant, since an answer that depends on one record would change the results
-    of others; None for a question that no record can influence. A pass over a single record uses the record's own
-    answers. offload: where parameters are brought to that stay in main memory; None if they are where the records are.
+    pinned_branches: constants that replace the model's data-dependent branch conditions, in order, such as whether any
+    record has padding or how long the longest one is. A condition that depends on one record would change the results
+    of others; None for a condition that no record can influence. A pass over a single record uses the record's own
+    branches. offload: where parameters are brought to that stay in main memory; None if they are where the records are.
     shards: of the flat vector of parameters, if each process holds a slice of it.
     unpacks: whether recurrent layers process packed sequences as padded ones. keeps_format: whether a recorded pass
     leaves images and kernels in their memory format, since the model rejects the one that is fastest for max pooling,
@@ -118,7 +118,7 @@ class Passes:
     """
 
     model: Model
-    answers: Answers = ()
+    pinned_branches: PinnedBranches = ()
     offload: torch.device | None = None
     shards: Shards | None = None
     unpacks: bool = False
@@ -154,7 +154,7 @@ class Passes:
             ):  # includes the loss, which may read values or use parameters
                 return self.model.losses(self.model.module(inputs), labels)
 
-        with torch.enable_grad(), self._precision(inputs.device), self._answering(), reporting_functions():
+        with torch.enable_grad(), self._precision(inputs.device), self._pinning(), reporting_functions():
             losses = self.model.inside(recorder.parameters, run)
         return recorder, losses.detach()
 
@@ -175,14 +175,14 @@ class Passes:
         recorder, inputs = self._recorder(parameters, inputs, len(labels), layouts)
 
         def run() -> tuple[Tensor, list[Use], tuple[Tensor | None, ...]]:
-            with torch.enable_grad(), self._precision(inputs.device), self._answering(), recorder.saving():
+            with torch.enable_grad(), self._precision(inputs.device), self._pinning(), recorder.saving():
                 with recorder, self._within(inputs.device):
                     outputs = self.model.module(inputs)
                 losses = self.model.losses(outputs, labels)
             uses = recorder.take_uses()
             if not uses:
                 return losses, uses, ()
-            with self._answering(again=True):
+            with self._pinning(again=True):
                 edges, each = [use.edge for use in uses], torch.ones_like(losses)  # of the sum of the losses
                 back = torch.autograd.grad(losses, edges, each, allow_unused=True)
             return losses, uses, back
@@ -274,7 +274,7 @@ class Passes:
 
     def _each_in_a_pass(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
         """Each record in a separate pass: slow, but correct for everything that autograd differentiates."""
-        losses, alone = [], replace(self, answers=())
+        losses, alone = [], replace(self, pinned_branches=())
         written = parameters.new_zeros(len(labels), len(parameters))
         ones = zip(written, torch.split(inputs, 1), torch.split(labels, 1), strict=True)
         for row, one_input, one_label in ones:
@@ -302,14 +302,14 @@ class Passes:
             name: part.detach().requires_grad_()
             for name, part in self.model.named(parameters.detach()).items()
         }
-        with torch.enable_grad(), self._precision(inputs.device), self._answering():
+        with torch.enable_grad(), self._precision(inputs.device), self._pinning():
             losses = self.model.losses(self.model.outputs(named, inputs), labels)
             total = (losses * weights).sum()
         if not total.requires_grad:
             return losses, {}
         turn()
         leaves = tuple(named.values())
-        with self._answering(again=True):
+        with self._pinning(again=True):
             found = self.model.inside(named, lambda: torch.autograd.grad(total, leaves, allow_unused=True))
         if any(leaf.grad is not None for leaf in leaves):
             raise ModelRefusedError(
@@ -325,12 +325,12 @@ class Passes:
     @without_shortcuts()
     def losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each record, [batch]."""
-        with torch.no_grad(), self._precision(inputs.device), self._answering():
+        with torch.no_grad(), self._precision(inputs.device), self._pinning():
             return self.model.losses(self.model.outputs(self.model.named(parameters), inputs), labels)
 
     def losses_one_by_one(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss of each record, [batch], from a separate pass with the record's own answers."""
-        alone = replace(self, answers=())
+        """The loss of each record, [batch], from a separate pass with the record's own branches."""
+        alone = replace(self, pinned_branches=())
         pairs = zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True)
         return torch.cat([alone.losses(parameters, *one) for one in pairs])
 
@@ -342,10 +342,12 @@ class Passes:
         some = {name: part for name, part in gradients.items() if places[name].stop > places[name].start}
         return PerExampleGradients(losses, some, places, self.model.layers, wide(parameters).dtype)
 
-    def _answering(self, *, again: bool = False) -> AbstractContextManager[Any]:
-        """A context that answers questions. again: for a backward pass, where checkpointed layers ask out of order."""
-        answering = Answering(self.answers, is_silent=again) if self.answers else nullcontext()
-        return _both(answering, Unpacked()) if self.unpacks else answering
+    def _pinning(self, *, again: bool = False) -> AbstractContextManager[Any]:
+        """A context that pins branches. again: for a backward pass, where checkpointed layers have them out of turn."""
+        pinning = (
+            BranchPinning(self.pinned_branches, is_silent=again) if self.pinned_branches else nullcontext()
+        )
+        return _both(pinning, Unpacked()) if self.unpacks else pinning
 
     def _within(self, device: torch.device) -> AbstractContextManager[Any]:
         """A context within a recorder's, which sees what packed sequences are replaced by, and layers as wholes."""
@@ -359,17 +361,17 @@ class Passes:
         return without_autocast()
 
 
-class Answering(TorchFunctionMode):
-    """Answers the questions asked within the block; is_silent: raises UnrecordedError at each question instead."""
+class BranchPinning(TorchFunctionMode):
+    """Pins the branch conditions within the block; is_silent: raises UnrecordedError at each of them instead."""
 
-    def __init__(self, answers: Answers, *, is_silent: bool) -> None:
+    def __init__(self, pinned_branches: PinnedBranches, *, is_silent: bool) -> None:
         super().__init__()
-        self._answers, self._asked = answers, 0
+        self._pinned_branches, self._met = pinned_branches, 0
         self._is_silent = is_silent
 
     def __exit__(self, *reason: Any) -> None:
         super().__exit__(*reason)  # type: ignore[no-untyped-call]
-        if reason[0] is None and not self._is_silent and self._asked < len(self._answers):
+        if reason[0] is None and not self._is_silent and self._met < len(self._pinned_branches):
             raise UnrecordedError("its control flow depends on values where it did not before")
 
     def __torch_function__(
@@ -380,17 +382,17 @@ class Answering(TorchFunctionMode):
         if func in CHECKING:
             with self:
                 return seen_within(func)(*args, **(kwargs or {}))
-        if not asks(func, args):
-            return func(*asked_for(self, func, args), **(kwargs or {}))
-        if self._is_silent or self._asked >= len(self._answers):
+        if not is_branch_condition(func, args):
+            return func(*with_pinned_numbers(self, func, args), **(kwargs or {}))
+        if self._is_silent or self._met >= len(self._pinned_branches):
             raise UnrecordedError("its control flow depends on values where it did not before")
-        self._asked += 1
-        given = self._answers[self._asked - 1]
+        self._met += 1
+        given = self._pinned_branches[self._met - 1]
         return func(*args, **(kwargs or {})) if given is None else given
 
 
-def asked_for(mode: TorchFunctionMode, func: Func, args: Args) -> Args:
-    """The arguments, where `mode` was asked for the numbers that a range or a slice would read from tensors."""
+def with_pinned_numbers(mode: TorchFunctionMode, func: Func, args: Args) -> Args:
+    """The arguments, where `mode` pinned the numbers that a range or a slice would read from tensors."""
 
     def number(value: Any) -> Any:
         if isinstance(value, slice):
@@ -415,15 +417,15 @@ def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any
 
 
 _NUMBERS = frozenset((Tensor.item, Tensor.__int__, Tensor.__index__))
-_QUESTIONS = frozenset(
+_CONDITIONS = frozenset(
     (
         *(Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero),
         *(Tensor.equal, torch.equal, Tensor.allclose, torch.allclose, Tensor.__contains__),
     )
 )
 CHECKING: frozenset[Func] = frozenset((functional.gaussian_nll_loss,))
-"""Functions of PyTorch that ask within for values of their arguments, and raise errors by the answers."""
-_READING = frozenset((torch.arange, Tensor.__getitem__)) | _NUMBERS | _QUESTIONS | CHECKING
+"""Functions of PyTorch that read values of their arguments within, and raise errors by them."""
+_READING = frozenset((torch.arange, Tensor.__getitem__)) | _NUMBERS | _CONDITIONS | CHECKING
 """All that may read a value, which most calls do not."""
 
 
@@ -437,9 +439,9 @@ def seen_within(func: Func) -> Func:
     return own
 
 
-def asks(func: Func, args: Args) -> bool:
+def is_branch_condition(func: Func, args: Args) -> bool:
     """Whether a function of tensors returns a Python bool or whole number."""
-    return func in _QUESTIONS or (func in _NUMBERS and not args[0].is_floating_point())
+    return func in _CONDITIONS or (func in _NUMBERS and not args[0].is_floating_point())
 
 
 def _pools(module: nn.Module) -> bool:
