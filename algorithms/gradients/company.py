@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.gradients.op_tracer import Form, Sample
+from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch
 
 _LARGE = 1e3
 
@@ -42,14 +42,14 @@ class Comparison:
     is_like_alone: bool
 
 
-Compute = Callable[[Sample, Sequence[int]], PassValues]
+Compute = Callable[[SyntheticBatch, Sequence[int]], PassValues]
 """Computes a pass over records; also digests the gradients of those at some positions."""
 
 
 def compare_company(
     compute: Compute,
-    loss_alone: Callable[[Sample], Tensor],
-    form: Form,
+    loss_alone: Callable[[SyntheticBatch], Tensor],
+    form: InputSpec,
     size: int,
     *,
     seeds: int,
@@ -65,11 +65,11 @@ def compare_company(
     Example:
         Losses that depend on the largest record of a pass:
 
-        >>> form = Form((3,), torch.float32, torch.device("cpu"))
-        >>> def compute(sample: Sample, places: Sequence[int]) -> PassValues:
+        >>> form = InputSpec((3,), torch.float32, torch.device("cpu"))
+        >>> def compute(sample: SyntheticBatch, places: Sequence[int]) -> PassValues:
         ...     losses = sample.inputs.sum(dim=1) / sample.inputs.abs().amax()
         ...     return PassValues(losses, losses, losses, [0 for _ in places])
-        >>> def loss_alone(one: Sample) -> Tensor:
+        >>> def loss_alone(one: SyntheticBatch) -> Tensor:
         ...     return compute(one, []).losses
         >>> compare_company(compute, loss_alone, form, 64, seeds=1, has_missing=False, tolerance=1e-4)
         Comparison(is_same=False, is_like_alone=False)
@@ -94,7 +94,9 @@ def compare_company(
     return Comparison(is_same, is_like_alone)
 
 
-def _in_other_company(records: Sample, place: int, kinds: list[Sample], shift: int) -> tuple[Sample, Tensor]:
+def _in_other_company(
+    records: SyntheticBatch, place: int, kinds: list[SyntheticBatch], shift: int
+) -> tuple[SyntheticBatch, Tensor]:
     """A pass of as many records, and where each came from in `records`, -1 for others, [size].
 
     Of four, two are copies of one record, as padding is, one is another of the records, and one is of the other kinds

@@ -38,10 +38,11 @@ from algorithms.gradients.devices import in_full_precision
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
 from algorithms.gradients.independence import RecordsNotIndependentError, content_digest
 from algorithms.gradients.model_inspection import MOST_RECORDS, PassCost, check_apart_at, examine
-from algorithms.gradients.op_tracer import Form, Sample, fills, fills_briefly, near_start
+from algorithms.gradients.op_tracer import fills, fills_briefly
 from algorithms.gradients.passes import Passes, without_shortcuts
 from algorithms.gradients.per_example_gradients import PerExampleGradients, all_finite
 from algorithms.gradients.placement import Shards, beside, shard_frozen
+from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch, near_start
 from algorithms.models import Model, ModelRefusedError
 from algorithms.models.model import copied
 
@@ -158,7 +159,7 @@ class Engine:
         device = device or torch.device("cpu")
         inspected_on = torch.device("cpu") if offload or shards is not None else device
         self._shards = shards
-        form = Form(
+        form = InputSpec(
             input_shape,
             input_dtype,
             inspected_on,
@@ -176,8 +177,8 @@ class Engine:
                 pinned_branches=found.pinned_branches,
                 unpacks=found.unpacks,
                 keeps_format=found.keeps_format,
-                wholes=found.wholes,
-                is_twice=found.is_twice,
+                opaque_layers=found.opaque_layers,
+                uses_double_backward=found.uses_double_backward,
             )
             largest = _fitting(found.cost, memory_mb, device)
             if physical_batch is None:
@@ -279,7 +280,7 @@ class Engine:
         """Compare passes of the present size at a point [d]."""
         found, passes, size = self._examined, self._passes, self.physical_batch
 
-        def compute(sample: Sample, places: Sequence[int]) -> PassValues:
+        def compute(sample: SyntheticBatch, places: Sequence[int]) -> PassValues:
             records = sample.inputs.to(device), sample.labels.to(device)
             gradients = self.contributions(point, *records)
             # Processes with slices of the parameters answer no queries of losses.
@@ -287,7 +288,7 @@ class Engine:
             digests = [_digest(gradients.take(torch.tensor([place], device=device))) for place in places]
             return PassValues(gradients.losses, evaluated, gradients.norms(L2(1.0)), digests)
 
-        def loss_alone(one: Sample) -> Tensor:
+        def loss_alone(one: SyntheticBatch) -> Tensor:
             records = one.inputs.to(device), one.labels.to(device)
             if passes.shards is not None:
                 return self.contributions(point, *records).losses
@@ -624,7 +625,7 @@ _ADVICE = {
 
 
 @contextmanager
-def _refusing(model: Model, form: Form) -> Iterator[None]:
+def _refusing(model: Model, form: InputSpec) -> Iterator[None]:
     """Turn any exception that a model raises on made-up records into a ModelRefusedError of one sentence."""
     try:
         with warnings.catch_warnings():
@@ -693,7 +694,7 @@ def _layer_place(name: str, layer: nn.Module) -> str:
     return f" in the layer {inner} ({type(layer).__name__})" if inner else ""
 
 
-def _place_in_backward_pass(model: Model, form: Form) -> str:
+def _place_in_backward_pass(model: Model, form: InputSpec) -> str:
     made_up = form.draw(1, 0)
     found = layer_in_backward_pass(_on(model, form.device), made_up.inputs, made_up.labels)
     return "" if found is None else _layer_place(*found)

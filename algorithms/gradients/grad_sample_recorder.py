@@ -255,7 +255,7 @@ def _run_again(func: Func, args: Args, kwargs: Kwargs) -> Any:
     return _anchored_itself(output if output._base is None else output.clone())
 
 
-class Whole:
+class OpaqueLayer:
     """A layer as one function of its parameters, by name, and of its other arguments, as the recorder sees it.
 
     precision: returns a context that the layer runs in.
@@ -281,13 +281,13 @@ class Whole:
 
 
 @contextmanager
-def as_wholes(
+def running_opaque(
     layers: Iterable[nn.Module], precision: Callable[[], AbstractContextManager[Any]]
 ) -> Iterator[None]:
-    """Let the recorder see each of these layers as one function within the block; see `Whole`."""
+    """Let the recorder see each of these layers as one function within the block; see `OpaqueLayer`."""
     before = [(vars(layer), vars(layer).copy()) for layer in layers]
     for layer in layers:
-        vars(layer)["forward"] = Whole(layer, precision).recorded
+        vars(layer)["forward"] = OpaqueLayer(layer, precision).recorded
     try:
         yield
     finally:
@@ -330,7 +330,7 @@ class GradSampleRecorder:
     rule for other functions. shared: the rule for functions that neither take nor return a batch. batch: the number of
     records. layouts: of the uses. Without them the recorder notes the shapes in all calls, and learns the layouts by
     comparing them with `other`: the shapes for another batch size, and that size. bringing: if the parameters are
-    elsewhere. is_twice: whether the model differentiates in its forward pass.
+    elsewhere. uses_double_backward: whether the model differentiates in its forward pass.
     """
 
     def __init__(
@@ -344,7 +344,7 @@ class GradSampleRecorder:
         layouts: Layouts | None,
         other: tuple[Sequence[Shapes], int] | None = None,
         bringing: Bringing | None = None,
-        is_twice: bool = False,
+        uses_double_backward: bool = False,
     ) -> None:
         self.batch = batch
         self.uses: list[Use] = []
@@ -358,7 +358,7 @@ class GradSampleRecorder:
             name: RecordedTensor.of(part, parameter=name if bringing else None, bringing=bringing)
             for name, part in parameters.items()
         }
-        self.bringing, self.is_twice = bringing, is_twice
+        self.bringing, self.uses_double_backward = bringing, uses_double_backward
         self._names = {id(tensor): name for name, tensor in self.parameters.items()}
         self._held: list[Tensor] = []
         self._rules = rules
@@ -401,7 +401,7 @@ class GradSampleRecorder:
 
     def use(self, func: Func, args: Args, kwargs: Kwargs) -> Any:
         """Call a function of parameters and other values, and record it."""
-        if self.is_twice and torch.is_grad_enabled():
+        if self.uses_double_backward and torch.is_grad_enabled():
             return connected(self._used, self._derivatives, func, args, kwargs, name_of(func))
         return self._used(func, args, kwargs)
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.gradients.grad_sample_recorder import tensors_in
-from algorithms.gradients.op_tracer import ExtremeDraws, Form, Sample, draws_since
+from algorithms.gradients.op_tracer import ExtremeDraws, draws_since
 from algorithms.gradients.passes import Passes
+from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch
 from algorithms.models import ModelRefusedError
 from algorithms.models.model import copied, same_randomness
 
@@ -51,7 +52,7 @@ def mixing_layer(module: nn.Module) -> str | None:
 class Seen(NamedTuple):
     """Some records, their losses [count] in one pass, and whether it may have drawn random numbers."""
 
-    sample: Sample
+    sample: SyntheticBatch
     losses: Tensor
     is_drawn: bool
 
@@ -65,7 +66,7 @@ class ModelProbe:
 
     passes: Passes
     parameters: Tensor
-    form: Form
+    form: InputSpec
     tolerance: float
     seed: int = 0
 
@@ -88,23 +89,23 @@ class ModelProbe:
         """The same model with other decisions, such as `pinned_branches` or `unpacks`; see `Passes`."""
         return replace(self, passes=replace(self.passes, **decided))
 
-    def draw(self, count: int, seed: int) -> Sample:
+    def draw(self, count: int, seed: int) -> SyntheticBatch:
         """Draw made-up records of the form, in 64 bits if the model computes in them."""
         drawn = self.form.draw(count, seed)
         return drawn.in_64_bits() if self.is_exact else drawn
 
-    def see(self, sample: Sample) -> Seen:
+    def see(self, sample: SyntheticBatch) -> Seen:
         """Run a pass; the seed fixes what dropout drops."""
         with same_randomness(self.seed):
             before = torch.default_generator.get_state()
             losses = self.passes.losses(self.parameters, sample.inputs, sample.labels)
             return Seen(sample, losses, draws_since(before, sample.inputs))
 
-    def losses(self, sample: Sample) -> Tensor:
+    def losses(self, sample: SyntheticBatch) -> Tensor:
         """The losses [count] of a pass."""
         return self.see(sample).losses
 
-    def gradient(self, sample: Sample, weight: float = 1.0) -> Tensor:
+    def gradient(self, sample: SyntheticBatch, weight: float = 1.0) -> Tensor:
         """The gradient [d] of the sum of losses times a weight."""
         total = torch.zeros_like(self.parameters)
         with same_randomness():
@@ -197,7 +198,7 @@ def check_many_apart(probe: ModelProbe, *, alone: bool, count: int = MANY) -> No
     _check_places(probe, many, [others], (0, count // 2, count - 1), alone=alone)
 
 
-def crowd(probe: ModelProbe) -> Sample:
+def crowd(probe: ModelProbe) -> SyntheticBatch:
     """A large record, and twice the second of `draw(2, 0)`, which fills experts of limited capacity."""
     large = probe.draw(1, 4).times(_LARGE)
     one = probe.draw(2, 0).some([1, 1, 1])
@@ -252,9 +253,9 @@ def still(module: nn.Module) -> Iterator[None]:
             layer.training = True
 
 
-def _check_same(probe: ModelProbe, seen: Seen, place: int, changed: Sample | Seen, at: int) -> None:
+def _check_same(probe: ModelProbe, seen: Seen, place: int, changed: SyntheticBatch | Seen, at: int) -> None:
     """Raises RecordsNotIndependentError if a record's loss depends on its position or on the other records."""
-    other = probe.see(changed) if isinstance(changed, Sample) else changed
+    other = probe.see(changed) if isinstance(changed, SyntheticBatch) else changed
     if probe.close(seen.losses[place], other.losses[at]):
         return
     if not probe.close(probe.losses(seen.sample), probe.losses(seen.sample)):
@@ -272,7 +273,7 @@ def _check_same(probe: ModelProbe, seen: Seen, place: int, changed: Sample | See
     raise RecordsNotIndependentError(f"{layer or probe.loss_name} mixes records")
 
 
-def drawing_layers(probe: ModelProbe, sample: Sample) -> list[str]:
+def drawing_layers(probe: ModelProbe, sample: SyntheticBatch) -> list[str]:
     """The layers within which a pass draws random numbers, innermost first; then the forward pass, if it draws any."""
     drawing: list[str] = []
     device = sample.inputs.device
@@ -301,7 +302,7 @@ def drawing_layers(probe: ModelProbe, sample: Sample) -> list[str]:
     return drawing
 
 
-def random_layer(probe: ModelProbe, sample: Sample) -> str:
+def random_layer(probe: ModelProbe, sample: SyntheticBatch) -> str:
     """The refusal of a model that draws random numbers: which layer does, and whether evaluation mode helps."""
     drawing = (*drawing_layers(probe, sample), probe.loss_name)[0]
     with still(probe.passes.model.module):
@@ -314,7 +315,12 @@ def random_layer(probe: ModelProbe, sample: Sample) -> str:
 
 
 def _check_places(
-    probe: ModelProbe, sample: Sample, contexts: list[Sample], places: Iterable[int], *, alone: bool
+    probe: ModelProbe,
+    sample: SyntheticBatch,
+    contexts: list[SyntheticBatch],
+    places: Iterable[int],
+    *,
+    alone: bool,
 ) -> None:
     """Raises RecordsNotIndependentError if a record at one of the positions has another loss elsewhere."""
     seen = probe.see(sample)
@@ -326,7 +332,7 @@ def _check_places(
             _check_same(probe, seen, place, changed, at)
 
 
-def _check_losses_apart(probe: ModelProbe, sample: Sample) -> None:
+def _check_losses_apart(probe: ModelProbe, sample: SyntheticBatch) -> None:
     """Raises RecordsNotIndependentError if the loss function returns other losses for single outputs."""
     model = probe.passes.model
     with torch.no_grad(), same_randomness():
@@ -342,7 +348,7 @@ def _check_losses_apart(probe: ModelProbe, sample: Sample) -> None:
         raise RecordsNotIndependentError(f"{probe.loss_name} mixes records")
 
 
-def _check_gradients_apart(probe: ModelProbe, sample: Sample, weight: float) -> None:
+def _check_gradients_apart(probe: ModelProbe, sample: SyntheticBatch, weight: float) -> None:
     """Raises RecordsNotIndependentError if the backward pass mixes records: a sum of losses has another gradient.
 
     weight: of the losses, since some backward passes mix records only if errors are large.
@@ -441,7 +447,7 @@ def check_first_records(unused: nn.Module, probe: ModelProbe) -> None:
     if not changed:
         return
 
-    def later(*samples: Sample) -> Tensor:
+    def later(*samples: SyntheticBatch) -> Tensor:
         fresh = replace(model, module=copied(unused, unused.parameters()))
         one_by_one = replace(probe, passes=replace(probe.passes, model=fresh))
         return [one_by_one.losses(sample) for sample in samples][-1]
@@ -457,7 +463,7 @@ def _changed(before: Mapping[str, object], after: Mapping[str, object]) -> list[
     return [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
 
 
-def _pass_through(probe: ModelProbe, module: nn.Module, sample: Sample) -> None:
+def _pass_through(probe: ModelProbe, module: nn.Module, sample: SyntheticBatch) -> None:
     named = probe.passes.model.named(probe.parameters)
     with torch.no_grad(), same_randomness():
         outputs = torch.func.functional_call(module, named, (sample.inputs,))
@@ -473,7 +479,7 @@ def _different(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> lis
     ]
 
 
-def _are_tables(probe: ModelProbe, sample: Sample) -> bool:
+def _are_tables(probe: ModelProbe, sample: SyntheticBatch) -> bool:
     """Whether the first pass builds the same buffers for any records and batch size, and later passes keep them."""
     other, module = probe.draw(2, 1).times(0.0), probe.passes.model.module
     first, second = (copied(module, module.parameters()) for _ in range(2))
@@ -546,7 +552,7 @@ def _pickled(name: str, attributes: Mapping[str, object]) -> dict[str, bytes]:
 
 
 def _first_that_differs(
-    probe: ModelProbe, sample: Sample, one: int, changed: Sample, other: int
+    probe: ModelProbe, sample: SyntheticBatch, one: int, changed: SyntheticBatch, other: int
 ) -> str | None:
     """The first layer, or the model itself, whose output for a record differs between two batches and positions.
 
@@ -565,7 +571,7 @@ def _first_that_differs(
     return None
 
 
-def _passed_by_module(probe: ModelProbe, sample: Sample) -> dict[str, list[Tensor]]:
+def _passed_by_module(probe: ModelProbe, sample: SyntheticBatch) -> dict[str, list[Tensor]]:
     """The first input, if any, and output of every layer and of the model, by name, in the order in which they end."""
     passed: dict[str, list[Tensor]] = {}
 

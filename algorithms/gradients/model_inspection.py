@@ -38,21 +38,10 @@ from algorithms.gradients.independence import (
     still,
     unchanged,
 )
-from algorithms.gradients.op_tracer import (
-    Form,
-    Memory,
-    Operations,
-    OpTracer,
-    Sample,
-    form_of,
-    held_by,
-    mixes,
-    near_start,
-    trace_model,
-    tracing,
-)
+from algorithms.gradients.op_tracer import Memory, Operations, OpTracer, held_by, mixes, trace_model, tracing
 from algorithms.gradients.passes import Passes, PinnedBranches
 from algorithms.gradients.per_example_gradients import PerExampleGradients
+from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch, form_of, near_start
 from algorithms.models import ModelRefusedError
 from algorithms.models.model import copied, same_randomness
 
@@ -73,7 +62,7 @@ _QUICK = 1e11
 _MUCH = 4e9
 """Memory in bytes up to which an inspection is a full one."""
 _TRIES = 6
-"""How often layers are added to those that are seen as wholes."""
+"""How often layers are added to those that are seen as opaque."""
 _FRAGMENTED = 1.25
 """Memory of a CPU's process for each byte of tensors: malloc does not fill all gaps between those that are left."""
 _SCRATCH = 1e8
@@ -110,7 +99,7 @@ class ModelInspection:
         form: the form of the made-up records.
         is_narrow: whether the model computes in 16 bits somewhere.
         pinned_branches: constants that replace the model's data-dependent branch conditions.
-        unpacks, keeps_format, wholes, is_twice: as in `Passes`.
+        unpacks, keeps_format, opaque_layers, uses_double_backward: as in `Passes`.
         layouts: the layouts of all uses of parameters; None if passes cannot be recorded, for the given `reason`.
         cost: of a pass.
         operations: of one record's forward pass, in products and convolutions.
@@ -119,13 +108,13 @@ class ModelInspection:
         is_brief: whether this was a brief inspection.
     """
 
-    form: Form
+    form: InputSpec
     is_narrow: bool
     pinned_branches: PinnedBranches
     unpacks: bool
     keeps_format: bool
-    wholes: tuple[str, ...]
-    is_twice: bool
+    opaque_layers: tuple[str, ...]
+    uses_double_backward: bool
     layouts: Layouts | None
     reason: str
     cost: PassCost
@@ -153,7 +142,7 @@ def _recording() -> Iterator[None]:
         raise UnrecordedError(str(error).strip().partition("\n")[0][:200]) from error
 
 
-def check_apart_at(passes: Passes, form: Form, count: int) -> None:
+def check_apart_at(passes: Passes, form: InputSpec, count: int) -> None:
     """Raises RecordsNotIndependentError if losses in a pass of `count` records depend on others, beyond rounding."""
     in_32_bits = replace(passes, model=replace(passes.model, precision=torch.float32))
     parameters = near_start(passes.model).to(form.device)
@@ -161,7 +150,7 @@ def check_apart_at(passes: Passes, form: Form, count: int) -> None:
     check_many_apart(_exact(probe32, form.draw(2, 0)), alone=True, count=count)
 
 
-def _memory_of_a_record(passes: Passes, parameters: Tensor, form: Form) -> tuple[int, int]:
+def _memory_of_a_record(passes: Passes, parameters: Tensor, form: InputSpec) -> tuple[int, int]:
     """The bytes that a record takes in 64 bits in a forward pass, and in a recorded pass with its graph."""
     few = form.draw(_FEW, 0)
     forward = _measured(few, lambda some: passes.losses(parameters, some.inputs, some.labels))
@@ -169,7 +158,7 @@ def _memory_of_a_record(passes: Passes, parameters: Tensor, form: Form) -> tuple
     return 2 * forward.each, 4 * back.each
 
 
-def _measured(few: Sample, run: Callable[[Sample], object]) -> PassCost:
+def _measured(few: SyntheticBatch, run: Callable[[SyntheticBatch], object]) -> PassCost:
     """The peak memory of something that runs for one and for a few records, with these."""
     most = []
     for some in (few.alone(0), few):
@@ -188,7 +177,7 @@ def in_16_bits(name: str) -> str:
     )
 
 
-def examine(passes: Passes, least: Form) -> ModelInspection:
+def examine(passes: Passes, least: InputSpec) -> ModelInspection:
     """Determine how to compute a model's per-example gradients; cheap checks and refusals come first.
 
     1. Layers that are known to mix records.
@@ -213,7 +202,7 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
         >>> import torch
         >>> from torch import nn
         >>> from algorithms.gradients.model_inspection import examine
-        >>> from algorithms.gradients.op_tracer import Form
+        >>> from algorithms.gradients.synthetic_inputs import InputSpec
         >>> from algorithms.gradients.passes import Answers, Passes
         >>> from algorithms.models import Model
         >>> class Centres(nn.Module):
@@ -224,7 +213,7 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
         ...     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         ...         return -torch.cdist(inputs, self.places)
         >>> model = Model("centres", Centres(), nn.CrossEntropyLoss(reduction="none"), scores=lambda outputs: outputs)
-        >>> found = examine(Passes(model), Form((3,), torch.float32, torch.device("cpu")))
+        >>> found = examine(Passes(model), InputSpec((3,), torch.float32, torch.device("cpu")))
         >>> found.layouts is None, found.is_random, found.without_rule
         (False, False, ('cdist',))
     """
@@ -258,10 +247,14 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
     if keeps_format:
         probe32, probe64 = (some.deciding(keeps_format=True) for some in (probe32, probe64))
         first = _traced(probe32, few)
-    again = _traced(probe32.deciding(is_twice=True), few) if first.recorder is None else first
-    is_twice = again.recorder is not first.recorder
-    if is_twice:
-        probe32, probe64, first = probe32.deciding(is_twice=True), probe64.deciding(is_twice=True), again
+    again = _traced(probe32.deciding(uses_double_backward=True), few) if first.recorder is None else first
+    uses_double_backward = again.recorder is not first.recorder
+    if uses_double_backward:
+        probe32, probe64, first = (
+            probe32.deciding(uses_double_backward=True),
+            probe64.deciding(uses_double_backward=True),
+            again,
+        )
     check_shape(probe32, first.seen)
     if is_brief:
         samples = [few, *([form.draw(_MORE, 1)] if is_quick else [])]
@@ -304,16 +297,16 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
                     )
                 break
             except UnrecordedError as why:
-                wholes = _blamed(why, probe32.passes)
-                if not wholes or left == 0:
+                opaque_layers = _layers_to_fall_back(why, probe32.passes)
+                if not opaque_layers or left == 0:
                     raise
-                probe32, probe64 = (some.deciding(wholes=wholes) for some in (probe32, probe64))
+                probe32, probe64 = (some.deciding(opaque_layers=opaque_layers) for some in (probe32, probe64))
                 first = _traced(probe32, few)
                 second = _traced(probe32, second.seen.sample, other=first.recorder)
         reason = ""
     except UnrecordedError as why:
         layouts, reason, without_rule = None, str(why), ()
-        probe32 = probe32.deciding(wholes=())
+        probe32 = probe32.deciding(opaque_layers=())
         cost = _measured(few, lambda some: _take_alone(probe32.passes, parameters, some))
         cost = replace(cost, written=4 * len(parameters))
     saved = cost.each // 3 if is_brief else max(1, _kept_each(passes, parameters, form))
@@ -323,8 +316,8 @@ def examine(passes: Passes, least: Form) -> ModelInspection:
         pinned_branches=pinned_branches or (),
         unpacks=unpacks,
         keeps_format=keeps_format,
-        wholes=probe32.passes.wholes,
-        is_twice=is_twice,
+        opaque_layers=probe32.passes.opaque_layers,
+        uses_double_backward=uses_double_backward,
         layouts=layouts,
         reason=reason,
         cost=replace(cost.of_process(parameters), saved=saved),
@@ -350,7 +343,10 @@ class _Trace:
 
 
 def _traced(
-    probe: ModelProbe, sample: Sample, pinned: bool | None = None, other: GradSampleRecorder | None = None
+    probe: ModelProbe,
+    sample: SyntheticBatch,
+    pinned: bool | None = None,
+    other: GradSampleRecorder | None = None,
 ) -> _Trace:
     """Trace a forward pass; pinned: as in `OpTracer`. other: the recorder of another batch size."""
     parameters, records = probe.parameters, (sample.inputs, sample.labels)
@@ -416,7 +412,7 @@ def _learned(
         without_rule.clear()
         found: list[tuple[PerExampleGradients, Tensor]] = []
 
-        def run(some: Sample) -> None:
+        def run(some: SyntheticBatch) -> None:
             with same_randomness():
                 gradients = probe32.passes.recorded(
                     probe32.parameters, some.inputs, some.labels, layouts, without_rule
@@ -462,15 +458,15 @@ def _learned(
     return layouts, cost, tuple(sorted(without_rule))
 
 
-def _blamed(error: UnrecordedError, passes: Passes) -> tuple[str, ...]:
-    """The layers to see as wholes, by name: those so far, and the one that an error arose in with others of its class.
+def _layers_to_fall_back(error: UnrecordedError, passes: Passes) -> tuple[str, ...]:
+    """The layers to see as opaque, by name: those so far, and the one that an error arose in with others of its class.
 
     If that is one already, the one around it. Empty if no layer is known, if it has all trained parameters, or if the
     model differentiates in its forward pass, since its branches within a layer are not seen in backward passes.
     """
-    if passes.is_twice:
+    if passes.uses_double_backward:
         return ()
-    module, wholes = passes.model.module, set(passes.wholes)
+    module, opaque_layers = passes.model.module, set(passes.opaque_layers)
     names = {id(layer): name for name, layer in module.named_modules()}
     name = error.parameter.rpartition(".")[0]
     cause: BaseException | None = None if error.parameter else error
@@ -478,14 +474,18 @@ def _blamed(error: UnrecordedError, passes: Passes) -> tuple[str, ...]:
         frames = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(cause.__traceback__))
         name = ([names[id(layer)] for layer in frames if id(layer) in names] or [name])[-1]
         cause = cause.__cause__
-    while name and (name in wholes or not _trained(passes, name)):
+    while name and (name in opaque_layers or not _trained(passes, name)):
         name = name.rpartition(".")[0]
     if len(_trained(passes, name)) == len(passes.model.shapes):
         return ()
     kind = type(module.get_submodule(name))
     alike = (other for other, layer in module.named_modules() if type(layer) is kind)
-    wholes |= {name} if kind.__module__.startswith("torch.") else {*alike}
-    return tuple(one for one in sorted(wholes) if not any(one.startswith(f"{other}.") for other in wholes))
+    opaque_layers |= {name} if kind.__module__.startswith("torch.") else {*alike}
+    return tuple(
+        one
+        for one in sorted(opaque_layers)
+        if not any(one.startswith(f"{other}.") for other in opaque_layers)
+    )
 
 
 def _trained(passes: Passes, name: str) -> list[str]:
@@ -493,7 +493,7 @@ def _trained(passes: Passes, name: str) -> list[str]:
     return [part for part in passes.model.shapes if not name or part.startswith(f"{name}.")]
 
 
-def _exact(probe: ModelProbe, sample: Sample) -> ModelProbe:
+def _exact(probe: ModelProbe, sample: SyntheticBatch) -> ModelProbe:
     """The model in 64 bits, where rounding hides no difference; unchanged if it cannot compute in 64 bits.
 
     Some models require their own types, and a mask with the largest 64-bit number is infinite in a 32-bit softmax.
@@ -516,7 +516,7 @@ def _exact(probe: ModelProbe, sample: Sample) -> ModelProbe:
     return wider if tracer.is_short else replace(wider, tolerance=_IN_64_BITS)
 
 
-def _take_alone(passes: Passes, parameters: Tensor, sample: Sample) -> None:
+def _take_alone(passes: Passes, parameters: Tensor, sample: SyntheticBatch) -> None:
     """Differentiate record by record; raises RecordsNotIndependentError if that fails, too.
 
     Raises ModelRefusedError if the losses depend on no parameter.
@@ -537,7 +537,7 @@ def _take_alone(passes: Passes, parameters: Tensor, sample: Sample) -> None:
 
 
 def _resolve_branches(
-    probe32: ModelProbe, probe64: ModelProbe, first: _Trace, samples: list[Sample]
+    probe32: ModelProbe, probe64: ModelProbe, first: _Trace, samples: list[SyntheticBatch]
 ) -> tuple[PinnedBranches | None, _Trace]:
     """Constants that replace data-dependent branch conditions without changing any single record's result.
 
@@ -576,7 +576,7 @@ def _may_unpack(probe32: ModelProbe, probe64: ModelProbe) -> bool:
 
 
 def _pins_are_safe(
-    probe: ModelProbe, pinned_branches: PinnedBranches, samples: list[Sample], seen: Seen
+    probe: ModelProbe, pinned_branches: PinnedBranches, samples: list[SyntheticBatch], seen: Seen
 ) -> bool:
     """Whether records in passes with these pins have the same losses as each record alone; seen: one of the passes.
 
@@ -609,14 +609,14 @@ def _pins_are_safe(
 
 
 def _agrees_with_single_records(
-    probe: ModelProbe, passes: Passes, samples: list[Sample], seen: Seen | None = None
+    probe: ModelProbe, passes: Passes, samples: list[SyntheticBatch], seen: Seen | None = None
 ) -> bool:
     """Whether records in one of these passes have the same losses as each record alone, in evaluation mode."""
     module, together = probe.passes.model.module, replace(probe, passes=passes)
     if any(layer.training for layer in module.modules()):
         seen = None
 
-    def agree(sample: Sample) -> bool:
+    def agree(sample: SyntheticBatch) -> bool:
         alone = torch.cat([probe.losses(sample.alone(i)) for i in range(len(sample.labels))])
         known = together.losses(sample) if seen is None or sample is not seen.sample else seen.losses
         return probe.close(known, alone)
@@ -628,10 +628,12 @@ def _agrees_with_single_records(
         return False
 
 
-def _recorded(probe: ModelProbe, sample: Sample, layouts: Layouts) -> tuple[Sample, PerExampleGradients]:
+def _recorded(
+    probe: ModelProbe, sample: SyntheticBatch, layouts: Layouts
+) -> tuple[SyntheticBatch, PerExampleGradients]:
     """The records whose recorded gradients are finite, with these; raises UnrecordedError if there are none."""
 
-    def recorded(some: Sample) -> PerExampleGradients:
+    def recorded(some: SyntheticBatch) -> PerExampleGradients:
         with same_randomness():
             return probe.passes.recorded(probe.parameters, some.inputs, some.labels, layouts)
 
@@ -649,7 +651,11 @@ def _recorded(probe: ModelProbe, sample: Sample, layouts: Layouts) -> tuple[Samp
 
 
 def _check_gradients(
-    probe: ModelProbe, sample: Sample, layouts: Layouts, tolerance: float | None = None, weight: float = 1.0
+    probe: ModelProbe,
+    sample: SyntheticBatch,
+    layouts: Layouts,
+    tolerance: float | None = None,
+    weight: float = 1.0,
 ) -> None:
     """Raises UnrecordedError if recorded gradients differ from autograd's, or are finite for no record."""
     _compare(probe, *_recorded(probe, sample, layouts), tolerance, weight)
@@ -657,7 +663,7 @@ def _check_gradients(
 
 def _compare(
     probe: ModelProbe,
-    sample: Sample,
+    sample: SyntheticBatch,
     found: PerExampleGradients,
     tolerance: float | None = None,
     weight: float = 1.0,
@@ -687,7 +693,11 @@ def _compare(
 
 
 def _compare_rounding(
-    trained: ModelProbe, exact: ModelProbe, sample: Sample, found: PerExampleGradients, tolerance: float
+    trained: ModelProbe,
+    exact: ModelProbe,
+    sample: SyntheticBatch,
+    found: PerExampleGradients,
+    tolerance: float,
 ) -> None:
     """Raises UnrecordedError if recorded gradients are wrong in the precision of training, as by a faulty kernel.
 
@@ -696,7 +706,7 @@ def _compare_rounding(
     """
     weights = torch.linspace(0.5, 2.0, len(sample.labels), dtype=torch.float64, device=sample.labels.device)
 
-    def gradients(probe64: ModelProbe, some: Sample) -> dict[str, Tensor]:
+    def gradients(probe64: ModelProbe, some: SyntheticBatch) -> dict[str, Tensor]:
         with same_randomness():
             return probe64.passes.gradients(probe64.parameters, some.inputs, some.labels, weights)[1]
 
@@ -712,7 +722,7 @@ def _compare_rounding(
                 raise UnrecordedError("its recorded gradients are wrong in the precision of training")
 
 
-def _kept_each(passes: Passes, parameters: Tensor, form: Form) -> int:
+def _kept_each(passes: Passes, parameters: Tensor, form: InputSpec) -> int:
     """Bytes that autograd saves for each record, from passes with few and with more records."""
     sizes = []
     for sample in (form.draw(_FEW, 0), form.draw(_MORE, 0)):

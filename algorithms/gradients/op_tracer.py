@@ -1,7 +1,6 @@
-"""Made-up records, and a tracer of the operations that a model computes on them."""
+"""A tracer of the operations that a model computes, whichever PyTorch function or method calls them."""
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -25,258 +24,8 @@ from algorithms.gradients.passes import (
     seen_within,
     with_pinned_numbers,
 )
-from algorithms.models import Model
-from algorithms.models.model import Packing, Padding, Part, same_randomness
-
-_NUMBERS = torch.tensor([0.0, 1.0, -1.0, 0.5, -2.5, 10.0])
-"""Labels of a regression; a loss may treat some specially, such as -1 for an unknown one."""
-
-_LABELLINGS = 6
-"""How many made-up labels of a record are tried."""
-_BYTE = 256
-"""The range of made-up integers for a model without an embedding table."""
-_SPECIAL = 8
-"""How many first entries of a table are treated as special tokens, such as padding."""
-_CLASSES = 17
-"""How many classes of labels are made up at most."""
-
-
-@dataclass(frozen=True)
-class Form:
-    """The form of records: shape and type of their inputs, integers below `entries`, labels below `classes`.
-
-    constants: integers that may fill the rest of a record, as padding does. packing: for inputs of several tensors,
-    each with its own entries. label_shape, label_dtype: of one record's labels. is_signed: whether labels are
-    `_NUMBERS` in place of classes. padding: what no record consists of alone.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    entries: int = 2
-    constants: tuple[int, ...] = (0, 1)
-    classes: int = 2
-    packing: Packing | None = None
-    label_shape: tuple[int, ...] = ()
-    label_dtype: torch.dtype = torch.int64
-    is_signed: bool = False
-    padding: Padding | None = None
-
-    def draw(self, count: int, seed: int) -> "Sample":
-        """Draw made-up records: normal numbers, or random entries followed by one constant."""
-        source = torch.Generator().manual_seed(seed)
-        places = math.prod(self.label_shape)
-        order = torch.arange(seed, seed + count)[:, None] + torch.arange(places)
-        labels = _NUMBERS[order % len(_NUMBERS)] if self.is_signed else order % self.classes
-        labels = labels.view(count, *self.label_shape).to(self.label_dtype)
-        if self.packing is None:
-            part = Part("", self.shape, self.dtype, self.entries, self.padding)
-            inputs = self._part(part, count, seed, source)
-        else:
-            drawn = [self._part(part, count, seed, source) for part in self.packing.parts]
-            inputs = self.packing.joined(drawn)
-        return Sample(inputs.to(self.device), labels.to(self.device), self.packing, self.padding)
-
-    def _part(self, part: Part, count: int, seed: int, source: torch.Generator) -> Tensor:
-        if part.dtype.is_floating_point:
-            return torch.randn(count, *part.shape, generator=source).to(part.dtype)
-        if part.is_mask:
-            values = torch.ones(count, math.prod(part.shape), dtype=torch.int64)
-            constants: tuple[int, ...] = (0,)
-        else:
-            values = torch.randint(0, part.entries, (count, math.prod(part.shape)), generator=source)
-            values[0, :1] = part.entries - 1
-            constants = tuple(c for c in self.constants if c < part.entries)
-        length = values.shape[1]
-        begins = torch.randint(int(part.is_mask), length + 1, (count, 1), generator=source)
-        begins[-1:] = (
-            length  # one has no padding, so that no other one is longer, and a single one names the last entry
-        )
-        rests = torch.tensor(constants)[(seed + torch.arange(count)) % len(constants)]
-        values = torch.where(torch.arange(length) >= begins, rests[:, None], values)
-        return _begun(values.view(count, *part.shape), part.padding).to(self.dtype)
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Made-up inputs [count, *shape] and labels; packing: for inputs of several tensors. padding: as in `Form`."""
-
-    inputs: Tensor
-    labels: Tensor
-    packing: Packing | None = None
-    padding: Padding | None = None
-
-    def all_of(self, constant: int) -> "Sample":
-        """The same number of records with all integers equal, limited to the entries of each part."""
-
-        def full(values: Tensor, part: Part | None) -> Tensor:
-            if part is not None and (values.is_floating_point() or part.is_mask or constant >= part.entries):
-                return values
-            return torch.full_like(values, constant)
-
-        return self._changed(full)
-
-    def times(self, factor: float) -> "Sample":
-        """The records times a factor; integers become 0 for the factor 0 and are unchanged otherwise."""
-
-        def larger(values: Tensor, part: Part | None) -> Tensor:
-            if part is not None and part.is_mask:
-                return values
-            if factor == 0.0:
-                return torch.zeros_like(values)
-            return values * factor if values.is_floating_point() else values
-
-        return self._changed(larger)
-
-    def with_holes(self) -> "Sample":
-        """The records with NaN as the first values of each; integers are unchanged."""
-
-        def holed(values: Tensor, _part: Part | None) -> Tensor:
-            values = values.clone()
-            if values.is_floating_point() and values.dim() > 1:
-                values[:, 0] = math.nan
-            return values
-
-        return self._changed(holed)
-
-    def in_64_bits(self) -> "Sample":
-        """The records in float64; integers, and inputs packed with them, are unchanged."""
-        is_float = self.inputs.is_floating_point()
-        return replace(self, inputs=self.inputs.double() if is_float else self.inputs)
-
-    def among(self, others: "Sample", place: int | Tensor) -> "Sample":
-        """The other records, with this sample's at a position, or at several."""
-        inputs, labels = others.inputs.clone(), others.labels.clone()
-        inputs[place], labels[place] = self.inputs[place], self.labels[place]
-        return replace(self, inputs=inputs, labels=labels)
-
-    def some(self, chosen: Tensor | slice | list[int]) -> "Sample":
-        """The records at some positions, given as indices or as a mask."""
-        return replace(self, inputs=self.inputs[chosen], labels=self.labels[chosen])
-
-    def alone(self, place: int) -> "Sample":
-        """One record alone."""
-        return self.some(slice(place, place + 1))
-
-    def repeated(self, place: int) -> "Sample":
-        """The same number of records, all equal to the one at a position."""
-        return self.some([place] * len(self.labels))
-
-    def shortened(self) -> "Sample":
-        """The same series, cut in turn to a third, two thirds or all of their length; the rest is zero.
-
-        A model that sorts series by length then swaps the first two. Images, which have no length, are unchanged.
-        """
-
-        def shorter(values: Tensor, part: Part | None) -> Tensor:
-            if not 1 < values.dim() < 4 or (part is not None and part.is_mask):
-                return values
-            values, third = values.clone(), values.shape[1] // 3
-            for index, record in enumerate(values):
-                record[values.shape[1] - 2 * (index + 1) % 3 * third :] = 0
-            return values
-
-        return self._changed(shorter)
-
-    def _changed(self, change: Callable[[Tensor, Part | None], Tensor]) -> "Sample":
-        """The same records with a function applied to each tensor; none becomes padding alone."""
-        if self.packing is None:
-            return replace(self, inputs=_begun(change(self.inputs, None), self.padding))
-        pairs = zip(self.packing.split(self.inputs), self.packing.parts, strict=True)
-        changed = [_begun(change(values, part), part.padding) for values, part in pairs]
-        return replace(self, inputs=self.packing.joined(changed))
-
-
-def _begun(values: Tensor, padding: Padding | None) -> Tensor:
-    return values if padding is None else padding.begun(values)
-
-
-def near_start(model: Model) -> Tensor:
-    """Parameters near the initial ones with no zero layer, which would hide the layers before it.
-
-    Moves are proportional to a parameter's size, so that outputs of a deep model do not explode.
-    """
-    moved, draw = model.initial_parameters(), torch.randn(2**16, generator=torch.Generator().manual_seed(2))
-    for place in model.places.values():
-        part = moved[place]
-        size = float(torch.linalg.vector_norm(part)) / max(1, len(part)) ** 0.5 or 0.1
-        for some in torch.split(part, len(draw)):
-            some.add_(draw[: len(some)].to(part), alpha=0.1 * size)
-    return moved
-
-
-def form_of(passes: Passes, parameters: Tensor, least: Form, count: int) -> Form:
-    """The form with all entries of the model's tables, or those of a byte, and all labels that the model accepts."""
-    layers = [
-        layer for layer in passes.model.module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
-    ]
-    paddings = {layer.padding_idx for layer in layers if layer.padding_idx is not None}
-    tables = sorted({layer.num_embeddings for layer in layers} or {_BYTE}, reverse=True)
-    form, outputs = least, None
-    for place in (0,) if least.packing is None else least.packing.entries:
-        ends = (
-            tables
-            if least.packing is None
-            else sorted({*tables, *_lengths(least.packing, place)}, reverse=True)
-        )
-        for some in (_with_entries(form, entries, paddings, place) for entries in ends):
-            found = _taken(passes, parameters, some, count)
-            if found is not None:
-                form, outputs = some, found
-                break
-    if outputs is None:
-        sample = form.draw(count, 0)
-        with torch.no_grad(), same_randomness():
-            outputs = passes.model.outputs(passes.model.named(parameters), sample.inputs)
-    if form.label_dtype.is_floating_point:
-        signed = replace(form, is_signed=True)
-        losses = _labelled(passes, outputs, signed)
-        if losses is not None and bool(losses.isfinite().all()):
-            return signed
-    labelled = replace(form, classes=min(max(2, outputs.shape[-1]), _CLASSES))
-    return form if _labelled(passes, outputs, labelled) is None else labelled
-
-
-def _lengths(packing: Packing, place: int) -> set[int]:
-    """Ends of the numbers that a part may hold if it counts places of another one, as the length of a text does."""
-    if math.prod(packing.parts[place].shape) != 1:
-        return set()
-    return {part.shape[0] + 1 for part in packing.parts if part.shape}
-
-
-def _labelled(passes: Passes, outputs: Tensor, form: Form) -> Tensor | None:
-    """The losses of some outputs with made-up labels; None if the loss rejects a label, such as another class."""
-    labels = (form.draw(len(outputs), seed).labels for seed in range(_LABELLINGS))
-    try:
-        with torch.no_grad():
-            return torch.cat([passes.model.losses(outputs, some) for some in labels])
-    except Exception:
-        return None
-
-
-def _with_entries(form: Form, entries: int, paddings: set[int], place: int) -> Form:
-    """The form with this many entries in one of its parts."""
-    packing, most = form.packing, entries
-    if packing is not None:
-        parts = list(packing.parts)
-        parts[place] = replace(parts[place], entries=entries)
-        packing, most = Packing(tuple(parts)), max(entries, form.entries)
-    constants = {*paddings, *range(_SPECIAL), entries - 1, most - 1}
-    chosen = tuple(sorted(c for c in constants if c < most))
-    return replace(form, entries=most, constants=chosen, packing=packing)
-
-
-def _taken(passes: Passes, parameters: Tensor, form: Form, count: int) -> Tensor | None:
-    """The outputs for records of a form; None if the model cannot compute losses for them."""
-    model, sample = passes.model, form.draw(count, 0)
-    try:
-        with torch.no_grad(), same_randomness():
-            outputs = model.outputs(model.named(parameters), sample.inputs)
-            model.losses(outputs, sample.labels)
-    except Exception:
-        return None
-    return outputs
-
+from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch, near_start
+from algorithms.models.model import same_randomness
 
 Shapes = tuple[torch.Size, ...]
 
@@ -346,8 +95,8 @@ class OpTracer(_TracerMode):
     After a run: data_dependent_read: the first function that turned the records' values into Python numbers, except one
     bool or one whole number, or into a number of values; "" for none. pinned_branches: the value of each bool or whole
     number that was read, None if no record can influence it. is_narrow: whether there were 16-bit numbers. is_short:
-    whether values of records had 32 bits or fewer. is_drawn: whether random numbers may have been drawn. draws_masks: whether these are only masks of many numbers, as
-    dropout draws.
+    whether values of records had 32 bits or fewer. is_drawn: whether random numbers may have been drawn. draws_masks:
+    whether these are only masks of many numbers, as dropout draws.
     """
 
     def __init__(
@@ -549,7 +298,7 @@ def draws_since(before: Tensor, records: Tensor) -> bool:
     return has_own_generator or not torch.equal(before, torch.default_generator.get_state())
 
 
-def fills(passes: Passes, form: Form, sizes: Sequence[int]) -> bool:
+def fills(passes: Passes, form: InputSpec, sizes: Sequence[int]) -> bool:
     """Whether, for these batch sizes, the rows of all tensors computed from records are multiples of the batch size.
 
     If not, a record's result could depend on its batch position or on the batch size even in a full pass, as when the
@@ -566,7 +315,7 @@ def fills(passes: Passes, form: Form, sizes: Sequence[int]) -> bool:
     return True
 
 
-def fills_briefly(passes: Passes, form: Form, sizes: Sequence[int]) -> bool:
+def fills_briefly(passes: Passes, form: InputSpec, sizes: Sequence[int]) -> bool:
     """`fills` for a large model: by forward passes on the meta device, which has shapes but computes no numbers.
 
     True for a model that cannot run there, such as one that asks for a value.
@@ -588,7 +337,12 @@ def fills_briefly(passes: Passes, form: Form, sizes: Sequence[int]) -> bool:
 
 
 def trace_model(
-    passes: Passes, parameters: Tensor, sample: Sample, *, pinned: bool | None = None, is_back: bool = False
+    passes: Passes,
+    parameters: Tensor,
+    sample: SyntheticBatch,
+    *,
+    pinned: bool | None = None,
+    is_back: bool = False,
 ) -> OpTracer:
     """Trace a model on some records; pinned: as in `OpTracer`. is_back: also through the backward pass."""
     records = (sample.inputs, sample.labels)

@@ -27,8 +27,8 @@ from algorithms.gradients.grad_sample_recorder import (
     Shapes,
     UnrecordedError,
     Use,
-    as_wholes,
     reporting_functions,
+    running_opaque,
 )
 from algorithms.gradients.per_example_gradients import PerExampleGradients, combined
 from algorithms.gradients.placement import Bringer, Shards
@@ -113,8 +113,9 @@ class Passes:
     shards: of the flat vector of parameters, if each process holds a slice of it.
     unpacks: whether recurrent layers process packed sequences as padded ones. keeps_format: whether a recorded pass
     leaves images and kernels in their memory format, since the model rejects the one that is fastest for max pooling,
-    as `view` does. wholes: names of layers that a recorder sees as one function each, since their operations cannot be
-    recorded. is_twice: whether the model differentiates in its forward pass, as for forces or gradient penalties.
+    as `view` does. opaque_layers: names of layers that a recorder sees as one function each, since their operations
+    cannot be recorded. uses_double_backward: whether the model differentiates in its forward pass, as for forces or
+    gradient penalties.
     """
 
     model: Model
@@ -123,8 +124,8 @@ class Passes:
     shards: Shards | None = None
     unpacks: bool = False
     keeps_format: bool = False
-    wholes: tuple[str, ...] = ()
-    is_twice: bool = False
+    opaque_layers: tuple[str, ...] = ()
+    uses_double_backward: bool = False
 
     @cached_property
     def is_channels_last(self) -> bool:
@@ -205,8 +206,8 @@ class Passes:
             return found
 
         with torch.no_grad():
-            # Layers that are seen as wholes run again, and may keep something of a pass.
-            found = self.model.inside(recorder.parameters, gradients) if self.wholes else gradients()
+            # Opaque layers run again, and may keep something of a pass.
+            found = self.model.inside(recorder.parameters, gradients) if self.opaque_layers else gradients()
             of_parameters = {name: combined(parts) for name, parts in pulled_back(recorder, found).items()}
             return self.contributions(parameters, losses.detach(), of_parameters)
 
@@ -229,7 +230,7 @@ class Passes:
             layouts=layouts,
             other=other,
             bringing=self._bringer(parameters, named),
-            is_twice=self.is_twice,
+            uses_double_backward=self.uses_double_backward,
         )
         return recorder, self._formatted(inputs)
 
@@ -350,10 +351,12 @@ class Passes:
         return _both(pinning, Unpacked()) if self.unpacks else pinning
 
     def _within(self, device: torch.device) -> AbstractContextManager[Any]:
-        """A context within a recorder's, which sees what packed sequences are replaced by, and layers as wholes."""
+        """A context within a recorder's, which sees what packed sequences are replaced by, and opaque layers."""
         unpacking = Unpacked() if self.unpacks else nullcontext()
-        layers = [self.model.module.get_submodule(name) for name in self.wholes]
-        return _both(unpacking, as_wholes(layers, lambda: self._precision(device))) if layers else unpacking
+        layers = [self.model.module.get_submodule(name) for name in self.opaque_layers]
+        return (
+            _both(unpacking, running_opaque(layers, lambda: self._precision(device))) if layers else unpacking
+        )
 
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
         if self.model.precision == torch.bfloat16:

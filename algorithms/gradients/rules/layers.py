@@ -452,8 +452,8 @@ def _kept(
 
     def gradients(errors: Tensor) -> Gradients:
         found = linear_gradients(inputs, errors, layout, names, recorder.batch)
-        wholes = {names[0]: (weight, rows), names[1]: (bias, entries)}
-        return {name: _placed(gradient, *wholes[name]) for name, gradient in found.items()}
+        opaque_layers = {names[0]: (weight, rows), names[1]: (bias, entries)}
+        return {name: _placed(gradient, *opaque_layers[name]) for name, gradient in found.items()}
 
     return output if names == (None, None) else recorder.keep(output, gradients, inputs)
 
