@@ -236,22 +236,26 @@ def prepare(
 
 def _progress_logger(card: DataCard) -> Callable[[int], object]:
     """A function that logs the progress of encoding, if the number of records to encode is public."""
-    declared, begun = card.records, time.monotonic()
+    declared = card.records
     counts_people = card.person is not None and card.person.rows_per_user is not None
     if declared.train is None or declared.test is None or counts_people:
         return lambda _: None
-    whole, last = declared.train + declared.test, begun
+    return _ProgressLogger(declared.train + declared.test)
 
-    def say(done: int) -> None:
-        nonlocal last
+
+class _ProgressLogger:
+    """Logs how many of `total` records are done, at most once in a while, and the last."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._began = self._last_line = time.monotonic()
+
+    def __call__(self, done: int) -> None:
         now = time.monotonic()
-        if now - last >= _EVERY_SECONDS or done == whole:
-            last = now
-            _LOG.info(
-                "encoded %d of %d records, %.0f s left", done, whole, (now - begun) * (whole - done) / done
-            )
-
-    return say
+        if now - self._last_line >= _EVERY_SECONDS or done == self._total:
+            self._last_line = now
+            left = (now - self._began) * (self._total - done) / done
+            _LOG.info("encoded %d of %d records, %.0f s left", done, self._total, left)
 
 
 def chosen_blocks(

@@ -331,16 +331,11 @@ def help_train(job: Job, model: Model, *, home: Path) -> None:
     ProcessLostError if another process ends during training. If the first process ends before its first step, there is
     nothing to train, and that process reports why.
     """
-    has_begun = False
-
-    def on_step(*_: object) -> None:
-        nonlocal has_begun
-        has_begun = True
-
+    steps = list[int]()
     try:
-        _help(job, model, on_step, home)
+        _help(job, model, lambda step, *_: steps.append(step), home)
     except ProcessLostError:
-        if has_begun:
+        if steps:
             raise
 
 

@@ -384,11 +384,7 @@ def _train_model(trial: Trial, plan: Plan, data: Sides, compute: ComputeConfig) 
     algorithm = settings.algorithm
     start = algorithm.init(model.initial_parameters(), plan)
     curve = Curve(algorithm.released, plan.steps, start=start) if trial.record["curves"] else None
-    diagnostics, taken = Diagnostics() if trial.is_diagnosed else None, 0
-
-    def on_step(step: int, _epsilon: float, _noise_std: float) -> None:
-        nonlocal taken
-        taken = step
+    diagnostics, steps = Diagnostics() if trial.is_diagnosed else None, [0]
 
     began = time.perf_counter()
     state, trace, model = train(
@@ -401,13 +397,13 @@ def _train_model(trial: Trial, plan: Plan, data: Sides, compute: ComputeConfig) 
         folder=Path(os.devnull),
         compute=compute,
         checkpoint_seconds=math.inf,
-        on_step=on_step,
+        on_step=lambda step, *_: steps.append(step),
         on_state=curve.on_state if curve else None,
         features=settings.features,
         diagnostics=diagnostics,
     )
     seconds = time.perf_counter() - began - (curve.seconds if curve else 0.0)
-    return _Trained(model, algorithm.released(state), trace, curve, diagnostics, seconds, taken)
+    return _Trained(model, algorithm.released(state), trace, curve, diagnostics, seconds, steps[-1])
 
 
 def _results(plan: Plan, trained: _Trained, data: Sides, regularisation: float | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -258,39 +258,48 @@ class ParamsRefusedError(ValueError):
     """Parameters that cannot be used; the message names the key, what is wrong and what is allowed."""
 
 
+T = TypeVar("T")
+
+
+class _Group(Generic[T]):
+    """A group of Params, which only a stage that reads it has."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, params: "Params", owner: type) -> T:
+        if self._name not in params.groups:
+            group = self._name.removesuffix("_settings")
+            raise LookupError(
+                f"this stage reads the group {group!r}: add it to its READS and to its params in dvc.yaml"
+            )
+        value: T = params.groups[self._name]
+        return value
+
+
 class Params:
     """The groups that a stage reads; any other group raises LookupError.
 
     algorithm, features: what their groups make, features None for none; `_settings`: the groups as in params.yaml.
     """
 
-    data: Data
-    privacy: Privacy
-    algorithm: "Algorithm[Any]"
-    algorithm_settings: Mapping[str, Any]
-    features: "Features | None"
-    features_settings: Mapping[str, Any]
-    model: Model
-    performance: Performance
-    tracking: Tracking
-    ledger: LedgerPlace
+    data = _Group[Data]()
+    privacy = _Group[Privacy]()
+    algorithm = _Group["Algorithm[Any]"]()
+    algorithm_settings = _Group[Mapping[str, Any]]()
+    features = _Group["Features | None"]()
+    features_settings = _Group[Mapping[str, Any]]()
+    model = _Group[Model]()
+    performance = _Group[Performance]()
+    tracking = _Group[Tracking]()
+    ledger = _Group[LedgerPlace]()
 
     def __init__(self, groups: Mapping[str, Any]) -> None:
-        self.__dict__.update(groups)
+        self.groups = groups
 
     def with_epsilon(self, epsilon: float) -> "Params":
         """The same groups, with another target."""
-        return Params(vars(self) | {"privacy": self.privacy.model_copy(update={"epsilon": epsilon})})
-
-    if not TYPE_CHECKING:  # which would take any name for an attribute
-
-        def __getattr__(self, name: str) -> Any:
-            if name in Params.__annotations__:
-                group = name.removesuffix("_settings")
-                raise LookupError(
-                    f"this stage reads the group {group!r}: add it to its READS and to its params in dvc.yaml"
-                )
-            raise AttributeError(name)
+        return Params({**self.groups, "privacy": self.privacy.model_copy(update={"epsilon": epsilon})})
 
 
 def load(path: Path, *, reads: tuple[str, ...]) -> Params:

@@ -51,7 +51,7 @@ def progress(steps: int, *, console: Console | None = None) -> Iterator["OnStep"
     """A callback that shows the progress of a training of `steps` steps: steps, rate, time left, epsilon so far."""
     console = console or Console(stderr=True)
     if not console.is_terminal:
-        yield _lines(steps)
+        yield _LineLogger(steps)
         return
     columns = (
         TextColumn("training"),
@@ -71,23 +71,27 @@ def progress(steps: int, *, console: Console | None = None) -> Iterator["OnStep"
         yield on_step
 
 
-def _lines(steps: int) -> "OnStep":
-    began = last = time.monotonic()
-    first: int | None = None
+class _LineLogger:
+    """Logs a line about the steps at most once in a while, and one about the last step."""
 
-    def on_step(step: int, epsilon: float, _noise_std: float) -> None:
-        nonlocal last, first
-        first = step - 1 if first is None else first
-        now = time.monotonic()
-        if now - last < _SECONDS_BETWEEN_LINES and step < steps:
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._began = self._last_line = time.monotonic()
+        self._steps_before: int | None = None  # those of an earlier process, which a checkpoint has
+
+    def __call__(self, step: int, epsilon: float, _noise_std: float) -> None:
+        if self._steps_before is None:
+            self._steps_before = step - 1
+        now, done = time.monotonic(), step - self._steps_before
+        if now - self._last_line < _SECONDS_BETWEEN_LINES and step < self._steps:
             return
-        last = now
-        rate = (step - first) / max(now - began, 1e-9)
+        self._last_line = now
+        rate = done / max(now - self._began, 1e-9)
         # The first step also inspects the model, so its time does not predict the others.
-        left = f", {(steps - step) / rate:.0f} s left" if step - first > 1 else ""
-        _log.info("step %d of %d, %.1f steps/s%s, epsilon so far %.3g", step, steps, rate, left, epsilon)
-
-    return on_step
+        left = f", {(self._steps - step) / rate:.0f} s left" if done > 1 else ""
+        _log.info(
+            "step %d of %d, %.1f steps/s%s, epsilon so far %.3g", step, self._steps, rate, left, epsilon
+        )
 
 
 @contextmanager
