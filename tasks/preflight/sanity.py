@@ -66,7 +66,8 @@ def _learning_rate_warnings(
     if update.optimizer == "adam":  # a step of about the learning rate in each coordinate, for any gradient
         gradient = longest = update.learning_rate * math.sqrt(parameters)
     else:
-        rate = update.learning_rate / (1 - update.momentum)
+        lowered = update.factor_for((plan.fixed_noise or 0.0) * clip_norm / batch, plan.steps)
+        rate = lowered * update.learning_rate / (1 - update.momentum)
         gradient = rate * clip_norm
         longest = gradient * max(1.0, (plan.fixed_noise or 0.0) * math.sqrt(parameters) / batch)
     way = gradient * plan.steps * (1.0 if update.schedule == "constant" else 0.5)

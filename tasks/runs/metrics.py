@@ -133,11 +133,20 @@ def _class_text(metrics: Metrics, records: int, commonest: float) -> ReportText:
     )
 
 
+def verdict_on_number(r2: float) -> str:
+    """How a model compares with always naming the mean of the held-out records, of which R2 is 0."""
+    how = "better than" if r2 > 0 else "no better than" if r2 == 0 else "worse than"
+    return f"{how} always naming the mean"
+
+
 def _number_rows(metrics: Metrics) -> Rows:
     return [
         ("variance explained (R2)", f"{metrics['test_r2']:.2%}"),
         ("root mean squared, mean absolute error", f"{metrics['test_rmse']:.4g}, {metrics['test_mae']:.4g}"),
-        ("root mean squared error of the mean", f"{metrics['mean_rmse']:.4g}"),
+        (
+            "root mean squared error of the mean",
+            f"{metrics['mean_rmse']:.4g}: the model is {verdict_on_number(metrics['test_r2'])}",
+        ),
     ]
 
 
@@ -149,7 +158,7 @@ def _number_text(metrics: Metrics, records: int, _: float) -> ReportText:
         f"On {records:,} held-out records the model explains <b>{percent(r2)}</b> of the variance (R2). It is off by"
         f" {rmse:.4g} (root mean squared) and {mae:.4g} (on average); always naming the mean of these records is off by"
         f" {mean:.4g} (root mean squared).",
-        None if r2 > 0 else "The model is no better than always naming the mean.",
+        None if r2 > 0 else f"The model is {verdict_on_number(r2)}.",
         (
             "Predictions that are in the interval of the real number, by that interval; in brackets how many held-out"
             " records it has.",

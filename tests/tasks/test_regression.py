@@ -24,6 +24,7 @@ from tasks import calibrate, evaluate, prepare
 from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.predict import predict
+from tasks.runs.metrics import metric_rows, report_text
 from tasks.runs.summary import run_summary
 from tasks.tuning import Tuning, plan_search
 from tasks.tuning.search import Search, tune
@@ -198,3 +199,14 @@ def test_a_label_that_is_no_number_is_refused_without_its_value(root: Path, tmp_
         read = rows.tables("train", path, card.reader, card.label_type)  # type: ignore[arg-type]
         [encoding.records(some, card.reader, card.label_type, "train.csv") for some in read]  # type: ignore[arg-type]
     assert "not a number" in str(refused.value) and "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("r2", "words"), [(0.2, "better than"), (0.0, "no better than"), (-0.1, "worse than")]
+)
+def test_the_terminal_and_the_page_say_whether_the_mean_would_do_better(r2: float, words: str) -> None:
+    metrics = {"test_r2": r2, "test_rmse": 3.0, "test_mae": 2.0, "mean_rmse": 3.1}
+    rows = dict(metric_rows(metrics))
+    assert rows["root mean squared error of the mean"] == f"3.1: the model is {words} always naming the mean"
+    warning = report_text(metrics, 100, 0.0).warning
+    assert warning == (None if r2 > 0 else f"The model is {words} always naming the mean.")

@@ -1,0 +1,147 @@
+"""Made-up tables of any kind, by the settings that `init` gives: in the mean no worse than a model that sees no column.
+
+With classes, that model says the most frequent one; with a number, the mean. Some labels have nothing to do with the
+columns. Every third table is ten times smaller than its card allows for, and the number of its records is private.
+"""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from algorithms.core.plan import Target
+from algorithms.core.planning_facts import PlanningFacts
+from algorithms.core.training import train
+from algorithms.features import from_settings as features_of
+from algorithms.gradients import L2
+from algorithms.methods import from_settings
+from algorithms.models import build
+from algorithms.models.cells import behind_cells
+from algorithms.models.feature_transforms import in_front
+from algorithms.privacy.accounting import Budget
+from algorithms.privacy.barrier.barrier import ComputeConfig
+from algorithms.privacy.mechanisms.noise import seeded_generator
+from algorithms.privacy.mechanisms.release import Gaussian, total_release
+from data.card import DataCard
+from tasks.config.overrides import recipe
+from tasks.preflight.sanity import sanity_warnings
+from tests.algorithms.bench import MadeUp
+from tests.support.cards import card, category, csv_of, label, number
+
+HELD_OUT = 1000
+SEEDS = range(5)
+
+
+def table(
+    draw: np.random.Generator, rows: int
+) -> tuple[list[dict[str, Any]], list[NDArray[Any]], NDArray[Any]]:
+    """Columns of a card, the values of their parts, and a score that follows from them, with deviation 1."""
+    columns, values, score = list[dict[str, Any]](), list[NDArray[Any]](), np.zeros(rows)
+    for place in range(int(draw.integers(2, 6))):
+        if draw.random() < 0.5:
+            amounts = draw.lognormal(0, 1.5, rows)
+            columns.append(number(f"x{place}", 0.0, 100.0) | {"missing": 50.0})
+            values.append(np.where(draw.random(rows) < 0.2, np.nan, amounts.clip(0, 100) / 100))
+            score += np.log(amounts) / 1.5
+        else:
+            count = int(draw.integers(2, 8))
+            chosen = draw.integers(0, count, rows)
+            columns.append(category(f"x{place}", *(f"c{one}" for one in range(count))))
+            values.append(chosen.astype(float))
+            score += draw.normal(size=count)[chosen]
+    return columns, values, (score - score.mean()) / max(1e-9, score.std())
+
+
+def gain(seed: int, *, is_number: bool) -> float:
+    """The score of a run on the held-out records, less that of the model that knows no column."""
+    draw = np.random.default_rng(seed)
+    n, signal, epsilon = (
+        int(draw.integers(500, 1500)),
+        draw.choice([0.0, 1.5]),
+        [0.5, 1.0, 3.0][seed % 3],
+    )
+    columns, values, score = table(draw, n + HELD_OUT)
+    labels: NDArray[Any]
+    if is_number:
+        numbers = np.exp(signal * score / 3 + draw.normal(size=n + HELD_OUT) / 2).clip(0, 20)
+        labels, target = (numbers / 10 - 1).astype(np.float32), {"target": {"bounds": [0.0, 20.0]}}
+    else:
+        count = int(draw.choice([2, 3, 5]))
+        chances = signal * np.outer(score, np.linspace(-1, 1, count)) + draw.normal(size=count)
+        labels = (chances + draw.gumbel(size=chances.shape)).argmax(1)
+        target = {"classes": [f"k{one}" for one in range(count)]}
+    at_most = 10 * n if seed % 3 == 2 else n
+    document = card(
+        "made-up",
+        records={"at_most": at_most},
+        reader=csv_of(*columns, label("y")) | {"cells": {"trees": 16}},
+        files={"train": {"path": "made-up.csv", "keyed_sha256": "0" * 64}},
+        split={"salt": "x", "test_fraction": 0.2},
+        **target,
+    )
+    known = DataCard.model_validate_json(json.dumps(document))
+    encoding = known.reader.cell_encoding  # type: ignore[union-attr]
+    assert encoding is not None
+    rows = encoding.codes(values)
+    chosen = recipe(known, "dp_sgd", epsilon)
+    outputs = known.label_type.outputs(None)
+    model = build(
+        chosen.model,
+        input_shape=(encoding.facts.total,),
+        classes=outputs,
+        seed=0,
+        predicts=known.label_type.kind,
+    )
+    model = behind_cells(model, encoding.facts.sizes, encoding.facts.weights)
+    features = None if chosen.features["name"] == "none" else features_of(chosen.features)
+    events = [] if features is None else [(one.event(), 1) for one in features.releases((rows.shape[1],))]
+    if features is not None:
+        model = in_front(features.module((rows.shape[1],)), model)  # type: ignore[arg-type]
+    method = from_settings({"name": "dp_sgd", **chosen.settings})
+    facts = PlanningFacts(None, model.parameter_count, 1, outputs, loss=model.bounds)
+    counted = [(total_release(L2(1.0), Gaussian(100.0)).event(), 1)]  # what features divide their sums by
+    prior = (*counted, *events) if events else ()
+    plan = method.plan(Target(Budget(epsilon, 1e-5), prior_events=prior), facts)
+    state, _, model = train(
+        method,
+        plan,
+        model,
+        open_records=lambda: MadeUp(rows[:n], labels[:n]),
+        generator=seeded_generator(seed),
+        run_id="0" * 64,
+        folder=Path("there is no checkpoint"),
+        compute=ComputeConfig(torch.device("cpu"), physical_batch=192),
+        checkpoint_seconds=math.inf,
+        on_step=lambda *_: None,
+        features=features,
+    )
+    found = model.outputs(model.named(method.released(state)), torch.from_numpy(rows[n:]))
+    scores, real = model.scores(found).numpy(), labels[n:]
+    if is_number:
+        return 1.0 - float(np.square(scores[:, 0].clip(-1, 1) - real).mean() / real.var())
+    return float((scores.argmax(1) == real).mean() - np.bincount(real).max() / len(real))
+
+
+@pytest.mark.parametrize("is_number", [False, True], ids=["classes", "number"])
+def test_the_mean_is_not_below_the_trivial_model_by_two_standard_errors(is_number: bool) -> None:
+    gains = np.array([gain(seed, is_number=is_number) for seed in SEEDS])
+    assert gains.mean() > -2 * gains.std(ddof=1) / math.sqrt(len(gains)), gains
+    assert gains.min() > -0.15, gains  # nor far below on any
+
+
+def test_steps_that_keep_to_a_noise_limit_are_not_doubted() -> None:
+    update = {"learning_rate": 7.6, "momentum": 0.9, "schedule": "linear"}
+    doubts = []
+    for limit in ({}, {"noise_limit": 0.7}):
+        settings = {"name": "dp_sgd", "steps": 300, "expected_batch_size": 50, "update": update | limit}
+        method = from_settings(settings)
+        facts = PlanningFacts(500, 20_000, 1, 2)
+        plan = method.plan(Target(Budget(1.0, 1e-5)), facts)
+        doubts.append(" ".join(sanity_warnings(SimpleNamespace(algorithm=method), plan, 10**6)))  # type: ignore[arg-type]
+    assert "one step moves the parameters" in doubts[0] and "one step moves" not in doubts[1]
