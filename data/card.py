@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from data.deployment import Deployment
 from data.documents import DocumentError, load_yaml
 from data.formats import (
     OF_ROWS,
@@ -214,6 +215,7 @@ class DataCard(Strict):
     in which a person may have one record each; with 1, the unit of privacy is one record in one block.
     blocks: where the training records are, for a population that grows block by block; `files` then has only a test
     file, or nothing. person: the column that names the person, if a person may have several records.
+    deployment: for `epsilonflow card export`, who publishes models of the records and what for.
     """
 
     name: Name
@@ -241,6 +243,8 @@ class DataCard(Strict):
     split: Split | None = None
     blocks: Source | None = Field(default=None, exclude_if=lambda value: value is None)
     person: Person | None = Field(default=None, exclude_if=lambda value: value is None)
+    # in no dump, since what models are used for changes no run
+    deployment: Deployment | None = Field(default=None, exclude=True)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

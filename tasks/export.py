@@ -243,7 +243,7 @@ def model_card(card: PrivacyCard, model: nn.Module, metrics: Mapping[str, Any]) 
     parameters = sum(value.numel() for value in model.state_dict().values())
     head = {
         "library_name": "epsilonflow",
-        "tags": ["differential-privacy", mechanism.algorithm],
+        "tags": [*(["differential-privacy"] if setting.private else []), mechanism.algorithm],
         "datasets": [setting.dataset],
     }
     if metrics:

@@ -154,6 +154,34 @@ def verify(
         raise typer.Exit(1)
 
 
+@card_app.command("export")
+def export_card(
+    file: Annotated[Path, typer.Argument(help="A privacy_card.json.")] = CARD,
+    form: Annotated[
+        str, typer.Option("--to", help="registry: the OpenDP registry of deployments.")
+    ] = "registry",
+    output: Annotated[Path, typer.Option(help="The file to write.")] = Path("registry.yaml"),
+) -> None:
+    """Write a card in the form of others: an entry of the registry of deployments of differential privacy.
+
+    What the card cannot know comes from the section `deployment` of the data card.
+    """
+    from algorithms.errors import RefusedError
+    from algorithms.privacy.card import load
+    from data.card import CARDS, data_card
+    from tasks.registry import as_yaml, registry_entry
+
+    if form != "registry":
+        raise RefusedError(f"there is no form {form!r}; choose registry.")
+    if output.exists():
+        raise RefusedError(f"{output} is there already; name another place, or move it away.")
+    card, own = load(in_checkout(file)), (find_checkout() or Path()) / "data/cards"
+    name = card.setting.dataset
+    data = data_card(name, own if (own / f"{name}.yaml").is_file() else CARDS)
+    output.write_text(as_yaml(registry_entry(card, data)), encoding="utf-8")
+    say(f"Wrote {output}.")
+
+
 @card_app.command("show")
 def show_card(file: Annotated[Path, typer.Argument(help="A privacy_card.json.")] = CARD) -> None:
     """Print a card as text, without verifying it."""

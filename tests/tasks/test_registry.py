@@ -1,0 +1,121 @@
+"""A card becomes an entry of the registry of deployments that its own schema takes; the hub reads our model cards."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ruamel.yaml import YAML
+from typer.testing import CliRunner
+
+from algorithms.errors import RefusedError
+from algorithms.privacy.card import PrivacyCard, build
+from data.card import DataCard
+from flows.cli.main import app
+from tasks.export import model_card
+from tasks.registry import as_yaml, registry_entry
+from tests.algorithms.privacy.conftest import KEY
+from tests.support.cards import card, category, csv_of, label
+from tests.support.synthetic_run import record, write_run
+
+jsonschema: Any = pytest.importorskip("jsonschema")
+SCHEMA = Path(__file__).parents[1] / "support/standards/dp-deployments-schema.yaml"
+DEPLOYMENT = {
+    "curators": ["The clinic"],
+    "use": "planning of beds",
+    "region": "Norway",
+    "contact": "privacy@example.org",
+    "published": "2026-01-31",
+}
+
+
+def data_card(**more: Any) -> DataCard:
+    document = card("animals", classes=["cat", "dog"], records={"at_most": 500}, **more)
+    document["reader"] = csv_of(category("fur", "long", "short"), label("kind"))
+    document["files"] = {"train": {"path": "train.csv", "keyed_sha256": "0" * 64}}
+    document["split"] = {"salt": "s", "test_fraction": 0.3}
+    return DataCard.model_validate_json(json.dumps(document))
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory: pytest.TempPathFactory) -> PrivacyCard:
+    return build(record(write_run(tmp_path_factory.mktemp("private"))), KEY)
+
+
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> PrivacyCard:
+    return build(record(write_run(tmp_path_factory.mktemp("seeded"), kind="seeded")), KEY)
+
+
+def tiers(schema: Any, entry: Any) -> list[int]:
+    """The tier of each field that an entry fills in."""
+    return [
+        *([schema["tier"]] if isinstance(schema.get("tier"), int) else []),
+        *(
+            tier
+            for name, part in schema.get("properties", {}).items()
+            if isinstance(entry, dict) and name in entry
+            for tier in tiers(part, entry[name])
+        ),
+    ]
+
+
+def test_an_entry_is_valid_and_says_what_the_card_knows(private: PrivacyCard) -> None:
+    schema = YAML(typ="safe", pure=True).load(SCHEMA)
+    entry = YAML(typ="safe", pure=True).load(
+        as_yaml(registry_entry(private, data_card(deployment=DEPLOYMENT)))
+    )
+    jsonschema.validate(entry, schema)
+    assert sum(tier > 1 for tier in tiers(schema, entry)) >= 14
+    deployment = entry["deployment"]
+    assert deployment["privacy_loss"]["privacy_parameters"] == {"epsilon": private.cost, "delta": 1e-5}
+    assert deployment["basic"]["data_curators"] == ["The clinic"]
+    assert deployment["dp_variant"]["variant_name"] == "Approximate DP"
+    del entry["deployment"]["basic"]["data_curators"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(entry, schema)
+
+
+def test_what_the_form_cannot_say_is_refused(private: PrivacyCard, seeded: PrivacyCard) -> None:
+    with pytest.raises(RefusedError, match="guarantee is 'seeded'"):
+        registry_entry(seeded, data_card(deployment=DEPLOYMENT))
+    with pytest.raises(RefusedError, match="no section `deployment`"):
+        registry_entry(private, data_card())
+
+
+def test_the_section_changes_no_digest_of_a_data_card() -> None:
+    assert data_card(deployment=DEPLOYMENT).model_dump_json() == data_card().model_dump_json()
+
+
+def test_the_command_writes_the_entry(
+    private: PrivacyCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data/cards").mkdir(parents=True)
+    (tmp_path / "params.yaml").touch()
+    (tmp_path / "dvc.yaml").touch()
+    document = json.loads(data_card().model_dump_json()) | {"deployment": DEPLOYMENT}
+    YAML(typ="safe", pure=True).dump(document, tmp_path / "data/cards/animals.yaml")
+    (tmp_path / "privacy_card.json").write_bytes(private.to_bytes())
+    monkeypatch.chdir(tmp_path)
+    arguments = ["card", "export", "privacy_card.json", "--to", "registry", "--output", "entry.yaml"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "entry.yaml").read_text() == as_yaml(
+        registry_entry(private, data_card(deployment=DEPLOYMENT))
+    )
+    assert CliRunner().invoke(app, arguments).exit_code != 0  # it is there already
+
+
+def test_the_hub_reads_our_model_card_and_a_seeded_run_is_not_tagged_private(
+    private: PrivacyCard, seeded: PrivacyCard
+) -> None:
+    hub: Any = pytest.importorskip("huggingface_hub")
+    module = torch.nn.Linear(5, 3)
+    read = hub.ModelCard(model_card(private, module, {}))
+    assert read.data.library_name == "epsilonflow"
+    assert "differential-privacy" in read.data.tags
+    assert hub.ModelCardData(**read.data.to_dict()).to_dict() == read.data.to_dict()
+    other = hub.ModelCard(model_card(seeded, module, {}))
+    assert other.data.tags == ["dp_sgd"]
+    assert "NOT PRIVATE" in other.text
