@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -162,71 +163,174 @@ def init(
     It contains params.yaml, dvc.yaml, prefect.yaml and a data card of what you declare.
     """
     from tasks.config import new_project as project
-    from tasks.config.params import ParamsRefusedError
 
-    options = {"from": schema, "label": label, "size": size, "classes": classes, "bounds": bounds}
-    options |= {"tags": tags, "next-token": next_token, "encoder": encoder}
-    kind = "images" if images is not None else "texts" if texts is not None else "a table"
-    odd = [name for name, value in options.items() if value and name not in _OPTIONS[kind]]
-    if odd:
-        raise ParamsRefusedError(
-            f"--{odd[0]} is not for {kind}, which takes --{', --'.join(_OPTIONS[kind])}; leave it out."
-        )
-    paths = [path for path in (file, images, texts) if path is not None]
-    if images is not None and person is not None:
-        raise ParamsRefusedError("--person is for tables and texts, whose rows name a person; leave it out.")
-    if per_person is not None and person is None:
-        raise ParamsRefusedError("--per-person needs the column of the person's id; name it by --person.")
-    project.check(folder, paths, is_table=file is not None)  # before anybody is asked for columns
-    name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-_") or "table"
-    own: dict[str, Any] = {
-        "unit": "one person" if unit is None else unit,
-        "cap": 10.0 if cap is None else cap,
-        "runs": runs or 1,
-    }
-    seen = None
+    options = _Options(
+        schema=schema,
+        file=file,
+        images=images,
+        texts=texts,
+        label=label,
+        columns=columns,
+        classes=classes,
+        bounds=bounds,
+        tags=tags,
+        next_token=next_token,
+        encoder=encoder,
+        at_most=at_most,
+        size=size,
+        person=person,
+        per_person=per_person,
+        unit=unit,
+        cap=cap,
+        runs=runs,
+    )
+    options.check()
+    project.check(folder, options.paths, is_table=file is not None)  # before anybody is asked for columns
     if encoder is not None:
         from algorithms.encoders import check_name
 
-        seen = project.absolute(encoder)
         check_name(encoder)
-
-    def declare(talk: Interview) -> "Declared":
-        if images is not None:
-            max_records, listed = at_most or _number_asked(talk), _split_list(classes)
-            return project.of_images(name, images, listed, max_records, size or 64, encoder=seen, **own)
-        header = project.header_of(paths[0]) if paths else ()
-        if texts is not None:
-            max_records, named = at_most or _number_asked(talk), _split_list(columns)
-            held = _split_list(label) or ([] if next_token else ["tags" if tags else "label"])
-            told = project.target_keys(
-                classes=_split_list(classes),
-                labels=held if len(held) > 1 else [],
-                bounds=_bounds(bounds) if bounds else (),
-                tags=_split_list(tags),
-                next_token=next_token,
-            )
-            whose = _person_of(talk, own["unit"], person, per_person, header, [*named, *held])
-            return project.of_texts(name, texts, named, held, told, max_records, encoder=seen, **own, **whose)
-        if schema is not None:
-            found, told = project.of_schema(schema, _split_list(label), person)
-        else:
-            found, values = _columns_asked(talk, header, person)
-            told = project.target_keys(classes=values)
-        max_records = at_most or _number_asked(talk)
-        taken = [one["name"] for one in found if one["kind"] != "ignored"]
-        whose = _person_of(talk, own["unit"], person, per_person, header, taken)
-        table = project.table_of(found, file, whose["person"])
-        declared = project.Declared(name, table, told, max_records, file=file, **own, **whose)
-        project.check_declared(declared)
-        return declared
-
+    name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-_") or "table"
     talk, place = Interview(), folder.resolve()
     with talk.keep_answers(place.with_name(f"{place.name}.answers.json")):
-        declared = talk.hold(declare)
+        declared = talk.hold(lambda talk: _declare(talk, name, options))
         project.make(folder, declared)
     declared_keys = {"cap": cap, "runs": runs, "unit": unit, "size": size, "person": person}
     _say_next(folder, declared, [key for key, value in declared_keys.items() if value is not None])
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What `init` was called with; None and empty for what was left out."""
+
+    schema: Path | None
+    file: Path | None
+    images: Path | None
+    texts: Path | None
+    label: str
+    columns: str
+    classes: str
+    bounds: str
+    tags: str
+    next_token: bool
+    encoder: str | None
+    at_most: int | None
+    size: int | None
+    person: str | None
+    per_person: int | None
+    unit: str | None
+    cap: float | None
+    runs: int | None
+
+    @property
+    def kind(self) -> str:
+        """The kind of records."""
+        return "images" if self.images is not None else "texts" if self.texts is not None else "a table"
+
+    @property
+    def paths(self) -> list[Path]:
+        """The file or folder of records, if there is one."""
+        return [path for path in (self.file, self.images, self.texts) if path is not None]
+
+    @property
+    def for_all_kinds(self) -> dict[str, Any]:
+        """What is declared of records of each kind."""
+        return {
+            "unit": "one person" if self.unit is None else self.unit,
+            "cap": 10.0 if self.cap is None else self.cap,
+            "runs": self.runs or 1,
+        }
+
+    def check(self) -> None:
+        """Raise ParamsRefusedError for options that do not fit together."""
+        from tasks.config.params import ParamsRefusedError
+
+        of_one_kind = {
+            "from": self.schema,
+            "label": self.label,
+            "size": self.size,
+            "classes": self.classes,
+            "bounds": self.bounds,
+            "tags": self.tags,
+            "next-token": self.next_token,
+            "encoder": self.encoder,
+        }
+        fitting = _OPTIONS[self.kind]
+        odd = [name for name, value in of_one_kind.items() if value and name not in fitting]
+        if odd:
+            raise ParamsRefusedError(
+                f"--{odd[0]} is not for {self.kind}, which takes --{', --'.join(fitting)}; leave it out."
+            )
+        if self.images is not None and self.person is not None:
+            raise ParamsRefusedError(
+                "--person is for tables and texts, whose rows name a person; leave it out."
+            )
+        if self.per_person is not None and self.person is None:
+            raise ParamsRefusedError("--per-person needs the column of the person's id; name it by --person.")
+
+
+def _declare(talk: Interview, name: str, options: _Options) -> "Declared":
+    """What the options declare of the records; what they leave open is asked."""
+    from tasks.config.new_project import absolute
+
+    encoder = None if options.encoder is None else absolute(options.encoder)
+    if options.images is not None:
+        return _declare_images(talk, name, options.images, options, encoder)
+    if options.texts is not None:
+        return _declare_texts(talk, name, options.texts, options, encoder)
+    return _declare_table(talk, name, options)
+
+
+def _declare_images(
+    talk: Interview, name: str, folder: Path, options: _Options, encoder: str | None
+) -> "Declared":
+    from tasks.config.new_project import of_images
+
+    max_records = options.at_most or _number_asked(talk)
+    classes, size = _split_list(options.classes), options.size or 64
+    return of_images(name, folder, classes, max_records, size, encoder=encoder, **options.for_all_kinds)
+
+
+def _declare_texts(
+    talk: Interview, name: str, file: Path, options: _Options, encoder: str | None
+) -> "Declared":
+    from tasks.config import new_project as project
+
+    header = project.header_of(file)
+    max_records, columns = options.at_most or _number_asked(talk), _split_list(options.columns)
+    usual_label = [] if options.next_token else ["tags" if options.tags else "label"]
+    labels = _split_list(options.label) or usual_label
+    target = project.target_keys(
+        classes=_split_list(options.classes),
+        labels=labels if len(labels) > 1 else [],
+        bounds=_bounds(options.bounds) if options.bounds else (),
+        tags=_split_list(options.tags),
+        next_token=options.next_token,
+    )
+    person = _person_of(talk, options, header, [*columns, *labels])
+    return project.of_texts(
+        name, file, columns, labels, target, max_records, encoder=encoder, **options.for_all_kinds, **person
+    )
+
+
+def _declare_table(talk: Interview, name: str, options: _Options) -> "Declared":
+    from tasks.config import new_project as project
+
+    header = project.header_of(options.paths[0]) if options.paths else ()
+    if options.schema is not None:
+        columns, target = project.of_schema(options.schema, _split_list(options.label), options.person)
+    else:
+        columns, classes = _columns_asked(talk, header, options.person)
+        target = project.target_keys(classes=classes)
+    max_records = options.at_most or _number_asked(talk)
+    taken = [column["name"] for column in columns if column["kind"] != "ignored"]
+    person = _person_of(talk, options, header, taken)
+    table = project.table_of(columns, options.file, person["person"])
+    declared = project.Declared(
+        name, table, target, max_records, file=options.file, **options.for_all_kinds, **person
+    )
+    project.check_declared(declared)
+    return declared
 
 
 def _say_next(folder: Path, declared: "Declared", options: list[str]) -> None:
@@ -286,12 +390,7 @@ def _column_asked(talk: Interview, name: str) -> dict[str, Any]:
 
 
 def _person_of(
-    talk: Interview,
-    unit: str,
-    person: str | None,
-    per_person: int | None,
-    header: Sequence[str],
-    taken: Sequence[str],
+    talk: Interview, options: _Options, header: Sequence[str], taken: Sequence[str]
 ) -> dict[str, Any]:
     """The column of the person's id and how many rows of a person are used, as given, or asked for at a terminal.
 
@@ -299,7 +398,8 @@ def _person_of(
     """
     from tasks.card_questions import are_people
 
-    if person is None and sys.stdin.isatty() and are_people(unit):
+    person, per_person = options.person, options.per_person
+    if person is None and sys.stdin.isatty() and are_people(options.for_all_kinds["unit"]):
         question = "column of the person's id, if a person may have several rows; nothing if each row is another person"
         person = talk.ask(question, partial(_other_person, header=header, taken=taken), default="") or None
         if person is not None:
