@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,20 @@ def check(document: Mapping[str, Any], settings: Params, public: DatasetInfo) ->
     plan.check()
 
 
+def taken_over(
+    document: Mapping[str, Any], settings: Params, public: DatasetInfo, prepared: Path
+) -> dict[str, Any] | None:
+    """The plan of an earlier run that asked for what `document` asks for, and that training takes today; or None."""
+    return earlier_plan(
+        document,
+        settings.model,
+        public,
+        check=partial(check, settings=settings, public=public),
+        home=home(),
+        prepared=prepared,
+    )
+
+
 def plan_in(artifacts: Path) -> bytes:
     """The bytes of the plan's document; raises RefusedError if there is none."""
     path = artifacts / "plan.json"
@@ -250,6 +265,7 @@ def _request_entries(settings: Params, public: DatasetInfo) -> dict[str, Any]:
         "code": _code(settings),
         "model": settings.model.model_dump() | {"files": model_files(settings.model)},
         "dataset": public.dataset,
+        "delta": privacy.delta,
         "accountant": settings.privacy.accountant,
         "count_noise": settings.privacy.count_noise,
         "noise": settings.privacy.noise,
@@ -286,7 +302,7 @@ def main() -> None:
     prepared = Path("datasets/prepared")
     settings, public = params.load(Path("params.yaml"), reads=READS), DatasetInfo.read(prepared)
     document = calibrate(settings, public)
-    document = earlier_plan(document, settings.model, public, home=home(), prepared=prepared) or document
+    document = taken_over(document, settings, public, prepared) or document
     path = Path("artifacts/plan.json")
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")

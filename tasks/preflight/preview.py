@@ -23,13 +23,12 @@ from algorithms.privacy.ledger import (
 from data import DatasetInfo
 from data.card import DataRefusedError, data_card
 from data.files import OWNER_KEY, check_local, owner_key
-from tasks.calibrate import document_of, plan_for
+from tasks.calibrate import document_of, plan_for, taken_over
 from tasks.card_questions import questions_about
 from tasks.config import database_url, home
 from tasks.config.params import Params
 from tasks.preflight.sanity import records_of, sanity_warnings
 from tasks.prepare import chosen_blocks, public_of
-from tasks.runs.earlier_plans import earlier_plan
 from tasks.runs.ledger import check_terms, composition_for, missing_blocks, open_ledger, plan_composition
 
 if TYPE_CHECKING:
@@ -161,7 +160,7 @@ def _has_earlier_plan(root: Path, settings: Params, plan: Plan) -> bool:
     except DataRefusedError:  # not prepared yet
         return False
     document = document_of(plan, settings, public)
-    return earlier_plan(document, settings.model, public, home=home(), prepared=prepared) is not None
+    return taken_over(document, settings, public, prepared) is not None
 
 
 def _preview_new_population(

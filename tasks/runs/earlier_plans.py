@@ -6,12 +6,11 @@ plan of a run of this home that asked for the same, unless that run was forfeite
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from algorithms.core.plan import Plan
 from algorithms.errors import RefusedError
 from algorithms.extension import is_own
 from algorithms.privacy.ledger import WHOLE_POPULATION
@@ -24,7 +23,7 @@ _COMPUTED = ("parameters", "notes")
 """What calibration adds to the model's settings in a plan."""
 _ASKED = (
     *("attack", "algorithm", "settings", "features", "dataset", "accountant"),
-    *("target", "count_noise", "noise", "diagnostics"),
+    *("target", "delta", "count_noise", "noise", "diagnostics"),
 )
 
 
@@ -43,12 +42,19 @@ def _name_of(document: Mapping[str, Any], part: str) -> str:
 
 
 def earlier_plan(
-    document: Mapping[str, Any], model: params.Model, public: DatasetInfo, *, home: Path, prepared: Path
+    document: Mapping[str, Any],
+    model: params.Model,
+    public: DatasetInfo,
+    *,
+    check: Callable[[Mapping[str, Any]], None],
+    home: Path,
+    prepared: Path,
 ) -> dict[str, Any] | None:
     """The plan of a charged run here on the same records that asked for what `document` asks for; None without one.
 
-    document: a new plan. model: its settings. prepared: the folder of the records. A plan that would no longer meet its
-    target is not taken over, and nor is one where a run with the new plan exists, as after somebody spent again.
+    document: a new plan. model: its settings. check: raises RefusedError for a plan that training would refuse, such as
+    one that no longer meets its target; it is not taken over. prepared: the folder of the records. Nor is a plan taken
+    over where a run with the new one exists, as after somebody spent again.
     """
     if (
         public.is_public
@@ -66,9 +72,9 @@ def earlier_plan(
     if id_of(document) in plans:
         return None
     for digest, plan in plans.items():
-        with suppress(KeyError, TypeError, ValueError, RefusedError):  # of another form, or too dear today
+        with suppress(KeyError, TypeError, ValueError, RefusedError):  # of another form, or refused today
             if request_in(plan) == request_in(document) and id_of(plan) == digest:
-                Plan.from_json(plan).check()
+                check(plan)
                 return plan
     return None
 

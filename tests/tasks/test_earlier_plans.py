@@ -1,13 +1,15 @@
 """An upgrade that needs less noise, or edits a method, makes nobody pay again for what was paid for."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from algorithms.core import calibration
-from tasks import calibrate
+from tasks import calibrate, train
 from tasks.config import params
 from tasks.config.params import GROUPS
 from tasks.preflight.preview import preview_run
@@ -127,3 +129,40 @@ def test_a_damaged_plan_in_a_run_is_passed_by(upgraded: Visits) -> None:
     file.write_text('{"model": 3}')
     calibrate.main()
     assert Path(upgraded.place.root / "artifacts/plan.json").is_file()
+
+
+def test_a_plan_at_another_delta_is_not_taken_over_where_an_attack_is_the_target(
+    visits: Visits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attack = {"false_alarms": 0.01, "caught": 0.03}
+    settings = YAML(typ="safe").load((visits.place.root / "params.yaml").read_text())["privacy"]
+    del settings["epsilon"]
+    visits.place.set("data", dataset="visits")
+    file = visits.place.root / "params.yaml"
+
+    def ask(delta: float) -> None:
+        document = YAML(typ="safe").load(file.read_text())
+        document["privacy"] = {**settings, "target": attack, "delta": delta}
+        with file.open("w") as out:
+            YAML().dump(document, out)
+
+    ask(1e-5)
+    with monkeypatch.context() as before:
+        before.setattr(calibrate, "source_digest", lambda name: "0" * 64)
+        calibrate.main()
+        visits.train()
+    ask(1e-6)
+    with refused("made for another delta"):
+        train.main()
+    calibrate.main()
+    assert plan_of(visits)["delta"] == 1e-6
+
+
+def test_a_plan_for_other_facts_is_passed_by_as_training_would_refuse_it(
+    upgraded: Visits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a version knows another bound of a loss: calibration would name a plan that training sends back."""
+    first, known = plan_of(upgraded), calibrate._planning_facts
+    monkeypatch.setattr(calibrate, "_planning_facts", lambda *given: replace(known(*given), loss=None))
+    calibrate.main()
+    assert plan_of(upgraded)["noise_multiplier"] < first["noise_multiplier"]
