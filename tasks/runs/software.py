@@ -13,7 +13,10 @@ from data.files import read_json
 from tasks.config import SPEND_AGAIN
 from tasks.runs.store import RECEIPT, Run
 
-_DECIDES = ("data/prepared.py", "tasks/calibrate.py", "tasks/train.py", "tasks/tuning")
+_DECIDES = (
+    *("data/prepared.py", "data/readers/records.py", "data/targets.py"),
+    *("tasks/calibrate.py", "tasks/train.py", "tasks/tuning"),
+)
 """What of the pipeline decides a result: how records are read and a model is built, a training, a search."""
 
 

@@ -2,15 +2,19 @@
 
 import json
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
-from algorithms.core.software import Software, software_here
+from algorithms.core.software import DECIDES, Software, _source_files, software_here
 from algorithms.errors import RefusedError
 from algorithms.privacy.ledger import Ledger
+from data.prepared import load_as
+from data.readers.records import Records
 from tasks import evaluate, report, train
 from tasks.runs import charge
 from tasks.runs import software as subject
@@ -212,3 +216,24 @@ def test_software_is_no_part_of_a_run_id(workspace: Workspace, upgrade: Callable
 @pytest.fixture(autouse=True)
 def _nothing_of_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+
+
+def test_the_digest_covers_all_code_that_brings_prepared_records_into_memory(workspace: Workspace) -> None:
+    """Whatever of ours runs there could bring others; errors and the contents of the description decide nothing."""
+    root, public = Path(subject.__file__).parents[2], workspace.public
+    ran = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(root):
+            ran.add(path.relative_to(root))
+
+    sys.setprofile(note)
+    try:
+        data = load_as(workspace.root / "datasets/prepared", public)
+        Records(data.train_features, data.train_labels)[:2]
+    finally:
+        sys.setprofile(None)
+    covered = {path.relative_to(root) for path in _source_files(root, (*DECIDES, *subject._DECIDES))}
+    assert Path("data/prepared.py") in ran
+    assert ran - covered <= {Path("data/description.py"), Path("tests/tasks/test_software.py")}
