@@ -92,7 +92,7 @@ class Engine:
     All passes have one size, `physical_batch`; shorter ones are padded. It follows from the expected number of records
     and the memory, never from the records. Two passes of this size are compared: a record has to have the same loss,
     norm and gradient, bit for bit, beside any others. If only rounding differs, a larger size is tried, and then one
-    record a pass.
+    record a pass; on an accelerator the size stays, and `company_refusal` says why private records are refused.
 
     Args:
         model: the architecture and the per-record loss.
@@ -157,6 +157,8 @@ class Engine:
         shards_trained: bool = False,
     ) -> None:
         device = device or torch.device("cpu")
+        self.company_refusal = ""
+        """Why private records are refused on this device, where only public ones are trained on; usually empty."""
         inspected_on = torch.device("cpu") if offload or shards is not None else device
         self._shards = shards
         form = InputSpec(
@@ -254,12 +256,12 @@ class Engine:
                 return
         if device.type != "cpu":
             self.physical_batch = first
-            _LOG.warning(
-                "on the device %s the last bits of a record's gradient depend on its place in a pass of the model %s,"
-                " so the guarantee holds there up to rounding in 32 bits; train on the CPU for all of it",
-                device.type,
-                self._passes.model.name,
+            self.company_refusal = (
+                f"on the device {device.type} the last bits of a record's gradient depend on the other records in a"
+                f" pass of the model {self._passes.model.name}, so that no bound on one record's effect is known there;"
+                " set performance.device to cpu or, one record a pass, performance.physical_batch to 1."
             )
+            _LOG.warning("%s", self.company_refusal)
             return
         self.physical_batch = 1
         _LOG.warning(

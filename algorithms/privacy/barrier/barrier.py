@@ -257,6 +257,8 @@ class Barrier:
         diagnostics: Diagnostics | None = None,
     ) -> None:
         self.__exact = UnnoisedQueries(records, model, compute or ComputeConfig(), last_norms or LastNorms())
+        if generator.private and self.__exact.engine.company_refusal:
+            raise RefusedError(self.__exact.engine.company_refusal)
         self.__records = records
         self.__generator = generator
         self.__spend = spend

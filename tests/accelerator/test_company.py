@@ -1,0 +1,64 @@
+"""A device whose last bits depend on a record's place in a pass: no private record is trained on there."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from algorithms.errors import RefusedError
+from algorithms.models import Model
+from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting.filters import ScheduleFilter
+from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
+from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.mechanisms.noise import Generator
+from data.readers.records import Records
+
+
+class RoundsByPlace(nn.Module):
+    """A row that is computed by another kernel than the others, on the device alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        factors = torch.ones(len(x), 1, device=x.device)
+        if x.device.type == "sim" and x.dtype == torch.float32:
+            factors[1:2] = 1.0 + 2.0**-22
+        outputs: Tensor = self.layer(x * factors)
+        return outputs
+
+
+def barrier(device: torch.device, *, private: bool, physical_batch: int = 64) -> Barrier:
+    rows = np.random.default_rng(0).standard_normal((100, 8)).astype(np.float32)
+    loss = nn.CrossEntropyLoss(reduction="none")
+    return Barrier(
+        Records(rows, np.zeros(100, np.int64)),
+        Model("mine", RoundsByPlace(), loss, scores=lambda outputs: outputs),
+        spend=ScheduleFilter([], Budget(1.0, 1e-5)),
+        generator=Generator(bytes(32), private=private),
+        delta=1e-5,
+        trace=Trace(),
+        compute=ComputeConfig(device, physical_batch=physical_batch),
+    )
+
+
+def test_private_records_are_refused_and_public_ones_get_a_warning(
+    sim: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(
+        RefusedError, match=r"on the device sim the last bits .* performance.physical_batch to 1"
+    ):
+        barrier(sim, private=True)
+    caplog.clear()
+    barrier(sim, private=False)
+    assert "on the device sim the last bits of a record's gradient depend" in caplog.text
+
+
+def test_one_record_a_pass_is_taken_as_the_refusal_says(sim: torch.device) -> None:
+    barrier(sim, private=True, physical_batch=1)
+
+
+def test_the_same_model_is_taken_on_the_cpu(sim: torch.device) -> None:
+    barrier(torch.device("cpu"), private=True)
