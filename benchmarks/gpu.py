@@ -24,11 +24,11 @@ _TESTS = (
     "tests/algorithms/gradients/test_device.py",
     "tests/algorithms/gradients/test_determinism.py",
     "tests/algorithms/gradients/test_memory.py",
-    "tests/algorithms/test_optimizers.py",
+    "tests/algorithms/core/test_optimizers.py",
     "tests/algorithms/test_features.py",
-    "tests/algorithms/test_people.py",
-    "tests/algorithms/test_contract.py",
-    "tests/algorithms/privacy/test_sharding.py",  # on two GPUs, where available
+    "tests/algorithms/core/test_user_level.py",
+    "tests/algorithms/methods/test_contract.py",
+    "tests/algorithms/privacy/barrier/test_process_group.py",  # on two GPUs, where available
 )
 _TABLE = Path("docs/results/gpu.md")
 _PEERS = {

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from algorithms.core.method import Algorithm
 from algorithms.methods import CATALOGUE
-from tests.algorithms import bench
-from tests.algorithms.bench import OneLook, StoppedError
+from tests.support import bench
+from tests.support.bench import OneLook, StoppedError
 
 CPU = torch.device("cpu")
 MODEL = bench.small_model("logistic", classes=2)

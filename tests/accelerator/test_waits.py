@@ -20,8 +20,8 @@ from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from tests.accelerator import simulator
 from tests.accelerator.simulator import Event, Events
-from tests.algorithms import bench
-from tests.algorithms.bench import OneLook
+from tests.support import bench
+from tests.support.bench import OneLook
 
 CANARY = np.float32(12345.678)
 """The first number of each record."""

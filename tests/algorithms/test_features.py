@@ -34,9 +34,8 @@ from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian
 from algorithms.privacy.mechanisms.sampling import FullBatch
 from algorithms.target_scale import TargetScale
-from tests.algorithms import bench
-from tests.algorithms.bench import MadeUp, algorithm
-from tests.algorithms.privacy import test_barrier
+from tests.support import barriers, bench
+from tests.support.bench import MadeUp, algorithm
 
 SHAPE, COUNT = (4, 3, 3), 400
 QUIET = 1e-4
@@ -396,7 +395,7 @@ def test_a_model_s_own_first_maps_are_taken_ahead_too(
 
 def gradient(model: Model, data: Any) -> Tensor:
     point, terms = model.initial_parameters() + 0.1, {"clipping": L2(1.0), "noise": Gaussian(1e-3)}
-    asked = test_barrier.barrier(data, model, compute=ComputeConfig())
+    asked = barriers.barrier(data, model, compute=ComputeConfig())
     return asked.gradient(point, sampling=FullBatch(), divisor=COUNT, **terms)  # type: ignore[arg-type]
 
 

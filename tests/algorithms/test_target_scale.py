@@ -23,7 +23,7 @@ from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.target_scale import centre_and_scale, histogram_edges
 from tasks.config.step_sizes import noise_for_share
-from tests.algorithms.bench import MadeUp
+from tests.support.bench import MadeUp
 from tests.support.device import DEVICE
 
 FEATURES = features_of({"name": "target_scale", "noise": 5.0})

@@ -15,7 +15,7 @@ from algorithms.methods import from_settings
 from algorithms.privacy.accounting import Budget
 from data.card import DataCard
 from tasks.config.overrides import encoder_recipe, recipe
-from tests.algorithms.bench import SETTINGS
+from tests.support.bench import SETTINGS
 from tests.support.cards import card, category, csv_of, label, number
 
 COLUMNS = 7

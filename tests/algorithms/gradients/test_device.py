@@ -15,11 +15,11 @@ from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.noise import add_steps, seeded_generator, steps_of
 from algorithms.privacy.mechanisms.release import Gaussian
 from algorithms.privacy.mechanisms.sampling import Poisson
-from tests.algorithms.bench import add_on_grid, made_up, small_model
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.networks import NETWORKS, SPECS
 from tests.algorithms.gradients.zoo import Problem, problem
-from tests.algorithms.privacy.test_barrier import barrier
+from tests.support.barriers import barrier
+from tests.support.bench import add_on_grid, made_up, small_model
 from tests.support.device import DEVICE
 
 NAMES = ["cnn", "bilstm"] if DEVICE.type == "cpu" else [*SPECS]

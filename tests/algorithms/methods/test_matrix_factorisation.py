@@ -1,0 +1,120 @@
+"""DP-MF and DP-FTRL: how many bands are worth their cost, what is DP-SGD after all, and what cannot be had."""
+
+import math
+from typing import Any
+
+import dp_accounting as dp
+import numpy as np
+import pytest
+import torch
+
+from algorithms.core.optimizers import OptimizerConfig
+from algorithms.core.plan import Plan, Target
+from algorithms.core.planning_facts import PlanningFacts
+from algorithms.errors import RefusedError
+from algorithms.methods import from_settings
+from algorithms.methods.matrix_factorisation import CorrelatedPlan, mean_squared_noise, workload
+from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting.events import CorrelatedDpEvent, unrolled
+from algorithms.privacy.mechanisms.correlated import Toeplitz, Tree
+from tests.support.bench import algorithm, made_up, planned, run, small_model
+
+UPDATE = {"learning_rate": 1.0, "momentum": 0.9, "schedule": "linear"}
+
+
+def plan_of(name: str, *, epsilon: float, records: int | None = 10_000, **settings: Any) -> Plan:
+    batch = {"expected_batch_size": 250} if records else {"sampling_rate": 0.025}
+    method = from_settings({"name": name, "steps": 200, "update": UPDATE, **batch} | settings)
+    return method.plan(Target(Budget(epsilon, 1e-5), "rdp"), PlanningFacts(records, 50, 1, 2))
+
+
+def kept(plan: Plan) -> CorrelatedPlan:
+    return plan.params(CorrelatedPlan)
+
+
+def test_one_band_over_samples_is_dp_sgd_bit_for_bit() -> None:
+    model, records = small_model(), made_up()
+    ours, dp_sgd = algorithm("matrix_factorisation", bands=1), algorithm("dp_sgd")
+    found, expected = (
+        run(method, planned(method, model, epsilon=2.0), records, model) for method in (ours, dp_sgd)
+    )
+    assert torch.equal(found.released, expected.released)
+    assert found.trace.rows == expected.trace.rows
+
+
+def test_bands_are_taken_as_long_as_they_take_noise_away() -> None:
+    """More at a larger epsilon, none where sampling is worth more; the plan says what is gained."""
+    bands = {}
+    for epsilon in (0.3, 3.0, 30.0):
+        plan = plan_of("matrix_factorisation", epsilon=epsilon)
+        strategy = kept(plan).correlation()
+        assert isinstance(strategy, Toeplitz)
+        bands[epsilon] = len(strategy.coefficients)
+        other = plan_of("matrix_factorisation", epsilon=epsilon, bands=1)
+        asked = workload(OptimizerConfig(**UPDATE), 200)
+        mine, alone = (
+            p.noise_multiplier * math.sqrt(mean_squared_noise(kept(p).correlation(), asked))
+            for p in (plan, other)
+        )
+        assert kept(plan).noise_against_independent == pytest.approx(mine / alone, rel=1e-3) and mine <= alone
+        assert kept(plan).course[-1][0] == 200
+        for more in {min(2 * bands[epsilon], 40), 40}:
+            forced = plan_of("matrix_factorisation", epsilon=epsilon, bands=more)
+            spread = forced.noise_multiplier * math.sqrt(
+                mean_squared_noise(kept(forced).correlation(), asked)
+            )
+            assert spread >= 0.99 * mine * (1 - 1e-3)
+    assert bands[0.3] == 1 < bands[3.0] < bands[30.0]
+
+
+def test_without_samples_correlation_always_gains() -> None:
+    for epsilon in (0.3, 3.0):
+        for strategy in ("banded", "buffered", "square_root"):
+            plan = plan_of(
+                "matrix_factorisation", epsilon=epsilon, participation="fixed_order", strategy=strategy
+            )
+            assert kept(plan).noise_against_independent < 0.5 and kept(plan).parts == 40
+            assert [type(event) for event, _ in unrolled(plan.schedule)] == [dp.GaussianDpEvent]
+        tree = plan_of("dp_ftrl", epsilon=epsilon)
+        assert 0.2 < kept(tree).noise_against_independent < 0.7
+        assert kept(tree).correlation() == Tree(40)
+
+
+def test_a_tree_may_stand_for_several_passes() -> None:
+    plan = plan_of("dp_ftrl", epsilon=1.0, restart=5)
+    assert kept(plan).correlation() == Tree(200)
+    event = plan.schedule[0][0]
+    assert isinstance(event, CorrelatedDpEvent) and event.leaves == 200
+
+
+def test_a_private_number_of_records_is_counted_first_and_parts_follow_the_rate() -> None:
+    for name in ("matrix_factorisation", "dp_ftrl"):
+        plan = plan_of(name, epsilon=3.0, records=None)
+        assert plan.divisor is None and plan.schedule[0][1] == 1
+        assert plan.schedule[0][0] == dp.GaussianDpEvent(plan.target.count_noise)
+    assert kept(plan).parts == 40
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"strategy": "buffered"}, "fixed_order"),
+        ({"bands": 41}, "at most 40"),
+        ({"bands": 0}, "greater than or equal to 1"),
+        ({"steps": 50_001}, "at most 50,000; take fewer steps"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_in_a_sentence(settings: dict[str, Any], match: str) -> None:
+    with pytest.raises((RefusedError, ValueError), match=match):
+        plan_of("matrix_factorisation", epsilon=1.0, **settings)
+
+
+def test_the_courses_of_noise_are_those_of_the_iterates() -> None:
+    """What many runs without records end at spreads as the plan says."""
+    plan = plan_of("dp_ftrl", epsilon=2.0)
+    course = np.array(kept(plan).course)
+    asked = workload(OptimizerConfig(**UPDATE), 200)
+    last = plan.noise_multiplier * math.sqrt(float(np.square(asked.rows[-1]).sum()))
+    assert (np.diff(course[:, 0]) > 0).all() and (course[-1, 1:] > 0).all()
+    assert course[-1, 2] < last  # independent noise of the same cost needs less of it than the tree
+    assert kept(plan_of("matrix_factorisation", epsilon=0.3)).correlation() == Toeplitz((1.0,))

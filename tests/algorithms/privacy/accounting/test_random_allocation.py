@@ -1,0 +1,262 @@
+"""Random allocation: each record takes part in exactly one step of each pass. Its price against exact values and draws.
+
+No expected value is computed by the product: closed forms for one step, sums over two steps by quadrature, moments by
+the multinomial theorem, and Monte Carlo draws of the dominating pair with a stated false-alarm rate.
+"""
+
+import math
+from collections import Counter
+from fractions import Fraction
+
+import dp_accounting as dp
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.stats import chi2, norm
+
+from algorithms.core.minibatch import DPSGDState
+from algorithms.core.plan import Target
+from algorithms.core.planning_facts import PlanningFacts
+from algorithms.errors import RefusedError
+from algorithms.gradients import L2
+from algorithms.methods.dp_sgd import DPSGD
+from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon, rdp
+from algorithms.privacy.accounting.events import (
+    RandomAllocationDpEvent,
+    RandomAllocationStepDpEvent,
+    Schedule,
+    schedule_from_json,
+    schedule_to_json,
+    unrolled,
+)
+from algorithms.privacy.accounting.pld import ComposedLoss
+from algorithms.privacy.accounting.random_allocation import pair_of_pass
+from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.mechanisms.noise import seeded_generator
+from algorithms.privacy.mechanisms.release import Gaussian
+from algorithms.privacy.mechanisms.sampling import RandomAllocation, draw_sample
+from tests.support.barriers import Free, barrier
+from tests.support.bench import made_up, small_model
+
+
+def passes(noise: float, parts: int, count: int) -> Schedule:
+    one = [(RandomAllocationDpEvent(noise, parts, parts), 1)]
+    return (one + ([(RandomAllocationStepDpEvent(noise, parts), parts - 1)] if parts > 1 else [])) * count
+
+
+def deltas(noise: float, parts: int, steps: int, epsilons: list[float]) -> list[float]:
+    pair = pair_of_pass(RandomAllocationDpEvent(noise, parts, steps))
+    return ComposedLoss([(pair, 1)], 1e-9).deltas(np.array(epsilons)).tolist()
+
+
+def two_steps(noise: float, eps: float) -> float:
+    """The larger hockey-stick divergence of a pass of two steps, by quadrature over both outputs."""
+
+    def ratio(x: float, y: float) -> float:
+        return 0.5 * (math.exp((x - 0.5) / noise**2) + math.exp((y - 0.5) / noise**2))
+
+    def mean(of_ratio: object) -> float:
+        def inner(y: float) -> float:
+            edge = 2 * math.exp(eps * sign) - math.exp((y - 0.5) / noise**2)
+            kink = [0.5 + noise**2 * math.log(edge)] if edge > 0 else []
+            span = (-12 * noise, 12 * noise)
+            found, _ = quad(
+                lambda x: of_ratio(ratio(x, y)) * norm.pdf(x, scale=noise),  # type: ignore[operator]
+                *span,
+                points=[p for p in kink if span[0] < p < span[1]] or None,
+                limit=200,
+                epsabs=1e-13,
+            )
+            return found * float(norm.pdf(y, scale=noise))
+
+        return float(quad(inner, -12 * noise, 12 * noise, limit=200, epsabs=1e-12)[0])
+
+    sign = 1
+    removed = mean(lambda s: max(0.0, s - math.exp(eps)))
+    sign = -1
+    added = mean(lambda s: max(0.0, 1 - math.exp(eps) * s))
+    return max(removed, added)
+
+
+@pytest.mark.parametrize("noise", [0.5, 1.0, 3.0])
+def test_a_pass_of_one_step_is_a_gaussian_release(noise: float) -> None:
+    assert epsilon(passes(noise, 1, 4), 1e-6) == pytest.approx(
+        epsilon([(dp.GaussianDpEvent(noise), 4)], 1e-6), rel=1e-3
+    )
+
+
+@pytest.mark.parametrize(("noise", "eps"), [(1.0, 0.3), (1.0, 1.0), (2.0, 0.1), (0.8, 2.0)])
+def test_a_pass_of_two_steps_costs_what_quadrature_says(noise: float, eps: float) -> None:
+    exact = two_steps(noise, eps)
+    (found,) = deltas(noise, 2, 2, [eps])
+    assert exact * (1 - 1e-6) <= found <= exact * 1.003 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("noise", "parts", "steps", "eps"),
+    [(1.0, 10, 10, 0.5), (0.7, 40, 40, 1.0), (0.6, 100, 100, 1.5), (2.0, 25, 25, 0.1), (1.0, 20, 7, 0.3)],
+)
+def test_the_price_is_not_below_draws_of_the_pair_and_close_to_them(
+    noise: float, parts: int, steps: int, eps: float
+) -> None:
+    draws = 400_000 // steps * 4
+    rng = np.random.default_rng(7)
+    logs = rng.standard_normal((draws, steps)) / noise - 0.5 / noise**2  # log Y under Q
+    idle = (parts - steps) / parts
+    under_q = np.exp(logs).sum(axis=1) / parts + idle
+    takes_part = rng.random(draws) < steps / parts
+    logs[takes_part, 0] += noise**-2
+    under_p = np.exp(logs).sum(axis=1) / parts + idle
+    removed = np.maximum(0.0, 1 - math.exp(eps) / under_p)
+    added = np.maximum(0.0, 1 - math.exp(eps) * under_q)
+    lowest, widest = max((side.mean(), side.std() / math.sqrt(draws)) for side in (removed, added))
+    (found,) = deltas(noise, parts, steps, [eps])
+    assert found > lowest - 5 * widest  # wrong for a right price once in three million
+    assert found < lowest + 5 * widest + 0.01 * lowest
+
+
+@pytest.mark.parametrize(("noise", "parts", "steps"), [(1.0, 4, 4), (0.8, 6, 6), (1.5, 5, 3)])
+def test_moments_are_those_of_the_multinomial_theorem(noise: float, parts: int, steps: int) -> None:
+    """E[S^a] over all ways to distribute a factors over the steps, and the constant of a shorter pass."""
+
+    def moment(order: int) -> float:
+        def ways(left: int, bins: int) -> float:
+            if bins == 0:
+                idle = Fraction(parts - steps, parts)
+                return float(idle) ** left / math.factorial(left)
+            return sum(
+                math.exp(n * (n - 1) / (2 * noise**2))
+                / math.factorial(n)
+                / parts**n
+                * ways(left - n, bins - 1)
+                for n in range(left + 1)
+            )
+
+        return math.factorial(order) * ways(order, steps)
+
+    event = RandomAllocationDpEvent(noise, parts, steps)
+    for order in (2, 3, 5):
+        assert rdp([(event, 1)], orders=(float(order),))[0] >= math.log(moment(order)) / (order - 1) - 1e-12
+    assert rdp([(event, 1)], orders=(3.0,))[0] == pytest.approx(math.log(moment(3)) / 2, rel=1e-6)
+
+
+def test_renyi_bounds_hold_for_a_record_more() -> None:
+    """E[S^-b] by draws, where it is the larger side: many steps, much noise, a low order."""
+    noise, parts, order = 0.6, 3, 8.0
+    rng = np.random.default_rng(3)
+    ratios = np.exp(rng.standard_normal((2_000_000, parts)) / noise - 0.5 / noise**2).mean(axis=1)
+    drawn = np.log(np.mean(ratios ** (1 - order))) / (order - 1)
+    assert rdp([(RandomAllocationDpEvent(noise, parts, parts), 1)], orders=(order,))[0] > drawn - 0.01
+
+
+@pytest.mark.parametrize(
+    ("noise", "parts", "count"), [(1.0, 100, 10), (0.8, 30, 5), (2.0, 20, 20), (0.7, 10, 1)]
+)
+def test_passes_cost_less_than_as_many_poisson_steps(noise: float, parts: int, count: int) -> None:
+    poisson = dp.PoissonSampledDpEvent(1 / parts, dp.GaussianDpEvent(noise))
+    assert epsilon(passes(noise, parts, count), 1e-5) < epsilon([(poisson, parts * count)], 1e-5)
+
+
+@pytest.mark.parametrize("noise", [1e-3, 0.3, 0.45, 1e3, 1e7])
+def test_extreme_noise_is_priced_and_never_above_a_sum_over_all_records(noise: float) -> None:
+    found = epsilon(passes(noise, 20, 1), 1e-6)
+    assert 0 <= found <= epsilon([(dp.GaussianDpEvent(noise), 1)], 1e-6) * 1.001 + 1e-9
+
+
+def test_less_noise_never_costs_less() -> None:
+    costs = [epsilon(passes(noise, 50, 3), 1e-5) for noise in np.geomspace(0.35, 50, 25)]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_later_steps_are_free_only_after_the_first_of_their_pass() -> None:
+    assert unrolled(passes(1.0, 5, 2)) == [(RandomAllocationDpEvent(1.0, 5, 5), 1)] * 2
+    first, later = RandomAllocationDpEvent(1.0, 5, 3), RandomAllocationStepDpEvent(1.0, 5)
+    for schedule in (
+        [(later, 1)],
+        [(first, 1), (later, 3)],
+        [(first, 1), (RandomAllocationStepDpEvent(2.0, 5), 2)],
+        [(first, 1), (RandomAllocationStepDpEvent(1.0, 6), 2)],
+    ):
+        with pytest.raises(RefusedError, match="later steps of a pass"):
+            unrolled(schedule)
+
+
+def test_events_are_written_and_read_and_have_no_bound_where_nothing_is_proven() -> None:
+    schedule = passes(1.25, 8, 1)
+    assert schedule_from_json(schedule_to_json(schedule)) == schedule
+    with pytest.raises(RefusedError, match="REPLACE_ONE"):
+        epsilon(schedule, 1e-5, adjacency=REPLACE_ONE)
+    for event in (RandomAllocationDpEvent(0.0, 5, 5), RandomAllocationDpEvent(1.0, 5, 6)):
+        with pytest.raises(RefusedError, match="no mechanism"):
+            epsilon([(event, 1)], 1e-5)
+
+
+def test_each_record_is_in_exactly_one_step_of_each_pass() -> None:
+    generator, parts, steps, records = seeded_generator(5), 7, 17, 1000
+    samples = [
+        draw_sample(RandomAllocation(parts, steps, step), records, generator.stream(step), step=step)
+        for step in range(steps)
+    ]
+    for first in (0, 7):
+        assert sorted(np.concatenate(samples[first : first + parts])) == list(range(records))
+    last = Counter(np.concatenate(samples[14:]).tolist())
+    assert set(last.values()) == {1} and 300 < len(last) < 560  # 3 of 7 steps: 429 expected, 8 deviations
+    counts = np.array([len(sample) for sample in samples[:7]])
+    assert chi2.sf(float(np.square(counts - records / parts).sum() / (records / parts)), parts - 1) > 1e-6
+
+
+def test_passes_are_drawn_independently() -> None:
+    generator, parts, records = seeded_generator(1), 4, 40_000
+    pairs = [generator.stream(0).allocation(records, parts, number) for number in (0, 1)]
+    table = np.zeros((parts, parts))
+    np.add.at(table, tuple(pairs), 1)
+    expected = records / parts**2
+    assert chi2.sf(float(np.square(table - expected).sum() / expected), parts**2 - 1) > 1e-6
+
+
+def test_the_barrier_answers_each_step_of_a_pass_once_and_in_order() -> None:
+    spend, trace = Free(), Trace()
+    asked = barrier(made_up(40), spend=spend, trace=trace)
+    point = small_model().initial_parameters()
+
+    def ask(step: int) -> None:
+        turn = RandomAllocation(4, 6, step)
+        asked.gradient(point, sampling=turn, clipping=L2(1.0), noise=Gaussian(1.0), divisor=10.0)
+
+    with pytest.raises(RefusedError, match="asked for after 0 others"):
+        ask(1)
+    ask(0)
+    for out_of_turn in (0, 2):
+        with pytest.raises(RefusedError, match="asked for after 1 others"):
+            ask(out_of_turn)
+    for step in range(1, 6):
+        ask(step)
+    first, later = RandomAllocationDpEvent(1.0, 4, 4), RandomAllocationStepDpEvent(1.0, 4)
+    assert spend.events == [first, later, later, later, RandomAllocationDpEvent(1.0, 4, 2), later]
+    resumed = barrier(made_up(40), trace=trace)
+    with pytest.raises(RefusedError, match="asked for after 6 others"):
+        resumed.gradient(
+            point, sampling=RandomAllocation(4, 8, 0), clipping=L2(1.0), noise=Gaussian(1.0), divisor=10.0
+        )
+
+
+def test_dp_sgd_plans_and_takes_the_steps_of_its_passes() -> None:
+    records = made_up(50)
+    method = DPSGD(steps=7, expected_batch_size=16, sampling="random_allocation")
+    model = small_model()
+    facts = PlanningFacts(records=50, parameters=model.parameter_count, layers=1, classes=3)
+    plan = method.plan(Target(Budget(2.0, 1e-5)), facts)
+    assert (round(1 / plan.sampling_rate), plan.divisor) == (3, pytest.approx(50 / 3))
+    assert [count for _, count in plan.schedule] == [1, 2, 1, 2, 1]
+    assert plan.schedule[-1][0] == RandomAllocationDpEvent(plan.noise_multiplier, 3, 1)
+    spend = Free()
+    asked, state = barrier(records, spend=spend), method.init(model.initial_parameters(), plan)
+    for _ in range(7):
+        state = method.step(state, plan, asked)
+        assert isinstance(state, DPSGDState)
+    assert spend.events == [event for event, count in plan.schedule for _ in range(count)]
+    private = DPSGD(steps=4, sampling_rate=0.25, sampling="random_allocation").plan(
+        Target(Budget(2.0, 1e-5)), PlanningFacts(records=None, parameters=3, layers=1, classes=2)
+    )
+    assert private.divisor is None and [count for _, count in private.schedule] == [1, 1, 3]
