@@ -31,7 +31,7 @@ from algorithms.privacy.mechanisms.release import Gaussian, total_release
 from data.card import DataCard
 from tasks.config.overrides import recipe
 from tasks.preflight.sanity import sanity_warnings
-from tests.algorithms.bench import MadeUp
+from tests.support.bench import MadeUp
 from tests.support.cards import card, category, csv_of, label, number
 
 HELD_OUT = 1000
