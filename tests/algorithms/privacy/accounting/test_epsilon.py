@@ -232,6 +232,31 @@ def test_what_is_spent_so_far_is_the_accountants_own_curve() -> None:
     assert stated == total.epsilon
 
 
+@pytest.mark.parametrize(
+    ("rate", "multiplier", "delta", "curve"),
+    [
+        (0.01, 1.1, 1e-6, {1: 0.25405, 10: 0.41539, 100: 0.70803, 500: 1.27518}),
+        (0.2, 3.0, 1e-5, {1: 0.35172, 5: 0.67223, 20: 1.29267, 64: 2.34583}),
+        (1.0, 4.0, 1e-5, {1: 0.92634, 3: 1.69804, 10: 3.34141}),
+        (0.001, 0.6, 1e-7, {1: 0.77457, 50: 1.86086, 1000: 2.79966}),
+    ],
+)
+def test_the_curve_is_that_of_another_program(
+    rate: float, multiplier: float, delta: float, curve: dict[int, float]
+) -> None:
+    """By PLDAccountant(value_discretization_interval=2e-4) of dp_accounting 0.6. Long runs state few places."""
+    event: Any = dp.GaussianDpEvent(multiplier)
+    event = event if rate == 1.0 else dp.PoissonSampledDpEvent(rate, event)
+    count = max(curve)
+    total = Budget(epsilon([(event, count)], delta), delta)
+    spend = ScheduleFilter([(event, count)], total, accountant="pld")
+    for number in range(1, count + 1):
+        spend.charge(event)
+        if number in curve:
+            above = 0.002 if number <= 64 or number == count else 0.035
+            assert curve[number] * (1 - 1e-4) <= spend.spent(delta) <= curve[number] * (1 + above)
+
+
 def test_a_pure_epsilon_is_spent_release_by_release() -> None:
     spend = ScheduleFilter([(dp.LaplaceDpEvent(10.0), 4)], Budget(0.4, 0.0), accountant="pure")
     stated = []
