@@ -69,15 +69,16 @@ def test_a_notebook_beside_other_modules_of_these_names_works(tmp_path: Path) ->
 
 
 def test_prefect_loads_a_projects_flow_beside_modules_of_these_names(tmp_path: Path) -> None:
-    """It puts the current folder first on the path."""
+    """It puts the current folder first on the path, and on that of the processes which a flow starts."""
     (tmp_path / "data").mkdir()
     for name in ("tasks.py", "data/__init__.py", "flows.py", "algorithms.py"):
         (tmp_path / name).write_text("1 / 0\n")
     code = (
-        "from prefect.flows import load_flow_from_entrypoint as load;"
-        " print(load('epsilonflow.deployed.pipeline').name); import tasks.train"
+        "import subprocess, sys; from prefect.flows import load_flow_from_entrypoint as load;"
+        " print(load('epsilonflow.deployed.pipeline').name); import tasks.train;"
+        " subprocess.run([sys.executable, '-P', '-c', 'import tasks.train'], check=True)"
     )
-    own = os.environ | {"PYTHONPATH": str(PROJECT)}
+    own = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(PROJECT)])}
     command = [sys.executable, "-P", "-c", code]
     done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "pipeline\n"), done.stderr
