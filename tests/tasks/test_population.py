@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from algorithms.core.calibration import plan_renyi, plan_zcdp
 from algorithms.core.plan import Target
@@ -20,7 +21,8 @@ from algorithms.privacy.accounting.epsilon import group_privacy, rdp
 from algorithms.privacy.accounting.events import RenyiDpEvent, event_to_json, schedule_from_json
 from algorithms.privacy.accounting.filters import RenyiFilter
 from algorithms.privacy.ledger import WHOLE_POPULATION, Composition, Ledger, check_usual, export, restore
-from data import DataRefusedError
+from data import DataRefusedError, DatasetInfo, dataset_info
+from data.card import DataCard
 from data.prepared import block_digests
 from flows.cli import main
 from tasks import calibrate, evaluate, train
@@ -241,6 +243,40 @@ def test_a_population_keeps_its_unit_from_its_first_run_on(tmp_path: Path, publi
         declare(ledger, visits)
     assert ledger.head() == before
     declare(ledger, replace(visits, population="others"))
+
+
+@pytest.mark.parametrize(
+    ("person", "words"),
+    [
+        (None, "holds out other records"),
+        ({"column": "reason"}, "holds out other records"),
+        ({"column": "who", "per_person": 3, "group_privacy": True}, "at most 1 records of a person"),
+    ],
+    ids=["rows stand for themselves", "another column names the person", "a person has several records"],
+)
+def test_a_private_population_keeps_how_rows_belong_to_people(
+    tmp_path: Path, person: dict[str, Any] | None, words: str
+) -> None:
+    """Several rows of a person that are one record need no term: the person adds that record alone."""
+    card = YAML(typ="safe").load((PROJECT / "examples/own_data/visits.yaml").read_text())
+    names = [column["name"] for column in card["reader"]["columns"]]
+    card["reader"]["columns"][names.index("reason")] = {"name": "reason", "kind": "ignored"}
+    card["reader"]["columns"].insert(0, {"name": "who", "kind": "ignored"})
+
+    def info(person: dict[str, Any] | None) -> DatasetInfo:
+        own = {} if person is None else {"person": person}
+        return dataset_info(
+            DataCard.model_validate_json(json.dumps({**card, "population": "painters", **own})), "none"
+        )
+
+    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite")
+    declare(ledger, info({"column": "who"}))
+    _charge(ledger)
+    before = ledger.head()
+    declare(ledger, info({"column": "who", "per_person": 3}))
+    with refused(words):
+        declare(ledger, info(person))
+    assert ledger.head() == before
 
 
 def test_a_private_population_keeps_what_makes_its_blocks(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -395,3 +397,28 @@ def test_a_shared_parameter_is_in_the_flat_vector_once() -> None:
 def test_the_precision_is_the_one_that_is_asked_for() -> None:
     for word, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
         assert build("softmax", input_shape=(4,), classes=3, seed=0, precision=word).precision == dtype
+
+
+def test_processes_take_as_many_passes_again_as_the_one_with_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bfloat16, where those that are not finite come again; others would wait for one that took fewer."""
+    model = Model(
+        "small", nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="none"), scores=lambda outputs: outputs
+    )
+    engine = Engine(replace(model, precision=torch.bfloat16), input_shape=(3,), physical_batch=8)
+    own = engine.contributions
+    sizes: list[int] = []
+
+    def contributions(point: Tensor, inputs: Tensor, labels: Tensor) -> Any:
+        sizes.append(len(labels))
+        return own(point, inputs, labels)
+
+    monkeypatch.setattr(engine, "contributions", contributions)
+    inputs, labels = torch.ones(4, 3), torch.zeros(4, dtype=torch.long)
+    inputs[2] = math.nan
+    point = model.initial_parameters()
+    expected = engine.clipped_sum(point, inputs, labels, L2(1.0))
+    assert sizes == [4, 1]
+    sizes.clear()
+    monkeypatch.setattr(engine, "_shards", SimpleNamespace(most=lambda count: count + 2))
+    assert torch.equal(engine.clipped_sum(point, inputs, labels, L2(1.0)), expected)
+    assert sizes == [4, 1, *[0, 1] * 2]  # an empty pass is one over a made-up record
