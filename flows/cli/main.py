@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from flows.cli import ledger
-from flows.cli.models import card_app, export, predict, release
+from flows.cli.models import card_app, export, predict, release, report
 from flows.cli.projects import data_app, doctor, init
 from flows.cli.running import SETTINGS, OneSentence, say
 from flows.cli.runs import advise, audit, compare, plan, retrain, run, track, tune
@@ -38,6 +38,7 @@ for command in (
     predict,
     export,
     release,
+    report,
     tune,
     audit,
     track,

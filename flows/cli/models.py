@@ -119,6 +119,26 @@ def release(
     say(f"Wrote {folder}: {', '.join(names)}. Others can verify it with `epsilonflow card verify`.")
 
 
+def report(
+    audience: Annotated[
+        str, typer.Option("--for", help="authority: questions of NIST, the EDPB and the AI Act.")
+    ],
+    output: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("authority.html"),
+    model: Annotated[Path, typer.Option("--model", help="Folder of the run.")] = ARTIFACTS,
+) -> None:
+    """Write a page for whoever answers for the model: what they are asked, and the facts that answer it."""
+    from algorithms.errors import RefusedError
+    from algorithms.privacy.card import load
+    from data.files import write_text
+    from tasks.authority import page
+
+    if audience != "authority":
+        raise RefusedError(f"there is no page for {audience!r}; choose authority.")
+    folder = in_checkout(model)
+    write_text(output, page(load(folder / "privacy_card.json"), folder, find_checkout() or Path()))
+    say(f"Wrote {output}. It prints as PDF from a browser.")
+
+
 @card_app.command()
 def verify(
     file: Annotated[Path, typer.Argument(help="A privacy_card.json, with its files next to it.")] = CARD,

@@ -1,0 +1,84 @@
+"""Each line of the page for whoever answers points to a fact that is there, or says that nobody has answered it."""
+
+import dataclasses
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from algorithms.privacy.card import PrivacyCard, build
+from algorithms.privacy.card.text import statement
+from flows.cli.main import app
+from tasks.authority import MUST_ANSWER, Line, page, sources
+from tests.algorithms.privacy.conftest import KEY
+from tests.support.synthetic_run import Folders, record, write_run
+
+AUDIT = {"method": "dp_sgd", "found": 1.25, "claimed": 3.0, "is_violated": False, "at": "2026-01-31T00:00:00"}
+METRICS = {"test_accuracy": 0.8, "test_loss": 0.61}
+
+
+def run_in(folder: Path, **settings: Any) -> tuple[Folders, PrivacyCard]:
+    folders = write_run(folder, **settings)
+    card = build(record(folders), KEY)
+    (folders.artifacts / "privacy_card.json").write_bytes(card.to_bytes())
+    return folders, card
+
+
+def lines(card: PrivacyCard, metrics: Any = None, audit: Any = None) -> list[Line]:
+    return [line for source in sources(card, metrics, audit) for line in source.lines]
+
+
+def test_each_fact_names_fields_that_the_card_has(tmp_path: Path) -> None:
+    _, card = run_in(tmp_path)
+    document = card.to_json()
+    for line in lines(card, METRICS, AUDIT):
+        assert line.place and (line.fact is None or line.fact.strip())
+        where = line.place.split(";")[0]
+        if not where.startswith("card: "):
+            continue
+        for name in where.removeprefix("card: ").split(", "):
+            part: Any = document
+            for key in name.split("."):
+                part = part[key]
+
+
+def test_what_is_not_there_is_left_to_answer(tmp_path: Path) -> None:
+    _, card = run_in(tmp_path)
+    without, given = lines(card), lines(card, METRICS, AUDIT)
+    assert sum(line.fact is None for line in without) == sum(line.fact is None for line in given) + 4
+    assert any("at least epsilon 1.25 was found where 3 was claimed" in (line.fact or "") for line in given)
+    violated = lines(card, METRICS, AUDIT | {"is_violated": True})
+    assert any("refutes its claim" in (line.fact or "") for line in violated)
+    # Whether it is lawful, harmless or anonymous is nobody's to say but yours.
+    for words in ("suited to this use", "likelihood of identification", "discriminatory"):
+        (line,) = [line for line in given if words in line.question]
+        assert line.fact is None
+
+
+def test_a_seeded_run_says_first_that_it_is_not_private(tmp_path: Path) -> None:
+    folders, card = run_in(tmp_path, kind="seeded")
+    text = html.unescape(page(card, folders.artifacts, tmp_path))
+    assert text.index("NOT PRIVATE") < text.index("NIST SP 800-226")
+    assert statement(card) in text
+
+
+def test_the_command_writes_a_page_that_loads_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders, card = run_in(tmp_path)
+    (tmp_path / "audits/dp_sgd").mkdir(parents=True)
+    (tmp_path / "audits/dp_sgd/audit.json").write_text(json.dumps(AUDIT))
+    (tmp_path / "params.yaml").touch()
+    (tmp_path / "dvc.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["report", "--for", "authority", "--output", "page.html"])
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "page.html").read_text()
+    assert text.count(MUST_ANSWER) == sum(line.fact is None for line in lines(card, METRICS, AUDIT))
+    assert "<drawn>" not in text and "src=" not in text and "script" not in text
+    assert CliRunner().invoke(app, ["report", "--for", "nobody"]).exit_code != 0
+    assert dataclasses.asdict(lines(card)[0])["place"].startswith("card: setting")
+    assert folders.artifacts.is_dir()
