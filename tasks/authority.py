@@ -51,7 +51,7 @@ def _open(question: str, why: str) -> Line:
 
 
 def _nist(card: PrivacyCard, audit: Mapping[str, Any] | None, metrics: Mapping[str, Any] | None) -> Source:
-    setting, ran = card.setting, card.implementation
+    ran = card.implementation
     return Source(
         "NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees",
         "March 2025",
