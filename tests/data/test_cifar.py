@@ -21,7 +21,7 @@ from data.formats import Cifar
 from data.readers import images
 from data.reading import read
 from tests.data.conftest import CardOf, Document, tar
-from tests.data.test_real_sets import MIRROR, needs_mirror
+from tests.support.mirror import MIRROR, needs_mirror
 from tests.support.parts import Parts, whole
 
 Batch = tuple[NDArray[np.uint8], list[int], list[int]]

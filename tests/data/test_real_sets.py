@@ -1,6 +1,5 @@
 """The data sets of the catalogue, against published facts about them; the made-up one as MATLAB draws it."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +13,8 @@ from data.readers import images
 from data.readers.records import Records
 from data.reading import read
 from tests.data.conftest import CardOf, Document
+from tests.support.mirror import MIRROR, needs_mirror
 from tests.support.parts import Parts, whole
-
-MIRROR = os.environ.get("EPSILONFLOW_DATA_MIRROR")
-needs_mirror = pytest.mark.skipif(
-    not MIRROR, reason="EPSILONFLOW_DATA_MIRROR names no folder with the real files"
-)
-
 
 A9A = {  # rows of the published file, whose order is that of adult.data
     0: [3, 11, 14, 19, 39, 42, 55, 64, 67, 73, 75, 76, 80, 83],

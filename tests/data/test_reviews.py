@@ -17,7 +17,7 @@ from data.readers import texts
 from data.readers.records import Block, Records
 from data.reading import read, word_list
 from tests.data.conftest import CardOf, Document, tar
-from tests.data.test_real_sets import MIRROR, needs_mirror
+from tests.support.mirror import MIRROR, needs_mirror
 from tests.support.parts import Parts, whole
 
 LISTED = b"the\nand\nfilm\nthe\n!\nwell-made\ngood\nnaive\ncaf\xc3\xa9\n"

@@ -14,7 +14,7 @@ from flows.cli.main import app
 from tasks import predict as predicting
 from tasks.kept_columns import with_columns
 from tasks.predict import predict, write
-from tests.tasks.test_onnx_tables import COLUMNS, HEADER, ROWS, write_model
+from tests.support.trees import COLUMNS, HEADER, ROWS, write_model
 
 IDS = [f"=id-{place}" for place in range(len(ROWS))]
 

@@ -29,9 +29,9 @@ from tasks.runs.summary import run_summary
 from tasks.tuning import Tuning, plan_search
 from tasks.tuning.search import Search, tune
 from tests.support.cards import card, category, csv_of, label, number
+from tests.support.metrics import metrics_of
+from tests.support.own_records import finish
 from tests.support.workspace import Workspace
-from tests.tasks.test_own_records import finish
-from tests.tasks.test_targets import metrics_of
 
 LOW, HIGH = 10.0, 50.0
 DIGITS = {"kind": "digits", "sha256": "0" * 64}

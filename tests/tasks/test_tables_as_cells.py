@@ -19,9 +19,9 @@ from tasks.config.overrides import recipe
 from tasks.export import export
 from tasks.predict import predict
 from tests.support.cards import card, category, csv_of, label, number
+from tests.support.metrics import metrics_of
+from tests.support.own_records import finish
 from tests.support.workspace import Workspace
-from tests.tasks.test_own_records import finish
-from tests.tasks.test_targets import metrics_of
 
 CELLS = {"grids": [4, 16], "trees": 8}
 COLUMNS = [number("size", 0, 1000) | {"missing": 500.0}, category("kind", "old", "new")]

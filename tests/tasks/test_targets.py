@@ -27,19 +27,16 @@ from tasks.predict import predict, write
 from tasks.runs.metrics import headline_metric, metric_rows, report_text
 from tasks.runs.summary import run_summary
 from tests.support.cards import csv_of, label, number
+from tests.support.metrics import metrics_of
+from tests.support.own_records import CARD, finish
+from tests.support.own_records import declared as declared
 from tests.support.public_texts import WORDS, publish
 from tests.support.workspace import Workspace
-from tests.tasks.test_own_records import CARD, declared, finish
 
 __all__ = ["declared"]
 
 Declare = Callable[..., None]
 LABELS = {"labels": ["cheap", "fresh"]}
-
-
-def metrics_of(workspace: Workspace) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((workspace.root / "artifacts/metrics.json").read_text())
-    return found
 
 
 def page_of(workspace: Workspace) -> str:

@@ -19,7 +19,7 @@ from tasks.config import params
 from tasks.config.params import Model
 from tasks.prepare import prepare
 from tests.data.conftest import tar
-from tests.data.test_real_sets import MIRROR, needs_mirror
+from tests.support.mirror import MIRROR, needs_mirror
 
 LISTED = ("the", "!", "film", "sci-fi", "good", "bad")
 TOKENS = {"the": 2, "film": 3, "good": 4, "bad": 5}

@@ -19,8 +19,9 @@ from tasks import train
 from tasks.config import params
 from tasks.retraining.delivery import Work, give_up
 from tasks.runs import store
+from tests.support.retraining import Place
+from tests.support.retraining import place as place
 from tests.support.workspace import Workspace, killed_in
-from tests.tasks.test_retraining import Place, place
 
 
 def crash_before_settling(workspace: Workspace) -> None:

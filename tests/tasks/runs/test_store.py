@@ -1,14 +1,12 @@
 """A private run that is done is not done again unless a person agrees; what it paid for is had again for nothing."""
 
 import hashlib
-import io
 import json
 import os
 import shutil
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,11 +18,11 @@ from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.mechanisms.noise import secure_generator
-from tasks import calibrate, evaluate, report, train
-from tasks.config import params
+from tasks import calibrate, train
 from tasks.runs import store
-from tests.support.checkout import PROJECT
-from tests.support.workspace import PARAMS, Workspace
+from tests.support.terminal import Terminal
+from tests.support.visits import CARD, OUTS, Visits
+from tests.support.visits import visits as visits
 
 DIGEST = "0123456789abcdef"
 EVENT = {"event": {"type": "GaussianDpEvent", "noise_multiplier": 5.0}, "count": 1}
@@ -259,11 +257,6 @@ def test_a_retraining_takes_no_result_of_another(tmp_path: Path) -> None:
         ask(tmp_path, retraining="visits 2026-W02")
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.mark.parametrize(
     ("answer", "agrees"), [("y\n", True), ("yes\n", True), ("\n", False), ("n\n", False)]
 )
@@ -278,63 +271,6 @@ def test_a_person_at_a_terminal_is_asked(
     monkeypatch.setattr("sys.stdin", Terminal(answer))
     assert ask(tmp_path) == ((f"{DIGEST}-2", False) if agrees else (run_id, True))
     assert "spends another epsilon=1. Continue? [y/N]" in capsys.readouterr().err
-
-
-OUTS = ("model.safetensors", "trace.parquet", "diagnostics.parquet", "receipt.json")
-CARD = (PROJECT / "examples/own_data/visits.yaml").read_text()
-
-
-@dataclass(frozen=True)
-class Visits:
-    """A checkout with the card of a private table, whose stages run by their main functions."""
-
-    place: Workspace
-
-    def prepare(self, card: str = CARD) -> None:
-        root = self.place.root
-        (root / "data/cards/visits.yaml").write_text(card)
-        self.place.prepare("visits")
-        document = {
-            **PARAMS,
-            "tracking": {"mode": "disabled"},
-            "algorithm": {"name": "dp_sgd", "sampling_rate": 0.1, "steps": 3},
-        }
-        YAML(typ="safe", pure=True).dump(document, root / "params.yaml")
-        self.place.set("privacy", epsilon=1.0)
-
-    def train(self) -> str:
-        """As DVC runs the stage: what it wrote before is deleted; returns the id of the run."""
-        for name in OUTS:
-            (self.place.root / "artifacts" / name).unlink(missing_ok=True)
-        train.main()
-        run_id: str = self.place.receipt["run_id"]
-        return run_id
-
-    def finish(self) -> None:
-        evaluate.main()
-        report.main()
-
-    def digest(self) -> str:
-        root = self.place.root
-        settings = params.load(root / "params.yaml", reads=train.READS)
-        plan = (root / "artifacts/plan.json").read_bytes()
-        job = train.Job(settings, plan, root / "datasets/prepared", self.place.public)
-        return job.digest(self.place.home)
-
-    @property
-    def runs(self) -> int:
-        ledger = Ledger.open(f"sqlite:///{self.place.home}/ledger.sqlite")
-        return sum(row.kind == "reserve" for row in ledger.history("visits"))
-
-
-@pytest.fixture
-def visits(tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Visits:
-    (tmp_path / "data/cards").mkdir(parents=True)
-    (tmp_path / "examples").symlink_to(PROJECT / "examples")
-    monkeypatch.chdir(tmp_path)
-    found = Visits(Workspace(tmp_path, own_home))
-    found.prepare()
-    return found
 
 
 def test_a_model_that_was_evaluated_and_lost_is_brought_back_with_its_receipt(visits: Visits) -> None:

@@ -20,7 +20,7 @@ from tests.algorithms.privacy.card.test_card_ledger import charged
 from tests.algorithms.privacy.conftest import KEY
 from tests.support.synthetic_run import record, write_run
 
-PARAMS = Path(__file__).parents[2] / "params.yaml"
+PARAMS = Path(__file__).parents[3] / "params.yaml"
 EVENTS = [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 4.0}, "count": 1}]
 
 

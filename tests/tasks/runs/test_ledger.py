@@ -32,10 +32,10 @@ from tasks.runs.ledger import bind, declare, register
 from tasks.runs.stages import StageRefusedError
 from tests.support.checkout import PROJECT
 from tests.support.refusals import refused
+from tests.support.retraining import Place
+from tests.support.retraining import place as place
 from tests.support.synthetic_run import description
 from tests.support.workspace import Workspace, killed_in
-from tests.tasks.test_retraining import Place
-from tests.tasks.test_retraining import place as place
 
 
 def test_private_people_are_charged_in_one_ledger_alone(

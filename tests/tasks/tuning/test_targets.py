@@ -22,9 +22,9 @@ from tasks import tuning
 from tasks.evaluate import record_scores
 from tasks.tuning import Tuning, plan_search
 from tasks.tuning.search import SCORE, Search, Trial, tune
+from tests.support.own_records import declared as declared
 from tests.support.public_texts import publish
 from tests.support.workspace import Workspace
-from tests.tasks.test_own_records import declared
 
 __all__ = ["declared"]
 

@@ -23,8 +23,9 @@ from tasks.preflight.preview import preview_run
 from tasks.preflight.sanity import records_of, sanity_warnings
 from tests.support.checkout import PROJECT
 from tests.support.refusals import refused
-from tests.tasks.test_again import CARD, Terminal, Visits
-from tests.tasks.test_again import visits as visits
+from tests.support.terminal import Terminal
+from tests.support.visits import CARD, Visits
+from tests.support.visits import visits as visits
 
 EXAMPLE = PROJECT / "examples/own_data"
 

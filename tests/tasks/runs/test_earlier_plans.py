@@ -15,8 +15,8 @@ from tasks.config.params import GROUPS
 from tasks.preflight.preview import preview_run
 from tasks.runs import store
 from tests.support.refusals import refused
-from tests.tasks.test_again import Visits
-from tests.tasks.test_again import visits as visits
+from tests.support.visits import Visits
+from tests.support.visits import visits as visits
 
 EXACT = calibration.calibrate
 
