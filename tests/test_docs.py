@@ -138,10 +138,23 @@ def test_the_example_of_fit_gives_what_it_says() -> None:
     assert len(given["result"].trace) == 30 and given["result"].card is not None
 
 
+README = (PROJECT / "README.md").read_text()
+
+
 def typed(after: str, before: str) -> list[list[str]]:
     """The commands of the README between two texts, in words."""
-    block = (PROJECT / "README.md").read_text().split(after)[1].split(before)[0]
+    block = README.split(after)[1].split(before)[0]
     return [line.split("#")[0].split() for line in block.splitlines() if line.startswith("    ")]
+
+
+def test_no_command_of_the_readme_is_left_out_of_those_that_run() -> None:
+    """But for `make run`, which installs, and what follows from it."""
+    every = re.findall(
+        r"^ {4}((?:epsilonflow|cd|make|source|pip|python|prefect|dvc) .*)$", README, re.MULTILINE
+    )
+    run = [*typed("Next:\n", "`artifacts/report.html`"), *typed("## Your own table\n", "[The tutorial]")]
+    assert [line.split("#")[0].split() for line in every][2:] == run
+    assert every[:2] == ["make run", "source .venv/bin/activate"]
 
 
 def test_the_first_commands_of_the_readme_run_as_typed(

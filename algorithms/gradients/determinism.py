@@ -19,7 +19,11 @@ _INSTEAD = {
     "adaptive_max_pool": "max pooling with a fixed kernel",
     "max_pool3d": "average pooling, or max pooling in two dimensions",
     "fractional_max_pool": "max pooling with a fixed kernel",
-    "reflection_pad": "padding by zeros, circular or replicated",
+    "avg_pool3d": "average pooling in two dimensions, or adaptive pooling to a single place",
+    "max_unpool": "upsampling by the mode nearest",
+    "reflection_pad": "padding by zeros, or circular padding",
+    "replication_pad": "padding by zeros, or circular padding",
+    "embedding_bag": "the mode mean or sum",
     "upsample": "the mode nearest",
 }
 """By a part of the kernel's name: what can be repeated."""

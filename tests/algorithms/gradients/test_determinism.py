@@ -59,6 +59,10 @@ def engine(*layers: nn.Module, device: torch.device = DEVICE) -> Engine:
     [
         ("adaptive_avg_pool2d_backward_cuda", "a single place"),
         ("reflection_pad2d_backward_cuda", "padding by zeros"),
+        ("replication_pad1d_backward_cuda", "padding by zeros"),
+        ("avg_pool3d_backward_cuda", "to a single place"),
+        ("embedding_bag_backward_cuda_max", "the mode mean or sum"),
+        ("max_unpooling2d_forward_out", "the mode nearest"),
         ("upsample_bicubic2d_backward_out_cuda", "the mode nearest"),
         ("cumsum_cuda_kernel", "another operation"),
     ],
