@@ -76,7 +76,7 @@ def records_of(model: object, X: Any, y: Any, loss: object, *, tells_n: bool = T
     if not isinstance(model, nn.Module):
         raise RefusedError(f"the model is a {type(model).__name__}; give a torch.nn.Module.")
     if y is None:
-        X, y = _stacked(X)
+        X, y = _stack(X)
     check_index(X, y, "y")
     labels = _array(y, "y")
     is_column = labels.ndim == 2 and labels.shape[1] == 1
@@ -180,7 +180,7 @@ def group_rows_by_user(
     return replace(records, features=features, labels=labels)
 
 
-def _stacked(dataset: Any) -> tuple[Any, Any]:
+def _stack(dataset: Any) -> tuple[Any, Any]:
     """The items of a map-style Dataset, pairs or mappings with labels, as arrays."""
     if isinstance(dataset, DataLoader):
         raise RefusedError("X is a DataLoader, and batches are drawn here; give its dataset.")
@@ -201,7 +201,7 @@ def _stacked(dataset: Any) -> tuple[Any, Any]:
                 raise KeyError(*parts)
             names = set(parts)
             for name, value in (*parts.items(), (None, target)):
-                arrays[name] = _filled(arrays.get(name), index, np.asarray(value), len(dataset))
+                arrays[name] = _fill(arrays.get(name), index, np.asarray(value), len(dataset))
         except (TypeError, ValueError, KeyError):
             raise _no_pairs() from None
     if not arrays:
@@ -217,7 +217,7 @@ def _no_pairs() -> RefusedError:
     )
 
 
-def _filled(array: NDArray[Any] | None, index: int, value: NDArray[Any], count: int) -> NDArray[Any]:
+def _fill(array: NDArray[Any] | None, index: int, value: NDArray[Any], count: int) -> NDArray[Any]:
     """The array with the value at an index; made for `count` values at the first, and again for a wider type."""
     if array is None:
         array = np.empty((count, *value.shape), value.dtype)
@@ -302,11 +302,11 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
     own = _own_copy(module)
     records = _with_padding(own, records)
     is_flat = False
-    if records.packing is not None or not isinstance(found := _probed(own, records), Tensor):
+    if records.packing is not None or not isinstance(found := _probe(own, records), Tensor):
         own = Called(own, records.packing)
     elif found.dim() == 1:
         own, is_flat = Called(own, None), True
-    found = _probed(own, records)
+    found = _probe(own, records)
     if not isinstance(found, Tensor):
         raise RefusedError(
             f"the model returns a {type(found).__name__}{_named_outputs(found)}; let it return one tensor, such as"
@@ -396,7 +396,7 @@ def _with_padding(module: nn.Module, records: GivenRecords) -> GivenRecords:
         alone = [_failure(module, records, [*others[:i], number, *others[i + 1 :]]) for i in range(parts)]
         for place, why in enumerate(alone):
             if why is not None:
-                records = _marked(records, place, padding, why)
+                records = _mark_absent(records, place, padding, why)
     return records
 
 
@@ -409,7 +409,7 @@ def _failure(module: nn.Module, records: GivenRecords, numbers: list[int]) -> st
     return None
 
 
-def _marked(records: GivenRecords, place: int, padding: Padding, why: str) -> GivenRecords:
+def _mark_absent(records: GivenRecords, place: int, padding: Padding, why: str) -> GivenRecords:
     """The records with the padding of one part, of which none may consist."""
     packing = records.packing
     values, name = records.features, "X"
@@ -452,7 +452,7 @@ def _plausible(records: GivenRecords) -> Tensor:
     return _full(records, [0 if part.padding is None else part.padding.other for part in parts])
 
 
-def _probed(module: nn.Module, records: GivenRecords) -> Any:
+def _probe(module: nn.Module, records: GivenRecords) -> Any:
     """The module's outputs for two made-up records."""
     try:
         return _called_with(module, _plausible(records))

@@ -263,7 +263,7 @@ def fit(
     _check_given(locals())
     epsilon, delta, count_noise = float(epsilon), float(delta), float(count_noise)  # not NumPy's
     seed, per_person = int(seed), None if per_person is None else int(per_person)
-    method, name, settings = _described(method)
+    method, name, settings = _describe_method(method)
     records = records_of(model, X, y, loss, tells_n=n_is_public)
     trained, classes, records = model_of(model, loss, records)
     generator = generator_of(noise, seed)
@@ -319,7 +319,7 @@ def fit(
                 on_step=lambda *_: None,
                 reserve=lambda: account.reserve(run),
             )
-            published = _published(trained, method.released(state))
+            published = _tensors_to_publish(trained, method.released(state))
             table = io.BytesIO()
             trace.write(table)
             files = {
@@ -328,7 +328,7 @@ def fit(
                 "trace.parquet": table.getvalue(),
             }
             frame = pd.read_parquet(table)
-            result = _filled(trained.module, published, like=model)
+            result = _fill_module(trained.module, published, like=model)
             try:
                 card = run.settled(account, files, frame, schedule_to_json(run_lengths(trace.events())))
             except BaseException as error:
@@ -398,7 +398,7 @@ def _grouping(people: Any, unit: str | None, *, one_row_per_unit: bool) -> tuple
     return BY_RECORD, "one record"
 
 
-def _described(method: Algorithm[Any]) -> tuple[Algorithm[Any], str, dict[str, Any]]:
+def _describe_method(method: Algorithm[Any]) -> tuple[Algorithm[Any], str, dict[str, Any]]:
     """A method with numbers of Python, its name, and its settings as JSON values."""
     if isinstance(method, type) or not all(
         hasattr(method, name) for name in ("plan", "init", "step", "released")
@@ -428,14 +428,14 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
-def _published(model: Model, parameters: Tensor) -> dict[str, Tensor]:
+def _tensors_to_publish(model: Model, parameters: Tensor) -> dict[str, Tensor]:
     """All tensors of the user's module by their names there, with the trained parameters from [d]."""
     named = cpu_copies(model.published(parameters))
     is_wrapped = isinstance(model.module, Called)
     return {name.removeprefix("module.") if is_wrapped else name: part for name, part in named.items()}
 
 
-def _filled(own: nn.Module, published: Mapping[str, Tensor], *, like: nn.Module) -> nn.Module:
+def _fill_module(own: nn.Module, published: Mapping[str, Tensor], *, like: nn.Module) -> nn.Module:
     """The copy of the user's module, of before the charge, with the released parameters and the user's settings.
 
     Not a new copy, since a module that keeps tensors of its passes cannot be copied after them, and not by
@@ -459,7 +459,7 @@ def _document(
     plan: Plan, module: nn.Module, model: Model, *, seed: int, notes: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The plan's document, as the pipeline writes it."""
-    start = _published(model, model.initial_parameters())
+    start = _tensors_to_publish(model, model.initial_parameters())
     described = {
         "name": model.name,
         "seed": seed,

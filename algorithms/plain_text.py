@@ -24,10 +24,10 @@ def visible(text: str, *, but: str = "") -> str:
         >>> print(visible("a\x1b[2Jb\n"))
         a\x1b[2Jb\n
     """
-    return _UNSEEN.sub(lambda found: found[0] if found[0] in but else _escaped(found[0]), text)
+    return _UNSEEN.sub(lambda found: found[0] if found[0] in but else _escape(found[0]), text)
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 

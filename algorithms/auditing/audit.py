@@ -461,7 +461,7 @@ def _in_space(release: Release, stream: Stream, is_in: bool, draws: int) -> Arra
     return np.array(found)
 
 
-def _selected(release: Release, stream: Stream, is_in: bool, draws: int) -> Array:
+def _play_selection(release: Release, stream: Stream, is_in: bool, draws: int) -> Array:
     """Two candidates; with the record the first loses by the bound, so choosing it is evidence against the record."""
     bound, points = release.clipping.sensitivity, torch.zeros(_CANDIDATES, 1)
     picks = np.array(
@@ -508,6 +508,6 @@ _NEIGHBOURS = {
     ),
     "Laplace": _Neighbours(gradient_release(FullBatch(), L1(1.0), Laplace(1.0), 1.0), _on_a_line),
     "K-norm of the box": _Neighbours(gradient_release(FullBatch(), Box(1.0), KNorm(1.0), 1.0), _in_space),
-    "Gumbel selection": _Neighbours(argmin_release(1.0, Gumbel(1.0)), _selected),
-    "Laplace selection": _Neighbours(argmin_release(1.0, Laplace(1.0)), _selected),
+    "Gumbel selection": _Neighbours(argmin_release(1.0, Gumbel(1.0)), _play_selection),
+    "Laplace selection": _Neighbours(argmin_release(1.0, Laplace(1.0)), _play_selection),
 }

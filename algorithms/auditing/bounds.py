@@ -369,15 +369,15 @@ def power_of(
     best = Rates(1.0, 1.0)
     for alarms in np.geomspace(1e-3, 0.5, 25):
         missed = float(misses(claimed(2.0), alarms))
-        best = max(best, _expected(alarms, missed, pairs, CONFIDENCE), key=mu_of)
-        sure = _expected(alarms, missed, pairs, 1 - ALARM)
+        best = max(best, _median_rates(alarms, missed, pairs, CONFIDENCE), key=mu_of)
+        sure = _median_rates(alarms, missed, pairs, 1 - ALARM)
         if sure.misses < float(misses(claimed(1.0), sure.alarms)):
             caught = max(caught, 0.5)  # of what is usual: as often more is seen as less
     leak = _min_leak(best, claimed)
     return Power(caught, cost(leak) if leak > 0 else 0.0)
 
 
-def _expected(alarms: float, missed: float, pairs: int, confidence: float) -> Rates:
+def _median_rates(alarms: float, missed: float, pairs: int, confidence: float) -> Rates:
     each = 1 - (1 - confidence) / 2
     high = [upper_rate(int(binom.median(pairs, rate)), pairs, confidence=each) for rate in (alarms, missed)]
     return Rates(*high)

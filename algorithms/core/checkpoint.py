@@ -65,7 +65,7 @@ def load(
         return None
     expected = flatten(start)
     try:
-        metadata, tensors = _read(folder / CHECKPOINT) if content is None else _parse(content)
+        metadata, tensors = _read_file(folder / CHECKPOINT) if content is None else _parse(content)
     except SafetensorError:
         metadata, tensors = {}, {}
     is_whole = metadata.get(_CHECKSUM) == _checksum(metadata.get(_FACTS, ""), tensors)
@@ -93,7 +93,7 @@ def load(
     return unflatten(start, placed), facts["step"], Trace([Row(**row) for row in facts["trace"]])
 
 
-def _read(file: Path) -> tuple[Mapping[str, str], dict[str, Tensor]]:
+def _read_file(file: Path) -> tuple[Mapping[str, str], dict[str, Tensor]]:
     with safe_open(file, framework="pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
         return opened.metadata() or {}, tensors

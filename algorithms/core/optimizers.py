@@ -116,7 +116,7 @@ class OptimizerConfig:
         else:
             own = [parameters], [gradient], [first], [second]
             _adam(*own, [], [count], lr=rate, beta1=self.momentum, beta2=self.second_momentum)
-        average = self._averaged(state.average, parameters, int(count), steps)
+        average = self._average(state.average, parameters, int(count), steps)
         return OptimizerState(parameters, first, second, average, count)
 
     def published(self, state: OptimizerState) -> Tensor:
@@ -132,7 +132,7 @@ class OptimizerConfig:
             case "cosine":
                 return 0.5 * (1.0 + math.cos(math.pi * progress))
 
-    def _averaged(self, average: Tensor, parameters: Tensor, count: int, steps: int) -> Tensor:
+    def _average(self, average: Tensor, parameters: Tensor, count: int, steps: int) -> Tensor:
         if self.averaging == "none":
             return average
         if self.averaging == "ema":

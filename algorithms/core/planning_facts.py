@@ -80,7 +80,7 @@ class PlanningFacts:
 
         Raises RefusedError if a public bound is missing.
         """
-        inputs, loss = self._bounded("sensitivity")
+        inputs, loss = self._require_bounds("sensitivity")
         if not math.isfinite(loss.slope):
             raise RefusedError(
                 "a sensitivity was asked of the squared error, whose gradient has no bound; use an algorithm that"
@@ -90,7 +90,7 @@ class PlanningFacts:
 
     def smoothness(self) -> float:
         """A bound on the eigenvalues of a record's Hessian; raises RefusedError if public bounds do not give one."""
-        inputs, loss = self._bounded("smoothness")
+        inputs, loss = self._require_bounds("smoothness")
         if not math.isfinite(loss.curvature):
             raise RefusedError(
                 "smoothness was asked of a loss with a kink, like the hinge loss, which has none;"
@@ -98,7 +98,7 @@ class PlanningFacts:
             )
         return loss.curvature * inputs.l2**2
 
-    def _bounded(self, what: str) -> tuple[Inputs, LossBounds]:
+    def _require_bounds(self, what: str) -> tuple[Inputs, LossBounds]:
         if self.inputs is None or self.loss is None:
             raise RefusedError(
                 f"a public bound for {what} is missing; take a linear model on data whose card bounds every feature,"

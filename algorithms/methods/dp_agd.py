@@ -223,10 +223,10 @@ class DPAGD(Strict):
         pull = self.regularisation * sampling.rate * (plan.facts.records or 0)  # public where there is one
         measured = self._measure_gradient(state, float(state.gradient_rho), barrier)
         if measured is not None and is_printed:
-            measured = replace(measured, total=_normalised(measured.total))
+            measured = replace(measured, total=_normalise(measured.total))
         while measured is not None:
             velocity = self.choices.momentum * state.velocity + measured.total + pull * state.parameters
-            direction = velocity if is_printed else _normalised(velocity)
+            direction = velocity if is_printed else _normalise(velocity)
             steps = tuple(max_step * part for part in self.choices.steps_grid)
             line = LineCandidates(state.parameters, direction, steps)
             if not barrier.affords(argmin_release(self.loss_bound, noise, sampling)):
@@ -303,7 +303,7 @@ class DPAGD(Strict):
             )
 
 
-def _normalised(vector: Tensor) -> Tensor:
+def _normalise(vector: Tensor) -> Tensor:
     length: Tensor = torch.linalg.vector_norm(vector)
     return vector / length.clamp(min=torch.finfo(vector.dtype).tiny)
 

@@ -214,7 +214,7 @@ class SGDMA(_Older):
         """The noise by the moments accountant, at what it costs; raises RefusedError where that is above the target."""
         sampled = self._batches(target, facts, "sgd_ma")
         releases = gradient_steps(sampled, L2(self.clip_norm), self.steps)
-        multiplier = self.noise_multiplier or calibrated(releases, target.budget)
+        multiplier = self.noise_multiplier or calibrate_by_moments(releases, target.budget)
         return plan_fixed(
             releases,
             target=target,
@@ -235,7 +235,7 @@ def epsilon_by_moments(releases: Repeated, delta: float) -> float:
     return float(np.min(divergences - math.log(delta) / MOMENTS))
 
 
-def calibrated(releases: Releases, budget: Budget) -> float:
+def calibrate_by_moments(releases: Releases, budget: Budget) -> float:
     """The least noise multiplier whose epsilon by moments is within the budget; raises RefusedError if none is."""
     found = find_smallest(
         lambda multiplier: epsilon_by_moments(releases(multiplier), budget.delta),

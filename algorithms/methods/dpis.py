@@ -239,7 +239,7 @@ class DPIS(Strict):
 
         None where nothing is left for the next epoch.
         """
-        epoch = self._begun(state, plan, barrier)
+        epoch = self._epoch_of_next_step(state, plan, barrier)
         if epoch is None:
             return None
         fraction, clip_norm = float(epoch.fraction), float(epoch.clip_norm)
@@ -257,7 +257,7 @@ class DPIS(Strict):
         """The last iterate, or the average the settings ask for, shape [d]."""
         return self.update.published(state.optimizer_state)
 
-    def _begun(self, state: ImportanceState, plan: Plan, barrier: Barrier) -> Epoch | None:
+    def _epoch_of_next_step(self, state: ImportanceState, plan: Plan, barrier: Barrier) -> Epoch | None:
         """The epoch of the next step: at its start with a new clip norm, K and noise, or None where none is left."""
         epoch = state.epoch
         index, step = divmod(int(state.optimizer_state.count), plan.params(EpochParams).steps_per_epoch)
@@ -266,10 +266,14 @@ class DPIS(Strict):
         if not epoch.expected_batch:
             epoch = epoch.changed(expected_batch=expected_batch(barrier, plan))
         if self.public_norms is not None:
-            return epoch.changed(fraction=self._scheduled(index), noise=plan.noise_multiplier)
-        return self._budgeted(self._measured(state.parameters, epoch, index, plan, barrier), index, plan)
+            return epoch.changed(fraction=self._fraction_at(index), noise=plan.noise_multiplier)
+        return self._with_affordable_noise(
+            self._with_released_norms(state.parameters, epoch, index, plan, barrier), index, plan
+        )
 
-    def _measured(self, at: Tensor, epoch: Epoch, index: int, plan: Plan, barrier: Barrier) -> Epoch:
+    def _with_released_norms(
+        self, at: Tensor, epoch: Epoch, index: int, plan: Plan, barrier: Barrier
+    ) -> Epoch:
         """The epoch with released norms: its clip norm, where it follows them, and K."""
         noise = Gaussian(plan.params(EpochParams).norm_multiplier)
         records = float(epoch.expected_batch) / plan.sampling_rate
@@ -284,7 +288,7 @@ class DPIS(Strict):
         fraction = min(max(total / (records * clip_norm), min_fraction), 1.0)
         return epoch.changed(clip_norm=clip_norm, fraction=fraction)
 
-    def _budgeted(self, epoch: Epoch, index: int, plan: Plan) -> Epoch | None:
+    def _with_affordable_noise(self, epoch: Epoch, index: int, plan: Plan) -> Epoch | None:
         """The epoch with the least noise that its steps and later ones can afford, or None where they afford none."""
         assert isinstance(plan.filter, RenyiBudget)
         order, limit, own = plan.filter.order, plan.filter.limit * (1 - SLACK), plan.params(EpochParams)
@@ -337,7 +341,7 @@ class DPIS(Strict):
     def _plan_public(self, sampled: Batches, own: EpochParams, target: Target, facts: PlanningFacts) -> Plan:
         """The plan of a schedule of K that is public, with the same sigma_G in all steps."""
         per_epoch = own.steps_per_epoch
-        fractions = [self._scheduled(epoch) for epoch in range(self.epochs)]
+        fractions = [self._fraction_at(epoch) for epoch in range(self.epochs)]
 
         def releases(noise: float) -> Repeated:
             return [(self._release(sampled.rate, fraction, noise), per_epoch) for fraction in fractions]
@@ -351,7 +355,7 @@ class DPIS(Strict):
             method_params=own,
         )
 
-    def _scheduled(self, epoch: int) -> float:
+    def _fraction_at(self, epoch: int) -> float:
         """K / (N C) of an epoch by the settings."""
         first, last = self.public_norms or (1.0, 1.0)
         return first + (last - first) * epoch / max(1, self.epochs - 1)

@@ -123,7 +123,7 @@ def squared_noise(strategy: Strategy, asked: Workload) -> Array:
     """
     if isinstance(strategy, Toeplitz | Buffered):
         inverse = torch.from_numpy(strategy.inverse(asked.steps))
-        found: Array = _applied(torch.from_numpy(asked.rows), inverse).square().sum(1).numpy()
+        found: Array = _apply(torch.from_numpy(asked.rows), inverse).square().sum(1).numpy()
         return found
     total = np.zeros(len(asked.rows))
     for start in range(0, 2 * asked.steps, _AT_ONCE):
@@ -160,7 +160,7 @@ def square_root(bands: int, *, momentum: float = 0.0) -> Toeplitz:
     """
     falls = np.cumprod(np.concatenate([[1.0], 1.0 - 0.5 / np.arange(1, bands)]))
     column = np.convolve(falls, falls * momentum ** np.arange(bands))[:bands] if momentum else falls
-    return _normalised(column)
+    return _normalise(column)
 
 
 @lru_cache(maxsize=64)
@@ -182,12 +182,12 @@ def banded(update: OptimizerConfig, steps: int, bands: int, *, rows: int = ROWS)
 
     def noise(tail: Tensor) -> Tensor:
         column = torch.cat([torch.ones(1, dtype=torch.float64), tail])
-        error = _applied(weights, _inverse(column, steps), spectrum).square().sum()
+        error = _apply(weights, _inverse(column, steps), spectrum).square().sum()
         return torch.log(error * column.square().sum())
 
     start = square_root(bands, momentum=update.momentum).coefficients
-    found = _minimised(noise, np.array(start[1:]) / start[0])
-    return _normalised(np.concatenate([[1.0], found]))
+    found = _minimise(noise, np.array(start[1:]) / start[0])
+    return _normalise(np.concatenate([[1.0], found]))
 
 
 @lru_cache(maxsize=64)
@@ -205,7 +205,7 @@ def buffered(update: OptimizerConfig, steps: int, buffers: int, parts: int, *, r
     def noise(point: Tensor) -> Tensor:
         sizes, decays = terms(point)
         column = torch.cat([torch.ones(1, dtype=torch.float64), sizes @ decays[:, None] ** powers])[:steps]
-        error = _applied(weights, _inverse(column, steps), spectrum).square().sum()
+        error = _apply(weights, _inverse(column, steps), spectrum).square().sum()
         # No coefficient is negative, so a record's columns move most where all its gradients are alike.
         moved = torch.zeros_like(column)
         for place in range(0, steps, parts):
@@ -213,16 +213,16 @@ def buffered(update: OptimizerConfig, steps: int, buffers: int, parts: int, *, r
         return torch.log(error * moved.square().sum())
 
     slow = np.linspace(0.5, np.log(max(steps, 8)), buffers)
-    found = _minimised(noise, np.concatenate([np.log(0.4 / buffers) - slow / 2, slow]))
+    found = _minimise(noise, np.concatenate([np.log(0.4 / buffers) - slow / 2, slow]))
     sizes, decays = terms(torch.from_numpy(found))
     return Buffered(tuple(map(float, sizes)), tuple(map(float, decays)))
 
 
-def _normalised(column: Array) -> Toeplitz:
+def _normalise(column: Array) -> Toeplitz:
     return Toeplitz(tuple(map(float, column / np.sqrt(np.square(column).sum()))))
 
 
-def _minimised(value: Callable[[Tensor], Tensor], start: Array) -> Array:
+def _minimise(value: Callable[[Tensor], Tensor], start: Array) -> Array:
     """A local minimum by L-BFGS."""
 
     def with_gradient(point: Array) -> tuple[float, Array]:
@@ -244,7 +244,7 @@ def _spectrum(rows: Tensor) -> Tensor:
     return found
 
 
-def _applied(rows: Tensor, inverse: Tensor, spectrum: Tensor | None = None) -> Tensor:
+def _apply(rows: Tensor, inverse: Tensor, spectrum: Tensor | None = None) -> Tensor:
     """A C^-1 for the first column of C^-1, shape [iterates, steps], by the Fourier transform."""
     steps = rows.shape[1]
     spectrum = _spectrum(rows) if spectrum is None else spectrum

@@ -354,7 +354,7 @@ def test_what_a_run_holds_of_its_records_follows_from_public_numbers(
         real = getattr(owner, way)
         monkeypatch.setattr(owner, way, lambda *of, **named: taken.add(way) or real(*of, **named))
 
-    noted(unnoised_queries, "_mapped")
+    noted(unnoised_queries, "_apply_maps")
     noted(LinearRecords, "clipped_sum")
     for there in (3, COUNT, COUNT + 1, 4000):  # of the last, the features alone need a megabyte
         taken.clear()
@@ -367,7 +367,7 @@ def test_what_a_run_holds_of_its_records_follows_from_public_numbers(
             features=features,
             compute=ComputeConfig(memory_mb=1),
         )
-        assert taken == (set() if public is None else {"_mapped", "clipped_sum"})
+        assert taken == (set() if public is None else {"_apply_maps", "clipped_sum"})
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def squared_tree_sensitivity(*, leaves: int, steps: int, parts: int) -> float:
 
 
 @lru_cache(maxsize=256)
-def _squared(event: CorrelatedDpEvent) -> float:
+def _squared_sensitivity_of(event: CorrelatedDpEvent) -> float:
     if event.leaves:
         return squared_tree_sensitivity(leaves=event.leaves, steps=event.steps, parts=event.parts)
     return squared_sensitivity(toeplitz(event), steps=event.steps, parts=event.parts)
@@ -145,7 +145,7 @@ def releases_of(event: CorrelatedDpEvent) -> tuple[dp.DpEvent, int]:
         (PoissonSampledDpEvent(sampling_probability=0.1, event=GaussianDpEvent(noise_multiplier=2.0)), 50)
     """
     if event.rate == 1.0:
-        squared = _squared(attrs.evolve(event, noise_multiplier=1.0))
+        squared = _squared_sensitivity_of(attrs.evolve(event, noise_multiplier=1.0))
         return dp.GaussianDpEvent(event.noise_multiplier / math.sqrt(squared)), 1
     if not 0 < len(event.coefficients) <= event.parts:  # the columns of one record overlap
         bands = "a tree" if event.leaves else f"{len(event.coefficients) or event.steps} bands"

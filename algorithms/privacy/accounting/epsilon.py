@@ -162,10 +162,10 @@ def compose_loss(
     schedule: Schedule, adjacency: Adjacency, *, delta: float = MIN_DELTA, grid: float | None = None
 ) -> ComposedLoss:
     """The privacy loss of a schedule for deltas from `delta` on; raises RefusedError for an event without one."""
-    return compose_pld(_translated(schedule, adjacency), adjacency, delta, grid)
+    return compose_pld(_translate(schedule, adjacency), adjacency, delta, grid)
 
 
-def _translated(schedule: Schedule, adjacency: Adjacency) -> list[tuple[dp.DpEvent, int]]:
+def _translate(schedule: Schedule, adjacency: Adjacency) -> list[tuple[dp.DpEvent, int]]:
     return [(as_add_remove(adjacency, event), count) for event, count in schedule]
 
 
@@ -279,7 +279,7 @@ def _pld_epsilon(key: ReprKey) -> tuple[float, float | None]:
     schedule, delta, adjacency, grid = key.arguments
     for event, _ in schedule:
         as_add_remove(adjacency, event)  # what is refused is refused before it is merged with others
-    events = _translated(merge_events(schedule), adjacency)
+    events = _translate(merge_events(schedule), adjacency)
     if all(isinstance(event, dp.GaussianDpEvent) for event, _ in events):
         mu = math.sqrt(math.fsum(count / event.noise_multiplier**2 for event, count in events))
         return gaussian_epsilon(mu, delta), None
@@ -387,7 +387,7 @@ def calibrate(
         return max(coarse_grid(laws, target.delta, _SEARCH_ERROR)[1] for laws in sides(z))
 
     def sides(z: float) -> list[list[tuple[Law, int]]]:
-        return sides_of(pairs_of(_translated(merge_events(schedule_at(z)), adjacency), adjacency))
+        return sides_of(pairs_of(_translate(merge_events(schedule_at(z)), adjacency), adjacency))
 
     noise, factor = 1.0, 1.5
     with suppress(RefusedError):

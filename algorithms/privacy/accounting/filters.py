@@ -227,7 +227,7 @@ class RenyiFilter:
 
     def charge(self, event: dp.DpEvent) -> None:
         if not self.affords(event):
-            raise _exhausted(event, f"{self.limit - self._total:.4g} at order {self.order:g}")
+            raise _exhausted_error(event, f"{self.limit - self._total:.4g} at order {self.order:g}")
         self._total += self._cost(event)
 
     def spent(self, delta: float) -> float:
@@ -256,14 +256,14 @@ class ZCDPFilter:
 
     def charge(self, event: dp.DpEvent) -> None:
         if not self.affords(event):
-            raise _exhausted(event, f"rho = {self._limit - self._total:.4g}")
+            raise _exhausted_error(event, f"rho = {self._limit - self._total:.4g}")
         self._total += rho_of(event)
 
     def spent(self, delta: float) -> float:
         return epsilon_of_zcdp(self._total, delta)
 
 
-def _exhausted(event: dp.DpEvent, left: str) -> BudgetRefusedError:
+def _exhausted_error(event: dp.DpEvent, left: str) -> BudgetRefusedError:
     return BudgetRefusedError(
         f"{event_to_json(event)} costs more than the {left} that the run has left; stop here."
     )

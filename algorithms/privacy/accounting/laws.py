@@ -113,7 +113,7 @@ class Sampled:
         return np.unique(edges)
 
     def cells(self, edges: Array) -> Cells:
-        within = self.law.cells(_unsampled(edges, self.rate))
+        within = self.law.cells(_loss_without_sampling(edges, self.rate))
         rest, rate = 1 - self.rate, self.rate
         (p_below, q_below), (p_above, q_above) = within.below, within.above
         return Cells(
@@ -127,7 +127,7 @@ class Sampled:
         )
 
 
-def _unsampled(losses: Array, rate: float) -> Array:
+def _loss_without_sampling(losses: Array, rate: float) -> Array:
     """log(1 + (exp(loss) - 1) / rate), without overflow; -inf for losses that a sample does not have."""
     with np.errstate(divide="ignore"):
         low = np.log1p(np.maximum(np.expm1(np.minimum(losses, 1.0)) / rate, -1.0))

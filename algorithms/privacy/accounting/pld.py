@@ -218,13 +218,15 @@ class Composition:
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon at which delta is known to be at most this one."""
-        return self._tilted(self._tilt(delta), delta).epsilon(delta)
+        return self._tilted_tail(self._tilt(delta), delta).epsilon(delta)
 
     def deltas(self, epsilons: Array, min_delta: float) -> Array:
         """Bounds on delta at each epsilon, close where delta is at least `min_delta`, shape [epsilons]."""
-        best = np.minimum(1.0, self._tilted(0.0, 0.5).deltas(epsilons))
+        best = np.minimum(1.0, self._tilted_tail(0.0, 0.5).deltas(epsilons))
         for delta in np.geomspace(0.5, min_delta, max(2, math.ceil(-math.log10(min_delta) / 2))):
-            best = np.minimum(best, self._tilted(self._tilt(float(delta)), float(delta)).deltas(epsilons))
+            best = np.minimum(
+                best, self._tilted_tail(self._tilt(float(delta)), float(delta)).deltas(epsilons)
+            )
         return best
 
     def _tilt(self, delta: float) -> float:
@@ -235,7 +237,7 @@ class Composition:
         enough = max(math.log(delta) + 3.0, min(bounds) + 1.0)
         return float(next(tilt for tilt, bound in zip(tilts, bounds, strict=True) if bound <= enough))
 
-    def _tilted(self, tilt: float, delta: float) -> "_Tail":
+    def _tilted_tail(self, tilt: float, delta: float) -> "_Tail":
         """The upper tail, from the transforms of the tilted losses."""
         grid, parts = self._grid, self._exact.parts
         low, high, shift = self._window(tilt, delta)
@@ -256,7 +258,7 @@ class Composition:
             # The transform is 1 + x. That of the centre is its mass, exactly, so that rounding is relative to the rest.
             rest = weights.copy()
             rest[centre] = 0.0
-            x = fft.rfft(_folded(rest, size, centre)) - float(rest.sum())
+            x = fft.rfft(_fold(rest, size, centre)) - float(rest.sum())
             far = np.abs(x)
             near_1 = np.log1p(np.where(far < 0.25, 2 * x.real + np.square(far), 0.0)) / 2
             magnitudes.append(np.where(far < 0.25, near_1, np.log(np.maximum(np.abs(1 + x), 1e-300))))
@@ -310,7 +312,7 @@ class Composition:
         return low, high, best
 
 
-def _folded(masses: Array, size: int, centre: int) -> Array:
+def _fold(masses: Array, size: int, centre: int) -> Array:
     """Masses on a circle of this size, the centre at 0."""
     whole = np.zeros(math.ceil(len(masses) / size) * size)
     whole[: len(masses)] = masses

@@ -93,16 +93,16 @@ def frozen_prefix(model: Model, records: Records, compute: ComputeConfig) -> tup
     front = front_of(model)
     if front is None or isinstance(front, TargetScaling):  # which is around the model
         return model, records
-    first, rest = _divided(model.module.get_submodule("model"))
+    first, rest = _split_leading_maps(model.module.get_submodule("model"))
     maps = nn.Sequential(front, *first)
     shape = shape_after(maps, records.features.shape[1:])
     if not compute.holds(math.prod(shape)):
         return model, records
-    features = _mapped(maps, records, (len(records.labels), *shape), compute)
+    features = _apply_maps(maps, records, (len(records.labels), *shape), compute)
     return replace(model, module=rest), Mapped(features, records.labels)
 
 
-def _divided(module: nn.Module) -> tuple[list[nn.Module], nn.Module]:
+def _split_leading_maps(module: nn.Module) -> tuple[list[nn.Module], nn.Module]:
     """Split a sequence into its leading fixed maps and the rest."""
     if type(module) is not nn.Sequential:
         return [], module
@@ -110,7 +110,7 @@ def _divided(module: nn.Module) -> tuple[list[nn.Module], nn.Module]:
     return first, module[len(first) :]
 
 
-def _mapped(
+def _apply_maps(
     maps: nn.Module, records: Records, shape: tuple[int, ...], compute: ComputeConfig
 ) -> NDArray[np.float32]:
     features, done = np.empty(shape, np.float32), 0
@@ -162,7 +162,7 @@ _NO_BOUND = 1e150
 """Above the norm of any record and gradient, yet finite."""
 
 
-def minimised(
+def solve_minimum(
     model: Model, features: NDArray[np.float32], labels: NDArray[np.int64], release: Release, stream: Stream
 ) -> Tensor:
     """The answer to the release of a minimum, noise included, shape [d], float64."""
@@ -273,23 +273,25 @@ def _answers(statistic: Statistic, batches: Iterable[Batch], size: int) -> Itera
     those that they would have without them.
     """
     for inputs, labels in batches:
-        found = _taken(statistic, inputs, labels, size)
+        found = _try_statistic(statistic, inputs, labels, size)
         if found is not None:
             yield found
             continue
         sound = [
-            i for i in range(len(labels)) if _taken(statistic, inputs[[i]], labels[[i]], size) is not None
+            i
+            for i in range(len(labels))
+            if _try_statistic(statistic, inputs[[i]], labels[[i]], size) is not None
         ]
         if not sound:
             continue
         places = torch.full((len(labels),), sound[0])
         places[sound] = torch.tensor(sound)
-        found = _taken(statistic, inputs[places], labels[places], size)
+        found = _try_statistic(statistic, inputs[places], labels[places], size)
         if found is not None:
             yield found[sound]
 
 
-def _taken(statistic: Statistic, inputs: Tensor, labels: Tensor, size: int) -> Tensor | None:
+def _try_statistic(statistic: Statistic, inputs: Tensor, labels: Tensor, size: int) -> Tensor | None:
     """The statistic of each record, or None on an error, which must not reveal that there is such a record.
 
     What is for lack of memory is raised: it would leave out records because of others.
@@ -414,7 +416,7 @@ _SOME, _MAX_MADE_UP = 100, 10**7
 _TOO_LITTLE = "memory did not suffice for an answer; set performance.physical_batch or memory_mb to less."
 
 
-def _computed(
+def _with_fixed_arithmetic(
     answer: Callable[Concatenate["UnnoisedQueries", P], T],
 ) -> Callable[Concatenate["UnnoisedQueries", P], T]:
     """Compute an answer under the arithmetic of the configuration; its errors become QueryFailedError."""
@@ -502,17 +504,17 @@ class UnnoisedQueries:
         """Closed forms over all records, if the model has them and the records fit into memory."""
         return all_in_closed_form(self.model, self._given, self.compute)
 
-    @_computed
+    @_with_fixed_arithmetic
     def precompute_frozen_prefix(self, model: Model) -> tuple[Model, Records]:
         """The result of `frozen_prefix` for another model of these records."""
         return frozen_prefix(model, self.records, self.compute)
 
-    @_computed
+    @_with_fixed_arithmetic
     def clipped_sum(
         self, point: Tensor, clipping: Clipping, release: Release, stream: Stream, *, step: int
     ) -> Tensor:
         """The sum of the sample's clipped gradients at a point [d], in a training step; shape [d], float64."""
-        point = self._copied(point)
+        point = self._copy_point(point)
         if isinstance(release.sampling, Importance):
             return importance_sum(
                 point,
@@ -532,7 +534,7 @@ class UnnoisedQueries:
             return self._sum_on_device(point, clipping, release, stream)
         spare: list[Tensor] = []  # sums of passes that have been added up, to write the next ones into
 
-        def summed(engine: Engine, records: Load) -> Tensor:
+        def sum_pass(engine: Engine, records: Load) -> Tensor:
             try:
                 into = spare.pop()
             except IndexError:  # another worker may have been quicker
@@ -542,7 +544,7 @@ class UnnoisedQueries:
         group = self.compute.group
         rows = group.shard(self._sample(release, stream), self._count)
         total = torch.zeros_like(point, dtype=torch.float64)
-        for found in self._pool.map(summed, self._shared_passes(rows)):
+        for found in self._pool.map(sum_pass, self._shared_passes(rows)):
             total += found
             spare.append(found)
         return group.sum(total) if self.compute.slices is None else total
@@ -562,13 +564,13 @@ class UnnoisedQueries:
             total += self.engine.clipped_sum(point, *records(), clipping)
         return self.compute.group.sum(total)
 
-    @_computed
+    @_with_fixed_arithmetic
     def clipped_losses(
         self, candidates: Tensor | LineCandidates, release: Release, stream: Stream, *, step: int
     ) -> Tensor:
         """The sums of the sample's clipped losses at each candidate, in a training step; shape [k], float64."""
         bound = release.clipping.sensitivity
-        candidates = candidates if isinstance(candidates, LineCandidates) else self._copied(candidates)
+        candidates = candidates if isinstance(candidates, LineCandidates) else self._copy_point(candidates)
         if isinstance(release.sampling, FullBatch) and self._whole is not None:
             whole = self._whole.at_step(step)
             if isinstance(candidates, LineCandidates):
@@ -577,7 +579,7 @@ class UnnoisedQueries:
         batches = self.sample_batches(release, stream)
         return loss_sums(self.model, self.engine, candidates, batches, bound, self.compute).cpu()
 
-    @_computed
+    @_with_fixed_arithmetic
     def statistic_sum(
         self, statistic: Statistic, bound: L1 | L2, dimension: int, release: Release, stream: Stream
     ) -> Tensor:
@@ -587,7 +589,7 @@ class UnnoisedQueries:
             total += clip_and_sum(found.reshape(len(found), dimension).double(), bound).cpu()
         return total
 
-    @_computed
+    @_with_fixed_arithmetic
     def second_moment_sum(
         self, statistic: Statistic, bound: L2, dimension: int, release: Release, stream: Stream
     ) -> Tensor:
@@ -597,28 +599,28 @@ class UnnoisedQueries:
             total += moment_sum(found, bound.norm).cpu()
         return total
 
-    @_computed
+    @_with_fixed_arithmetic
     def norm_total(self, point: Tensor, bound: L2) -> float:
         """The sum of all records' gradient norms at a point [d], each clipped to `bound`; zero if not finite."""
-        at = self._copied(point)
+        at = self._copy_point(point)
         norms = self.last_norms.at(at, self.engine, lambda: self._norms(at, np.arange(self._count), bound))
         return float(np.where(np.isfinite(norms), np.minimum(norms, bound.norm), 0.0).sum())
 
-    @_computed
+    @_with_fixed_arithmetic
     def norm_balance(self, point: Tensor, bound: L2, release: Release, stream: Stream) -> float:
         """Half the difference between the numbers of the sample's norms at a point [d] within and above `bound`.
 
         Norms within 1 % of the bound count in part: the last bits of a norm depend on the batch, and with a step one
         record could change the contributions of many.
         """
-        measured = self._norms(self._copied(point), self._sample(release, stream), bound)
+        measured = self._norms(self._copy_point(point), self._sample(release, stream), bound)
         norms = np.nan_to_num(measured, nan=np.inf, posinf=np.inf)
         return float(np.clip((1.0 - norms / bound.norm) / (2.0 * _BLURRED), -0.5, 0.5).sum())
 
-    @_computed
+    @_with_fixed_arithmetic
     def minimum(self, release: Release, stream: Stream) -> Tensor:
         """The minimum that a release asks for, noise included; shape [d], float64."""
-        return minimised(self.model, self.records.features, self.records.labels, release, stream)
+        return solve_minimum(self.model, self.records.features, self.records.labels, release, stream)
 
     def sample_batches(self, release: Release, stream: Stream) -> Iterator[Batch]:
         """The records of the release's sample, in physical batches on the device."""
@@ -635,7 +637,7 @@ class UnnoisedQueries:
             raise TypeError("parts are taken in turn by the steps of correlated noise alone")
         return draw_sample(release.sampling, self._count, stream, step=release.noise.step)
 
-    def _copied(self, points: Tensor) -> Tensor:
+    def _copy_point(self, points: Tensor) -> Tensor:
         """A copy of points where sums are, so that a model that changes them changes only the copy."""
         return points.clone() if self.compute.slices else self.compute.at_home(points.detach())
 

@@ -78,7 +78,7 @@ def build(run: RunRecord, key: Ed25519PrivateKey | None = None) -> PrivacyCard:
         raise RefusedError(
             f"the privacy card needs {error.args[0]!r}, which the run did not record; use one version for all stages."
         ) from None
-    return _validated(json.dumps(document)).signed(key)
+    return _validate(json.dumps(document)).signed(key)
 
 
 def load(path: Path) -> PrivacyCard:
@@ -90,7 +90,7 @@ def load(path: Path) -> PrivacyCard:
         content = path.read_bytes()
     except OSError:
         raise RefusedError(f"there is no file {path}; give the path of a privacy_card.json.") from None
-    card = _validated(content, where=f" {path}")
+    card = _validate(content, where=f" {path}")
     try:
         is_as_written = card.to_bytes() == content
     except ValueError:  # a number like 1e999 among the settings or events
@@ -144,7 +144,7 @@ def composition_of(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {"rho": None, "order": None, "limit": None, **plan["filter"]}
 
 
-def _validated(content: str | bytes, where: str = "") -> PrivacyCard:
+def _validate(content: str | bytes, where: str = "") -> PrivacyCard:
     try:
         return PrivacyCard.model_validate_json(content)
     except ValidationError as error:

@@ -107,11 +107,9 @@ def one(card: PrivacyCard) -> str:
         case None:
             return f"one record ({_unit(setting)})"
         case 1 if card.accounting.blocks is not None:
-            return (
-                f"what one person has in one block ({setting.unit}), of whose records there {_used(setting)},"
-            )
+            return f"what one person has in one block ({setting.unit}), of whose records there {_rows_used(setting)},"
         case 1:
-            return f"one person ({setting.unit}), of whose records {_used(setting)},"
+            return f"one person ({setting.unit}), of whose records {_rows_used(setting)},"
         case max_rows:
             return f"one of the at most {max_rows} records of a person ({setting.unit})"
 
@@ -122,7 +120,7 @@ def _unit(setting: Setting) -> str:
     return f"{setting.unit}{stated if setting.unit_is_stated else ''}"
 
 
-def _used(setting: Setting) -> str:
+def _rows_used(setting: Setting) -> str:
     """How many records of a person were used."""
     if setting.rows_per_user is not None:
         return f"{setting.rows_per_user} were used at most, together as one"
@@ -154,7 +152,7 @@ def protected(card: PrivacyCard) -> str:
         where = f"Whoever contributed records to the training data ({setting.unit}), of whose own"
         if card.accounting.blocks is not None:
             where = f"What one person has in one block of the training data ({setting.unit}), of whose records there"
-        who = f"{where} {_used(setting)}, chosen by a keyed hash of each"
+        who = f"{where} {_rows_used(setting)}, chosen by a keyed hash of each"
     return (
         f"{who}: all that was released would have looked nearly the same {_OTHERWISE[setting.adjacency]}, whatever else"
         f" an attacker knows and can compute.{start if is_started else ''}"
@@ -281,10 +279,10 @@ def model_parts(model: Model) -> str:
     if model.start is not None:
         start = f"Starts from the file with SHA-256 {model.start}"
     said = [
-        f"{start}{f', except {_listed(model.reinitialize)}, from the seed' if model.reinitialize else ''}."
+        f"{start}{f', except {_join_names(model.reinitialize)}, from the seed' if model.reinitialize else ''}."
     ]
     said += [f"{name}: the file with SHA-256 {checksum}." for name, checksum in model.files.items()]
-    said += [f"Not trained: {_listed(model.frozen)}." if model.frozen else "Every parameter is trained."]
+    said += [f"Not trained: {_join_names(model.frozen)}." if model.frozen else "Every parameter is trained."]
     said += (
         [f"Each gradient is the mean over {model.augmentations} views of a record."]
         if model.augmentations > 1
@@ -309,11 +307,11 @@ def correlation(card: PrivacyCard) -> str | None:
     events = schedule_from_json([row.model_dump() for row in card.events])
     for event, _ in events:
         if isinstance(event, CorrelatedDpEvent):
-            return _correlated(event)
+            return _correlation_text(event)
     return None
 
 
-def _correlated(event: CorrelatedDpEvent) -> str:
+def _correlation_text(event: CorrelatedDpEvent) -> str:
     if event.leaves:
         how = f"the nodes of binary trees over {event.leaves} steps each are noised, and sums made of them"
     else:
@@ -464,5 +462,5 @@ def _number(number: float | None) -> str:
     return "none" if number is None else rounded_up(number)
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _join_names(names: tuple[str, ...]) -> str:
     return ", ".join(names)

@@ -284,14 +284,14 @@ def _plan(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[Check]:
         return
     try:
         plan = json.loads(path.read_bytes())
-        found = [_planned(plan, schedule), _differing(plan, card)]
+        found = [_difference_to_plan(plan, schedule), _differing(plan, card)]
     except (OSError, KeyError, TypeError, ValueError, AttributeError):
         found = ["the plan cannot be read"] * len(_PLAN)
     for name, problem in zip(_PLAN, found, strict=True):
         yield Check(name, problem is None, problem or "as the plan has it")
 
 
-def _planned(plan: Mapping[str, Any], schedule: Schedule) -> str | None:
+def _difference_to_plan(plan: Mapping[str, Any], schedule: Schedule) -> str | None:
     """A fixed schedule is released to its end, or the run has failed; under a filter its beginning alone is fixed."""
     if filter_from_json(plan["filter"]) == FIXED:
         same = same_events(schedule_from_json(plan["schedule"]), schedule)

@@ -99,10 +99,12 @@ def init(url: str, members: Mapping[Role, Sequence[str]] | None = None) -> tuple
     store = open_store(url)
     if store.database.engine.dialect.name != "postgresql":
         return ()
-    return store.administrate(lambda connection: _made(connection, store, members or {}))
+    return store.administrate(lambda connection: _create_roles(connection, store, members or {}))
 
 
-def _made(connection: Connection, store: Store, members: Mapping[Role, Sequence[str]]) -> tuple[str, ...]:
+def _create_roles(
+    connection: Connection, store: Store, members: Mapping[Role, Sequence[str]]
+) -> tuple[str, ...]:
     quote = connection.dialect.identifier_preparer.quote_identifier
     database = connection.exec_driver_sql("SELECT current_database()").scalar_one()
     schema = quote(str(connection.exec_driver_sql("SELECT current_schema()").scalar_one()))
@@ -173,12 +175,12 @@ def restore(path: Path, url: str) -> int:
     Raises LedgerBrokenError if the copy's chain is broken, and RefusedError if the file is not a copy of a ledger or
     the ledger has rows.
     """
-    for _ in follow(_read(path), name=str(path)):  # before a ledger is made
+    for _ in follow(_read_rows(path), name=str(path)):  # before a ledger is made
         pass
-    return open_store(url).fill(lambda: follow(_read(path), name=str(path)))
+    return open_store(url).fill(lambda: follow(_read_rows(path), name=str(path)))
 
 
-def _read(path: Path) -> Iterator[Entry]:
+def _read_rows(path: Path) -> Iterator[Entry]:
     """The rows of a copy, not verified; raises RefusedError if the file is not a copy."""
     try:
         with path.open(encoding="utf-8") as lines:

@@ -112,7 +112,7 @@ class Composition:
     def cost(self, budget: Budget, together: int, count: int) -> Amount:
         """The amount of `count` runs in each block under basic sums; together: as in `price`."""
         delta = min(1.0, _group_delta(budget, together) / together) if together > 1 else budget.delta
-        return _counted((budget.epsilon, delta), count)
+        return _charge_of_person((budget.epsilon, delta), count)
 
     def as_budget(self, amount: Amount, delta: float) -> Budget:
         """An amount as (epsilon, delta); delta: of the cap, for amounts without one."""
@@ -150,7 +150,7 @@ def times(amount: Amount, count: int | Fraction) -> Amount:
 
 
 @lru_cache(maxsize=4096)
-def _counted(numbers: tuple[float, ...], count: int) -> Amount:
+def _charge_of_person(numbers: tuple[float, ...], count: int) -> Amount:
     return times(tuple(map(exact, numbers)), count)
 
 
@@ -254,4 +254,4 @@ class Terms:
         if self.composition.kind == "basic":
             together = notes["together"] if self.blocks_per_person > 1 else 1
             return self.composition.cost(budget, together, self.blocks_per_person)
-        return _counted((notes["price"],), self.blocks_per_person)
+        return _charge_of_person((notes["price"],), self.blocks_per_person)

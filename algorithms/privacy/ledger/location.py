@@ -135,7 +135,7 @@ def open_newest(url: str, *, home: Path) -> "Ledger":
     """
     ledger = ledgers.Ledger.open(
         url,
-        verified=_kept(_at_url(url, home)),
+        verified=_read_head(_at_url(url, home)),
         remember=lambda changed: remember(changed, url, home=home),
     )
     _check_newest(ledger, url, home)
@@ -157,7 +157,7 @@ def remember(ledger: "Ledger", url: str, *, home: Path) -> None:
 def _check_newest(ledger: "Ledger", url: str, home: Path) -> None:
     for seen in _files(ledger, url, home):
         try:
-            ledger.check_contains(_kept(seen).hash)
+            ledger.check_contains(_read_head(seen).hash)
         except LedgerBrokenError as error:
             raise LedgerBrokenError(
                 f"{str(error).rstrip('.')}, or remove {seen} where its owner began a new one."
@@ -191,7 +191,7 @@ def _at_url(url: str, home: Path) -> Path:
     return home / "ledger_heads" / hashlib.sha256(without_password.encode()).hexdigest()[:16]
 
 
-def _kept(file: Path) -> Head:
+def _read_head(file: Path) -> Head:
     """The head in a file, or NOTHING."""
     try:
         seq, hash_ = file.read_text(encoding="utf-8").split()

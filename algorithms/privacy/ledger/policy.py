@@ -101,7 +101,7 @@ def choose_blocks(choice: Choice, blocks: Sequence[Block], price: Price) -> tupl
 
     blocks: in the order of declaration. Raises RefusedError if too few can pay; nothing is reserved then.
     """
-    return _chosen(choice, blocks, lambda block: block.affords(price))
+    return _choose(choice, blocks, lambda block: block.affords(price))
 
 
 def next_retraining(
@@ -112,7 +112,7 @@ def next_retraining(
     Blocks with a share below `smallest` are left out. Raises RefusedError if too few blocks are left.
     """
     shares = {block.name: spread.price(block.left, done=block.runs) for block in blocks}
-    used = _chosen(choice, blocks, lambda block: _covers(shares[block.name], smallest))
+    used = _choose(choice, blocks, lambda block: _covers(shares[block.name], smallest))
     return used, tuple(map(min, zip(*(shares[name] for name in used), strict=True)))
 
 
@@ -130,7 +130,7 @@ def exhausted(blocks: Sequence[Block], smallest: Price, spread: Spread | None = 
     return tuple(block.name for block in blocks if not block.retired and not can_pay(block))
 
 
-def _chosen(choice: Choice, blocks: Sequence[Block], pays: Callable[[Block], bool]) -> tuple[str, ...]:
+def _choose(choice: Choice, blocks: Sequence[Block], pays: Callable[[Block], bool]) -> tuple[str, ...]:
     living = [block for block in blocks if not block.retired]
     seen = living[-choice.window :] if choice.window else living
     able = [block.name for block in seen if pays(block)]

@@ -194,7 +194,9 @@ def check_block_name(block: str) -> None:
 def check_new_block(state: LedgerState, population: str, block: str, cap: Budget) -> None:
     """Raises RefusedError for a cap that no block can have, and for the name of a block in another case or encoding."""
     check_cap(state.term(population).composition, cap)
-    alike = [name for name in state.blocks(population) if name != block and _folded(name) == _folded(block)]
+    alike = [
+        name for name in state.blocks(population) if name != block and _fold_case(name) == _fold_case(block)
+    ]
     if alike:
         raise RefusedError(
             f"population {population!r} has a block {alike[0]!r}, and {block!r} differs in case alone, as a file does"
@@ -202,7 +204,7 @@ def check_new_block(state: LedgerState, population: str, block: str, cap: Budget
         )
 
 
-def _folded(name: str) -> str:
+def _fold_case(name: str) -> str:
     return unicodedata.normalize("NFKC", name).casefold()
 
 
@@ -222,7 +224,7 @@ def declaration(state: LedgerState, population: str, cap: Budget, terms: Terms) 
     Raises RefusedError for a new name that differs from another in case alone. Two that are there already stay.
     """
     if population not in state.terms:
-        alike = [name for name in state.terms if _folded(name) == _folded(population)]
+        alike = [name for name in state.terms if _fold_case(name) == _fold_case(population)]
         if alike:
             raise RefusedError(
                 f"the ledger has a population {alike[0]!r}, and {population!r} differs in case alone, so the same"
@@ -329,9 +331,9 @@ def _basic(
     fitting = Budget(min(cost.epsilon, each.epsilon), _share(min(cost.delta, each.delta), draft))
     fits = left.epsilon > 0 and state.how_many(*account, terms.charge(fitting, draft.notes)) != 0
     return (
-        f"{run} asks for {in_words(cost)}{_counted(count)}, but {where} has {in_words(left)} left"
+        f"{run} asks for {in_words(cost)}{_times_counted_text(count)}, but {where} has {in_words(left)} left"
         f" of its cap {in_words(balance.cap)}, with {in_words(balance.spent)} spent and"
-        f" {in_words(balance.reserved)} reserved{_held(state, account)}; "
+        f" {in_words(balance.reserved)} reserved{_open_runs_text(state, account)}; "
         + (f"at most {in_words(fitting)} would fit" if fits else "nothing more fits")
         + f", {_RAISED}"
     )
@@ -345,9 +347,10 @@ def _by_events(
     rest = left_of(limit, state.charged(*account, *STATES))
     asked = times(charge, Fraction(1, terms.blocks_per_person))
     return (
-        f"{run} of {in_words(draft.budget)} asks for {say(asked)}{_counted(terms.blocks_per_person)}, but {where} has"
+        f"{run} of {in_words(draft.budget)} asks for {say(asked)}{_times_counted_text(terms.blocks_per_person)}, but"
+        f" {where} has"
         f" {say(rest)} left of the {say(limit)} of its cap {in_words(balance.cap)}, with {in_words(balance.spent)}"
-        f" spent and {in_words(balance.reserved)} reserved{_held(state, account)}; ask for less, {_RAISED}"
+        f" spent and {in_words(balance.reserved)} reserved{_open_runs_text(state, account)}; ask for less, {_RAISED}"
     )
 
 
@@ -360,11 +363,11 @@ def _share(delta: float, draft: Draft) -> float:
     return floored(delta / grows)
 
 
-def _counted(count: int) -> str:
+def _times_counted_text(count: int) -> str:
     return f", counted {count} times since a person may be in {count} blocks" if count > 1 else ""
 
 
-def _held(state: LedgerState, account: tuple[str, str]) -> str:
+def _open_runs_text(state: LedgerState, account: tuple[str, str]) -> str:
     population, block_names = account[0], {account[1], WHOLE_POPULATION}
     holders = [
         name

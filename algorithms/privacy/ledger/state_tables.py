@@ -229,10 +229,10 @@ def catch_up(connection: Connection, pages: Iterable[Sequence[Entry]]) -> None:
             state.merge(load(connection, StatePart(population)))
         named = _texts(connection, {entry.run_id for entry in page if entry.run_id})
         state.runs = {run_id: _run_of(text) for run_id, text in named.items()}
-        _written(connection, apply_rows(state, page))
+        _execute(connection, apply_rows(state, page))
 
 
-def _written(connection: Connection, changes: Sequence[Statement]) -> None:
+def _execute(connection: Connection, changes: Sequence[Statement]) -> None:
     """Combine many equal statements into one, since an exchange holds the text of each in memory."""
     for statement, group in groupby(changes, key=itemgetter(0)):
         rows = [row for _, row in group]

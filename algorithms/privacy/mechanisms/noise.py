@@ -102,7 +102,7 @@ class Stream:
         end: numbers below 2^-53 are drawn again with more bits.
         """
         fraction, exponent = self.words(count), self.words(count)
-        found = _joined(fraction, exponent)
+        found = _join_words(fraction, exponent)
         below = np.flatnonzero(exponent >> np.uint64(11) == 0)
         if len(below):
             found[below] = 2.0**-53 * self.uniform(len(below))
@@ -177,7 +177,7 @@ class Stream:
             words = [self.later(number * half + start).words(size) for number in range(4)]
             if min(int(words[1].min()), int(words[3].min())) >> 11 == 0:
                 return False
-            found[:, start : start + size] = _box_muller(_joined(*words[:2]), _joined(*words[2:]))
+            found[:, start : start + size] = _box_muller(_join_words(*words[:2]), _join_words(*words[2:]))
             return True
 
         if not all(_drawers().map(draw, range(0, half, _PART))):
@@ -214,7 +214,7 @@ class Stream:
         return -np.log(np.where(near_one, -np.log1p(-distance), -np.log(distance)))
 
 
-def _joined(fraction: NDArray[np.uint64], exponent: NDArray[np.uint64]) -> NDArray[np.float64]:
+def _join_words(fraction: NDArray[np.uint64], exponent: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Uniform numbers from two words each."""
     bits = np.frexp((exponent >> np.uint64(11)).astype(np.float64))[1]
     found: NDArray[np.float64] = np.ldexp(

@@ -196,7 +196,7 @@ class Laplace(Multiplied):
         """Report noisy min of monotone scores is pure epsilon = 1/z (Dwork and Roth 2014, Claim 3.9): epsilon^2 / 2."""
         if kind != "argmin":
             return dp.LaplaceDpEvent(self.multiplier)
-        return _selected(self.multiplier, 2.0, is_sampled=is_sampled)
+        return _event_of_selection(self.multiplier, 2.0, is_sampled=is_sampled)
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class Gumbel(Multiplied):
 
     def event(self, kind: str, bound: Any, *, is_sampled: bool) -> dp.DpEvent:
         """A record moves scores by [0, bound]: range epsilon = 1/z, so epsilon^2 / 8 (Cesar and Rogers 2021)."""
-        return _selected(self.multiplier, 8.0, is_sampled=is_sampled)
+        return _event_of_selection(self.multiplier, 8.0, is_sampled=is_sampled)
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ class PureObjectiveNoise(ObjectiveNoise):
         return KNorm(self.output)
 
 
-def _selected(multiplier: float, divisor: float, *, is_sampled: bool) -> dp.DpEvent:
+def _event_of_selection(multiplier: float, divisor: float, *, is_sampled: bool) -> dp.DpEvent:
     """A selection by scores within [0, bound] is pure epsilon = 1/z; of its zCDP no sampled form is known."""
     if is_sampled:
         return PureDpEvent(1.0 / multiplier)

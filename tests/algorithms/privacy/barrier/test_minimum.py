@@ -19,7 +19,7 @@ from algorithms.models import Model, build
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, compose_loss, rdp
 from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent
 from algorithms.privacy.barrier.trace import Trace
-from algorithms.privacy.barrier.unnoised_queries import minimised
+from algorithms.privacy.barrier.unnoised_queries import solve_minimum
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian, Minimum, NoNoise, ObjectiveNoise, minimum_release
 from tests.support.barriers import (
@@ -64,7 +64,7 @@ def extremes() -> dict[str, NDArray[np.float32]]:
 def answered(records: MadeUp, asked: Minimum, noise: Gaussian | ObjectiveNoise) -> torch.Tensor:
     """As a barrier answers, with the same noise each time, without a barrier's examination of the model."""
     stream = seeded_generator(5).stream(0)
-    return minimised(MODEL, records.features, records.labels, minimum_release(asked, noise), stream)
+    return solve_minimum(MODEL, records.features, records.labels, minimum_release(asked, noise), stream)
 
 
 @pytest.mark.parametrize("clip_norm", [0.05, 0.7, 5.0])

@@ -123,7 +123,7 @@ def test_populations_that_differed_in_case_before_stay(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(rules, "_folded", lambda name: name)  # as it was
+        patch.setattr(rules, "_fold_case", lambda name: name)  # as it was
         ledger.declare("Patients", CAP, public=False)
     for population in ("patients", "Patients"):
         ledger.declare(population, CAP, public=False)
