@@ -1,0 +1,285 @@
+"""Tests what `init` gives on public tables: `python -m comparisons.tables FOLDER --rdata CSV_FOLDER`.
+
+Adult and Bank are the shipped data sets; the others come from a folder of R's data sets as CSV, as in the Python
+package pydataset 0.2.0 (resources/rdata/csv), whose files are checked by their checksums. Each table is declared as an
+owner would, with round bounds and all its categories, and goes through prepare, calibrate and training with seeded
+noise. tables.csv compares the recipe of cells with the recipe of scaled numbers before there were cells, with a
+logistic or ridge regression and with boosted trees, both without privacy. A fifth of the records is held out, another
+one for each seed.
+"""
+
+import hashlib
+import json
+import math
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import torch
+import typer
+from numpy.typing import NDArray
+from ruamel.yaml import YAML
+
+from algorithms.core.training import train
+from algorithms.privacy.barrier.barrier import ComputeConfig
+from algorithms.privacy.mechanisms.noise import seeded_generator
+from data.card import data_card
+from data.description import DatasetInfo
+from data.prepared import Prepared, load
+from data.readers.records import Records
+from tasks.calibrate import model_for, plan_for
+from tasks.config import data_mirror, params
+from tasks.config.overrides import recipe
+from tasks.evaluate import compute_metrics, evaluate
+from tasks.prepare import prepare
+
+SHARE = 0.2
+METRICS = {"class": ("test_auc", "test_accuracy", "test_loss", "calibration_error"), "number": ("test_r2",)}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table of R's data sets: its file, how its checksum begins, and the columns to predict and to leave out."""
+
+    file: str
+    sha256: str
+    target: str
+    leaves_out: tuple[str, ...] = ()
+    above: float | None = None
+    """With it, whether the target is above this number is predicted."""
+
+    def frame(self, folder: Path) -> pd.DataFrame:
+        """The rows that have a target; raises ValueError for another file."""
+        path = folder / self.file
+        if not hashlib.sha256(path.read_bytes()).hexdigest().startswith(self.sha256):
+            raise ValueError(f"{path} is not the file that was tested; take that of pydataset 0.2.0.")
+        frame = pd.read_csv(path, index_col=0).drop(columns=list(self.leaves_out))
+        frame = frame[frame[self.target].notna()]
+        if self.above is not None:
+            frame[self.target] = np.where(frame[self.target] > self.above, "yes", "no")
+        return frame.sample(frac=1.0, random_state=0)
+
+
+_RATINGS = tuple(f"r{place}" for place in range(1, 11))
+_LEVELS = tuple(f"edlevel{place}" for place in range(1, 5))
+SOURCES = {
+    "diamonds": Source("ggplot2/diamonds.csv", "fc2f171cc18eae21", "cut"),
+    "price": Source("ggplot2/diamonds.csv", "fc2f171cc18eae21", "price"),
+    "movies": Source(
+        "ggplot2/movies.csv",
+        "8160064922443166",
+        "rating",
+        ("title", *_RATINGS),
+    ),
+    "medexp": Source("Ecdat/MedExp.csv", "abc116d3a4a20436", "med"),
+    "computers": Source("Ecdat/Computers.csv", "c68518692b59a30c", "price"),
+    "food": Source("Ecdat/BudgetFood.csv", "b6ba96087cc6f6d0", "wfood"),
+    "ofp": Source(
+        "Ecdat/OFP.csv",
+        "50a1fc9fb85d3414",
+        "hosp",
+        ("emr",),
+        above=0.5,
+    ),
+    "vocab": Source("car/Vocab.csv", "061bccdb3b32af4f", "vocabulary"),
+    "visits": Source(
+        "COUNT/rwm5yr.csv",
+        "16ce4aabdfeebce7",
+        "docvis",
+        ("id", "hospvis", *_LEVELS),
+        above=0.5,
+    ),
+    "chain": Source(
+        "survival/flchain.csv",
+        "6b9198b58354c2f2",
+        "death",
+        ("futime", "chapter"),
+        above=0.5,
+    ),
+    "hours": Source("Ecdat/HI.csv", "b6f7850c6c4b5d15", "whrswk"),
+}
+SHIPPED = ("adult", "bank-marketing")
+
+
+def round_outwards(value: float, *, up: bool) -> float:
+    """The next of 1, 2, 5 times a power of ten."""
+    if value == 0.0:
+        return 0.0
+    power = 10.0 ** math.floor(math.log10(abs(value)))
+    steps = np.array([0.5, 1.0, 2.0, 5.0, 10.0]) * power
+    grows = up == (value > 0)
+    found = min(steps[steps >= abs(value) - 1e-12]) if grows else max(steps[steps <= abs(value) + 1e-12])
+    return math.copysign(float(found), value)
+
+
+def bounds_of(values: "pd.Series[float]") -> list[float]:
+    """Round bounds that hold all values."""
+    low = 0.0 if 0 <= values.min() < values.max() / 2 else round_outwards(float(values.min()), up=False)
+    high = round_outwards(float(values.max()), up=True)
+    return [low, high if high > low else low + 1.0]
+
+
+def card_of(name: str, frame: pd.DataFrame, target: str) -> dict[str, Any]:
+    """The data card of a table, but for its files and the number of records."""
+    columns: list[dict[str, Any]] = []
+    for column in frame.columns.drop(target):
+        values = frame[column].dropna()
+        if values.dtype.kind in "if":
+            bounds = bounds_of(values)
+            columns.append({"name": column, "kind": "numeric", "bounds": bounds, "missing": sum(bounds) / 2})
+        else:
+            names = sorted(str(one) for one in values.unique())
+            columns.append({"name": column, "kind": "categorical", "categories": names})
+    predicted = frame[target]
+    is_number = predicted.dtype.kind in "if"
+    wanted = (
+        {"target": {"bounds": bounds_of(predicted)}} if is_number else {"classes": sorted(predicted.unique())}
+    )
+    return {
+        "name": name, "title": name, "source": "R's data sets", "licence": "see the package", "citation": "none",
+        "public": True, "unit": "one record", "population": name, "cap": {"epsilon": 1e6, "delta": 1.0},
+        "holdout": "public", **wanted,
+        "reader": {"kind": "csv", "columns": [*columns, {"name": target, "kind": "label"}]},
+    }  # fmt: skip
+
+
+def declared(name: str, root: Path, rdata: Path, seed: int) -> dict[str, Any]:
+    """Write a table's halves below `root`; its card, with files."""
+    if name in SHIPPED:
+        own: dict[str, Any] = json.loads(data_card(name).model_dump_json(exclude_none=True))
+        return own
+    source = SOURCES[name]
+    frame = source.frame(rdata)
+    is_test = np.random.default_rng(seed).random(len(frame)) < SHARE
+    files = {}
+    for part, rows in (("train", ~is_test), ("test", is_test)):
+        path = root / f"{part}.csv"
+        frame[rows].to_csv(path, index=False)
+        files[part] = {"path": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    records = {"train": int((~is_test).sum()), "test": int(is_test.sum())}
+    return card_of(name, frame, source.target) | {"files": files, "records": records}
+
+
+def runs_on(
+    name: str, card: dict[str, Any], root: Path, epsilons: list[float], seed: int
+) -> Iterator[dict[str, Any]]:
+    """A row for each way and epsilon."""
+    (root / "cards").mkdir(exist_ok=True)
+    for way, cells in (("numbers", None), ("cells", {"trees": 64})):
+        own = json.loads(json.dumps(card))
+        own["reader"] |= {} if cells is None else {"cells": cells}
+        if cells is not None:
+            own.pop("shape", None)
+        YAML(typ="safe", pure=True).dump(own, root / "cards" / f"{name}.yaml")
+        known = data_card(name, root / "cards")
+        asked = params.parse({"data": {"dataset": name}}, reads=("data",))
+        public = prepare(
+            asked, mirror=data_mirror(), home=root, destination=root / way, root=root, cards=root / "cards"
+        )
+        held = load(root / way)
+        if way == "numbers":
+            features = [np.array(part) for part in (held.train_features, held.test_features)]
+            labels = [np.array(part) for part in (held.train_labels, held.test_labels)]
+            for other, scores in without_privacy(features, labels, is_number=known.target is not None):
+                yield {"way": other, **scores}
+        for epsilon in epsilons:
+            chosen = recipe(known, "dp_sgd", epsilon, by_numbers=True)
+            if way == "numbers" and known.target is not None:
+                noise = 65.0 * math.sqrt(public.input_shape[0] + 1) / ((public.records or 1) * epsilon)
+                chosen.settings["update"]["learning_rate"] = min(
+                    8.0, 0.1 / noise
+                )  # as it was, without a bound
+            document = {
+                "privacy": {"epsilon": epsilon, "delta": 1e-5, "noise": "seeded"}, "features": chosen.features,
+                "algorithm": {"name": "dp_sgd", **chosen.settings}, "model": {"name": chosen.model},
+            }  # fmt: skip
+            settings = params.parse(document, reads=("privacy", "features", "algorithm", "model"))
+            yield {"way": way, "epsilon": epsilon, **trained(settings, public, held, seed)}
+
+
+def trained(settings: params.Params, public: DatasetInfo, held: Prepared, seed: int) -> dict[str, Any]:
+    """The seconds of a run with seeded noise, and its metrics on the held-out records."""
+    plan, model = plan_for(settings, public), model_for(settings, public)
+    records = Records(np.array(held.train_features), np.array(held.train_labels))
+    began = time.perf_counter()
+    state, _, model = train(
+        settings.algorithm,
+        plan,
+        model,
+        open_records=lambda: records,
+        generator=seeded_generator(seed),
+        run_id=hashlib.sha256(f"{public.dataset} {seed}".encode()).hexdigest(),
+        folder=Path("there is no checkpoint"),
+        compute=ComputeConfig(torch.device("cpu"), number=public.records),
+        checkpoint_seconds=math.inf,
+        on_step=lambda *_: None,
+        features=settings.features,
+    )
+    seconds = time.perf_counter() - began
+    evaluation = evaluate(model, model.published(settings.algorithm.released(state)), held)
+    metrics = compute_metrics(public.label_type, evaluation, held.test_labels)
+    return {"seconds": round(seconds, 1)} | {key: metrics[key] for key in METRICS[public.label_type.kind]}
+
+
+def without_privacy(
+    features: list[NDArray[Any]], labels: list[NDArray[Any]], *, is_number: bool
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Metrics of a linear model and of boosted trees of scikit-learn, on the scaled numbers, without privacy."""
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+    from sklearn.linear_model import LogisticRegression, RidgeCV
+    from sklearn.metrics import log_loss, r2_score, roc_auc_score
+
+    models = (
+        {"linear": RidgeCV(), "trees": HistGradientBoostingRegressor(random_state=0)}
+        if is_number
+        else {
+            "linear": LogisticRegression(max_iter=300),
+            "trees": HistGradientBoostingClassifier(random_state=0),
+        }
+    )
+    for name, model in models.items():
+        model.fit(features[0], labels[0])
+        if is_number:
+            predictions = np.clip(model.predict(features[1]), -1, 1)
+            yield name, {"test_r2": float(r2_score(labels[1], predictions))}
+            continue
+        chances = model.predict_proba(features[1])
+        areas = chances[:, 1] if chances.shape[1] == 2 else chances
+        yield (
+            name,
+            {
+                "test_accuracy": float((chances.argmax(1) == labels[1]).mean()),
+                "test_auc": float(roc_auc_score(labels[1], areas, multi_class="ovr")),
+                "test_loss": float(log_loss(labels[1], chances)),
+            },
+        )
+
+
+def main(
+    folder: Path,
+    rdata: Annotated[Path, typer.Option(help="Folder of R's data sets as CSV.")],
+    tables: str = ",".join((*SHIPPED, *SOURCES)),
+    epsilons: str = "0.5,1,3",
+    seeds: int = 3,
+) -> None:
+    """Write tables.csv into FOLDER, a table after the other."""
+    torch.set_num_threads(1)
+    rows: list[dict[str, Any]] = []
+    for name in tables.split(","):
+        for seed in range(seeds):
+            with tempfile.TemporaryDirectory() as place:
+                root = Path(place)
+                card = declared(name, root, rdata, seed)
+                for row in runs_on(name, card, root, [float(one) for one in epsilons.split(",")], seed):
+                    rows.append({"table": name, "seed": seed, **row})
+                    typer.echo(str(rows[-1]))
+        pd.DataFrame(rows).to_csv(folder / "tables.csv", index=False, float_format="%.5g")
+
+
+if __name__ == "__main__":
+    typer.run(main)
