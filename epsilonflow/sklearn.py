@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -27,16 +28,21 @@ from sklearn.utils.validation import (
 from algorithms.errors import RefusedError
 from algorithms.fitting import Fitted
 from algorithms.fitting import fit as train
+from algorithms.models.objectives import MARGINS
+from algorithms.models.saved import TrainedModel
+from algorithms.models.saved import load as load_model
 from data.targets import Number
+from data.unseen import target_in
 from epsilonflow.table_encoding import (
     TableEncoding,
     declared_card,
     encoding_of_bounds,
+    encoding_of_model,
     encoding_of_schema,
     usual_method,
 )
 
-__all__ = ["FORBIDDEN_CHECKS", "DPClassifier", "DPRegressor", "PrivacyCostWarning"]
+__all__ = ["FORBIDDEN_CHECKS", "DPClassifier", "DPRegressor", "PrivacyCostWarning", "load"]
 
 _DECLARED = "classes are declared, and reading them off y would tell of single records"
 _NOISE = "every fit draws secret noise anew, so two fits differ"
@@ -86,6 +92,13 @@ def _shares_rows(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> bool:
     return len(np.intersect1d(one, other)) >= _SHARED * max(1, min(len(one), len(other)))
 
 
+@dataclass(frozen=True)
+class _Released:
+    """What a model that was trained elsewhere has in place of the result of a fit."""
+
+    model: TrainedModel
+
+
 class _DPEstimator(BaseEstimator):  # type: ignore[misc]
     """What both estimators share."""
 
@@ -102,6 +115,8 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
         if self.schema is not None:
             if not isinstance(X, pd.DataFrame):
                 raise RefusedError("X is no DataFrame, and schema names its columns; give a DataFrame.")
+            if not reset and not hasattr(self, "n_features_in_"):  # of `load`, whose columns alone count
+                return self.encoding_, X
             _check_feature_names(self, X, reset=reset)
             _check_n_features(self, X, reset=reset)
             return (encoding_of_schema(self.schema) if reset else self.encoding_), X
@@ -139,7 +154,8 @@ class _DPEstimator(BaseEstimator):  # type: ignore[misc]
             ledger=self.ledger,
             device=self.device,
         )
-        self.encoding_, self.result_ = encoding, result
+        self.encoding_ = encoding
+        self.result_: Fitted | _Released = result
         self.epsilon_, self.delta_ = float(result.epsilon["pld"]), result.delta
         self.total_epsilon_ = getattr(self, "total_epsilon_", 0.0) + self.epsilon_
         self._warn_of_sum(_Fit(_sketch(table), self.epsilon_, self.delta_))
@@ -366,3 +382,36 @@ class DPRegressor(RegressorMixin, _DPEstimator):  # type: ignore[misc]
         """The predicted number of each row, within the target's bounds."""
         check_is_fitted(self, "result_")
         return self.target_.in_units(self._outputs(X)[:, 0])
+
+
+def load(path: str | Path) -> DPClassifier | DPRegressor:
+    """A model of a table that the pipeline trained, as a fitted estimator.
+
+    It predicts on DataFrames with the columns that its data card declares, prepared as the model's file says; what it
+    cost and whom it protects is on its card. In a `Pipeline` put it into `sklearn.frozen.FrozenEstimator`.
+
+    Args:
+        path: Of the model's file, or of a folder with it, such as `artifacts` or a release.
+
+    Raises:
+        RefusedError: If it is no model of a table with a class or a number as target, or its scores are no
+            log-probabilities.
+    """
+    model = load_model(path)
+    encoding = encoding_of_model(model.preparation)
+    estimator: DPClassifier | DPRegressor
+    if model.predicts == "number":
+        target = target_in(model.facts)
+        assert isinstance(target, Number)
+        estimator = DPRegressor(schema=encoding)
+        estimator.target_ = target
+    elif model.predicts == "class" and model.facts.get("model") not in MARGINS:
+        estimator = DPClassifier(schema=encoding, classes=list(model.classes))
+        estimator.classes_ = np.asarray(model.classes)
+    else:
+        raise RefusedError(
+            f"the model predicts {model.predicts}, or gives margins in place of probabilities; use `epsilonflow"
+            " predict`."
+        )
+    estimator.encoding_, estimator.result_ = encoding, _Released(model)
+    return estimator

@@ -23,6 +23,7 @@ from data.card import CARDS, DataCard, DataRefusedError, data_card
 from data.cells import CellSettings
 from data.formats import Csv, Date, Ignored, Label, Table
 from data.readers import encoding
+from data.unseen import reader_in
 
 _MAX_BATCH = 4096
 _RATES = {"classes": 3.8, "number": 0.95}
@@ -95,6 +96,8 @@ def encoding_of_schema(schema: Any) -> TableEncoding:
     schema: a data card, its name or its file; or a mapping of columns, each to (low, high), a list of its categories,
     or what a data card says of it, such as {"kind": "hashed", "cells": 64}. A missing number has cells of its own.
     """
+    if isinstance(schema, TableEncoding):
+        return schema
     if isinstance(schema, DataCard | str | Path):
         declared = declared_card(schema)
         if not isinstance(declared.reader, Table):
@@ -114,6 +117,16 @@ def encoding_of_schema(schema: Any) -> TableEncoding:
             "schema is no mapping of columns; give {'age': (17, 90), 'job': ['clerk', 'nurse']}, or a data card."
         )
     return _encoding_of([_column(str(name), given) for name, given in schema.items()], ("",), "schema")
+
+
+def encoding_of_model(preparation: Mapping[str, Any] | None) -> TableEncoding:
+    """The encoding by which a model's file says its records were prepared."""
+    reader = reader_in(preparation)
+    if preparation is None or not isinstance(reader, Table) or preparation.get("transform") != "none":
+        raise RefusedError(
+            "the model is not of a table as it is; use `epsilonflow predict`, which prepares its records."
+        )
+    return TableEncoding(reader, reader.content)
 
 
 def declared_card(card: DataCard | str | Path) -> DataCard:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from epsilonflow.sklearn import load
 from tasks import export as exports
 from tasks import onnx_tables
 from tasks.export import export
@@ -115,3 +117,33 @@ def test_the_page_on_serving_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert answer["classes"] == ["no", "yes"]
     assert np.sum(answer["probabilities"], axis=1) == pytest.approx(1)
     assert client.get("/privacy").json() == "no privacy card was beside the model"
+
+
+@pytest.mark.parametrize("cells", [False, True])
+def test_the_same_model_is_an_estimator_of_scikit_learn(cells: bool, tmp_path: Path) -> None:
+    write_model(tmp_path, "additive" if cells else "logistic", cells=cells)
+    rows = write_rows(tmp_path / "rows.csv")
+    frame = pd.read_csv(
+        rows, dtype={name: str for name in HEADER if name not in ("age", "pay", "hours", "day")}
+    )
+    estimator = load(tmp_path)
+    (expected,) = predict(tmp_path, rows)
+    assert estimator.predict_proba(frame.assign(id=1)) == pytest.approx(expected.scores, abs=1e-6)
+    assert tuple(estimator.predict(frame)) == expected.predicted
+    assert estimator.score(frame, list(expected.predicted)) == 1
+
+
+def test_so_is_one_of_a_number_and_others_are_refused(tmp_path: Path) -> None:
+    more = {"classes": [], "predicts": "number", "outputs": 1, "target": {"bounds": [10, 30]}}
+    (tmp_path / "number").mkdir()
+    write_model(tmp_path / "number", "linear", cells=False, **more)
+    rows = write_rows(tmp_path / "rows.csv")
+    frame = pd.read_csv(
+        rows, dtype={name: str for name in HEADER if name not in ("age", "pay", "hours", "day")}
+    )
+    (expected,) = predict(tmp_path / "number", rows)
+    numbers = load(tmp_path / "number").predict(frame)
+    assert numbers == pytest.approx([float(one) for one in expected.predicted], rel=1e-4)
+    write_model(tmp_path, "svm", cells=False)
+    with pytest.raises(exports.RefusedError, match="margins in place of probabilities"):
+        load(tmp_path)
