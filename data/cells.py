@@ -200,12 +200,12 @@ class CellEncoding:
 
     def codes(self, values: Sequence[Values]) -> NDArray[np.float32]:
         """The active cell of each position, [n, positions], as whole numbers from 0. values: of each part."""
-        found: list[NDArray[np.int64]] = []
+        part_codes: list[NDArray[np.int64]] = []
         for part, own in zip(self.parts, values, strict=True):
-            found += part.codes(own, self.settings.grids) if isinstance(part, Grids) else part.codes(own)
+            part_codes += part.codes(own, self.settings.grids) if isinstance(part, Grids) else part.codes(own)
         for splits in self.trees:
             leaf = np.zeros(len(values[0]), np.int64)
             for split in splits:
                 leaf = 2 * leaf + split.holds(self.parts[split.part], values[split.part])
-            found.append(leaf)
-        return np.stack(found, axis=1).astype(np.float32)
+            part_codes.append(leaf)
+        return np.stack(part_codes, axis=1).astype(np.float32)

@@ -190,9 +190,9 @@ def _audit_line(question: str, audit: Mapping[str, Any] | None) -> Line:
 def _utility(question: str, metrics: Mapping[str, Any] | None) -> Line:
     if not metrics:
         return _open(question, "no metrics.json lies beside the card")
-    known = {name: value for name, value in held_out_metrics(metrics).items() if value is not None}
+    measured = {name: value for name, value in held_out_metrics(metrics).items() if value is not None}
     shown = "; ".join(
-        f"{name.replace('_', ' ')} {format_metric(value, name)}" for name, value in known.items()
+        f"{name.replace('_', ' ')} {format_metric(value, name)}" for name, value in measured.items()
     )
     return Line(question, f"On held-out records, which are declared public: {shown}.", "metrics.json")
 

@@ -46,8 +46,8 @@ def with_columns(
         )
     if taken := [name for name in keep if name in _OWN]:
         raise DataRefusedError(f"predictions have a column {taken[0]!r} of their own; rename it in the file.")
-    known = {column.name for column in reader.columns}
-    more = tuple(Ignored(kind="ignored", name=name) for name in keep if name not in known)
+    names = {column.name for column in reader.columns}
+    more = tuple(Ignored(kind="ignored", name=name) for name in keep if name not in names)
     declared = reader.model_copy(update={"columns": (*reader.columns, *more)})
     left = pd.DataFrame(columns=list(keep))
     tables = rows.tables_in(path, declared)

@@ -42,8 +42,8 @@ Outputs = Callable[[Mapping[str, NDArray[Any]]], dict[str, NDArray[Any]]]
 
 def columns_without_onnx(reader: Table) -> list[str]:
     """The columns whose preparation no operators of ONNX compute: a keyed hash, and dates in words."""
-    known = Numeric | Binned | Categorical | Date | Label | Ignored
-    return [column.name for column in reader.columns if not isinstance(column, known)]
+    supported = Numeric | Binned | Categorical | Date | Label | Ignored
+    return [column.name for column in reader.columns if not isinstance(column, supported)]
 
 
 def inputs_of(reader: Table) -> dict[str, bool]:

@@ -84,8 +84,8 @@ def _fill(
     elif isinstance(column, Categorical):
         _mark(place, positions(table[column.name], column.categories, where))
     elif isinstance(column, Hashed):
-        found = _hashed(table[column.name], column, missing, where)
-        _mark(place, np.where(np.isnan(found), column.cells, found).astype(np.int64))
+        hashes = _hashed(table[column.name], column, missing, where)
+        _mark(place, np.where(np.isnan(hashes), column.cells, hashes).astype(np.int64))
     elif isinstance(column, Timestamp):
         *_, elapsed = _moments(table[column.name], column, missing, where)
         place[:, 0] = np.where(np.isnan(elapsed), 0.5, elapsed)
@@ -98,10 +98,10 @@ def parts_of(table: pa.Table, column: Column, missing: tuple[str, ...], path: st
     where = f"{path}, column {column.name!r}"
     if isinstance(column, Numeric):
         low, high = column.bounds
-        found, absent = numbers(
+        floats, absent = numbers(
             table[column.name], missing, where, refuses_missing=column.missing == "refuse"
         )
-        return [np.where(absent, np.nan, (np.clip(found, low, high) - low) / (high - low))]
+        return [np.where(absent, np.nan, (np.clip(floats, low, high) - low) / (high - low))]
     if isinstance(column, Binned):
         bins = _bins(table[column.name], column, missing, where)
         return [np.where(bins == column.width, np.nan, bins)]
@@ -131,8 +131,8 @@ def _hashed(values: pa.ChunkedArray, column: Hashed, missing: tuple[str, ...], w
             % column.cells
         )
 
-    found = [np.nan if value is None else float(cell(value)) for value in text.to_pylist()]
-    return np.where(absent, np.nan, np.array(found, np.float64))
+    cells = [np.nan if value is None else float(cell(value)) for value in text.to_pylist()]
+    return np.where(absent, np.nan, np.array(cells, np.float64))
 
 
 def _moments(
