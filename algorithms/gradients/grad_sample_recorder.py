@@ -156,7 +156,7 @@ class Use(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Made:
+class DerivedParameter:
     """The outputs of an operation on parameters alone.
 
     names: of the outputs. outputs: in the autograd graph of all such operations. source: the name of an input. closed:
@@ -348,8 +348,8 @@ class GradSampleRecorder:
     ) -> None:
         self.batch = batch
         self.uses: list[Use] = []
-        self.made: list[Made] = []
-        self.stale: set[str] = set()
+        self.derived: list[DerivedParameter] = []
+        self.invalidated: set[str] = set()
         self.graph: dict[str, Tensor] = {}
         self.learned: list[Call] = []
         self.without_rule: set[str] = set()
@@ -485,7 +485,7 @@ class GradSampleRecorder:
             self.learned.append(call)
             self._last = call
             if call.is_shared:
-                # From here on the uses of what is made from parameters are recorded.
+                # From here on the uses of what is derived from parameters are recorded.
                 return self._shared(self, func, args, kwargs)
         is_new = has_gradient(output) and output._base is None and all(output is not leaf for leaf in leaves)
         return _anchored_itself(output) if is_new and torch.is_grad_enabled() else output
@@ -541,24 +541,26 @@ class GradSampleRecorder:
         self.uses.append(Use(get_gradient_edge(output), gradients, kept))
         return output
 
-    def make(self, followed: list[Tensor], source: str, closed: Sequence[Closed | None]) -> list[Tensor]:
-        """Record the outputs of an operation on parameters alone, and return the model's tensors. See `Made`."""
+    def record_derived(
+        self, followed: list[Tensor], source: str, closed: Sequence[Closed | None]
+    ) -> list[Tensor]:
+        """Record the outputs of an operation on parameters alone; return the model's tensors."""
         names = tuple(f"#{len(self._held) + index}" for index in range(len(followed)))
         outputs: list[Tensor] = [RecordedTensor.of(output) for output in followed]
         self._held += outputs
         self._names |= {id(output): name for output, name in zip(outputs, names, strict=True)}
         self.graph |= dict(zip(names, followed, strict=True))
-        self.made.append(Made(names, followed, source, closed))
+        self.derived.append(DerivedParameter(names, followed, source, closed))
         return outputs
 
-    def follow(self, target: Tensor) -> None:
+    def record_target(self, target: Tensor) -> None:
         """Record the uses of a constant from here on, since values of parameters are about to be written into it."""
         name = f"#{len(self._held)}"
         self._held.append(target)
         self._names[id(target)], self.graph[name] = name, target.detach()
         target.__class__ = RecordedTensor
 
-    def overwritten(self, target: Tensor) -> None:
+    def invalidate(self, target: Tensor) -> None:
         """Give a new name to each of the model's tensors that shares memory with one that an operation wrote into.
 
         Gradients of what was there before have no place any more: a use of the old name raises UnrecordedError.
@@ -569,9 +571,9 @@ class GradSampleRecorder:
                 old = self._names[id(tensor)]
                 name = f"#{len(self._held)}"
                 self._held.append(tensor)
-                self.stale.add(old)
+                self.invalidated.add(old)
                 self._names[id(tensor)], self.graph[name] = name, self.graph[old]
-                self.made.append(Made((name,), [self.graph[old]], old, (None,)))
+                self.derived.append(DerivedParameter((name,), [self.graph[old]], old, (None,)))
 
 
 def _anchored(output: Tensor) -> Tensor:

@@ -323,7 +323,7 @@ def shared(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs)
         return func(*args, **kwargs)
     is_written = _writes(name, kwargs)
     if is_written and type(args[0]) is Tensor and args[0]._base is None and has_gradient(args[0]):
-        recorder.follow(args[0])
+        recorder.record_target(args[0])
     if is_written and (recorder.name(args[0]) is None or name.endswith("__set__") or "out" in kwargs):
         raise UnrecordedError(f"the operation '{name}' on a parameter")
     leaves = tensors_in((args, kwargs))[: 1 if name in _LIKE_ANOTHER else None]
@@ -334,7 +334,7 @@ def shared(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs)
         some, named = replaced((args, kwargs), free)
         followed = func(*some, **named)
     if is_written:
-        recorder.overwritten(args[0])
+        recorder.invalidate(args[0])
     back = {id(free[id(leaf)]): leaf for leaf in own}
     moving = [leaf for leaf in tensors_in(followed) if leaf.requires_grad and id(leaf) not in back]
     if moving:
@@ -346,7 +346,8 @@ def shared(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs)
             if len(moving) == 1:
                 closed = [_closed_form(name, args, moving[0]) or closed[0]]
         back |= {
-            id(leaf): made for leaf, made in zip(moving, recorder.make(moving, source, closed), strict=True)
+            id(leaf): derived
+            for leaf, derived in zip(moving, recorder.record_derived(moving, source, closed), strict=True)
         }
     return replaced(followed, back)
 
@@ -361,22 +362,22 @@ def pulled_back(
 ) -> dict[str, list[PerExample]]:
     """Pull gradients of tensors computed from parameters back to the parameters; returns all by parameter."""
     ends: list[tuple[Tensor, Tensor]] = []
-    for made in reversed(recorder.made):
-        for name, end, closed in zip(made.names, made.outputs, made.closed, strict=True):
-            if name in found and name in recorder.stale:
+    for derived in reversed(recorder.derived):
+        for name, end, closed in zip(derived.names, derived.outputs, derived.closed, strict=True):
+            if name in found and name in recorder.invalidated:
                 raise UnrecordedError("a value computed from parameters is overwritten after its use")
             if name in found:
                 part = combined(found.pop(name))
                 given = None if closed is None else closed(part)
                 if given is not None:
-                    found.setdefault(made.source, []).append(given)
+                    found.setdefault(derived.source, []).append(given)
                 else:
                     rows = part.rows.to(end.dtype)
                     ends.append((end, rows.view(len(rows), *end.shape)))
     starts = {name: recorder.graph[name] for name in recorder.parameters if name in recorder.graph}
     for name, gradient in _through(ends, starts).items() if ends else ():
         found.setdefault(name, []).append(gradient)
-    recorder.made.clear()
+    recorder.derived.clear()
     recorder.graph.clear()
     return found
 
