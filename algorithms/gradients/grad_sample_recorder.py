@@ -40,33 +40,35 @@ class UnrecordedError(Exception):
 class Layout(NamedTuple):
     """The batch dimension of a tensor, and how many of its indices belong to one record.
 
-    These are consecutive; or, if alternates, they are as many as there are records apart, as after `torch.cat`.
+    These are consecutive; or, if interleaved, they are as many as there are records apart, as after `torch.cat`.
     """
 
     dimension: int
-    folded: int = 1
-    alternates: bool = False
+    rows_per_record: int = 1
+    interleaved: bool = False
 
     def by_record(self, values: Tensor, batch: int) -> Tensor:
-        """The values with the batch first: [batch, folded (if above 1), the other dimensions]."""
+        """The values with the batch first: [batch, rows_per_record (if above 1), the other dimensions]."""
         values = values.detach()
-        if values.shape[self.dimension] != batch * self.folded:
+        if values.shape[self.dimension] != batch * self.rows_per_record:
             raise UnrecordedError("a tensor that does not have its part of each record")
-        if self.folded == 1:
+        if self.rows_per_record == 1:
             return values.movedim(self.dimension, 0) if self.dimension else values
-        sizes = (self.folded, batch) if self.alternates else (batch, self.folded)
+        sizes = (self.rows_per_record, batch) if self.interleaved else (batch, self.rows_per_record)
         here = self.dimension
         apart = torch.unflatten(values, here, sizes)
-        return apart.movedim((here + self.alternates, here + 1 - self.alternates), (0, 1))
+        return apart.movedim((here + self.interleaved, here + 1 - self.interleaved), (0, 1))
 
     def with_channels(self, values: Tensor, batch: int) -> Tensor:
-        """The same, with channels after the batch: [batch, channels, folded (if above 1), all others]."""
+        """The same, with channels after the batch: [batch, channels, rows_per_record (if above 1), all others]."""
         apart = self.by_record(values, batch)
-        return apart if self.folded == 1 else apart.movedim(1, 2)
+        return apart if self.rows_per_record == 1 else apart.movedim(1, 2)
 
     def alone(self, value: Tensor) -> Tensor:
         """One record's part of `by_record`, in the shape that the tensor would have for this record alone."""
-        return value.unsqueeze(self.dimension) if self.folded == 1 else value.movedim(0, self.dimension)
+        return (
+            value.unsqueeze(self.dimension) if self.rows_per_record == 1 else value.movedim(0, self.dimension)
+        )
 
 
 def layout_of(shape: tuple[int, ...], other: tuple[int, ...], batch: int, other_batch: int) -> Layout | None:
@@ -77,8 +79,10 @@ def layout_of(shape: tuple[int, ...], other: tuple[int, ...], batch: int, other_
     if len(moved) != 1:
         return None
     size, changed = shape[moved[0]], other[moved[0]]
-    folded, rest = divmod(size, batch)
-    return Layout(moved[0], folded) if rest == 0 and folded * other_batch == changed else None
+    rows_per_record, rest = divmod(size, batch)
+    return (
+        Layout(moved[0], rows_per_record) if rest == 0 and rows_per_record * other_batch == changed else None
+    )
 
 
 Errors = Tensor
@@ -130,12 +134,12 @@ def _layouts(
     )
 
 
-def alternating(layouts: Layouts) -> Layouts:
-    """The same if the indices of a record in a folded dimension alternate with those of the others."""
+def interleave(layouts: Layouts) -> Layouts:
+    """The same if the indices of a record in one dimension are interleaved with those of the others."""
 
     def turned(all_of: tuple[Layout | None, ...]) -> tuple[Layout | None, ...]:
         return tuple(
-            part._replace(alternates=True) if part is not None and part.folded > 1 else part
+            part._replace(interleaved=True) if part is not None and part.rows_per_record > 1 else part
             for part in all_of
         )
 

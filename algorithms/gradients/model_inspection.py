@@ -20,7 +20,7 @@ from algorithms.gradients.grad_sample_recorder import (
     GradSampleRecorder,
     Layouts,
     UnrecordedError,
-    alternating,
+    interleave,
 )
 from algorithms.gradients.independence import (
     MANY,
@@ -449,8 +449,8 @@ def _learned(
         check(layouts)
     except (
         UnrecordedError
-    ) as why:  # shapes do not tell apart whether indices of a record alternate with others
-        layouts = alternating(second.recorder.layouts())
+    ) as why:  # shapes do not tell apart whether indices of a record are interleaved with others
+        layouts = interleave(second.recorder.layouts())
         try:
             check(layouts)
         except UnrecordedError:

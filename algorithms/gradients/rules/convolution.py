@@ -56,7 +56,7 @@ class Window:
 
     def over(self, layout: Layout) -> "Window":
         """The window for records with several images, which become one more dimension."""
-        if layout.folded == 1:
+        if layout.rows_per_record == 1:
             return self
         kernel, stride, dilation = ((1, *each) for each in (self.kernel, self.stride, self.dilation))
         return Window(kernel, stride, (0, *self.padding), dilation, self.groups)

@@ -310,9 +310,9 @@ def summed_to(values: Tensor, shape: torch.Size, out: Layout, batch: int) -> Ten
         raise UnrecordedError("a parameter that has the dimension of the records")
     by_record = out.by_record(values, batch)
     rest = full[: out.dimension] + full[out.dimension + 1 :]
-    first = 2 if out.folded > 1 else 1
+    first = 2 if out.rows_per_record > 1 else 1
     over = [first + i for i, size in enumerate(rest) if size == 1]
-    over += [1] if out.folded > 1 else []
+    over += [1] if out.rows_per_record > 1 else []
     return (by_record.sum(dim=over) if over else by_record).reshape(batch, -1)
 
 

@@ -204,7 +204,7 @@ def embedding_bag(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: 
     weighting = call.get("per_sample_weights")
     layout = recorder.layout_if_any(input)
     is_other = call.get("max_norm") is not None or call.get("scale_grad_by_freq") or mode == "max"
-    is_by_record = layout is not None and layout.dimension == 0 and not layout.alternates
+    is_by_record = layout is not None and layout.dimension == 0 and not layout.interleaved
     if is_other or not is_by_record or recorder.name(weighting) is not None:
         return general(recorder, func, args, kwargs)
     name, batch, padding = str(recorder.name(weight)), recorder.batch, call.get("padding_idx")
@@ -269,9 +269,9 @@ def repeated(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwarg
     out, batch, name = recorder.output_layout, recorder.batch, str(recorder.name(parameter))
     shape = (1,) * (len(times) - parameter.dim()) + tuple(parameter.shape)
     times = [1] * (len(shape) - len(times)) + times
-    if kwargs or out.alternates or out.folded % shape[out.dimension]:
+    if kwargs or out.interleaved or out.rows_per_record % shape[out.dimension]:
         return general(recorder, func, args, kwargs)
-    times[out.dimension] = out.folded // shape[out.dimension]
+    times[out.dimension] = out.rows_per_record // shape[out.dimension]
     # Split every dimension into repetitions and the parameter's own, with the batch first as in `by_record`.
     order = [out.dimension, *(i for i in range(len(shape)) if i != out.dimension)]
     apart = [size for i in order for size in (times[i], shape[i])]
@@ -397,9 +397,9 @@ def scaled_dot_product_attention(recorder: GradSampleRecorder, func: Func, args:
     if mask is None or any(recorder.name(part) is not None for part in parts):
         return general(recorder, func, args, kwargs)
     layouts = [recorder.layout_if_any(part) for part in parts]
-    folded = layouts[0].folded if layouts[0] is not None else 0
+    rows_per_record = layouts[0].rows_per_record if layouts[0] is not None else 0
     if (
-        any(layout != Layout(0, folded) for layout in layouts)
+        any(layout != Layout(0, rows_per_record) for layout in layouts)
         or call.get("enable_gqa")
         or call.get("is_causal")
     ):
@@ -407,7 +407,12 @@ def scaled_dot_product_attention(recorder: GradSampleRecorder, func: Func, args:
     query, key, value = parts
     scale = call.get("scale") or 1.0 / math.sqrt(query.shape[-1])
     scores = (query @ key.transpose(-2, -1)) * scale
-    layout, shape, name, batch = Layout(0, folded), mask.shape, str(recorder.name(mask)), recorder.batch
+    layout, shape, name, batch = (
+        Layout(0, rows_per_record),
+        mask.shape,
+        str(recorder.name(mask)),
+        recorder.batch,
+    )
 
     def gradients(errors: Tensor) -> Gradients:
         return {name: DenseGrad(summed_to(errors, shape, layout, batch))}

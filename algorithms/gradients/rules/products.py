@@ -149,8 +149,8 @@ class _Term(NamedTuple):
         """The values, batch first and in at least 32 bits, with their letters."""
         if self.layout is None:
             return wide(values).reshape(self.sizes), self.letters
-        values, folded = wide(self.layout.by_record(values, batch)), self.layout.folded
-        return values.reshape(batch, folded, *self.sizes), _RECORD + _FOLDED + self.letters
+        values, rows_per_record = wide(self.layout.by_record(values, batch)), self.layout.rows_per_record
+        return values.reshape(batch, rows_per_record, *self.sizes), _RECORD + _FOLDED + self.letters
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def _plan(
         is_alike = (
             record not in word or shape[word.index(record)] == 1
             if layout is None
-            else layout == Layout(word.find(record), out.folded)
+            else layout == Layout(word.find(record), out.rows_per_record)
         )
         if not is_alike:
             return None

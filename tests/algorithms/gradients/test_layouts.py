@@ -197,7 +197,7 @@ def test_a_layout_follows_from_two_shapes(
 def test_a_layout_takes_records_apart_and_puts_one_back(layout: Layout) -> None:
     ones = [torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(i)) for i in range(4)]
     parts = [
-        one.movedim(0, layout.dimension)[(slice(None),) * layout.dimension + (slice(layout.folded),)]
+        one.movedim(0, layout.dimension)[(slice(None),) * layout.dimension + (slice(layout.rows_per_record),)]
         for one in ones
     ]
     whole = torch.cat(parts, dim=layout.dimension)
@@ -205,7 +205,7 @@ def test_a_layout_takes_records_apart_and_puts_one_back(layout: Layout) -> None:
     assert len(found) == 4
     for one, record in zip(parts, found, strict=True):
         assert torch.equal(layout.alone(record), one)
-        assert len(record) == layout.folded or layout.folded == 1
+        assert len(record) == layout.rows_per_record or layout.rows_per_record == 1
 
 
 WORDS, LENGTH = 7, 6
