@@ -575,7 +575,7 @@ def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
 def _fitting(cost: PassCost, memory_mb: int, device: torch.device) -> int:
     """How many records fit into memory; on a CPU no more than is fast, but at least `WHOLE` if that fits."""
     is_cpu = device.type == "cpu"
-    kept = _PASSES * (cost.saved + cost.written)
+    kept = _PASSES * (cost.saved + cost.materialized)
     most = max(1, cost.each)  # frozen layers save nothing, but running them needs memory
     best = max(WHOLE, _CACHED_BYTES / kept) if is_cpu else math.inf
     free = memory_mb * 1e6 - cost.fixed

@@ -65,10 +65,10 @@ def prefers_gram(length: int, inputs: int, outputs: int, device: torch.device) -
     return 2 * cost_of_64_bits * length * (inputs + outputs) < inputs * outputs
 
 
-def written(inputs: Tensor, errors: Tensor) -> Tensor:
+def materialize(inputs: Tensor, errors: Tensor) -> Tensor:
     """The sums of outer products, [batch, length, p], [batch, length, o] -> [batch, o * p]."""
     parts = slices(inputs.shape[2] * errors.shape[2], inputs, errors)
-    first, *others = (_written(*part) for part in parts)
+    first, *others = (_materialize_slice(*part) for part in parts)
     return (torch.cat([first, *others]) if others else first).flatten(start_dim=1)
 
 
@@ -166,7 +166,7 @@ def add_short(inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor) ->
     add_weighted_products(inputs.flatten(0, 1), errors.flatten(0, 1), each, total)
 
 
-def add_written(
+def add_materialized(
     write: Callable[[Tensor, Tensor], Tensor], *parts: Tensor, total: Tensor, numbers: int
 ) -> None:
     """Add the weighted sum of gradients that `write` computes, a few records at a time, to a total [numel], float64.
@@ -275,7 +275,7 @@ def slices(numbers: int, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(torch.split(part, size) for part in parts), strict=True)
 
 
-def _written(inputs: Tensor, errors: Tensor) -> Tensor:
+def _materialize_slice(inputs: Tensor, errors: Tensor) -> Tensor:
     back, seen = wide(errors).transpose(1, 2), wide(inputs)
     return back * seen if seen.shape[1] == 1 else torch.bmm(back, seen)
 
@@ -287,7 +287,7 @@ class PerExample(Protocol):
     """
 
     @property
-    def is_written(self) -> bool:
+    def is_materialized(self) -> bool:
         """Whether the norms materialise the gradients, so that `rows` costs nothing extra."""
         ...
 
@@ -326,7 +326,7 @@ class DenseGrad:
     """Materialised gradients, shape [batch, numel]."""
 
     rows: Tensor
-    is_written = True
+    is_materialized = True
 
     def square_norms(self) -> Tensor:
         return square_norms(self.rows)
@@ -363,12 +363,12 @@ class LinearGrad:
     errors: Tensor
 
     @property
-    def is_written(self) -> bool:
+    def is_materialized(self) -> bool:
         return self.length > 1 and not self._prefers_gram and not is_formed_singly(self.inputs, self._numbers)
 
     @cached_property
     def rows(self) -> Tensor:
-        return written(self.inputs, self.errors)
+        return materialize(self.inputs, self.errors)
 
     @cached_property
     def error_squares(self) -> Tensor:
@@ -391,10 +391,10 @@ class LinearGrad:
     def square_norms(self) -> Tensor:
         if self.length == 1:
             return square_norms(self.inputs) * self.error_squares
-        if self.is_written:
+        if self.is_materialized:
             return square_norms(self.rows)
         if not self._prefers_gram:
-            return norms_of_single(_written, self.inputs, self.errors)
+            return norms_of_single(_materialize_slice, self.inputs, self.errors)
         squares = product_norms(self.inputs, self.errors)
         return raised(squares, product_sizes(self.inputs, self.errors), self.length, wide(self.errors).dtype)
 
@@ -417,9 +417,9 @@ class LinearGrad:
         if self._prefers_gram and is_short(self.length, is_single=is_single):
             add_short(*parts, products)
         elif is_single:
-            add_single(_written, *parts, total)
+            add_single(_materialize_slice, *parts, total)
         else:
-            add_written(written, *parts, total=total, numbers=numbers)
+            add_materialized(materialize, *parts, total=total, numbers=numbers)
         return None
 
     def take(self, chosen: Tensor | slice) -> "LinearGrad":
@@ -436,7 +436,7 @@ class BiasGrad:
     of: LinearGrad
 
     @property
-    def is_written(self) -> bool:
+    def is_materialized(self) -> bool:
         return self.of.length > 1
 
     @cached_property
@@ -481,8 +481,8 @@ class SlicedGrad:
     size: int
 
     @property
-    def is_written(self) -> bool:
-        return all(part.is_written for part in self.parts.values())
+    def is_materialized(self) -> bool:
+        return all(part.is_materialized for part in self.parts.values())
 
     @cached_property
     def rows(self) -> Tensor:
@@ -537,13 +537,15 @@ class EmbeddingGrad:
     indices: Tensor
     errors: Tensor
     entries: int
-    is_written = False
+    is_materialized = False
 
     @cached_property
     def rows(self) -> Tensor:
-        table = self._written.new_zeros(len(self.indices), self.entries, self.errors.shape[2])
-        places = self._named[:, :, None].expand(self._written.shape)
-        return table.scatter_add_(1, places, self._written).flatten(start_dim=1).to(wide(self.errors).dtype)
+        table = self._materialized.new_zeros(len(self.indices), self.entries, self.errors.shape[2])
+        places = self._named[:, :, None].expand(self._materialized.shape)
+        return (
+            table.scatter_add_(1, places, self._materialized).flatten(start_dim=1).to(wide(self.errors).dtype)
+        )
 
     @cached_property
     def _places(self) -> Tensor:
@@ -561,21 +563,21 @@ class EmbeddingGrad:
         return torch.zeros_like(self.indices).scatter_(1, self._places, self.indices)
 
     @cached_property
-    def _written(self) -> Tensor:
+    def _materialized(self) -> Tensor:
         """The sum of the errors in each slot, [batch, length, width], float64; zero for unused slots."""
         errors = self.errors.double()
         return errors if self.indices.shape[1] == 1 else _added_up(self._places, errors)
 
     def square_norms(self) -> Tensor:
-        return square_norms(self._written)
+        return square_norms(self._materialized)
 
     def absolute_norms(self) -> Tensor:
-        return absolute_norms(self._written)
+        return absolute_norms(self._materialized)
 
     def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
         """Expand to |g|^2 - 2 g a + |a|^2 over squared scales, in 64 bits, so that only used entries are needed."""
         inverse, moved = scale.double().reciprocal(), shift.double() / scale.double()
-        scaled = self._written * inverse.view(self.entries, -1)[self._named]
+        scaled = self._materialized * inverse.view(self.entries, -1)[self._named]
         mixed = (scaled * moved.view(self.entries, -1)[self._named]).sum(dim=(1, 2))
         squares, constant = square_norms(scaled), moved.square().sum()
         sizes = squares + constant
@@ -583,7 +585,7 @@ class EmbeddingGrad:
         return raised(squares - 2.0 * mixed + constant + room, sizes.sqrt(), 1, torch.float64)
 
     def add_weighted(self, weights: Tensor, total: Tensor) -> None:
-        weighted = (self._written * weights[:, None, None]).flatten(0, 1)
+        weighted = (self._materialized * weights[:, None, None]).flatten(0, 1)
         total.view(self.entries, -1).index_add_(0, self._named.reshape(-1), weighted)
 
     def take(self, chosen: Tensor | slice) -> "EmbeddingGrad":
@@ -595,8 +597,8 @@ class EmbeddingGrad:
     def _with(self, change: Callable[[Tensor], Tensor]) -> "EmbeddingGrad":
         """Apply a function to the tensors, and to the materialised sums if they exist."""
         changed = EmbeddingGrad(change(self.indices), change(self.errors), self.entries)
-        if "_written" in self.__dict__:
-            changed.__dict__.update(_written=change(self._written), _named=change(self._named))
+        if "_materialized" in self.__dict__:
+            changed.__dict__.update(_materialized=change(self._materialized), _named=change(self._named))
         return changed
 
 

@@ -75,13 +75,13 @@ _ROUNDING = 1e-2
 class PassCost:
     """What a pass takes, in bytes: its peak memory, fixed (as for copies of weights) and for each record.
 
-    saved: by autograd for each record. written: the size of one record's materialised gradients.
+    saved: by autograd for each record. materialized: the size of one record's materialised gradients.
     """
 
     fixed: int
     each: int
     saved: int = 0
-    written: int = 0
+    materialized: int = 0
 
     def of_process(self, parameters: Tensor) -> "PassCost":
         """The same with what a CPU's process holds besides tensors, for a model with these parameters [d]."""
@@ -308,7 +308,7 @@ def examine(passes: Passes, least: InputSpec) -> ModelInspection:
         layouts, reason, without_rule = None, str(why), ()
         probe32 = probe32.deciding(opaque_layers=())
         cost = _measured(few, lambda some: _take_alone(probe32.passes, parameters, some))
-        cost = replace(cost, written=4 * len(parameters))
+        cost = replace(cost, materialized=4 * len(parameters))
     saved = cost.each // 3 if is_brief else max(1, _kept_each(passes, parameters, form))
     return ModelInspection(
         form=form,
@@ -422,7 +422,7 @@ def _learned(
         compared = first.seen.sample.shortened() if is_brief else first.seen.sample
         cost = _measured(compared, run)
         gradients, finite = found.pop()
-        cost = replace(cost, written=gradients.written_bytes // len(compared.labels))
+        cost = replace(cost, materialized=gradients.materialized_bytes // len(compared.labels))
         if not is_brief:
             for sample in (probe64.draw(_FEW, 0), probe64.draw(_MORE, 0).shortened()):
                 _check_gradients(probe64, sample, layouts)

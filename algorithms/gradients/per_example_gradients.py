@@ -149,7 +149,7 @@ class PerExampleGradients:
         return replace(self, losses=self.losses[:count], padding=len(self.losses) + self.padding - count)
 
     @property
-    def written_bytes(self) -> int:
+    def materialized_bytes(self) -> int:
         """Bytes of the materialised gradients, after `norms`."""
         each = (
             part
@@ -158,7 +158,7 @@ class PerExampleGradients:
                 (gradient, *gradient.parts.values()) if isinstance(gradient, SlicedGrad) else (gradient,)
             )
         )
-        kept = (vars(gradient).get(name) for gradient in each for name in ("rows", "_written"))
+        kept = (vars(gradient).get(name) for gradient in each for name in ("rows", "_materialized"))
         return sum(part.nbytes for part in kept if part is not None)
 
     def _norms(self, clipping: Clipping) -> Tensor:

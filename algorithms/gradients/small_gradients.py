@@ -33,12 +33,12 @@ _FEWEST_NUMBERS = 128
 class SmallGradients:
     """Gradients by parameter, which are measured and summed in few calls for all of them.
 
-    written: materialised gradients. layers: outer products of inputs and errors, for the weights of narrow linear
+    materialized: materialised gradients. layers: outer products of inputs and errors, for the weights of narrow linear
     layers without sequences; they are multiplied in 64 bits. biases: by weight, the name of the layer's bias, if it has
     one.
     """
 
-    written: Mapping[str, PerExample]
+    materialized: Mapping[str, PerExample]
     layers: Mapping[str, LinearGrad]
     biases: Mapping[str, str]
 
@@ -46,8 +46,10 @@ class SmallGradients:
     def of(gradients: Mapping[str, PerExample], places: Mapping[str, slice]) -> "SmallGradients":
         """The small ones among a model's gradients; places: of the parameters in the flat vector."""
         sizes = {name: places[name].stop - places[name].start for name in gradients}
-        written = {
-            name: each for name, each in gradients.items() if sizes[name] <= _FEW_NUMBERS and each.is_written
+        materialized = {
+            name: each
+            for name, each in gradients.items()
+            if sizes[name] <= _FEW_NUMBERS and each.is_materialized
         }
         layers = {
             name: each
@@ -63,18 +65,18 @@ class SmallGradients:
         names = (*layers, *biases.values())
         if sum(sizes[name] for name in names) <= _FEWEST_NUMBERS:
             # Of copies, since materialised gradients are kept, and would then be used by other clippings.
-            written |= {name: replace(each) for name, each in layers.items()}
-            return SmallGradients(written | {name: gradients[name] for name in biases.values()}, {}, {})
-        return SmallGradients(written, layers, biases)
+            materialized |= {name: replace(each) for name, each in layers.items()}
+            return SmallGradients(materialized | {name: gradients[name] for name in biases.values()}, {}, {})
+        return SmallGradients(materialized, layers, biases)
 
     @cached_property
     def names(self) -> frozenset[str]:
         """The names of their parameters."""
-        return frozenset((*self.written, *self.layers, *self.biases.values()))
+        return frozenset((*self.materialized, *self.layers, *self.biases.values()))
 
     def square_norms(self) -> list[Tensor]:
         """Squared L2 norms, [batch] each, float64, that add up to those over all of them."""
-        found = [square_norms(self._rows)] if self.written else []
+        found = [square_norms(self._rows)] if self.materialized else []
         return [*found, self._norms_of_layers()] if self.layers else found
 
     def _norms_of_layers(self) -> Tensor:
@@ -91,11 +93,11 @@ class SmallGradients:
     def weighted_sums(self, weights: Tensor) -> dict[str, Tensor]:
         """The sums of weight times gradient over the first records, weights [n], float64; [numel] each, float64."""
         found: dict[str, Tensor] = {}
-        if self.written:
+        if self.materialized:
             sums = torch.zeros(self._rows.shape[1], dtype=torch.float64, device=self._rows.device)
             add_rows(self._rows[: len(weights)], weights, sums)
-            sizes = [each.rows.shape[1] for each in self.written.values()]
-            found |= zip(self.written, sums.split_with_sizes(sizes), strict=True)
+            sizes = [each.rows.shape[1] for each in self.materialized.values()]
+            found |= zip(self.materialized, sums.split_with_sizes(sizes), strict=True)
         for values, each in (
             zip(self._slices(), torch.split(weights, self._size), strict=False) if self.layers else ()
         ):
@@ -117,7 +119,7 @@ class SmallGradients:
     @cached_property
     def _rows(self) -> Tensor:
         """The materialised gradients next to each other, [batch, numbers]."""
-        return torch.cat([wide(each.rows) for each in self.written.values()], dim=1)
+        return torch.cat([wide(each.rows) for each in self.materialized.values()], dim=1)
 
     @cached_property
     def _sides(self) -> list[Tensor]:

@@ -13,10 +13,10 @@ from torch.nn import functional
 from algorithms.gradients.arithmetic import absolute_norms, raised, square_distances, square_norms, wide
 from algorithms.gradients.ghost_clipping import (
     DenseGrad,
+    add_materialized,
     add_rows,
     add_short,
     add_single,
-    add_written,
     is_formed_singly,
     is_short,
     norms_of_single,
@@ -115,7 +115,7 @@ class ConvGrad:
     window: Window
 
     @property
-    def is_written(self) -> bool:
+    def is_materialized(self) -> bool:
         return not self._prefers_gram and not self._is_formed_singly
 
     @property
@@ -125,13 +125,13 @@ class ConvGrad:
 
     @property
     def rows(self) -> Tensor:
-        return self._in_weight_order(self._written).flatten(start_dim=1)
+        return self._in_weight_order(self._materialized).flatten(start_dim=1)
 
     @cached_property
-    def _written(self) -> Tensor:
+    def _materialized(self) -> Tensor:
         """The gradients in patch order, [batch, outputs, kernel x channels / groups]."""
         written = wide(self.errors).new_empty(len(self.errors), self.errors.shape[1], self._patch)
-        write = self._writer()
+        write = self._materializer()
         for inputs, errors, into in slices(self._numbers, self.inputs, self.errors, written):
             write(inputs, errors, into)
         return written
@@ -139,8 +139,8 @@ class ConvGrad:
     def square_norms(self) -> Tensor:
         if not self._prefers_gram:
             if self._is_formed_singly:
-                return norms_of_single(self._writer(), self.inputs, self.errors)
-            return square_norms(self._written)
+                return norms_of_single(self._materializer(), self.inputs, self.errors)
+            return square_norms(self._materialized)
         # |sum_t e_t p_t^T|^2 = sum_st (e_s e_t)(p_s p_t): two Gram matrices [places, places] instead of the gradient.
         parts = slices(self._numbers, self.inputs, self.errors)
         cut = self._cutter()
@@ -152,23 +152,23 @@ class ConvGrad:
         return raised(squares, sizes, self.length, wide(self.errors).dtype)
 
     def absolute_norms(self) -> Tensor:
-        return absolute_norms(self._written)
+        return absolute_norms(self._materialized)
 
     def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
         moved, scaled = (self._in_patch_order(part) for part in (shift, scale))
-        return square_distances(self._written.flatten(start_dim=1), moved, scaled)
+        return square_distances(self._materialized.flatten(start_dim=1), moved, scaled)
 
     def add_weighted(self, weights: Tensor, total: Tensor) -> None:
         parts = self.inputs, self.errors, weights
-        if "_written" not in self.__dict__ and self._is_summed_by_products:
+        if "_materialized" not in self.__dict__ and self._is_summed_by_products:
             return self._add_products(*parts, total.view(self.errors.shape[1], -1))
         in_patch_order = torch.zeros_like(total)
-        if "_written" in self.__dict__:
-            add_rows(self._written.flatten(start_dim=1), weights, in_patch_order)
+        if "_materialized" in self.__dict__:
+            add_rows(self._materialized.flatten(start_dim=1), weights, in_patch_order)
         elif self._is_formed_singly:
-            add_single(self._writer(), *parts, in_patch_order)
+            add_single(self._materializer(), *parts, in_patch_order)
         else:
-            add_written(self._writer(), *parts, total=in_patch_order, numbers=self._numbers)
+            add_materialized(self._materializer(), *parts, total=in_patch_order, numbers=self._numbers)
         apart = in_patch_order.view(self.errors.shape[1], -1)
         ordered = self._in_weight_order(apart)
         total.view(ordered.shape).add_(ordered)
@@ -197,8 +197,8 @@ class ConvGrad:
     def _with(self, change: Callable[[Tensor], Tensor]) -> "ConvGrad":
         """Apply a function to the tensors, and to the materialised gradients if they exist."""
         changed = ConvGrad(change(self.inputs), change(self.errors), self.window)
-        if "_written" in self.__dict__:
-            changed.__dict__["_written"] = change(self._written)
+        if "_materialized" in self.__dict__:
+            changed.__dict__["_materialized"] = change(self._materialized)
         return changed
 
     def _in_weight_order(self, written: Tensor) -> Tensor:
@@ -239,7 +239,7 @@ class ConvGrad:
     def _cutter(self) -> Cutter:
         return Cutter(self.window, self.errors.shape[2:])
 
-    def _writer(self) -> Callable[..., Tensor]:
+    def _materializer(self) -> Callable[..., Tensor]:
         """A function that materialises the gradients of a few records, by products of patches and errors."""
         moves = len(self.window.kernel) <= len(_MOVES)
         if self._is_depthwise and moves and self.length > 1:  # PyTorch is slow for kernels of one number

@@ -321,10 +321,10 @@ def shared(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs)
     name = name_of(func)
     if name in _WITHOUT_GRADIENT or not torch.is_grad_enabled():
         return func(*args, **kwargs)
-    is_written = _writes(name, kwargs)
-    if is_written and type(args[0]) is Tensor and args[0]._base is None and has_gradient(args[0]):
+    is_materialized = _writes(name, kwargs)
+    if is_materialized and type(args[0]) is Tensor and args[0]._base is None and has_gradient(args[0]):
         recorder.record_target(args[0])
-    if is_written and (recorder.name(args[0]) is None or name.endswith("__set__") or "out" in kwargs):
+    if is_materialized and (recorder.name(args[0]) is None or name.endswith("__set__") or "out" in kwargs):
         raise UnrecordedError(f"the operation '{name}' on a parameter")
     leaves = tensors_in((args, kwargs))[: 1 if name in _LIKE_ANOTHER else None]
     own = [leaf for leaf in leaves if recorder.name(leaf) is not None and has_gradient(leaf)]
@@ -333,7 +333,7 @@ def shared(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs)
     with torch.enable_grad(), saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
         some, named = replaced((args, kwargs), free)
         followed = func(*some, **named)
-    if is_written:
+    if is_materialized:
         recorder.invalidate(args[0])
     back = {id(free[id(leaf)]): leaf for leaf in own}
     moving = [leaf for leaf in tensors_in(followed) if leaf.requires_grad and id(leaf) not in back]

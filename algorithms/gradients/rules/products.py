@@ -46,8 +46,8 @@ class Reordered:
     order: tuple[int, ...]
 
     @property
-    def is_written(self) -> bool:
-        return self.of.is_written
+    def is_materialized(self) -> bool:
+        return self.of.is_materialized
 
     @property
     def rows(self) -> Tensor:
