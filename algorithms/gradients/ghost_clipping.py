@@ -65,15 +65,15 @@ def prefers_gram(length: int, inputs: int, outputs: int, device: torch.device) -
     return 2 * cost_of_64_bits * length * (inputs + outputs) < inputs * outputs
 
 
-def materialize(inputs: Tensor, errors: Tensor) -> Tensor:
+def materialize(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
     """The sums of outer products, [batch, length, p], [batch, length, o] -> [batch, o * p]."""
-    parts = slices(inputs.shape[2] * errors.shape[2], inputs, errors)
+    parts = slices(inputs.shape[2] * grad_outputs.shape[2], inputs, grad_outputs)
     first, *others = (_materialize_slice(*part) for part in parts)
     return (torch.cat([first, *others]) if others else first).flatten(start_dim=1)
 
 
 def add_weighted_products(
-    inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor, bias: Tensor | None = None
+    inputs: Tensor, grad_outputs: Tensor, weights: Tensor, total: Tensor, bias: Tensor | None = None
 ) -> None:
     """Add sum_i weights_i errors_i inputs_i^T to a total, and sum_i weights_i errors_i to a bias's.
 
@@ -83,26 +83,28 @@ def add_weighted_products(
     others, so that one more record could change all contributions (Casacuberta et al. 2022, "Widespread underestimation
     of sensitivity in differentially private libraries and how to fix it").
     """
-    (_, p), o = inputs.shape, errors.shape[1]
+    (_, p), o = inputs.shape, grad_outputs.shape[1]
     size = max(1, rows_of_product(p, o, inputs.device))
     if len(weights) <= size:
-        return _add_product(inputs.double(), errors.double(), weights, total, bias)
+        return _add_product(inputs.double(), grad_outputs.double(), weights, total, bias)
     seen, back = (torch.empty(size, n, dtype=torch.float64, device=inputs.device) for n in (p, o))
-    parts = (torch.split(part, size) for part in (inputs, errors, weights))
+    parts = (torch.split(part, size) for part in (inputs, grad_outputs, weights))
     for some, their, each in zip(*parts, strict=True):
         _add_product(seen[: len(each)].copy_(some), back[: len(each)].copy_(their), each, total, bias)
     return None
 
 
-def _add_product(inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor, bias: Tensor | None) -> None:
+def _add_product(
+    inputs: Tensor, grad_outputs: Tensor, weights: Tensor, total: Tensor, bias: Tensor | None
+) -> None:
     """`add_weighted_products` of a few rows in float64; the narrower side takes the weights."""
     if bias is not None:
-        bias.addmv_(errors.T, weights)
-    if inputs.shape[1] < errors.shape[1]:
+        bias.addmv_(grad_outputs.T, weights)
+    if inputs.shape[1] < grad_outputs.shape[1]:
         inputs = inputs * weights[:, None]
     else:
-        errors = errors * weights[:, None]
-    total.addmm_(errors.T, inputs)
+        grad_outputs = grad_outputs * weights[:, None]
+    total.addmm_(grad_outputs.T, inputs)
 
 
 @lru_cache
@@ -114,11 +116,11 @@ def rows_of_product(p: int, o: int, device: torch.device) -> int:
     return max(slice_of(2 * (p + o), device), min(_ROWS, p * o // max(1, p + o)))
 
 
-def product_in_64_bits(features: Tensor, errors: Tensor) -> Tensor:
-    """features @ errors, [p, n], [n, o] -> [p, o], float64, for the reason given in `add_weighted_products`."""
-    total = torch.zeros(len(features), errors.shape[1], dtype=torch.float64, device=errors.device)
-    size = slice_of(len(features), errors.device)
-    for some, their in zip(torch.split(features, size, dim=1), torch.split(errors, size), strict=True):
+def product_in_64_bits(features: Tensor, grad_outputs: Tensor) -> Tensor:
+    """features @ grad_outputs, [p, n], [n, o] -> [p, o], float64, for the reason given in `add_weighted_products`."""
+    total = torch.zeros(len(features), grad_outputs.shape[1], dtype=torch.float64, device=grad_outputs.device)
+    size = slice_of(len(features), grad_outputs.device)
+    for some, their in zip(torch.split(features, size, dim=1), torch.split(grad_outputs, size), strict=True):
         total.addmm_(some.double(), their.double())
     return total
 
@@ -134,21 +136,25 @@ def add_rows(rows: Tensor, weights: Tensor, total: Tensor) -> None:
         into.addmv_(some.double().T, weights)
 
 
-def norms_of_single(form: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, errors: Tensor) -> Tensor:
+def norms_of_single(form: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, grad_outputs: Tensor) -> Tensor:
     """Squared L2 norms [batch], float64, of the gradients that `form` computes for one record at a time."""
-    return torch.cat([square_norms(form(*one).view(1, -1)) for one in _singly(inputs, errors)])
+    return torch.cat([square_norms(form(*one).view(1, -1)) for one in _singly(inputs, grad_outputs)])
 
 
 def add_single(
-    form: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor
+    form: Callable[[Tensor, Tensor], Tensor],
+    inputs: Tensor,
+    grad_outputs: Tensor,
+    weights: Tensor,
+    total: Tensor,
 ) -> None:
     """Add the weighted sum of the gradients of `norms_of_single` to a total [numbers], float64."""
-    for one, weight in zip(_singly(inputs, errors), weights.tolist(), strict=True):
+    for one, weight in zip(_singly(inputs, grad_outputs), weights.tolist(), strict=True):
         total.add_(form(*one).view_as(total), alpha=weight)
 
 
-def _singly(inputs: Tensor, errors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(torch.split(inputs, 1), torch.split(errors, 1), strict=True)
+def _singly(inputs: Tensor, grad_outputs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(torch.split(inputs, 1), torch.split(grad_outputs, 1), strict=True)
 
 
 def is_short(length: int, *, is_single: bool) -> bool:
@@ -156,14 +162,14 @@ def is_short(length: int, *, is_single: bool) -> bool:
     return length <= (_SHORT if is_single else _FEW)
 
 
-def add_short(inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor) -> None:
+def add_short(inputs: Tensor, grad_outputs: Tensor, weights: Tensor, total: Tensor) -> None:
     """Add the weighted sum of gradients by 64-bit products, without materialising any.
 
     [batch, length, p], [batch, length, o], [batch], and [o, p], float64.
     """
     length = inputs.shape[1]
     each = weights.repeat_interleave(length) if length > 1 else weights
-    add_weighted_products(inputs.flatten(0, 1), errors.flatten(0, 1), each, total)
+    add_weighted_products(inputs.flatten(0, 1), grad_outputs.flatten(0, 1), each, total)
 
 
 def add_materialized(
@@ -171,43 +177,45 @@ def add_materialized(
 ) -> None:
     """Add the weighted sum of gradients that `write` computes, a few records at a time, to a total [numel], float64.
 
-    parts: inputs, errors and weights. numbers: the memory of one record, in numbers.
+    parts: inputs, grad_outputs and weights. numbers: the memory of one record, in numbers.
     """
     for some, their, each in slices(numbers, *parts):
         add_rows(write(some, their), each, total)
 
 
-def product_norms(inputs: Tensor, errors: Tensor) -> Tensor:
+def product_norms(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
     """Squared L2 norms of sum_t errors_t inputs_t^T by Gram matrices, a few records at a time.
 
-    inputs: [batch, length, p]. errors: [batch, length, o]. Returns [batch], float64.
+    inputs: [batch, length, p]. grad_outputs: [batch, length, o]. Returns [batch], float64.
     """
     _, length, p = inputs.shape
-    parts = slices(2 * (length * (p + errors.shape[2]) + 2 * length**2), inputs, errors)
+    parts = slices(2 * (length * (p + grad_outputs.shape[2]) + 2 * length**2), inputs, grad_outputs)
     return torch.cat([gram_norms(*part) for part in parts])
 
 
-def gram_norms(inputs: Tensor, errors: Tensor) -> Tensor:
+def gram_norms(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
     """Squared L2 norms of sum_t errors_t inputs_t^T as sum_{s,t} (inputs_s . inputs_t) (errors_s . errors_t)."""
-    inputs, errors = inputs.double(), errors.double()
-    products = torch.bmm(inputs, inputs.transpose(1, 2)) * torch.bmm(errors, errors.transpose(1, 2))
+    inputs, grad_outputs = inputs.double(), grad_outputs.double()
+    products = torch.bmm(inputs, inputs.transpose(1, 2)) * torch.bmm(
+        grad_outputs, grad_outputs.transpose(1, 2)
+    )
     return products.sum(dim=(1, 2)).clamp(min=0.0)
 
 
 def product_distances(
-    inputs: Tensor, errors: Tensor, shift: Tensor, scale: Tensor, *, cancels: float
+    inputs: Tensor, grad_outputs: Tensor, shift: Tensor, scale: Tensor, *, cancels: float
 ) -> Tensor:
-    """Squared L2 norms of (errors inputs^T - shift) / scale, with a margin for rounding; [batch], float64.
+    """Squared L2 norms of (grad_outputs inputs^T - shift) / scale, with a margin for rounding; [batch], float64.
 
-    inputs: [batch, p]. errors: [batch, o]. shift, scale: [o * p]. cancels: see `Affine`. The square is expanded, so
-    that nothing is materialised. Its terms cancel if the shift is close to the gradient. If the error could be large at
-    the allowed distance, all records are computed in 64 bits. Only public values decide this, since no record may
+    inputs: [batch, p]. grad_outputs: [batch, o]. shift, scale: [o * p]. cancels: see `Affine`. The square is expanded,
+    so that nothing is materialised. Its terms cancel if the shift is close to the gradient. If the error could be large
+    at the allowed distance, all records are computed in 64 bits. Only public values decide this, since no record may
     change the result of another.
     """
-    inputs, errors = wide(inputs), wide(errors)
-    is_vague = expansion_room(inputs.shape[1] + errors.shape[1], errors.dtype) * cancels > _VAGUE
-    dtype = torch.float64 if is_vague else errors.dtype
-    squares, sizes, room = _distances(inputs, errors, shift.to(dtype), scale.to(dtype))
+    inputs, grad_outputs = wide(inputs), wide(grad_outputs)
+    is_vague = expansion_room(inputs.shape[1] + grad_outputs.shape[1], grad_outputs.dtype) * cancels > _VAGUE
+    dtype = torch.float64 if is_vague else grad_outputs.dtype
+    squares, sizes, room = _distances(inputs, grad_outputs, shift.to(dtype), scale.to(dtype))
     return raised(squares + room, sizes.sqrt(), 1, dtype)
 
 
@@ -219,19 +227,21 @@ def expansion_room(terms: int, dtype: torch.dtype) -> float:
     return 4.0 * rounding(terms, dtype)
 
 
-def _distances(inputs: Tensor, errors: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _distances(
+    inputs: Tensor, grad_outputs: Tensor, shift: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Over squared scales: |g|^2 - 2 g a + |a|^2, |g|^2 + |a|^2, and a rounding bound for the first; [batch].
 
     In the type of shift and scale.
     """
-    shape, dtype = (errors.shape[1], inputs.shape[1]), scale.dtype
+    shape, dtype = (grad_outputs.shape[1], inputs.shape[1]), scale.dtype
     inverse = scale.reciprocal().view(shape)
     ratio = shift.view(shape) * inverse
     weights, moved, constant = inverse.square(), ratio * inverse, ratio.double().square().sum()
     largest = 1.0 + torch.maximum(weights.amax(), moved.abs().amax()).double()
-    if inputs.shape[1] > errors.shape[1]:  # the wider side is multiplied, the narrower only weighted
-        inputs, errors, weights, moved = errors, inputs, weights.T, moved.T
-    pairs = slices(2 * sum(shape), inputs, errors)
+    if inputs.shape[1] > grad_outputs.shape[1]:  # the wider side is multiplied, the narrower only weighted
+        inputs, grad_outputs, weights, moved = grad_outputs, inputs, weights.T, moved.T
+    pairs = slices(2 * sum(shape), inputs, grad_outputs)
     parts = [_expanded(some.to(dtype), their.to(dtype), weights, moved) for some, their in pairs]
     squares, mixed, factors = (torch.cat(terms).double() for terms in zip(*parts, strict=True))
     # Each product may underflow; it has at most four factors of these sizes.
@@ -242,22 +252,22 @@ def _distances(inputs: Tensor, errors: Tensor, shift: Tensor, scale: Tensor) -> 
 
 
 def _expanded(
-    inputs: Tensor, errors: Tensor, weights: Tensor, moved: Tensor
+    inputs: Tensor, grad_outputs: Tensor, weights: Tensor, moved: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sums of g^2 / b^2 and g a / b^2 in (g - a)^2 / b^2, and (1 + |errors|^2) (1 + |inputs|^2); each [batch]."""
-    mixed = torch.linalg.vecdot(errors @ moved, inputs)
-    errors, inputs = errors.square(), inputs.square()
-    sizes = (1.0 + errors.sum(dim=1)) * (1.0 + inputs.sum(dim=1))
-    return torch.linalg.vecdot(errors @ weights, inputs), mixed, sizes
+    """The sums of g^2 / b^2 and g a / b^2 in (g - a)^2 / b^2, and (1 + |outputs|^2) (1 + |inputs|^2); each [batch]."""
+    mixed = torch.linalg.vecdot(grad_outputs @ moved, inputs)
+    grad_outputs, inputs = grad_outputs.square(), inputs.square()
+    sizes = (1.0 + grad_outputs.sum(dim=1)) * (1.0 + inputs.sum(dim=1))
+    return torch.linalg.vecdot(grad_outputs @ weights, inputs), mixed, sizes
 
 
-def product_sizes(inputs: Tensor, errors: Tensor) -> Tensor:
+def product_sizes(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
     """A bound on sum_t |inputs_t| |errors_t|, to which rounding is relative; [batch, ...] each -> [batch], float64.
 
     Infinite if the sum might overflow in their type, which a norm by 64-bit Gram matrices would not show.
     """
-    sizes = (square_norms(inputs) * square_norms(errors)).sqrt()
-    return torch.where(sizes > torch.finfo(wide(errors).dtype).max / 4, torch.inf, sizes)
+    sizes = (square_norms(inputs) * square_norms(grad_outputs)).sqrt()
+    return torch.where(sizes > torch.finfo(wide(grad_outputs).dtype).max / 4, torch.inf, sizes)
 
 
 @lru_cache
@@ -275,8 +285,8 @@ def slices(numbers: int, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(torch.split(part, size) for part in parts), strict=True)
 
 
-def _materialize_slice(inputs: Tensor, errors: Tensor) -> Tensor:
-    back, seen = wide(errors).transpose(1, 2), wide(inputs)
+def _materialize_slice(inputs: Tensor, grad_outputs: Tensor) -> Tensor:
+    back, seen = wide(grad_outputs).transpose(1, 2), wide(inputs)
     return back * seen if seen.shape[1] == 1 else torch.bmm(back, seen)
 
 
@@ -356,11 +366,11 @@ def as_measured(gradient: PerExample) -> PerExample:
 class LinearGrad:
     """Sums of outer products: the gradients of a linear layer's weight, shape [outputs, inputs].
 
-    inputs: [batch, length, inputs], the layer's input. errors: [batch, length, outputs], the gradient of its output.
+    inputs: [batch, length, inputs], the layer's input. grad_outputs: [batch, length, outputs], its output's gradient.
     """
 
     inputs: Tensor
-    errors: Tensor
+    grad_outputs: Tensor
 
     @property
     def is_materialized(self) -> bool:
@@ -368,12 +378,12 @@ class LinearGrad:
 
     @cached_property
     def rows(self) -> Tensor:
-        return materialize(self.inputs, self.errors)
+        return materialize(self.inputs, self.grad_outputs)
 
     @cached_property
-    def error_squares(self) -> Tensor:
-        """Squared L2 norms of the errors, shape [batch], float64."""
-        return square_norms(self.errors)
+    def grad_output_squares(self) -> Tensor:
+        """Squared L2 norms of the output gradients, shape [batch], float64."""
+        return square_norms(self.grad_outputs)
 
     @property
     def length(self) -> int:
@@ -382,35 +392,37 @@ class LinearGrad:
 
     @property
     def _prefers_gram(self) -> bool:
-        return prefers_gram(self.length, self.inputs.shape[2], self.errors.shape[2], self.inputs.device)
+        return prefers_gram(self.length, self.inputs.shape[2], self.grad_outputs.shape[2], self.inputs.device)
 
     @property
     def _numbers(self) -> int:
-        return self.inputs.shape[2] * self.errors.shape[2]
+        return self.inputs.shape[2] * self.grad_outputs.shape[2]
 
     def square_norms(self) -> Tensor:
         if self.length == 1:
-            return square_norms(self.inputs) * self.error_squares
+            return square_norms(self.inputs) * self.grad_output_squares
         if self.is_materialized:
             return square_norms(self.rows)
         if not self._prefers_gram:
-            return norms_of_single(_materialize_slice, self.inputs, self.errors)
-        squares = product_norms(self.inputs, self.errors)
-        return raised(squares, product_sizes(self.inputs, self.errors), self.length, wide(self.errors).dtype)
+            return norms_of_single(_materialize_slice, self.inputs, self.grad_outputs)
+        squares = product_norms(self.inputs, self.grad_outputs)
+        return raised(
+            squares, product_sizes(self.inputs, self.grad_outputs), self.length, wide(self.grad_outputs).dtype
+        )
 
     def absolute_norms(self) -> Tensor:
         if self.length == 1:
-            return absolute_norms(self.inputs) * absolute_norms(self.errors)
+            return absolute_norms(self.inputs) * absolute_norms(self.grad_outputs)
         return absolute_norms(self.rows)
 
     def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
         if self.length > 1:
             return square_distances(self.rows, shift, scale)
-        return product_distances(self.inputs[:, 0], self.errors[:, 0], shift, scale, cancels=cancels)
+        return product_distances(self.inputs[:, 0], self.grad_outputs[:, 0], shift, scale, cancels=cancels)
 
     def add_weighted(self, weights: Tensor, total: Tensor) -> None:
-        parts, numbers = (self.inputs, self.errors, weights), self._numbers
-        products = total.view(self.errors.shape[2], self.inputs.shape[2])
+        parts, numbers = (self.inputs, self.grad_outputs, weights), self._numbers
+        products = total.view(self.grad_outputs.shape[2], self.inputs.shape[2])
         if self.length == 1:
             return add_short(*parts, products)
         is_single = is_formed_singly(self.inputs, numbers)
@@ -423,15 +435,15 @@ class LinearGrad:
         return None
 
     def take(self, chosen: Tensor | slice) -> "LinearGrad":
-        return LinearGrad(self.inputs[chosen], self.errors[chosen])
+        return LinearGrad(self.inputs[chosen], self.grad_outputs[chosen])
 
     def double(self) -> "LinearGrad":
-        return LinearGrad(self.inputs.double(), self.errors.double())
+        return LinearGrad(self.inputs.double(), self.grad_outputs.double())
 
 
 @dataclass(frozen=True)
 class BiasGrad:
-    """Gradients of a linear layer's bias, shape [outputs]: sums of the errors in its weight's gradients."""
+    """Gradients of a linear layer's bias, shape [outputs]: sums of the output gradients in its weight's gradients."""
 
     of: LinearGrad
 
@@ -441,11 +453,11 @@ class BiasGrad:
 
     @cached_property
     def rows(self) -> Tensor:
-        errors = wide(self.of.errors)
-        return errors[:, 0] if self.of.length == 1 else errors.sum(dim=1)
+        grad_outputs = wide(self.of.grad_outputs)
+        return grad_outputs[:, 0] if self.of.length == 1 else grad_outputs.sum(dim=1)
 
     def square_norms(self) -> Tensor:
-        return self.of.error_squares if self.of.length == 1 else square_norms(self.rows)
+        return self.of.grad_output_squares if self.of.length == 1 else square_norms(self.rows)
 
     def absolute_norms(self) -> Tensor:
         return absolute_norms(self.rows)
@@ -459,8 +471,8 @@ class BiasGrad:
 
     def add_with_weight(self, weights: Tensor, total: Tensor, products: Tensor) -> None:
         """`add_weighted`, and that of the layer's weight to `products`, if there is no sequence."""
-        inputs, errors = self.of.inputs[:, 0], self.of.errors[:, 0]
-        add_weighted_products(inputs, errors, weights, products.view(errors.shape[1], -1), total)
+        inputs, grad_outputs = self.of.inputs[:, 0], self.of.grad_outputs[:, 0]
+        add_weighted_products(inputs, grad_outputs, weights, products.view(grad_outputs.shape[1], -1), total)
 
     def take(self, chosen: Tensor | slice) -> "BiasGrad":
         return BiasGrad(self.of.take(chosen))
@@ -529,22 +541,24 @@ def _added(parts: list[Tensor]) -> Tensor:
 class EmbeddingGrad:
     """Gradients of an embedding's table, shape [entries, width].
 
-    indices: [batch, length], the entries looked up. errors: [batch, length, width], zero where nothing is learned.
+    indices: [batch, length], the entries looked up. grad_outputs: [batch, length, width], 0 where nothing is learned.
     Norms and sums use a record's total for each entry, in 64 bits. Single lookups could cancel in a norm, and in a sum
     they could swamp other records.
     """
 
     indices: Tensor
-    errors: Tensor
+    grad_outputs: Tensor
     entries: int
     is_materialized = False
 
     @cached_property
     def rows(self) -> Tensor:
-        table = self._materialized.new_zeros(len(self.indices), self.entries, self.errors.shape[2])
+        table = self._materialized.new_zeros(len(self.indices), self.entries, self.grad_outputs.shape[2])
         places = self._named[:, :, None].expand(self._materialized.shape)
         return (
-            table.scatter_add_(1, places, self._materialized).flatten(start_dim=1).to(wide(self.errors).dtype)
+            table.scatter_add_(1, places, self._materialized)
+            .flatten(start_dim=1)
+            .to(wide(self.grad_outputs).dtype)
         )
 
     @cached_property
@@ -564,9 +578,9 @@ class EmbeddingGrad:
 
     @cached_property
     def _materialized(self) -> Tensor:
-        """The sum of the errors in each slot, [batch, length, width], float64; zero for unused slots."""
-        errors = self.errors.double()
-        return errors if self.indices.shape[1] == 1 else _added_up(self._places, errors)
+        """The sum of the output gradients in each slot, [batch, length, width], float64; zero for unused slots."""
+        grad_outputs = self.grad_outputs.double()
+        return grad_outputs if self.indices.shape[1] == 1 else _added_up(self._places, grad_outputs)
 
     def square_norms(self) -> Tensor:
         return square_norms(self._materialized)
@@ -596,7 +610,7 @@ class EmbeddingGrad:
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> "EmbeddingGrad":
         """Apply a function to the tensors, and to the materialised sums if they exist."""
-        changed = EmbeddingGrad(change(self.indices), change(self.errors), self.entries)
+        changed = EmbeddingGrad(change(self.indices), change(self.grad_outputs), self.entries)
         if "_materialized" in self.__dict__:
             changed.__dict__.update(_materialized=change(self._materialized), _named=change(self._named))
         return changed

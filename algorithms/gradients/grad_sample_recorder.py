@@ -85,7 +85,7 @@ def layout_of(shape: tuple[int, ...], other: tuple[int, ...], batch: int, other_
     )
 
 
-Errors = Tensor
+GradOutputs = Tensor
 Gradients = dict[str, PerExample]
 Func = Callable[..., Any]
 """A function or method of torch; its arguments are `Args` and `Kwargs`."""
@@ -150,7 +150,7 @@ class Use(NamedTuple):
     """One operation's output, and a function from the gradient of that output to those of the parameters."""
 
     edge: GradientEdge
-    gradients: Callable[[Errors], Gradients]
+    gradients: Callable[[GradOutputs], Gradients]
     kept: tuple[tuple[Tensor, int], ...]
 
     def check(self) -> None:
@@ -525,7 +525,7 @@ class GradSampleRecorder:
         uses, self.uses = self.uses, []
         return uses
 
-    def keep(self, output: Tensor, gradients: Callable[[Errors], Gradients], *inputs: Tensor) -> Tensor:
+    def keep(self, output: Tensor, gradients: Callable[[GradOutputs], Gradients], *inputs: Tensor) -> Tensor:
         """Record a use: `gradients` will be called with the gradient of `output`; `inputs` must not change until then.
 
         Returns the output for the model to use. Nothing is recorded while gradients are disabled.

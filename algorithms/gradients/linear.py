@@ -134,7 +134,7 @@ class Losses:
         """Transform features [p, n] to the form from which outputs are computed; may overwrite them."""
         return features
 
-    def errors(self, outputs: Tensor) -> Tensor:
+    def grad_outputs(self, outputs: Tensor) -> Tensor:
         """The derivative of each record's loss with respect to its outputs, shape [n, o]."""
         free, labels = pad_to_multiple(outputs.detach()).requires_grad_(), pad_to_multiple(self.labels)
         with torch.enable_grad():
@@ -178,7 +178,7 @@ class _Signed(Losses):
     def oriented(self, features: Tensor) -> Tensor:
         return features.mul_(torch.where(self.labels == 1, -1.0, 1.0).to(features.dtype))
 
-    def errors(self, outputs: Tensor) -> Tensor:
+    def grad_outputs(self, outputs: Tensor) -> Tensor:
         return self.kind.derivative(outputs)
 
     def at(self, outputs: Tensor, records: slice, bound: float) -> Tensor:
@@ -301,8 +301,8 @@ class LinearRecords:
                 f"{clipping} has no single bound for one linear layer; give L2, L1 or one bound."
             )
         bound = clipping.sensitivity
-        errors = self._losses.errors(self._at(parameters).margins)
-        total = self._summed(self._weighted(errors, clipping, bound))
+        grad_outputs = self._losses.grad_outputs(self._at(parameters).margins)
+        total = self._summed(self._weighted(grad_outputs, clipping, bound))
         weights = self._layer.in_features
         return torch.cat([total[:weights].T.reshape(-1), total[weights:].reshape(-1)])
 
@@ -350,11 +350,11 @@ class LinearRecords:
         full = pad_to_multiple(features.T).T.contiguous()
         return self._margins(vectors, full)[:, : features.shape[1]].double()
 
-    def _summed(self, errors: Tensor) -> Tensor:
-        """Features times errors [n, o] -> [p, o], in 64 bits, so that records do not affect each other's rounding."""
+    def _summed(self, grad_outputs: Tensor) -> Tensor:
+        """Features times grad_outputs [n, o] -> [p, o], in 64 bits, so that no record affects another's rounding."""
         if self._wide is not None:
-            return self._wide @ errors.double()
-        return product_in_64_bits(self._features, errors)
+            return self._wide @ grad_outputs.double()
+        return product_in_64_bits(self._features, grad_outputs)
 
     def _odd(self, candidates: Tensor, bound: float) -> Tensor:
         """The clipped losses [k] of records without cached margins, minus those of the zeros that replace them."""
@@ -364,17 +364,17 @@ class LinearRecords:
         zeros = self._odd_losses.at(torch.zeros_like(margins), slice(None), bound)
         return self._odd_losses.at(margins, slice(None), bound) - zeros
 
-    def _weighted(self, errors: Tensor, clipping: Clipping, bound: float) -> Tensor:
-        """Scale errors [n, o] so that their norm times the features' norm is within the bound."""
+    def _weighted(self, grad_outputs: Tensor, clipping: Clipping, bound: float) -> Tensor:
+        """Scale grad_outputs [n, o] so that their norm times the features' norm is within the bound."""
         order = 1 if isinstance(clipping, L1) else 2
-        if errors.shape[1] == 1 and not isinstance(clipping, Normalised):
+        if grad_outputs.shape[1] == 1 and not isinstance(clipping, Normalised):
             # The norm of a single error is its absolute value, so clamping it clips the gradient.
-            limits = self._inverse_norms[order][:, None] * (bound * (1.0 - margin(errors.dtype)))
-            return errors.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp(-limits, limits)
-        errors = torch.where(torch.isfinite(errors).all(dim=1, keepdim=True), errors, 0.0)
-        own = torch.linalg.vector_norm(errors, order, dim=1, dtype=torch.float64)
-        scale = factors(own * self._norms[order], clipping, bound, errors.dtype)
-        return errors * scale[:, None].to(errors.dtype)
+            limits = self._inverse_norms[order][:, None] * (bound * (1.0 - margin(grad_outputs.dtype)))
+            return grad_outputs.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp(-limits, limits)
+        grad_outputs = torch.where(torch.isfinite(grad_outputs).all(dim=1, keepdim=True), grad_outputs, 0.0)
+        own = torch.linalg.vector_norm(grad_outputs, order, dim=1, dtype=torch.float64)
+        scale = factors(own * self._norms[order], clipping, bound, grad_outputs.dtype)
+        return grad_outputs * scale[:, None].to(grad_outputs.dtype)
 
 
 def has_closed_forms(model: Model) -> bool:

@@ -190,7 +190,7 @@ class Passes:
 
         try:
             with reporting_functions():  # also where checkpointed layers run again in the backward pass
-                losses, uses, errors = self.model.inside(recorder.parameters, run)
+                losses, uses, grad_outputs = self.model.inside(recorder.parameters, run)
         except CheckpointError as reason:
             # They run again without the recorder, and save nothing if no trained layer comes before them.
             raise UnrecordedError("checkpointed layers save other tensors when they run again") from reason
@@ -199,7 +199,7 @@ class Passes:
 
         def gradients() -> dict[str, list[PerExample]]:
             found: dict[str, list[PerExample]] = {}
-            for use, error in zip(uses, errors, strict=True):
+            for use, error in zip(uses, grad_outputs, strict=True):
                 use.check()
                 for name, gradient in (use.gradients(error) if error is not None else {}).items():
                     found.setdefault(name, []).append(gradient)

@@ -317,11 +317,15 @@ def combined(parts: list[PerExample]) -> PerExample:
     if len(parts) == 1:
         return parts[0]
     if all(isinstance(part, LinearGrad) for part in parts):
-        inputs, errors = ([getattr(part, side) for part in parts] for side in ("inputs", "errors"))
-        return LinearGrad(torch.cat(inputs, dim=1), torch.cat(errors, dim=1))
+        inputs, grad_outputs = (
+            [getattr(part, side) for part in parts] for side in ("inputs", "grad_outputs")
+        )
+        return LinearGrad(torch.cat(inputs, dim=1), torch.cat(grad_outputs, dim=1))
     if all(isinstance(part, EmbeddingGrad) for part in parts):
-        indices, errors = ([getattr(part, side) for part in parts] for side in ("indices", "errors"))
-        return EmbeddingGrad(torch.cat(indices, dim=1), torch.cat(errors, dim=1), parts[0].entries)  # type: ignore[attr-defined]
+        indices, grad_outputs = (
+            [getattr(part, side) for part in parts] for side in ("indices", "grad_outputs")
+        )
+        return EmbeddingGrad(torch.cat(indices, dim=1), torch.cat(grad_outputs, dim=1), parts[0].entries)  # type: ignore[attr-defined]
     if all(isinstance(part, SlicedGrad) for part in parts):
         slices = _by_slice(parts)  # type: ignore[arg-type]
         if _are_disjoint(slices):

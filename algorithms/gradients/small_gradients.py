@@ -33,9 +33,9 @@ _FEWEST_NUMBERS = 128
 class SmallGradients:
     """Gradients by parameter, which are measured and summed in few calls for all of them.
 
-    materialized: materialised gradients. layers: outer products of inputs and errors, for the weights of narrow linear
-    layers without sequences; they are multiplied in 64 bits. biases: by weight, the name of the layer's bias, if it has
-    one.
+    materialized: materialised gradients. layers: outer products of inputs and grad_outputs, for the weights of narrow
+    linear layers without sequences; they are multiplied in 64 bits. biases: by weight, the name of the layer's
+    bias, if it has one.
     """
 
     materialized: Mapping[str, PerExample]
@@ -111,8 +111,8 @@ class SmallGradients:
         back = back * weights[:, None]
         of_biases = back.sum(dim=0).split_with_sizes(widths[1])
         sides = zip(back.T.split_with_sizes(widths[1]), seen.split_with_sizes(widths[0], dim=1), strict=True)
-        for name, (errors, inputs), of_bias in zip(self.layers, sides, of_biases, strict=True):
-            yield name, torch.mm(errors, inputs).flatten()
+        for name, (grad_outputs, inputs), of_bias in zip(self.layers, sides, of_biases, strict=True):
+            yield name, torch.mm(grad_outputs, inputs).flatten()
             if name in self.biases:
                 yield self.biases[name], of_bias
 
@@ -123,10 +123,10 @@ class SmallGradients:
 
     @cached_property
     def _sides(self) -> list[Tensor]:
-        """The inputs and then the errors of all layers, [batch, 1, width] each."""
+        """The inputs and then the output gradients of all layers, [batch, 1, width] each."""
         return [
             *(each.inputs for each in self.layers.values()),
-            *(each.errors for each in self.layers.values()),
+            *(each.grad_outputs for each in self.layers.values()),
         ]
 
     @cached_property
@@ -159,7 +159,7 @@ def _joined(sides: Sequence[Tensor]) -> Tensor:
 
 
 def _is_narrow(layer: LinearGrad) -> bool:
-    is_few = layer.inputs.shape[2] + layer.errors.shape[2] <= _NARROW
+    is_few = layer.inputs.shape[2] + layer.grad_outputs.shape[2] <= _NARROW
     return layer.length == 1 and is_few and "rows" not in vars(layer)
 
 

@@ -106,12 +106,12 @@ class Cutter:
 class ConvGrad:
     """Gradients of the weight of a convolution, shape [outputs, channels / groups, *kernel].
 
-    inputs: [batch, channels, *image]. errors: [batch, outputs, *places], the gradient of the output. Every output
+    inputs: [batch, channels, *image]. grad_outputs: [batch, outputs, *places], the gradient of the output. Every output
     position adds the outer product of its error and the input patch that it sees.
     """
 
     inputs: Tensor
-    errors: Tensor
+    grad_outputs: Tensor
     window: Window
 
     @property
@@ -121,7 +121,7 @@ class ConvGrad:
     @property
     def length(self) -> int:
         """The number of outer products in a record's sum."""
-        return math.prod(self.errors.shape[2:])
+        return math.prod(self.grad_outputs.shape[2:])
 
     @property
     def rows(self) -> Tensor:
@@ -130,26 +130,28 @@ class ConvGrad:
     @cached_property
     def _materialized(self) -> Tensor:
         """The gradients in patch order, [batch, outputs, kernel x channels / groups]."""
-        written = wide(self.errors).new_empty(len(self.errors), self.errors.shape[1], self._patch)
+        written = wide(self.grad_outputs).new_empty(
+            len(self.grad_outputs), self.grad_outputs.shape[1], self._patch
+        )
         write = self._materializer()
-        for inputs, errors, into in slices(self._numbers, self.inputs, self.errors, written):
-            write(inputs, errors, into)
+        for inputs, grad_outputs, into in slices(self._numbers, self.inputs, self.grad_outputs, written):
+            write(inputs, grad_outputs, into)
         return written
 
     def square_norms(self) -> Tensor:
         if not self._prefers_gram:
             if self._is_formed_singly:
-                return norms_of_single(self._materializer(), self.inputs, self.errors)
+                return norms_of_single(self._materializer(), self.inputs, self.grad_outputs)
             return square_norms(self._materialized)
         # |sum_t e_t p_t^T|^2 = sum_st (e_s e_t)(p_s p_t): two Gram matrices [places, places] instead of the gradient.
-        parts = slices(self._numbers, self.inputs, self.errors)
+        parts = slices(self._numbers, self.inputs, self.grad_outputs)
         cut = self._cutter()
         squares = torch.cat(
             [_square_norms(cut(wide(some)), their, self.window.groups) for some, their in parts]
         )
         # An input value is in at most `overlap` patches, so their squares add up to at most `overlap` times its square.
-        sizes = self.window.overlap**0.5 * product_sizes(self.inputs, self.errors)
-        return raised(squares, sizes, self.length, wide(self.errors).dtype)
+        sizes = self.window.overlap**0.5 * product_sizes(self.inputs, self.grad_outputs)
+        return raised(squares, sizes, self.length, wide(self.grad_outputs).dtype)
 
     def absolute_norms(self) -> Tensor:
         return absolute_norms(self._materialized)
@@ -159,9 +161,9 @@ class ConvGrad:
         return square_distances(self._materialized.flatten(start_dim=1), moved, scaled)
 
     def add_weighted(self, weights: Tensor, total: Tensor) -> None:
-        parts = self.inputs, self.errors, weights
+        parts = self.inputs, self.grad_outputs, weights
         if "_materialized" not in self.__dict__ and self._is_summed_by_products:
-            return self._add_products(*parts, total.view(self.errors.shape[1], -1))
+            return self._add_products(*parts, total.view(self.grad_outputs.shape[1], -1))
         in_patch_order = torch.zeros_like(total)
         if "_materialized" in self.__dict__:
             add_rows(self._materialized.flatten(start_dim=1), weights, in_patch_order)
@@ -169,7 +171,7 @@ class ConvGrad:
             add_single(self._materializer(), *parts, in_patch_order)
         else:
             add_materialized(self._materializer(), *parts, total=in_patch_order, numbers=self._numbers)
-        apart = in_patch_order.view(self.errors.shape[1], -1)
+        apart = in_patch_order.view(self.grad_outputs.shape[1], -1)
         ordered = self._in_weight_order(apart)
         total.view(ordered.shape).add_(ordered)
         return None
@@ -181,9 +183,9 @@ class ConvGrad:
         is_few = is_short(self.length, is_single=is_single) and (self._prefers_gram or not is_single)
         return self.window.groups == 1 and is_few
 
-    def _add_products(self, inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor) -> None:
-        cut, rows = self._cutter(), rows_of_product(self._patch, errors.shape[1], errors.device)
-        parts = (torch.split(part, max(1, rows // self.length)) for part in (inputs, errors, weights))
+    def _add_products(self, inputs: Tensor, grad_outputs: Tensor, weights: Tensor, total: Tensor) -> None:
+        cut, rows = self._cutter(), rows_of_product(self._patch, grad_outputs.shape[1], grad_outputs.device)
+        parts = (torch.split(part, max(1, rows // self.length)) for part in (inputs, grad_outputs, weights))
         for some, their, each in zip(*parts, strict=True):
             seen = self._in_weight_order(cut(wide(some))).flatten(start_dim=2)
             add_short(seen, wide(their).flatten(start_dim=2).transpose(1, 2), each, total)
@@ -196,7 +198,7 @@ class ConvGrad:
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> "ConvGrad":
         """Apply a function to the tensors, and to the materialised gradients if they exist."""
-        changed = ConvGrad(change(self.inputs), change(self.errors), self.window)
+        changed = ConvGrad(change(self.inputs), change(self.grad_outputs), self.window)
         if "_materialized" in self.__dict__:
             changed.__dict__["_materialized"] = change(self._materialized)
         return changed
@@ -208,7 +210,7 @@ class ConvGrad:
     def _in_patch_order(self, weight: Tensor) -> Tensor:
         """A vector of the weight's length, in patch order."""
         kernel = math.prod(self.window.kernel)
-        return weight.view(self.errors.shape[1], -1, kernel).transpose(1, 2).reshape(-1)
+        return weight.view(self.grad_outputs.shape[1], -1, kernel).transpose(1, 2).reshape(-1)
 
     @property
     def _patch(self) -> int:
@@ -219,12 +221,12 @@ class ConvGrad:
     def _numbers(self) -> int:
         """Memory for one record's products, in numbers: its patches, or its gradient."""
         if self._is_depthwise:
-            return self.inputs[0].numel() + self.errors[0].numel()
-        return self._patch * max(self.length * self.window.groups, self.errors.shape[1])
+            return self.inputs[0].numel() + self.grad_outputs[0].numel()
+        return self._patch * max(self.length * self.window.groups, self.grad_outputs.shape[1])
 
     @property
     def _prefers_gram(self) -> bool:
-        outputs = self.errors.shape[1] // self.window.groups
+        outputs = self.grad_outputs.shape[1] // self.window.groups
         return prefers_gram(self.length, self._patch, outputs, self.inputs.device)
 
     @property
@@ -234,37 +236,39 @@ class ConvGrad:
 
     @property
     def _is_formed_singly(self) -> bool:
-        return is_formed_singly(self.inputs, self.errors.shape[1] * self._patch)
+        return is_formed_singly(self.inputs, self.grad_outputs.shape[1] * self._patch)
 
     def _cutter(self) -> Cutter:
-        return Cutter(self.window, self.errors.shape[2:])
+        return Cutter(self.window, self.grad_outputs.shape[2:])
 
     def _materializer(self) -> Callable[..., Tensor]:
-        """A function that materialises the gradients of a few records, by products of patches and errors."""
+        """A function that materialises the gradients of a few records, by products of patches and output gradients."""
         moves = len(self.window.kernel) <= len(_MOVES)
         if self._is_depthwise and moves and self.length > 1:  # PyTorch is slow for kernels of one number
             return self._write_depthwise
         cut = self._cutter()
 
-        def write(inputs: Tensor, errors: Tensor, into: Tensor | None = None) -> Tensor:
+        def write(inputs: Tensor, grad_outputs: Tensor, into: Tensor | None = None) -> Tensor:
             # [records x groups, places, patch] and [records x groups, outputs / groups, places]: one product for each
             # group of a record.
             seen = cut(wide(inputs))
-            back = wide(errors).reshape(len(seen), -1, seen.shape[1])
+            back = wide(grad_outputs).reshape(len(seen), -1, seen.shape[1])
             out = None if into is None else into.view(len(seen), -1, seen.shape[2])
-            return torch.bmm(back, seen, out=out).view(len(errors), -1)
+            return torch.bmm(back, seen, out=out).view(len(grad_outputs), -1)
 
         return write
 
-    def _write_depthwise(self, inputs: Tensor, errors: Tensor, into: Tensor | None = None) -> Tensor:
+    def _write_depthwise(self, inputs: Tensor, grad_outputs: Tensor, into: Tensor | None = None) -> Tensor:
         """Materialise gradients if every channel has its own kernels: each channel is convolved with its error.
 
         The error acts as the kernel, and the stride as its dilation (Rochette, Manoel and Tramel 2019,
         arXiv:1912.06015).
         """
-        window, records = self.window, len(errors)
-        channels = wide(inputs).repeat_interleave(errors.shape[1] // inputs.shape[1], dim=1).flatten(0, 1)
-        kernels = wide(errors).reshape(-1, 1, *errors.shape[2:])
+        window, records = self.window, len(grad_outputs)
+        channels = (
+            wide(inputs).repeat_interleave(grad_outputs.shape[1] // inputs.shape[1], dim=1).flatten(0, 1)
+        )
+        kernels = wide(grad_outputs).reshape(-1, 1, *grad_outputs.shape[2:])
         move = _MOVES[len(window.kernel) - 1]
         found = move(
             channels[None], kernels, None, window.dilation, window.padding, window.stride, len(kernels)
@@ -274,10 +278,10 @@ class ConvGrad:
         return written if into is None else into.view_as(written).copy_(written)
 
 
-def _square_norms(seen: Tensor, errors: Tensor, groups: int) -> Tensor:
-    """Squared norms for a few records, by products of patches and errors."""
-    batch, length = len(errors), math.prod(errors.shape[2:])
-    back = wide(errors).reshape(batch * groups, -1, length).transpose(1, 2)
+def _square_norms(seen: Tensor, grad_outputs: Tensor, groups: int) -> Tensor:
+    """Squared norms for a few records, by products of patches and output gradients."""
+    batch, length = len(grad_outputs), math.prod(grad_outputs.shape[2:])
+    back = wide(grad_outputs).reshape(batch * groups, -1, length).transpose(1, 2)
     return product_norms(seen, back).view(batch, groups).sum(dim=1)
 
 
@@ -366,8 +370,8 @@ def _kept(
     """Record the gradients of weight and bias; of_weight: computes the weight's from input and output gradient."""
     batch, (weight, bias) = recorder.batch, names
 
-    def gradients(errors: Tensor) -> Gradients:
-        seen, back = (layout.with_channels(part, batch) for part in (input, errors))
+    def gradients(grad_outputs: Tensor) -> Gradients:
+        seen, back = (layout.with_channels(part, batch) for part in (input, grad_outputs))
         found: Gradients = {}
         if weight is not None:
             found[weight] = of_weight(seen, back)

@@ -163,16 +163,16 @@ class _Call:
     out: Layout
     batch: int
 
-    def gradients(self, errors: Tensor) -> Gradients:
+    def gradients(self, grad_outputs: Tensor) -> Gradients:
         """From the output's gradient; no record's values are combined with those of another, which may be infinite."""
         for found in (self._together, self._alone):
             try:
-                return found(errors)
+                return found(grad_outputs)
             except Exception as error:  # functions of others may raise any
                 # Another way would round otherwise, depending on what else takes memory.
                 if lacks_memory(error):
                     raise
-        return self._among_copies(errors)
+        return self._among_copies(grad_outputs)
 
     @property
     def _places(self) -> list[int]:
@@ -196,7 +196,7 @@ class _Call:
         """A record's values as leaves of a batch of one."""
         return {i: layout.alone(values[i]) for i, layout in enumerate(self.layouts) if layout is not None}
 
-    def _together(self, errors: Tensor) -> Gradients:
+    def _together(self, grad_outputs: Tensor) -> Gradients:
         """For all records at once, by `torch.func`."""
 
         def one(error: Tensor, values: dict[int, Tensor]) -> tuple[Tensor, ...]:
@@ -204,18 +204,18 @@ class _Call:
             backward = torch.func.vjp(run, *(self.leaves[i] for i in self._places))[1]
             return backward(self.out.alone(error))  # type: ignore[no-any-return]
 
-        found = torch.func.vmap(one)(self.out.by_record(errors, self.batch), self._by_record())
+        found = torch.func.vmap(one)(self.out.by_record(grad_outputs, self.batch), self._by_record())
         return self._named(found)
 
-    def _alone(self, errors: Tensor) -> Gradients:
+    def _alone(self, grad_outputs: Tensor) -> Gradients:
         """In a batch of one for each record."""
         by_record = self._by_record()
         return self._each(
             (self._one({i: values[record] for i, values in by_record.items()}), self.out.alone(error))
-            for record, error in enumerate(self.out.by_record(errors, self.batch))
+            for record, error in enumerate(self.out.by_record(grad_outputs, self.batch))
         )
 
-    def _among_copies(self, errors: Tensor) -> Gradients:
+    def _among_copies(self, grad_outputs: Tensor) -> Gradients:
         """In a batch of copies for each record, for a function that is given the number of records."""
 
         def chosen(layout: Layout, values: Tensor, record: int, *, copies: bool) -> Tensor:
@@ -229,7 +229,7 @@ class _Call:
         return self._each(
             (
                 {i: chosen(layout, self.leaves[i], record, copies=True) for i, layout in layouts.items()},
-                chosen(self.out, errors, record, copies=False),
+                chosen(self.out, grad_outputs, record, copies=False),
             )
             for record in range(self.batch)
         )
@@ -278,11 +278,11 @@ def elementwise(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kw
     output = func(*args, **kwargs)
     shape, shapes = output.shape, {i: leaves[i].shape for i in names}
 
-    def gradients(errors: Tensor) -> Gradients:
-        stretched = dict.fromkeys(names, errors)
+    def gradients(grad_outputs: Tensor) -> Gradients:
+        stretched = dict.fromkeys(names, grad_outputs)
         if is_product:
             (place,) = names
-            stretched = {place: errors * before[1 - place]}
+            stretched = {place: grad_outputs * before[1 - place]}
         elif not is_sum:
             free = {i: before[i].expand(shape).detach().requires_grad_() for i in names}
             with torch.enable_grad():
@@ -291,7 +291,7 @@ def elementwise(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kw
                     for i, leaf in enumerate(before)
                 ]
                 again = func(*some[: len(args)], **dict(zip(kwargs, some[len(args) :], strict=True)))
-            back = torch.autograd.grad(again, list(free.values()), errors, materialize_grads=True)
+            back = torch.autograd.grad(again, list(free.values()), grad_outputs, materialize_grads=True)
             stretched = dict(zip(free, back, strict=True))
         rows: dict[str, Tensor] = {}
         for i, values in stretched.items():
@@ -418,24 +418,26 @@ def _closed_form(name: str, args: Args, output: Tensor) -> Closed | None:
 
 
 def _turned(found: PerExample) -> PerExample | None:
-    return LinearGrad(found.errors, found.inputs) if isinstance(found, LinearGrad) else None
+    return LinearGrad(found.grad_outputs, found.inputs) if isinstance(found, LinearGrad) else None
 
 
 def _looked_up(found: PerExample, indices: Tensor, table: Tensor, padding: int | None) -> PerExample:
     """Gradients of a table if every record looks up the same entries."""
-    errors = found.rows.view(len(found.rows), indices.numel(), -1)
+    grad_outputs = found.rows.view(len(found.rows), indices.numel(), -1)
     places = indices.reshape(-1).long()
     if padding is not None:
-        errors = errors * (places != padding % len(table)).to(errors.dtype)[:, None]
+        grad_outputs = grad_outputs * (places != padding % len(table)).to(grad_outputs.dtype)[:, None]
     if len(table) > len(places) and table.dim() == 2:
-        return EmbeddingGrad(places.expand(len(errors), -1), errors, len(table))
-    rows = errors.new_zeros(len(errors), len(table), errors.shape[2]).index_add_(1, places, errors)
+        return EmbeddingGrad(places.expand(len(grad_outputs), -1), grad_outputs, len(table))
+    rows = grad_outputs.new_zeros(len(grad_outputs), len(table), grad_outputs.shape[2]).index_add_(
+        1, places, grad_outputs
+    )
     return DenseGrad(rows.flatten(start_dim=1))
 
 
 def _through(ends: list[tuple[Tensor, Tensor]], starts: dict[str, Tensor]) -> Gradients:
     """Each record's gradients of the `starts`, by name, from those of the `ends` that follow in the graph."""
-    outputs, errors = [output for output, _ in ends], [error for _, error in ends]
+    outputs, grad_outputs = [output for output, _ in ends], [error for _, error in ends]
     inputs = list(starts.values())
 
     def back(some: list[Tensor], *, together: bool) -> tuple[Tensor | None, ...]:
@@ -444,9 +446,9 @@ def _through(ends: list[tuple[Tensor, Tensor]], starts: dict[str, Tensor]) -> Gr
         )
 
     try:
-        given = back(errors, together=True)
+        given = back(grad_outputs, together=True)
     except RuntimeError:  # an operation whose backward pass has no batched form
-        each = [back(list(some), together=False) for some in zip(*errors, strict=True)]
+        each = [back(list(some), together=False) for some in zip(*grad_outputs, strict=True)]
         given = tuple(None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True))
     return {
         name: DenseGrad(gradient.reshape(len(gradient), -1))

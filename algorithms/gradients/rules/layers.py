@@ -46,7 +46,9 @@ def linear(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs)
         func = FastLinear.apply
     output = func(input, weight, bias)
     return recorder.keep(
-        output, lambda errors: linear_gradients(input, errors, layout, names, recorder.batch), input
+        output,
+        lambda grad_outputs: linear_gradients(input, grad_outputs, layout, names, recorder.batch),
+        input,
     )
 
 
@@ -84,8 +86,8 @@ class FastLinear(torch.autograd.Function):
         return _ONE_DNN(input, weight, bias, "none", [], "")
 
     @staticmethod
-    def backward(ctx: Any, errors: Tensor) -> Any:
-        return FastLinear.apply(errors, *ctx.saved_tensors, None), None, None  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, grad_outputs: Tensor) -> Any:
+        return FastLinear.apply(grad_outputs, *ctx.saved_tensors, None), None, None  # type: ignore[no-untyped-call]
 
 
 def addmm(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
@@ -102,11 +104,11 @@ def addmm(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) 
         recorder.layout(input),
     )
 
-    def gradients(errors: Tensor) -> Gradients:
-        found = linear_gradients(input, errors, layout, names, batch)
+    def gradients(grad_outputs: Tensor) -> Gradients:
+        found = linear_gradients(input, grad_outputs, layout, names, batch)
         products = found[str(names[0])]
         assert isinstance(products, LinearGrad)
-        return found | {str(names[0]): LinearGrad(products.errors, products.inputs)}
+        return found | {str(names[0]): LinearGrad(products.grad_outputs, products.inputs)}
 
     return recorder.keep(func(*args), gradients, input)
 
@@ -124,19 +126,19 @@ def prelu(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) 
         return general(recorder, func, args, kwargs)
     layout, batch = recorder.layout(input), recorder.batch
 
-    def gradients(errors: Tensor) -> Gradients:
-        each = layout.with_channels(wide(errors) * input.detach().clamp(max=0.0), batch)
+    def gradients(grad_outputs: Tensor) -> Gradients:
+        each = layout.with_channels(wide(grad_outputs) * input.detach().clamp(max=0.0), batch)
         return {name: DenseGrad(each.reshape(batch, weight.numel(), -1).sum(dim=2))}
 
     return recorder.keep(func(input, weight), gradients, input)
 
 
 def linear_gradients(
-    inputs: Tensor, errors: Tensor, layout: Layout, names: tuple[str | None, str | None], batch: int
+    inputs: Tensor, grad_outputs: Tensor, layout: Layout, names: tuple[str | None, str | None], batch: int
 ) -> Gradients:
     """The gradients of a weight and a bias, by name; a name is None if it is not trained or absent."""
     weight, bias = names
-    seen, back = (as_sequence(layout.by_record(part, batch)) for part in (inputs, errors))
+    seen, back = (as_sequence(layout.by_record(part, batch)) for part in (inputs, grad_outputs))
     products, found = LinearGrad(seen, back), Gradients()
     if weight is not None:
         found[weight] = products
@@ -180,18 +182,18 @@ def _recorded(
     output = func(input, weight, padding_idx)
     padding = None if padding_idx is None else padding_idx % len(weight)
 
-    def gradients(errors: Tensor) -> Gradients:
-        return {name: _lookups(layout, recorder.batch, input, errors, padding, len(weight))}
+    def gradients(grad_outputs: Tensor) -> Gradients:
+        return {name: _lookups(layout, recorder.batch, input, grad_outputs, padding, len(weight))}
 
     return recorder.keep(output, gradients, input)
 
 
 def _lookups(
-    layout: Layout, batch: int, indices: Tensor, errors: Tensor, padding: int | None, entries: int
+    layout: Layout, batch: int, indices: Tensor, grad_outputs: Tensor, padding: int | None, entries: int
 ) -> EmbeddingGrad:
     """The lookups of each record; lookups of the padding entry have no gradient."""
     places = layout.by_record(indices, batch).reshape(batch, -1).long()
-    back = as_sequence(layout.by_record(errors, batch))
+    back = as_sequence(layout.by_record(grad_outputs, batch))
     if padding is not None:
         back = back * (places != padding).to(back.dtype)[:, :, None]
     return EmbeddingGrad(places, back, entries)
@@ -210,9 +212,9 @@ def embedding_bag(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: 
     name, batch, padding = str(recorder.name(weight)), recorder.batch, call.get("padding_idx")
     output = func(*args, **kwargs)
 
-    def gradients(errors: Tensor) -> Gradients:
+    def gradients(grad_outputs: Tensor) -> Gradients:
         count, width = weight.shape
-        share = torch.ones_like(input, dtype=errors.dtype) if weighting is None else weighting.detach()
+        share = torch.ones_like(input, dtype=grad_outputs.dtype) if weighting is None else weighting.detach()
         if padding is not None:
             share = share * (input != padding % count)
         bag = None
@@ -220,16 +222,22 @@ def embedding_bag(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: 
             order = torch.arange(len(input), device=input.device)
             bag = torch.searchsorted(call["offsets"], order, right=True) - 1
         if mode == "mean":
-            sizes = share.sum(dim=1, keepdim=True) if bag is None else _by_bag(bag, share, len(errors))[bag]
+            sizes = (
+                share.sum(dim=1, keepdim=True) if bag is None else _by_bag(bag, share, len(grad_outputs))[bag]
+            )
             share = share / sizes.clamp(min=1.0)
         # If the table's shares take less memory than the lookups' sums in 64 bits, it is a linear layer on them.
-        if len(errors) * count <= 2 * input.numel() * width:
+        if len(grad_outputs) * count <= 2 * input.numel() * width:
             if bag is None:
-                shares = share.new_zeros(len(errors), count).scatter_add_(1, input.long(), share)
+                shares = share.new_zeros(len(grad_outputs), count).scatter_add_(1, input.long(), share)
             else:
-                shares = _by_bag(bag * count + input, share, len(errors) * count)
-            return {name: LinearGrad(errors.detach().view(batch, -1, width), shares.view(batch, -1, count))}
-        back = (errors.detach()[:, None] if bag is None else errors.detach()[bag]) * share[..., None]
+                shares = _by_bag(bag * count + input, share, len(grad_outputs) * count)
+            return {
+                name: LinearGrad(grad_outputs.detach().view(batch, -1, width), shares.view(batch, -1, count))
+            }
+        back = (grad_outputs.detach()[:, None] if bag is None else grad_outputs.detach()[bag]) * share[
+            ..., None
+        ]
         return {name: EmbeddingGrad(input.reshape(batch, -1).long(), back.view(batch, -1, width), count)}
 
     return recorder.keep(output, gradients, input, *(() if weighting is None else (weighting,)))
@@ -254,9 +262,9 @@ def entries(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs
         return general(recorder, func, args, kwargs)
     name, batch, count = str(recorder.name(weight)), recorder.batch, len(weight)
 
-    def gradients(errors: Tensor) -> Gradients:
+    def gradients(grad_outputs: Tensor) -> Gradients:
         places = layout.by_record(index, batch).reshape(batch, -1).long() % count
-        back = layout.by_record(errors, batch).reshape(*places.shape, -1)
+        back = layout.by_record(grad_outputs, batch).reshape(*places.shape, -1)
         return {name: EmbeddingGrad(places, back, count)}
 
     return recorder.keep(func(*args), gradients, index)
@@ -276,8 +284,8 @@ def repeated(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwarg
     order = [out.dimension, *(i for i in range(len(shape)) if i != out.dimension)]
     apart = [size for i in order for size in (times[i], shape[i])]
 
-    def gradients(errors: Tensor) -> Gradients:
-        each = out.by_record(errors, batch).reshape(batch, *apart)
+    def gradients(grad_outputs: Tensor) -> Gradients:
+        each = out.by_record(grad_outputs, batch).reshape(batch, *apart)
         each = each.sum(dim=[1 + 2 * place for place in range(len(shape))])
         return {name: DenseGrad(each.movedim(1, 1 + out.dimension).reshape(batch, -1))}
 
@@ -302,23 +310,23 @@ def normalisation(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: 
     kept = len(call["normalized_shape"]) if over_last else 0
     by_record = layout.by_record if over_last else layout.with_channels
 
-    def gradients(errors: Tensor) -> Gradients:
+    def gradients(grad_outputs: Tensor) -> Gradients:
         with torch.no_grad():
             normalised = by_record(func(**bare), recorder.batch)
-        return _gradients(normalised, by_record(errors, recorder.batch), names, kept)
+        return _gradients(normalised, by_record(grad_outputs, recorder.batch), names, kept)
 
     return recorder.keep(func(*args, **kwargs), gradients, input)
 
 
 def _gradients(
-    normalised: Tensor, errors: Tensor, names: tuple[str | None, str | None], kept: int
+    normalised: Tensor, grad_outputs: Tensor, names: tuple[str | None, str | None], kept: int
 ) -> Gradients:
     weight, bias = names
     found: Gradients = {}
     if weight is not None:
-        found[weight] = DenseGrad(_summed(errors * normalised, kept))
+        found[weight] = DenseGrad(_summed(grad_outputs * normalised, kept))
     if bias is not None:
-        found[bias] = DenseGrad(_summed(errors, kept))
+        found[bias] = DenseGrad(_summed(grad_outputs, kept))
     return found
 
 
@@ -414,8 +422,8 @@ def scaled_dot_product_attention(recorder: GradSampleRecorder, func: Func, args:
         recorder.batch,
     )
 
-    def gradients(errors: Tensor) -> Gradients:
-        return {name: DenseGrad(summed_to(errors, shape, layout, batch))}
+    def gradients(grad_outputs: Tensor) -> Gradients:
+        return {name: DenseGrad(summed_to(grad_outputs, shape, layout, batch))}
 
     scores = recorder.keep(scores + mask, gradients)
     weights = functional.dropout(torch.softmax(scores, dim=-1), call.get("dropout_p", 0.0))
@@ -455,8 +463,8 @@ def _kept(
     names = recorder.name(weight), recorder.name(bias)
     output = functional.linear(inputs, weight[rows], None if bias is None else bias[entries])
 
-    def gradients(errors: Tensor) -> Gradients:
-        found = linear_gradients(inputs, errors, layout, names, recorder.batch)
+    def gradients(grad_outputs: Tensor) -> Gradients:
+        found = linear_gradients(inputs, grad_outputs, layout, names, recorder.batch)
         opaque_layers = {names[0]: (weight, rows), names[1]: (bias, entries)}
         return {name: _placed(gradient, *opaque_layers[name]) for name, gradient in found.items()}
 
@@ -468,8 +476,8 @@ def _stretched(recorder: GradSampleRecorder, parameter: Tensor, rows: int, layou
     name, shape = recorder.name(parameter), parameter.shape
     output = parameter.expand(1, rows, -1)
 
-    def gradients(errors: Tensor) -> Gradients:
-        return {str(name): DenseGrad(summed_to(errors, shape, layout, recorder.batch))}
+    def gradients(grad_outputs: Tensor) -> Gradients:
+        return {str(name): DenseGrad(summed_to(grad_outputs, shape, layout, recorder.batch))}
 
     return output if name is None else recorder.keep(output, gradients)
 

@@ -127,8 +127,8 @@ def _recorded(
     others = [factor for i, factor in enumerate(factors) if i != at[0]]
     values = [factor.detach() for factor in others]
 
-    def gradients(errors: Tensor) -> Gradients:
-        return {name: plan.gradient(values, errors, batch)}
+    def gradients(grad_outputs: Tensor) -> Gradients:
+        return {name: plan.gradient(values, grad_outputs, batch)}
 
     return recorder.keep(func(*args, **kwargs), gradients, *others)
 
@@ -170,27 +170,27 @@ class _Plan:
     blocks: str
     along: str
 
-    def gradient(self, values: Sequence[Tensor], errors: Tensor, batch: int) -> PerExample:
+    def gradient(self, values: Sequence[Tensor], grad_outputs: Tensor, batch: int) -> PerExample:
         """From the other factors' values and the output's gradient."""
         parts = [term.by_record(each, batch) for term, each in zip(self.terms, values, strict=True)]
-        errors, given = self.back.by_record(errors, batch)
+        grad_outputs, given = self.back.by_record(grad_outputs, batch)
         letters = _RECORD + self.along + self.blocks + self.entering
         inputs = _multiplied([part for part, _ in parts], [word for _, word in parts], letters)
         if self.blocks:
-            rows = _multiplied((inputs, errors), (letters, given), _RECORD + self.own)
+            rows = _multiplied((inputs, grad_outputs), (letters, given), _RECORD + self.own)
             return DenseGrad(rows.flatten(start_dim=1))
         length = math.prod(inputs.shape[1 : 1 + len(self.along)])
         shapes = inputs.shape[1 + len(self.along) :]
         inputs = inputs.reshape(batch, length, -1)
-        errors = _multiplied((errors,), (given,), _RECORD + self.along + self.leaving)
-        shapes = errors.shape[1 + len(self.along) :] + shapes
-        errors = errors.reshape(batch, length, -1)
+        grad_outputs = _multiplied((grad_outputs,), (given,), _RECORD + self.along + self.leaving)
+        shapes = grad_outputs.shape[1 + len(self.along) :] + shapes
+        grad_outputs = grad_outputs.reshape(batch, length, -1)
         if self.own == self.entering + self.leaving:
-            return LinearGrad(errors, inputs)
+            return LinearGrad(grad_outputs, inputs)
         if self.own == self.leaving + self.entering:
-            return LinearGrad(inputs, errors)
+            return LinearGrad(inputs, grad_outputs)
         order = map((self.leaving + self.entering).index, self.own)
-        return Reordered(LinearGrad(inputs, errors), tuple(shapes), tuple(order))
+        return Reordered(LinearGrad(inputs, grad_outputs), tuple(shapes), tuple(order))
 
 
 @lru_cache(maxsize=4096)

@@ -384,9 +384,9 @@ def _unrolled_projected(
     projections = [w.projection for w in weights if w.projection is not None]
     before, projected = [hidden], list[Tensor]()
 
-    def gradients(errors: Tensor) -> Gradients:
+    def gradients(grad_outputs: Tensor) -> Gradients:
         pairs = [(projection, None) for projection in projections]
-        return _gradients(recorder, layout, torch.stack(projected, dim=1).detach(), errors, pairs)
+        return _gradients(recorder, layout, torch.stack(projected, dim=1).detach(), grad_outputs, pairs)
 
     transposed = torch.stack(projections).to(gates.dtype).transpose(1, 2)
     # Zeros are added to the projections and recorded as a separate output, as in `_gru_layer`.
@@ -415,10 +415,12 @@ def _layer_of_one_sum(
     # The hidden states become known only after the gates are recorded, but before gradients are computed.
     later: list[Unrolled] = []
 
-    def gradients(errors: Tensor) -> Gradients:
-        below = _gradients(recorder, layout, sequences, errors, [(w.inputs, w.input_bias) for w in weights])
+    def gradients(grad_outputs: Tensor) -> Gradients:
+        below = _gradients(
+            recorder, layout, sequences, grad_outputs, [(w.inputs, w.input_bias) for w in weights]
+        )
         return below | _gradients(
-            recorder, layout, later[0].previous, errors, [(w.hidden, w.hidden_bias) for w in weights]
+            recorder, layout, later[0].previous, grad_outputs, [(w.hidden, w.hidden_bias) for w in weights]
         )
 
     biases = [
@@ -444,17 +446,19 @@ def _gru_layer(
     """`_layer_of_one_sum` for a GRU, where the hidden state's part of the gates has a separate gradient."""
     later: list[Unrolled] = []
 
-    def of_inputs(errors: Tensor) -> Gradients:
-        return _gradients(recorder, layout, sequences, errors, [(w.inputs, w.input_bias) for w in weights])
-
-    def of_hidden(errors: Tensor) -> Gradients:
+    def of_inputs(grad_outputs: Tensor) -> Gradients:
         return _gradients(
-            recorder, layout, later[0].previous, errors, [(w.hidden, w.hidden_bias) for w in weights]
+            recorder, layout, sequences, grad_outputs, [(w.inputs, w.input_bias) for w in weights]
+        )
+
+    def of_hidden(grad_outputs: Tensor) -> Gradients:
+        return _gradients(
+            recorder, layout, later[0].previous, grad_outputs, [(w.hidden, w.hidden_bias) for w in weights]
         )
 
     gates = recorder.keep(_gates(sequences, weights, _stacked(weights, "input_bias")), of_inputs, sequences)
-    # In `new` the reset gate multiplies U h + b_h but not W x + b_x, so the two have different errors. Zeros are added
-    # to the hidden part and recorded as a separate output; their gradient is the error of U and b_h.
+    # In `new` the reset gate multiplies U h + b_h but not W x + b_x, so the two have different output gradients. Zeros
+    # are added to the hidden part and recorded as a separate output; their gradient is that of U h + b_h.
     added = recorder.keep(torch.zeros_like(gates), of_hidden)
     hidden = torch.stack([w.hidden for w in weights]).to(gates.dtype)
     bias = _stacked(weights, "hidden_bias")
@@ -481,12 +485,12 @@ def _gradients(
     recorder: GradSampleRecorder,
     layout: Layout,
     inputs: Tensor,
-    errors: Tensor,
+    grad_outputs: Tensor,
     pairs: Sequence[tuple[Tensor, Tensor | None]],
 ) -> Gradients:
     """The gradients of one weight and one bias of every direction."""
     found: Gradients = {}
-    for x, error, (weight, bias) in zip(inputs, errors, pairs, strict=True):
+    for x, error, (weight, bias) in zip(inputs, grad_outputs, pairs, strict=True):
         found |= linear_gradients(
             x, error, layout, (recorder.name(weight), recorder.name(bias)), recorder.batch
         )

@@ -26,13 +26,15 @@ def written(gradient: PerExample) -> Tensor:
     """The gradients written down by other sums than the form's own, [batch, numel], float64."""
     match gradient:
         case LinearGrad():
-            return torch.einsum("bto,bti->boi", gradient.errors.double(), gradient.inputs.double()).flatten(1)
+            return torch.einsum(
+                "bto,bti->boi", gradient.grad_outputs.double(), gradient.inputs.double()
+            ).flatten(1)
         case BiasGrad():
-            return gradient.of.errors.double().sum(dim=1)
+            return gradient.of.grad_outputs.double().sum(dim=1)
         case EmbeddingGrad():
-            exact = EmbeddingGrad(gradient.indices, gradient.errors.double(), gradient.entries)
+            exact = EmbeddingGrad(gradient.indices, gradient.grad_outputs.double(), gradient.entries)
             chosen = torch.nn.functional.one_hot(exact.indices, exact.entries).double()
-            return torch.einsum("bte,btw->bew", chosen, exact.errors).flatten(1)
+            return torch.einsum("bte,btw->bew", chosen, exact.grad_outputs).flatten(1)
         case ConvGrad():
             return torch.stack([_convolved(gradient, i) for i in range(len(gradient.inputs))])
     return gradient.rows.double()
@@ -44,11 +46,11 @@ def absolute(gradient: PerExample) -> PerExample:
         case DenseGrad():
             return DenseGrad(gradient.rows.abs())
         case BiasGrad():
-            return BiasGrad(replace(gradient.of, errors=gradient.of.errors.abs()))
+            return BiasGrad(replace(gradient.of, grad_outputs=gradient.of.grad_outputs.abs()))
         case EmbeddingGrad():
-            return replace(gradient, errors=gradient.errors.abs())
+            return replace(gradient, grad_outputs=gradient.grad_outputs.abs())
         case LinearGrad() | ConvGrad():
-            return replace(gradient, inputs=gradient.inputs.abs(), errors=gradient.errors.abs())
+            return replace(gradient, inputs=gradient.inputs.abs(), grad_outputs=gradient.grad_outputs.abs())
     raise TypeError(gradient)
 
 
@@ -151,7 +153,7 @@ def _nearly(values: Tensor, draw: torch.Generator) -> Tensor:
 
 def _convolved(gradient: ConvGrad, record: int) -> Tensor:
     """The gradient of a convolution's weight by autograd, in float64."""
-    window, errors = gradient.window, gradient.errors[record : record + 1].double()
+    window, errors = gradient.window, gradient.grad_outputs[record : record + 1].double()
     inputs = gradient.inputs[record : record + 1].double()
     shape = (errors.shape[1], inputs.shape[1] // window.groups, *window.kernel)
     weight = torch.zeros(shape, dtype=torch.float64, requires_grad=True)

@@ -93,7 +93,10 @@ def test_what_was_measured_is_what_is_summed_when_records_are_taken() -> None:
     for _ in range(20):
         half, back = torch.randn(2, 40, 3, generator=draw), torch.randn(2, 40, 2, generator=draw)
         products = LinearGrad(torch.cat([half, half], dim=1), torch.cat([back, -back], dim=1))
-        for gradient in (products, BiasGrad(LinearGrad(products.inputs, products.errors.mT.contiguous().mT))):
+        for gradient in (
+            products,
+            BiasGrad(LinearGrad(products.inputs, products.grad_outputs.mT.contiguous().mT)),
+        ):
             found, clipping = contributions(gradient), Normalised(1e-9)
             measured = found.norms(clipping)
             for place in (0, 1):
@@ -342,7 +345,9 @@ def test_patches_at_the_ends_of_the_range_are_never_above_their_bound(
         for size in (5, 12):
             gradient = patches(2, size, 3, square(3, padding=1))(torch.Generator().manual_seed(seed))
             assert isinstance(gradient, ConvGrad)
-            moved = replace(gradient, inputs=seen * gradient.inputs / 1e3, errors=back * gradient.errors)
+            moved = replace(
+                gradient, inputs=seen * gradient.inputs / 1e3, grad_outputs=back * gradient.grad_outputs
+            )
             assert excess(moved, L2(bound)) <= 1.0
 
 

@@ -65,10 +65,13 @@ def test_narrow_layers_and_materialised_gradients_are_taken_together() -> None:
     for records in (FEW, MANY):
         gradients = network(records, large=True)
         small = SmallGradients.of(gradients, of(gradients).places)
-        assert set(small.layers) == {"first", "alone", "last"} and set(small.written) == {"scale", "sequence"}
+        assert set(small.layers) == {"first", "alone", "last"} and set(small.materialized) == {
+            "scale",
+            "sequence",
+        }
         assert small.biases == {"first": "first.bias", "last": "last.bias"}
         few = {name: each for name, each in gradients.items() if name in ("last", "last.bias", "scale")}
-        assert SmallGradients.of(few, of(few).places).written.keys() == few.keys()
+        assert SmallGradients.of(few, of(few).places).materialized.keys() == few.keys()
 
 
 def test_a_record_that_is_not_finite_adds_nothing_and_the_others_add_the_same() -> None:
@@ -88,7 +91,7 @@ def test_an_affine_map_is_summed_as_it_is_measured(measured_before: bool) -> Non
     for _ in range(20):
         last = layer(1, 10, 3)
         found = of({"last": last, "last.bias": BiasGrad(last)})
-        whole = torch.cat([written(last)[0], last.errors[0, 0].double()])
+        whole = torch.cat([written(last)[0], last.grad_outputs[0, 0].double()])
         shift, scale = whole.float() * (1 + 2e-3 * torch.randn(33)), torch.exp(4 * torch.rand(33) - 2)
         bound = float(((whole - shift.double()) / scale.double()).norm())
         bound = max(bound, float((shift / scale).norm()) / 999)
