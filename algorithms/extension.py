@@ -133,5 +133,5 @@ def _imported_names(content: bytes) -> Iterator[str]:
 
 def _is_installed(spec: ModuleSpec) -> bool:
     """Whether a package or module is where installed packages are, whose versions are in the receipt or in a lock."""
-    places = [spec.origin] if spec.submodule_search_locations is None else spec.submodule_search_locations
-    return any({"site-packages", "dist-packages"} & {*Path(place or "").parts} for place in places)
+    locations = [spec.origin] if spec.submodule_search_locations is None else spec.submodule_search_locations
+    return any({"site-packages", "dist-packages"} & {*Path(location or "").parts} for location in locations)

@@ -170,13 +170,13 @@ def group_rows_by_user(
     order = np.lexsort((np.frombuffer(b"".join(hashes), ">u8"), codes))
     codes = codes[order]
     rank = np.arange(len(codes)) - np.searchsorted(codes, codes)
-    places = np.full((len(names), max_rows), -1)
-    places[codes[rank < max_rows], rank[rank < max_rows]] = order[rank < max_rows]
-    filled = np.where(places < 0, places[:, :1], places)
+    row_index = np.full((len(names), max_rows), -1)
+    row_index[codes[rank < max_rows], rank[rank < max_rows]] = order[rank < max_rows]
+    filled = np.where(row_index < 0, row_index[:, :1], row_index)
     features, labels = features[filled], labels[filled]
     if max_rows == 1:
         return replace(records, features=features[:, 0], labels=labels[:, 0])
-    labels[places < 0] = np.nan if labels.dtype.kind == "f" else IGNORED
+    labels[row_index < 0] = np.nan if labels.dtype.kind == "f" else IGNORED
     return replace(records, features=features, labels=labels)
 
 
@@ -394,9 +394,9 @@ def _with_padding(module: nn.Module, records: GivenRecords) -> GivenRecords:
         if _failure(module, records, others) is not None:
             continue  # something else is wrong
         alone = [_failure(module, records, [*others[:i], number, *others[i + 1 :]]) for i in range(parts)]
-        for place, why in enumerate(alone):
+        for part_index, why in enumerate(alone):
             if why is not None:
-                records = _mark_absent(records, place, padding, why)
+                records = _mark_absent(records, part_index, padding, why)
     return records
 
 
@@ -409,13 +409,13 @@ def _failure(module: nn.Module, records: GivenRecords, numbers: list[int]) -> st
     return None
 
 
-def _mark_absent(records: GivenRecords, place: int, padding: Padding, why: str) -> GivenRecords:
+def _mark_absent(records: GivenRecords, part_index: int, padding: Padding, why: str) -> GivenRecords:
     """The records with the padding of one part, of which none may consist."""
     packing = records.packing
     values, name = records.features, "X"
     if packing is not None:
-        values = packing.split(torch.from_numpy(records.features))[place].numpy()
-        name = packing.parts[place].name
+        values = packing.split(torch.from_numpy(records.features))[part_index].numpy()
+        name = packing.parts[part_index].name
     if padding.is_all_of(values):
         raise RefusedError(
             f"{name} holds records of nothing but {padding.numbers[0]}, which the model does not take ({why}); leave"
@@ -424,7 +424,7 @@ def _mark_absent(records: GivenRecords, place: int, padding: Padding, why: str) 
     if packing is None:
         return replace(records, padding=padding)
     parts = list(packing.parts)
-    parts[place] = replace(parts[place], padding=padding)
+    parts[part_index] = replace(parts[part_index], padding=padding)
     return replace(records, packing=Packing(tuple(parts)))
 
 

@@ -212,7 +212,7 @@ def fit(
             labels per record, or a class for each token or pixel; for a language model the next token. For [n, 1], a
             loss of your own gets [batch, 1], and one of PyTorch [batch].
         method: Settings of a method, such as `DPSGD(steps=300, expected_batch_size=256)`.
-        epsilon: The target, above 0; the least noise is found at which the run costs no more.
+        epsilon: Privacy target (> 0). Noise is calibrated to meet it.
         delta: At most 1/n, and at most 1e-5 where n is private.
         accountant: "pld", "rdp" or, for delta 0, "pure".
         noise: "secure", or "seeded" with `seed` for public records. Seeded noise is repeatable and protects nobody.
@@ -299,8 +299,8 @@ def fit(
     document = _document(plan, model, trained, seed=seed, notes=notes)
     run = _Run(plan, document, _FACTS | stated, compute.device.type)
     run.rehearse()
-    with tempfile.TemporaryDirectory(prefix="epsilonflow-") as place:
-        folder, limit = Path(place), target.budget
+    with tempfile.TemporaryDirectory(prefix="epsilonflow-") as temporary:
+        folder, limit = Path(temporary), target.budget
         terms = {UNIT: unit, ROWS: rows_by}
         account = _Account.open(
             population, ledger, cap, folder=folder, limit=limit, public=public, bound=terms

@@ -237,7 +237,7 @@ def reach_checks(game: Game, plan: Plan, seeds: Sequence[int]) -> list[Check]:
         is_sampled = any(not isinstance(answer.sampling, FullBatch) for answer in with_it.answers)
         without = play(game, plan, np.array([False]), key, blank=is_sampled)
         moving = []
-        for place, (answer, other) in enumerate(zip(with_it.answers, without.answers, strict=False)):
+        for position, (answer, other) in enumerate(zip(with_it.answers, without.answers, strict=False)):
             if answer.kind == "argmin" or not _same_question(answer, other):
                 break
             moves_zeros = isinstance(answer.bound, Affine) and answer.bound.offset > 0
@@ -252,7 +252,7 @@ def reach_checks(game: Game, plan: Plan, seeds: Sequence[int]) -> list[Check]:
             )
             max_reach, seen_at = max(max_reach, distance / limit), seen_at + bool(distance > 0)
             if isinstance(answer.sampling, Cyclic):
-                parts, moving = answer.sampling.parts, [*moving, *([place] if distance > 0 else [])]
+                parts, moving = answer.sampling.parts, [*moving, *([position] if distance > 0 else [])]
         nearest = min(nearest, *np.diff(moving).tolist(), math.inf)
     allowed = 2.0 if plan.adjacency == REPLACE_ONE.name else 1.0
     detail = f"bounds by which the record moved a sum, at most, in {seen_at} answers that it was in"

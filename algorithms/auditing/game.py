@@ -463,11 +463,11 @@ def _log_density(answer: Answer, residual: Array) -> float:
 def _of_selection(answer: Answer, features: Array, replaced: Array) -> float:
     """Of an argmin by Gumbel noise, whose choice has softmax probabilities; by Laplace noise about the same."""
     points, bound = answer.asked.numpy(), answer.bound.norm
-    place, rate = int(answer.value[0]), answer.sampling.rate
+    chosen_index, rate = int(answer.value[0]), answer.sampling.rate
 
     def log_probability(losses: Array) -> float:
         scores = -losses / answer.scale
-        return float(scores[place] - np.logaddexp.reduce(scores))
+        return float(scores[chosen_index] - np.logaddexp.reduce(scores))
 
     def mixed(of: Array) -> float:
         there = log_probability(np.clip(points @ of, 0.0, bound))

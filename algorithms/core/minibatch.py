@@ -241,7 +241,7 @@ R = TypeVar("R", bound=_Run)
 
 
 def run_at(runs: Sequence[R], count: int) -> tuple[R, int]:
-    """The run that holds the step after `count` others, and its place there; raises BudgetRefusedError after all."""
+    """The run that holds the step after `count` others, and its index there; raises BudgetRefusedError after all."""
     for run in runs:
         if count < run.steps:
             return run, count

@@ -92,16 +92,16 @@ def source_of(names: tuple[str, ...]) -> str:
     Of content and names only, so that a wheel and a checkout of one version have the same. It is computed once in a
     process, which goes on with the code that it has imported.
     """
-    digest, place = hashlib.sha256(), Path(__file__).parents[2]
-    for path in _source_files(place, names):
+    digest, root = hashlib.sha256(), Path(__file__).parents[2]
+    for path in _source_files(root, names):
         content = path.read_bytes()
-        digest.update(f"{path.relative_to(place).as_posix()} {len(content)} ".encode() + content)
+        digest.update(f"{path.relative_to(root).as_posix()} {len(content)} ".encode() + content)
     return digest.hexdigest()
 
 
-def _source_files(place: Path, names: Sequence[str]) -> Iterator[Path]:
+def _source_files(root: Path, names: Sequence[str]) -> Iterator[Path]:
     for name in sorted(names):
-        path = place / name
+        path = root / name
         if path.is_file():
             yield path
         else:

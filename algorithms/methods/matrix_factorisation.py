@@ -102,8 +102,8 @@ def workload(update: OptimizerConfig, steps: int, *, rows: int = ROWS) -> Worklo
         weight_decay=update.weight_decay,
     )
     moving = plain.start(torch.zeros(steps, dtype=torch.float64))
-    places = np.linspace(steps - 1, 0, min(rows, steps), endpoint=rows >= steps)
-    kept = {round(float(place)) for place in places}
+    positions = np.linspace(steps - 1, 0, min(rows, steps), endpoint=rows >= steps)
+    kept = {round(float(position)) for position in positions}
     found = []
     for step in range(steps):
         gradient = torch.zeros(steps, dtype=torch.float64)
@@ -208,8 +208,8 @@ def buffered(update: OptimizerConfig, steps: int, buffers: int, parts: int, *, r
         error = _apply(weights, _inverse(column, steps), spectrum).square().sum()
         # No coefficient is negative, so a record's columns move most where all its gradients are alike.
         moved = torch.zeros_like(column)
-        for place in range(0, steps, parts):
-            moved = moved + torch.nn.functional.pad(column, (place, 0))[:steps]
+        for position in range(0, steps, parts):
+            moved = moved + torch.nn.functional.pad(column, (position, 0))[:steps]
         return torch.log(error * moved.square().sum())
 
     slow = np.linspace(0.5, np.log(max(steps, 8)), buffers)

@@ -487,9 +487,9 @@ class Nesterov(Settings):
 
     def step(self, state: MomentumState, plan: Plan, barrier: Barrier) -> MomentumState:
         """One noisy gradient at the point ahead of the iterate, and a step from there."""
-        now, place = run_at(plan.params(PathParams).stages, int(state.count))
+        now, step_in_stage = run_at(plan.params(PathParams).stages, int(state.count))
         # Momentum is dropped where a stage begins.
-        kept = now.momentum * (state.parameters - state.previous) if place else 0.0
+        kept = now.momentum * (state.parameters - state.previous) if step_in_stage else 0.0
         ahead = state.parameters + kept
         gradient = self.gradient(ahead, plan, int(state.count), barrier)
         return state.moved(ahead - now.step_size * gradient)

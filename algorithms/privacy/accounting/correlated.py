@@ -98,9 +98,9 @@ def squared_sensitivity(coefficients: Array, *, steps: int, parts: int) -> float
             break
         # The product of the columns at steps p - lag and p is that of c and c moved by the lag, up to row steps - 1.
         products = np.abs(np.cumsum(column[: steps - lag] * column[lag:]))
-        places = np.arange(lag, steps)
-        weights = (1.0 if lag == 0 else 2.0) * products[steps - 1 - places]
-        totals += np.bincount(places % parts, weights=weights, minlength=len(totals))[: len(totals)]
+        positions = np.arange(lag, steps)
+        weights = (1.0 if lag == 0 else 2.0) * products[steps - 1 - positions]
+        totals += np.bincount(positions % parts, weights=weights, minlength=len(totals))[: len(totals)]
     return float(totals.max())
 
 
@@ -124,8 +124,8 @@ def squared_tree_sensitivity(*, leaves: int, steps: int, parts: int) -> float:
         nodes = (leaves >> level) + 1
         node = leaf >> level
         is_complete = node < length >> level
-        places = ((first * (tree[-1] + 1) + tree) * nodes + node)[is_complete]
-        changed, times = np.unique(places, return_counts=True)
+        positions = ((first * (tree[-1] + 1) + tree) * nodes + node)[is_complete]
+        changed, times = np.unique(positions, return_counts=True)
         totals += np.bincount(changed // (nodes * (tree[-1] + 1)), np.square(times), minlength=len(totals))
     return float(totals.max())
 

@@ -61,17 +61,17 @@ def pair_of_curves(remove: Deltas, add: Deltas, largest: float) -> Pair:
     if not largest < _LARGEST_LOSS:
         raise RefusedError("the privacy loss of a trial has too heavy a tail; set privacy.accountant to rdp.")
     above = np.linspace(0.0, largest, _CORNERS)
-    places = np.concatenate([-above[:0:-1], above])
+    points = np.concatenate([-above[:0:-1], above])
 
     def one(own: Deltas, other: Deltas) -> AtomsLaw:
         own_deltas, others = (np.clip(curve(above), 0.0, 1.0) for curve in (own, other))
         below = 1.0 - np.exp(-above[:0:-1]) * (1.0 - others[:0:-1])
-        x = np.exp(places)
+        x = np.exp(points)
         deltas = np.minimum.accumulate(_lower_hull(x, np.concatenate([below, own_deltas])))
         # delta(e) is the sum of p_i max(0, 1 - exp(e) / x_i), so that each corner's p_i is x_i times its bend.
         slopes = np.diff(np.append(1.0, deltas)) / np.diff(np.append(0.0, x))
         masses = np.maximum(0.0, x * np.diff(np.append(slopes, 0.0))) - _ROUNDING * x * slopes
-        return AtomsLaw(places, masses, float(deltas[-1]))
+        return AtomsLaw(points, masses, float(deltas[-1]))
 
     return Pair(one(remove, add), one(add, remove))
 

@@ -56,8 +56,8 @@ def rdp_of_sampled_gaussian(multiplier: float, rate: float, orders: tuple[float,
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # what overflows becomes infinite
         if is_small.any():
             moments[is_small] = _binomial_moments(multiplier, rate, tuple(alpha[is_small]))
-        for place in np.flatnonzero(is_large):  # by itself, since it has so many more terms
-            moments[place] = _binomial_moments(multiplier, rate, (orders[place],))[0]
+        for index in np.flatnonzero(is_large):  # by itself, since it has so many more terms
+            moments[index] = _binomial_moments(multiplier, rate, (orders[index],))[0]
         if not is_whole.all():
             moments[~is_whole] = _series_moments(multiplier, rate, tuple(alpha[~is_whole]))
     divergences: np.ndarray = moments / (alpha - 1)

@@ -123,7 +123,7 @@ class Correlation:
         """The trace's rows of the latest sequence of correlated steps."""
         rows = [row for row in self._trace.rows if row.noise == Correlated(1.0).name]
         starts = [
-            place for place, row in enumerate(rows) if json.loads(row.event)["type"] == "CorrelatedDpEvent"
+            index for index, row in enumerate(rows) if json.loads(row.event)["type"] == "CorrelatedDpEvent"
         ]
         return rows[starts[-1] :] if starts else []
 
@@ -464,7 +464,7 @@ class Barrier:
             return
         point = self.__exact.compute.at_home(parameters)
         sums = total.cpu().numpy(), noisy.cpu().numpy()
-        place = len(self.__trace.rows) - 1, self.__trace.step
-        batches = self.__exact.sample_batches(release, self.__generator.stream(place[0]))
+        release_and_step = len(self.__trace.rows) - 1, self.__trace.step
+        batches = self.__exact.sample_batches(release, self.__generator.stream(release_and_step[0]))
         answered = AnsweredGradient(point, clipping, release.divisor, *sums)
-        self.__diagnostics.measure(answered, self.__exact.engine, batches, place=place)
+        self.__diagnostics.measure(answered, self.__exact.engine, batches, release_and_step=release_and_step)

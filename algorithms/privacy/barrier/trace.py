@@ -131,14 +131,19 @@ class Diagnostics:
         self.rows: list[Measured] = []
 
     def measure(
-        self, answered: AnsweredGradient, engine: Engine, batches: Iterable[Batch], *, place: tuple[int, int]
+        self,
+        answered: AnsweredGradient,
+        engine: Engine,
+        batches: Iterable[Batch],
+        *,
+        release_and_step: tuple[int, int],
     ) -> None:
-        """Add the row of a gradient, by a second pass over its sample. batches: the sample. place: release and step."""
+        """Add the row of a gradient, by a second pass over its sample. batches: the sample."""
         found, records, clipped = _exact_sum(answered, engine, batches)
         exact, (shift, scale) = found / answered.divisor, _affine(answered.clipping)
         error = shift + scale * answered.noisy / answered.divisor - exact
         noise = scale * (answered.noisy - answered.total) / answered.divisor
-        release, step = place
+        release, step = release_and_step
         share = clipped / records if records else math.nan
         self.rows.append(Measured(release, step, _norm(error), _norm(noise), _norm(exact), share))
 
@@ -166,9 +171,9 @@ def _exact_sum(
         found = engine.contributions(answered.point, inputs, labels)
         norms = found.norms(answered.clipping)
         finite = found.finite(answered.clipping)
-        places = torch.nonzero(finite)[:, 0]
-        weights = torch.ones(len(places), dtype=torch.float64, device=norms.device)
-        total += found.take(places).weighted_sum(weights).cpu()
+        indices = torch.nonzero(finite)[:, 0]
+        weights = torch.ones(len(indices), dtype=torch.float64, device=norms.device)
+        total += found.take(indices).weighted_sum(weights).cpu()
         records += len(labels)
         clipped += int((_beyond(norms, answered.clipping) | ~finite).sum())
     return total.numpy(), records, clipped

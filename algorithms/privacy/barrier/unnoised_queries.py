@@ -284,9 +284,9 @@ def _answers(statistic: Statistic, batches: Iterable[Batch], size: int) -> Itera
         ]
         if not sound:
             continue
-        places = torch.full((len(labels),), sound[0])
-        places[sound] = torch.tensor(sound)
-        found = _try_statistic(statistic, inputs[places], labels[places], size)
+        indices = torch.full((len(labels),), sound[0])
+        indices[sound] = torch.tensor(sound)
+        found = _try_statistic(statistic, inputs[indices], labels[indices], size)
         if found is not None:
             yield found[sound]
 
@@ -396,10 +396,10 @@ def importance_sum(
         chances = np.where(np.isfinite(norms), clipped, 0.0) / bounds[rows]
         accepted = is_below(words[rows, 1], chances)
         last.see(rows, norms)
-        places = upload(torch.from_numpy(np.flatnonzero(accepted)), inputs.device)()
+        indices = upload(torch.from_numpy(np.flatnonzero(accepted)), inputs.device)()
         added = torch.zeros(len(point), dtype=torch.float64, device=inputs.device)
         # All that are accepted are finite.
-        found.take(places).add_clipped_if_finite(clipping, added, measured[places])
+        found.take(indices).add_clipped_if_finite(clipping, added, measured[indices])
         total += added.to(total.device)
     return total
 
@@ -408,7 +408,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _UNTOLD = (
-    "an answer could not be computed; why is not shown, as it may tell of a record:"
+    "The query failed. The cause is withheld because it could reveal a record:"
     " try the model and the algorithm on public records of the same form."
 )
 _SOME, _MAX_MADE_UP = 100, 10**7

@@ -255,12 +255,12 @@ def row_fits(row: Mapping[str, Any], event: dp.DpEvent) -> bool:
 
 def queries(trace: Columns) -> Iterator[dict[str, Any]]:
     """The releases of a trace by kind, with the least and the most that each of their numbers was."""
-    places: dict[tuple[Any, ...], int] = {}
-    place = np.array([places.setdefault(names, len(places)) for names in _rows(trace, _KINDS)])
-    for names, number in places.items():
-        rows = {name: np.asarray(trace[name], float)[place == number] for name in _SPANS}
+    groups: dict[tuple[Any, ...], int] = {}
+    group_of_row = np.array([groups.setdefault(names, len(groups)) for names in _rows(trace, _KINDS)])
+    for names, number in groups.items():
+        rows = {name: np.asarray(trace[name], float)[group_of_row == number] for name in _SPANS}
         spans = {name: _span(np.fmin.reduce(some), np.fmax.reduce(some)) for name, some in rows.items()}
-        count = int((place == number).sum())
+        count = int((group_of_row == number).sum())
         yield {**dict(zip(_KINDS, names, strict=True)), "count": count, **spans}
 
 

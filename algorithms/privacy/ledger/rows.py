@@ -403,7 +403,7 @@ def adjacency_of(notes: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True)
 class Balance:
-    """Where a population or one of its blocks stands, for a person who is in as many blocks as one may be.
+    """Balance of a population or block for the worst-case person, who is in as many blocks as one may be.
 
     spent: settled and forfeited runs. reserved: open runs. remaining: what the cap leaves, at least 0.
     Runs without noise on public records are in none of these. Under zCDP and Rényi each is the epsilon that its

@@ -54,10 +54,10 @@ def check_repeats(state: LedgerState, population: str, held: Mapping[str, Sequen
             other, order = others[0], [*state.blocks(population), *held]
             if other in held and order.index(other) > order.index(block):  # the newer one is to be left out
                 block, other = other, block
-            places = "one block alone" if count == 1 else f"{count} blocks at most"
+            allowed = "one block alone" if count == 1 else f"{count} blocks at most"
             raise BudgetRefusedError(
                 f"the blocks {other!r} and {block!r} of population {population!r} hold exactly the same records,"
-                f" and a record is in {places}; leave {block!r} out, or let the owner of the data say that these are"
+                f" and a record is in {allowed}; leave {block!r} out, or let the owner of the data say that these are"
                 f" other people, by `epsilonflow ledger overrule {population} {block} {other}`."
             )
 

@@ -111,15 +111,15 @@ class Tree(Strategy):
         return _Tree(self.leaves, dimension)
 
     def variances(self, steps: int) -> Array:
-        return np.array([self._variance(place % self.leaves + 1) for place in range(steps)])
+        return np.array([self._variance(leaf % self.leaves + 1) for leaf in range(steps)])
 
     def event(self, noise_multiplier: float, steps: int) -> CorrelatedDpEvent:
         return CorrelatedDpEvent(noise_multiplier, (), (), (), self.leaves, 1, 1.0, steps)
 
-    def _variance(self, place: int) -> float:
-        """Of the noise of the step that is the place-th of its tree: of the estimate of the node that it completes
+    def _variance(self, leaf: int) -> float:
+        """Of the noise of the step that is the leaf-th of its tree: of the estimate of the node that it completes
         and of those of the nodes that this takes the place of, whose weight in it is less than 1."""
-        height = _height(place)
+        height = _height(leaf)
         total, share = _node_variance(height), 1.0
         for level in reversed(range(height)):
             share *= 1.0 - _node_variance(level + 1)  # the weight of the children
@@ -141,9 +141,9 @@ def strategy_of(event: CorrelatedDpEvent) -> Strategy:
     return Buffered(event.weights, event.decays)
 
 
-def _height(place: int) -> int:
-    """Of the tallest node that is complete with the place-th leaf."""
-    return (place & -place).bit_length() - 1
+def _height(leaf: int) -> int:
+    """Of the tallest node that is complete with this leaf, counted from 1."""
+    return (leaf & -leaf).bit_length() - 1
 
 
 @lru_cache
