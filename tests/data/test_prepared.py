@@ -230,6 +230,11 @@ def test_encoded_portions_are_for_their_owner_alone_and_go_when_all_are_encoded(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_folder_of_encoded_portions_is_for_its_owner_alone(tmp_path: Path) -> None:
+    with open_umask(), prepared.portions_of(tmp_path / "p") as portions:
+        assert portions.is_dir() and portions.stat().st_mode & 0o077 == 0
+
+
 def test_encoding_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     first, second = Halves(1600), Halves()
     with pytest.raises(KeyboardInterrupt):
