@@ -36,7 +36,6 @@ from algorithms.privacy.accounting.events import Schedule, unrolled
 from algorithms.privacy.accounting.gaussian import gaussian_epsilon
 from algorithms.privacy.accounting.pld import (
     ComposedLoss,
-    Composition,
     Law,
     coarse_grid,
     epsilon_of,
@@ -376,12 +375,11 @@ def calibrate(
 
     @lru_cache
     def coarse(z: float) -> float:
-        return max(
-            Composition(laws, coarse_grid(laws, target.delta, _SEARCH_ERROR)[0], target.delta).epsilon(
-                target.delta
-            )
-            for laws in sides(z)
-        )
+        spent = target.epsilon / 2  # how much less it is does not matter
+        for laws in sides(z):
+            found, _ = epsilon_of(laws, target.delta, floor=spent, first=_SEARCH_ERROR, error=_SEARCH_ERROR)
+            spent = max(spent, found)
+        return spent
 
     def estimate(z: float) -> float:
         return max(coarse_grid(laws, target.delta, _SEARCH_ERROR)[1] for laws in sides(z))
@@ -397,12 +395,17 @@ def calibrate(
         factor = 1.02
         steep = (_log(coarse(noise)) - _log(coarse(1.01 * noise))) / math.log(1.01)
         # Of the secant; they are tiny, since the grid of the search is nearly as good.
+        earlier: list[tuple[float, float]] = []
         for _ in range(_STEPS):
             spent = cost(noise)
+            earlier.append((math.log(noise), _log(spent)))
             if (1 - _WASTE) * target.epsilon <= spent <= target.epsilon or (
                 spent <= target.epsilon and noise <= _NOISE_RANGE[0]
             ):
                 return noise
+            if len(earlier) > 1 and earlier[-1][0] != earlier[-2][0]:
+                (x, y), (before_x, before_y) = earlier[-1], earlier[-2]
+                steep = (before_y - y) / (x - before_x)
             step = (_log(spent) - _log((1 - _WASTE / 5) * target.epsilon)) / max(steep, 0.1)
             noise *= math.exp(min(max(step, -0.5), 0.5))
     if cost(_NOISE_RANGE[1]) > target.epsilon:

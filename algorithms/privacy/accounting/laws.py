@@ -109,7 +109,7 @@ class Sampled:
         high = losses + math.log(self.rate) + np.log1p((1 / self.rate - 1) * np.exp(-np.maximum(losses, 0.0)))
         edges = np.where(losses < 1, low, high)
         margin = _MARGIN * (edges[-1] - edges[0])
-        edges[0], edges[-1] = edges[0] - margin, edges[-1] + margin
+        edges[0], edges[-1] = edges[0] - min(margin, _MARGIN), edges[-1] + margin
         return np.unique(edges)
 
     def cells(self, edges: Array) -> Cells:

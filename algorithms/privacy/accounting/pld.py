@@ -165,11 +165,19 @@ class Sum:
         k, mean, variance = (math.fsum(count * one[i] for one, count in each) for i in range(3))
         return k, mean, variance
 
+    @property
+    def delta_at_0(self) -> float:
+        """A bound on delta at epsilon 0, where those of the losses add up."""
+        every = [(points.masses @ -np.expm1(-np.maximum(points.losses, 0.0)), n) for points, n in self.parts]
+        return self.infinite + math.fsum(count * float(one) for one, count in every) * (1 + 2.0**-40)
+
     def saddle_point(self, delta: float) -> tuple[float, float]:
         """An estimate of epsilon, and the tilt under which the mean of the sum is this estimate.
 
         delta is about exp(K - tilt e) / (tilt (1 + tilt) sqrt(2 pi K'')) at e = K'(tilt), the lattice left aside.
         """
+        if self.delta_at_0 <= delta:
+            return 0.0, 0.0
         wanted = -math.log(max(delta - self.infinite, 1e-320))
         variance = self.cumulant(0.0)[2]
         low, high, tilt = 0.0, math.inf, math.sqrt(2 * wanted / variance) if variance > 0 else 0.0
@@ -216,8 +224,15 @@ class Composition:
         """The size of the largest array that was needed."""
         return max(self._size, *(len(points.losses) for points, _ in self._exact.parts))
 
+    @property
+    def infinite(self) -> float:
+        """A bound on the chance of an infinite loss, on any grid."""
+        return self._exact.infinite
+
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon at which delta is known to be at most this one."""
+        if min(self._rough.delta_at_0, self._exact.delta_at_0) <= delta:
+            return 0.0
         return self._tilted_tail(self._tilt(delta), delta).epsilon(delta)
 
     def deltas(self, epsilons: Array, min_delta: float) -> Array:
@@ -360,7 +375,8 @@ class _Tail:
         if first == 0:
             return max(0.0, float(losses[0]))
         share = (deltas[first - 1] - delta) / (deltas[first - 1] - deltas[first])
-        return max(0.0, float(losses[first - 1] + math.log1p(share * math.expm1(self.grid))))
+        within = math.log1p(share * math.expm1(self.grid)) if self.grid < _LARGEST_EXPONENT else self.grid
+        return max(0.0, float(losses[first - 1] + within))
 
     def deltas(self, epsilons: Array) -> Array:
         """Bounds on delta, shape [epsilons].
@@ -433,7 +449,14 @@ def coarse_grid(laws: Sequence[tuple[Law, int]], delta: float, error: float) -> 
     return max(wanted, longest / _FIRST_CELLS) or 1.0, epsilon
 
 
-def epsilon_of(laws: Sequence[tuple[Law, int]], delta: float, *, floor: float = 0.0) -> tuple[float, float]:
+def epsilon_of(
+    laws: Sequence[tuple[Law, int]],
+    delta: float,
+    *,
+    floor: float = 0.0,
+    first: float = CLOSE,
+    error: float = _ERROR,
+) -> tuple[float, float]:
     """An epsilon that a finer grid would hardly reduce, and its grid.
 
     The error of a grid falls with the square of its cells, and a coarser grid never gives less, so that what a grid
@@ -443,15 +466,18 @@ def epsilon_of(laws: Sequence[tuple[Law, int]], delta: float, *, floor: float = 
         laws: Each with the number of times that it occurs.
         delta: Above 0.
         floor: Below this the epsilon does not matter.
+        first: The share of the variance by which the first grid may be off.
+        error: About how much of the epsilon the last grid may add.
     """
-    grid, _ = coarse_grid(laws, delta, CLOSE)
+    grid, _ = coarse_grid(laws, delta, first)
     finer, cost = 2.0, Composition(laws, 2.0 * grid, delta).epsilon(delta)
     while cost > floor:
         sums = Composition(laws, grid, delta)
         before, cost = cost, min(cost, sums.epsilon(delta))
-        left = (before - cost) / (finer**2 - 1) if cost < math.inf else 0.0
-        wanted = max(_ERROR * cost, _MIN_ERROR)
-        if left <= wanted or sums.points > _MAX_POINTS / 2:
+        # A grid whose cells are wide beside a tail may end without an epsilon where a finer one has it.
+        left = (before - cost) / (finer**2 - 1) if before < math.inf else math.inf
+        wanted = max(error * cost, _MIN_ERROR) if cost < math.inf else _MIN_ERROR
+        if left <= wanted or sums.points > _MAX_POINTS / 2 or sums.infinite > delta:
             break
         finer = min(max(2.0, math.sqrt(left / wanted)), _FINER, _MAX_POINTS / sums.points)
         grid /= finer

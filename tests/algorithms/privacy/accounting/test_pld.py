@@ -181,6 +181,56 @@ def test_over_wide_ranges_it_is_never_below_and_hardly_above_the_exact_one(
     assert is_close(epsilon([(sampled(rate, multiplier), steps)], delta), exact)
 
 
+@given(
+    log_rate=st.floats(-7.0, -4.0),
+    multiplier=st.floats(0.3, 0.7),
+    log_delta=st.floats(-11.0, -6.0),
+)
+@settings(max_examples=10, deadline=None, derandomize=True, phases=(Phase.generate,))
+def test_two_steps_of_rare_samples_cost_what_quadrature_says(
+    log_rate: float, multiplier: float, log_delta: float
+) -> None:
+    rate, z, delta = 10**log_rate, multiplier, 10**log_delta
+    outputs = np.linspace(-12 * z, 1 + 12 * z, 200_001)
+    losses = np.log1p(rate * np.expm1(outputs / z**2 - 0.5 / z**2))
+    first = (1 - rate) * norm.pdf(outputs, 0.0, z) + rate * norm.pdf(outputs, 1.0, z)
+
+    def exact_delta(epsilon: float) -> float:
+        """Over the first step's output, of what the second step's loss has above the rest of epsilon."""
+        left = np.expm1(epsilon - losses) + rate
+        at = z * z * np.log(np.maximum(left / rate, 1e-300)) + 0.5
+        return float(
+            first @ (rate * norm.sf(at, 1.0, z) - left * norm.sf(at, 0.0, z)) * (outputs[1] - outputs[0])
+        )
+
+    assume(exact_delta(1e-5) > delta)
+    stated = epsilon([(sampled(rate, z), 2)], delta)
+    assert exact_delta(stated) <= delta < exact_delta(min(stated / 1.001, stated - 1e-4))
+
+
+def test_few_large_losses_are_accounted_for_on_a_grid_that_has_room_for_them() -> None:
+    """Between dp_accounting's optimistic and pessimistic epsilons on a grid of 3e-5; by Rényi divergences it is 2.7."""
+    assert 0.26785 <= epsilon([(sampled(1.6e-5, 0.6137), 222)], 6.2e-11) <= 0.271562 * 1.001
+
+
+@pytest.mark.parametrize(
+    ("rate", "steps", "target", "delta"),
+    [(8.29e-6, 7487, 3.977, 1.1e-11), (1.81e-7, 64216, 0.8143, 4.5e-10), (2.14e-7, 10**5, 0.1696, 2.5e-11)],
+)
+def test_a_target_is_spent_where_a_rare_sample_decides(
+    rate: float, steps: int, target: float, delta: float
+) -> None:
+    found = calibrate(lambda z: [(sampled(rate, z), steps)], Budget(target, delta))
+    assert 0.999 * target <= epsilon([(sampled(rate, found), steps)], delta) <= target
+
+
+def test_a_sample_rarer_than_delta_costs_next_to_nothing_whatever_its_noise() -> None:
+    """In three steps a record is sampled with a chance of 3.4e-7, below delta."""
+    for multiplier in (1e-3, 0.1, 10.0):
+        assert epsilon([(sampled(1.15e-7, multiplier), 3)], 6.8e-6) <= 1e-4
+    assert calibrate(lambda z: [(sampled(1.15e-7, z), 3)], Budget(0.18, 6.8e-6)) < 1e-3
+
+
 @pytest.mark.parametrize("delta", [1e-4, 1e-6])
 def test_a_few_steps_are_never_below_what_draws_of_their_losses_show(delta: float) -> None:
     """2 * 10^6 draws of three steps' loss; delta's estimate is at most delta but for five standard errors."""
