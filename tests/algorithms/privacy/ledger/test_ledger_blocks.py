@@ -354,3 +354,19 @@ def test_a_charged_block_keeps_its_content_unless_the_owner_lets_it_change(tmp_p
     _hold_all(again, "c", {"february": ["C", "way:2"]})
     with pytest.raises(BudgetRefusedError, match="the block 'february'"):
         again.check_contents("patients", {"february": ["D", "way:2"]})
+
+
+def test_under_sums_blocks_pay_for_runs_that_each_meet_one_of_a_person_s_records(tmp_path: Path) -> None:
+    """One step of rate 0.001 and multiplier 0.3: a record costs 5.65 and a pair in one run 7.29, less than two singles.
+
+    So a share of 7.29 / 2, which pays for the pair, would not pay for two runs that meet one record each.
+    """
+    single, pair = 5.653792536, 7.291673673
+    ledger = declared(tmp_path, "x", "y", cap=Budget(100.0, 0.1), blocks_per_person=2)
+    reserve(ledger, "a", "x", cost=Budget(single, 1e-5))
+    reserve(ledger, "b", "y", cost=Budget(single, 1e-5))
+    for block in "xy":
+        assert ledger.balance("patients", block).reserved.epsilon >= 2 * single
+    reserve(ledger, "c", "x", "y", cost=Budget(single, 1e-5))
+    for block in "xy":
+        assert ledger.balance("patients", block).reserved.epsilon >= 2 * single + pair
