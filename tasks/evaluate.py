@@ -17,6 +17,7 @@ from torch import Tensor
 
 from algorithms import models
 from algorithms.errors import RefusedError
+from algorithms.gradients.passes import without_shortcuts
 from algorithms.models import Model
 from algorithms.models.saved import load_model as load_model
 from data.files import read_json
@@ -69,7 +70,7 @@ def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> E
     )
     size = max(1, min(_BATCH, MAX_OUTPUTS // max(1, outputs_a_record)))
     predicted, losses, weights, all_scores = [], [], [], []
-    with torch.no_grad():
+    with torch.no_grad(), without_shortcuts():  # as in training
         for start in range(0, len(data.test_labels), size):
             inputs = torch.from_numpy(np.array(data.test_features[start : start + size]))
             labels = torch.from_numpy(np.array(data.test_labels[start : start + size]))

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.extension import check_allowed
+from algorithms.gradients.passes import without_shortcuts
 from algorithms.models.objectives import MARGINS, next_token
 from algorithms.models.saved import TrainedModel, load
 from data.card import DataRefusedError
@@ -95,7 +96,7 @@ def _predict_batch(
     if isinstance(target, Tags) and inputs.ndim == 3:
         inputs, is_first = inputs[:, 0], inputs[:, 1] >= 0
     features, none = torch.from_numpy(inputs), np.zeros((len(names), 0))
-    with torch.no_grad():
+    with torch.no_grad(), without_shortcuts():  # as in training
         scores = model(features)
     if isinstance(target, Tags):
         rows = zip(scores.argmax(-1).numpy(), is_first, strict=True)

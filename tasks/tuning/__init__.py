@@ -16,6 +16,7 @@ from algorithms.core.plan import by_accountants
 from algorithms.errors import RefusedError
 from algorithms.extension import check_allowed
 from algorithms.gradients import L2
+from algorithms.gradients.passes import without_shortcuts
 from algorithms.models import Model
 from algorithms.privacy.accounting.epsilon import Accountant, adjacency_named
 from algorithms.privacy.accounting.events import Schedule, Trials, after_shared, all_shown, schedule_from_json
@@ -253,6 +254,7 @@ def zeros(public: DatasetInfo) -> Records:
 def score_statistic(public: DatasetInfo, model: Model, parameters: Mapping[str, torch.Tensor]) -> Statistic:
     """The score of the model's output for a record, [1], as a statistic that a barrier sums up."""
 
+    @without_shortcuts()
     def of_batch(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return record_scores(public.label_type, model.scores(model.outputs(parameters, features)), labels)[
             :, None
