@@ -185,6 +185,7 @@ def fit(
     ledger: str | None = None,
     cap: tuple[float, float] | None = None,
     device: str | torch.device = "auto",
+    accept_rounding: bool = False,
     memory_mb: int = 1024,
 ) -> Fitted:
     """Train a copy of a module under differential privacy.
@@ -233,6 +234,8 @@ def fit(
         ledger: The ledger's URL; by default EPSILONFLOW_LEDGER_URL, or the ledger in the home.
         cap: (epsilon, delta) of the population; needed if it is new to the ledger, and ignored otherwise.
         device: "auto", "cpu", or the name of an accelerator that PyTorch sees, such as "cuda".
+        accept_rounding: Train on private records where the last bits of an accelerator's gradients depend on the other
+            records of a pass; the card states it. Otherwise such a model is refused there.
         memory_mb: Memory for per-record work, in MB.
 
     Returns:
@@ -277,7 +280,9 @@ def fit(
     rows_by, unit = _grouping(people, unit, one_row_per_unit=one_row_per_unit)
     known = len(records.labels) if n_is_public else None
     check_delta(delta, known)
-    compute = ComputeConfig(device_of(str(device)), memory_mb, None, number=known)
+    compute = ComputeConfig(
+        device_of(str(device)), memory_mb, None, number=known, accept_rounding=accept_rounding
+    )
     target = Target(Budget(epsilon, delta), accountant, count_noise)
     facts = PlanningFacts(
         records=known,

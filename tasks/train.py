@@ -299,6 +299,7 @@ def compute_config(wanted: params.Performance, group: ProcessGroup = ALONE) -> C
         shard_frozen=wanted.shard_frozen,
         shard_trained=wanted.shard_trained,
         offload=wanted.offload,
+        accept_rounding=wanted.accept_rounding,
     )
 
 

@@ -158,7 +158,7 @@ class Engine:
     ) -> None:
         device = device or torch.device("cpu")
         self.company_refusal = ""
-        """Why private records are refused on this device, where only public ones are trained on; usually empty."""
+        """Why private records are refused on this device unless rounding is accepted; usually empty."""
         inspected_on = torch.device("cpu") if offload or shards is not None else device
         self._shards = shards
         form = InputSpec(
@@ -258,8 +258,9 @@ class Engine:
             self.physical_batch = first
             self.company_refusal = (
                 f"on the device {device.type} the last bits of a record's gradient depend on the other records in a"
-                f" pass of the model {self._passes.model.name}, so that no bound on one record's effect is known there;"
-                " set performance.device to cpu or, one record a pass, performance.physical_batch to 1."
+                f" pass of the model {self._passes.model.name}, so that one record's effect is bounded there only up to"
+                " rounding in 32 bits; set performance.device to cpu, or performance.accept_rounding to true, which"
+                " the privacy card states."
             )
             _LOG.warning("%s", self.company_refusal)
             return

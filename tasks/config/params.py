@@ -180,7 +180,8 @@ class Performance(Memory):
     shard_trained: whether several processes each keep a shard of the model's frozen parameters (FSDP2), and of trained
     parameters, sums and the optimizer's state, for models that do not fit one GPU. offload: whether trained parameters,
     sums and the optimizer's state stay in main memory, and a layer's weights are copied to the GPU when it needs them.
-    checkpoint_seconds: time between checkpoints.
+    accept_rounding: whether private records are trained on where the last bits of an accelerator's gradients depend on
+    the other records of a pass; the card states it. checkpoint_seconds: time between checkpoints.
     """
 
     device: str = Field(default="auto", min_length=1)
@@ -189,6 +190,7 @@ class Performance(Memory):
     shard_frozen: bool = False
     shard_trained: bool = False
     offload: bool = False
+    accept_rounding: bool = False
     threads: int | None = Field(default=None, ge=1)
     checkpoint_seconds: float = Field(default=10.0, gt=0)
 

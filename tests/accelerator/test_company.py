@@ -30,7 +30,9 @@ class RoundsByPlace(nn.Module):
         return outputs
 
 
-def barrier(device: torch.device, *, private: bool, physical_batch: int = 64) -> Barrier:
+def barrier(
+    device: torch.device, *, private: bool, physical_batch: int = 64, accept_rounding: bool = False
+) -> Barrier:
     rows = np.random.default_rng(0).standard_normal((100, 8)).astype(np.float32)
     loss = nn.CrossEntropyLoss(reduction="none")
     return Barrier(
@@ -40,7 +42,7 @@ def barrier(device: torch.device, *, private: bool, physical_batch: int = 64) ->
         generator=Generator(bytes(32), private=private),
         delta=1e-5,
         trace=Trace(),
-        compute=ComputeConfig(device, physical_batch=physical_batch),
+        compute=ComputeConfig(device, physical_batch=physical_batch, accept_rounding=accept_rounding),
     )
 
 
@@ -48,7 +50,7 @@ def test_private_records_are_refused_and_public_ones_get_a_warning(
     sim: torch.device, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(
-        RefusedError, match=r"on the device sim the last bits .* performance.physical_batch to 1"
+        RefusedError, match=r"on the device sim the last bits .* performance.accept_rounding to true"
     ):
         barrier(sim, private=True)
     caplog.clear()
@@ -56,7 +58,11 @@ def test_private_records_are_refused_and_public_ones_get_a_warning(
     assert "on the device sim the last bits of a record's gradient depend" in caplog.text
 
 
-def test_one_record_a_pass_is_taken_as_the_refusal_says(sim: torch.device) -> None:
+def test_rounding_is_accepted_where_the_owner_says_so(sim: torch.device) -> None:
+    barrier(sim, private=True, accept_rounding=True)
+
+
+def test_one_record_a_pass_is_taken(sim: torch.device) -> None:
     barrier(sim, private=True, physical_batch=1)
 
 

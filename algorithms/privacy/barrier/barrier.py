@@ -257,8 +257,9 @@ class Barrier:
         diagnostics: Diagnostics | None = None,
     ) -> None:
         self.__exact = UnnoisedQueries(records, model, compute or ComputeConfig(), last_norms or LastNorms())
-        if generator.private and self.__exact.engine.company_refusal:
-            raise RefusedError(self.__exact.engine.company_refusal)
+        refusal = self.__exact.engine.company_refusal
+        if refusal and generator.private and not self.__exact.compute.accept_rounding:
+            raise RefusedError(refusal)
         self.__records = records
         self.__generator = generator
         self.__spend = spend

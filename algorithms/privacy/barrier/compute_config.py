@@ -23,7 +23,8 @@ class ComputeConfig:
     workers: parallel passes on a CPU; by default as many as cores and memory allow, with the same bits for any number.
     threads: per worker, see `Engine.threads`. group: the run's processes. shard_frozen, shard_trained: whether they
     divide the model's frozen parameters between them; and the trained ones, sums and the method's state. offload:
-    whether these stay in main memory instead. All three are for a model that does not fit the device. expected_batch:
+    whether these stay in main memory instead. All three are for a model that does not fit the device. accept_rounding:
+    whether private records are trained on where an accelerator's last bits depend on their company. expected_batch:
     the expected number of records in a step, from public numbers, which decides how many a pass has unless
     `physical_batch` does. number: the number of records, if it is public. Some algorithms hold a value of every record
     at once, and round differently. This number, not the true one, decides whether such an algorithm fits into memory;
@@ -41,6 +42,7 @@ class ComputeConfig:
     shard_frozen: bool = False
     shard_trained: bool = False
     offload: bool = False
+    accept_rounding: bool = False
 
     @cached_property
     def shards(self) -> Shards | None:
