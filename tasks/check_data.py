@@ -137,7 +137,8 @@ def _header(card: DataCard, file: Path) -> list[str]:
     if not isinstance(card.reader, Table):
         return []
     with suppress(DataRefusedError):
-        return list(next(iter(tables("train", file, card.reader, card.label_type))).column_names)
+        for some in tables("train", file, card.reader, card.label_type):
+            return list(some.column_names)
     return []
 
 

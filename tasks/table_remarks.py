@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+from zipfile import is_zipfile
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -214,7 +215,7 @@ def _commas(reader: Table | Rows, columns: Mapping[str, _Column]) -> Iterator[st
 
 def fault_of_text(path: Path, declared: Csv) -> str | None:
     """The first line that makes a CSV file unreadable, and why; None if none does, or for an archive."""
-    if declared.member is not None or path.suffix == ".gz":
+    if declared.member is not None or path.suffix == ".gz" or is_zipfile(path):
         return None
     with path.open("rb") as file:
         if file.read(2) in _UTF_16:

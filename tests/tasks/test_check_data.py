@@ -344,6 +344,8 @@ def test_nothing_is_told_of_a_table_that_is_as_its_card_declares(check: Check) -
             ' semicolons, and set `separator: ";"` and `decimal: ","`',
         ),
         (b"x,y\n1,no\n1\n", "line 3 of {} has 1 fields"),
+        (b"", "has no training records"),
+        (b"x,y\n", "has no training records"),
         (
             b'x,y\n"1,5",no\n',
             'column x: numbers have decimal commas, as in 1,5; set `decimal: ","` under `reader`',
