@@ -344,8 +344,6 @@ def test_nothing_is_told_of_a_table_that_is_as_its_card_declares(check: Check) -
             ' semicolons, and set `separator: ";"` and `decimal: ","`',
         ),
         (b"x,y\n1,no\n1\n", "line 3 of {} has 1 fields"),
-        (b"", "has no training records"),
-        (b"x,y\n", "has no training records"),
         (
             b'x,y\n"1,5",no\n',
             'column x: numbers have decimal commas, as in 1,5; set `decimal: ","` under `reader`',
@@ -365,6 +363,17 @@ def test_the_owner_is_told_which_fault_a_file_has(
     found = look(str(card_file), tmp_path, counted=False)
     assert found.refused is not None
     assert words.format(path) in " ".join([found.refused, *found.remarks])
+
+
+@pytest.mark.parametrize("content", ["", "x,y\n"])
+def test_a_table_without_rows_is_refused_in_a_sentence(tmp_path: Path, content: str) -> None:
+    (tmp_path / "t").write_text(content)
+    files = {"train": {"path": "t", "sha256": sha256(content.encode()).hexdigest()}}
+    document = CARD | CLASSES | {"files": files, "reader": csv_of(NUMBER, label("y"))}
+    document |= {"split": {"salt": "m", "test_fraction": 0.5}}
+    YAML(typ="safe", pure=True).dump(document, tmp_path / "mine.yaml")
+    refused = look(str(tmp_path / "mine.yaml"), tmp_path, counted=False).refused
+    assert "has no training records; give it a file that holds some" in (refused or "")
 
 
 def test_without_a_header_the_separator_of_the_lines_is_named(tmp_path: Path) -> None:
