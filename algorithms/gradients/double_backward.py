@@ -27,7 +27,7 @@ class Backward:
         self.__name__ = f"{name} backward"
         self._func, self._structure, self._places = func, structure, places
 
-    def __call__(self, errors: tuple[Tensor, ...], leaves: list[Any]) -> tuple[Tensor, ...]:
+    def __call__(self, grad_outputs: tuple[Tensor, ...], leaves: list[Any]) -> tuple[Tensor, ...]:
         def of_values(*values: Tensor) -> tuple[Tensor, ...]:
             chosen = dict(zip(self._places, values, strict=True))
             some = [chosen.get(i, leaf) for i, leaf in enumerate(leaves)]
@@ -36,7 +36,7 @@ class Backward:
 
         with torch._C.DisableTorchFunction():
             back = torch.func.vjp(of_values, *(leaves[i] for i in self._places))[1]
-            return back(errors)  # type: ignore[no-any-return]
+            return back(grad_outputs)  # type: ignore[no-any-return]
 
 
 def connected(
@@ -68,13 +68,13 @@ def connected(
     returned = [tensors.index(i) for i in places]
     record = recorder()
 
-    def back(errors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def back(grad_outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if not torch.is_grad_enabled():
-            return backward(errors, leaves)
+            return backward(grad_outputs, leaves)
         if func is functional.linear and places == [0] and leaves[1].dim() == 2:
-            return (record(torch.matmul, (errors[0], leaves[1]), [*given, 1], returned),)
+            return (record(torch.matmul, (grad_outputs[0], leaves[1]), [*given, 1], returned),)
         found: tuple[Tensor, ...] = record(
-            backward, (errors, leaves), [*given, *range(len(tensors))], returned
+            backward, (grad_outputs, leaves), [*given, *range(len(tensors))], returned
         )
         return found
 
@@ -96,7 +96,7 @@ def _differentiable(output: Any) -> list[Tensor]:
 
 
 class _Joined(Function):
-    """Outputs of a call, with the values that they were computed from: errors go back to both."""
+    """Outputs of a call, with the values that they were computed from: grad_outputs go back to both."""
 
     @staticmethod
     def forward(ctx: Any, back: Func, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -104,5 +104,5 @@ class _Joined(Function):
         return tuple(tensor.clone() for tensor in tensors[:count])
 
     @staticmethod
-    def backward(ctx: Any, *errors: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, None, *errors, *ctx.back(errors))
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, None, *grad_outputs, *ctx.back(grad_outputs))

@@ -512,7 +512,7 @@ class _Pickler(pickle.Pickler):
         return ReferenceType.__name__ if isinstance(obj, ReferenceType) else None
 
 
-def _written(value: object) -> bytes:
+def _bytes_of(value: object) -> bytes:
     with io.BytesIO() as file:
         _Pickler(file).dump(value)
         return file.getvalue()
@@ -533,7 +533,7 @@ def _kept_by(losses: object) -> dict[str, bytes]:
     owner = getattr(losses, "__self__", losses)
     buffers = dict(owner.named_buffers()) if isinstance(owner, nn.Module) else {}
     return _pickled("losses", getattr(owner, "__dict__", {})) | {
-        f"losses.{name}": _written(part) for name, part in buffers.items()
+        f"losses.{name}": _bytes_of(part) for name, part in buffers.items()
     }
 
 
@@ -543,7 +543,7 @@ def _pickled(name: str, attributes: Mapping[str, object]) -> dict[str, bytes]:
     for key, value in attributes.items():
         if key not in own and not isinstance(value, FunctionType | type):
             try:
-                written = _written(value)
+                written = _bytes_of(value)
             except Exception:  # whatever a value's own pickling raises
                 # its memory address is irrelevant
                 written = re.sub("0x[0-9a-f]+", "", repr(value)).encode()

@@ -203,7 +203,7 @@ def examine(passes: Passes, least: InputSpec) -> ModelInspection:
         >>> from torch import nn
         >>> from algorithms.gradients.model_inspection import examine
         >>> from algorithms.gradients.synthetic_inputs import InputSpec
-        >>> from algorithms.gradients.passes import Answers, Passes
+        >>> from algorithms.gradients.passes import Passes
         >>> from algorithms.models import Model
         >>> class Centres(nn.Module):
         ...     def __init__(self) -> None:
