@@ -84,7 +84,7 @@ def centre_and_scale(counts: Tensor, noise: float) -> tuple[float, float]:
         >>> counts[0] = 1000.0
         >>> centre, scale = centre_and_scale(counts, noise=1.0)
         >>> round(centre, 3), scale
-        (-1.0, 0.02)
+        (-0.999, 0.02)
     """
     edges = histogram_edges()
     kept = torch.where(counts < _ABOVE_NOISE * noise, 0.0, counts.double())

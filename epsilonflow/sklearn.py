@@ -46,10 +46,12 @@ __all__ = ["FORBIDDEN_CHECKS", "DPClassifier", "DPRegressor", "PrivacyCostWarnin
 
 _DECLARED = "classes are declared, and reading them off y would tell of single records"
 _NOISE = "every fit draws secret noise anew, so two fits differ"
+_ONE_LABEL = "noise may name another of the declared classes, also where y holds a single one"
 _SCORE = "with a few hundred rows, clipping and noise are most of what is learned, and no score is promised"
 FORBIDDEN_CHECKS: dict[str, str] = {
     "check_classifiers_classes": _DECLARED,
     "check_classifiers_train": _DECLARED,
+    "check_classifiers_one_label": _ONE_LABEL,
     "check_fit_idempotent": _NOISE,
     "check_supervised_y_2d": _NOISE,
     "check_classifier_data_not_an_array": _NOISE,

@@ -460,7 +460,7 @@ def _split_list(text: str) -> list[str]:
     """Split a text at commas, but not at those in double quotes; empty parts are left out.
 
     Example:
-        >>> _listed('Ulm, "Bonn, am Rhein"')
+        >>> _split_list('Ulm, "Bonn, am Rhein"')
         ['Ulm', 'Bonn, am Rhein']
     """
     from tasks.config.params import ParamsRefusedError

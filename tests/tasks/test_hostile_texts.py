@@ -25,7 +25,7 @@ from algorithms.privacy.card import load, verify
 from algorithms.privacy.card.build import build
 from algorithms.privacy.card.text import markdown
 from algorithms.privacy.ledger import Ledger
-from flows import pipeline
+from flows import deployed
 from flows.cli.main import app
 from flows.cli.running import Steps
 from tasks import evaluate, report
@@ -254,7 +254,7 @@ def test_a_comparison_shows_its_methods_names_as_they_are(compared: Work) -> Non
 def test_the_page_of_a_release_shows_names_as_they_are(
     finished_once: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.export.rows", lambda _: [(HOSTILE[5], HOSTILE[11])])
+    monkeypatch.setattr("tasks.export.metric_rows", lambda _: [(HOSTILE[5], HOSTILE[11])])
     release(finished_once.root / "artifacts", tmp_path / "released", key=None)
     page = (tmp_path / "released/README.md").read_text().split("---\n", 2)[2]
     seen = Tags(MarkdownIt("commonmark", {"html": True}).render(page))
@@ -324,6 +324,6 @@ def test_prefects_table_shows_names_as_text(monkeypatch: pytest.MonkeyPatch) -> 
         "create_markdown_artifact": lambda *_, **__: None,
         "create_table_artifact": lambda table, **_: tables.append(table),
     }.items():
-        monkeypatch.setattr(pipeline, name, value)
-    assert pipeline.publish(Path()) == summary
+        monkeypatch.setattr(deployed, name, value)
+    assert deployed.publish(Path()) == summary
     assert tables == [[{"what": "population", "value": r"a\_b \[x\](https://e.org) &lt;b&gt;"}]]

@@ -1313,13 +1313,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--key", help="the owner's public key, or a file that holds it; from the owner")
     parser.add_argument("--unsigned", action="store_true", help="accept a card that nobody signed")
     given = parser.parse_args(arguments)
-    logging.disable(logging.WARNING)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # dp-accounting's
+    try:
+        return _report(given.folder, given.key, unsigned=given.unsigned)
+    finally:
+        logging.disable(before)
+
+
+def _report(folder: Path, key: str | None, *, unsigned: bool) -> int:
+    """Print what holds; returns the exit status."""
     out = sys.stdout.write
     try:
-        checks = verify(given.folder, key=_key_in(given.key), unsigned=given.unsigned)
-        setting = load(given.folder / "privacy_card.json" if given.folder.is_dir() else given.folder)[
-            "setting"
-        ]
+        checks = verify(folder, key=_key_in(key), unsigned=unsigned)
+        setting = load(folder / "privacy_card.json" if folder.is_dir() else folder)["setting"]
     except BadCardError as error:
         out(f"No card was checked: {error}\n".encode("ascii", "replace").decode())
         return 2

@@ -41,7 +41,7 @@ def draw_binomial(count: int, chance: int, source: Words) -> int:
     Example:
         >>> from algorithms.privacy.mechanisms.noise import seeded_generator
         >>> draw_binomial(1000, 2**62, seeded_generator(0).stream(0))
-        235
+        274
     """
     if chance <= 0 or chance >= 1 << CHANCE_BITS:
         return count if chance > 0 else 0

@@ -173,7 +173,7 @@ def draw_sample(sampling: Sampling, count: int, stream: Stream, *, step: int) ->
     Example:
         >>> from algorithms.privacy.mechanisms.noise import seeded_generator
         >>> draw_sample(Poisson(0.3), 10, seeded_generator(0).stream(0), step=0).tolist()
-        [5, 6, 8]
+        [1, 6, 8, 9]
     """
     match sampling:
         case FullBatch():

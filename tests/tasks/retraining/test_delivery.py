@@ -88,7 +88,10 @@ def test_a_fault_that_lasts_forfeits_nothing_and_the_run_goes_on_when_it_has_end
         for week in range(6):  # and it comes before what is due
             found = place.deliver(week)
             (run_id,) = place.rows("reserve")
-            assert (found.kind, f"Run {run_id} is charged, and goes on" in found.message) == ("failed", True)
+            assert (
+                found.kind,
+                f"Run {run_id} is charged; the next delivery resumes it" in found.message,
+            ) == ("failed", True)
     place.arrive("w3")
     assert place.deliver(6).kind == "promoted"
     assert place.rows("forfeit") == []
