@@ -505,10 +505,10 @@ class SlicedGrad:
         return rows
 
     def square_norms(self) -> Tensor:
-        return _added([part.square_norms() for part in self.parts.values()])
+        return _sum_of([part.square_norms() for part in self.parts.values()])
 
     def absolute_norms(self) -> Tensor:
-        return _added([part.absolute_norms() for part in self.parts.values()])
+        return _sum_of([part.absolute_norms() for part in self.parts.values()])
 
     def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
         moved = (shift.double() / scale.double()).square()
@@ -516,7 +516,7 @@ class SlicedGrad:
         for (start, stop), part in self.parts.items():
             found.append(part.square_distances(shift[start:stop], scale[start:stop], cancels=cancels))
             moved[start:stop] = 0.0
-        return _added(found) + moved.sum()
+        return _sum_of(found) + moved.sum()
 
     def add_weighted(self, weights: Tensor, total: Tensor) -> None:
         for (start, stop), part in self.parts.items():
@@ -532,7 +532,7 @@ class SlicedGrad:
         return SlicedGrad({place: change(part) for place, part in self.parts.items()}, self.size)
 
 
-def _added(parts: list[Tensor]) -> Tensor:
+def _sum_of(parts: list[Tensor]) -> Tensor:
     """The sum of tensors of one shape."""
     return sum(parts[1:], parts[0])
 

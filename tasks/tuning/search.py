@@ -362,13 +362,9 @@ def _reserve(search: Search, charge: Charge) -> None:
             search.search_plan.documents
         ):  # a model that cannot be trained is refused
             model = user_level_model(model_for(settings, search.public), search.public.rows_per_user)
-            engine = compute_config(settings.performance).engine(model, zeros(search.public))
-            if (
-                engine.company_refusal
-                and charge.run.private_noise
-                and not settings.performance.accept_rounding
-            ):
-                raise RefusedError(engine.company_refusal)
+            compute = compute_config(settings.performance)
+            engine = compute.engine(model, zeros(search.public))
+            compute.check_rounding(engine, private=charge.run.private_noise)
         _rehearse(search, charge)  # a charged search must end with a card, whichever trial wins
     notes = {name: document[name] for name in ("dataset", "adjacency", "noise")}
     notes["algorithm"] = ", ".join(sorted({plan["algorithm"] for plan in search.search_plan.plans}))

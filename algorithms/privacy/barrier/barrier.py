@@ -257,9 +257,7 @@ class Barrier:
         diagnostics: Diagnostics | None = None,
     ) -> None:
         self.__exact = UnnoisedQueries(records, model, compute or ComputeConfig(), last_norms or LastNorms())
-        refusal = self.__exact.engine.company_refusal
-        if refusal and generator.private and not self.__exact.compute.accept_rounding:
-            raise RefusedError(refusal)
+        self.__exact.compute.check_rounding(self.__exact.engine, private=generator.private)
         self.__records = records
         self.__generator = generator
         self.__spend = spend

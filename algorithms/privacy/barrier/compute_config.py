@@ -78,6 +78,11 @@ class ComputeConfig:
         """What brings records to the device."""
         return RecordLoader(self.device, self.memory_mb)
 
+    def check_rounding(self, engine: Engine, *, private: bool) -> None:
+        """Raises RefusedError for private records if the device's last bits depend on company, unless accepted."""
+        if engine.company_refusal and private and not self.accept_rounding:
+            raise RefusedError(engine.company_refusal)
+
     def engine(self, model: Model, records: Records) -> Engine:
         """The gradient engine for a model of such records; only their shape and type are used.
 
