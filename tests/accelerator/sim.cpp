@@ -1,4 +1,4 @@
-// A simulated accelerator for PyTorch: the device "sim". docs/decisions/53-a-simulated-accelerator.md says what it
+// A simulated accelerator for PyTorch: the device "sim". docs/decisions/processes-and-devices.md says what it
 // can show.
 //
 // Memory: one memfd mapped twice. Tensors point into a mapping without access rights, so that code which touches
