@@ -34,7 +34,7 @@ from algorithms.core.calibration import check_delta
 from algorithms.core.checkpoint import cpu_copies
 from algorithms.core.method import Algorithm
 from algorithms.core.plan import Plan, Target
-from algorithms.core.planning_facts import PlanningFacts
+from algorithms.core.planning_facts import PlanningFacts, zero_start_loss
 from algorithms.core.receipt import account_of, cost_of, reserved_events
 from algorithms.core.rehearsal import made_up, rehearsal
 from algorithms.core.settings import adapter
@@ -291,6 +291,7 @@ def fit(
         classes=classes,
         loss=trained.bounds,
         rows_per_user=rows,
+        start_loss=zero_start_loss(trained, classes),
     )
     plan = method.plan(target, facts)
     if plan.not_private is not None and noise != "seeded":

@@ -15,7 +15,7 @@ from algorithms import models
 from algorithms.core.calibration import check_delta
 from algorithms.core.learned_features import schedule_of
 from algorithms.core.plan import Plan, Target
-from algorithms.core.planning_facts import Inputs, PlanningFacts
+from algorithms.core.planning_facts import Inputs, PlanningFacts, zero_start_loss
 from algorithms.errors import RefusedError
 from algorithms.extension import is_own, source_digest
 from algorithms.gradients import linear_layer
@@ -164,6 +164,7 @@ def _planning_facts(model: Model, public: DatasetInfo) -> PlanningFacts:
         loss=model.bounds,
         rows_per_user=public.rows_per_user,
         bfloat16=model.precision == torch.bfloat16,
+        start_loss=zero_start_loss(model, len(public.classes)),
     )
 
 

@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
+import torch
+
 from algorithms.errors import RefusedError
-from algorithms.models import LossBounds
+from algorithms.gradients import linear_layer
+from algorithms.models import LossBounds, Model
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class PlanningFacts:
     classes: number of classes, 1 if the target is not a class. inputs: for a linear model on data whose card bounds
     them, else None. loss: bounds of a record's loss as a function of the outputs, None if unknown. rows_per_user:
     number of rows of a record that is a person with several rows, else None. bfloat16: whether the model computes in
-    it.
+    it. start_loss: the largest loss of a record at the model's own start, see `zero_start_loss`; it serves planning
+    alone, so a plan read from disk has none.
     """
 
     records: int | None
@@ -41,6 +45,7 @@ class PlanningFacts:
     loss: LossBounds | None = None
     rows_per_user: int | None = None
     bfloat16: bool = False
+    start_loss: float | None = field(default=None, compare=False)
 
     def known_records(self, what: str) -> int:
         """The number of records, which `what` needs; raises RefusedError if it is private."""
@@ -119,6 +124,7 @@ class PlanningFacts:
             del document["pooled"]
         if not self.bfloat16:
             del document["bfloat16"]
+        del document["start_loss"]
         return document
 
     @classmethod
@@ -132,6 +138,18 @@ class PlanningFacts:
             inputs=None if inputs is None else Inputs(**from_finite(inputs)),
             loss=None if loss is None else LossBounds(**from_finite(loss)),
         )
+
+
+def zero_start_loss(model: Model, classes: int) -> float | None:
+    """The largest loss of a record at the start of a linear classifier that starts at zero, whatever its features are.
+
+    All outputs are 0 there: ln 2 for logistic regression, ln K for K classes, 1 for a hinge. None for any other model.
+    """
+    layer = linear_layer(model.module)
+    if layer is None or classes < 2 or any(bool(part.any()) for part in model.module.parameters()):
+        return None
+    labels = torch.arange(classes, dtype=model.label_dtype)
+    return float(model.losses(torch.zeros(classes, layer.out_features, dtype=torch.float64), labels).max())
 
 
 def to_finite(values: Mapping[str, float]) -> dict[str, float | None]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -455,3 +456,37 @@ def test_grouping_keeps_the_iterations_and_almost_all_of_the_gain(stages: list[S
     assert best <= np.sum(exact / rough**2) <= 1.02 * best
     values, counts = in_levels(np.full(7, 0.25), 24)  # equal ones are one group
     assert (values.tolist(), counts.tolist()) == ([pytest.approx(0.25, rel=1e-6)], [7])
+
+
+@pytest.mark.parametrize("start", [None, 0.0, 0.7, -3.0])
+@pytest.mark.parametrize("regularisation", [0.01, 0.3])
+def test_the_gap_at_the_start_is_bounded_for_any_records(start: float | None, regularisation: float) -> None:
+    known = replace(facts(), start_loss=math.log(2))
+    method = Nesterov(400, regularisation=regularisation, start=start)
+    gap = method.gap_at_start(known)
+    corner = box(3)  # made what is furthest from its least value: features at their bounds, wrong labels
+    corner.features[:] = 1.0
+    corner.labels[:] = 1 if (start or 0.0) < 0 else 0
+    begin = objective(corner, torch.full((FEATURES,), start or 0.0), regularisation)
+    assert begin <= gap + 1e-9
+    assert gap <= begin + 2 * math.log(2)  # and the bound is tight, but for the loss of a guess
+    if not start:
+        assert gap == math.log(2)
+
+
+def test_without_a_known_loss_at_the_start_the_gap_is_the_papers() -> None:
+    assert Nesterov(5).gap_at_start(facts()) == 10.0
+    assert Nesterov(5, start=1.0).gap_at_start(replace(facts(), start_loss=0.69, inputs=None)) == 10.0
+    assert Nesterov(5, initial_gap=3.5).gap_at_start(replace(facts(), start_loss=0.69)) == 3.5
+
+
+def test_the_plan_states_the_gap_and_one_of_before_is_still_run() -> None:
+    method, known = Nesterov(400, noise="laplace"), replace(facts(), start_loss=math.log(2))
+    plan = method.plan(PURE, known)
+    assert plan.method_params["initial_gap"] == pytest.approx(math.log(2))
+    before = method.plan(PURE, facts())
+    assert before.method_params["initial_gap"] == 10.0 and plan.steps < before.steps
+    assert HeavyBall(5).plan(APPROXIMATE, known).method_params["initial_gap"] is None
+    written = {key: value for key, value in before.method_params.items() if key != "initial_gap"}
+    state, _, _ = run(method, replace(before, method_params=written), box())
+    assert torch.isfinite(state).all()
