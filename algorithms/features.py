@@ -177,8 +177,9 @@ class Centred(Strict):
 
     mean_noise, moment_noise: noise multipliers of the two releases; without moment_noise there is no whitening. power:
     of the inverse second moment, 0.5 for full whitening. ridge: added to the moment's eigenvalues, relative to the
-    largest. head_noise: noise multiplier of class sums of the linear head's inputs, scaled to unit length. The head
-    starts at these sums, with rows of mean length head_length; without head_noise it keeps the model's own start.
+    largest. head_noise: noise multiplier of class sums of the linear head's inputs, scaled to unit length, at
+    which the head starts; without it the head keeps the model's own start. head_length: mean length of the rows of such
+    a start.
     """
 
     mean_noise: Positive = 40.0

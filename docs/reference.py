@@ -5,8 +5,10 @@ from the command line itself, and data sets from their cards.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import typer
@@ -37,9 +39,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def params() -> str:
-    """Every key of params.yaml."""
+    """Every key of params.yaml, and what it does, by the docstrings of the classes that check them."""
     from algorithms.features import FEATURES
     from algorithms.methods import CATALOGUE
+    from algorithms.methods.dp_sgd import DPSGD
     from algorithms.models import CATALOGUE as NETWORKS
     from tasks.config.params import MODELS, OPTIONAL
 
@@ -52,12 +55,12 @@ def params() -> str:
     for group, model in MODELS.items():
         optional = " (optional)" if group in OPTIONAL else ""
         schema = TypeAdapter(model).json_schema()
-        text += [f"## {group}{optional}", _doc(model), _table(schema, group), *_inside(schema, group)]
+        text += [f"## {group}{optional}", *_section(model, group), *_inside(schema, group)]
     text += ["## algorithm", "`algorithm.name` is one of these, or your own `package.module:factory`."]
     parts: dict[str, None] = {}
     for name, method in CATALOGUE.items():
         schema = TypeAdapter(method).json_schema()
-        text += [f"### {name}", _doc(inspect.getmodule(method)), _doc(method), _table(schema, "algorithm")]
+        text += [f"### {name}", _doc(inspect.getmodule(method)), *_section(method, "algorithm", others=DPSGD)]
         parts |= dict.fromkeys(_inside(schema, "algorithm"))
     text += parts  # once for all methods that have them
     text += [
@@ -65,12 +68,12 @@ def params() -> str:
         "`features.name` is `none`, one of these, or `package.module:factory`.",
     ]
     for name, kind in FEATURES.items():
-        text += [f"### {name}", _doc(kind), _table(TypeAdapter(kind).json_schema(), "features")]
+        text += [f"### {name}", *_section(kind, "features")]
     text += ["## model.settings", "The settings of each model, under its `model.name`."]
     for name, architecture in NETWORKS.items():
         schema = TypeAdapter(architecture.settings).json_schema()
         if schema.get("properties"):
-            text += [f"### {name}", _doc(architecture.settings), _table(schema, "model.settings")]
+            text += [f"### {name}", *_section(architecture.settings, "model.settings")]
             text += _inside(schema, "model.settings")
     plain = [
         name
@@ -112,8 +115,7 @@ def data_card() -> str:
         "# The data card",
         "A YAML file in `data/cards`, named after the data set. It declares everything that is public about the data;"
         " nothing in it is computed from the rows. See [your own table](../tutorials/own-table.md).",
-        _doc(DataCard),
-        _table(TypeAdapter(DataCard).json_schema(), ""),
+        *_section(DataCard, ""),
     ]
     parts: Mapping[str, Iterable[Any]] = {
         "Parts": (File, Records, Cap, Split, Composition, Person),
@@ -138,7 +140,7 @@ def data_card() -> str:
     for title, models in parts.items():
         text.append(f"## {title}")
         for model in models:
-            text += [f"### {model.__name__}", _doc(model), _table(TypeAdapter(model).json_schema(), "")]
+            text += [f"### {model.__name__}", *_section(model, "")]
     return "\n\n".join(text)
 
 
@@ -286,8 +288,45 @@ PAGES: Mapping[str, Callable[[], str]] = {
 }
 
 
-def _table(schema: Mapping[str, Any], prefix: str) -> str:
-    """One row per key: its type, default and range."""
+def describe_keys(text: str, keys: Iterable[str]) -> tuple[str, dict[str, str]]:
+    """Split a docstring into its prose and what it says of each key, as in "steps: updates. rate, period: how fast.".
+
+    Such a list begins a paragraph. A colon after a key within a sentence is prose.
+
+    Example:
+        >>> describe_keys("A method.\\n\\nsteps: updates. rate: how fast", ["steps", "rate"])
+        ('A method.', {'steps': 'updates', 'rate': 'how fast'})
+    """
+    one = "|".join(sorted(map(re.escape, keys), key=len, reverse=True)) or "(?!)"
+    head = re.compile(rf"(?:(?<=[.;]\s)|^)((?:{one})(?:,\s(?:{one}))*):\s+")
+    prose, meanings = [], dict[str, str]()
+    for paragraph in text.split("\n\n"):
+        if not head.match(paragraph):
+            prose.append(paragraph)
+            continue
+        _, *parts = head.split(_OTHERS.sub("", paragraph))
+        for names, meaning in zip(parts[::2], parts[1::2], strict=True):
+            meanings |= dict.fromkeys(re.split(r",\s", names), " ".join(meaning.split()).rstrip(".;"))
+    return "\n\n".join(prose), meanings
+
+
+_OTHERS = re.compile(r"\s*The other settings are [^.]*\.")
+
+
+def _section(kind: type[Any], prefix: str, *, others: type[Any] | None = None) -> list[str]:
+    """The prose of a class, and a table of its keys. others: the class that describes keys which `kind` does not."""
+    schema = TypeAdapter(kind).json_schema()
+    keys, described = schema.get("properties", {}), dict[str, str]()
+    for one in (*reversed((others or object).__mro__), *reversed(kind.__mro__)):
+        described |= describe_keys(inspect.cleandoc(one.__dict__.get("__doc__") or ""), keys)[1]
+    prose, _ = describe_keys((inspect.getdoc(kind) or "").partition("\n\nExample:")[0], keys)
+    return [_clean(prose), _table(schema, prefix, described)]
+
+
+def _table(
+    schema: Mapping[str, Any], prefix: str, described: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """One row per key: what it does, its type, default and range."""
     known, required = schema.get("$defs", {}), schema.get("required", ())
     rows = []
     for name, part in schema.get("properties", {}).items():
@@ -300,8 +339,10 @@ def _table(schema: Mapping[str, Any], prefix: str) -> str:
             else _EMPTY.get(part.get("type", ""), "its own defaults")
         )
         key = f"{prefix}.{name}" if prefix else name
-        rows.append((f"`{key}`", _type(part, known), shown, _limits(part, known)))
-    return _rows(("key", "type", "default", "range"), rows) if rows else "It has no keys."
+        does = (_clean(described.get(name, "")),) if described else ()
+        rows.append((f"`{key}`", *does, _type(part, known), shown, _limits(part, known)))
+    heads = ("key", *(("what it does",) if described else ()), "type", "default", "range")
+    return _rows(heads, rows) if rows else "It has no keys."
 
 
 def _inside(schema: Mapping[str, Any], prefix: str) -> list[str]:
@@ -312,8 +353,9 @@ def _inside(schema: Mapping[str, Any], prefix: str) -> list[str]:
             inner = known.get(str(one.get("$ref", "")).rsplit("/", 1)[-1], {})
             if inner.get("properties"):
                 whole, key = {**inner, "$defs": known}, f"{prefix}.{name}"
-                words = _clean(inner.get("description", ""))
-                text += ["\n\n".join((f"### {key}", words, _table(whole, key))), *_inside(whole, key)]
+                words, described = describe_keys(inner.get("description", ""), inner["properties"])
+                table = _table(whole, key, described)
+                text += ["\n\n".join((f"### {key}", _clean(words), table)), *_inside(whole, key)]
     return text
 
 

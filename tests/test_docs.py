@@ -261,9 +261,14 @@ def keys_of(document: Any, path: str = "") -> Iterator[str]:
 def test_reference_is_made_from_the_code() -> None:
     pytest.importorskip("mkdocs")
     made = {name: make() for name, make in reference().PAGES.items()}
-    assert "| `privacy.epsilon` | number or null | `null` | > 0, <= 10000.0 |" in made["params"]
+    assert (
+        "| `privacy.epsilon` | of the whole run | number or null | `null` | > 0, <= 10000.0 |"
+        in made["params"]
+    )
+    rows = [line.split(" | ") for line in made["params"].splitlines() if line.startswith("| `")]
+    assert len(rows) > 200 and [row[0] for row in rows if len(row) < 5 or not row[1].strip()] == []
     assert "| `algorithm.clip_norm` |" in made["params"] and "### dp_sgd" in made["params"]
-    assert "| `data.blocks` | list of string | `[]` |" in made["params"]
+    assert "| `data.blocks` | the blocks to train on, if" in made["params"]
     assert (
         "(`paper_update` brings back its update of s)" in made["params"]
     )  # code is code, not text to escape

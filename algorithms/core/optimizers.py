@@ -49,6 +49,7 @@ class OptimizerState:
 class OptimizerConfig:
     """Settings of the update.
 
+    learning_rate: of the first step. momentum: of "sgd", or beta1 of "adam". second_momentum: beta2 of "adam".
     optimizer: "sgd" with heavy-ball momentum (v <- momentum v + g; Polyak 1964), or "adam" (Kingma and Ba 2015).
     schedule: how the learning rate falls to 0 at the last step; "constant" keeps it.
     averaging: what is published: the last iterate ("none"), an exponential state average whose time constant is a

@@ -138,15 +138,16 @@ class DPAGD(Strict):
 
     What is None is as `paper_budget` has it, see `OURS` and `PAPERS`.
 
-    iterations: how many the budget is for when no step is rejected; with the paper's budget the "splits" of epsilon,
-    half of each for a gradient, half for a selection. selection_share: the selection's part of an iteration's budget
-    (the paper's budget knows its own). gamma: how much a rejection raises the gradient's budget by; keep_raised: also
-    for later iterations. clip_norm, loss_bound: of a record's gradient and loss. steps_grid: the candidate steps as
-    parts of their range, 0 first. step_range: the range's start and its most; it becomes range_growth times the
-    largest step chosen in each range_every iterations, and is multiplied by range_shrink on a rejection. averaging:
-    how a second measurement is averaged with the first, raw or as the paper prints it. momentum: the part of earlier
-    measurements that is kept. iterates: publish the last or an average (Shamir and Zhang 2013, eta = 3).
-    regularisation: lambda of lambda / 2 ||parameters||^2 beside the mean loss. sampling_rate: of Poisson samples.
+    paper_budget: take the paper's choices. iterations: how many the budget is for when no step is rejected; with the
+    paper's budget the "splits" of epsilon, half of each for a gradient, half for a selection. selection_share: the
+    selection's part of an iteration's budget (the paper's budget knows its own). gamma: how much a rejection raises the
+    gradient's budget by; keep_raised: also for later iterations. clip_norm, loss_bound: of a record's gradient and
+    loss. steps_grid: the candidate steps as parts of their range, 0 first. step_range: the range's start and its most;
+    it becomes range_growth times the largest step chosen in each range_every iterations. range_every, range_growth: see
+    step_range. range_shrink: its factor on a rejection. averaging: how a second measurement is averaged with the first,
+    raw or as the paper prints it. momentum: the part of earlier measurements that is kept. iterates: publish the last
+    or an average (Shamir and Zhang 2013, eta = 3). regularisation: lambda of lambda / 2 ||parameters||^2 beside the
+    mean loss. sampling_rate: of Poisson samples.
     """
 
     paper_budget: bool = False
@@ -341,8 +342,8 @@ class PrivGene(Strict):
     sides, and selections are accounted by their bounded range.
 
     rounds: null for n epsilon / 800, rounded, at least 1. loss_bound: a record's loss is clipped to [0, loss_bound].
-    first_move, move: how far a coordinate is moved in the first round and in the second; a later round's move is
-    `decay` times that of the one before.
+    first_move, move: how far a coordinate is moved in the first round and in the second; decay: of a later round's
+    move, from the one before.
     """
 
     rounds: Annotated[int, Field(ge=1, le=MAX_STEPS)] | None = None

@@ -50,9 +50,10 @@ class DPSGD(Sampled):
     number of all is public. sampling_rate: instead, where it is not: the probability of each record. update: the
     optimizer, for the noisy mean gradient. clip_norm: the L2 bound C of a record's gradient. clipping: "l2";
     "per_layer": layers share C equally; "normalised": g becomes C g / (|g| + stability), so that C only scales the
-    learning rate (Bu et al. 2023, AUTO-S). sampling: "poisson"; "random_allocation": each record takes part in exactly
-    one step of each pass over the data, drawn at random (Chua et al. 2024, balls and bins). Use it instead of
-    shuffling: it needs less noise than Poisson samples, and batches have n / round(n / B) records on average.
+    learning rate (Bu et al. 2023, AUTO-S). stability: of normalised clipping alone. sampling: "poisson";
+    "random_allocation": each record takes part in exactly one step of each pass over the data, drawn at random (Chua et
+    al. 2024, balls and bins). Use it instead of shuffling: it needs less noise than Poisson samples, and batches have n
+    / round(n / B) records on average.
 
     Example:
         >>> from algorithms import DPSGD, OptimizerConfig
@@ -200,9 +201,10 @@ class SGDMA(_Older):
     moments where it took the last; the noise is calibrated to the target where it was fixed and epsilon a result
     (`noise_multiplier` fixes it again).
 
-    The number of records must be public. expected_batch_size: null for sqrt(n) + 10. clip_norm: the L2 bound C of a
-    record's gradient. noise_multiplier: standard deviation over C; null for the least that the moments accountant
-    allows.
+    The number of records must be public.
+
+    expected_batch_size: null for sqrt(n) + 10. clip_norm: the L2 bound C of a record's gradient. noise_multiplier:
+    standard deviation over C; null for the least that the moments accountant allows.
     """
 
     steps: Steps = 10_000

@@ -85,7 +85,10 @@ class EpochParams:
 
 @dataclass(frozen=True)
 class AdaptiveClipping(Strict):
-    """The clip norm of later epochs: `factor` times the mean of norms clipped to the largest, within bounds."""
+    """The clip norm of later epochs, from the mean of norms clipped to the largest.
+
+    min_clip_norm, max_clip_norm: its bounds; norms are clipped to the largest. factor: of the mean.
+    """
 
     min_clip_norm: Bound
     max_clip_norm: Bound
@@ -189,6 +192,7 @@ class DPIS(Strict):
     norm_noise_multiplier: instead, sigma_K itself, where that number is private. cautious_share: of the epochs, the
     first, whose successors are reserved for at K = N C.
     adaptive_clipping: None keeps C. public_norms: K / (N C) in the first epoch and in the last, linear between them.
+    update: the optimizer.
     """
 
     epochs: Annotated[int, Field(ge=1, le=MAX_STEPS)]

@@ -256,9 +256,9 @@ class Settings(Strict):
     steps: iterations, or the most of them where their number is chosen. relative_step: c in the step size c / L.
     regularisation: lambda; the objective is 2 lambda strongly convex. batch_size: records of a sample without
     replacement, None for all of them. noise: "laplace" with an L1 bound, "gaussian" with an L2 bound on a record's
-    gradient, or "knorm" with the bound of features in [0, 1]. smoothness: None takes L from public bounds; a number
-    is taken only with smoothness_is_data_dependent, to reproduce a publication, and the plan then says that the run
-    is not private. start: of every coordinate, None keeps the model's own.
+    gradient, or "knorm" with the bound of features in [0, 1]. adjacency: of the guarantee. smoothness: L; None takes it
+    from public bounds. smoothness_is_data_dependent: true with a number for L, to reproduce a publication; the plan
+    then says that the run is not private. start: of every coordinate, None keeps the model's own.
     """
 
     by_coordinate: ClassVar[bool] = True

@@ -43,7 +43,8 @@ class DPSGDDecay(Sampled):
     a record takes part once on average; more than 24 different noise multipliers share 24 levels.
 
     form: sigma_e / sigma_0 in epoch e = 0, 1, .. of E: "exponential" exp(-rate e), "time" 1 / (1 + rate e), "step"
-    (1 - rate)^floor(e / period), "polynomial" (1 - end) (1 - e / E)^power + end. The other settings are DP-SGD's.
+    (1 - rate)^floor(e / period), "polynomial" (1 - end) (1 - e / E)^power + end. rate, period, power,
+    end: numbers of the form. The other settings are DP-SGD's.
     """
 
     by_coordinate: ClassVar[bool] = True
@@ -108,6 +109,7 @@ class Decay(Strict):
     form: "polynomial" (offset + rate t)^(-power); "linear_in_sqrt" 1 - (1 - end) sqrt(t / T); "constant" 1; "adaptive"
     1 / b_{t+1} with b_{t+1}^2 = b_t^2 + max(beta_t (|g|^2 - noise), least_growth), b_0^2 = offset and
     beta_t = max(beta / (t mod period + 1), 1), where noise is matched to alpha_t^2 = sqrt(offset + noise_growth t).
+    offset, rate, power, end, beta, period, least_growth, noise_growth: numbers of the form.
     """
 
     form: Literal["polynomial", "linear_in_sqrt", "constant", "adaptive"] = "polynomial"
@@ -177,8 +179,9 @@ class ADPSGD(Sampled):
       sampling the early steps of little noise cost more than their share (at its largest epsilon, 7.8 instead of 2.1).
     - Poisson samples instead of disjoint batches; at most 24 levels of noise, as near to alpha_t as that many can be.
 
-    allocation: "matched" noise, alpha_t^2 ~ 1 / eta_t, or "constant", the paper's baseline. update: its learning rate
-    is multiplied by the factors of `decay`, so its own schedule stays constant. The other settings are DP-SGD's.
+    allocation: "matched" noise, alpha_t^2 ~ 1 / eta_t, or "constant", the paper's baseline. decay: how steps become
+    shorter. update: its learning rate is multiplied by the factors of `decay`, so its own schedule stays constant. The
+    other settings are DP-SGD's.
     """
 
     by_coordinate: ClassVar[bool] = True

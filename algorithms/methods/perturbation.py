@@ -61,11 +61,11 @@ class ObjectivePerturbation(SingleRelease):
     Differences from the papers: log(1 + beta / Lambda) for their -log(1 - beta / Lambda), of which it is the tighter
     half (the Jacobian grows by a positive matrix of rank one); whole privacy loss distributions, not one Rényi order.
 
-    regularisation: lambda of lambda / 2 ||theta||^2 on the mean loss, where the number of records is public; null for
-    Lambda = 3 z C on the sum. "kst" adds its 2 beta / epsilon, and nothing else for null.
-    It is at least 1e-10, below which rounding decides where the minimum is.
-    clip_norm: the L2 bound C of a record's gradient; null for the bound by the data card, which clips nothing.
-    adjacency: for "rkw" with the accountant "pure" it may be REPLACE_ONE, at twice the epsilon of add-or-remove-one.
+    analysis: one of these two. regularisation: lambda of lambda / 2 ||theta||^2 on the mean loss, where the number of
+    records is public; null for Lambda = 3 z C on the sum. "kst" adds its 2 beta / epsilon, and nothing else for null.
+    It is at least 1e-10, below which rounding decides where the minimum is. clip_norm: the L2 bound C of a record's
+    gradient; null for the bound by the data card, which clips nothing. adjacency: for "rkw" with the accountant "pure"
+    it may be REPLACE_ONE, at twice the epsilon of add-or-remove-one.
     """
 
     analysis: Literal["rkw", "kst"] = "rkw"

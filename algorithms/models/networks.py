@@ -376,9 +376,9 @@ _UNITS, _HIDDEN = 32, 16
 class TextSettings(Settings):
     """Settings of a model of words.
 
-    embedding: "random" and "glove" are frozen, "learned" is trained with the rest. embedding_file: word vectors of
-    `width` numbers. words_file: the vocabulary's words in the order of its entries, one per line: the words.txt beside
-    the prepared data. activation: of the two dense layers.
+    embedding: "random" and "glove" are frozen, "learned" is trained with the rest. embedding_file: word vectors. width:
+    of them. words_file: the vocabulary's words in the order of its entries, one per line: the words.txt beside the
+    prepared data. activation: of the two dense layers.
     """
 
     embedding: Literal["random", "glove", "learned"] = "random"

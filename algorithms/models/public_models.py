@@ -39,8 +39,8 @@ _NOT_OURS = ("id2label", "label2id", "dtype", "torch_dtype")
 class Adapter(Settings):
     """Low-rank adapters (Hu et al. 2022) by PEFT: everything except adapters and head is frozen.
 
-    rank: of each adapter. alpha: adapters are scaled by alpha / rank. targets: name suffixes of the layers that get an
-    adapter; by default PEFT's choice for the architecture.
+    kind: low-rank adapters. rank: of each adapter. alpha: adapters are scaled by alpha / rank. targets: name suffixes
+    of the layers that get an adapter; by default PEFT's choice for the architecture.
     """
 
     kind: Literal["lora"] = "lora"
@@ -55,6 +55,7 @@ class _Public(Settings):
     checkpoint: a public model: its folder, "all-minilm-l6-v2", or a name in the hub's cache on this machine. Its head
     may be missing or have another number of classes. checkpoint_file: a safetensors file of weights alone.
     replace_batch_norm: true replaces by GroupNorm; "frozen" keeps the layers with the checkpoint's statistics.
+    adapter: train low-rank adapters instead of the weights.
     """
 
     checkpoint: str | None = Field(default=None, min_length=1)
@@ -111,7 +112,7 @@ def _task(predicts: str, *, is_text: bool) -> str:
 
 
 class HuggingFaceSettings(_Public):
-    """config: as in config.json, including model_type; or config_file, the path of such a file; or neither with a
+    """config: as in config.json, including model_type. config_file: instead, the path of such a file; neither with a
     checkpoint.
     """
 

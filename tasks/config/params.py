@@ -80,7 +80,10 @@ class Data(StrictModel):
 
 
 class Attack(StrictModel):
-    """A target instead of epsilon: at this false-alarm rate no attacker recognises a larger share than `caught`."""
+    """A target instead of epsilon: at this false-alarm rate no attacker recognises a larger share than `caught`.
+
+    false_alarms: share of strangers whom the attacker takes for members. caught: share of members that it recognises.
+    """
 
     false_alarms: float = Field(gt=0, lt=1)
     caught: float = Field(gt=0, lt=1)
@@ -95,9 +98,11 @@ class Attack(StrictModel):
 class Privacy(StrictModel):
     """The target of a run: either an epsilon or an attack that it must withstand.
 
-    count_noise: noise multiplier of the number of records, which is released if it is private.
-    noise: "seeded" is for tests and comparisons; its results are not private. diagnostics: record what clipping
-    and noise did to each gradient; only for public records, and the run is not private.
+    epsilon: of the whole run. target: instead, an attack that the run withstands. delta: of the guarantee; 0 with the
+    accountant "pure" alone. accountant: whose epsilon must meet the target: "pld" by privacy loss distributions, "rdp"
+    by Rényi divergences, "pure" for delta 0. count_noise: noise multiplier of the number of records, which is released
+    if it is private. noise: "seeded" is for tests and comparisons; its results are not private. diagnostics: record
+    what clipping and noise did to each gradient; only for public records, and the run is not private.
     """
 
     epsilon: float | None = Field(default=None, gt=0, le=MAX_EPSILON)
@@ -181,7 +186,8 @@ class Performance(Memory):
     parameters, sums and the optimizer's state, for models that do not fit one GPU. offload: whether trained parameters,
     sums and the optimizer's state stay in main memory, and a layer's weights are copied to the GPU when it needs them.
     accept_rounding: whether private records are trained on where the last bits of an accelerator's gradients depend on
-    the other records of a pass; the card states it. checkpoint_seconds: time between checkpoints.
+    the other records of a pass; the card states it. threads: of PyTorch in each pass, by default as many as keep a
+    record's gradient apart from its place in the batch. checkpoint_seconds: time between checkpoints.
     """
 
     device: str = Field(default="auto", min_length=1)
@@ -205,7 +211,10 @@ class Performance(Memory):
 
 
 class Tracking(StrictModel):
-    """Where Weights & Biases stores the runs: project, mode and entity (a user or team).
+    """Where Weights & Biases stores the runs.
+
+    project: its name there. mode: offline stores runs in .wandb, online sends them, disabled makes none. entity: a user
+    or a team.
 
     Where the environment has WANDB_MODE, `load` takes the mode from there, as W&B's own tools do.
     """
@@ -225,7 +234,10 @@ class Tracking(StrictModel):
 
 
 class LedgerPlace(StrictModel):
-    """Where the ledger is. url: without a password. The data card names the population that is charged."""
+    """Where the ledger is. The data card names the population that is charged.
+
+    url: without a password; by default an SQLite file in the data folder.
+    """
 
     url: str | None = Field(default=None, min_length=1)
 
