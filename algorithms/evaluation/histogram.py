@@ -1,0 +1,407 @@
+"""The histogram that is released of held-out records: its cells, each record's part in them, and its sensitivity.
+
+A record enters several tables: its scores at more than one resolution, its predicted class and label, and those tables
+again for its groups. In each table it adds a vector of norm at most 1, so its part in all of them has L2 norm at most
+the square root of their number, which is `HistogramSpec.sensitivity`. Coarse tables cost the fine ones a little, and
+give sums over many cells with far less noise than adding up fine cells would (Hay et al. 2010, arXiv:0904.0942).
+
+Bins, nodes and tables follow from the public `HistogramSpec` alone, never from records.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+Kind: TypeAlias = Literal["two classes", "classes", "number", "score"]
+Floats: TypeAlias = NDArray[np.float64]
+Integers: TypeAlias = NDArray[np.int64]
+Groups: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
+
+_BINS: dict[Kind, int] = {"two classes": 32, "classes": 16, "number": 12, "score": 3}
+_TARGET_NODES = 8
+_MAX_CONFUSION = 32
+"""Up to so many classes the table of predicted class and label is released as a whole."""
+_MAX_CELLS = 2**20
+
+
+@dataclass(frozen=True)
+class Table:
+    """One histogram that every record with finite scores and a known label and group enters.
+
+    name: what is counted. shape: its axes, the last of which varies fastest. part: "" for all records, else the column
+    whose value `group` a record must have, or "crossed". start: the first of its cells in the released vector.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    part: str
+    group: int
+    start: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class HistogramSpec:
+    """What is released of held-out records; all of it is public.
+
+    Attributes:
+        kind: what the model predicts.
+        outputs: classes; 1 for a number and for a bounded score.
+        bins: bins of the score or of the confidence, nodes of the error or of the bounded score.
+        groups: columns and their declared values, by which metrics are also given.
+        cross: whether groups are the combinations of all columns' values rather than the values of each column.
+
+    Example:
+        >>> spec = histogram_for("two classes", 2, (("sex", ("f", "m")),))
+        >>> spec.sensitivity == math.sqrt(6)  # three resolutions, of all records and of a record's sex
+        True
+        >>> HistogramSpec.from_json(spec.to_json()) == spec
+        True
+    """
+
+    kind: Kind
+    outputs: int
+    bins: int
+    groups: Groups = ()
+    cross: bool = False
+
+    @property
+    def cells(self) -> int:
+        """Length of the released vector; its last cell counts records that cannot be evaluated."""
+        last = self.tables[-1]
+        return last.start + last.size + 1
+
+    @property
+    def sensitivity(self) -> float:
+        """Bound on the L2 norm of one person's part: each of its tables gets a vector of norm at most 1.
+
+        A record enters one table of every name in all records, and one of every name in each of its groups. A person
+        with several records enters their weighted sum, whose norm is at most the weights' sum, 1, times that of one.
+        """
+        return math.sqrt(len(self.shapes) * (1 + len(self.parts)))
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The tables of this kind, by name."""
+        if self.kind == "two classes":
+            return {f"score x label, {size}": (size, 2) for size in self.resolutions}
+        if self.kind == "number":
+            return {
+                "error": (self.bins + 1,),
+                "target": (_TARGET_NODES,),
+                "error x target": (self.bins + 1, _TARGET_NODES),
+            }
+        if self.kind == "score":
+            return {"score": (self.bins,)}
+        classes = self.outputs
+        confusion: dict[str, tuple[int, ...]] = (
+            {"predicted x label": (classes, classes)}
+            if classes <= _MAX_CONFUSION
+            else {"label x right": (classes, 2), "predicted": (classes,)}
+        )
+        return {
+            "right": (2,),
+            "confidence x right": (self.bins, 2),
+            "probability of the label": (self.bins,),
+            **confusion,
+        }
+
+    @property
+    def resolutions(self) -> tuple[int, ...]:
+        """Numbers of score bins in the tables of two classes."""
+        return (2, 8, self.bins)
+
+    @property
+    def parts(self) -> dict[str, tuple[str, ...]]:
+        """The groupings by name with their groups' names: one by columns, or a single crossed one."""
+        if not self.cross or not self.groups:
+            return dict(self.groups)
+        names: list[str] = [""]
+        for _, values in self.groups:
+            names = [f"{name} / {value}" if name else value for name in names for value in values]
+        return {" x ".join(column for column, _ in self.groups): tuple(names)}
+
+    @cached_property
+    def tables(self) -> tuple[Table, ...]:
+        """All tables, in the order of their cells."""
+        return tuple(self._tables())
+
+    def _tables(self) -> Iterator[Table]:
+        start = 0
+        for part, names in {"": ("",), **self.parts}.items():
+            for group in range(len(names)):
+                for name, shape in self.shapes.items():
+                    yield (table := Table(name, shape, part, group, start))
+                    start += table.size
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> "HistogramSpec":
+        """Raises ValueError for a text that `to_json` did not write."""
+        try:
+            fields = json.loads(text)
+            groups = tuple((column, tuple(values)) for column, values in fields.pop("groups"))
+            spec = cls(**fields, groups=groups)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError("this is not the description of a histogram of held-out records.") from error
+        if spec != histogram_for(spec.kind, spec.outputs, spec.groups, spec.cross):
+            raise ValueError("this histogram of held-out records is not one that the rule for bins gives.")
+        return spec
+
+
+def histogram_for(kind: Kind, outputs: int, groups: Groups = (), cross: bool = False) -> HistogramSpec:
+    """The histogram for this kind of target, by a rule that depends on nothing else.
+
+    Raises:
+        ValueError: if the kind, the outputs and the groups do not fit together, or there are too many cells.
+    """
+    if kind not in get_args(Kind):
+        raise ValueError(f"the kind of a histogram is {', '.join(get_args(Kind))}; got {kind!r}.")
+    if not (outputs == 2 if kind == "two classes" else outputs >= 2 if kind == "classes" else outputs == 1):
+        raise ValueError(f"a histogram of {kind} cannot have {outputs} outputs.")
+    columns = [column for column, _ in groups]
+    if len(set(columns)) < len(columns) or any(
+        not values or len(set(values)) < len(values) for _, values in groups
+    ):
+        raise ValueError(
+            "each column of groups is named once and has values, of which each is declared once."
+        )
+    sizes = [len(values) for _, values in groups]
+    if (math.prod(sizes) if cross else sum(sizes)) > _MAX_CELLS:
+        raise ValueError(
+            f"there are more than {_MAX_CELLS:,} groups; name fewer columns, or do not cross them."
+        )
+    spec = HistogramSpec(kind, outputs, _BINS[kind], groups, cross)
+    if spec.cells > _MAX_CELLS:
+        raise ValueError(
+            f"the histogram would have {spec.cells:,} cells, at most {_MAX_CELLS:,} are allowed; name fewer columns of"
+            " groups, or do not cross them."
+        )
+    return spec
+
+
+def score_edges(bins: int) -> Floats:
+    """Inner edges of the score's bins in log-odds, [bins - 1]: even in asinh(2 z), 0 the middle one, the last at 10.
+
+    Bins of equal width in probability put all scores of a rare class, or of a confident model, into one of them; bins
+    of equal width in log-odds put those of a model near chance into two or three. These are narrow around even odds and
+    widen with distance.
+    """
+    edges: Floats = np.sinh(np.linspace(-1.0, 1.0, bins - 1) * math.asinh(20.0)) / 2.0
+    return edges
+
+
+def error_nodes(bins: int) -> Floats:
+    """Nodes of the absolute error, [bins], from 0 to 1, which is half of the declared range."""
+    nodes: Floats = np.sinh(np.linspace(0.0, 1.0, bins - 1) * math.asinh(30.0))
+    last = 2 * float(nodes[-1]) - float(nodes[-2])  # as wide as the one before, see `spread`
+    nodes = np.append(nodes, last) / last
+    return nodes
+
+
+def target_nodes() -> Floats:
+    """Nodes of the target, [8], from -1 to 1."""
+    return np.linspace(-1.0, 1.0, _TARGET_NODES)
+
+
+def score_nodes(bins: int) -> Floats:
+    """Nodes of a bounded score, [bins], from 0 to 1."""
+    return np.linspace(0.0, 1.0, bins)
+
+
+def spread(values: Floats, nodes: Floats) -> Floats:
+    """Each value's weights at the nodes, [n, nodes]: the quadratic Lagrange weights at three nodes.
+
+    These are the node below the value and the two above it, so for nodes whose distances do not shrink a row's norm is
+    at most 1, and it is divided by its norm where rounding makes it more. Sums over records of 1, of the value and of
+    its square are sums over nodes of 1, of the node and of its square, exactly.
+    """
+    first = np.clip(np.searchsorted(nodes, values, side="right") - 1, 0, len(nodes) - 3)
+    a, b, c = (nodes[first + step] for step in range(3))
+    weights = np.zeros((len(values), len(nodes)))
+    rows = np.arange(len(values))
+    weights[rows, first] = (values - b) * (values - c) / ((a - b) * (a - c))
+    weights[rows, first + 1] = (values - a) * (values - c) / ((b - a) * (b - c))
+    weights[rows, first + 2] = (values - a) * (values - b) / ((c - a) * (c - b))
+    weights /= np.maximum(np.linalg.norm(weights, axis=1, keepdims=True), 1.0)
+    return weights
+
+
+def count(
+    spec: HistogramSpec,
+    scores: Floats,
+    labels: NDArray[np.generic],
+    group_indices: Integers | None = None,
+    weights: Floats | None = None,
+) -> Floats:
+    """The cells' sums over records, [cells]. They are private: only noisy ones may leave.
+
+    Args:
+        spec: the histogram.
+        scores: [n, outputs], probabilities of classes, a number in [-1, 1], or a bounded score in [0, 1].
+        labels: [n], class indices, or the number in [-1, 1]; not read for a bounded score.
+        group_indices: [n, len(spec.groups)], the index of the record's value in each column, anything outside the
+            declared ones if it is none of them.
+        weights: [n], 1 / k for each of a person's k records; 1 each if None. Outside of [0, 1] they are clipped.
+
+    Records with scores that are not finite or labels outside of the classes are counted in the last cell alone, and
+    records in none of a column's declared groups in no table of that column.
+    """
+    scores = np.asarray(scores, np.float64).reshape(len(labels), -1)
+    weights = np.ones(len(labels)) if weights is None else np.clip(np.nan_to_num(weights), 0.0, 1.0)
+    members = np.zeros((len(labels), 0), np.int64) if group_indices is None else np.asarray(group_indices)
+    cells = np.zeros(spec.cells)
+    valid = np.isfinite(scores).all(axis=1)
+    if spec.kind == "number":
+        valid &= np.isfinite(np.asarray(labels, np.float64))
+    elif spec.kind != "score":
+        valid &= (np.asarray(labels) >= 0) & (np.asarray(labels) < spec.outputs)
+    cells[-1] = weights[~valid].sum()
+    scores, labels, weights, members = scores[valid], labels[valid], weights[valid], members[valid]
+    groups = {"": np.zeros(len(labels), np.int64), **_group_of(spec, members)}
+    parts = _contributions(spec, scores, labels)
+    for table in spec.tables:
+        inside = groups[table.part] == table.group
+        for index, share in parts[table.name]:
+            np.add.at(cells, table.start + index[inside], (share * weights)[inside])
+    return cells
+
+
+def _group_of(spec: HistogramSpec, members: Integers) -> dict[str, Integers]:
+    """The record's group in each grouping, -1 where it is in none."""
+    sizes = [len(values) for _, values in spec.groups]
+    known = [
+        np.where((members[:, at] >= 0) & (members[:, at] < size), members[:, at], -1)
+        for at, size in enumerate(sizes)
+    ]
+    if not spec.cross or not spec.groups:
+        return dict(zip(spec.parts, known, strict=True))
+    crossed = np.zeros(len(members), np.int64)
+    for index, size in zip(known, sizes, strict=True):
+        crossed = np.where((crossed < 0) | (index < 0), -1, crossed * size + index)
+    return dict.fromkeys(spec.parts, crossed)
+
+
+_Parts: TypeAlias = list[tuple[Integers, Floats]]
+
+
+def _contributions(spec: HistogramSpec, scores: Floats, labels: NDArray[np.generic]) -> dict[str, _Parts]:
+    """For each table the cells that each record adds to, and how much: pairs of [n] and [n]."""
+    ones = np.ones(len(scores))
+    if spec.kind == "score":
+        return {"score": _at_nodes(spread(np.clip(scores[:, 0], 0.0, 1.0), score_nodes(spec.bins)))}
+    if spec.kind == "number":
+        target = np.clip(np.asarray(labels, np.float64), -1.0, 1.0)
+        error = np.abs(np.clip(scores[:, 0], -1.0, 1.0) - target)
+        # Errors above 1 count as 1, in a cell of their own, so that they are seen.
+        near = np.column_stack([spread(np.minimum(error, 1.0), error_nodes(spec.bins)), np.zeros(len(error))])
+        errors = np.where((error > 1.0)[:, None], np.eye(spec.bins + 1)[-1], near)
+        targets = spread(target, target_nodes())
+        joint = (errors[:, :, None] * targets[:, None, :]).reshape(
+            len(error), (spec.bins + 1) * _TARGET_NODES
+        )
+        return {
+            "error": _at_nodes(errors),
+            "target": _at_nodes(targets),
+            "error x target": _at_nodes(joint),
+        }
+    classes: Integers = np.asarray(labels, np.int64)
+    if spec.kind == "two classes":
+        odds = log_odds(scores)
+        fine = np.searchsorted(
+            score_edges(spec.bins), odds, side="left"
+        )  # even odds are the first class, as by argmax
+        return {
+            f"score x label, {size}": [(fine // (spec.bins // size) * 2 + classes, ones)]
+            for size in spec.resolutions
+        }
+    predicted: Integers = scores.argmax(axis=1)
+    right = (predicted == classes).astype(np.int64)
+    confidence = _bin(scores.max(axis=1), confidence_edges(spec.bins))
+    probability = _bin(scores[np.arange(len(scores)), classes], probability_edges(spec.bins))
+    tables: dict[str, _Parts] = {
+        "right": [(right, ones)],
+        "confidence x right": [(confidence * 2 + right, ones)],
+        "probability of the label": [(probability, ones)],
+    }
+    if spec.outputs <= _MAX_CONFUSION:
+        return tables | {"predicted x label": [(predicted * spec.outputs + classes, ones)]}
+    return tables | {"label x right": [(classes * 2 + right, ones)], "predicted": [(predicted, ones)]}
+
+
+def log_odds(scores: Floats) -> Floats:
+    """Log-odds of the second class, [n], from probabilities [n, 2]."""
+    logs = np.log(np.maximum(scores, 1e-300))
+    return logs[:, 1] - logs[:, 0]
+
+
+def confidence_edges(bins: int) -> Floats:
+    """Inner edges of the confidence, [bins - 1]: of equal width in probability."""
+    return np.arange(1, bins) / bins
+
+
+def probability_edges(bins: int) -> Floats:
+    """Inner edges of the label's probability, [bins - 1]: even in its square root of minus the logarithm, from e^-9."""
+    return np.exp(-np.square(np.linspace(3.0, 0.0, bins + 1)[1:-1]))
+
+
+def _bin(values: Floats, edges: Floats) -> Integers:
+    return np.searchsorted(edges, values, side="right").astype(np.int64)
+
+
+def _at_nodes(weights: Floats) -> _Parts:
+    return [(np.full(len(weights), at, np.int64), weights[:, at]) for at in range(weights.shape[1])]
+
+
+@dataclass(frozen=True)
+class Released:
+    """The noisy histogram, which is all that leaves of the held-out records.
+
+    values: [cells]. noise_std: standard deviation of the independent Gaussian noise in every cell.
+    """
+
+    spec: HistogramSpec
+    values: Floats
+    noise_std: float
+
+    def __post_init__(self) -> None:
+        if self.values.shape != (self.spec.cells,) or not np.isfinite(self.values).all():
+            raise ValueError("the released cells do not fit the histogram.")
+        if not (math.isfinite(self.noise_std) and self.noise_std >= 0):
+            raise ValueError("the standard deviation of the noise is a number from 0.")
+
+    def table(self, name: str, part: str = "", group: int = 0) -> Floats:
+        """The noisy cells of one table, in its shape."""
+        for table in self.spec.tables:
+            if (table.name, table.part, table.group) == (name, part, group):
+                return self.values[table.start : table.start + table.size].reshape(table.shape)
+        raise KeyError(name)
+
+    def to_json(self) -> str:
+        document = {
+            "spec": json.loads(self.spec.to_json()),
+            "values": self.values.tolist(),
+            "noise_std": self.noise_std,
+        }
+        return json.dumps(document, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Released":
+        """Raises ValueError for a text that `to_json` did not write."""
+        try:
+            document = json.loads(text)
+            spec = HistogramSpec.from_json(json.dumps(document["spec"]))
+            return cls(spec, np.array(document["values"], np.float64), float(document["noise_std"]))
+        except (TypeError, KeyError) as error:
+            raise ValueError("this is not a released histogram of held-out records.") from error

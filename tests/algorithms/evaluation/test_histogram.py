@@ -1,0 +1,145 @@
+"""The histogram's cells, and what one person can change in them."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from algorithms.evaluation import HistogramSpec, Released, count, histogram_for
+from algorithms.evaluation.histogram import error_nodes, score_nodes, spread, target_nodes
+
+GROUPS = (("sex", ("f", "m")), ("region", ("north", "east", "south")))
+SPECS = {
+    "two": (histogram_for("two classes", 2), math.sqrt(3)),
+    "two, uncrossed": (histogram_for("two classes", 2, GROUPS), 3.0),
+    "two, crossed": (histogram_for("two classes", 2, GROUPS, cross=True), math.sqrt(6)),
+    "four": (histogram_for("classes", 4), 2.0),
+    "a hundred": (histogram_for("classes", 100), math.sqrt(5)),
+    "number, crossed": (histogram_for("number", 1, GROUPS, cross=True), math.sqrt(6)),
+    "score": (histogram_for("score", 1), 1.0),
+}
+EXTREMES = [
+    math.nan,
+    math.inf,
+    -math.inf,
+    -1e300,
+    1e300,
+    -1.0,
+    0.0,
+    5e-324,
+    0.25,
+    0.5,
+    0.9999999,
+    1.0,
+    1.5,
+    2.0,
+]
+
+
+def hostile_records(spec, draw):
+    scores = draw.choice(EXTREMES, (600, spec.outputs))
+    fair = draw.dirichlet(np.full(max(2, spec.outputs), 0.3), 300)[:, : spec.outputs]
+    scores[:300] = fair * 2 - 1 if spec.kind == "number" else fair
+    labels = draw.choice(EXTREMES, 600) if spec.kind == "number" else draw.integers(-2, spec.outputs + 2, 600)
+    groups = draw.integers(-2, 5, (600, len(spec.groups)))
+    return scores, labels, groups
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_no_record_adds_more_than_the_sensitivity(name):
+    spec, sensitivity = SPECS[name]
+    assert spec.sensitivity == pytest.approx(sensitivity)
+    scores, labels, groups = hostile_records(spec, np.random.default_rng(1))
+    norms = [
+        np.linalg.norm(
+            count(spec, scores[i : i + 1], labels[i : i + 1], groups[i : i + 1], np.array([weight]))
+        )
+        for i in range(0, 600, 4)
+        for weight in (1.0, 7.0)
+    ]
+    assert max(norms) <= sensitivity * (1 + 1e-12)
+    assert max(norms) == pytest.approx(sensitivity)  # and some record reaches it
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_all_rows_of_a_person_together_add_at_most_the_sensitivity(name):
+    spec, sensitivity = SPECS[name]
+    draw = np.random.default_rng(2)
+    scores, labels, groups = hostile_records(spec, draw)
+    for rows in (2, 3, 17):
+        picked = draw.integers(0, 600, rows)
+        person = count(spec, scores[picked], labels[picked], groups[picked], np.full(rows, 1 / rows))
+        assert np.linalg.norm(person) <= sensitivity * (1 + 1e-12)
+
+
+def test_two_classes_by_score_and_label():
+    spec = histogram_for("two classes", 2)
+    scores = np.array([[0.9, 0.1], [0.5, 0.5], [0.4, 0.6], [0.0, 1.0], [math.nan, 1.0]])
+    cells = Released(spec, count(spec, scores, np.array([0, 0, 1, 1, 1])), 0.0)
+    assert cells.table("score x label, 2").tolist() == [
+        [2.0, 0.0],
+        [0.0, 2.0],
+    ]  # even odds are the first class
+    assert cells.table("score x label, 32")[31].tolist() == [0.0, 1.0]
+    assert cells.values[-1] == 1.0  # the score that is not a number
+
+
+def test_classes_by_prediction_and_label():
+    spec = histogram_for("classes", 3)
+    scores = np.array([[0.7, 0.2, 0.1], [0.1, 0.5, 0.4], [0.1, 0.5, 0.4]])
+    cells = Released(spec, count(spec, scores, np.array([0, 2, 7])), 0.0)
+    assert cells.table("right").tolist() == [1.0, 1.0]
+    assert cells.table("predicted x label").tolist() == [[1.0, 0, 0], [0, 0, 1.0], [0, 0, 0]]
+    assert cells.values[-1] == 1.0  # the label that is no class
+
+
+def test_groups_are_counted_by_column_or_crossed():
+    scores, labels = np.array([[0.2, 0.8]] * 3), np.array([1, 1, 0])
+    members = np.array([[0, 2], [1, 0], [-1, 1]])
+    single = histogram_for("two classes", 2, GROUPS)
+    cells = Released(single, count(single, scores, labels, members), 0.0)
+    assert cells.table("score x label, 2", "sex", 0)[1].tolist() == [0.0, 1.0]
+    assert cells.table("score x label, 2", "region", 1)[1].tolist() == [1.0, 0.0]
+    crossed = histogram_for("two classes", 2, GROUPS, cross=True)
+    assert crossed.parts == {
+        "sex x region": ("f / north", "f / east", "f / south", "m / north", "m / east", "m / south")
+    }
+    cells = Released(crossed, count(crossed, scores, labels, members), 0.0)
+    sizes = [cells.table("score x label, 2", "sex x region", group).sum() for group in range(6)]
+    assert sizes == [0.0, 0.0, 1.0, 1.0, 0.0, 0.0]  # a record of no declared sex is in none
+
+
+@pytest.mark.parametrize("nodes", [error_nodes(12), target_nodes(), score_nodes(3)])
+def test_sums_over_nodes_are_sums_over_records(nodes):
+    values = np.random.default_rng(3).uniform(nodes[0], 1.0, 1000)
+    at_nodes = spread(values, nodes).sum(axis=0)
+    for power in (0, 1, 2):
+        assert at_nodes @ nodes**power == pytest.approx((values**power).sum())
+
+
+def test_a_histogram_and_a_release_survive_json():
+    spec = histogram_for("number", 1, GROUPS, cross=True)
+    assert HistogramSpec.from_json(spec.to_json()) == spec
+    values = np.random.default_rng(4).normal(size=spec.cells)
+    again = Released.from_json(Released(spec, values, 2.5).to_json())
+    assert again.spec == spec and again.noise_std == 2.5 and (again.values == values).all()
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", '{"kind": "two classes", "outputs": 2, "bins": 3, "groups": []}']
+)
+def test_other_texts_are_no_histogram(text):
+    with pytest.raises(ValueError, match="histogram"):
+        HistogramSpec.from_json(text)
+    with pytest.raises(ValueError, match="histogram"):
+        Released.from_json(json.dumps({"spec": json.loads(text), "values": [], "noise_std": 1.0}))
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="outputs"):
+        histogram_for("two classes", 3)
+    with pytest.raises(ValueError, match="declared once"):
+        histogram_for("score", 1, (("sex", ("f", "f")),))
+    with pytest.raises(ValueError, match="cells"):
+        histogram_for("two classes", 2, tuple((f"c{i}", tuple("abcdefghij")) for i in range(5)), cross=True)
