@@ -92,6 +92,11 @@ def write_json(path: Path, document: Any) -> None:
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
+def sha256_of(path: Path) -> str:
+    """The checksum of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def read_json(path: Path) -> Any:
     """Reads a document."""
     return json.loads(path.read_text(encoding="utf-8"))
@@ -175,9 +180,7 @@ def _receipt(
             "spent": {"epsilon": spent + 1.0, "delta": 2e-5},
             "remaining": {"epsilon": 9.0 - spent, "delta": 8e-5},
         },
-        "sha256": {
-            name: hashlib.sha256((folders.artifacts / name).read_bytes()).hexdigest() for name in names
-        },
+        "sha256": {name: sha256_of(folders.artifacts / name) for name in names},
     }
 
 
@@ -231,7 +234,7 @@ def left_by(folder: Path, plan: Plan, trace: Trace) -> RunRecord:
     left = {name: max(0.0, cap[name] - spent[name]) for name in spent}
     receipt["ledger"] = run.receipt["ledger"] | {"spent": spent, "remaining": left}
     for name in ("plan.json", "trace.parquet"):
-        receipt["sha256"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        receipt["sha256"][name] = sha256_of(folder / name)
     public = dict(run.public) | {"records": plan.facts.records}
     written = pd.read_parquet(folder / "trace.parquet")
     return replace(run, plan=document, receipt=receipt, public=public, trace=written)

@@ -32,7 +32,7 @@ from scipy.optimize import brentq
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.event_rules import compose_pld, in_words, pairs_of, parts, rule_of
-from algorithms.privacy.accounting.events import Schedule, unrolled
+from algorithms.privacy.accounting.events import Schedule, disjoint_parts_of, unrolled
 from algorithms.privacy.accounting.gaussian import gaussian_epsilon
 from algorithms.privacy.accounting.pld import (
     ComposedLoss,
@@ -231,6 +231,10 @@ def _epsilon(key: ReprKey) -> float:
         )
     if any(is_not_private(event) for event, _ in schedule):
         return math.inf
+    if disjoint := disjoint_parts_of(schedule):
+        as_add_remove(adjacency, schedule[0][0])
+        how = {"accountant": accountant, "adjacency": adjacency, "discretisation": discretisation}
+        return max(epsilon(part, delta, **how) for part in disjoint)
     if accountant == "pure":
         return math.fsum(count * pure_epsilon(as_add_remove(adjacency, event)) for event, count in schedule)
     if accountant == "rdp":
@@ -261,7 +265,8 @@ def discretisation_of(schedule: Schedule, delta: float, adjacency: Adjacency) ->
     if any(is_not_private(event) for event, _ in schedule):
         return None
     try:
-        return _by_pld(schedule, delta, adjacency, None)[1]
+        disjoint = disjoint_parts_of(schedule) or [schedule]
+        return max((_by_pld(part, delta, adjacency, None) for part in disjoint), key=itemgetter(0))[1]
     except RefusedError:
         return None
 

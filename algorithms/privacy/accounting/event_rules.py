@@ -6,6 +6,7 @@ A new mechanism registers its event's rule with `register`; no other code matche
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, TypeAlias
 
 import attrs
@@ -99,6 +100,19 @@ class EitherDpEvent(dp.DpEvent):  # type: ignore[misc]
     """One of several mechanisms, chosen independently of the records, like the settings of a trial in a search.
 
     events: the worst counts at each Rényi order, since a mixture diverges at most as much as its worst part.
+    """
+
+    events: list[dp.DpEvent]
+
+
+@attrs.frozen
+class DisjointPartsDpEvent(dp.DpEvent):  # type: ignore[misc]
+    """Several mechanisms on disjoint people, each of whom is in one part alone, whoever else is there.
+
+    events: one for each part, in the order of the releases; a later one may depend on what earlier ones released. A
+    record more or less changes one part, and what is released of the others follows from that and from records that are
+    the same, so it costs the worst of the events (parallel composition: McSherry 2009, Theorem 4). A record that is
+    replaced may change parts, so nothing is claimed under replace-one.
     """
 
     events: list[dp.DpEvent]
@@ -597,6 +611,30 @@ class _Either(_Composed):
         )
 
 
+class _DisjointParts(_Either):
+    """The worst part, as of a choice: the deltas of a record's own part bound those of all that is released."""
+
+    def under_replace_one(self, event: Any) -> dp.DpEvent:
+        return EventRule.under_replace_one(self, event)
+
+    def group_privacy(self, event: Any, count: int) -> dp.DpEvent:
+        """The worst way in which `count` records can be in several parts; these are then paid for together."""
+        numbers = product(range(count + 1), repeat=len(event.events))
+        return DisjointPartsDpEvent(
+            [
+                dp.ComposedDpEvent(
+                    [
+                        rule_of(part).group_privacy(part, number) if number > 1 else part
+                        for part, number in zip(event.events, in_parts, strict=True)
+                        if number
+                    ]
+                )
+                for in_parts in numbers
+                if sum(in_parts) == count
+            ]
+        )
+
+
 class _Selection(EventRule):
     """The best of a random number of repetitions, by Rényi divergences and by privacy profiles.
 
@@ -659,6 +697,7 @@ _RULES: dict[type[dp.DpEvent], EventRule] = {
     dp.dp_event.ZCDpEvent: _ZCDP(),
     dp.dp_event.RepeatAndSelectDpEvent: _Selection(),
     EitherDpEvent: _Either(),
+    DisjointPartsDpEvent: _DisjointParts(),
     PureDpEvent: _Pure(),
     ObjectivePerturbationDpEvent: _Objective(),
     RenyiDpEvent: _Renyi(),
@@ -733,6 +772,7 @@ _WORDS: dict[type[dp.DpEvent], str] = {
     PureDpEvent: "a release of pure epsilon",
     ObjectivePerturbationDpEvent: "objective perturbation",
     RenyiDpEvent: "a run under a Rényi filter",
+    DisjointPartsDpEvent: "releases on disjoint people",
 }
 
 

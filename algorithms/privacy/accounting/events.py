@@ -1,4 +1,4 @@
-"""Schedules of privacy events, also as JSON and of a search: dp_accounting's events, nested, and six more."""
+"""Schedules of privacy events, also as JSON and of a search: dp_accounting's events, nested, and seven more."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,14 @@ from scipy.stats import logser, nbinom, poisson
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, CorrelatedStepDpEvent, check_paid
 from algorithms.privacy.accounting.event_rules import (
+    DisjointPartsDpEvent,
     EitherDpEvent,
     ObjectivePerturbationDpEvent,
     PureDpEvent,
     RenyiDpEvent,
     event_from_json,
     event_to_json,
+    parts,
     rule_of,
 )
 from algorithms.privacy.accounting.random_allocation import (
@@ -29,6 +31,7 @@ from algorithms.privacy.accounting.random_allocation import (
 __all__ = [
     "CorrelatedDpEvent",
     "CorrelatedStepDpEvent",
+    "DisjointPartsDpEvent",
     "ObjectivePerturbationDpEvent",
     "PureDpEvent",
     "RandomAllocationDpEvent",
@@ -38,9 +41,12 @@ __all__ = [
     "Trials",
     "after_shared",
     "all_shown",
+    "disjoint_parts_of",
     "event_from_json",
     "event_to_json",
     "merged",
+    "on_disjoint_parts",
+    "releases_in_order",
     "run_lengths",
     "schedule_from_json",
     "schedule_to_json",
@@ -61,10 +67,29 @@ def unrolled(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:
         >>> unrolled([(CorrelatedDpEvent(2.0, [2.0], [], [], 0, 4, 1.0, 4), 1)])
         [(GaussianDpEvent(noise_multiplier=1.0), 1)]
     """
-    check_paid(schedule)
-    check_passes(schedule)
+    _check_payments(schedule)
     return [
         (part, times * count) for event, count in schedule for part, times in rule_of(event).releases(event)
+    ]
+
+
+def _check_payments(schedule: Schedule) -> None:
+    """Raises RefusedError for steps that no event before them has paid for, at any depth of nesting."""
+    check_paid(schedule)
+    check_passes(schedule)
+    for event, _ in schedule:
+        if isinstance(event, dp.ComposedDpEvent):
+            _check_payments(_composed_rows(event))
+        else:
+            for inner in parts(event):
+                _check_payments([(inner, 1)])
+
+
+def _composed_rows(event: dp.ComposedDpEvent) -> list[tuple[dp.DpEvent, int]]:
+    """The rows of a schedule that became one event by `trial_event`, or of another composition."""
+    return [
+        (inner.event, int(inner.count)) if isinstance(inner, dp.SelfComposedDpEvent) else (inner, 1)
+        for inner in event.events
     ]
 
 
@@ -152,11 +177,43 @@ def all_shown(trials: Sequence[Schedule]) -> dp.DpEvent:
     return dp.ComposedDpEvent([trial_event(schedule) for schedule in trials])
 
 
+def on_disjoint_parts(*schedules: Schedule) -> list[tuple[dp.DpEvent, int]]:
+    """The schedule of releases on disjoint people, one schedule for each part; under add-or-remove-one alone.
+
+    Example:
+        >>> training, evaluation = [(dp.GaussianDpEvent(2.0), 1)], [(dp.GaussianDpEvent(4.0), 1)]
+        >>> disjoint_parts_of(on_disjoint_parts(training, evaluation)) == [training, evaluation]
+        True
+    """
+    return [(DisjointPartsDpEvent([trial_event(schedule) for schedule in schedules]), 1)]
+
+
+def disjoint_parts_of(schedule: Schedule) -> list[list[tuple[dp.DpEvent, int]]] | None:
+    """The schedules of the parts, if a schedule is that of releases on disjoint people and nothing else; else None."""
+    if len(schedule) != 1 or schedule[0][1] != 1 or not isinstance(schedule[0][0], DisjointPartsDpEvent):
+        return None
+    return [
+        _composed_rows(part) if isinstance(part, dp.ComposedDpEvent) else [(part, 1)]
+        for part in schedule[0][0].events
+    ]
+
+
+def releases_in_order(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:
+    """The rows of a schedule as a trace has them: those of disjoint parts one after the other."""
+    return [row for part in disjoint_parts_of(schedule) or [schedule] for row in part]
+
+
 def trials_of(schedule: Schedule) -> list[list[tuple[dp.DpEvent, int]]] | None:
     """The schedules that a trial may have had, where a schedule is that of a search, else None.
 
-    The search is its last event; what comes before it was released once, and every trial begins with it.
+    The search is its last event; what comes before it was released once, and every trial begins with it. Where other
+    people evaluated the winner, the search is the first of two disjoint parts, and every trial ends with the second.
     """
+    if disjoint := disjoint_parts_of(schedule):
+        first, *others = disjoint
+        after = [row for part in others for row in part]
+        inside = trials_of(first)
+        return None if inside is None else [[*trial, *after] for trial in inside]
     if not schedule or schedule[-1][1] != 1:
         return None
     *shared, (whole, _) = schedule

@@ -6,7 +6,7 @@ from decimal import ROUND_CEILING, Context
 from algorithms.plain_text import for_markdown
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, releases_of
-from algorithms.privacy.accounting.events import schedule_from_json, trials_of
+from algorithms.privacy.accounting.events import releases_in_order, schedule_from_json, trials_of
 from algorithms.privacy.card.schema import BY, Features, Mechanism, Model, PrivacyCard, Rounding, Setting
 from algorithms.privacy.ledger import Composition, group_of
 
@@ -305,7 +305,7 @@ def noise(card: PrivacyCard) -> str:
 def correlation(card: PrivacyCard) -> str | None:
     """How the noise of steps hangs together, and what the whole run then costs like; None where it does not."""
     events = schedule_from_json([row.model_dump() for row in card.events])
-    for event, _ in events:
+    for event, _ in releases_in_order(events):
         if isinstance(event, CorrelatedDpEvent):
             return _correlation_text(event)
     return None

@@ -215,6 +215,7 @@ EVENTS: dict[str, str] = {
     "SelfComposedDpEvent": "event:event count:times",
     "ComposedDpEvent": "events:parts",
     "EitherDpEvent": "events:parts",
+    "DisjointPartsDpEvent": "events:parts",
     "RepeatAndSelectDpEvent": "event:event mean:mean shape:real?",
     "CorrelatedDpEvent": "noise_multiplier:noise coefficients:numbers weights:numbers decays:decays leaves:leaves"
                          " parts:steps rate:rate steps:steps",
@@ -224,6 +225,10 @@ EVENTS: dict[str, str] = {
 }
 """The fields of each event, of the names that dp-accounting and epsilonflow give them."""
 # fmt: on
+
+WORST_PART = ("EitherDpEvent", "DisjointPartsDpEvent")
+"""Events that tell at most as much as the worst of their parts: a mixture of mechanisms, one of which is drawn, and
+mechanisms on disjoint people, of whom a record that is added or removed is in one part (McSherry 2009, Theorem 4)."""
 
 
 def _check_section(value: Any, name: str, where: str) -> None:
@@ -259,12 +264,19 @@ def _check_value(value: Any, kind: str, where: str) -> None:
 
 def check_events(schedule: Sequence[Event]) -> None:
     """Refuse what is no event, and later steps that no event before them has paid for."""
-    left, paid = 0, None
     total = sum(_check_event(row["event"]) for row in schedule)
     if total > MAX_EVENTS:
         raise BadCardError(f"the card has more than {MAX_EVENTS} events.")
+    _check_payments(schedule)
+
+
+def _check_payments(schedule: Sequence[Event]) -> None:
+    left, paid = 0, None
     for row in schedule:
         event, terms = row["event"], _terms_of_pass(row["event"])
+        inner = [_row_of(one) for one in _parts(event)]
+        for rows in [inner] if event["type"] == "ComposedDpEvent" else [[one] for one in inner]:
+            _check_payments(rows)
         if event["type"] in ("CorrelatedDpEvent", "RandomAllocationDpEvent"):
             left, paid = event["steps"] - 1, terms
         elif event["type"] in ("CorrelatedStepDpEvent", "RandomAllocationStepDpEvent"):
@@ -273,6 +285,12 @@ def check_events(schedule: Sequence[Event]) -> None:
                 raise BadCardError(
                     "later steps stand among the events that no event before them has paid for."
                 )
+
+
+def _row_of(event: Event) -> Event:
+    """A part of a composition as a row of a schedule."""
+    is_repeated = event["type"] == "SelfComposedDpEvent"
+    return {"event": event["event"], "count": event["count"]} if is_repeated else {"event": event, "count": 1}
 
 
 def _terms_of_pass(event: Event) -> tuple[Any, ...]:
@@ -294,7 +312,7 @@ def _check_event(event: Any, depth: int = 0) -> int:
         raise BadCardError("a sample without replacement is larger than its data set.")
     if kind == "RandomAllocationDpEvent" and event["steps"] > event["parts"]:
         raise BadCardError("a pass has more steps than parts.")
-    if kind == "EitherDpEvent" and not event["events"]:
+    if kind in WORST_PART and not event["events"]:
         raise BadCardError("a choice of no event is none.")
     if kind == "CorrelatedDpEvent":
         given = [bool(event["coefficients"]), bool(event["weights"]), event["leaves"] > 0]
@@ -320,7 +338,7 @@ def releases(rows: Iterable[tuple[Event, int]]) -> Iterator[tuple[Event, int]]:
             yield from releases([(event["event"], count * event["count"])])
         elif kind == "ComposedDpEvent":
             yield from releases((inner, count) for inner in event["events"])
-        elif kind == "EitherDpEvent" and all(inner == event["events"][0] for inner in event["events"]):
+        elif kind in WORST_PART and all(inner == event["events"][0] for inner in event["events"]):
             yield from releases([(event["events"][0], count)])
         elif kind == "CorrelatedDpEvent":
             inner, times = _of_correlated(event)
@@ -390,6 +408,8 @@ def translated(event: Event, adjacency: str) -> Event:
     kind, is_replaced = event["type"], adjacency == "REPLACE_ONE"
     if kind == "SampledWithoutReplacementDpEvent" and not is_replaced:
         raise NoBoundError("a sample of fixed size is proven under REPLACE_ONE alone")
+    if kind == "DisjointPartsDpEvent" and is_replaced:
+        raise NoBoundError("releases on disjoint people, between whom a record that is replaced can change")
     if _parts(event) and kind not in ("PoissonSampledDpEvent", "SampledWithoutReplacementDpEvent"):
         every = [translated(one, adjacency) for one in _parts(event)]
         return event | ({"event": every[0]} if "event" in event else {"events": every})
@@ -445,7 +465,7 @@ def pure_epsilon(event: Event) -> float:
         return float(event["count"]) * pure_epsilon(event["event"])
     if kind == "ComposedDpEvent":
         return math.fsum(map(pure_epsilon, event["events"]))
-    if kind == "EitherDpEvent":
+    if kind in WORST_PART:
         return max(map(pure_epsilon, event["events"]))
     raise NoBoundError(f"a {kind} has no pure epsilon")
 
@@ -463,7 +483,7 @@ def rho(event: Event) -> float:
         return float(event["rho"])
     if kind == "SelfComposedDpEvent":
         return float(event["count"]) * rho(event["event"])
-    if kind in ("ComposedDpEvent", "EitherDpEvent"):
+    if kind in ("ComposedDpEvent", *WORST_PART):
         each = [rho(inner) for inner in event["events"]]
         return math.fsum(each) if kind == "ComposedDpEvent" else max(each)
     raise NoBoundError(f"a {kind} has no rho")
@@ -491,7 +511,7 @@ def rdp(event: Event, orders: tuple[float, ...], adjacency: str) -> Array:
         return np.where(alpha <= event["order"], event["bound"], math.inf)
     if kind == "SelfComposedDpEvent":
         return np.asarray(event["count"] * rdp(event["event"], orders, adjacency))
-    if kind in ("ComposedDpEvent", "EitherDpEvent"):
+    if kind in ("ComposedDpEvent", *WORST_PART):
         each = [rdp(inner, orders, adjacency) for inner in event["events"]] or [np.zeros(len(alpha))]
         return np.asarray(np.sum(each, axis=0) if kind == "ComposedDpEvent" else np.max(each, axis=0))
     if kind == "RepeatAndSelectDpEvent":  # Papernot and Steinke 2022, Theorems 2 and 6
@@ -730,7 +750,7 @@ def mechanism(event: Event, adjacency: str) -> tuple[Mechanism, float]:
         # Both ways delta is at most that of a sample (Balle, Barthe and Gaboardi 2018, Theorems 2 and 11).
         share = event["sample_size"] / event["source_dataset_size"]
         both = (_sampled(partial(_gaussian, 1 / event["event"]["noise_multiplier"]), share)[0],) * 2
-    elif kind == "EitherDpEvent":  # a mixture is no worse at any epsilon than the worst of its parts
+    elif kind in WORST_PART:
         each = [_profiles_of([(inner, 1)], adjacency) for inner in event["events"]]
         pairs, slack = [pair for pair, _ in each], max(lost for _, lost in each)
         both = tuple(_convex(partial(_largest, [pair[side] for pair in pairs])) for side in (0, 1))  # type: ignore[assignment]
@@ -1060,6 +1080,9 @@ def lower_bounds(card: Mapping[str, Any]) -> tuple[dict[str, float | None], str]
     """By accountant a lower bound on epsilon, None where there is none; and why, of the last one without."""
     accounting, adjacency = card["accounting"], card["setting"]["adjacency"]
     delta, how = accounting["delta"], accounting["composition"]
+    parts = _disjoint_parts(card["events"])
+    if parts and adjacency == "ADD_OR_REMOVE_ONE" and how["kind"] == "schedule":
+        return _worst_of([{**card, "events": part} for part in parts])
     rows = [(row["event"], row["count"]) for row in card["events"]]
     bounds: dict[str, float | None] = dict.fromkeys(("pld", "rdp", "pure"))
     needed: set[str] = {"schedule": set(), "zcdp": {"rho"}, "renyi": {"order", "limit"}}[how["kind"]]
@@ -1091,6 +1114,28 @@ def lower_bounds(card: Mapping[str, Any]) -> tuple[dict[str, float | None], str]
             "pld"
         ]  # whose Renyi bounds are not computed here: none lies below the exact epsilon
     return bounds, why
+
+
+def _worst_of(cards: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float | None], str]:
+    """The largest bound by each accountant of cards that have other events, None where one has none."""
+    each = [lower_bounds(card) for card in cards]
+    names = each[0][0]
+    largest = {
+        name: max((bounds[name] for bounds, _ in each), key=lambda x: math.inf if x is None else x)
+        for name in names
+    }
+    return largest, each[0][1]
+
+
+def _disjoint_parts(events: Sequence[Event]) -> list[list[Event]]:
+    """The events of each part, if the card's event is one of releases on disjoint people; else none."""
+    whole = events[0]["event"]
+    if len(events) != 1 or events[0]["count"] != 1 or whole["type"] != "DisjointPartsDpEvent":
+        return []
+    return [
+        [_row_of(one) for one in part["events"]] if part["type"] == "ComposedDpEvent" else [_row_of(part)]
+        for part in whole["events"]
+    ]
 
 
 def _translated(rows: Iterable[tuple[Event, int]], adjacency: str) -> list[tuple[Event, int]]:
@@ -1189,12 +1234,24 @@ def check_epsilon(card: Mapping[str, Any]) -> Iterator[Check]:
     expected = None if allowed == "none" else ROUNDING
     yield "rounding", card["implementation"]["rounding"] == expected, "of sums and noise"
     asked = sum(query["count"] for query in mechanism_["queries"])
-    counts = {sum(row["count"] for row in trial) for trial in _trials(card["events"]) or [card["events"]]}
+    shown = _trials(card["events"]) or [_in_order(card["events"])]
+    counts = {sum(row["count"] for row in trial) for trial in shown}
     yield "releases", mechanism_["releases"] == asked and asked in counts, f"{asked} in the queries"
 
 
+def _in_order(events: Sequence[Event]) -> list[Event]:
+    """The events as they were released: those of disjoint people one part after the other."""
+    return [row for part in _disjoint_parts(events) or [events] for row in part]
+
+
 def _trials(events: Sequence[Event]) -> list[list[Event]] | None:
-    """The schedules that a trial may have had, where the last event is that of a search, else None."""
+    """The schedules that a trial may have had, where the last event is that of a search, else None.
+
+    Others may have evaluated the winner: the search is then the first of two disjoint parts.
+    """
+    if parts := _disjoint_parts(events):
+        inside = _trials(parts[0])
+        return None if inside is None else [[*trial, *_in_order(events)[len(parts[0]) :]] for trial in inside]
     whole = events[-1]["event"]
     is_best = whole["type"] == "RepeatAndSelectDpEvent"
     inner = whole["event"] if is_best else whole
@@ -1263,11 +1320,14 @@ def _plan_problem(plan: Any, card: Mapping[str, Any]) -> str | None:
     }
     if differing := [name for name, (planned, stated) in pairs.items() if planned != stated]:
         return f"the plan has another {', '.join(differing)}"
+    trained, *evaluated = _disjoint_parts(card["events"]) or [card["events"]]
+    if any(_runs(part) != _runs(plan.get("evaluation", {}).get("schedule", [])) for part in evaluated):
+        return "the plan has another evaluation"
     if is_fixed:
-        same = _runs(plan["schedule"]) == _runs(card["events"])
+        same = _runs(plan["schedule"]) == _runs(trained)
         return None if same else "the plan has other events"
     before = [event for event, count in _runs(plan["prior_events"]) for _ in range(min(count, MAX_EVENTS))]
-    done = [event for event, count in _runs(card["events"]) for _ in range(min(count, len(before)))]
+    done = [event for event, count in _runs(trained) for _ in range(min(count, len(before)))]
     return None if done[: len(before)] == before else "the plan has other events before those that are chosen"
 
 

@@ -26,6 +26,7 @@ from algorithms.privacy.accounting.events import (
     Schedule,
     Trials,
     all_shown,
+    on_disjoint_parts,
     schedule_to_json,
     trial_event,
 )
@@ -106,6 +107,19 @@ SCHEDULES: dict[str, tuple[Schedule, str]] = {
                 2,
             )
         ],
+        ADD,
+    ),
+    "disjoint parts": (on_disjoint_parts([(_poisson(0.1, 2.0), 20)], [(dp.GaussianDpEvent(4.0), 1)]), ADD),
+    "disjoint parts, the second larger": (
+        on_disjoint_parts([(_poisson(0.1, 2.0), 20)], [(dp.GaussianDpEvent(1.0), 1)]),
+        ADD,
+    ),
+    "disjoint parts, replaced": (
+        on_disjoint_parts([(dp.GaussianDpEvent(2.0), 3)], [(dp.LaplaceDpEvent(9.0), 1)]),
+        REPLACE,
+    ),
+    "disjoint parts twice": (
+        on_disjoint_parts([(_poisson(0.1, 2.0), 20)], [(dp.GaussianDpEvent(4.0), 1)]) * 2,
         ADD,
     ),
     "zcdp": ([(dp.dp_event.ZCDpEvent(0.01, 0.0), 3), (dp.GaussianDpEvent(3.0), 1)], ADD),

@@ -1,0 +1,130 @@
+"""The card of a run whose held-out people were evaluated by a release of their own, by both verifiers."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from dp_accounting import GaussianDpEvent
+
+from algorithms.privacy.accounting.events import (
+    Schedule,
+    disjoint_parts_of,
+    on_disjoint_parts,
+    schedule_from_json,
+    schedule_to_json,
+)
+from algorithms.privacy.card import PrivacyCard, RunRecord, build, public_key_of, verify, verify_card
+from tests.algorithms.privacy.conftest import KEY
+from tests.support.synthetic_run import record, sha256_of, write_json, write_run
+
+OWNER = public_key_of(KEY)
+
+
+def evaluated(root: Path, *, noise: float = 40.0, planned: float | None = None) -> tuple[Path, RunRecord]:
+    """A finished run whose held-out people were evaluated with this noise, and what its plan says of it."""
+    folders = write_run(root)
+    run, artifacts = record(folders), folders.artifacts
+    training = schedule_from_json(run.receipt["events"])
+    last = run.trace.iloc[-1].to_dict() if isinstance(run.trace, pd.DataFrame) else {}
+    event = {"type": "GaussianDpEvent", "noise_multiplier": noise}
+    row = last | {
+        "kind": "evaluation",
+        "sampling": "full batch",
+        "sampling_rate": 1.0,
+        "clip_norm": 1.0,
+        "noise_multiplier": noise,
+        "noise_std": noise,
+        "divisor": 1.0,
+        "event": json.dumps(event),
+    }
+    trace = pd.concat([run.trace, pd.DataFrame([row])], ignore_index=True)
+    trace.to_parquet(artifacts / "trace.parquet")
+    plan = dict(run.plan) | {"evaluation": {"schedule": _rows(planned or noise)}}
+    write_json(artifacts / "plan.json", plan)
+    sums = {name: sha256_of(artifacts / name) for name in ("model.safetensors", "plan.json", "trace.parquet")}
+    events = schedule_to_json(on_disjoint_parts(training, schedule_from_json(_rows(noise))))
+    receipt = dict(run.receipt) | {"events": events, "releases": len(trace), "sha256": sums}
+    return artifacts, replace(run, plan=plan, receipt=receipt, trace=trace)
+
+
+def _rows(noise: float) -> list[dict[str, Any]]:
+    return [{"event": {"type": "GaussianDpEvent", "noise_multiplier": noise}, "count": 1}]
+
+
+def failures(card: PrivacyCard, artifacts: Path) -> tuple[list[str], list[str]]:
+    """The names of the checks that fail, by our verifier and by the one that stands alone."""
+    (artifacts / "privacy_card.json").write_bytes(card.to_bytes())
+    ours = [check.name for check in verify(card, artifacts, key=OWNER).failures]
+    theirs = [name for name, passed, _ in verify_card.verify(artifacts, key=OWNER) if passed is False]
+    return ours, theirs
+
+
+def test_both_verifiers_hold_it_and_it_costs_what_training_costs(tmp_path: Path) -> None:
+    artifacts, run = evaluated(tmp_path)
+    card = build(run, KEY)
+    training = record(write_run(tmp_path / "alone"))
+    assert failures(card, artifacts) == ([], [])
+    assert card.setting.epsilon == training.receipt["epsilon"]["pld"]
+    assert card.mechanism.releases == training.receipt["releases"] + 1
+
+
+def _of_training_alone(schedule: Schedule) -> Schedule:
+    parts = disjoint_parts_of(schedule)
+    assert parts is not None
+    return parts[0]
+
+
+def _with_more_noise(schedule: Schedule) -> Schedule:
+    return on_disjoint_parts(_of_training_alone(schedule), [(GaussianDpEvent(80.0), 1)])
+
+
+@pytest.mark.parametrize("change", [_of_training_alone, _with_more_noise])
+def test_a_card_with_other_events_than_were_released_fails(
+    change: Callable[[Schedule], Schedule], tmp_path: Path
+) -> None:
+    artifacts, run = evaluated(tmp_path)
+    events = schedule_to_json(change(schedule_from_json(run.receipt["events"])))
+    card = build(replace(run, receipt=dict(run.receipt) | {"events": events}), KEY)
+    ours, theirs = failures(card, artifacts)
+    assert "events of the trace" in ours
+    assert theirs
+
+
+def test_less_noise_than_was_planned_fails(tmp_path: Path) -> None:
+    artifacts, run = evaluated(tmp_path, noise=40.0, planned=50.0)
+    ours, theirs = failures(build(run, KEY), artifacts)
+    assert ours == ["releases of the plan"]
+    assert theirs == ["plan"]
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_the_price_of_training_alone_is_not_enough_where_evaluation_costs_more(
+    accountant: str, tmp_path: Path
+) -> None:
+    """Noise of 0.5 costs epsilon 10.1 at delta 1e-5, training less than 3."""
+    artifacts, run = evaluated(tmp_path, noise=0.5)
+    card = build(run, KEY)
+    document = card.to_json()
+    document["accounting"]["target"]["epsilon"] = 100.0
+    ours, theirs = failures(_signed(document), artifacts)
+    assert f"epsilon by {accountant.upper()}" in ours
+    assert f"epsilon by {accountant}" in theirs
+
+
+def _signed(document: Mapping[str, Any]) -> PrivacyCard:
+    return PrivacyCard.model_validate_json(json.dumps(document)).signed(KEY)
+
+
+def test_an_evaluation_that_failed_leaves_the_card_of_training(tmp_path: Path) -> None:
+    """The plan has one; the run released the model alone."""
+    folders = write_run(tmp_path)
+    run = record(folders)
+    plan = dict(run.plan) | {"evaluation": {"schedule": _rows(40.0)}}
+    write_json(folders.artifacts / "plan.json", plan)
+    sums = run.receipt["sha256"] | {"plan.json": sha256_of(folders.artifacts / "plan.json")}
+    card = build(replace(run, plan=plan, receipt=dict(run.receipt) | {"sha256": sums}), KEY)
+    assert failures(card, folders.artifacts) == ([], [])
