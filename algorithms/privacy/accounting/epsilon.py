@@ -265,7 +265,7 @@ def discretisation_of(schedule: Schedule, delta: float, adjacency: Adjacency) ->
     if any(is_not_private(event) for event, _ in schedule):
         return None
     try:
-        disjoint = disjoint_parts_of(schedule) or [schedule]
+        disjoint = disjoint_parts_of(schedule) or [[*schedule]]
         return max((_by_pld(part, delta, adjacency, None) for part in disjoint), key=itemgetter(0))[1]
     except RefusedError:
         return None

@@ -200,7 +200,7 @@ def disjoint_parts_of(schedule: Schedule) -> list[list[tuple[dp.DpEvent, int]]] 
 
 def releases_in_order(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:
     """The rows of a schedule as a trace has them: those of disjoint parts one after the other."""
-    return [row for part in disjoint_parts_of(schedule) or [schedule] for row in part]
+    return [row for part in disjoint_parts_of(schedule) or [[*schedule]] for row in part]
 
 
 def trials_of(schedule: Schedule) -> list[list[tuple[dp.DpEvent, int]]] | None:

@@ -1241,7 +1241,7 @@ def check_epsilon(card: Mapping[str, Any]) -> Iterator[Check]:
 
 def _in_order(events: Sequence[Event]) -> list[Event]:
     """The events as they were released: those of disjoint people one part after the other."""
-    return [row for part in _disjoint_parts(events) or [events] for row in part]
+    return [row for part in _disjoint_parts(events) or [[*events]] for row in part]
 
 
 def _trials(events: Sequence[Event]) -> list[list[Event]] | None:
@@ -1320,7 +1320,7 @@ def _plan_problem(plan: Any, card: Mapping[str, Any]) -> str | None:
     }
     if differing := [name for name, (planned, stated) in pairs.items() if planned != stated]:
         return f"the plan has another {', '.join(differing)}"
-    trained, *evaluated = _disjoint_parts(card["events"]) or [card["events"]]
+    trained, *evaluated = _disjoint_parts(card["events"]) or [[*card["events"]]]
     if any(_runs(part) != _runs(plan.get("evaluation", {}).get("schedule", [])) for part in evaluated):
         return "the plan has another evaluation"
     if is_fixed:
