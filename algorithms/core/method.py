@@ -4,9 +4,11 @@ The training loop, checkpoints, the noise trace and progress use only this inter
 method may use declared values only, and nothing computed from records.
 """
 
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, TypeVar
 
+from pydantic import JsonValue
 from torch import Tensor
 
 from algorithms.core.plan import Plan, Target
@@ -45,6 +47,48 @@ class Algorithm(Protocol[S]):
     def init(self, parameters: Tensor, plan: Plan) -> S: ...
     def step(self, state: S, plan: Plan, barrier: Barrier) -> S | None: ...
     def released(self, state: S) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class PaperSwitch:
+    """A setting that, at a value, makes the choices of a paper: a method's class attribute `paper_switch`.
+
+    name, value: of the setting. paper: whose protocol it is. settings: what it decides, with the paper's values.
+    """
+
+    name: str
+    paper: str
+    settings: Mapping[str, JsonValue]
+    value: JsonValue = True
+
+
+@dataclass(frozen=True)
+class PaperProtocol:
+    """What a plan and a card state of a paper's protocol: the settings that the run has, and which are not the paper's.
+
+    A setting that is given beside the switch is kept, as for a sweep over it, and shows here as a departure.
+    """
+
+    paper: str
+    settings: Mapping[str, JsonValue]
+    departures: tuple[str, ...]
+
+
+def paper_protocol(method: Any, **in_effect: JsonValue) -> PaperProtocol | None:
+    """The protocol of a method whose paper switch is on, or None.
+
+    in_effect: values of settings that the method itself fills in, where theirs is None.
+    """
+    switch: PaperSwitch = method.paper_switch
+    if getattr(method, switch.name) != switch.value:
+        return None
+    settings, printed = asdict(method) | in_effect, _as_json(switch.settings)
+    used = _as_json({name: settings[name] for name in printed})
+    return PaperProtocol(switch.paper, used, tuple(name for name in used if used[name] != printed[name]))
+
+
+def _as_json(values: Mapping[str, Any]) -> dict[str, JsonValue]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 @dataclass(frozen=True)

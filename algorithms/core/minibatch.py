@@ -159,11 +159,23 @@ class Sampled(Descent):
 
 
 def plan_gradient_steps(
-    sampled: Batches, clipping: Clipping, *, steps: int, target: Target, facts: PlanningFacts
+    sampled: Batches,
+    clipping: Clipping,
+    *,
+    steps: int,
+    target: Target,
+    facts: PlanningFacts,
+    method_params: object | None = None,
 ) -> Plan:
     """The plan of noisy gradient steps over these batches with the smallest noise that meets the target."""
-    releases = gradient_steps(sampled, clipping, steps)
-    return plan_fixed(releases, target=target, facts=facts, sampled=sampled, steps=steps)
+    return plan_fixed(
+        gradient_steps(sampled, clipping, steps),
+        target=target,
+        facts=facts,
+        sampled=sampled,
+        steps=steps,
+        method_params=method_params,
+    )
 
 
 def divisor_of(state: DPSGDState, plan: Plan, barrier: Barrier) -> float:

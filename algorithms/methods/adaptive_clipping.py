@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.core.calibration import Repeated, plan_fixed
+from algorithms.core.method import PaperProtocol, PaperSwitch, paper_protocol
 from algorithms.core.minibatch import (
     DPSGDState,
     Sampled,
@@ -149,6 +150,13 @@ class AdaCliPState(DPSGDState):
 
 
 @dataclass(frozen=True)
+class AdaCliPParams:
+    """What the plan keeps: the settings of a run with the paper's update."""
+
+    paper_protocol: PaperProtocol | None = None
+
+
+@dataclass(frozen=True)
 class AdaCliP(Sampled):
     """AdaCliP: coordinate-wise adaptive clipping (Pichapati et al. 2019, arXiv:1908.07643, Algorithm 1).
 
@@ -168,9 +176,15 @@ class AdaCliP(Sampled):
 
     beta1, beta2: what m and s^2 keep in a step. scale: "free", where `clip_norm` bounds the norm of b and h2 follows,
     or "paper", where h2 is given. h1, h2: bounds of s^2. start: s_0, public; null for sqrt(h2), the most. paper_update:
-    the printed update of s, from sqrt(h1 h2). The other settings are DP-SGD's.
+    the printed update of s, from sqrt(h1 h2), in the paper's scale; plan and card state what it decides. The other
+    settings are DP-SGD's.
     """
 
+    paper_switch: ClassVar[PaperSwitch] = PaperSwitch(
+        "paper_update",
+        "Pichapati et al. 2019",
+        {"beta1": 0.99, "beta2": 0.9, "h1": 1e-12, "scale": "paper", "start": None},
+    )
     beta1: Annotated[float, Field(ge=0, le=1)] = 0.99
     beta2: Annotated[float, Field(ge=0, le=1)] = 0.9
     scale: Literal["free", "paper"] = "free"
@@ -185,7 +199,15 @@ class AdaCliP(Sampled):
         self.start_at(facts.parameters)
         check_no_noise_limit(self.update, "adaclip")
         unit = Affine(1.0, torch.zeros(1), torch.ones(1))  # the cost is that of any shift and scale
-        return plan_gradient_steps(self.sampled(facts), unit, steps=self.steps, target=target, facts=facts)
+        protocol = paper_protocol(self, scale="paper")
+        return plan_gradient_steps(
+            self.sampled(facts),
+            unit,
+            steps=self.steps,
+            target=target,
+            facts=facts,
+            method_params=None if protocol is None else AdaCliPParams(protocol),
+        )
 
     def init(self, parameters: Tensor, plan: Plan) -> AdaCliPState:
         """The state at the model's start: no shift, an equal scale for all coordinates."""

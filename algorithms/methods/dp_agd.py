@@ -1,17 +1,20 @@
 """Descent by noisy selection: DP-AGD, and PrivGene, with which it was compared (Lee and Kifer 2018)."""
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import dp_accounting as dp
+import numpy as np
 import torch
 from pydantic import Field
+from scipy.stats import laplace
 from torch import Tensor
 
 from algorithms.core.calibration import SLACK, find_min_noise, plan_renyi, plan_zcdp
-from algorithms.core.method import STORED_AS
+from algorithms.core.method import STORED_AS, PaperProtocol, PaperSwitch, paper_protocol
 from algorithms.core.optimizers import MAX_STEPS, Bound, Count, NotNegative, Positive, Share
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
@@ -21,18 +24,72 @@ from algorithms.gradients import L2, LineCandidates
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import conversion, rho_of_budget
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.mechanisms.release import Gaussian, Gumbel, Laplace, argmin_release, gradient_release
+from algorithms.privacy.mechanisms.release import (
+    Gaussian,
+    Gumbel,
+    Laplace,
+    Mechanism,
+    Release,
+    argmin_release,
+    gradient_release,
+)
 from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson
 
 _ORDERS = (*range(2, 33), *range(36, 65, 4), *range(80, 129, 16), 192, 256, 384, 512, 768, 1024)
 
 
 @dataclass(frozen=True)
+class SelectionLaw:
+    """How far the choice among candidates is from a uniform draw, by public numbers alone.
+
+    candidates: their number. noise_scale: of the noise on a candidate's total loss. gain: the stated signal: how far
+    the best candidate's total loss lies below all others, the mean that a step can gain at most, as all steps together
+    cannot gain more than the loss that the model starts with; None where the number of records is private. distance:
+    in total variation between the law of the choice at that gain and the uniform law; 0 is a coin's toss.
+    """
+
+    candidates: int
+    noise_scale: float
+    gain: float | None
+    distance: float | None
+
+    @classmethod
+    def of(cls, release: Release, candidates: int, steps: int, facts: PlanningFacts) -> "SelectionLaw":
+        """The law of one of `steps` selections."""
+        scale, bound = release.noise_scale, release.clipping.sensitivity
+        if facts.records is None:
+            return cls(candidates, scale, None, None)
+        start = bound if facts.start_loss is None else min(bound, facts.start_loss)
+        gain = release.sampling.rate * facts.records * start / steps
+        return cls(candidates, scale, gain, distance_from_uniform(gain / scale, candidates, release.noise))
+
+
+def distance_from_uniform(lead: float, candidates: int, noise: Mechanism) -> float:
+    """The total variation between a noisy choice and a uniform one, where one candidate leads all others by the same.
+
+    lead: in scales of the noise. The leader's share is that of a softmax for Gumbel noise, and for Laplace noise the
+    mean of F(x + lead)^(candidates - 1), by the midpoint rule over the quantiles of its own noise.
+    """
+    if isinstance(noise, Gumbel):
+        share = 1.0 / (1.0 + (candidates - 1) * math.exp(-lead))
+    else:
+        quantiles = (np.arange(20_000) + 0.5) / 20_000
+        share = float(np.mean(laplace.cdf(laplace.ppf(quantiles) + lead) ** (candidates - 1)))
+    return share - 1.0 / candidates
+
+
+@dataclass(frozen=True)
 class Iteration:
-    """gradient_rho: of the first measurement, before sampling. selection_multiplier: of the selection's noise."""
+    """gradient_rho: of the first measurement, before sampling. selection_multiplier: of the selection's noise.
+
+    selection_law: of that noise. paper_protocol: the settings of a run with the paper's choices. Older plans have
+    neither.
+    """
 
     gradient_rho: float
     selection_multiplier: float
+    selection_law: SelectionLaw | None = None
+    paper_protocol: PaperProtocol | None = None
 
 
 @dataclass(frozen=True)
@@ -48,10 +105,19 @@ class Measured:
         return Measured((self.rho * self.total + other.rho * other.total) / rho, rho)
 
 
-def plan_sampled(iterations: int, share: float, rate: float, target: Target, facts: PlanningFacts) -> Plan:
+def plan_sampled(
+    iterations: int,
+    share: float,
+    rate: float,
+    target: Target,
+    facts: PlanningFacts,
+    *,
+    law: Callable[[float], SelectionLaw],
+) -> Plan:
     """Equal parts of a Rényi budget, for Poisson samples; at the order that leaves the gradient the least noise.
 
-    The order follows from public values and is fixed with the plan, as a filter needs it.
+    The order follows from public values and is fixed with the plan, as a filter needs it. law: of a selection, by its
+    noise multiplier.
     """
     target.budget.check_spendable()
     epsilon, delta = target.budget.epsilon, target.budget.delta
@@ -72,7 +138,7 @@ def plan_sampled(iterations: int, share: float, rate: float, target: Target, fac
         raise RefusedError(
             f"epsilon {epsilon:g} at delta {delta:g} is too small for a sampled run; raise one of them."
         )
-    spent, order = Iteration(0.5 / measured[0] ** 2, selected[0]), measured[1]
+    spent, order = Iteration(0.5 / measured[0] ** 2, selected[0], law(selected[0])), measured[1]
     return plan_renyi(
         order, target=target, facts=facts, steps=iterations, sampling_rate=rate, method_params=spent
     )
@@ -99,6 +165,14 @@ _GEOMETRIC = (0.0, *(16.0 ** (power / 9 - 1) for power in range(10)))
 _LINEAR = tuple(index / 20 for index in range(21))
 OURS = Choices(45, 2.0, _GEOMETRIC, 1.5, 0.9, keep_raised=False, momentum=0.8, iterates="average")
 PAPERS = Choices(60, 3.0, _LINEAR, 2.0, 1.0, keep_raised=True, momentum=0.0, iterates="last")
+PAPERS_FIXED = {
+    "gamma": 0.1,
+    "loss_bound": 3.0,
+    "range_every": 10,
+    "range_growth": 1.1,
+    "regularisation": 0.0,
+}
+"""The paper's values of settings that have a value of their own in any case."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +210,7 @@ class DPAGD(Strict):
     of the iterates, for losses with a kink. `paper_budget` has the paper's choices in all of these. The
     regularisation is in the gradient, not in the compared losses, as in the released code.
 
-    What is None is as `paper_budget` has it, see `OURS` and `PAPERS`.
+    What is None is as `paper_budget` has it, see `OURS` and `PAPERS`. Plan and card state all that it decides.
 
     paper_budget: take the paper's choices. iterations: how many the budget is for when no step is rejected; with the
     paper's budget the "splits" of epsilon, half of each for a gradient, half for a selection. selection_share: the
@@ -150,6 +224,9 @@ class DPAGD(Strict):
     mean loss. sampling_rate: of Poisson samples.
     """
 
+    paper_switch: ClassVar[PaperSwitch] = PaperSwitch(
+        "paper_budget", "Lee and Kifer 2018", {**asdict(PAPERS), **PAPERS_FIXED}
+    )
     paper_budget: bool = False
     iterations: Annotated[int, Field(ge=1, le=MAX_STEPS)] | None = None
     selection_share: Annotated[float, Field(gt=0, lt=1)] = 0.003
@@ -186,18 +263,26 @@ class DPAGD(Strict):
         """
         self._check(facts)
         iterations, share, budget = self.choices.iterations, self.selection_share, target.budget
+
+        def law(multiplier: float) -> SelectionLaw:
+            release = argmin_release(self.loss_bound, self._selection_noise(multiplier), self._sampling())
+            return SelectionLaw.of(release, len(self.choices.steps_grid), iterations, facts)
+
         if self.sampling_rate is not None:
-            return plan_sampled(iterations, share, self.sampling_rate, target, facts)
+            return plan_sampled(iterations, share, self.sampling_rate, target, facts, law=law)
         if self.paper_budget:
             budget.check_spendable()
             part, log_delta = budget.epsilon / (2 * iterations), math.log(1 / budget.delta)
             rho = (math.sqrt(log_delta + budget.epsilon) - math.sqrt(log_delta)) ** 2
-            spent = Iteration(part**2 / (4 * math.log(1.25 / budget.delta)), 1 / part)
+            protocol = paper_protocol(self, **asdict(self.choices))
+            gradient_rho = part**2 / (4 * math.log(1.25 / budget.delta))
+            spent = Iteration(gradient_rho, 1 / part, law(1 / part), protocol)
             cost = spent.gradient_rho + part**2 / 2
         else:
             rho = rho_of_budget(budget)
             cost = rho * (1 - SLACK) / iterations
-            spent = Iteration((1 - share) * cost, 1 / math.sqrt(8 * share * cost))
+            multiplier = 1 / math.sqrt(8 * share * cost)
+            spent = Iteration((1 - share) * cost, multiplier, law(multiplier))
         if cost > rho:
             raise RefusedError(
                 "an iteration would cost more than the whole budget; set algorithm.iterations higher."
@@ -219,8 +304,7 @@ class DPAGD(Strict):
     def step(self, state: AGDState, plan: Plan, barrier: Barrier) -> AGDState | None:
         """One iteration: measure and select until the step is not 0; None where the budget does not allow that."""
         is_printed, sampling, max_step = self.averaging == "printed", self._sampling(), float(state.max_step)
-        multiplier = plan.params(Iteration).selection_multiplier
-        noise = Laplace(multiplier) if self.paper_budget else Gumbel(multiplier)
+        noise = self._selection_noise(plan.params(Iteration).selection_multiplier)
         pull = self.regularisation * sampling.rate * (plan.facts.records or 0)  # public where there is one
         measured = self._measure_gradient(state, float(state.gradient_rho), barrier)
         if measured is not None and is_printed:
@@ -279,6 +363,9 @@ class DPAGD(Strict):
             iterations=torch.full_like(state.iterations, iterations),
         )
 
+    def _selection_noise(self, multiplier: float) -> Gumbel | Laplace:
+        return Laplace(multiplier) if self.paper_budget else Gumbel(multiplier)
+
     def _sampling(self) -> FullBatch | Poisson:
         return FullBatch() if self.sampling_rate is None else Poisson(self.sampling_rate)
 
@@ -323,9 +410,10 @@ class PrivGeneState:
 
 @dataclass(frozen=True)
 class Selection:
-    """What the plan keeps: the noise multiplier of a round's selection."""
+    """What the plan keeps: the noise multiplier of a round's selection, and its law; older plans have none."""
 
     selection_multiplier: float
+    selection_law: SelectionLaw | None = None
 
 
 @dataclass(frozen=True)
@@ -362,7 +450,9 @@ class PrivGene(Strict):
             )
         rounds = rounds or max(1, round((facts.records or 0) * target.budget.epsilon / RECORDS_A_ROUND))
         each = rho * (1 - SLACK) / rounds
-        selection = Selection(1 / math.sqrt(8 * each))
+        multiplier = 1 / math.sqrt(8 * each)
+        release = argmin_release(self.loss_bound, Gumbel(multiplier))
+        selection = Selection(multiplier, SelectionLaw.of(release, 2 * facts.parameters, rounds, facts))
         return plan_zcdp(rho, target=target, facts=facts, steps=rounds, method_params=selection)
 
     def init(self, parameters: Tensor, plan: Plan) -> PrivGeneState:

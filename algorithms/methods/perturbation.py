@@ -6,12 +6,12 @@ regularisation of the mean loss is given.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from algorithms.core.calibration import Claim, Repeated, plan_fixed
-from algorithms.core.method import ReleasedParameters, SingleRelease
+from algorithms.core.method import PaperSwitch, ReleasedParameters, SingleRelease
 from algorithms.core.optimizers import Bound
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
@@ -68,6 +68,9 @@ class ObjectivePerturbation(SingleRelease):
     it may be REPLACE_ONE, at twice the epsilon of add-or-remove-one.
     """
 
+    paper_switch: ClassVar[PaperSwitch] = PaperSwitch(
+        "analysis", "Kifer, Smith and Thakurta 2012", {"clip_norm": None}, value="kst"
+    )
     analysis: Literal["rkw", "kst"] = "rkw"
     regularisation: Annotated[float, Field(ge=1e-10, le=1e6)] | None = None
     clip_norm: Bound | None = 2.0

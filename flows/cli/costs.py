@@ -1,7 +1,7 @@
 """Tables of what a run would cost and whether its population can pay."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,6 +113,7 @@ def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
         ("sampling rate", f"{plan.sampling_rate:.4g}"),
         ("noise multiplier", _noise(plan)),
         *_correlation_rows(plan),
+        *_method_rows(plan),
         ("epsilon", costs),
         ("delta", f"{plan.target.budget.delta:g}"),
         *_attack_rows(settings, plan),
@@ -142,6 +143,25 @@ def _correlation_rows(plan: Plan) -> list[tuple[str, str]]:
     share, parts = correlated.noise_against_independent, correlated.parts
     gain = f"{100 * abs(1 - share):.1f} % {'less' if share <= 1 else 'more'}"
     return [("correlated noise", f"{gain} in the iterates than independent noise; records in {parts} parts")]
+
+
+def _method_rows(plan: Plan) -> list[tuple[str, str]]:
+    """How far a selection is from a coin's toss, and whose protocol a run has."""
+    law, protocol = plan.method_params.get("selection_law"), plan.method_params.get("paper_protocol")
+    rows = []
+    if isinstance(law, Mapping):
+        distance = law["distance"]
+        text = "unknown, as the number of records is private" if distance is None else f"{distance:.2g}"
+        rows += [("selection", f"{text} away from a uniform draw among {law['candidates']}")]
+    if isinstance(protocol, Mapping):
+        departures = protocol["departures"]
+        others = (
+            f", but for {', '.join(map(str, departures))}"
+            if isinstance(departures, list) and departures
+            else ""
+        )
+        rows += [("protocol", f"by {protocol['paper']}{others}")]
+    return rows
 
 
 def _attack_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:

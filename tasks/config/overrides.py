@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ruamel.yaml import YAML
@@ -26,6 +26,9 @@ from data.documents import DocumentError, load_yaml
 from data.files import write_text
 from tasks.config import params
 from tasks.config.params import Model, Params, ParamsRefusedError
+
+if TYPE_CHECKING:
+    from algorithms.core.method import PaperSwitch
 
 RECIPES = Path(__file__).with_name("recipes.yaml")
 _SMALLEST_SIDE = 20
@@ -268,7 +271,8 @@ class ParamOverrides:
 
     dataset: also sets the model and the algorithm's settings by its recipe. algorithm: sets them, too, by the recipe of
     the current data set. settings: values by dotted key, such as {"algorithm.steps": 100}, which are set last; of two
-    exclusive settings, such as a batch size and a sampling rate, the one that is named here replaces the other.
+    exclusive settings, such as a batch size and a sampling rate, the one that is named here replaces the other. A
+    setting that makes a paper's choices, such as algorithm.paper_budget, replaces what the recipe has chosen there.
     """
 
     dataset: str | None = None
@@ -354,6 +358,7 @@ def _change(document: dict[str, Any], overrides: ParamOverrides, *, cards: Path)
         document, "data.blocks"
     ):
         _set(document, "data.blocks", [])  # the names are those of the previous data set
+    before = _paper_switch_on(document)
     for key, value in wanted.items():
         _set(document, key, value)
     if overrides.dataset is not None or overrides.algorithm is not None or overrides.encoder is not None:
@@ -361,11 +366,40 @@ def _change(document: dict[str, Any], overrides: ParamOverrides, *, cards: Path)
         _follow_recipe(document, overrides, epsilon, cards=cards)
     for key, value in overrides.settings.items():
         _set(document, key, value)
+    _keep_paper_settings(document, overrides, before=before)
     for pair in _RIVALS:
         for name, other in (pair, pair[::-1]):
             is_set = overrides.settings.get(f"algorithm.{name}") is not None
             if is_set and f"algorithm.{other}" not in overrides.settings:
                 document["algorithm"].pop(other, None)
+
+
+def _paper_switch_on(document: Mapping[str, Any]) -> "PaperSwitch | None":
+    """The switch of the document's method, such as paper_budget, if it is on."""
+    from algorithms.methods import CATALOGUE  # imports torch, which takes seconds
+
+    kind = CATALOGUE.get(str(value_at(document, "algorithm.name")))
+    switch: PaperSwitch | None = getattr(kind, "paper_switch", None)
+    is_on = switch is not None and value_at(document, f"algorithm.{switch.name}") == switch.value
+    return switch if is_on else None
+
+
+def _keep_paper_settings(
+    document: dict[str, Any], overrides: ParamOverrides, *, before: "PaperSwitch | None"
+) -> None:
+    """Let a paper's protocol decide its settings: what a recipe has set of them, and nobody asks for, becomes the
+    paper's.
+
+    before: the switch that was on before the changes; a recipe for another data set leaves it on.
+    """
+    asked = {key.removeprefix("algorithm.") for key in overrides.settings}
+    if before is not None and overrides.algorithm is None and before.name not in asked:
+        document["algorithm"][before.name] = before.value
+    follows_recipe = (overrides.dataset, overrides.algorithm, overrides.encoder) != (None, None, None)
+    switch = _paper_switch_on(document)
+    if switch is not None and (follows_recipe or switch.name in asked):
+        chosen = switch.settings.keys() & document["algorithm"].keys() - asked
+        document["algorithm"].update({name: switch.settings[name] for name in sorted(chosen)})
 
 
 def _follow_recipe(document: dict[str, Any], overrides: ParamOverrides, epsilon: Any, *, cards: Path) -> None:

@@ -155,3 +155,16 @@ def test_nesterov_stops_by_the_loss_that_logistic_regression_starts_with(
     assert plan_of(public, algorithm=algorithm | {"initial_gap": 10.0}, **changes).steps == before
     plan = plan_of(public, algorithm=algorithm, **changes)
     assert (plan.steps, plan.method_params["initial_gap"]) == (now, pytest.approx(0.69314718056))
+
+
+def test_the_preview_tells_of_the_selection_and_of_the_protocol(workspace: Workspace) -> None:
+    del workspace
+    document = {
+        "data": {"dataset": "adult-a9a"}, "privacy": {"epsilon": 0.1, "delta": 1e-8}, "model": {"name": "logistic"},
+        "algorithm": {"name": "dp_agd", "paper_budget": True, "clip_norm": 2.0},
+    }  # fmt: skip
+    settings = params.parse(document)
+    names, values = cost_table(preview_run(PROJECT, settings), settings).columns
+    rows = dict(zip(names.cells, values.cells, strict=True))
+    assert rows["selection"].endswith("away from a uniform draw among 21")
+    assert rows["protocol"] == "by Lee and Kifer 2018, but for clip_norm"

@@ -36,6 +36,8 @@ from algorithms.privacy.card.schema import ROUNDING, SCHEMA_VERSION, Guarantee, 
 from algorithms.privacy.ledger import Composition
 
 _LIBRARY = "dp-accounting"
+_METHOD_FACTS = ("paper_protocol", "selection_law")
+"""What a method may have planned that a card states."""
 _KINDS = ["kind", "sampling", "clipping", "noise"]
 _SPANS = ["sampling_rate", "clip_norm", "noise_multiplier", "noise_std", "divisor"]
 _CHECKED = ["event", *_KINDS, "sampling_rate", "noise_multiplier"]
@@ -121,6 +123,7 @@ def mechanism_of(plan: Mapping[str, Any]) -> dict[str, Any]:
         "features": {"name": features.pop("name"), "settings": features},
         "model": model_of(plan["model"]),
         "settings_from_records": plan["not_private"] is not None,
+        **{name: plan.get("method_params", {}).get(name) for name in _METHOD_FACTS},
     }
 
 

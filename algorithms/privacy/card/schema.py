@@ -162,12 +162,34 @@ class Encoder(Section):
     padding: int = Field(default=0, ge=0, exclude_if=lambda given: given == 0)
 
 
+class PaperProtocol(Section):
+    """A paper whose choices a setting makes: the values that the run had, and which of them are not the paper's."""
+
+    paper: Name
+    settings: Settings
+    departures: tuple[Name, ...]
+
+
+class SelectionLaw(Section):
+    """How far a noisy choice among candidates is from a uniform draw, by public numbers alone.
+
+    gain: the stated signal, how far the best candidate's total loss lies below all others: the mean that one choice can
+    gain at most. distance: in total variation, at that gain. Both are null where the number of records is private.
+    """
+
+    candidates: Count
+    noise_scale: Positive
+    gain: NotNegative | None
+    distance: Probability | None
+
+
 class Mechanism(Section):
     """What was asked of the records.
 
     transform, encoder, features: what each record was made into by itself, and what was learned from all. diagnostics:
     whether norms of exact gradients were stored. settings_from_records: whether a setting was computed from the records
-    without noise. noise_multiplier: null where it was chosen adaptively, with what it was in `queries`.
+    without noise. noise_multiplier: null where it was chosen adaptively, with what it was in `queries`. paper_protocol:
+    only of a run with a paper's choices. selection_law: only of a method that chooses by noisy losses.
     """
 
     transform: Literal["none", "scattering", "encoder"]
@@ -184,6 +206,8 @@ class Mechanism(Section):
     sampling_rate: Probability
     divisor: Positive | None
     queries: Annotated[tuple[Query, ...], Field(min_length=1)]
+    paper_protocol: PaperProtocol | None = Field(default=None, exclude_if=lambda given: given is None)
+    selection_law: SelectionLaw | None = Field(default=None, exclude_if=lambda given: given is None)
 
 
 class Costs(Section):

@@ -1,5 +1,6 @@
 """The sentences of a privacy card, for people: written from its facts, and never read back."""
 
+import json
 from collections.abc import Callable
 from decimal import ROUND_CEILING, Context
 
@@ -264,6 +265,34 @@ def tuning(card: PrivacyCard) -> str:
     return f"{what}; a trial had one of {len(trials)} settings."
 
 
+def paper_protocol(mechanism: Mechanism) -> str | None:
+    """The settings of a paper's protocol, and what is otherwise; None where the run has none."""
+    protocol = mechanism.paper_protocol
+    if protocol is None:
+        return None
+    settings = ", ".join(f"{name} {json.dumps(value)}" for name, value in protocol.settings.items())
+    departures = f"; not the paper's: {_join_names(protocol.departures)}" if protocol.departures else ""
+    return f"by {protocol.paper}: {settings}{departures}"
+
+
+def selection(mechanism: Mechanism) -> str | None:
+    """How far a noisy choice among candidates is from a uniform draw; None where nothing is chosen by noisy losses."""
+    law = mechanism.selection_law
+    if law is None:
+        return None
+    noise = (
+        f"one of {law.candidates} candidates by noise of scale {law.noise_scale:,.4g} on their total losses"
+    )
+    if law.gain is None or law.distance is None:
+        return (
+            f"{noise}; how far that is from a uniform draw depends on the number of records, which is private"
+        )
+    return (
+        f"{noise}; where the best lies {law.gain:,.4g} below all others, the mean that a choice can gain at most, the"
+        f" choice is {law.distance:.2g} away from a uniform draw in total variation (0 is a coin's toss)"
+    )
+
+
 def features(learned: Features) -> str:
     """What was learned before training."""
     if learned.name == "none":
@@ -433,6 +462,8 @@ def markdown(card: PrivacyCard, *, escape: Callable[[str], str] = for_markdown) 
         "What was done": [
             f"{mechanism.algorithm} on {setting.dataset}: {mechanism.releases} releases in {mechanism.steps} steps",
             *([f"Reader: {READER}"] if setting.each_record_alone else []),
+            *([f"Protocol: {how}"] if (how := paper_protocol(mechanism)) else []),
+            *([f"Selection: {how}"] if (how := selection(mechanism)) else []),
             f"Transform: {transform(mechanism)}",
             f"Learned features: {features(mechanism.features)}",
             f"Model {mechanism.model.name}: {model_parts(mechanism.model)}",

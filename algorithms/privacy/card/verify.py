@@ -346,7 +346,7 @@ def _differing(plan: Mapping[str, Any], card: PrivacyCard) -> str | None:
         "delta": accounts.delta,
         "accountant": accounts.accountant,
     }
-    differing = [name for name, value in expected.items() if stated[name] != value]
+    differing = [name for name, value in expected.items() if stated.get(name) != value]
     return f"the plan has another {', '.join(differing)}" if differing else None
 
 

@@ -171,7 +171,10 @@ SECTIONS: dict[str, str] = {
                " -pooled:count -unit_is_stated:true -each_record_alone:true",
     "MECHANISM": "transform:none|scattering|encoder encoder:ENCODER? features:FEATURES diagnostics:flag"
                  " settings_from_records:flag algorithm:name settings:settings model:MODEL steps:count releases:count"
-                 " noise_multiplier:number? sampling_rate:chance divisor:positive? queries:[QUERY]",
+                 " noise_multiplier:number? sampling_rate:chance divisor:positive? queries:[QUERY]"
+                 " -paper_protocol:PROTOCOL -selection_law:LAW",
+    "LAW": "candidates:count noise_scale:positive gain:number? distance:chance?",
+    "PROTOCOL": "paper:name settings:settings departures:names",
     "ENCODER": "name:name takes:images|texts width:count sha256:sha256 pretrained_on:name settings:name"
                " -tokens:count -padding:count",
     "FEATURES": "name:name settings:settings",
@@ -1312,6 +1315,10 @@ def _plan_problem(plan: Any, card: Mapping[str, Any]) -> str | None:
         "target": (plan["target"], accounting["target"]),
         "delta": (plan["delta"], accounting["delta"]),
         "accountant": (plan["accountant"] if is_fixed else "rdp", accounting["accountant"]),
+        **{
+            name.replace("_", " "): (plan.get("method_params", {}).get(name), mechanism_.get(name))
+            for name in ("paper_protocol", "selection_law")
+        },
         **{name: (model[name], mechanism_["model"][name]) for name in ("name", "seed", "parameters")},
         **{
             name: (plan[name], mechanism_[name])

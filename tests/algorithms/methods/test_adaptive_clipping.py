@@ -183,6 +183,17 @@ def test_the_printed_update_takes_the_noise_of_each_user_that_belongs_to_the_noi
     torch.testing.assert_close(method.variance(squares, b * z, batch), expected, rtol=1e-12, atol=0.0)
 
 
+def test_a_plan_with_the_papers_update_states_what_it_decides() -> None:
+    facts = PlanningFacts(1000, 100, 1, 2)
+    method = AdaCliP(5, 10, paper_update=True, h2=1.0, beta1=0.5)
+    assert method.plan(TARGET, facts).to_json()["method_params"]["paper_protocol"] == {
+        "paper": "Pichapati et al. 2019",
+        "settings": {"beta1": 0.5, "beta2": 0.9, "h1": 1e-12, "scale": "paper", "start": None},
+        "departures": ["beta1"],
+    }
+    assert AdaCliP(5, 10).plan(TARGET, facts).method_params == {}
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

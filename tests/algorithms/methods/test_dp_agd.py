@@ -15,11 +15,12 @@ from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
-from algorithms.methods.dp_agd import DPAGD, OURS, AGDState, Measured
+from algorithms.methods.dp_agd import DPAGD, OURS, AGDState, Measured, distance_from_uniform
 from algorithms.models import LossBounds
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import rdp
-from algorithms.privacy.mechanisms.release import Gaussian, Gumbel, Laplace
+from algorithms.privacy.mechanisms.noise import seeded_generator
+from algorithms.privacy.mechanisms.release import Gaussian, Gumbel, Laplace, argmin_release, noisy_argmin
 from algorithms.privacy.mechanisms.sampling import FullBatch, Poisson, Sampling
 from tests.support.descent import (
     DELTA,
@@ -309,6 +310,79 @@ def test_a_plan_is_read_back_as_it_was() -> None:
         again = Plan.from_json(written)
         again.check()
         assert again == plan
+
+
+ADULT = PlanningFacts(39_074, 124, 1, 2, loss=LossBounds(1.0, 0.25, 0.0), start_loss=math.log(2))
+"""Four fifths of Adult."""
+
+
+def law_of(epsilon: float, facts: PlanningFacts = ADULT, **settings: Any) -> dict[str, Any]:
+    plan = DPAGD(**settings).plan(Target(Budget(epsilon, 1e-8)), facts)
+    return plan.to_json()["method_params"]["selection_law"]
+
+
+def test_a_plan_states_how_far_its_selection_is_from_a_coin() -> None:
+    law = law_of(0.1)
+    # on Adult the noise has a standard deviation of 11,530, as was found apart from this code
+    assert law["noise_scale"] * math.pi / math.sqrt(6) == pytest.approx(11_530, rel=1e-3)
+    assert law["gain"] == pytest.approx(39_074 * 0.693147 / 45, rel=1e-5)
+    odds = math.exp(law["gain"] / law["noise_scale"])
+    assert law["candidates"] == 11
+    assert law["distance"] == pytest.approx(odds / (odds + 10) - 1 / 11, rel=1e-9)
+    assert law["distance"] < 0.01 < 0.1 < law_of(1.6)["distance"]
+
+
+def test_the_stated_signal_is_what_can_be_known() -> None:
+    unknown = law_of(0.1, replace(ADULT, records=None))
+    assert (unknown["gain"], unknown["distance"]) == (None, None)
+    assert unknown["noise_scale"] == law_of(0.1)["noise_scale"]
+    assert law_of(0.1, replace(ADULT, start_loss=None))["gain"] == pytest.approx(39_074 * 3.0 / 45)
+    assert law_of(0.1, loss_bound=0.5)["gain"] == pytest.approx(39_074 * 0.5 / 45)
+    assert law_of(1.0, sampling_rate=0.1)["gain"] == pytest.approx(0.1 * 39_074 * math.log(2) / 45)
+
+
+def test_two_candidates_are_told_apart_as_the_closed_forms_say() -> None:
+    for lead in (0.0, 0.3, 2.0, 9.0):
+        logistic = 1 / (1 + math.exp(-lead)) - 0.5
+        difference = 0.5 - 0.5 * math.exp(-lead) * (1 + lead / 2)  # of two Laplace variables
+        assert distance_from_uniform(lead, 2, Gumbel(1.0)) == pytest.approx(logistic, abs=1e-12)
+        assert distance_from_uniform(lead, 2, Laplace(1.0)) == pytest.approx(difference, abs=1e-4)
+
+
+@pytest.mark.parametrize("noise", [Gumbel(1.0), Laplace(1.0)])
+def test_draws_of_the_mechanism_have_that_law(noise: Gumbel | Laplace) -> None:
+    release, losses = argmin_release(1.0, noise), torch.tensor([1.5, 1.5, 0.0, 1.5], dtype=torch.float64)
+    draws = 4000
+    chosen = [
+        noisy_argmin(losses, torch.zeros(4, 1), release, seeded_generator(1).stream(index))
+        for index in range(draws)
+    ]
+    share = 0.25 + distance_from_uniform(1.5, 4, noise)
+    # 5 standard errors: one false alarm in a million
+    assert np.mean(np.array(chosen) == 2) == pytest.approx(share, abs=5 * math.sqrt(0.25 / draws))
+
+
+def test_a_plan_of_before_has_no_law_and_is_still_run() -> None:
+    plan = planned(DPAGD())
+    known = {name: plan.method_params[name] for name in ("gradient_rho", "selection_multiplier")}
+    state, _, _ = run(DPAGD(), replace(plan, method_params=known))
+    assert torch.isfinite(DPAGD().released(state)).all()
+
+
+def test_a_plan_with_the_papers_budget_states_all_that_it_decides() -> None:
+    printed = {
+        "iterations": 60, "gamma": 0.1, "keep_raised": True, "clip_norm": 3.0, "loss_bound": 3.0, "step_range": 2.0,
+        "steps_grid": [index / 20 for index in range(21)], "range_every": 10, "range_growth": 1.1,
+        "range_shrink": 1.0, "momentum": 0.0, "iterates": "last", "regularisation": 0.0,
+    }  # fmt: skip
+    stated = planned(DPAGD(paper_budget=True)).to_json()["method_params"]["paper_protocol"]
+    assert stated == {"paper": "Lee and Kifer 2018", "settings": printed, "departures": []}
+    other = planned(DPAGD(paper_budget=True, clip_norm=2.0, gamma=0.3)).to_json()["method_params"][
+        "paper_protocol"
+    ]
+    assert other["settings"] == printed | {"clip_norm": 2.0, "gamma": 0.3}
+    assert sorted(other["departures"]) == ["clip_norm", "gamma"]
+    assert planned(DPAGD()).method_params["paper_protocol"] is None
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Changes to params.yaml: recipes, single values, comments kept, and nothing written that is not valid."""
 
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -305,3 +305,44 @@ def test_a_list_stands_on_the_line_of_its_key_and_may_become_empty_again(root: P
         assert params.load(path, reads=("data",)).data.blocks == blocks
         written = next(line for line in path.read_text().splitlines() if "blocks:" in line)
         assert written.partition("#")[2] == line.partition("#")[2] != ""
+
+
+PAPERS = settings_of(["algorithm.paper_budget=true"])
+
+
+def test_a_papers_protocol_is_not_overridden_by_the_recipe(root: Path) -> None:
+    asked = ParamOverrides(dataset="adult", algorithm="dp_agd", settings=PAPERS)
+    assert recipe(data_card("adult"), "dp_agd", 3.0).settings["clip_norm"] == 2.0
+    edit = apply_overrides(root, asked)
+    assert edit.params.algorithm_settings == {"name": "dp_agd", "clip_norm": 3.0, "paper_budget": True}
+    assert edit.params.algorithm.choices.clip_norm == 3.0
+    one = replace(asked, settings=PAPERS | {"algorithm.clip_norm": 1.5})
+    assert apply_overrides(root, one).params.algorithm_settings["clip_norm"] == 1.5
+
+
+def test_a_papers_protocol_replaces_what_a_recipe_left_in_the_file(root: Path) -> None:
+    apply_overrides(root, ParamOverrides(dataset="adult", algorithm="dp_agd")).write()
+    apply_overrides(root, ParamOverrides(settings=PAPERS)).write()
+    settings = apply_overrides(root, ParamOverrides(epsilon=0.5)).params.algorithm_settings
+    assert settings == {"name": "dp_agd", "clip_norm": 3.0, "paper_budget": True}
+
+
+def test_a_papers_protocol_stays_on_another_data_set(root: Path) -> None:
+    apply_overrides(root, ParamOverrides(dataset="adult", algorithm="dp_agd", settings=PAPERS)).write()
+    other = ParamOverrides(dataset="bank-marketing")
+    assert apply_overrides(root, other).params.algorithm.choices.clip_norm == 3.0
+    off = replace(other, settings=settings_of(["algorithm.paper_budget=false"]))
+    assert apply_overrides(root, off).params.algorithm.choices.clip_norm == 2.0
+    assert "paper_budget" not in apply_overrides(root, replace(other, algorithm="dp_agd")).after
+
+
+def test_an_analysis_that_knows_no_clipping_does_not_get_the_recipes(root: Path) -> None:
+    settings = settings_of(["algorithm.analysis=kst"])
+    asked = ParamOverrides(dataset="adult", algorithm="objective_perturbation", settings=settings)
+    assert apply_overrides(root, asked).params.algorithm_settings["clip_norm"] is None
+
+
+@pytest.mark.parametrize("name", [name for name, kind in CATALOGUE.items() if hasattr(kind, "paper_switch")])
+def test_a_paper_switch_decides_settings_that_exist(name: str) -> None:
+    switch = CATALOGUE[name].paper_switch
+    assert {switch.name, *switch.settings} <= {field.name for field in fields(CATALOGUE[name])}

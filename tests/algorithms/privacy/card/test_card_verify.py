@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent, PureDpEvent
-from algorithms.privacy.card import PrivacyCard, build, load, public_key_of, verify
+from algorithms.privacy.card import PrivacyCard, build, load, public_key_of, text, verify, verify_card
 from algorithms.privacy.card.build import row_fits
 from tests.algorithms.privacy.conftest import KEY, card_of
 from tests.support.changed import changed
@@ -24,6 +24,13 @@ Document = dict[str, Any]
 OWNER = public_key_of(KEY)
 OTHER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 Place = tuple[str | int, ...]
+
+
+METHOD_FACTS: Document = {
+    "selection_law": {"candidates": 11, "noise_scale": 8990.0, "gain": 601.9, "distance": 0.0057},
+    "paper_protocol": {"paper": "A. Author", "settings": {"clip_norm": 2.0}, "departures": ["clip_norm"]},
+}
+"""What a method may have planned that a card states."""
 
 
 @cache
@@ -43,6 +50,7 @@ def full(folder: Path) -> PrivacyCard:
         model=model,
         features={"name": "whitened", "groups": 0},
         filter={"kind": "renyi", "order": 8.0, "limit": 1.0},
+        method_params=METHOD_FACTS,
     )  # type: ignore[attr-defined]
     run.software.update(git={"commit": "c0ffee", "dirty": False})  # type: ignore[attr-defined]
     run.receipt.update(ledger=ledger)  # type: ignore[attr-defined]
@@ -265,11 +273,29 @@ def test_the_beginning_of_a_run_under_a_filter_is_that_of_its_plan(folder: Path,
         ("algorithm", "adaclip"),
         ("target", {"epsilon": 7.0, "delta": 1e-5}),
         ("diagnostics", True),
+        *(("method_params", {name: fact}) for name, fact in METHOD_FACTS.items()),
     ],
 )
 def test_the_plan_of_another_run_is_noticed(folder: Path, built: PrivacyCard, key: str, value: Any) -> None:
     write_json(folder / "plan.json", read_json(folder / "plan.json") | {key: value})
     assert failed(built, folder) == {"terms of the plan", "plan.json"}
+
+
+def test_what_a_method_has_planned_is_on_the_card_and_in_its_words(folder: Path) -> None:
+    plan = read_json(folder / "plan.json") | {"method_params": METHOD_FACTS}
+    write_json(folder / "plan.json", plan)
+    run = record(Folders(folder, folder))
+    card = build(run, KEY)
+    assert card.to_json()["mechanism"].items() >= METHOD_FACTS.items()
+    (folder / "privacy_card.json").write_bytes(card.to_bytes())
+    assert failed(card, folder) == {"plan.json"}  # its checksum alone: the file was changed after the run
+    alone = [name for name, passed, _ in verify_card.verify(folder, key=OWNER) if passed is False]
+    assert alone == ["plan.json"]
+    said = text.markdown(card)
+    assert (
+        "0.0057 away from a uniform draw" in said and "one of 11 candidates by noise of scale 8,990" in said
+    )
+    assert "by A. Author: clip" in said and "not the paper's: clip" in said
 
 
 @pytest.mark.parametrize("content", [b"no plan", b"[]", b"{}", b'{"filter": 1, "adjacency": "x"}'])
