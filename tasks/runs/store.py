@@ -124,9 +124,9 @@ class Run:
         path.mkdir(mode=0o700)
         return path
 
-    def keep_plan(self, content: bytes) -> None:
+    def keep_plan(self, content: bytes, name: str = PLAN) -> None:
         """Keep the plan's document until there is a result, so that another version knows what was begun."""
-        write_whole(self.folder / PLAN, lambda new: new.write_bytes(content), mode=0o600)
+        write_whole(self.folder / name, lambda new: new.write_bytes(content), mode=0o600)
 
     def finish(self, written: Path) -> Path:
         """Make the folder `written` the result, durably before the secrets are deleted; returns the result's folder."""

@@ -49,6 +49,7 @@ from data.documents import load_yaml
 from data.files import read_json, write_text, write_whole
 from data.prepared import contents, load_as, prepared_again_error
 from data.readers.records import Records
+from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for
 from tasks.config import data_mirror, home, ledger_url, params
 from tasks.config.overrides import value_at
@@ -82,6 +83,7 @@ from tasks.tuning import (
     trial_schedule,
     zeros,
 )
+from tasks.tuning.earlier_searches import SEARCH, earlier_search_plan, search_to_json
 
 SCORE = "score.json"
 FOLDER = Path("tuned")
@@ -253,6 +255,29 @@ class Search:
         search = entries | {"space": len(search_plan.plans)}
         return plan, document | plan.to_json() | {"attack": None, "search": search}
 
+    def to_json(self) -> str:
+        """What is kept of it for a later version."""
+        return search_to_json(self.tuning, self.search_plan)
+
+    def check(self) -> None:
+        """Raise RefusedError if the plan of the search or of a trial does not hold today."""
+        self.plan(0)[0].check()
+        for document, plan in zip(self.search_plan.documents, self.search_plan.plans, strict=True):
+            check_plan(plan, params.parse(document, reads=READS), self.public)
+
+    def or_earlier(self, home: Path) -> "Search":
+        """The search, or the one on the same private records that asked for the same and was planned otherwise."""
+        plan = None
+        if not self.public.is_public:
+            plan = earlier_search_plan(
+                self.tuning,
+                self.search_plan,
+                digest_of=lambda plan: replace(self, search_plan=plan).digest(home),
+                check=lambda plan: replace(self, search_plan=plan).check(),
+                home=home,
+            )
+        return self if plan is None else replace(self, search_plan=plan)
+
 
 Runs = Callable[[Sequence[Trial]], None]
 """Runs trials, in parallel or not."""
@@ -284,9 +309,10 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
 
     A finished search is returned at no cost, and a killed one is resumed. Raises BudgetRefusedError if the population
     cannot pay, and RefusedError if nobody agrees to spend again; nothing is spent then. Also raises RefusedError for a
-    search that drew no trial, which is charged and has no result.
+    search that drew no trial, which is charged and has no result. A search that asked for the same and was planned by
+    another version, with more noise, is the same search.
     """
-    public = search.public
+    search, public = search.or_earlier(home), search.public
 
     def ask_to_repeat(run_id: str, has_result: bool) -> bool:
         return confirm_repeat(f"search {run_id}", "searching", search.search_plan.cost, has_result=has_result)
@@ -308,6 +334,7 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
             with run.abandon_if_refused(ledger.status):
                 register(ledger, public, home=home, prepared=search.prepared, plan=lambda: search.plan(0)[0])
                 charge = Charge(ledger, run, software, public, search.prepared, search.blocks, home, root)
+                run.keep_plan(search.to_json().encode(), SEARCH)
                 _reserve(search, charge)
             bind(ledger, public, home=home, prepared=search.prepared)
             result = _run_search(search, charge, run_all)
@@ -337,10 +364,11 @@ def deliver(tuning: Tuning, root: Path, *, say: Callable[[str], object], run_all
         is_done = ledger.head() == head
     log_winner(root / FOLDER, settings.tracking, root=root)
     note = reuse_note(receipt, is_public=public.is_public) if is_done else None
+    each = read_json(root / FOLDER / "plan.json")["search"]["each"]
     reused = f"; {EXISTING}{f'; {note}' if note else ''}." if is_done else ""
     return (
-        f"the winner of search {receipt['run_id']} is in {FOLDER}; all of it cost epsilon {search_plan.cost:.4g},"
-        f" a trial by itself {search_plan.epsilon_per_trial:.4g}{reused}"
+        f"the winner of search {receipt['run_id']} is in {FOLDER}; all of it cost epsilon"
+        f" {receipt['epsilon'][receipt['accountant']]:.4g}, a trial by itself {each:.4g}{reused}"
     )
 
 
@@ -476,6 +504,7 @@ def _run_search(search: Search, charge: Charge, run_all: Runs) -> Path:
     (written / "plan.json").write_text(
         json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8"
     )
+    (written / SEARCH).write_text(search.to_json(), encoding="utf-8")
     YAML().dump(winner.document, written / "winner.yaml")
     if search.search_plan.releases_all:
         # Every trial is paid for.
@@ -493,7 +522,7 @@ def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Document:
     folder.mkdir(exist_ok=True)
     for stale in folder.iterdir():
         stale.unlink()
-    for path in result.iterdir():
+    for path in (path for path in result.iterdir() if path.name != SEARCH):
         write_whole(folder / path.name, partial(shutil.copyfile, path))
     receipt = read_json(folder / "receipt.json")
     plan = read_json(folder / "plan.json")
