@@ -7,7 +7,7 @@ checksum. Nothing is downloaded here.
 import json
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
@@ -218,7 +218,7 @@ def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
             f"the model has {content['max_position_embeddings']} positions, and the texts have"
             f" {given.input_shape[0]} tokens; declare shorter texts."
         )
-    if content.get("model_type") == "timm_wrapper" or content.get("use_pretrained_backbone"):
+    if any(map(_is_of_timm, _parts(content))):
         raise ModelRefusedError(
             "the configuration is of a model that timm builds or that downloads weights; take the model 'timm', or a"
             " configuration whose weights are in its own file."
@@ -243,6 +243,28 @@ def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
     if task == "language-modelling":
         _check_causal(model, given)
     return model
+
+
+def _parts(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A configuration and the configurations in it, at any depth, such as those of towers and backbones."""
+    rest: list[object] = [content]
+    while rest:
+        part = rest.pop()
+        if isinstance(part, Mapping):
+            yield part
+            rest += part.values()
+        elif isinstance(part, list):
+            rest += part
+
+
+def _is_of_timm(part: Mapping[str, Any]) -> bool:
+    """Whether timm builds a part of a configuration, by arguments or a name that may be of files or of a download."""
+    names = (str(part.get(key, "")) for key in ("architecture", "backbone"))
+    return (
+        part.get("model_type") in ("timm_wrapper", "timm_backbone")
+        or bool(part.get("use_pretrained_backbone") or part.get("model_args"))
+        or any(set(":/\\") & set(name) for name in names)
+    )
 
 
 def _check_causal(model: Model, given: ModelSpec) -> None:
