@@ -1,5 +1,6 @@
 """Columns of the records' own file beside their predictions, and records from standard input."""
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,9 @@ from typing import BinaryIO
 import pandas as pd
 
 from data.card import DataRefusedError
+from data.files import try_lock
 from data.formats import Format, Ignored, Table
+from data.prepared import LOCK, sweep
 from data.readers import rows
 from data.readers.encoding import check_columns
 from tasks.predict import Predictions
@@ -23,14 +26,25 @@ _OWN = ("record", "predicted")
 
 @contextmanager
 def spooled(source: BinaryIO) -> Iterator[Path]:
-    """The content of a stream as a file for its owner alone, Parquet by its first bytes and else CSV."""
-    with tempfile.TemporaryDirectory(prefix="epsilonflow-") as folder:  # of mode 0700
+    """The content of a stream as a file for its owner alone, Parquet by its first bytes and else CSV.
+
+    What processes that were killed left of theirs is deleted.
+    """
+    place = Path(tempfile.gettempdir()) / "epsilonflow-input"
+    sweep(place)
+    folder = Path(tempfile.mkdtemp(prefix=f".{place.name}-"))  # of mode 0700
+    held = try_lock(folder / LOCK)
+    try:
         first = source.read(len(_PARQUET))
-        path = Path(folder) / f"input.{'parquet' if first == _PARQUET else 'csv'}"
+        path = folder / f"input.{'parquet' if first == _PARQUET else 'csv'}"
         with path.open("wb") as file:
             file.write(first)
             shutil.copyfileobj(source, file)
         yield path
+    finally:
+        shutil.rmtree(folder)
+        if held is not None:
+            os.close(held)
 
 
 def with_columns(

@@ -595,3 +595,21 @@ def test_what_leaves_a_search_tells_nothing_of_its_other_trials(place: Path, own
     ]
     plan = json.loads((place / "tuned/plan.json").read_text())
     assert plan["search"].keys() == {"each", "shares", "shows_all", "space"} and plan["search"]["space"] == 2
+    receipt = json.loads((place / "tuned/receipt.json").read_text())
+    assert receipt.keys() == {
+        *(
+            "accountant",
+            "algorithm",
+            "blocks",
+            "dataset",
+            "delta",
+            "description_sha256",
+            "device",
+            "diagnostics",
+        ),
+        *("epsilon", "events", "ledger", "population", "private_noise", "releases", "run_id", "sha256"),
+        *("software", "steps"),
+    }
+    assert receipt["ledger"].keys() == {
+        *("cap", "composition", "first", "head", "remaining", "spent", "ten_more"),
+    }
