@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from algorithms.encoders.alone import in_portions
-from algorithms.encoders.encoder import Encoder, Frozen
+from algorithms.encoders.encoder import Encode, Encoder, Frozen
 from algorithms.encoders.images import efficientnet_lite0, from_timm, from_torchvision
 from algorithms.encoders.texts import from_hugging_face, minilm, tokenizer, wordllama
 from algorithms.errors import ModelRefusedError
@@ -72,8 +72,18 @@ def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> En
         made = imported(name, "the encoder")(settings)
         if not isinstance(made, Encoder):
             raise ModelRefusedError(f"the encoder {name!r} made a {type(made).__name__}; return an Encoder.")
-        return replace(made, name=name, sha256=_own_digest(name, made), load=lambda: in_portions(made.load()))
+        return replace(
+            made,
+            name=name,
+            sha256=_own_digest(name, made),
+            load=_portioned(made.load),
+            aligned=None if made.aligned is None else _portioned(made.aligned),
+        )
     return SHIPPED[name](settings)
+
+
+def _portioned(load: Callable[[], Encode]) -> Callable[[], Encode]:
+    return lambda: in_portions(load())
 
 
 def _own_digest(name: str, made: Encoder) -> str:

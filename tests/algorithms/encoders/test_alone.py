@@ -80,6 +80,32 @@ def test_an_honest_encoder_is_taken_and_called_with_portions_of_one_size() -> No
     assert np.array_equal(made(given), flat(given)) and sizes == [64, 64, 64]
 
 
+SIZES: list[int] = []
+
+
+def tokenizer(_: Frozen) -> Encoder:
+    """Of one's own; the tokens of a text, and of its words, are one each."""
+
+    def ones(texts: Any, *parts: int) -> NDArray[np.int32]:
+        SIZES.append(len(texts))
+        return np.ones((len(texts), *parts, 3), np.int32)
+
+    return Encoder(
+        *("own", "texts", 3, "0" * 64, "unknown"),
+        load=lambda: ones,
+        aligned=lambda: lambda texts: ones(texts, 2),
+        tokens=9,
+    )
+
+
+def test_an_encoder_of_ones_own_gets_portions_of_one_size_of_words_too() -> None:
+    made = encoder(f"{__name__}:tokenizer", Frozen())
+    assert made.aligned is not None
+    for encode, shape in ((made.load(), (70, 3)), (made.aligned(), (70, 2, 3))):
+        SIZES.clear()
+        assert encode(["a text"] * 70).shape == shape and SIZES == [64, 64]
+
+
 def test_texts_are_tried_too() -> None:
     def lengths(texts: Any) -> NDArray[np.float32]:
         return np.array([[len(text)] for text in texts], np.float32)
