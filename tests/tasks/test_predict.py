@@ -30,7 +30,7 @@ from data.prepared import load_held_out
 from data.readers.texts import read_texts
 from data.unseen import preparation_of, records_in
 from flows.cli.main import app
-from tasks.export import export, release
+from tasks.export import _of_a_library, export, release
 from tasks.predict import predict
 from tests.algorithms.models.forms import FORMS, form_of, moved
 from tests.algorithms.models.test_public_models import LORA
@@ -338,6 +338,22 @@ def test_an_export_whose_scores_are_no_numbers_is_not_written(
     with pytest.raises(RefusedError, match="gives other scores than the model"):
         export(artifacts, "torchscript", tmp_path / "model.pt")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("score", [float("nan"), 1e3])
+def test_a_release_whose_library_gives_other_scores_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score: float
+) -> None:
+    pytest.importorskip("transformers")
+    _save("huggingface", tmp_path)
+    (tmp_path / "plan.json").write_text('{"model": {}}')
+    model = algorithms.load(tmp_path)
+    monkeypatch.setattr(
+        "algorithms.models.public_models.write_beside",
+        lambda *_: lambda given: torch.full((len(given), len(model.classes)), score),
+    )
+    with pytest.raises(RefusedError, match="the library gives other scores than the model"):
+        _of_a_library(model, tmp_path)
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
