@@ -4,7 +4,8 @@ import copy
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -68,6 +69,18 @@ class GivenRecords:
     padding: Padding | None = None
 
 
+@contextmanager
+def _without_shapes() -> Iterator[None]:
+    """Refuse for lack of memory without the array's shape, which NumPy names: it begins with the number of records."""
+    try:
+        yield
+    except MemoryError:
+        raise RefusedError(
+            "memory did not suffice for the records as one array; give fewer or smaller ones, or a smaller per_person."
+        ) from None
+
+
+@_without_shapes()
 def records_of(model: object, X: Any, y: Any, loss: object, *, tells_n: bool = True) -> GivenRecords:
     """The records as arrays.
 
@@ -133,6 +146,7 @@ def check_index(X: Any, other: Any, name: str) -> None:
         )
 
 
+@_without_shapes()
 def group_rows_by_user(
     records: GivenRecords, people: Any, max_rows: int, key: bytes, *, tells_n: bool = True
 ) -> GivenRecords:
@@ -291,6 +305,7 @@ def _no_numbers(table: pd.DataFrame) -> list[str]:
     ]
 
 
+@_without_shapes()
 def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Model, int, GivenRecords]:
     """A copy of the module with per-record losses, the number of classes, and the records for it.
 

@@ -1441,6 +1441,22 @@ def test_what_fails_over_private_records_does_not_say_how_many_there_are(
     assert not (said := counts().findall(re.sub(r"line \d+, in", "", told))), said
 
 
+@pytest.mark.parametrize("of_numpy", ["ascontiguousarray", "full"])
+def test_memory_that_is_short_does_not_say_how_many_records_there_are(
+    of_numpy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NumPy's error names the shape of the array that it could not make."""
+    X, y = two_classes(PRIVATE)
+
+    def failing(*_: object, **__: object) -> None:
+        raise MemoryError(f"Unable to allocate 9.1 GiB for an array with shape ({PRIVATE}, 5)")
+
+    monkeypatch.setattr(np, of_numpy, failing)
+    with pytest.raises(RefusedError, match="memory did not suffice for the records") as refusal:
+        call(X=X, y=y, **HIDDEN)
+    assert not counts().findall(str(refusal.value)) and refusal.value.__suppress_context__
+
+
 def test_a_public_number_is_said_where_it_helps() -> None:
     """So the test above looks for what would be there."""
     X, y = two_classes(PRIVATE)
