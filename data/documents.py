@@ -1,12 +1,13 @@
 """YAML as people write it: params, data cards, presets. What could not be read in bounded time and depth is refused."""
 
+from datetime import date
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import Node
 
-_MAX_CHARACTERS, _MAX_VALUES, _DEEPEST = 8 * 2**20, 1_000_000, 50
+_MAX_CHARACTERS, _MAX_VALUES, _DEEPEST, _MAX_BITS = 8 * 2**20, 1_000_000, 50, 1000
 
 
 class DocumentError(ValueError):
@@ -14,7 +15,7 @@ class DocumentError(ValueError):
 
 
 def load_yaml(text: str) -> Any:
-    """The document in a YAML text; raises DocumentError.
+    """The document in a YAML text, of what JSON has, too: a date is its text; raises DocumentError.
 
     The nodes are counted before values are made of them: an alias repeats a node for nothing, but ten aliases of ten
     aliases, and so on, would be written or merged without end.
@@ -31,7 +32,7 @@ def load_yaml(text: str) -> Any:
         if node is None:
             return None
         _extent(node, {})
-        return yaml.constructor.construct_document(node)
+        return _plain(yaml.constructor.construct_document(node))
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" near line {mark.line + 1}" if mark else ""
@@ -44,6 +45,23 @@ def load_yaml(text: str) -> Any:
     except (ValueError, TypeError, AttributeError):
         # Of a date or a number that is none, whose text is not shown.
         raise DocumentError("has a date, a number or another value that is none") from None
+
+
+def _plain(value: Any) -> Any:
+    """A value with texts in place of dates; raises DocumentError for what JSON has not, and for endless numbers."""
+    if isinstance(value, dict):
+        if any(isinstance(key, tuple) for key in value):
+            raise DocumentError("has a list or a mapping as a key")
+        return {_plain(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    if isinstance(value, date):
+        return str(value)
+    if not isinstance(value, str | int | float | None):
+        raise DocumentError("has a value that is no text, number, list or mapping")
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        raise DocumentError(f"has a number of more than {_MAX_BITS} bits")
+    return value
 
 
 def _extent(node: Node, extents: dict[int, tuple[int, int] | None]) -> tuple[int, int]:

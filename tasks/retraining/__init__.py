@@ -127,7 +127,7 @@ def load(path: Path) -> Retraining:
         path, holds="name, dataset, blocks and spread", missing=f"write one, such as {EXAMPLE}"
     )
     try:
-        settings = Retraining.model_validate_json(json.dumps(document, default=str))
+        settings = Retraining.model_validate_json(json.dumps(document))
     except ValidationError as error:
         raise ParamsRefusedError(
             f"{path.name}: {in_words(error.errors()[0]).rstrip('.')}; correct it."

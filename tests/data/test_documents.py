@@ -28,6 +28,11 @@ UNUSABLE = {
     "itself": ("a: &a [*a]", "within that part"),
     "a date that is none": ("a: 2020-13-45", "another value that is none"),
     "a number without end": ("a: " + "9" * 5000, "another value that is none"),
+    "a number without end in hexadecimal": ("a: 0x" + "f" * 5000, "number of more than 1000 bits"),
+    "a number without end as a key": ("? 0x" + "f" * 5000 + "\n: 1", "number of more than 1000 bits"),
+    "bytes": ("a: !!binary aGVsbG8=", "no text, number, list or mapping"),
+    "a set": ("a: [!!set {b}]", "no text, number, list or mapping"),
+    "a list as a key": ("a: {[b]: 1}", "a list or a mapping as a key"),
     "too long": ("#" + "x" * 2**23, "longer than 8,388,608 characters"),
     "no YAML": ("a: [", "is not valid YAML near line 1"),
 }
@@ -51,4 +56,5 @@ def test_aliases_and_merges_within_bounds_mean_what_they_say() -> None:
     text = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: [*a, *a]\nd: ~\n"
     x = {"x": 1, "y": 2}
     assert load_yaml(text) == {"a": x, "b": {"x": 1, "y": 3}, "c": [x, x], "d": None}
+    assert load_yaml("a: 2026-01-31\n2026-01-30: ") == {"a": "2026-01-31", "2026-01-30": None}
     assert load_yaml("") is None and load_yaml("5") == 5

@@ -309,10 +309,16 @@ def test_a_models_settings_name_no_files_and_no_places_to_load_from(tmp_path: Pa
     for config in (
         {"model_type": "timm_wrapper", "architecture": "local-dir:x", "model_args": {"checkpoint_path": "x"}},
         {"model_type": "vit", "use_pretrained_backbone": True},
-        {"model_type": "gemma3", "vision_config": {"model_type": "timm_wrapper", "architecture": "resnet10t"}},
+        {
+            "model_type": "gemma3",
+            "vision_config": {"model_type": "timm_wrapper", "architecture": "resnet10t"},
+        },
         {"model_type": "gemma3n", "vision_config": {"model_args": {"checkpoint_path": "x"}}},
         {"model_type": "gemma3n", "vision_config": {"architecture": "hf-hub:nobody/model"}},
-        {"model_type": "vit", "towers": [{"vision_config": {"model_type": "timm_backbone", "backbone": "x"}}]},
+        {
+            "model_type": "vit",
+            "towers": [{"vision_config": {"model_type": "timm_backbone", "backbone": "x"}}],
+        },
         {"model_type": "vit", "backbone_config": {"backbone": "local-dir:x"}},
     ):
         with pytest.raises(ModelRefusedError, match="that timm builds or that downloads"):
