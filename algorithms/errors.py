@@ -23,13 +23,3 @@ class ModelRefusedError(RefusedError):
 
 class QueryFailedError(RuntimeError):
     """A query that failed after it was charged; the message contains nothing about the records."""
-
-
-class ProcessLostError(RuntimeError):
-    """Another process of the run ended; the message says what to do."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "another process of this run has ended; start the run again: it goes on from its checkpoint, on any number"
-            " of processes, and spends nothing more."
-        )

@@ -245,7 +245,7 @@ class Centred(Strict):
 
         sums = barrier.total(of_its_class, bound=L2(1.0), noise=Gaussian(self.head_noise)).float()
         length = torch.linalg.vector_norm(sums) / rows**0.5
-        parameters[model.places[name]] = self.head_length * sums / length.clamp(min=1e-6)
+        parameters[model.slices[name]] = self.head_length * sums / length.clamp(min=1e-6)
         return parameters
 
     def module(self, shape: Shape) -> Centring:

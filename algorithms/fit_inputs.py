@@ -19,21 +19,14 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from algorithms.errors import RefusedError
+from algorithms.gradients import Packing, Padding, RowModule
+from algorithms.gradients.model import copy_module
 from algorithms.gradients.passes import without_shortcuts
+from algorithms.gradients.randomness import same_randomness
 from algorithms.models.libraries import tell_if_library_needs_torchvision
-from algorithms.models.model import (
-    Called,
-    LossBounds,
-    Model,
-    ModelRefusedError,
-    Packing,
-    Padding,
-    batch_experts,
-    check_module,
-    copied,
-    same_randomness,
-)
+from algorithms.models.model import LossBounds, Model, ModelRefusedError, batch_experts, check_module
 from algorithms.models.objectives import CROSS_ENTROPY, IGNORED, LOGISTIC, as_they_are
+from algorithms.models.packed_records import pack, packing_of
 
 Losses: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -113,15 +106,15 @@ def records_of(model: object, X: Any, y: Any, loss: object, *, tells_n: bool = T
                 " them in."
             )
     if isinstance(X, Mapping):
-        packing = Packing.of(parts)
-        features = packing.packed(parts)
+        packing = packing_of(parts)
+        features = pack(parts, packing)
     else:
         packing, features = None, parts["X"]
         is_token = features.dtype.kind in "iu" and any(
             isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in model.modules()
         )
         if is_token:
-            Packing.of(parts)  # refuses numbers beyond 32 bits
+            packing_of(parts)  # refuses numbers beyond 32 bits
         features = np.ascontiguousarray(features, np.int32 if is_token else np.float32)
     # PyTorch's other losses take whole numbers as numbers.
     counts_classes = _without_reduction(loss)[0] in {"", *_BY_INDEX, *_BINARY}
@@ -318,9 +311,9 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
     records = _with_padding(own, records)
     is_flat = False
     if records.packing is not None or not isinstance(found := _probe(own, records), Tensor):
-        own = Called(own, records.packing)
+        own = RowModule(own, records.packing)
     elif found.dim() == 1:
-        own, is_flat = Called(own, None), True
+        own, is_flat = RowModule(own, None), True
     found = _probe(own, records)
     if not isinstance(found, Tensor):
         raise RefusedError(
@@ -379,7 +372,7 @@ def _named_outputs(found: object) -> str:
 
 def _own_copy(module: nn.Module) -> nn.Module:
     try:
-        own = copied(module).cpu()
+        own = copy_module(module).cpu()
     except Exception as error:
         why = str(error).partition("\n")[0][:200]
         raise ModelRefusedError(
@@ -399,13 +392,13 @@ def _with_padding(module: nn.Module, records: GivenRecords) -> GivenRecords:
     """
     tables = (layer for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag))
     numbers = {0, *(table.padding_idx for table in tables if table.padding_idx is not None)}
-    module = module if records.packing is None else Called(module, records.packing)
+    module = module if records.packing is None else RowModule(module, records.packing)
     parts = 1 if records.packing is None else len(records.packing.parts)
     for number in sorted(numbers):
         padding = Padding((number,))
         if _failure(module, records, [number] * parts) is None:
             continue
-        others = [padding.other] * parts
+        others = [padding.smallest_other] * parts
         if _failure(module, records, others) is not None:
             continue  # something else is wrong
         alone = [_failure(module, records, [*others[:i], number, *others[i + 1 :]]) for i in range(parts)]
@@ -431,7 +424,7 @@ def _mark_absent(records: GivenRecords, part_index: int, padding: Padding, why: 
     if packing is not None:
         values = packing.split(torch.from_numpy(records.features))[part_index].numpy()
         name = packing.parts[part_index].name
-    if padding.is_all_of(values):
+    if bool(np.isin(values.reshape(len(values), -1), padding.numbers).all(axis=1).any()):
         raise RefusedError(
             f"{name} holds records of nothing but {padding.numbers[0]}, which the model does not take ({why}); leave"
             " them out, or let the model take them, as by lengths.clamp(min=1) for pack_padded_sequence."
@@ -449,7 +442,7 @@ def _full(records: GivenRecords, numbers: list[int]) -> Tensor:
     if packing is None:
         dtype = torch.from_numpy(np.empty(0, features.dtype)).dtype
         return torch.full((2, *features.shape[1:]), numbers[0], dtype=dtype)
-    return packing.joined(
+    return packing.join(
         [
             torch.full(
                 (2, *part.shape),
@@ -464,7 +457,7 @@ def _full(records: GivenRecords, numbers: list[int]) -> Tensor:
 def _plausible(records: GivenRecords) -> Tensor:
     """Two records of zeros, with masks of ones, or of another number where no record is padding alone."""
     parts = [records] if records.packing is None else records.packing.parts
-    return _full(records, [0 if part.padding is None else part.padding.other for part in parts])
+    return _full(records, [0 if part.padding is None else part.padding.smallest_other for part in parts])
 
 
 def _probe(module: nn.Module, records: GivenRecords) -> Any:
@@ -488,16 +481,16 @@ def _check_entries(module: nn.Module, records: GivenRecords) -> None:
         return
     ends = torch.from_numpy(np.stack([features.max(axis=0), features.min(axis=0)]))
     if packing is None:
-        ends = ends if records.padding is None else records.padding.begun(ends)
+        ends = ends if records.padding is None else records.padding.replace_first(ends)
     else:
         made_up = packing.split(_plausible(records))
-        ends = packing.joined(
+        ends = packing.join(
             [
                 plain
                 if part.is_mask or part.is_real
                 else end
                 if part.padding is None
-                else part.padding.begun(end)
+                else part.padding.replace_first(end)
                 for end, plain, part in zip(packing.split(ends), made_up, packing.parts, strict=True)
             ]
         )

@@ -43,13 +43,14 @@ from algorithms.core.training import train
 from algorithms.core.unknown_names import check_names, written_settings
 from algorithms.errors import RefusedError
 from algorithms.fit_inputs import Losses, check_index, group_rows_by_user, model_of, records_of
-from algorithms.gradients.devices import device_of
+from algorithms.gradients import RowModule
 from algorithms.methods import CATALOGUE
-from algorithms.models.model import Called, Model
+from algorithms.models.model import Model
 from algorithms.privacy.accounting import MAX_EPSILON, Budget
 from algorithms.privacy.accounting.epsilon import Accountant
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import ComputeConfig
+from algorithms.privacy.barrier.device import device_of
 from algorithms.privacy.card import PrivacyCard, RunRecord, build
 from algorithms.privacy.card.build import Columns
 from algorithms.privacy.ledger import (
@@ -135,7 +136,7 @@ def _named_as_arguments() -> Iterator[None]:
         yield
     except RefusedError as error:
         # The precision is none of its arguments.
-        said = str(error).replace(", or set model.precision to bfloat16", "")
+        said = str(error).replace(", or set its precision to bfloat16", "")
         error.args = (_KEY.sub(lambda key: "method." if key[1] == "algorithm" else "", said),)
         raise
 
@@ -437,7 +438,7 @@ def _plain(value: Any) -> Any:
 def _tensors_to_publish(model: Model, parameters: Tensor) -> dict[str, Tensor]:
     """All tensors of the user's module by their names there, with the trained parameters from [d]."""
     named = cpu_copies(model.published(parameters))
-    is_wrapped = isinstance(model.module, Called)
+    is_wrapped = isinstance(model.module, RowModule)
     return {name.removeprefix("module.") if is_wrapped else name: part for name, part in named.items()}
 
 
@@ -447,7 +448,7 @@ def _fill_module(own: nn.Module, published: Mapping[str, Tensor], *, like: nn.Mo
     Not a new copy, since a module that keeps tensors of its passes cannot be copied after them, and not by
     load_state_dict, whose names a module may change.
     """
-    own = own.module if isinstance(own, Called) else own
+    own = own.module if isinstance(own, RowModule) else own
     for name, parameter in own.named_parameters():
         if parameter.requires_grad:
             parameter.data = published[name]

@@ -7,8 +7,7 @@ choice is made without noise: 20 random numbers cost the same in every method.
 import torch
 from torch import Tensor
 
-from algorithms.gradients import L2
-from algorithms.gradients.linear import LinearRecords, LineCandidates
+from algorithms.gradients import L2, LinearRecords, LineCandidates
 from benchmarks.line import BOUND, STEPS
 from benchmarks.methods import OnTorch, Problem
 

@@ -25,13 +25,14 @@ from algorithms.core.checkpoint import CHECKPOINT, cpu_copies
 from algorithms.core.plan import Plan
 from algorithms.core.training import OnStep
 from algorithms.core.training import train as run_training
-from algorithms.errors import ProcessLostError, RefusedError
-from algorithms.gradients.devices import device_of
+from algorithms.errors import RefusedError
+from algorithms.gradients import ProcessLostError
 from algorithms.models import Model
 from algorithms.models.feature_transforms import front_of
 from algorithms.models.public_models import in_file
 from algorithms.privacy.accounting.events import run_lengths
 from algorithms.privacy.barrier.barrier import ComputeConfig
+from algorithms.privacy.barrier.device import device_of
 from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
 from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
@@ -378,5 +379,8 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main_of(main)
-    except ProcessLostError as error:
-        raise SystemExit(str(error)) from None
+    except ProcessLostError:
+        raise SystemExit(
+            "another process of this run has ended; start the run again: it goes on from its checkpoint, on any number"
+            " of processes, and spends nothing more."
+        ) from None

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from algorithms.gradients import Packing
 from algorithms.models import Model
-from algorithms.models.model import Packing
 from algorithms.models.objectives import IGNORED
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.unnoised_queries import Statistic

@@ -1,15 +1,31 @@
-"""Clipped sums of per-example gradients.
+"""Clipped sums of per-example gradients; this is the public face, and `README.md` beside it is its manual.
 
-`engine` computes a sum, pass by pass; a pass records each operation that uses a parameter, and `rules` has the gradient
-of each such operation. `ghost_clipping` has their norms and weighted sums, `clipping` the bounds. `linear` has
-closed forms for linear models. `model_inspection` and `independence` refuse a model whose records cannot be clipped.
+The package needs PyTorch and nothing else of this project. `model` is what it takes: a module with the loss of each
+record; `packing`: records of several tensors. `engine` computes a sum, pass by pass; a pass records each operation that
+uses a parameter, and `rules` has the gradient of each such operation. `ghost_clipping` has their norms and weighted
+sums, `clipping` the bounds. `linear` has closed forms for linear models. `model_inspection` and `independence` refuse a
+model whose records cannot be clipped. `patches` is what changes PyTorch itself.
+
+Settings of the process and what several processes share are imported by module: `devices`, `patches`, `placement`,
+`randomness`, `memory`.
 """
 
 from algorithms.gradients.arithmetic import pad_to_multiple
 from algorithms.gradients.clipping import L1, L2, Affine, Box, Clipping, Normalised, PerLayer, Unclipped
 from algorithms.gradients.engine import Engine, clip_and_sum
-from algorithms.gradients.independence import RecordsNotIndependentError
-from algorithms.gradients.linear import LineCandidates, linear_layer
+from algorithms.gradients.errors import ProcessLostError, RecordsNotIndependentError, UnsupportedModelError
+from algorithms.gradients.linear import (
+    LinearRecords,
+    LineCandidates,
+    RecordMap,
+    has_one_bound,
+    hinge_loss,
+    layer_inputs,
+    linear_layer,
+    logistic_loss,
+)
+from algorithms.gradients.model import PerExampleModel
+from algorithms.gradients.packing import Packing, Padding, Part, RowModule
 from algorithms.gradients.per_example_gradients import PerExampleGradients
 
 __all__ = [
@@ -20,12 +36,25 @@ __all__ = [
     "Clipping",
     "Engine",
     "LineCandidates",
+    "LinearRecords",
     "Normalised",
+    "Packing",
+    "Padding",
+    "Part",
     "PerExampleGradients",
+    "PerExampleModel",
     "PerLayer",
+    "ProcessLostError",
+    "RecordMap",
     "RecordsNotIndependentError",
+    "RowModule",
     "Unclipped",
+    "UnsupportedModelError",
     "clip_and_sum",
+    "has_one_bound",
+    "hinge_loss",
+    "layer_inputs",
     "linear_layer",
+    "logistic_loss",
     "pad_to_multiple",
 ]

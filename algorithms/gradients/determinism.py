@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
-from algorithms.models import Model
+from algorithms.gradients.model import PerExampleModel
 
 _REFUSED = re.compile(r"(\w+) does not have a deterministic implementation")
 """PyTorch's message; the group is the name of the kernel."""
@@ -35,7 +35,7 @@ def unrepeatable_kernel(error: BaseException) -> str | None:
     return None if refused is None else refused[1]
 
 
-def refusal_of(kernel: str, model: Model, device: torch.device, place: str) -> str:
+def refusal_of(kernel: str, model: PerExampleModel, device: torch.device, place: str) -> str:
     """The sentence that refuses a model; place: where it computes by the kernel, as " in the layer ..."."""
     instead = next((known for part, known in _INSTEAD.items() if part in kernel), "another operation")
     return (
@@ -44,7 +44,9 @@ def refusal_of(kernel: str, model: Model, device: torch.device, place: str) -> s
     )
 
 
-def layer_in_backward_pass(model: Model, inputs: Tensor, labels: Tensor) -> tuple[str, nn.Module] | None:
+def layer_in_backward_pass(
+    model: PerExampleModel, inputs: Tensor, labels: Tensor
+) -> tuple[str, nn.Module] | None:
     """The innermost layer, and its name, whose backward pass is refused; None if all of it runs.
 
     Made-up records go through the model. Each layer notes the nodes of the graph that were added within it, and each

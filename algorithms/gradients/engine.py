@@ -7,21 +7,15 @@ is the batch, and whether the model can be clipped at all.
 """
 
 import copy
-import inspect
 import logging
 import math
-import re
-import traceback
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from algorithms.errors import ProcessLostError
 from algorithms.gradients.arithmetic import (
     FEWEST,
     WHOLE,
@@ -33,18 +27,19 @@ from algorithms.gradients.arithmetic import (
 )
 from algorithms.gradients.clipping import L2, Clipping
 from algorithms.gradients.company import Comparison, PassValues, compare_company
-from algorithms.gradients.determinism import layer_in_backward_pass, refusal_of, unrepeatable_kernel
+from algorithms.gradients.determinism import refusal_of, unrepeatable_kernel
 from algorithms.gradients.devices import in_full_precision
+from algorithms.gradients.errors import ProcessLostError, UnsupportedModelError
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
-from algorithms.gradients.independence import RecordsNotIndependentError, content_digest
-from algorithms.gradients.model_inspection import MOST_RECORDS, PassCost, check_apart_at, examine
+from algorithms.gradients.independence import content_digest
+from algorithms.gradients.model import PerExampleModel, copy_module
+from algorithms.gradients.model_inspection import MOST_RECORDS, PassCost, check_apart_at, examine, in_16_bits
 from algorithms.gradients.op_tracer import fills, fills_briefly
 from algorithms.gradients.passes import Passes, without_shortcuts
 from algorithms.gradients.per_example_gradients import PerExampleGradients, all_finite
 from algorithms.gradients.placement import Shards, beside, shard_frozen
+from algorithms.gradients.refusals import refuse_failures, where_raised, without_wrappers
 from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch, near_start
-from algorithms.models import Model, ModelRefusedError
-from algorithms.models.model import copied
 
 _LOG = logging.getLogger(__name__)
 
@@ -74,12 +69,6 @@ _ROUNDING_ALONE, _ROUNDING_IN_16_BITS = 1e-4, 3e-2
 _COMPARED, _MOST_SEEDS = 10**9, 8
 """Operations of a forward pass up to which passes of a small model are compared again, and how often."""
 
-_HOUSE = (Path(torch.__file__).parent, Path(__file__).parent, Path(inspect.getfile(Model)).parent)
-_AROUND = r"(module\.)+"
-"""The prefix of layer names in modules that wrap a model, as for named inputs or for people with several records."""
-_REENTRANT = "None of the inputs have requires_grad"
-"""PyTorch's warning for checkpointing with `use_reentrant=True` outside of a graph."""
-
 
 class Engine:
     """Per-example gradients of a model on one device, clipped and summed.
@@ -108,22 +97,21 @@ class Engine:
             on the CPU, and each use of a parameter copies it to the device. The model is inspected on the CPU.
         shards: the processes that share the model's parameters. The whole model is then inspected on the CPU, and each
             process must take the same number of batches, of which some may be empty.
-        shards_frozen: whether each keeps a shard of the frozen parameters.
-        shards_trained: whether each keeps a slice of the flat vector of trained parameters, and of sums: the points of
+        shard_frozen: whether each keeps a shard of the frozen parameters.
+        shard_trained: whether each keeps a slice of the flat vector of trained parameters, and of sums: the points of
             queries are then divided by `shards`, and the clipping has no shift.
 
     Raises:
         RecordsNotIndependentError: if the model mixes records; the message names the layer.
-        ModelRefusedError: if the model fails on made-up records or cannot be sharded.
+        UnsupportedModelError: if the model fails on made-up records or cannot be sharded.
 
     Example:
         >>> import torch
         >>> from torch import nn
-        >>> from algorithms.gradients import L2, Engine
-        >>> from algorithms.models import Model
+        >>> from algorithms.gradients import L2, Engine, PerExampleModel
         >>> losses = nn.CrossEntropyLoss(reduction="none")
         >>> module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-        >>> model = Model("small", module, losses, scores=lambda outputs: outputs)
+        >>> model = PerExampleModel("small", module, losses)
         >>> engine = Engine(model, input_shape=(3,))
 
         The parameters are one flat vector. The sum is neither divided by anything nor noised.
@@ -136,14 +124,14 @@ class Engine:
         A batch norm would let each record change the others' contributions without a bound, so it is refused.
 
         >>> mixing = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-        >>> Engine(Model("mixing", mixing, losses, scores=lambda outputs: outputs), input_shape=(3,))
+        >>> Engine(PerExampleModel("mixing", mixing, losses), input_shape=(3,))
         Traceback (most recent call last):
-        algorithms.gradients.independence.RecordsNotIndependentError: the layer 1 (BatchNorm1d) mixes records
+        algorithms.gradients.errors.RecordsNotIndependentError: the layer 1 (BatchNorm1d) mixes records
     """
 
     def __init__(
         self,
-        model: Model,
+        model: PerExampleModel,
         *,
         input_shape: tuple[int, ...],
         input_dtype: torch.dtype = torch.float32,
@@ -153,8 +141,8 @@ class Engine:
         physical_batch: int | None = None,
         offload: bool = False,
         shards: Shards | None = None,
-        shards_frozen: bool = False,
-        shards_trained: bool = False,
+        shard_frozen: bool = False,
+        shard_trained: bool = False,
     ) -> None:
         device = device or torch.device("cpu")
         self.company_refusal = ""
@@ -170,8 +158,8 @@ class Engine:
             label_dtype=model.label_dtype,
             padding=model.padding,
         )
-        with _refusing(model, form), without_shortcuts():
-            self._passes = Passes(_on(model, inspected_on))
+        with refuse_failures(model, form), without_shortcuts():
+            self._passes = Passes(model.on(inspected_on))
             self._examined = examine(self._passes, form)
             found = self._examined
             self._passes = replace(
@@ -191,8 +179,8 @@ class Engine:
             self.physical_batch = self._filled_size(size, physical_batch, largest)
         self._log()
         if offload or shards is not None:
-            self._place(device, offload=offload, frozen=shards_frozen, trained=shards_trained)
-        with _refusing(model, form), without_shortcuts():
+            self._place(device, offload=offload, frozen=shard_frozen, trained=shard_trained)
+        with refuse_failures(model, form), without_shortcuts():
             self._compare_company(largest, device)
 
     def _cheapest(self, largest: int, expected_batch: float | None, device: torch.device) -> int:
@@ -222,7 +210,7 @@ class Engine:
         elif physical_batch is None and largest < FEWEST:
             _LOG.warning(
                 "the model %s processes %d records a pass, since a record needs %.1f MB; passes of %d would be faster,"
-                " and need performance.memory_mb: %d",
+                " and need memory_mb=%d",
                 model.name,
                 size,
                 found.cost.each / 1e6,
@@ -246,9 +234,9 @@ class Engine:
             try:
                 found = self._compared(point, device)
             except torch.OutOfMemoryError:
-                raise ModelRefusedError(
+                raise UnsupportedModelError(
                     f"a pass of {self.physical_batch} records of the model {self._passes.model.name} does not fit the"
-                    f" memory of the device {device.type}; set performance.physical_batch or memory_mb to less."
+                    f" memory of the device {device.type}; set physical_batch or memory_mb to less."
                 ) from None
             if not (found.is_same and found.is_like_alone) and self._shards is None:
                 check_apart_at(self._passes, replace(self._examined.form, device=device), self.physical_batch)
@@ -259,8 +247,7 @@ class Engine:
             self.company_refusal = (
                 f"on the device {device.type} the last bits of a record's gradient depend on the other records in a"
                 f" pass of the model {self._passes.model.name}, so that one record's effect is bounded there only up to"
-                " rounding in 32 bits; set performance.device to cpu, or performance.accept_rounding to true, which"
-                " the privacy card states."
+                " rounding in 32 bits"
             )
             _LOG.warning("%s", self.company_refusal)
             return
@@ -327,11 +314,11 @@ class Engine:
     def _place(self, device: torch.device, *, offload: bool, frozen: bool, trained: bool) -> None:
         """Put the parameters where they stay from now on; tries it on a made-up record."""
         wanted = {"offload": offload, "shard_frozen": frozen, "shard_trained": trained}
-        words = " and ".join(f"performance.{name}" for name, is_wanted in wanted.items() if is_wanted)
+        words = " and ".join(name for name, is_wanted in wanted.items() if is_wanted)
         model, shards = self._passes.model, self._shards
         refused = f"the model {model.name} cannot be trained with {words}"
         if not self.is_batched:
-            raise ModelRefusedError(
+            raise UnsupportedModelError(
                 f"{refused}, since it is differentiated record by record; set it to false."
             )
         model = shard_frozen(model, shards.mesh) if shards is not None and frozen else beside(model, device)
@@ -351,14 +338,16 @@ class Engine:
             raise
         except (RuntimeError, UnrecordedError) as error:
             if (kernel := unrepeatable_kernel(error)) is not None:
-                raise ModelRefusedError(refusal_of(kernel, model, device, _place(error))) from error
+                raise UnsupportedModelError(
+                    refusal_of(kernel, model, device, where_raised(error, model))
+                ) from error
             reason = str(error).partition("\n")[0]
-            raise ModelRefusedError(f"{refused} ({reason}); set it to false.") from error
+            raise UnsupportedModelError(f"{refused} ({reason}); set it to false.") from error
 
     def copied(self) -> "Engine":
         """A copy for another thread: its modules are its own, their tensors are shared."""
         model, same = self._passes.model, copy.copy(self)
-        module = copied(model.module, (*model.module.parameters(), *model.module.buffers()))
+        module = copy_module(model.module, (*model.module.parameters(), *model.module.buffers()))
         same._passes = replace(self._passes, model=replace(model, module=module))
         return same
 
@@ -390,12 +379,18 @@ class Engine:
     @property
     def random_layer(self) -> str:
         """A sentence on the layer that draws random numbers; empty if none does."""
-        return _unwrapped(self._examined.random_layer())
+        return without_wrappers(self._examined.random_layer())
 
     @property
     def is_narrow(self) -> bool:
         """Whether the model computes in 16 bits somewhere."""
         return self._examined.is_narrow
+
+    @property
+    def precision_refusal(self) -> str:
+        """Why no model of 32 bits may compute as this one does, in 16 bits somewhere; empty if it does not."""
+        model = self._passes.model
+        return in_16_bits(model.name) if self.is_narrow and model.precision == torch.float32 else ""
 
     @property
     def threads(self) -> int:
@@ -434,9 +429,8 @@ class Engine:
             A record moves the sum by at most the bound, however large it is.
 
             >>> import torch
-            >>> from algorithms.gradients import L2, Engine
-            >>> from algorithms.models import build
-            >>> model = build("logistic", input_shape=(3,), classes=2, seed=0)
+            >>> from algorithms.gradients import L2, Engine, PerExampleModel, logistic_loss
+            >>> model = PerExampleModel("logistic", torch.nn.Linear(3, 1), logistic_loss)
             >>> engine, point = Engine(model, input_shape=(3,)), model.initial_parameters()
             >>> inputs, labels = torch.tensor([[1.0, 2.0, 3.0], [1e6, 0.0, 0.0]]), torch.tensor([0, 1])
             >>> both = engine.clipped_sum(point, inputs, labels, L2(0.5))
@@ -605,99 +599,3 @@ def _sizes(physical_batch: int) -> list[int]:
     """Batch sizes to inspect: the smallest, twice that and the largest; for a single size also half of it."""
     least = min(FEWEST if physical_batch == WHOLE else WHOLE, physical_batch)
     return sorted({least, 2 * least, physical_batch})
-
-
-def _on(model: Model, device: torch.device) -> Model:
-    """A copy of the model on a device; it shares the parameters on the CPU."""
-    shared = model.module.parameters() if device.type == "cpu" else ()
-    return replace(model, module=copied(model.module, shared).to(device))
-
-
-_ADVICE = {
-    "to satisfy the constraint": "a distribution checks its arguments and stops where a record is missing; give it"
-    " validate_args=False",
-    "within the support": "a distribution checks its values and stops where a record is missing; give it"
-    " validate_args=False",
-    "should be between 0 and 1": "binary_cross_entropy stops at numbers beyond 0 and 1, and where a record is missing;"
-    " give it outputs.nan_to_num(0.5), or take binary_cross_entropy_with_logits, without a sigmoid before it",
-    "var has negative": "a variance has to be above 0; make it so, as by .exp() or nn.functional.softplus",
-    "Length of all samples has to be greater than 0": "a record may be padding alone, of length 0; give"
-    " pack_padded_sequence lengths.clamp(min=1)",
-}
-"""What to do, by words of PyTorch's errors."""
-
-
-@contextmanager
-def _refusing(model: Model, form: InputSpec) -> Iterator[None]:
-    """Turn any exception that a model raises on made-up records into a ModelRefusedError of one sentence."""
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message=_REENTRANT)
-            yield
-    except ModelRefusedError as refusal:
-        raise ModelRefusedError(_unwrapped(str(refusal))) from refusal.__cause__
-    except ProcessLostError:
-        raise
-    except RecordsNotIndependentError as mixed:
-        raise RecordsNotIndependentError(_unwrapped(str(mixed))) from None
-    except Exception as error:
-        if (kernel := unrepeatable_kernel(error)) is not None:
-            place = _place_in_backward_pass(model, form) or _place(error)
-            raise ModelRefusedError(refusal_of(kernel, model, form.device, place)) from error
-        why = str(error).strip().partition("\n")[0][:200]
-        if "use_reentrant=True" in why or _REENTRANT in why:
-            raise ModelRefusedError(
-                f"the model {model.name} uses gradient checkpointing with use_reentrant=True, which gives no gradients"
-                " to ask for; set use_reentrant=False."
-            ) from error
-        if "more than 1 value per channel when training" in why:
-            raise RecordsNotIndependentError(
-                f"the model {model.name} normalises over the batch{_place(error)} and so mixes records"
-            ) from error
-        for words, advice in _ADVICE.items():
-            if words in why:
-                raise ModelRefusedError(
-                    f"the model {model.name} raised {type(error).__name__}{_place(error)} on made-up records ({why}):"
-                    f" {advice}."
-                ) from error
-        is_float = form.dtype.is_floating_point
-        numbers = (
-            "normal numbers, also large, 0 and missing"
-            if is_float
-            else "whole numbers, as far as its tables go"
-        )
-        raise ModelRefusedError(
-            f"the model {model.name} raised {type(error).__name__}{_place(error)} on made-up records ({why}); it has to"
-            f" take any records of the shape {list(form.shape)} ({numbers}): bound what it looks up in a table, as by"
-            " .long().clamp(0, entries - 1), pool by a mask and not at a mark such as the end of a text, and take out"
-            " what fails."
-        ) from error
-
-
-def _unwrapped(sentence: str) -> str:
-    """A sentence with the names of layers in the user's own module."""
-    return re.sub(rf"\b(layer|buffer|parameter|attribute) {_AROUND}", r"\1 ", sentence)
-
-
-def _place(error: Exception) -> str:
-    """Where an exception was raised: the innermost layer and the model's line of code, if there are any."""
-    frames = list(traceback.walk_tb(error.__traceback__))
-    layers = [layer for frame, _ in frames if isinstance(layer := frame.f_locals.get("self"), nn.Module)]
-    names = {id(part): name for name, part in layers[0].named_modules()} if layers else {}
-    lines = traceback.extract_tb(error.__traceback__)
-    # Without those of PyTorch, of this folder and of `algorithms.models`.
-    own = [line for line in lines if not any(folder in Path(line.filename).parents for folder in _HOUSE)]
-    name = names.get(id(layers[-1]), "") if layers else ""
-    found = _layer_place(name, layers[-1]) if layers else ""
-    return f"{found}, at '{own[-1].line}'," if own else found
-
-
-def _layer_place(name: str, layer: nn.Module) -> str:
-    inner = re.sub(rf"^({_AROUND}|module$)+", "", name)
-    return f" in the layer {inner} ({type(layer).__name__})" if inner else ""
-
-
-def _place_in_backward_pass(model: Model, form: InputSpec) -> str:
-    made_up = form.draw(1, 0)
-    found = layer_in_backward_pass(_on(model, form.device), made_up.inputs, made_up.labels)
-    return "" if found is None else _layer_place(*found)

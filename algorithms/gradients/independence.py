@@ -15,12 +15,13 @@ from weakref import ReferenceType
 import torch
 from torch import Tensor, nn
 
+from algorithms.gradients.errors import RecordsNotIndependentError, UnsupportedModelError
 from algorithms.gradients.grad_sample_recorder import tensors_in
+from algorithms.gradients.model import copy_module
 from algorithms.gradients.op_tracer import ExtremeDraws, draws_since
 from algorithms.gradients.passes import Passes
+from algorithms.gradients.randomness import same_randomness
 from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch
-from algorithms.models import ModelRefusedError
-from algorithms.models.model import copied, same_randomness
 
 _FEW, MANY = 3, 64
 """An odd number of records, and a usual pass's: some layers mix records only in batches of some sizes."""
@@ -32,10 +33,6 @@ _LARGE = 1e3
 
 _BLOCK = 2**15
 """How many numbers of a parameter are digested together."""
-
-
-class RecordsNotIndependentError(ValueError):
-    """A model that mixes records; the message names the layer that does."""
 
 
 def mixing_layer(module: nn.Module) -> str | None:
@@ -111,7 +108,7 @@ class ModelProbe:
         with same_randomness():
             found = self.passes.gradients(self.parameters, sample.inputs, sample.labels, weight)[1]
         for name, part in found.items():
-            total[self.passes.model.places[name]] = part.flatten()
+            total[self.passes.model.slices[name]] = part.flatten()
         return total
 
     def close(self, a: Tensor, b: Tensor) -> bool:
@@ -269,7 +266,7 @@ def _check_same(probe: ModelProbe, seen: Seen, place: int, changed: SyntheticBat
         with still(probe.passes.model.module):
             is_by_record = probe.close(probe.losses(seen.sample)[place], probe.losses(other.sample)[at])
         if is_by_record:  # it draws as many numbers as the records' values ask for, as RReLU does
-            raise ModelRefusedError(random_layer(probe, seen.sample))
+            raise UnsupportedModelError(random_layer(probe, seen.sample))
     raise RecordsNotIndependentError(f"{layer or probe.loss_name} mixes records")
 
 
@@ -344,7 +341,7 @@ def _check_losses_apart(probe: ModelProbe, sample: SyntheticBatch) -> None:
         alone = torch.cat([model.losses(*pair) for pair in pairs])
     if not probe.close(together, alone):
         if is_drawn:
-            raise ModelRefusedError(random_layer(probe, sample))
+            raise UnsupportedModelError(random_layer(probe, sample))
         raise RecordsNotIndependentError(f"{probe.loss_name} mixes records")
 
 
@@ -414,7 +411,7 @@ def _check_state(probe: ModelProbe) -> None:
     A table that the first pass builds is allowed if it is the same for all records and later passes.
     """
     sample, module = probe.draw(1, 0), probe.passes.model.module
-    module = copied(module, module.parameters())
+    module = copy_module(module, module.parameters())
     buffers = {name: value.clone() for name, value in module.named_buffers()}
     states = [_lasting(probe, module)]
     for _ in range(2):
@@ -448,7 +445,7 @@ def check_first_records(unused: nn.Module, probe: ModelProbe) -> None:
         return
 
     def later(*samples: SyntheticBatch) -> Tensor:
-        fresh = replace(model, module=copied(unused, unused.parameters()))
+        fresh = replace(model, module=copy_module(unused, unused.parameters()))
         one_by_one = replace(probe, passes=replace(probe.passes, model=fresh))
         return [one_by_one.losses(sample) for sample in samples][-1]
 
@@ -482,7 +479,7 @@ def _different(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> lis
 def _are_tables(probe: ModelProbe, sample: SyntheticBatch) -> bool:
     """Whether the first pass builds the same buffers for any records and batch size, and later passes keep them."""
     other, module = probe.draw(2, 1).times(0.0), probe.passes.model.module
-    first, second = (copied(module, module.parameters()) for _ in range(2))
+    first, second = (copy_module(module, module.parameters()) for _ in range(2))
     _pass_through(probe, first, sample)
     _pass_through(probe, second, other)
     made = {name: value.clone() for name, value in first.named_buffers()}

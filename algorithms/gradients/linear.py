@@ -5,36 +5,25 @@ norm is a product of two norms, so no per-example gradient is materialised. On a
 outputs are affine in the step: Xw - step * Xg takes two products for any number of candidates, and one if Xw is cached
 from the previous query.
 
-Losses and derivatives use the model's own loss function. For single outputs, logistic and hinge losses have several
-times faster code here, which is used if the model's losses are the registry's own functions.
-
-The exact minimum of a regularised sum of losses is for one output, and for the barrier alone. A record's loss is convex
-in the output. It is continued linearly where its gradient would exceed the bound, so the sum is still convex (Redberg,
-Koskela and Wang 2023, on generalised linear models).
+Losses and derivatives use the model's own loss function. For single outputs, `logistic_loss` and `hinge_loss` have
+several times faster code here, which is used if the model's losses are these two functions.
 """
 
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.optimize import minimize
 from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.gradients.arithmetic import pad_to_multiple
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, Normalised, PerLayer, factors, margin
 from algorithms.gradients.ghost_clipping import product_in_64_bits
-from algorithms.models import Model, build
-from algorithms.models.cells import cells_before
-
-Rows: TypeAlias = tuple[Tensor, Tensor, Tensor]
+from algorithms.gradients.model import PerExampleModel
 
 _HELD = 2**25
 """Size of the features, in numbers, up to which a second copy in 64 bits is kept."""
@@ -54,14 +43,20 @@ _EXPONENT = 80.0
 _HALVINGS = 3
 """Base-2 logarithm of the number of records whose factors share one logarithm."""
 
-_RECORDS = 2**14
-_KEPT_BYTES = 2**28
-_MOST_STEPS, _MOST_HALVINGS = 1000, 40
-_OUT_OF_REACH = "the minimum was not reached within the tolerance; ask for a larger tolerance."
-_ROUNDING = 1e-14
-"""Relative size below which a step only changes rounding."""
-_INSIDE = 1.0 - 1e-12
-"""A factor that keeps a clipped gradient within its bound despite rounding."""
+
+def logistic_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    """log(1 + exp(-y f(x))) with y in {-1, 1}; outputs [batch, 1], labels [batch] of 0 and 1 -> [batch]."""
+    return functional.softplus(-_margins(outputs, labels))
+
+
+def hinge_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    """max(0, 1 - y f(x)); shapes as in `logistic_loss`."""
+    return functional.relu(1.0 - _margins(outputs, labels))
+
+
+def _margins(outputs: Tensor, labels: Tensor) -> Tensor:
+    """y f(x) with y in {-1, 1}; shapes as in `logistic_loss`."""
+    return (2.0 * labels - 1.0) * outputs[..., 0]
 
 
 @dataclass(frozen=True)
@@ -127,7 +122,7 @@ class Losses:
     labels: [n, ...]. Outputs have the shape [n, o], those of k candidates [k, n, o].
     """
 
-    model: Model
+    model: PerExampleModel
     labels: Tensor
 
     def oriented(self, features: Tensor) -> Tensor:
@@ -185,9 +180,9 @@ class _Signed(Losses):
         return self.kind.sums(outputs[..., 0], bound)
 
 
-def losses_of(model: Model, labels: Tensor) -> Losses:
+def losses_of(model: PerExampleModel, labels: Tensor) -> Losses:
     """The losses of the records with these labels, with the fastest code for the model."""
-    kind = _kinds().get(model.losses)
+    kind = _KINDS.get(model.losses)
     return Losses(model, labels) if kind is None else _Signed(model, labels, kind)
 
 
@@ -242,11 +237,11 @@ def _above_minus_one(negated: Tensor) -> Tensor:
     return (negated + 1.0 > 0.0).to(negated.dtype)
 
 
-@functools.cache
-def _kinds() -> dict[Callable[[Tensor, Tensor], Tensor], _Kind]:
-    """The losses with fast code, by the registry's function that they replace."""
-    written = {"logistic": _Kind(_logistic_sums, torch.sigmoid), "svm": _Kind(_hinge_sums, _above_minus_one)}
-    return {build(name, input_shape=(1,), classes=2, seed=0).losses: kind for name, kind in written.items()}
+_KINDS: Mapping[Callable[[Tensor, Tensor], Tensor], _Kind] = {
+    logistic_loss: _Kind(_logistic_sums, torch.sigmoid),
+    hinge_loss: _Kind(_hinge_sums, _above_minus_one),
+}
+"""The losses with fast code."""
 
 
 class LinearRecords:
@@ -257,7 +252,7 @@ class LinearRecords:
     Raises ValueError for a model that is not one linear layer.
     """
 
-    def __init__(self, model: Model, inputs: Tensor, labels: Tensor) -> None:
+    def __init__(self, model: PerExampleModel, inputs: Tensor, labels: Tensor) -> None:
         layer = linear_layer(model.module)
         if layer is None:
             raise ValueError(f"the model {model.name!r} is not one linear layer; take the general engine.")
@@ -377,18 +372,6 @@ class LinearRecords:
         return grad_outputs * scale[:, None].to(grad_outputs.dtype)
 
 
-def has_closed_forms(model: Model) -> bool:
-    """Whether a model has closed forms, which compute in the precision of the features.
-
-    They take losses of any number of records at once, so a loss of the user's own, of which only passes of the run's
-    size are compared, has none.
-    """
-    is_ours = (
-        str(getattr(model.losses, "__module__", "")).startswith("algorithms.") and model.bounds is not None
-    )
-    return is_ours and linear_layer(model.module) is not None and model.precision == torch.float32
-
-
 def has_one_bound(clipping: Clipping) -> bool:
     """Whether a clipping has a single bound on the whole gradient, which a closed form needs."""
     return not isinstance(clipping, Affine | Box) and not (
@@ -396,13 +379,22 @@ def has_one_bound(clipping: Clipping) -> bool:
     )
 
 
+class RecordMap(nn.Module):
+    """A fixed map of each record alone, without parameters, which may come before the layer of a linear model."""
+
+
 def linear_layer(module: nn.Module) -> nn.Linear | None:
     """The layer of a module that consists of one trained linear layer on flattened inputs; otherwise None.
 
-    The map of rows that are encoded as cells to vectors may come before it.
+    A `RecordMap` may come before it: `nn.Sequential(map, nn.Sequential(nn.Flatten(), nn.Linear(...)))`.
+
+    Example:
+        >>> linear_layer(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)))
+        Linear(in_features=3, out_features=2, bias=True)
+        >>> linear_layer(nn.Sequential(nn.Flatten(), nn.Linear(3, 2), nn.ReLU())) is None
+        True
     """
-    if cells_before(module) is not None:
-        module = module.get_submodule("model")
+    module = _split_map(module)[1]
     if type(module) is not nn.Sequential or not all(p.requires_grad for p in module.parameters()):
         return None
     match list(module):
@@ -414,12 +406,19 @@ def linear_layer(module: nn.Module) -> nn.Linear | None:
 
 
 def layer_inputs(module: nn.Module, inputs: Tensor) -> Tensor:
-    """What the layer of `linear_layer` gets for the module's inputs, [n, ...]: those, or the vectors of their cells."""
-    cells = cells_before(module)
-    if cells is None:
+    """What the layer of `linear_layer` takes: the module's inputs, [n, ...], or what the map makes of them."""
+    record_map = _split_map(module)[0]
+    if record_map is None:
         return inputs
-    vectors: Tensor = copy.deepcopy(cells).to(inputs.device)(inputs)
+    vectors: Tensor = copy.deepcopy(record_map).to(inputs.device)(inputs)
     return vectors
+
+
+def _split_map(module: nn.Module) -> tuple[RecordMap | None, nn.Module]:
+    """The map of records before a module, or None, and the module."""
+    if type(module) is nn.Sequential and len(module) == 2 and isinstance(module[0], RecordMap):
+        return module[0], module[1]
+    return None, module
 
 
 def _by_feature(inputs: Tensor, layer: nn.Linear) -> Tensor:
@@ -435,141 +434,3 @@ def _norms(features: Tensor, order: int) -> Tensor:
     """The norm of each record, ones for the bias included; shape [n], float64."""
     norms: Tensor = torch.linalg.vector_norm(features, order, dim=0, dtype=torch.float64)
     return norms
-
-
-class OutOfReachError(ArithmeticError):
-    """The minimum was not reached within the tolerance."""
-
-
-@dataclass(frozen=True)
-class Objective:
-    """The sum over records of clipped losses, plus regularisation / 2 ||v||^2 + <tilt, v>.
-
-    model: one linear layer with one output. features: [n, *input_shape] and labels: [n], plain or memory-mapped.
-    clip_norm, input_norm: L2 bounds on a record's gradient and on its features, including the bias's 1. Longer records
-    are scaled down; records that are not finite count as zero. tilt: [d], float64. Raises ValueError for other models.
-    """
-
-    model: Model
-    features: NDArray[Any]
-    labels: NDArray[np.int64]
-    clip_norm: float
-    input_norm: float
-    regularisation: float
-    tilt: Tensor
-
-    def __post_init__(self) -> None:
-        layer = linear_layer(self.model.module)
-        if layer is None or layer.out_features != 1:
-            raise ValueError(f"the model {self.model.name!r} is not one linear layer with one output.")
-
-    def at(self, point: Tensor) -> tuple[float, Tensor]:
-        """The objective without linear continuations, and its gradient [d], float64."""
-        value = self.regularisation / 2 * point @ point + self.tilt @ point
-        total = self.regularisation * point + self.tilt
-        for rows, labels, limits in self._records():
-            outputs = (rows @ point)[:, None]
-            value = value + self.model.losses(outputs, labels).sum()
-            total = total + rows.T @ self._derivatives(outputs, labels, limits)[0]
-        return float(value), total
-
-    def gradient(self, point: Tensor) -> Tensor:
-        """Shape [d], float64."""
-        return self.at(point)[1]
-
-    def hessian(self, point: Tensor) -> Tensor:
-        """Shape [d, d], float64; a record whose loss is continued linearly adds nothing."""
-        total = self.regularisation * torch.eye(len(point), dtype=torch.float64)
-        for rows, labels, limits in self._records():
-            curvatures = self._derivatives((rows @ point)[:, None], labels, limits)[1]
-            total += rows.T @ (curvatures[:, None] * rows)
-        return total
-
-    def _records(self) -> Iterable[Rows]:
-        """The blocks of `_read`, cached if they are small enough."""
-        return self._kept if 8 * len(self.labels) * len(self.tilt) <= _KEPT_BYTES else self._read()
-
-    @cached_property
-    def _kept(self) -> list[Rows]:
-        return list(self._read())
-
-    def _read(self) -> Iterator[Rows]:
-        """Yield blocks of features [b, d] float64, labels [b], and bounds on the derivative by the output, [b]."""
-        count = len(self.tilt)
-        for start in range(0, len(self.labels), _RECORDS):
-            block = torch.from_numpy(np.array(self.features[start : start + _RECORDS]))
-            rows = torch.ones(len(block), count, dtype=torch.float64)
-            flat = layer_inputs(self.model.module, block).flatten(start_dim=1)
-            rows[:, : flat.shape[1]] = flat
-            rows = torch.where(torch.isfinite(rows).all(dim=1, keepdim=True), rows, 0.0)
-            norms = torch.linalg.vector_norm(rows, dim=1)
-            rows = rows * (self.input_norm / norms.clamp(min=self.input_norm))[:, None]
-            limits = self.clip_norm * _INSIDE / norms.clamp(min=1e-300, max=self.input_norm)
-            yield rows, torch.from_numpy(np.array(self.labels[start : start + _RECORDS])), limits
-
-    def _derivatives(self, outputs: Tensor, labels: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
-        """First and second derivative of each record's clipped loss by its output [b, 1], both [b]."""
-        free = outputs.detach().requires_grad_()
-        with torch.enable_grad():
-            losses = self.model.losses(free, labels).sum()
-            (slopes,) = torch.autograd.grad(losses, free, create_graph=True)
-            curved = slopes.requires_grad  # for a piecewise linear loss the second derivative is zero
-            second = torch.autograd.grad(slopes.sum(), free)[0] if curved else torch.zeros_like(free)
-        slopes = slopes.detach()[:, 0]
-        inside = slopes.abs() < limits
-        return slopes.clamp(-limits, limits), torch.where(inside, second[:, 0], 0.0)
-
-
-def minimum(problem: Objective, *, tolerance: float) -> Tensor:
-    """A point where the gradient's L2 norm is at most `tolerance`; shape [d], float64.
-
-    Uses Newton's method. If a step does not at least halve the gradient, as when many losses become linear at once, it
-    goes to the minimum along the step instead. Raises OutOfReachError if rounding keeps the gradient above the
-    tolerance.
-    """
-    point = torch.zeros_like(problem.tilt)
-    gradient = problem.gradient(point)
-    for _ in range(_MOST_STEPS):
-        if gradient.norm() <= tolerance:
-            return point
-        step = torch.cholesky_solve(gradient[:, None], torch.linalg.cholesky(problem.hessian(point)))[:, 0]
-        moved = point - step
-        found = problem.gradient(moved)
-        is_shorter = found.norm() <= max(float(gradient.norm()) / 2, tolerance)
-        point, gradient = (moved, found) if is_shorter else _lowest(problem, point, step)
-    raise OutOfReachError(_OUT_OF_REACH)
-
-
-def _lowest(problem: Objective, point: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-    """The minimum of the convex objective along a step, and the gradient there.
-
-    Raises OutOfReachError if the objective does not fall along the step, up to rounding.
-    """
-    low, high = 0.0, 1.0
-    while problem.gradient(point - high * step) @ step > 0:
-        low, high = high, 2.0 * high
-    for _ in range(_MOST_HALVINGS):
-        middle = (low + high) / 2
-        falls = bool(problem.gradient(point - middle * step) @ step > 0)
-        low, high = (middle, high) if falls else (low, middle)
-    if low * step.norm() <= _ROUNDING * point.norm():
-        raise OutOfReachError(_OUT_OF_REACH)
-    return point - low * step, problem.gradient(point - low * step)
-
-
-def exact_minimum(problem: Objective) -> Tensor:
-    """The minimum of the objective without clipping by L-BFGS (Byrd et al. 1995); shape [d], float64."""
-
-    def value_and_gradient(values: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = problem.at(torch.from_numpy(values))
-        return value, gradient.numpy()
-
-    start = np.zeros(len(problem.tilt))
-    found = minimize(
-        value_and_gradient,
-        start,
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": 1000, "ftol": 1e-12, "gtol": 1e-6},
-    )
-    return torch.from_numpy(found.x)

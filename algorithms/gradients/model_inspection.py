@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from algorithms.gradients.arithmetic import FEWEST
 from algorithms.gradients.clipping import L2
+from algorithms.gradients.errors import RecordsNotIndependentError, UnsupportedModelError
 from algorithms.gradients.grad_sample_recorder import (
     GradSampleRecorder,
     Layouts,
@@ -25,7 +26,6 @@ from algorithms.gradients.grad_sample_recorder import (
 from algorithms.gradients.independence import (
     MANY,
     ModelProbe,
-    RecordsNotIndependentError,
     Seen,
     check_apart,
     check_apart_briefly,
@@ -38,12 +38,12 @@ from algorithms.gradients.independence import (
     still,
     unchanged,
 )
+from algorithms.gradients.model import copy_module
 from algorithms.gradients.op_tracer import Memory, Operations, OpTracer, held_by, mixes, trace_model, tracing
 from algorithms.gradients.passes import Passes, PinnedBranches
 from algorithms.gradients.per_example_gradients import PerExampleGradients
+from algorithms.gradients.randomness import same_randomness
 from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch, form_of, near_start
-from algorithms.models import ModelRefusedError
-from algorithms.models.model import copied, same_randomness
 
 _FEW, _MORE = 3, 17
 _LARGE = 1e3
@@ -133,7 +133,7 @@ def _recording() -> Iterator[None]:
     except (
         UnrecordedError,
         RecordsNotIndependentError,
-        ModelRefusedError,
+        UnsupportedModelError,
         MemoryError,
         torch.OutOfMemoryError,
     ):
@@ -173,7 +173,7 @@ def in_16_bits(name: str) -> str:
     """The refusal of a model of 32 bits that converts numbers to 16."""
     return (
         f"the model {name} computes in 16 bits somewhere, by conversions of its own, though its precision is float32;"
-        " take the conversions out, or set model.precision to bfloat16."
+        " take the conversions out, or set its precision to bfloat16."
     )
 
 
@@ -196,7 +196,7 @@ def examine(passes: Passes, least: InputSpec) -> ModelInspection:
 
     Raises:
         RecordsNotIndependentError: if records mix.
-        ModelRefusedError: if the losses depend on no parameter.
+        UnsupportedModelError: if the losses depend on no parameter.
 
     Example:
         >>> import torch
@@ -204,7 +204,7 @@ def examine(passes: Passes, least: InputSpec) -> ModelInspection:
         >>> from algorithms.gradients.model_inspection import examine
         >>> from algorithms.gradients.synthetic_inputs import InputSpec
         >>> from algorithms.gradients.passes import Passes
-        >>> from algorithms.models import Model
+        >>> from algorithms.gradients import PerExampleModel
         >>> class Centres(nn.Module):
         ...     def __init__(self) -> None:
         ...         super().__init__()
@@ -212,7 +212,7 @@ def examine(passes: Passes, least: InputSpec) -> ModelInspection:
         ...
         ...     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         ...         return -torch.cdist(inputs, self.places)
-        >>> model = Model("centres", Centres(), nn.CrossEntropyLoss(reduction="none"), scores=lambda outputs: outputs)
+        >>> model = PerExampleModel("centres", Centres(), nn.CrossEntropyLoss(reduction="none"))
         >>> found = examine(Passes(model), InputSpec((3,), torch.float32, torch.device("cpu")))
         >>> found.layouts is None, found.is_random, found.without_rule
         (False, False, ('cdist',))
@@ -223,7 +223,7 @@ def examine(passes: Passes, least: InputSpec) -> ModelInspection:
         raise RecordsNotIndependentError(f"the layer {offender} mixes records")
     if not passes.model.shapes:
         raise RecordsNotIndependentError(f"the model {passes.model.name} has no parameters to train")
-    unused = copied(module, module.parameters())
+    unused = copy_module(module, module.parameters())
     parameters = near_start(passes.model).to(least.device)
     with Operations() as operations:
         form = form_of(passes, parameters, least, count=1)
@@ -276,7 +276,7 @@ def examine(passes: Passes, least: InputSpec) -> ModelInspection:
     except RecordsNotIndependentError as mixed:
         if first.tracer.is_narrow and passes.model.precision == torch.float32:
             # Rounding to 16 bits differs between numbers of records, as if they were mixed.
-            raise ModelRefusedError(in_16_bits(passes.model.name)) from mixed
+            raise UnsupportedModelError(in_16_bits(passes.model.name)) from mixed
         raise
     if not is_brief and not is_random:
         # What begins with more records than a run's passes have is a mistake all the same, as a capacity per batch.
@@ -499,7 +499,7 @@ def _exact(probe: ModelProbe, sample: SyntheticBatch) -> ModelProbe:
     Some models require their own types, and a mask with the largest 64-bit number is infinite in a 32-bit softmax.
     """
     model = probe.passes.model
-    model = replace(model, module=copied(model.module).double())
+    model = replace(model, module=copy_module(model.module).double())
     wider = replace(probe, passes=replace(probe.passes, model=model), parameters=probe.parameters.double())
     try:
         tracer = trace_model(wider.passes, wider.parameters, sample.in_64_bits(), is_back=True)
@@ -519,10 +519,10 @@ def _exact(probe: ModelProbe, sample: SyntheticBatch) -> ModelProbe:
 def _take_alone(passes: Passes, parameters: Tensor, sample: SyntheticBatch) -> None:
     """Differentiate record by record; raises RecordsNotIndependentError if that fails, too.
 
-    Raises ModelRefusedError if the losses depend on no parameter.
+    Raises UnsupportedModelError if the losses depend on no parameter.
     """
     if not passes.gradients(parameters, sample.inputs, sample.labels)[1]:
-        raise ModelRefusedError(
+        raise UnsupportedModelError(
             f"the losses of the model {passes.model.name} have no gradient, as after .detach(), torch.no_grad() or a"
             " detour through NumPy; compute them from the outputs, and those from the parameters, in PyTorch alone."
         )

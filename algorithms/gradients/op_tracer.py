@@ -24,8 +24,8 @@ from algorithms.gradients.passes import (
     seen_within,
     with_pinned_numbers,
 )
+from algorithms.gradients.randomness import same_randomness
 from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch, near_start
-from algorithms.models.model import same_randomness
 
 Shapes = tuple[torch.Size, ...]
 

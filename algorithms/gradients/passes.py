@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from algorithms.gradients.arithmetic import wide
 from algorithms.gradients.devices import ProcessSetting
+from algorithms.gradients.errors import UnsupportedModelError
 from algorithms.gradients.ghost_clipping import DenseGrad, PerExample
 from algorithms.gradients.grad_sample_recorder import (
     Args,
@@ -30,11 +31,11 @@ from algorithms.gradients.grad_sample_recorder import (
     reporting_functions,
     running_opaque,
 )
+from algorithms.gradients.model import PerExampleModel
 from algorithms.gradients.per_example_gradients import PerExampleGradients, combined
 from algorithms.gradients.placement import Bringer, Shards
 from algorithms.gradients.rules import RULES, general, pulled_back, shared
 from algorithms.gradients.rules.recurrent import Unpacked
-from algorithms.models import Model, ModelRefusedError
 
 
 def without_shortcuts() -> ProcessSetting:
@@ -118,7 +119,7 @@ class Passes:
     gradient penalties.
     """
 
-    model: Model
+    model: PerExampleModel
     pinned_branches: PinnedBranches = ()
     offload: torch.device | None = None
     shards: Shards | None = None
@@ -247,7 +248,7 @@ class Passes:
         return Bringer(
             shards.device,
             lambda name: self._formatted(
-                shards.gathered(parameters, model.places[name]).view(model.shapes[name])
+                shards.gathered(parameters, model.slices[name]).view(model.shapes[name])
             ),
         )
 
@@ -282,8 +283,8 @@ class Passes:
             loss, found = alone.gradients(parameters, one_input, one_label)
             losses.append(loss)
             for name in tuple(found):  # which frees them: the next pass takes as much memory
-                row[self.model.places[name]] = found.pop(name).flatten()
-        gradients = {name: DenseGrad(written[:, place]) for name, place in self.model.places.items()}
+                row[self.model.slices[name]] = found.pop(name).flatten()
+        gradients = {name: DenseGrad(written[:, place]) for name, place in self.model.slices.items()}
         return self.contributions(parameters, torch.cat(losses), dict(gradients))
 
     @without_shortcuts()
@@ -313,7 +314,7 @@ class Passes:
         with self._pinning(again=True):
             found = self.model.inside(named, lambda: torch.autograd.grad(total, leaves, allow_unused=True))
         if any(leaf.grad is not None for leaf in leaves):
-            raise ModelRefusedError(
+            raise UnsupportedModelError(
                 f"the model {self.model.name} adds up gradients by a backward pass of its own inside of the backward"
                 " pass, as reversible layers do, where no record's can be told apart; leave it to autograd."
             )
@@ -339,7 +340,7 @@ class Passes:
         self, parameters: Tensor, losses: Tensor, gradients: dict[str, PerExample]
     ) -> PerExampleGradients:
         """Combine gradients by parameter, without those of no numbers, with the model's layers and positions."""
-        places = self.model.places
+        places = self.model.slices
         some = {name: part for name, part in gradients.items() if places[name].stop > places[name].start}
         return PerExampleGradients(losses, some, places, self.model.layers, wide(parameters).dtype)
 

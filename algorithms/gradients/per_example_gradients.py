@@ -28,14 +28,14 @@ from algorithms.gradients.small_gradients import SmallGradients
 class PerExampleGradients:
     """Losses and gradients of some records at one point, from one forward and one backward pass.
 
-    losses: [batch]. gradients: by parameter; zero for a parameter without an entry. places: the slice of each parameter
+    losses: [batch]. gradients: by parameter; zero for a parameter without an entry. slices: the slice of each parameter
     in the flat vector. layers: the names of each layer's parameters, in the model's order. dtype: of the gradients, at
     least 32 bits. padding: the number of extra records at the end of the gradients, which are ignored.
     """
 
     losses: Tensor
     gradients: dict[str, PerExample]
-    places: dict[str, slice]
+    slices: dict[str, slice]
     layers: tuple[tuple[str, ...], ...]
     dtype: torch.dtype
     padding: int = 0
@@ -43,9 +43,9 @@ class PerExampleGradients:
     @staticmethod
     def of_rows(rows: Tensor) -> "PerExampleGradients":
         """Wrap materialised gradients [batch, d] as those of a single parameter."""
-        places, layers = {"": slice(0, rows.shape[1])}, (("",),)
+        slices, layers = {"": slice(0, rows.shape[1])}, (("",),)
         return PerExampleGradients(
-            rows.new_zeros(len(rows)), {"": DenseGrad(rows)}, places, layers, wide(rows).dtype
+            rows.new_zeros(len(rows)), {"": DenseGrad(rows)}, slices, layers, wide(rows).dtype
         )
 
     @in_full_precision()
@@ -111,7 +111,7 @@ class PerExampleGradients:
             if not isinstance(clipping, PerLayer):  # all weights are the same
                 small = found._small.weighted_sums(next(iter(weights.values())).double())
             parts.append((found, weights, small))
-        for name, place in self.places.items():
+        for name, place in self.slices.items():
             total = torch.zeros(place.stop - place.start, dtype=torch.float64, device=self.losses.device)
             for found, weights, small in parts:
                 if name in small:
@@ -129,7 +129,7 @@ class PerExampleGradients:
     def weighted_parts(self, weights: Tensor) -> Iterator[tuple[str, Tensor]]:
         """The result of `weighted_sum` by parameter, [numel] each, for parameters that have gradients."""
         for name in self.gradients:
-            place = self.places[name]
+            place = self.slices[name]
             total = torch.zeros(place.stop - place.start, dtype=torch.float64, device=self.losses.device)
             self._add_weighted_of(name, weights, total)
             yield name, total
@@ -169,7 +169,7 @@ class PerExampleGradients:
             return sum((g.absolute_norms() for g in self.gradients.values()), self._zeros())
         if isinstance(clipping, Box):
             return self._widths()
-        return self._root(self.places, clipping)
+        return self._root(self.slices, clipping)
 
     def _finite(
         self, clipping: Clipping, norms: Tensor | None
@@ -194,7 +194,7 @@ class PerExampleGradients:
     def _weights(self, norms: Tensor, clipping: Clipping) -> dict[str, Tensor]:
         """The factor of each record by parameter, for records of these norms."""
         if not isinstance(clipping, PerLayer):
-            return dict.fromkeys(self.places, factors(norms, clipping, clipping.sensitivity, self.dtype))
+            return dict.fromkeys(self.slices, factors(norms, clipping, clipping.sensitivity, self.dtype))
         return {
             name: factors(norms[:, i], clipping, bound, self.dtype)
             for i, (names, bound) in enumerate(zip(self.layers, clipping.norms, strict=True))
@@ -231,7 +231,7 @@ class PerExampleGradients:
 
     def _root(self, names: Iterable[str], clipping: Clipping) -> Tensor:
         """The L2 norm over some parameters."""
-        if names is not self.places or isinstance(clipping, Affine):
+        if names is not self.slices or isinstance(clipping, Affine):
             return sum((self._squares(name, clipping) for name in names), self._zeros()).sqrt()
         parts = [*self._small.square_norms(), *(self.gradients[name].square_norms() for name in self._others)]
         return (sum(parts[1:], parts[0]) if parts else self._zeros()).sqrt()
@@ -239,7 +239,7 @@ class PerExampleGradients:
     @cached_property
     def _small(self) -> SmallGradients:
         """Those that are processed together, where a clipping treats all alike."""
-        return SmallGradients.of(self.gradients, self.places)
+        return SmallGradients.of(self.gradients, self.slices)
 
     @property
     def _others(self) -> list[str]:
@@ -251,24 +251,24 @@ class PerExampleGradients:
         gradient = self.gradients.get(name)
         if not isinstance(clipping, Affine):
             return self._zeros() if gradient is None else gradient.square_norms()
-        device, place = self.losses.device, self.places[name]
+        device, place = self.losses.device, self.slices[name]
         shift, scale = clipping.shift[place].to(device), clipping.scale[place].to(device)
         if gradient is None:
             return self._zeros() + (shift.double() / scale.double()).square().sum()
         return gradient.square_distances(shift, scale, cancels=clipping.cancels)
 
     def _empty_sum(self) -> Tensor:
-        size = sum(place.stop - place.start for place in self.places.values())
+        size = sum(place.stop - place.start for place in self.slices.values())
         return torch.zeros(size, dtype=torch.float64, device=self.losses.device)
 
     def _add_alike(self, weights: Tensor, total: Tensor) -> None:
         """Add the weighted sum of the gradients, with the same weights for all parameters, to a total [d], float64."""
         parts = self._small.weighted_sums(weights.double())
-        if len(parts) == len(self.places):
-            total.add_(torch.cat([parts[name] for name in self.places]).to(total.device))
+        if len(parts) == len(self.slices):
+            total.add_(torch.cat([parts[name] for name in self.slices]).to(total.device))
         else:
             for name, part in parts.items():
-                total[self.places[name]].add_(part.to(total.device))
+                total[self.slices[name]].add_(part.to(total.device))
         self._add_weighted(dict.fromkeys(self._others, weights), total)
 
     def _add_weighted(self, weights: dict[str, Tensor], total: Tensor) -> None:
@@ -278,12 +278,12 @@ class PerExampleGradients:
             if name in weights and weights[name] is weights.get(weight):
                 found = self._counted(self.gradients[name])
                 assert isinstance(found, BiasGrad)
-                places = self.places[name], self.places[weight]
-                found.add_with_weight(weights[name].double(), *(total[place] for place in places))
+                parts = self.slices[name], self.slices[weight]
+                found.add_with_weight(weights[name].double(), *(total[part] for part in parts))
                 added |= {name, weight}
         for name, each in weights.items():
             if name in self.gradients and name not in added:
-                self._add_weighted_of(name, each, total[self.places[name]])
+                self._add_weighted_of(name, each, total[self.slices[name]])
 
     @property
     def _with_bias(self) -> dict[str, str]:

@@ -22,9 +22,9 @@ from torch import Tensor, distributed, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 
-from algorithms.errors import ProcessLostError
+from algorithms.gradients.errors import ProcessLostError, UnsupportedModelError
 from algorithms.gradients.grad_sample_recorder import Args, Func, Kwargs, RecordedTensor, name_of
-from algorithms.models import Model, ModelRefusedError
+from algorithms.gradients.model import PerExampleModel
 
 if TYPE_CHECKING:  # most runs shard nothing, and the import takes as long as half of PyTorch
     from torch.distributed.device_mesh import DeviceMesh
@@ -213,7 +213,7 @@ def _own(vector: Tensor) -> Tensor:
     return own
 
 
-def beside(model: Model, device: torch.device) -> Model:
+def beside(model: PerExampleModel, device: torch.device) -> PerExampleModel:
     """A copy of the model with its frozen parameters and buffers on a device, and not its trained parameters."""
     module = copy.deepcopy(model.module)
     for part in (*(part for part in module.parameters() if not part.requires_grad), *module.buffers()):
@@ -221,7 +221,7 @@ def beside(model: Model, device: torch.device) -> Model:
     return replace(model, module=module)
 
 
-def shard_frozen(model: Model, mesh: "DeviceMesh") -> Model:
+def shard_frozen(model: PerExampleModel, mesh: "DeviceMesh") -> PerExampleModel:
     """A copy of the model with its frozen parameters sharded over the processes of a mesh, on the mesh's devices.
 
     Each entry of an `nn.ModuleList` or `nn.Sequential` that holds other modules, such as a transformer block, is
@@ -230,13 +230,13 @@ def shard_frozen(model: Model, mesh: "DeviceMesh") -> Model:
     Every process must then run the same number of passes, since each pass gathers weights from all processes.
 
     Raises:
-        ModelRefusedError: if nothing is frozen.
+        UnsupportedModelError: if nothing is frozen.
     """
     frozen = [part for part in model.module.parameters() if not part.requires_grad]
     if not frozen:
-        raise ModelRefusedError(
-            f"the model {model.name} has no frozen parameters to shard; set performance.shard_frozen to false, and"
-            " performance.shard_trained to true to shard the others."
+        raise UnsupportedModelError(
+            f"the model {model.name} has no frozen parameters to shard; set shard_frozen to false, and"
+            " shard_trained to true to shard the others."
         )
     from torch.distributed.fsdp import fully_shard
 

@@ -43,9 +43,9 @@ class SmallGradients:
     biases: Mapping[str, str]
 
     @staticmethod
-    def of(gradients: Mapping[str, PerExample], places: Mapping[str, slice]) -> "SmallGradients":
-        """The small ones among a model's gradients; places: of the parameters in the flat vector."""
-        sizes = {name: places[name].stop - places[name].start for name in gradients}
+    def of(gradients: Mapping[str, PerExample], slices: Mapping[str, slice]) -> "SmallGradients":
+        """The small ones among a model's gradients; slices: of the parameters in the flat vector."""
+        sizes = {name: slices[name].stop - slices[name].start for name in gradients}
         materialized = {
             name: each
             for name, each in gradients.items()

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from algorithms.gradients.model import PerExampleModel
+from algorithms.gradients.packing import Packing, Padding, Part
 from algorithms.gradients.passes import (
     Passes,
 )
-from algorithms.models import Model
-from algorithms.models.model import Packing, Padding, Part, same_randomness
+from algorithms.gradients.randomness import same_randomness
 
 _NUMBERS = torch.tensor([0.0, 1.0, -1.0, 0.5, -2.5, 10.0])
 """Labels of a regression; a loss may treat some specially, such as -1 for an unknown one."""
@@ -59,7 +60,7 @@ class InputSpec:
             inputs = self._part(part, count, seed, source)
         else:
             drawn = [self._part(part, count, seed, source) for part in self.packing.parts]
-            inputs = self.packing.joined(drawn)
+            inputs = self.packing.join(drawn)
         return SyntheticBatch(inputs.to(self.device), labels.to(self.device), self.packing, self.padding)
 
     def _part(self, part: Part, count: int, seed: int, source: torch.Generator) -> Tensor:
@@ -169,20 +170,20 @@ class SyntheticBatch:
             return replace(self, inputs=_begun(change(self.inputs, None), self.padding))
         pairs = zip(self.packing.split(self.inputs), self.packing.parts, strict=True)
         changed = [_begun(change(values, part), part.padding) for values, part in pairs]
-        return replace(self, inputs=self.packing.joined(changed))
+        return replace(self, inputs=self.packing.join(changed))
 
 
 def _begun(values: Tensor, padding: Padding | None) -> Tensor:
-    return values if padding is None else padding.begun(values)
+    return values if padding is None else padding.replace_first(values)
 
 
-def near_start(model: Model) -> Tensor:
+def near_start(model: PerExampleModel) -> Tensor:
     """Parameters near the initial ones with no zero layer, which would hide the layers before it.
 
     Moves are proportional to a parameter's size, so that outputs of a deep model do not explode.
     """
     moved, draw = model.initial_parameters(), torch.randn(2**16, generator=torch.Generator().manual_seed(2))
-    for place in model.places.values():
+    for place in model.slices.values():
         part = moved[place]
         size = float(torch.linalg.vector_norm(part)) / max(1, len(part)) ** 0.5 or 0.1
         for some in torch.split(part, len(draw)):
@@ -198,7 +199,7 @@ def form_of(passes: Passes, parameters: Tensor, least: InputSpec, count: int) ->
     paddings = {layer.padding_idx for layer in layers if layer.padding_idx is not None}
     tables = sorted({layer.num_embeddings for layer in layers} or {_BYTE}, reverse=True)
     form, outputs = least, None
-    for place in (0,) if least.packing is None else least.packing.entries:
+    for place in (0,) if least.packing is None else least.packing.entry_parts:
         ends = (
             tables
             if least.packing is None

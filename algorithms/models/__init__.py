@@ -10,6 +10,8 @@ from torch import nn
 
 from algorithms.errors import ModelRefusedError
 from algorithms.extension import imported, is_own
+from algorithms.gradients import hinge_loss, logistic_loss
+from algorithms.gradients.randomness import same_randomness
 from algorithms.models import networks, public_models
 from algorithms.models.feature_transforms import for_evaluation
 from algorithms.models.libraries import CHECKPOINT, digest, public_folder
@@ -21,7 +23,6 @@ from algorithms.models.model import (
     batch_experts,
     cannot_be_made,
     check_module,
-    same_randomness,
     settings_of,
 )
 from algorithms.models.objectives import (
@@ -30,9 +31,7 @@ from algorithms.models.objectives import (
     LOGISTIC,
     OBJECTIVES,
     classifier,
-    hinge_loss,
     huber_hinge_loss,
-    logistic_loss,
     predicting,
 )
 

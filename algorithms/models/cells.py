@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.errors import ModelRefusedError
+from algorithms.gradients import RecordMap
 from algorithms.models.model import Model
 
 
-class Cells(nn.Module):
+class Cells(RecordMap):
     """The vectors of rows: for each position p of a row, weights[p] in the cell that its number says, zeros elsewhere.
 
     sizes: the number of cells of each position. A number that is no cell's counts as the nearest one that is.

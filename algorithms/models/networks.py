@@ -23,9 +23,10 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from algorithms.errors import ModelRefusedError
+from algorithms.gradients import logistic_loss
 from algorithms.models.libraries import digest
 from algorithms.models.model import ACTIVATIONS, LossBounds, Model, ModelSpec, Settings
-from algorithms.models.objectives import LOGISTIC, as_they_are, classifier, cross_entropy, logistic_loss
+from algorithms.models.objectives import LOGISTIC, as_they_are, classifier, cross_entropy
 
 Losses = Callable[[Tensor, Tensor], Tensor]
 

@@ -34,28 +34,14 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, labels, reduction="none")
 
 
-def logistic_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """log(1 + exp(-y f(x))) with y in {-1, 1}; outputs [batch, 1], labels [batch] of 0 and 1, as for the next two."""
-    return functional.softplus(-_margins(outputs, labels))
-
-
-def hinge_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """max(0, 1 - y f(x))."""
-    return functional.relu(1.0 - _margins(outputs, labels))
-
-
 def huber_hinge_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """The hinge loss without its kink (Chaudhuri et al. 2011, section 3.4.2).
+    """The hinge loss without its kink (Chaudhuri et al. 2011, section 3.4.2); shapes as in `logistic_loss`.
 
     With z = y f(x) and h = 0.5 it is 1 - z below 1 - h, 0 above 1 + h, and (1 + h - z)^2 / (4 h) in between.
     """
-    short = 1.0 + ROUNDED - _margins(outputs, labels)
+    short = 1.0 + ROUNDED - (2.0 * labels - 1.0) * outputs[..., 0]
     bent = short.clamp(0.0, 2.0 * ROUNDED).square() / (4.0 * ROUNDED)
     return bent + functional.relu(short - 2.0 * ROUNDED)
-
-
-def _margins(outputs: Tensor, labels: Tensor) -> Tensor:
-    return (2.0 * labels - 1.0) * outputs[..., 0]
 
 
 def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from safetensors.torch import save_file, save_model
 from torch import Tensor, nn
 
+from algorithms.gradients.randomness import same_randomness
 from algorithms.models.libraries import digest, imported_library, public_folder, read_tensors
 from algorithms.models.model import (
     Model,
@@ -26,7 +27,6 @@ from algorithms.models.model import (
     Settings,
     batch_experts,
     cannot_be_made,
-    same_randomness,
 )
 from algorithms.models.objectives import classifier
 

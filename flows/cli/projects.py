@@ -524,7 +524,7 @@ def _python(_root: Path) -> tuple[bool, str]:
 def _torch(_root: Path) -> tuple[bool, str]:
     import torch
 
-    from algorithms.gradients.devices import device_name, device_of
+    from algorithms.privacy.barrier.device import device_name, device_of
 
     device = device_of("auto")
     text = "no usable GPU, so runs use the CPU" if device.type == "cpu" else device_name(device)

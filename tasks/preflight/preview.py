@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from algorithms.core.plan import Plan
 from algorithms.core.receipt import reserved_events
 from algorithms.errors import BudgetRefusedError, RefusedError
-from algorithms.gradients.devices import device_of
 from algorithms.privacy.accounting import Budget
+from algorithms.privacy.barrier.device import device_of
 from algorithms.privacy.ledger import (
     WHOLE_POPULATION,
     Balance,

@@ -29,7 +29,8 @@ from torch import distributed
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import FileStore  # type: ignore[attr-defined]
 
-from algorithms.errors import ProcessLostError, RefusedError
+from algorithms.errors import RefusedError
+from algorithms.gradients import ProcessLostError
 from algorithms.gradients.placement import together
 from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
 from data.files import KEY_BYTES, keyed_digest, owner_key

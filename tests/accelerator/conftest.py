@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from algorithms.gradients.devices import device_of
+from algorithms.privacy.barrier.device import device_of
 from tests.accelerator import simulator
 
 if simulator.why_not() is None:

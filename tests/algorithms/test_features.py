@@ -20,8 +20,7 @@ from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.features import FEATURES, from_settings
-from algorithms.gradients import L2
-from algorithms.gradients.linear import LinearRecords
+from algorithms.gradients import L2, LinearRecords
 from algorithms.models import Model, build
 from algorithms.models.feature_transforms import buffers, front, in_front, installed, shape_after
 from algorithms.privacy.accounting import Budget

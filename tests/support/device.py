@@ -2,6 +2,6 @@
 
 import os
 
-from algorithms.gradients.devices import device_of
+from algorithms.privacy.barrier.device import device_of
 
 DEVICE = device_of(os.environ.get("EPSILONFLOW_TEST_DEVICE", "cpu"))

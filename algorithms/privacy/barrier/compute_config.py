@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.errors import RefusedError
-from algorithms.gradients import Engine, RecordsNotIndependentError
-from algorithms.gradients.model_inspection import in_16_bits
+from algorithms.errors import ModelRefusedError, RefusedError
+from algorithms.gradients import Engine, RecordsNotIndependentError, UnsupportedModelError
 from algorithms.gradients.placement import Shards
 from algorithms.models import Model
 from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
@@ -81,12 +80,15 @@ class ComputeConfig:
     def check_rounding(self, engine: Engine, *, private: bool) -> None:
         """Raises RefusedError for private records if the device's last bits depend on company, unless accepted."""
         if engine.company_refusal and private and not self.accept_rounding:
-            raise RefusedError(engine.company_refusal)
+            raise RefusedError(
+                f"{engine.company_refusal}; set performance.device to cpu, or performance.accept_rounding to true,"
+                " which the privacy card states."
+            )
 
     def engine(self, model: Model, records: Records) -> Engine:
         """The gradient engine for a model of such records; only their shape and type are used.
 
-        Raises RefusedError if the model mixes records or cannot be inspected.
+        Raises RefusedError if the model mixes records, and ModelRefusedError if it cannot be inspected.
         """
         records_per_process = None if self.expected_batch is None else self.expected_batch / self.group.count
         try:
@@ -101,9 +103,11 @@ class ComputeConfig:
                     physical_batch=self.physical_batch,
                     offload=self.offload,
                     shards=self.shards,
-                    shards_frozen=self.shard_frozen,
-                    shards_trained=self.shard_trained,
+                    shard_frozen=self.shard_frozen,
+                    shard_trained=self.shard_trained,
                 )
+        except UnsupportedModelError as reason:
+            raise ModelRefusedError(str(reason)) from reason
         except RecordsNotIndependentError as reason:
             advice = "use layers and losses that take each record by itself, like GroupNorm."
             if "BatchNorm" in str(reason):
@@ -111,6 +115,6 @@ class ComputeConfig:
             raise RefusedError(f"{reason}, so no record's gradient can be clipped; {advice}") from reason
         if engine.is_random:
             raise RefusedError(engine.random_layer)
-        if engine.is_narrow and model.precision == torch.float32:
-            raise RefusedError(in_16_bits(model.name))
+        if engine.precision_refusal:
+            raise RefusedError(engine.precision_refusal)
         return engine

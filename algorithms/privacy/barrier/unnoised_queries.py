@@ -25,20 +25,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from algorithms.errors import ProcessLostError, QueryFailedError, RefusedError
-from algorithms.gradients import L1, L2, Clipping, Engine, LineCandidates, clip_and_sum, pad_to_multiple
+from algorithms.errors import QueryFailedError, RefusedError
+from algorithms.gradients import (
+    L1,
+    L2,
+    Clipping,
+    Engine,
+    LinearRecords,
+    LineCandidates,
+    ProcessLostError,
+    clip_and_sum,
+    has_one_bound,
+    linear_layer,
+    pad_to_multiple,
+)
 from algorithms.gradients.arithmetic import WHOLE
 from algorithms.gradients.clipping import margin
 from algorithms.gradients.devices import upload
-from algorithms.gradients.linear import (
-    LinearRecords,
-    Objective,
-    OutOfReachError,
-    exact_minimum,
-    has_closed_forms,
-    has_one_bound,
-    minimum,
-)
 from algorithms.gradients.memory import lacks_memory
 from algorithms.models import Model
 from algorithms.models.cells import cells_before
@@ -47,6 +50,7 @@ from algorithms.models.networks import UnitRecords
 from algorithms.models.scaled_target import TargetScaling
 from algorithms.privacy.barrier.compute_config import ComputeConfig
 from algorithms.privacy.barrier.fixed_arithmetic import fixed_arithmetic
+from algorithms.privacy.barrier.minimum import Objective, OutOfReachError, exact_minimum, minimum
 from algorithms.privacy.barrier.pass_pool import pass_pool
 from algorithms.privacy.barrier.record_loader import Batch, Load, OnDevice, Records, Rows, split_passes
 from algorithms.privacy.mechanisms.noise import Stream, is_below
@@ -122,6 +126,18 @@ def _apply_maps(
             features[done : done + len(inputs)] = mapped.cpu().numpy()
             done += len(inputs)
     return features
+
+
+def has_closed_forms(model: Model) -> bool:
+    """Whether queries of a model's records have closed forms, which compute in the precision of the features.
+
+    They take losses of any number of records at once, so a loss of the user's own, of which only passes of the run's
+    size are compared, has none.
+    """
+    is_ours = (
+        str(getattr(model.losses, "__module__", "")).startswith("algorithms.") and model.bounds is not None
+    )
+    return is_ours and linear_layer(model.module) is not None and model.precision == torch.float32
 
 
 def all_in_closed_form(model: Model, records: Records, compute: ComputeConfig) -> LinearRecords | None:

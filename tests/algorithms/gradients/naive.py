@@ -89,7 +89,7 @@ def _gradient(model: Model, parameters: Tensor, one: Tensor, label: Tensor) -> T
 def _layers(model: Model) -> list[Tensor]:
     """The places of each layer's parameters in the flat vector."""
     everywhere = torch.arange(model.parameter_count)
-    return [torch.cat([everywhere[model.places[name]] for name in names]) for names in model.layers]
+    return [torch.cat([everywhere[model.slices[name]] for name in names]) for names in model.layers]
 
 
 def _moved(gradients: Tensor, clipping: Clipping) -> Tensor:

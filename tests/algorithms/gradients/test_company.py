@@ -12,21 +12,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.errors import ModelRefusedError
 from algorithms.gradients import (
     L1,
     L2,
     Affine,
     Clipping,
     Engine,
+    LinearRecords,
     LineCandidates,
     Normalised,
     PerLayer,
     RecordsNotIndependentError,
+    UnsupportedModelError,
     company,
 )
 from algorithms.gradients.ghost_clipping import DenseGrad, EmbeddingGrad, LinearGrad, PerExample
-from algorithms.gradients.linear import LinearRecords
 from algorithms.gradients.per_example_gradients import PerExampleGradients
 from algorithms.gradients.rules.convolution import ConvGrad, Window
 from algorithms.gradients.rules.layers import HAS_FAST_LINEAR, FastLinear
@@ -224,7 +224,7 @@ def test_a_pass_that_does_not_fit_the_memory_is_refused(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(engine, "contributions", full)
     with pytest.raises(
-        ModelRefusedError, match=r"a pass of 64 records .* set performance.physical_batch or memory_mb"
+        UnsupportedModelError, match=r"a pass of 64 records .* set physical_batch or memory_mb"
     ):
         engine._compare_company(64, torch.device("cpu"))
 

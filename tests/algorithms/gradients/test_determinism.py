@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.errors import ModelRefusedError
-from algorithms.gradients import Engine
+from algorithms.gradients import Engine, UnsupportedModelError
 from algorithms.models import Model
 from algorithms.models.objectives import cross_entropy
 from tests.support.device import DEVICE
@@ -69,7 +68,9 @@ def engine(*layers: nn.Module, device: torch.device = DEVICE) -> Engine:
 )
 def test_a_layer_that_cannot_be_repeated_is_named(kernel: str, instead: str, *, is_forward: bool) -> None:
     inner = nn.Sequential(nn.Tanh(), Unrepeatable(kernel, is_forward=is_forward))
-    with pytest.raises(ModelRefusedError, match=rf"in the layer 2\.1 \(Unrepeatable\).*{kernel}.*{instead}"):
+    with pytest.raises(
+        UnsupportedModelError, match=rf"in the layer 2\.1 \(Unrepeatable\).*{kernel}.*{instead}"
+    ):
         engine(nn.Flatten(), nn.Linear(64, 8), inner, nn.Linear(8, 3), device=torch.device("cpu"))
 
 
@@ -87,7 +88,7 @@ ORDINARY = {
 @pytest.mark.parametrize("name", ORDINARY)
 def test_ordinary_layers_are_refused_by_name(name: str) -> None:
     instead, layers = ORDINARY[name]
-    with pytest.raises(ModelRefusedError, match=rf"in the layer 1 \({name}\).*{instead}"):
+    with pytest.raises(UnsupportedModelError, match=rf"in the layer 1 \({name}\).*{instead}"):
         engine(CONV, *layers)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from algorithms.errors import RefusedError
-from algorithms.gradients.devices import device_of
+from algorithms.privacy.barrier.device import device_of
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ def test_the_physical_batch_follows_the_memory(caplog: pytest.LogCaptureFixture)
     heavy = build("softmax", input_shape=(100_000,), classes=2, seed=0)
     few = Engine(heavy, input_shape=(100_000,), memory_mb=2)
     assert 1 < few.physical_batch < 32 and "processes 2 records a pass" in caplog.text
-    assert "performance.memory_mb: 18" in caplog.text
+    assert "memory_mb=18" in caplog.text
     given = {asked: made.engine(physical_batch=asked).physical_batch for asked in (1, 7, 63, 64, 200)}
     assert given == {1: 1, 7: 7, 63: 32, 64: 64, 200: 192}
 
@@ -370,7 +370,7 @@ def test_the_flat_vector_is_the_parameters_in_their_order() -> None:
     named = model.named(flat)
     assert list(named) == [name for name, _ in model.module.named_parameters()]
     assert all(torch.equal(named[name], parameter) for name, parameter in model.module.named_parameters())
-    starts, ends = zip(*((place.start, place.stop) for place in model.places.values()), strict=True)
+    starts, ends = zip(*((place.start, place.stop) for place in model.slices.values()), strict=True)
     assert starts == (0, *ends[:-1]) and ends[-1] == len(flat)
 
 

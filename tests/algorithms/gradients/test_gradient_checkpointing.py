@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from algorithms.gradients import L2
-from algorithms.models import ModelRefusedError
+from algorithms.gradients import L2, UnsupportedModelError
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.zoo import Problem, Spec, Wired, frozen, problem, rows
 
@@ -172,7 +171,7 @@ def reentrant(self: Wired, x: Tensor) -> Tensor:
 def test_reentrant_checkpointing_is_refused(first: dict[str, nn.Module]) -> None:
     """Its way back is no function of the parameters that autograd could be asked for."""
     made = problem(Spec(lambda: Wired(reentrant, **parts(**first)), (4,)))
-    with pytest.raises(ModelRefusedError, match="use_reentrant=False"):
+    with pytest.raises(UnsupportedModelError, match="use_reentrant=False"):
         made.engine().clipped_sum(*made.arguments, L2(1.0))
 
 
@@ -194,5 +193,5 @@ def test_a_backward_pass_within_the_backward_pass_is_refused() -> None:
     def wiring(self: Wired, x: Tensor) -> Tensor:
         return self.last(AddsUp.apply(self.first(x), self.block))
 
-    with pytest.raises(ModelRefusedError, match="a backward pass of its own"):
+    with pytest.raises(UnsupportedModelError, match="a backward pass of its own"):
         problem(Spec(lambda: Wired(wiring, **parts(first=nn.Linear(4, 4))), (4,))).engine()

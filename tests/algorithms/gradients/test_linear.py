@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from algorithms.gradients import LinearRecords, LineCandidates, linear_layer
 from algorithms.gradients.clipping import L1, L2, Affine, Clipping, Normalised, PerLayer, Unclipped
-from algorithms.gradients.linear import LinearRecords, LineCandidates, linear_layer
 from algorithms.models import Model, build
 from algorithms.models.objectives import cross_entropy
 

@@ -16,8 +16,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.overrides import TorchFunctionMode
 
-from algorithms.errors import ModelRefusedError
-from algorithms.gradients import L2, Engine, PerLayer, placement
+from algorithms.gradients import L2, Engine, PerLayer, UnsupportedModelError, placement
 from algorithms.gradients.grad_sample_recorder import RecordedTensor
 from algorithms.gradients.op_tracer import Memory
 from algorithms.gradients.passes import Passes
@@ -156,7 +155,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shards]:
 def test_sums_in_slices_are_those_of_whole_vectors(name: str, shards: Shards) -> None:
     """Bit for bit, by every clipping that they can have."""
     made = problem(SPECS[name], torch.float32)
-    whole, sliced = engine_of(made), engine_of(made, shards=shards, shards_trained=True)
+    whole, sliced = engine_of(made), engine_of(made, shards=shards, shard_trained=True)
     point = shards.divided(made.parameters)
     for kind, clipping in naive.clippings(made.model, made.gradients).items():
         if isinstance(clipping, L2 | PerLayer):
@@ -173,7 +172,7 @@ def test_a_process_without_records_adds_nothing_to_a_model_with_an_idle_layer(sh
     made = problem(Spec(lambda: idle, (4,)), torch.float32)
     point = shards.divided(made.parameters)
     nobody = made.some(slice(0, 0))
-    found = engine_of(made, shards=shards, shards_trained=True).clipped_sum(
+    found = engine_of(made, shards=shards, shard_trained=True).clipped_sum(
         point, nobody.inputs, nobody.labels, PerLayer((1.0, 1.0))
     )
     assert found.shape == made.parameters.shape and not shards.collected(found).any()
@@ -292,6 +291,6 @@ def test_a_parameter_tells_where_it_is_brought() -> None:
 def test_a_model_that_is_taken_record_by_record_is_refused() -> None:
     made = problem(next(iter(AS_A_WHOLE.values())), torch.float32)
     with pytest.raises(
-        ModelRefusedError, match=r"performance\.offload, since it is differentiated record by record"
+        UnsupportedModelError, match=r"performance\.offload, since it is differentiated record by record"
     ):
         engine_of(made, offload=True)

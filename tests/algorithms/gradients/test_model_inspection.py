@@ -14,15 +14,16 @@ from algorithms.core.user_level import user_level_model
 from algorithms.gradients import (
     L2,
     Engine,
+    LinearRecords,
     RecordsNotIndependentError,
     Unclipped,
     devices,
+    linear_layer,
     model_inspection,
 )
 from algorithms.gradients.devices import in_full_precision
 from algorithms.gradients.grad_sample_recorder import Args, Func, GradSampleRecorder, Kwargs
 from algorithms.gradients.independence import _attributes
-from algorithms.gradients.linear import LinearRecords, linear_layer
 from algorithms.gradients.op_tracer import Memory
 from algorithms.gradients.rules import RULES
 from algorithms.models import Model, build

@@ -303,7 +303,7 @@ def test_no_gradient_is_left_out_or_mistaken_because_it_is_small_at_the_start(na
     """Compared parameter by parameter, each relative to its own size."""
     made = problem(RIGHT_AT_ANY_START[name])
     found = rows(made, made.engine())
-    for place in made.model.places.values():
+    for place in made.model.slices.values():
         assert naive.relative(found[:, place], made.gradients[:, place]) < 1e-9
 
 

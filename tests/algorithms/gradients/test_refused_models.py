@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.gradients import L2
+from algorithms.gradients import L2, UnsupportedModelError
 from algorithms.gradients.op_tracer import Memory
-from algorithms.models import ModelRefusedError
 from algorithms.models.objectives import cross_entropy
 from tests.algorithms.gradients.zoo import Spec, Wired, check, frozen, problem
 from tests.support.refusals import refused
@@ -78,7 +77,7 @@ FAILING: dict[str, tuple[Spec, str]] = {
 @pytest.mark.parametrize("name", FAILING)
 def test_a_model_that_fails_is_refused_in_one_sentence(name: str) -> None:
     spec, said = FAILING[name]
-    with refused(rf"^the model made up raised {said}", ModelRefusedError):
+    with refused(rf"^the model made up raised {said}", UnsupportedModelError):
         problem(spec).engine()
 
 
@@ -87,7 +86,7 @@ def test_checks_of_a_distribution_are_said_to_be_switched_off() -> None:
         normal = torch.distributions.Normal(outputs[:, 0], 1.0, validate_args=True)
         return -normal.log_prob(labels.to(outputs))
 
-    with pytest.raises(ModelRefusedError, match="give it validate_args=False"):
+    with pytest.raises(UnsupportedModelError, match="give it validate_args=False"):
         problem(Spec(lambda: nn.Linear(4, 2), (4,), losses=losses)).engine()
 
 
@@ -95,7 +94,7 @@ def test_a_loss_that_fails_is_refused_in_one_sentence() -> None:
     def losses(outputs: Tensor, labels: Tensor) -> Tensor:
         return cross_entropy(outputs, torch.tensor([{0: 0, 1: 1}[label] for label in labels.tolist()]) + 7)
 
-    with pytest.raises(ModelRefusedError, match=r"raised IndexError, at 'return cross_entropy"):
+    with pytest.raises(UnsupportedModelError, match=r"raised IndexError, at 'return cross_entropy"):
         problem(Spec(lambda: nn.Linear(4, 2), (4,), losses=losses)).engine()
 
 

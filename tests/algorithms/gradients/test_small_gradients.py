@@ -64,14 +64,14 @@ def test_narrow_layers_and_materialised_gradients_are_taken_together() -> None:
     torch.manual_seed(0)
     for records in (FEW, MANY):
         gradients = network(records, large=True)
-        small = SmallGradients.of(gradients, of(gradients).places)
+        small = SmallGradients.of(gradients, of(gradients).slices)
         assert set(small.layers) == {"first", "alone", "last"} and set(small.materialized) == {
             "scale",
             "sequence",
         }
         assert small.biases == {"first": "first.bias", "last": "last.bias"}
         few = {name: each for name, each in gradients.items() if name in ("last", "last.bias", "scale")}
-        assert SmallGradients.of(few, of(few).places).materialized.keys() == few.keys()
+        assert SmallGradients.of(few, of(few).slices).materialized.keys() == few.keys()
 
 
 def test_a_record_that_is_not_finite_adds_nothing_and_the_others_add_the_same() -> None:

@@ -114,7 +114,7 @@ def problem(spec: Spec, dtype: torch.dtype = torch.float64, *, count: int = 6, s
         is_lstm = any(isinstance(layer, torch.nn.LSTM) for layer in module.modules())
         if dtype == torch.bfloat16 and is_lstm and not has_lstm_in_bfloat16():
             pytest.skip("this processor has no LSTM in bfloat16")
-        model = Model("made up", module, spec.losses, lambda outputs: outputs, dtype)
+        model = Model("made up", module, spec.losses, lambda outputs: outputs, precision=dtype)
         parameters = model.initial_parameters()
         parameters = parameters + 0.2 * torch.randn(len(parameters), dtype=torch.float64).to(exact)
         inputs = torch.randn(count, *spec.shape, dtype=torch.float64)

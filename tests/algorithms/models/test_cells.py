@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from algorithms.errors import ModelRefusedError
-from algorithms.gradients import L2, Engine, LineCandidates, linear_layer
-from algorithms.gradients.linear import LinearRecords
+from algorithms.gradients import L2, Engine, LinearRecords, LineCandidates, linear_layer
 from algorithms.models import Model, build
 from algorithms.models.cells import Cells, behind_cells
 from algorithms.models.saved import architecture, started

@@ -127,7 +127,7 @@ def test_frozen_layers_are_not_trained_and_the_rest_has_the_same_gradient() -> N
     engine = Engine(part, input_shape=SHAPE)
     found = engine.contributions(part.initial_parameters(), inputs, labels).weighted_sum(torch.ones(5))
     rows = naive.loop(whole, whole.initial_parameters(), inputs, labels).sum(dim=0)
-    expected = torch.cat([rows[whole.places[name]] for name in part.shapes])
+    expected = torch.cat([rows[whole.slices[name]] for name in part.shapes])
     assert naive.relative(found, expected) < 1e-5
 
 

@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 from torch.distributed import FileStore
 
 from algorithms.core.software import Software
-from algorithms.errors import ProcessLostError, RefusedError
+from algorithms.errors import RefusedError
+from algorithms.gradients import ProcessLostError
 from algorithms.privacy.barrier.process_group import ProcessGroup
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from tasks import train

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.gradients import L1, L2, Affine, Clipping, LineCandidates, Normalised, PerLayer
-from algorithms.gradients.linear import LinearRecords, has_closed_forms
+from algorithms.gradients import L1, L2, Affine, Clipping, LinearRecords, LineCandidates, Normalised, PerLayer
 from algorithms.models import build
 from algorithms.privacy.barrier.barrier import Barrier, ComputeConfig
 from algorithms.privacy.barrier.trace import Trace
-from algorithms.privacy.barrier.unnoised_queries import all_in_closed_form, loss_sums
+from algorithms.privacy.barrier.unnoised_queries import all_in_closed_form, has_closed_forms, loss_sums
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian, Gumbel, Laplace
 from algorithms.privacy.mechanisms.sampling import FullBatch

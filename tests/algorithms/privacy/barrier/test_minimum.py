@@ -14,10 +14,10 @@ from scipy.special import expit, logsumexp
 from sklearn.linear_model import LogisticRegression
 
 from algorithms.errors import RefusedError
-from algorithms.gradients.linear import Objective, OutOfReachError, minimum
 from algorithms.models import Model, build
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, compose_loss, rdp
 from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent
+from algorithms.privacy.barrier.minimum import Objective, OutOfReachError, minimum
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.barrier.unnoised_queries import solve_minimum
 from algorithms.privacy.mechanisms.noise import seeded_generator

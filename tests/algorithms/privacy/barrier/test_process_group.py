@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from algorithms.core import training
-from algorithms.errors import ModelRefusedError, ProcessLostError, RefusedError
-from algorithms.gradients import L2, Affine, Engine, PerLayer
+from algorithms.errors import RefusedError
+from algorithms.gradients import L2, Affine, Engine, PerLayer, ProcessLostError, UnsupportedModelError
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
 from algorithms.gradients.placement import Shards, shard_frozen
 from algorithms.models import Model
@@ -176,15 +176,15 @@ class Listing(Adapted):
     ],
 )
 def test_models_that_cannot_be_sharded_are_refused(changes: dict[str, Any], why: str, shards: Shards) -> None:
-    with pytest.raises(ModelRefusedError, match=why):
-        Engine(replace(adapted(), **changes), input_shape=(WIDTH,), shards=shards, shards_frozen=True)
+    with pytest.raises(UnsupportedModelError, match=why):
+        Engine(replace(adapted(), **changes), input_shape=(WIDTH,), shards=shards, shard_frozen=True)
 
 
 @pytest.mark.parametrize(
     ("failure", "expected", "why"),
     [
-        (ProcessLostError(), ProcessLostError, "start the run again"),
-        (UnrecordedError("other tensors"), ModelRefusedError, r"shard_trained \(other tensors\)"),
+        (ProcessLostError(), ProcessLostError, "start all of them again"),
+        (UnrecordedError("other tensors"), UnsupportedModelError, r"shard_trained \(other tensors\)"),
     ],
 )
 def test_a_pass_that_fails_when_it_is_tried_says_why(
@@ -199,7 +199,7 @@ def test_a_pass_that_fails_when_it_is_tried_says_why(
 
     monkeypatch.setattr(Shards, "gathered", failing)
     with pytest.raises(expected, match=why):
-        Engine(adapted(), input_shape=(WIDTH,), shards=shards, shards_trained=True)
+        Engine(adapted(), input_shape=(WIDTH,), shards=shards, shard_trained=True)
 
 
 CRASHED = {

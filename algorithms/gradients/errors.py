@@ -1,0 +1,16 @@
+"""What the package raises by itself; each message is a sentence that names the model or its layer."""
+
+
+class UnsupportedModelError(ValueError):
+    """A model whose per-example gradients cannot be computed: its passes fail, or have no gradient of their own."""
+
+
+class RecordsNotIndependentError(ValueError):
+    """A model that mixes records, so that no record's gradient can be bounded; the message names the layer."""
+
+
+class ProcessLostError(RuntimeError):
+    """Another of the processes that share a sum or parameters has ended."""
+
+    def __init__(self) -> None:
+        super().__init__("another process of this run has ended; start all of them again.")

@@ -1,0 +1,167 @@
+"""The exact minimum of a regularised sum of losses over all records, for a linear model with one output.
+
+A record's loss is convex in the output. It is continued linearly where its gradient would exceed the bound, so the sum
+is still convex (Redberg, Koskela and Wang 2023, on generalised linear models).
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from torch import Tensor
+
+from algorithms.gradients import PerExampleModel, layer_inputs, linear_layer
+
+Rows: TypeAlias = tuple[Tensor, Tensor, Tensor]
+
+_RECORDS = 2**14
+_KEPT_BYTES = 2**28
+_MOST_STEPS, _MOST_HALVINGS = 1000, 40
+_OUT_OF_REACH = "the minimum was not reached within the tolerance; ask for a larger tolerance."
+_ROUNDING = 1e-14
+"""Relative size below which a step only changes rounding."""
+_INSIDE = 1.0 - 1e-12
+"""A factor that keeps a clipped gradient within its bound despite rounding."""
+
+
+class OutOfReachError(ArithmeticError):
+    """The minimum was not reached within the tolerance."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The sum over records of clipped losses, plus regularisation / 2 ||v||^2 + <tilt, v>.
+
+    model: one linear layer with one output. features: [n, *input_shape] and labels: [n], plain or memory-mapped.
+    clip_norm, input_norm: L2 bounds on a record's gradient and on its features, including the bias's 1. Longer records
+    are scaled down; records that are not finite count as zero. tilt: [d], float64. Raises ValueError for other models.
+    """
+
+    model: PerExampleModel
+    features: NDArray[Any]
+    labels: NDArray[np.int64]
+    clip_norm: float
+    input_norm: float
+    regularisation: float
+    tilt: Tensor
+
+    def __post_init__(self) -> None:
+        layer = linear_layer(self.model.module)
+        if layer is None or layer.out_features != 1:
+            raise ValueError(f"the model {self.model.name!r} is not one linear layer with one output.")
+
+    def at(self, point: Tensor) -> tuple[float, Tensor]:
+        """The objective without linear continuations, and its gradient [d], float64."""
+        value = self.regularisation / 2 * point @ point + self.tilt @ point
+        total = self.regularisation * point + self.tilt
+        for rows, labels, limits in self._records():
+            outputs = (rows @ point)[:, None]
+            value = value + self.model.losses(outputs, labels).sum()
+            total = total + rows.T @ self._derivatives(outputs, labels, limits)[0]
+        return float(value), total
+
+    def gradient(self, point: Tensor) -> Tensor:
+        """Shape [d], float64."""
+        return self.at(point)[1]
+
+    def hessian(self, point: Tensor) -> Tensor:
+        """Shape [d, d], float64; a record whose loss is continued linearly adds nothing."""
+        total = self.regularisation * torch.eye(len(point), dtype=torch.float64)
+        for rows, labels, limits in self._records():
+            curvatures = self._derivatives((rows @ point)[:, None], labels, limits)[1]
+            total += rows.T @ (curvatures[:, None] * rows)
+        return total
+
+    def _records(self) -> Iterable[Rows]:
+        """The blocks of `_read`, cached if they are small enough."""
+        return self._kept if 8 * len(self.labels) * len(self.tilt) <= _KEPT_BYTES else self._read()
+
+    @cached_property
+    def _kept(self) -> list[Rows]:
+        return list(self._read())
+
+    def _read(self) -> Iterator[Rows]:
+        """Yield blocks of features [b, d] float64, labels [b], and bounds on the derivative by the output, [b]."""
+        count = len(self.tilt)
+        for start in range(0, len(self.labels), _RECORDS):
+            block = torch.from_numpy(np.array(self.features[start : start + _RECORDS]))
+            rows = torch.ones(len(block), count, dtype=torch.float64)
+            flat = layer_inputs(self.model.module, block).flatten(start_dim=1)
+            rows[:, : flat.shape[1]] = flat
+            rows = torch.where(torch.isfinite(rows).all(dim=1, keepdim=True), rows, 0.0)
+            norms = torch.linalg.vector_norm(rows, dim=1)
+            rows = rows * (self.input_norm / norms.clamp(min=self.input_norm))[:, None]
+            limits = self.clip_norm * _INSIDE / norms.clamp(min=1e-300, max=self.input_norm)
+            yield rows, torch.from_numpy(np.array(self.labels[start : start + _RECORDS])), limits
+
+    def _derivatives(self, outputs: Tensor, labels: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
+        """First and second derivative of each record's clipped loss by its output [b, 1], both [b]."""
+        free = outputs.detach().requires_grad_()
+        with torch.enable_grad():
+            losses = self.model.losses(free, labels).sum()
+            (slopes,) = torch.autograd.grad(losses, free, create_graph=True)
+            curved = slopes.requires_grad  # for a piecewise linear loss the second derivative is zero
+            second = torch.autograd.grad(slopes.sum(), free)[0] if curved else torch.zeros_like(free)
+        slopes = slopes.detach()[:, 0]
+        inside = slopes.abs() < limits
+        return slopes.clamp(-limits, limits), torch.where(inside, second[:, 0], 0.0)
+
+
+def minimum(problem: Objective, *, tolerance: float) -> Tensor:
+    """A point where the gradient's L2 norm is at most `tolerance`; shape [d], float64.
+
+    Uses Newton's method. If a step does not at least halve the gradient, as when many losses become linear at once, it
+    goes to the minimum along the step instead. Raises OutOfReachError if rounding keeps the gradient above the
+    tolerance.
+    """
+    point = torch.zeros_like(problem.tilt)
+    gradient = problem.gradient(point)
+    for _ in range(_MOST_STEPS):
+        if gradient.norm() <= tolerance:
+            return point
+        step = torch.cholesky_solve(gradient[:, None], torch.linalg.cholesky(problem.hessian(point)))[:, 0]
+        moved = point - step
+        found = problem.gradient(moved)
+        is_shorter = found.norm() <= max(float(gradient.norm()) / 2, tolerance)
+        point, gradient = (moved, found) if is_shorter else _lowest(problem, point, step)
+    raise OutOfReachError(_OUT_OF_REACH)
+
+
+def _lowest(problem: Objective, point: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    """The minimum of the convex objective along a step, and the gradient there.
+
+    Raises OutOfReachError if the objective does not fall along the step, up to rounding.
+    """
+    low, high = 0.0, 1.0
+    while problem.gradient(point - high * step) @ step > 0:
+        low, high = high, 2.0 * high
+    for _ in range(_MOST_HALVINGS):
+        middle = (low + high) / 2
+        falls = bool(problem.gradient(point - middle * step) @ step > 0)
+        low, high = (middle, high) if falls else (low, middle)
+    if low * step.norm() <= _ROUNDING * point.norm():
+        raise OutOfReachError(_OUT_OF_REACH)
+    return point - low * step, problem.gradient(point - low * step)
+
+
+def exact_minimum(problem: Objective) -> Tensor:
+    """The minimum of the objective without clipping by L-BFGS (Byrd et al. 1995); shape [d], float64."""
+
+    def value_and_gradient(values: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = problem.at(torch.from_numpy(values))
+        return value, gradient.numpy()
+
+    start = np.zeros(len(problem.tilt))
+    found = minimize(
+        value_and_gradient,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 1000, "ftol": 1e-12, "gtol": 1e-6},
+    )
+    return torch.from_numpy(found.x)
