@@ -4,7 +4,8 @@
 # make docs    the site of documentation into site/: strict, links checked, reference made from the code
 # make benchmarks    clipped gradients against other libraries; ARGS="--workloads W2,W3" chooses
 # make gpu     on a machine with a GPU: the tests of sums and methods there, then the same comparison, to docs/results/gpu.md
-# make server, make stop    a Prefect server in the background, what prefect.yaml deploys, and a worker; the server's end
+# make server, make stop    a Prefect server in the background, what prefect.yaml deploys, and a worker; the server's end;
+#              ARGS="--notify slack-webhook/oncall" says who is told of runs that need a person
 # It needs git and Python 3.11; everything else goes into .venv.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -68,15 +69,12 @@ gpu: $(VENV)/installed-dev
 
 server: export PREFECT_API_URL = http://127.0.0.1:$(PORT)/api
 server: $(VENV)/installed
-	@prefect server status > /dev/null 2>&1 || prefect server start --background --host 127.0.0.1 --port $(PORT)
-	@prefect server status --wait --timeout 120
-	@prefect work-pool create local-pool --type process --overwrite > /dev/null
-	@prefect --no-prompt deploy --all > $(PREFECT_HOME)/deploy.log || (cat $(PREFECT_HOME)/deploy.log; exit 1)
-	@echo "In another terminal: export PREFECT_API_URL=$(PREFECT_API_URL)"
+	@epsilonflow server start --port $(PORT)
+	@epsilonflow server deploy $(ARGS)
 	@prefect worker start --pool local-pool
 
 stop: $(VENV)/installed
-	@prefect server stop
+	@epsilonflow server stop
 
 clean:
 	rm -rf $(VENV) .prefect .mypy_cache .pytest_cache .ruff_cache .import_linter_cache build *.egg-info

@@ -23,7 +23,7 @@ from prefect.states import Completed, Failed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from pydantic import Field
 
-from flows.deployed import flow_result
+from flows.deployed import flow_result, label_run, tell_of_reservation
 from tasks.comparing import TrialGroup, groups
 from tasks.comparing.report import PAGE, log_comparison, report
 from tasks.comparing.trial import Context, build_models
@@ -96,6 +96,7 @@ def comparison(file: str, renew: bool = False, allow_code: Sequence[str] = ()) -
     """
 
     def compared() -> State[Any]:
+        label_run("compare", Path(file).stem)
         work = work_of(Path(file), checkout(), allow_code=allow_code)
         with lock_comparison(work.place):
             return _run_trials(work, renew=renew)
@@ -168,7 +169,7 @@ def search(
     return state
 
 
-@flow(name="tune", retries=0, persist_result=False)
+@flow(name="tune", retries=0, persist_result=False, on_cancellation=[tell_of_reservation])
 def tune(
     file: str = "tune.yaml", workers: Annotated[int, Field(ge=1)] = 2, allow_code: Sequence[str] = ()
 ) -> State[Any]:
@@ -182,6 +183,7 @@ def tune(
 
     def work() -> State[Any]:
         root, run_all = checkout(), partial(run_side_by_side, workers=workers)
+        label_run("tune", Path(file).stem)
         settings = load_here(root, Path(file), allow_code=allow_code)
         message = deliver(settings, root, say=get_run_logger().info, run_all=run_all)
         return Completed(message=message)

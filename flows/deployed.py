@@ -5,14 +5,19 @@ Prefect shows the privacy card as a page and the metrics as a table.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from prefect import flow, get_run_logger, task
+from prefect import Flow, flow, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactCreate
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.context import FlowRunContext
+from prefect.exceptions import FailedRun
+from prefect.logging.loggers import flow_run_logger
 from prefect.runtime import deployment
 from prefect.states import Completed, Failed
 from pydantic import Field
@@ -26,6 +31,7 @@ from flows.pipeline import run_pipeline, run_report
 from tasks.config.overrides import ParamOverrides, apply_overrides
 from tasks.preflight.preview import preview_run
 from tasks.runs.metrics import Rows
+from tasks.runs.reservations import open_reservations
 from tasks.runs.software import reuse_note_of
 from tasks.runs.stages import (
     EXISTING,
@@ -37,7 +43,7 @@ from tasks.runs.stages import (
 )
 from tasks.runs.summary import run_summary
 
-REFUSED = "Refused"
+REFUSED, TAG = "Refused", "epsilonflow"
 T = TypeVar("T")
 Epsilon = Annotated[float, Field(gt=0, le=MAX_EPSILON)]
 Delta = Annotated[float, Field(ge=0, lt=1)]
@@ -63,6 +69,15 @@ def publish(root: Path) -> Rows:
     for name, text in result:
         get_run_logger().info("%s: %s", name, text)
     return result
+
+
+def label_run(*words: str, tags: Iterable[str] = ()) -> None:
+    """Name the current flow run by `words` and give it tags, so that lists of runs say what ran."""
+    context = FlowRunContext.get()
+    if context is not None and context.flow_run is not None:
+        with get_client(sync_client=True) as client:
+            all_tags = {*context.flow_run.tags, TAG, *tags}
+            client.update_flow_run(context.flow_run.id, name=" ".join(words), tags=all_tags)
 
 
 @task(retries=0, cache_policy=NO_CACHE)
@@ -114,7 +129,22 @@ class TaskRunner:
         return publish(root)
 
 
-@flow(name="pipeline", retries=0)
+def tell_of_reservation(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Say in the log and in an artifact of a cancelled run what stays reserved for it; a hook of flows that can spend.
+
+    Not in its state, whose message the worker writes last.
+    """
+    sentences = open_reservations(checkout(), also_running=True)
+    if sentences:
+        flow_run_logger(flow_run).warning(" ".join(sentences))
+        text = "\n\n".join(map(for_markdown, sentences))
+        with get_client(sync_client=True) as client:
+            client.create_artifact(
+                ArtifactCreate(key="reservation", type="markdown", data=text, flow_run_id=flow_run.id)
+            )
+
+
+@flow(name="pipeline", retries=0, on_cancellation=[tell_of_reservation])
 def pipeline(
     dataset: str | None = None,
     algorithm: str | None = None,
@@ -138,9 +168,16 @@ def pipeline(
     overrides = ParamOverrides(dataset, algorithm, epsilon, delta, seed, settings or {}, encoder)
 
     def run_here() -> Rows:
+        asked = [dataset, None if epsilon is None else f"epsilon {epsilon:g}"]
+        label_run("train", *(word for word in asked if word is not None))  # also if it is refused
         root = checkout()
+        settings = apply_overrides(root, overrides).params
+        budget = settings.privacy.epsilon
+        words = "for an attack" if budget is None else f"epsilon {budget:g}"
+        trained = settings.data.dataset, settings.algorithm_settings["name"]
+        label_run("train", trained[0], words, tags=trained)
         # Before a stage starts, since DVC removes what it gave before.
-        preview_run(root, apply_overrides(root, overrides).params).check()
+        preview_run(root, settings).check()
         # What a deployment is started with is for that run; at the command line it is the user's choice, and stays.
         return run_pipeline(root, overrides, TaskRunner(), keeps_overrides=deployment.id is None)
 
@@ -150,21 +187,33 @@ def pipeline(
 @flow(name="report", retries=0)
 def report() -> Rows | State[Any]:
     """Evaluate the model in this checkout and write its report and privacy card, if they are not up to date."""
-    return flow_result(lambda: run_report(checkout(), TaskRunner()))
+
+    def report_here() -> Rows:
+        label_run("report")
+        return run_report(checkout(), TaskRunner())
+
+    return flow_result(report_here)
 
 
 def flow_result(work: Callable[[], T]) -> T | State[Any]:
     """Call `work`, the body of a flow, and return its result; a refusal or a failed stage becomes a state that says so.
 
-    Also drops the empty traceback that Prefect logs for tasks that return a failed state, as ours do.
+    Also drops the tracebacks that Prefect logs for flows and tasks that return a failed state, as ours do.
     """
     logging.getLogger("prefect.task_runs").addFilter(_without_empty_traceback)
+    for name in ("prefect.flow_runs", "prefect.engine"):
+        logging.getLogger(name).addFilter(_is_not_a_returned_state)
     try:
         return work()
     except refusals() as refusal:
         return Failed(name=REFUSED, message=str(refusal))
     except StageFailedError as failure:
         return Failed(message=str(failure))
+
+
+def _is_not_a_returned_state(record: logging.LogRecord) -> bool:
+    """Whether a line is about anything but a failed state that a flow returned, whose message the log has already."""
+    return not (record.exc_info and isinstance(record.exc_info[1], FailedRun))
 
 
 def _without_empty_traceback(record: logging.LogRecord) -> bool:

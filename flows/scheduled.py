@@ -5,27 +5,41 @@ gives lower bounds on epsilon from the installed code, on synthetic records.
 """
 
 import os
+from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any
 
 from prefect import flow, get_run_logger, task
+from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 from pydantic import Field
 
 from algorithms.errors import LedgerBrokenError
-from flows.deployed import REFUSED, Delta, Epsilon, Seed, flow_result, stage_task
+from algorithms.plain_text import for_markdown
+from data.card import data_card
+from flows.deployed import (
+    REFUSED,
+    Delta,
+    Epsilon,
+    Seed,
+    flow_result,
+    label_run,
+    publish,
+    stage_task,
+    tell_of_reservation,
+)
 from tasks.auditing import AuditRequest, audit_all, audit_one, checked_requests
 from tasks.retraining import load
-from tasks.retraining.delivery import Work, deliver
+from tasks.retraining.delivery import Outcome, Work, deliver
 from tasks.runs.ledger import keep_checkpoint, kept_checkpoint, open_ledger
 from tasks.runs.stages import checkout
 
 BROKEN, FEW_LEFT = "LedgerBroken", "FewRetrainingsLeft"
 
 
-@flow(name="retrain", retries=0, persist_result=False)
+@flow(name="retrain", retries=0, persist_result=False, on_cancellation=[tell_of_reservation])
 def retrain(file: str = "retrain.yaml", accept_recipe: bool = False) -> State[Any]:
     """Train again on new blocks of data if a retraining is due, and promote the new model if it is no worse.
 
@@ -35,9 +49,14 @@ def retrain(file: str = "retrain.yaml", accept_recipe: bool = False) -> State[An
     """
 
     def work() -> State[Any]:
+        label_run("retrain")
         root, say = checkout(), get_run_logger().info
         work = Work(load(root / file), root, stage_task, say, root / file, accept_recipe)
+        settings = work.settings
+        label_run("retrain", settings.name, settings.period(datetime.now(UTC)), tags=[settings.dataset])
         outcome = deliver(work)
+        if outcome.models:
+            publish_retraining(work, outcome)
         name = {"refused": REFUSED, "broken": BROKEN, "failed": "Failed"}.get(outcome.kind)
         if name is not None:
             return Failed(name=name, message=outcome.message)
@@ -49,6 +68,22 @@ def retrain(file: str = "retrain.yaml", accept_recipe: bool = False) -> State[An
     return flow_result(work)
 
 
+def publish_retraining(work: Work, outcome: Outcome) -> None:
+    """Make the artifacts of a retraining: the card and metrics of its run, the models compared, the blocks' budgets."""
+    publish(work.root)
+    compared = [
+        {"model": for_markdown(name), "held out": for_markdown(text)} for name, text in outcome.models
+    ]
+    create_table_artifact(compared, key="models", description=for_markdown(outcome.message))
+    card = data_card(work.settings.dataset, work.root / "data" / "cards")
+    rows = [
+        {"block": for_markdown(row.block), "retired": "yes" if row.retired else ""}
+        | {name: f"{getattr(row, name).epsilon:,.6g}" for name in ("cap", "spent", "reserved", "remaining")}
+        for row in work.ledger.balances(card.population)
+    ]
+    create_table_artifact(rows, key="budget", description="epsilon of each block, for one person")
+
+
 @flow(name="verify", retries=0, persist_result=False)
 def verify(from_the_first_row: bool = False) -> State[Any]:
     """Recompute the ledger's chain, balances and prices, and sign its last row as a checkpoint; spends nothing.
@@ -58,6 +93,7 @@ def verify(from_the_first_row: bool = False) -> State[Any]:
     """
 
     def work() -> State[Any]:
+        label_run("verify")
         ledger = open_ledger(checkout())
         try:
             verification = ledger.verify(
@@ -104,6 +140,7 @@ def audit(
     """
 
     def work() -> State[Any]:
+        label_run("audit", method or "all methods", f"epsilon {epsilon:g}")
         requests = checked_requests(method, settings or {}, epsilon, delta, runs, canaries, seed)
         one = partial(audit_task, workers=workers or os.cpu_count() or 1)
         is_violated, message = audit_all(requests, one, say=get_run_logger().info)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli import ledger
+from flows.cli import ledger, server
 from flows.cli.models import card_app, export, predict, release, report
 from flows.cli.projects import data_app, doctor, init
 from flows.cli.running import SETTINGS, OneSentence, say
@@ -47,6 +47,7 @@ for command in (
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(card_app, name="card")
 app.add_typer(data_app, name="data")
+app.add_typer(server.app, name="server")
 
 
 def _version(wanted: bool) -> None:

@@ -570,6 +570,15 @@ def _ledger(root: Path) -> tuple[bool | None, str]:
     return True, f"the hash chain of {rows} rows is intact; {some}"
 
 
+def _stopped_runs(root: Path) -> tuple[bool | None, str]:
+    if not (root / "params.yaml").exists():
+        return None, "run this in a checkout to see those that it began"
+    from tasks.runs.reservations import open_reservations
+
+    sentences = open_reservations(root)
+    return (None, " ".join(sentences)) if sentences else (True, "none waits to be resumed")
+
+
 def _owner_key(_root: Path) -> tuple[bool | None, str]:
     from data.files import OWNER_KEY, OWNER_PUB
     from tasks.config import home
@@ -593,12 +602,12 @@ def _prefect(root: Path) -> tuple[bool | None, str]:
 
     url = prefect_api_url()
     if url is None:
-        start = "prefect server start --background"
+        start = "epsilonflow server start"
         return None, f"{version('prefect')}, without a server, which runs do not need; `{start}` starts one"
     try:
         httpx.get(f"{url.rstrip('/')}/health", timeout=5.0)
     except httpx.HTTPError:
-        how = "start it by `prefect server start`, or unset PREFECT_API_URL to run without one"
+        how = "start it by `epsilonflow server start`, or unset PREFECT_API_URL to run without one"
         return False, f"{version('prefect')}, but no server answers at {url}; {how}"
     return True, f"{version('prefect')}, with a server, which shows all runs"
 
@@ -656,6 +665,7 @@ _CHECKS: Mapping[str, Callable[[Path], tuple[bool | None, str]]] = {
     "checkout": _checkout,
     "data folder": _home,
     "ledger": _ledger,
+    "stopped runs": _stopped_runs,
     "owner key": _owner_key,
     "DVC": _dvc,
     "Prefect": _prefect,

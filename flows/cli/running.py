@@ -82,8 +82,8 @@ class OneSentence(TyperGroup):
                 words: str | None = str(error)
             elif is_unreachable(error):
                 words = (
-                    f"no Prefect server answers at {prefect_api_url()}; start it by `prefect server start`, or unset"
-                    " PREFECT_API_URL to run without one. A run that has begun is resumed by the same command."
+                    f"no Prefect server answers at {prefect_api_url()}; start it by `epsilonflow server start`, or"
+                    " unset PREFECT_API_URL to run without one. A run that has begun is resumed by the same command."
                 )
             elif isinstance(error, OSError) and error.errno in _DENIED:
                 why = os.strerror(error.errno).lower()

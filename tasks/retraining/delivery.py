@@ -244,11 +244,13 @@ class Outcome:
     """How a delivery of a retraining ended, as a word and as a sentence.
 
     left: how many more retrainings the caps allow now, counted up to `warn_below`; None if nothing was spent.
+    models: the new model and that in use before, each with its held-out metric; empty if no model was made.
     """
 
     kind: Kind
     message: str
     left: int | None = None
+    models: tuple[tuple[str, str], ...] = ()
 
     def message_or_raise(self) -> str:
         """The sentence; raises StageRefusedError or StageFailedError for a delivery that was refused or failed."""
@@ -526,7 +528,7 @@ def charged_run(work: Work, period: str) -> str | None:
 def _finish_delivery(work: Work, state: State) -> Outcome:
     registry, artifacts = work.registry, work.root / "artifacts"
     entry, serving = registry.add(artifacts), registry.serving
-    promotes, words = _decide_promotion(work, entry, serving)
+    promotes, words, models = _decide_promotion(work, entry, serving)
     words += f" The recipe has changed: {state.changes}." if state.changes else ""
     if promotes:
         registry.promote(entry)
@@ -539,23 +541,28 @@ def _finish_delivery(work: Work, state: State) -> Outcome:
     kind: Literal["promoted", "kept"] = "promoted" if promotes else "kept"
     work.states.write(replace(state, kind=kind, message=words, run_id=entry.name))
     left = how_many_left(work.settings, work.ledger.blocks(card.population))
-    return Outcome(kind, f"{state.period}: {words}", left)
+    return Outcome(kind, f"{state.period}: {words}", left, models)
 
 
-def _decide_promotion(work: Work, entry: Path, serving: Path | None) -> tuple[bool, str]:
-    """Whether to promote the new model, and why, judged on the held-out records of its own blocks."""
+def _decide_promotion(
+    work: Work, entry: Path, serving: Path | None
+) -> tuple[bool, str, tuple[tuple[str, str], ...]]:
+    """Whether to promote the new model, why, and the models compared on the held-out records of its own blocks."""
     prepared, allowed = work.root / "datasets" / "prepared", named_code(work.root)
     fresh = metrics_of(entry / "model.safetensors", prepared, allow_code=allowed)
+    candidate = f"new: {entry.name}", describe_metric(fresh)
     if serving is None or serving == entry:
-        return True, f"the model {entry.name} serves, with held-out {describe_metric(fresh)}."
+        return True, f"the model {entry.name} serves, with held-out {describe_metric(fresh)}.", (candidate,)
     try:
         old = metrics_of(serving / "model.safetensors", prepared, allow_code=allowed)
     except (ModelRefusedError, NotUsableError, RuntimeError):
         return (
             False,
             f"the model {serving.name} is of other data or code, so they cannot be compared; it stays.",
+            (candidate, (f"in use before: {serving.name}", "of other data or code")),
         )
     compared = f"held-out {describe_metric(fresh)}, against {describe_metric(old)} of {serving.name}"
+    models = candidate, (f"in use before: {serving.name}", describe_metric(old))
     if headline_metric(fresh) >= headline_metric(old) + work.settings.minimal_gain:
-        return True, f"the model {entry.name} serves: {compared}."
-    return False, f"the model {serving.name} stays; the new one has {compared}."
+        return True, f"the model {entry.name} serves: {compared}.", models
+    return False, f"the model {serving.name} stays; the new one has {compared}.", models

@@ -304,6 +304,12 @@ def is_here(home: Path, run_id: str) -> bool:
     return (home / "runs" / run_id).is_dir()
 
 
+def is_idle(home: Path, run_id: str) -> bool:
+    """Whether the run's folder is in this home and no process is at the run."""
+    with _lock_folder(home / "runs" / run_id) as is_held:
+        return is_held
+
+
 def begun_runs(home: Path, checkout: Path) -> dict[str, int]:
     """The runs here that a checkout began, resumed or got, each with a mark that changes when it does so again."""
     marks: dict[str, int] = {}

@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from prefect.events.schemas.automations import AutomationCore
+from prefect.exceptions import FailedRun
 from prefect.utilities.schema_tools import validate
 from prefect.utilities.templating import apply_values
 from ruamel.yaml import YAML
@@ -49,7 +49,8 @@ def test_the_how_to_page_names_them_all() -> None:
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_none_piles_up_and_no_parameter_goes_unchecked(name: str) -> None:
     deployment = DEPLOYMENTS[name]
-    assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
+    assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE"}
+    assert deployment["tags"] == [deployed.TAG]
     assert deployment["enforce_parameter_schema"] is True
     assert deployment["work_pool"] == {"name": "local-pool"}
     assert [schedule["active"] for schedule in deployment.get("schedules", [])] == [False] * (
@@ -179,7 +180,8 @@ def test_deployments_fit_their_pool_and_hold_no_secret(kind: str) -> None:
         path, _, name = deployment["entrypoint"].partition(":")
         flow = getattr(import_module(path.removesuffix(".py").replace("/", ".")), name)
         assert set(deployment["parameters"]) <= set(flow.parameters.properties)
-        assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
+        assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE"}
+        assert deployment["tags"] == [deployed.TAG]
         variables = deployment["work_pool"]["job_variables"]
         assert set(variables) <= set(schema["properties"])
         validate(variables, schema)
@@ -208,13 +210,20 @@ def test_a_kubernetes_job_is_rendered_with_its_mounts_and_its_secrets() -> None:
     assert container["envFrom"] == [{"secretRef": {"name": "epsilonflow", "optional": True}}]
 
 
-def test_people_are_told_of_states_that_flows_end_in() -> None:
-    automations = [AutomationCore.model_validate(row) for row in _yaml("automations.yaml")["automations"]]
-    expected = {event for row in automations for event in row.trigger.expect}  # type: ignore[union-attr]
-    assert expected == {
-        f"prefect.flow-run.{name}" for name in ("FewRetrainingsLeft", "Refused", "LedgerBroken")
-    }
-    assert all(row.actions[0].type == "send-notification" for row in automations)
+def test_a_refusal_ends_without_a_traceback_and_an_error_with_one() -> None:
+    """Prefect raises, and logs, a failed state that a flow returned."""
+    deployed.flow_result(lambda: None)
+    for name in ("prefect.flow_runs", "prefect.engine"):
+        logger, kept = logging.getLogger(name), list[str]()
+        handler = logging.Handler()
+        handler.emit = lambda record, kept=kept: kept.append(record.getMessage())  # type: ignore[method-assign]
+        logger.addHandler(handler)
+        try:
+            for error in (FailedRun("set delta to at most 1e-4."), ValueError("a bug")):
+                logger.error(str(error), exc_info=error)
+        finally:
+            logger.removeHandler(handler)
+        assert kept == ["a bug"]
 
 
 def test_the_image_is_built_from_code_alone() -> None:

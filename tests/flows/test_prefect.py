@@ -1,22 +1,26 @@
 """Flows under a real Prefect server: the pipeline, deployed and refused, and comparisons, as a command and stopped."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pandas as pd
+import psutil
 import pytest
 from prefect.exceptions import ParameterTypeError
 from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 from prefect.testing.cli import CycloptsCliRunner
 from prefect.utilities.callables import parameter_schema
+from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
 from algorithms.privacy.accounting import Budget
@@ -25,12 +29,15 @@ from flows.cli.main import app
 from flows.compare import comparison, plan, run, task_runner, tune
 from flows.deployed import pipeline, report, run_stage
 from flows.scheduled import audit, retrain, verify
+from flows.server import install_automations
 from tasks.comparing import trial as one_trial
 from tasks.comparing.trial import Place
 from tasks.runs.stages import STAGES
 from tests.support.checkout import PROJECT, Checkout
 from tests.support.comparisons import document, small, write
 from tests.support.one_process import stay_in_this_process
+from tests.support.retraining import CARD, PARAMS, SETTINGS
+from tests.support.waiting import before_long
 
 
 def test_no_task_is_tried_again_and_none_is_cached_by_prefect() -> None:
@@ -107,6 +114,11 @@ def _check_what_prefect_shows(server: str) -> None:
     train = next(run["id"] for run in runs if run["name"] == "train")
     lines = _filter(
         server, "logs", logs={"task_run_id": {"any_": [train]}}, wanted=lambda found: len(found) > 2
+    )
+    (flow,) = _filter(server, "flow_runs", flow_runs={"tags": {"all_": ["digits"]}})
+    assert (flow["name"], set(flow["tags"])) == (
+        "train digits epsilon 1.5",
+        {"epsilonflow", "digits", "dp_sgd"},
     )
     assert any("step 4 of 4" in line["message"] for line in lines)
     artifacts = {artifact["key"]: artifact["data"] for artifact in _filter(server, "artifacts")}
@@ -320,3 +332,42 @@ def test_comparisons_are_run_one_after_the_other_and_dvc_does_not_look_at_them(p
         ["git", "ls-files", "*dvc.yaml"], cwd=PROJECT, capture_output=True, text=True, check=True
     )
     assert "comparisons/dvc.yaml" not in tracked.stdout
+
+
+def test_a_run_whose_worker_was_killed_is_found_and_its_period_is_delivered(
+    server: str, served: Checkout
+) -> None:
+    """The worker gets SIGKILL while the run is pending; the next worker delivers what is begun again by itself."""
+    recipe = {name: PARAMS[name] for name in ("privacy", "algorithm", "model")}
+    weekly = CARD | {"name": "weekly", "blocks": {"kind": "folder", "path": "weeks"}}
+    yaml = YAML(typ="safe", pure=True)
+    yaml.dump(weekly, served.root / "data/cards/weekly.yaml")
+    (served.root / "weeks").mkdir()
+    yaml.dump(SETTINGS | {"dataset": "weekly", "recipe": recipe}, served.root / "weekly.yaml")
+    httpx.post(f"{server}/work_pools/", json={"name": "local-pool", "type": "process"})
+    prefect("--no-prompt", "deploy", "--name", "retrain/retrain")
+    install_automations(timedelta(seconds=10), None)
+    deployment = httpx.get(f"{server}/deployments/name/retrain/retrain").json()["id"]
+    body = {"parameters": {"file": "weekly.yaml"}, "state": {"type": "SCHEDULED"}}
+    run = httpx.post(f"{server}/deployments/{deployment}/create_flow_run", json=body).json()["id"]
+    command = [str(Path(sys.executable).parent / "prefect"), "worker", "start", "--pool", "local-pool"]
+    worker = subprocess.Popen(command, env=os.environ | {"PREFECT_WORKER_QUERY_SECONDS": "1"})
+    try:
+        assert before_long(lambda: _state(server, run)["type"] == "PENDING")
+    finally:
+        for process in (*psutil.Process(worker.pid).children(recursive=True), worker):
+            process.kill()
+        worker.wait()
+    assert before_long(lambda: _state(server, run)["type"] == "CRASHED")
+    assert "no sign of life" in _state(server, run)["message"]
+    (fresh,) = _filter(server, "flow_runs", flow_runs={"state": {"type": {"any_": ["SCHEDULED"]}}})
+    assert fresh["parameters"] == body["parameters"] | {"accept_recipe": False}
+    install_automations(timedelta(minutes=10), None)  # however slow this machine is
+    prefect("worker", "start", "--pool", "local-pool", "--type", "process", "--run-once")
+    state = _state(server, fresh["id"])
+    assert (state["name"], "there is no block yet" in state["message"]) == ("Completed", True)
+
+
+def _state(server: str, run: str) -> dict[str, Any]:
+    state: dict[str, Any] = httpx.get(f"{server}/flow_runs/{run}").raise_for_status().json()["state"]
+    return state

@@ -427,7 +427,7 @@ def test_server_that_is_away_is_one_sentence(url: str | None, monkeypatch: pytes
     if url is None:
         assert isinstance(result.exception, RuntimeError)  # what failed is no server of Prefect's
     else:
-        assert_refused(result, f"no Prefect server answers at {url}; start it by `prefect server start`")
+        assert_refused(result, f"no Prefect server answers at {url}; start it by `epsilonflow server start`")
 
 
 def _cells(table: str) -> list[list[str]]:

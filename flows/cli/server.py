@@ -1,0 +1,62 @@
+"""Commands for a Prefect server on this machine, what is deployed there, and who is told of its runs."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.running import SETTINGS, prefect_api_url, say
+from tasks.runs.checkout import find_checkout
+
+app = typer.Typer(**SETTINGS, help="A Prefect server for schedules: start it, deploy the flows, stop it.")
+_PORT = 4200
+
+
+@app.command()
+def start(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this machine.")] = _PORT,
+) -> None:
+    """Start a Prefect server in the background, and wait until it answers."""
+    from flows.server import start_server
+
+    url = start_server(port)
+    say(f"A Prefect server answers. For commands to use it:  export PREFECT_API_URL={url}")
+
+
+@app.command()
+def deploy(
+    file: Annotated[Path, typer.Option(help="The deployments.")] = Path("prefect.yaml"),
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            help="Who is told of runs that fail, are refused, late or stuck: a notification block of Prefect such as"
+            ' slack-webhook/oncall, or a URL that gets {"text": ...}.',
+            show_default="as before; nobody at first",
+        ),
+    ] = None,
+    stuck_after: Annotated[
+        float, typer.Option(min=10 / 60, help="Minutes without a sign of life after which a run is stuck.")
+    ] = 10.0,
+) -> None:
+    """Deploy the flows to the server, and install automations that look after stuck runs and tell a person."""
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    from flows import server
+
+    root = find_checkout() or Path.cwd()
+    url = prefect_api_url() or f"http://127.0.0.1:{_PORT}/api"
+    server.deploy(root / file, root, url)
+    with temporary_settings({PREFECT_API_URL: url}):
+        for name in server.install_automations(timedelta(minutes=stuck_after), notify):
+            say(name.replace("epsilonflow:", "automation:"))
+    say("The flows are deployed. Start a worker:  prefect worker start --pool local-pool")
+
+
+@app.command()
+def stop() -> None:
+    """Stop the Prefect server that was started in the background."""
+    from flows.server import prefect
+
+    prefect("server", "stop", url=prefect_api_url() or f"http://127.0.0.1:{_PORT}/api")
+    say("No Prefect server runs in the background.")

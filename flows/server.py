@@ -1,0 +1,187 @@
+"""A Prefect server for the flows of a project: its deployments, and automations that look after their runs.
+
+Prefect itself leaves a run as it is when the worker that began it dies. An automation marks such a run as crashed, in a
+state named Stuck, which frees its place; another begins a stuck retraining again, which costs nothing extra, as a
+period is charged once. Further automations tell a person, if it was said how. All of them are about runs with the tag
+TAG alone, so that other flows of the same server are left in peace.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+
+import httpx
+from prefect.automations import Automation, EventTrigger, Posture, ResourceSpecification
+from prefect.blocks.core import Block
+from prefect.blocks.webhook import Webhook
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import CallWebhook, ChangeFlowRunState, RunDeployment, SendNotification
+
+from flows.deployed import REFUSED, TAG
+from flows.scheduled import BROKEN, FEW_LEFT
+from tasks.config.params import ParamsRefusedError
+from tasks.runs.stages import StageFailedError
+
+POOL, STUCK = "local-pool", "Stuck"
+Notify = SendNotification | CallWebhook
+
+_OURS = ResourceSpecification({"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"})
+_ENDS = ("Completed", "Failed", "Crashed", "TimedOut", "Cancelled", STUCK, REFUSED, BROKEN, FEW_LEFT)
+_ALARMS = ("Failed", "Crashed", "TimedOut", STUCK, REFUSED, BROKEN, FEW_LEFT)
+_SUBJECT = "'epsilonflow: ' ~ flow_run.name ~ ' is ' ~ flow_run.state.name"
+_TEXT = "(flow_run.state.message or 'it has no message.') ~ ' ' ~ (flow_run | ui_url)"
+PAYLOAD = f"{{{{ {{'text': {_SUBJECT} ~ ': ' ~ {_TEXT}}} | tojson }}}}"
+"""What a URL is sent, as a template of Prefect's."""
+
+
+def prefect(*arguments: str, url: str, root: Path | None = None) -> None:
+    """Run a command of Prefect in `root` against the server at `url`; raises StageFailedError with its last line."""
+    done = subprocess.run(
+        [sys.executable, "-m", "prefect", *arguments],
+        cwd=root,
+        env=os.environ | {"PREFECT_API_URL": url},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        raise StageFailedError(f"prefect {' '.join(arguments)}: {lines[-1].strip() if lines else 'failed'}")
+
+
+def start_server(port: int) -> str:
+    """Start a server in the background, if none runs there, and wait until it answers; returns the URL of its API."""
+    url = f"http://127.0.0.1:{port}/api"
+    try:
+        httpx.get(f"{url}/health", timeout=5)
+    except httpx.HTTPError:
+        prefect("server", "start", "--background", "--host", "127.0.0.1", "--port", str(port), url=url)
+    prefect("server", "status", "--wait", "--timeout", "120", url=url)
+    return url
+
+
+def deploy(file: Path, root: Path, url: str) -> None:
+    """Deploy what a file such as prefect.yaml lists, to run in `root`; makes the pool that it may name."""
+    if not file.is_file():
+        raise ParamsRefusedError(f"{file} is not there; name the file of deployments by --file.")
+    if POOL in file.read_text(encoding="utf-8"):
+        prefect("work-pool", "create", POOL, "--type", "process", "--overwrite", url=url)
+    prefect("--no-prompt", "deploy", "--all", "--prefect-file", str(file), url=url, root=root)
+
+
+def install_automations(stuck_after: timedelta, notify: str | None) -> list[str]:
+    """Create the automations, or replace those that are there; returns their names.
+
+    stuck_after: how long a run that was begun may give no sign of life; a run in progress gives one every three
+    minutes. notify: a notification block of Prefect, such as slack-webhook/oncall, or a URL that messages are sent to;
+    None leaves notifications as they are.
+    """
+    wanted = recovery(stuck_after)
+    if notify is not None:
+        wanted += notifications(stuck_after, notifier(notify))
+    asyncio.run(_install(wanted))
+    return [automation.name for automation in wanted]
+
+
+async def _install(wanted: list[Automation]) -> None:
+    for automation in wanted:
+        try:
+            automation.id = (await Automation.aread(name=automation.name)).id
+        except ValueError:  # there is none of this name
+            await automation.acreate()
+        else:
+            await automation.aupdate()
+
+
+def recovery(stuck_after: timedelta) -> list[Automation]:
+    """What marks runs as stuck whose worker died, and begins stuck retrainings again."""
+    minutes = stuck_after.total_seconds() / 60
+    crash = ChangeFlowRunState(
+        name=STUCK,
+        state=StateType.CRASHED,
+        force=False,
+        message=f"no sign of life for {minutes:g} minutes: the worker or its machine has died. Start the worker again;"
+        " a retraining is begun again by itself, and any other run is resumed by starting it with the same parameters.",
+    )
+    begun = _absence(["Pending"], ["Running", "Scheduled", "Cancelling", *_ENDS], stuck_after)
+    running = _absence(["heartbeat"], ["heartbeat", *_ENDS], stuck_after)
+    retraining = ResourceSpecification({"prefect.resource.role": "flow", "prefect.resource.name": "retrain"})
+    parameters = {
+        "file": "{{ flow_run.parameters.file }}",
+        "accept_recipe": "{{ flow_run.parameters.accept_recipe | default(false) }}",
+    }
+    again = RunDeployment(source="inferred", deployment_id=None, parameters=parameters, job_variables=None)
+    return [
+        Automation(name="epsilonflow: a run that never began", trigger=begun, actions=[crash]),
+        Automation(name="epsilonflow: a run whose process died", trigger=running, actions=[crash]),
+        Automation(
+            name="epsilonflow: begin a stuck retraining again",
+            trigger=_presence([STUCK], also=retraining),
+            actions=[again],
+        ),
+    ]
+
+
+def notifications(late_after: timedelta, notify: Notify) -> list[Automation]:
+    """What tells a person of runs that need one."""
+    by_limit = _presence(["Cancelled"], message="Deployment concurrency*")
+    late = _absence(["Late"], ["Pending", "Running", "Scheduled", *_ENDS], late_after)
+    return [
+        Automation(name=f"epsilonflow: tell of {what}", trigger=trigger, actions=[notify])
+        for what, trigger in (
+            ("runs that ended badly", _presence(_ALARMS)),
+            ("runs cancelled by a limit", by_limit),
+            ("late runs", late),
+        )
+    ]
+
+
+def notifier(target: str) -> Notify:
+    """The action that tells a person by a block of Prefect, or by a URL, for which a block is made."""
+    if target.startswith(("https://", "http://")):
+        block: Block = Webhook(method="POST", url=target)  # type: ignore[arg-type]
+        block.save("epsilonflow-notify", overwrite=True)
+    else:
+        try:
+            loaded = Block.load(target)
+        except ValueError as error:
+            raise ParamsRefusedError(
+                f"{target!r} is no block of this Prefect server, nor a URL; `prefect block ls` shows the blocks, such"
+                " as slack-webhook/oncall."
+            ) from error
+        assert isinstance(loaded, Block)
+        block = loaded
+    document = block._block_document_id
+    assert document is not None
+    if isinstance(block, Webhook):
+        return CallWebhook(block_document_id=document, payload=PAYLOAD)
+    subject, text = f"{{{{ {_SUBJECT} }}}}", f"{{{{ {_TEXT} }}}}"
+    return SendNotification(block_document_id=document, subject=subject, body=text)
+
+
+def _presence(
+    states: Iterable[str], *, message: str | None = None, also: ResourceSpecification | None = None
+) -> EventTrigger:
+    about = {} if message is None else {"prefect.state-message": message}
+    return EventTrigger(
+        expect={f"prefect.flow-run.{name}" for name in states},
+        match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*", **about}),
+        match_related=[_OURS] if also is None else [_OURS, also],
+        for_each={"prefect.resource.id"},
+    )
+
+
+def _absence(after: list[str], expect: list[str], within: timedelta) -> EventTrigger:
+    return EventTrigger(
+        posture=Posture.Proactive,
+        after={f"prefect.flow-run.{name}" for name in after},
+        expect={f"prefect.flow-run.{name}" for name in expect},
+        match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
+        match_related=_OURS,
+        for_each={"prefect.resource.id"},
+        within=within,
+    )

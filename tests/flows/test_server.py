@@ -1,0 +1,143 @@
+"""What `epsilonflow server deploy` installs on a Prefect server, without one; with one, see test_prefect."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from jinja2 import Environment
+from prefect.automations import Automation
+from prefect.events.actions import SendNotification
+
+from flows import scheduled, server
+from flows.compare import tune
+from flows.deployed import pipeline, tell_of_reservation
+from flows.scheduled import retrain
+from tasks import train
+from tasks.config.params import ParamsRefusedError
+from tasks.retraining.delivery import Work
+from tasks.runs import reservations
+from tests.support.retraining import Place
+from tests.support.retraining import place as place
+from tests.support.workspace import killed_in
+
+ID = UUID(int=7)
+TEN = timedelta(minutes=10)
+MESSAGE = SendNotification(block_document_id=ID, subject="", body="")
+
+
+def _all() -> list[Automation]:
+    return [*server.recovery(TEN), *server.notifications(TEN, MESSAGE)]
+
+
+def test_automations_leave_other_flows_of_the_server_alone() -> None:
+    for automation in _all():
+        assert "prefect.tag.epsilonflow" in str(automation.trigger.match_related)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "Failed",
+        "Crashed",
+        "Stuck",
+        "TimedOut",
+        "Refused",
+        "LedgerBroken",
+        "FewRetrainingsLeft",
+        "Late",
+        "Cancelled",
+    ],
+)
+def test_a_person_is_told_of_each_state_that_needs_one(state: str) -> None:
+    seen = [
+        automation.trigger
+        for automation in server.notifications(TEN, MESSAGE)
+        if f"prefect.flow-run.{state}" in automation.trigger.expect | automation.trigger.after  # type: ignore[union-attr]
+        and (
+            automation.trigger.posture.value == "Reactive"
+            or f"prefect.flow-run.{state}" in automation.trigger.after
+        )  # type: ignore[union-attr]
+    ]
+    assert len(seen) == 1
+    limited = "prefect.state-message" in seen[0].match.root  # type: ignore[union-attr]
+    assert limited == (state == "Cancelled")
+
+
+@pytest.mark.parametrize(
+    "ends", ["Completed", "Refused", "LedgerBroken", "FewRetrainingsLeft", "Failed", "Cancelled"]
+)
+def test_a_run_that_has_ended_is_not_stuck(ends: str) -> None:
+    for automation in server.recovery(TEN)[:2]:
+        assert f"prefect.flow-run.{ends}" in automation.trigger.expect  # type: ignore[union-attr]
+
+
+def test_a_stuck_retraining_is_begun_again_with_its_parameters() -> None:
+    again = server.recovery(TEN)[2]
+    assert again.trigger.expect == {"prefect.flow-run.Stuck"}  # type: ignore[union-attr]
+    (action,) = again.actions
+    assert set(action.parameters) == set(retrain.parameters.properties)  # type: ignore[union-attr]
+
+
+def test_the_text_for_a_url_is_json_whatever_the_message_holds() -> None:
+    templates = Environment()
+    templates.filters["ui_url"] = lambda run: "http://127.0.0.1/runs"
+    state = SimpleNamespace(name="Refused", message='set "delta" lower.\nThen run it again.')
+    run = SimpleNamespace(name="train adult epsilon 0.5", state=state)
+    sent = json.loads(templates.from_string(server.PAYLOAD).render(flow_run=run))
+    said = f"epsilonflow: train adult epsilon 0.5 is Refused: {state.message} http://127.0.0.1/runs"
+    assert sent == {"text": said}
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ParamsRefusedError, match="--file"):
+        server.deploy(tmp_path / "prefect.yaml", tmp_path, "http://127.0.0.1:9/api")
+
+
+@pytest.mark.parametrize("flow", [pipeline, retrain, tune])
+def test_flows_that_spend_say_what_a_cancelled_run_holds(flow: Any) -> None:
+    assert flow.on_cancellation_hooks == [tell_of_reservation]
+
+
+def test_a_stopped_run_is_named_with_the_commands_that_resume_it_and_give_it_up(place: Place) -> None:
+    assert place.deliver().kind == "promoted"
+    assert reservations.open_reservations(place.root) == []
+    place.arrive("w3")
+    with killed_in(train, "run_training"):
+        place.deliver(1)
+    (sentence,) = reservations.open_reservations(place.root)
+    run = place.rows("reserve")[-1]
+    assert (
+        run in sentence
+        and "`epsilonflow retrain`" in sentence
+        and f"`epsilonflow ledger forfeit {run}`" in sentence
+    )
+    place.ledger.forfeit(run)
+    assert reservations.open_reservations(place.root) == []
+
+
+def test_a_retraining_shows_both_models_and_each_blocks_budget(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = dict[str, Any]()
+    monkeypatch.setattr(scheduled, "publish", lambda root: shown.update(published=root))
+    monkeypatch.setattr(
+        scheduled, "create_table_artifact", lambda rows, key, description: shown.update({key: rows})
+    )
+    place.deliver()
+    place.arrive("w3")
+    second = place.deliver(1)
+    scheduled.publish_retraining(Work(place.settings, place.root, place.run_stage, place.said.append), second)
+    assert shown["published"] == place.root
+    new, old = (run.replace("_", "\\_") for run in reversed(place.rows("settle")))
+    assert [row["model"] for row in shown["models"]] == [f"new: {new}", f"in use before: {old}"]
+    assert all("accuracy" in row["held out"] for row in shown["models"])
+    assert [row["block"] for row in shown["budget"]] == ["w1", "w2", "w3"]
+    assert [float(row["spent"]) > float(shown["budget"][2]["spent"]) for row in shown["budget"]] == [
+        True,
+        True,
+        False,
+    ]
