@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -272,11 +273,16 @@ class Engine:
 
         def compute(sample: SyntheticBatch, places: Sequence[int]) -> PassValues:
             records = sample.inputs.to(device), sample.labels.to(device)
-            gradients = self.contributions(point, *records)
+            parts = [found for found, _, _ in self.in_parts(point, *records)]
+            losses = torch.cat([part.losses for part in parts])
             # Processes with slices of the parameters answer no queries of losses.
-            evaluated = self._losses(point, *records) if passes.shards is None else gradients.losses
-            digests = [_digest(gradients.take(torch.tensor([place], device=device))) for place in places]
-            return PassValues(gradients.losses, evaluated, gradients.norms(L2(1.0)), digests)
+            evaluated = self._losses(point, *records) if passes.shards is None else losses
+            norms = torch.cat([part.norms(L2(1.0)) for part in parts])
+            each = [(part, index) for part in parts for index in range(len(part.losses))]
+            chosen = [
+                (part, torch.tensor([index], device=device)) for part, index in map(each.__getitem__, places)
+            ]
+            return PassValues(losses, evaluated, norms, [_digest(part.take(index)) for part, index in chosen])
 
         def loss_alone(one: SyntheticBatch) -> Tensor:
             records = one.inputs.to(device), one.labels.to(device)
@@ -439,8 +445,8 @@ class Engine:
             True
         """
         total = None if out is None else out.zero_()
-        for batch in self._batches(inputs, labels):
-            total = self._with_batch(parameters, *batch, clipping, total)
+        for part in self.in_parts(parameters, inputs, labels):
+            total = self._with_part(parameters, part, clipping, total)
         assert total is not None
         return total
 
@@ -454,12 +460,36 @@ class Engine:
         other without a gap. Not for parameters that processes share.
         """
         total = torch.zeros_like(parameters, dtype=torch.float64)
-        found = self.contributions(parameters, inputs, labels)
-        return total, found.add_clipped_if_finite(clipping, total)
+        parts = self.in_parts(parameters, inputs, labels)
+        return total, reduce(
+            torch.logical_and, [f.add_clipped_if_finite(clipping, total) for f, _, _ in parts]
+        )
+
+    def in_parts(
+        self, parameters: Tensor, inputs: Tensor, labels: Tensor
+    ) -> Iterator[tuple[PerExampleGradients, Tensor, Tensor]]:
+        """Yield per-example gradients, with their records, of one physical batch after another; for the barrier alone.
+
+        If the pass of a batch cannot be recorded, each half has a pass of the same size, and so on: a record for which
+        the model takes another way is differentiated alone, and all others have the values that they have without it.
+        """
+        for batch in self._batches(inputs, labels):
+            try:
+                found = self.contributions(parameters, *batch)
+            except UnrecordedError:
+                if self._shards is not None:  # the other processes would wait for another number of passes
+                    raise
+                for half in _halves(*batch):
+                    yield from self.in_parts(parameters, *half)
+            else:
+                yield found, *batch
 
     @in_full_precision()
     def contributions(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
-        """Per-example gradients of one physical batch from a single pass; for the barrier alone."""
+        """Per-example gradients of one physical batch from a single pass; for the barrier alone.
+
+        Raises UnrecordedError if the pass of several records cannot be recorded; see `in_parts`.
+        """
         if len(labels) == 0:
             if self._shards is None:
                 return self._passes.contributions(parameters, parameters.new_zeros(0), {})
@@ -470,11 +500,11 @@ class Engine:
         count = len(labels)
         if self._examined.layouts is not None:
             try:
-                found = self._passes.recorded(parameters, *padded, self._examined.layouts)
-                return found.first(count)
+                return self._passes.recorded(parameters, *padded, self._examined.layouts).first(count)
             except UnrecordedError:  # for this batch alone: a record must not affect the next batch
-                if self._shards is not None:  # the other processes would wait for another kind of pass
+                if count > 1 or self._shards is not None:
                     raise
+            padded = inputs, labels
         here = parameters.to(inputs.device)  # all at once, if they are in main memory
         return self._passes.one_by_one(here, *padded, count).first(count)
 
@@ -483,8 +513,8 @@ class Engine:
 
         Norms include a margin for the rounding of the contributions. They are as private as the records.
         """
-        batches = self._batches(inputs, labels)
-        return torch.cat([self.contributions(parameters, *batch).norms(clipping) for batch in batches])
+        parts = self.in_parts(parameters, inputs, labels)
+        return torch.cat([found.norms(clipping) for found, _, _ in parts])
 
     def clipped_losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor, bound: float) -> Tensor:
         """The sum over records of their losses, each clipped to [0, bound]; shape [], float64."""
@@ -496,21 +526,30 @@ class Engine:
         return total
 
     def _losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss of each record; computed record by record if the gradients are."""
+        """The loss of each record of one physical batch; computed record by record, or in parts, as gradients are."""
         if self._examined.layouts is not None:
             here = parameters.to(inputs.device)  # all at once, if they are in main memory
-            return self._passes.losses(here, self._filled(inputs), self._filled(labels))[: len(labels)]
+            try:
+                return self._passes.losses(here, self._filled(inputs), self._filled(labels))[: len(labels)]
+            except UnrecordedError:
+                if len(labels) > 1:
+                    halves = _halves(inputs, labels)
+                    return torch.cat([self._losses(parameters, *half) for half in halves])
         return self._passes.losses_one_by_one(parameters, inputs, labels)
 
-    def _with_batch(
-        self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping, total: Tensor | None
+    def _with_part(
+        self,
+        parameters: Tensor,
+        part: tuple[PerExampleGradients, Tensor, Tensor],
+        clipping: Clipping,
+        total: Tensor | None,
     ) -> Tensor:
-        """The total with the clipped sum of one physical batch; a new one, if None, is made after the backward pass.
+        """The total with the clipped sum of a part; a new one, if None, is made after the backward pass.
 
         In bfloat16, matrix products on some processors corrupt the rows next to a row that is not finite. There, each
         record of the batch that is not finite is computed again in a separate pass.
         """
-        found = self.contributions(parameters, inputs, labels)
+        found, inputs, labels = part
         norms = found.norms(clipping)
         total = torch.zeros_like(parameters, dtype=torch.float64) if total is None else total
         if self._passes.model.precision != torch.bfloat16:
@@ -581,6 +620,12 @@ def _digest(record: PerExampleGradients) -> int:
     """A digest of the gradient of one record, zeros without their sign."""
     parts = record.weighted_parts(torch.ones(1, dtype=torch.float64, device=record.losses.device))
     return hash(tuple((name, content_digest(part.add_(0.0))) for name, part in parts))
+
+
+def _halves(inputs: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The first and the second half of a batch of at least two records."""
+    middle = len(labels) // 2
+    return [(inputs[half], labels[half]) for half in (slice(middle), slice(middle, None))]
 
 
 @contextmanager

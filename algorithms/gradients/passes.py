@@ -31,6 +31,7 @@ from algorithms.gradients.grad_sample_recorder import (
     reporting_functions,
     running_opaque,
 )
+from algorithms.gradients.memory import lacks_memory
 from algorithms.gradients.model import PerExampleModel
 from algorithms.gradients.per_example_gradients import PerExampleGradients, combined
 from algorithms.gradients.placement import Bringer, Shards
@@ -269,7 +270,11 @@ class Passes:
             named = self.model.named(parameters.detach())
             with self._precision(inputs.device):
                 gradients, losses = self.model.inside(named, lambda: each(named, inputs, labels))
-        except RuntimeError:  # control flow that depends on values, or an operation without a batched form
+        except (
+            RuntimeError
+        ) as error:  # control flow that depends on values, or an operation without a batched form
+            if lacks_memory(error):  # other passes would round otherwise
+                raise
             return self._each_in_a_pass(parameters, inputs[:count], labels[:count])
         rows = {name: DenseGrad(gradient.reshape(len(labels), -1)) for name, gradient in gradients.items()}
         return self.contributions(parameters, losses.detach(), dict(rows))

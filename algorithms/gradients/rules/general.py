@@ -447,7 +447,9 @@ def _through(ends: list[tuple[Tensor, Tensor]], starts: dict[str, Tensor]) -> Gr
 
     try:
         given = back(grad_outputs, together=True)
-    except RuntimeError:  # an operation whose backward pass has no batched form
+    except RuntimeError as error:  # an operation whose backward pass has no batched form
+        if lacks_memory(error):
+            raise
         each = [back(list(some), together=False) for some in zip(*grad_outputs, strict=True)]
         given = tuple(None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True))
     return {

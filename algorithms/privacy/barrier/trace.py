@@ -167,8 +167,8 @@ def _exact_sum(
     A record without a finite gradient adds nothing to the sum and counts as reduced.
     """
     total, records, clipped = torch.zeros(len(answered.point), dtype=torch.float64), 0, 0
-    for inputs, labels in batches:
-        found = engine.contributions(answered.point, inputs, labels)
+    parts = (part for batch in batches for part in engine.in_parts(answered.point, *batch))
+    for found, _, labels in parts:
         norms = found.norms(answered.clipping)
         finite = found.finite(answered.clipping)
         indices = torch.nonzero(finite)[:, 0]

@@ -402,10 +402,10 @@ def importance_sum(
     bounds = last.bounds(count, sampling, clip_norm)
     candidates = np.flatnonzero(is_below(words[:, 0], _DOWN * sampling.rate * bounds / clip_norm))
     total, start = torch.zeros_like(point, dtype=torch.float64), 0
-    for inputs, labels in batches(candidates):
+    parts = (part for batch in batches(candidates) for part in engine.in_parts(point, *batch))
+    for found, inputs, labels in parts:
         rows = candidates[start : start + len(labels)]
         start += len(labels)
-        found = engine.contributions(point, inputs, labels)
         measured = found.norms(clipping)
         norms = measured.cpu().numpy()
         clipped = np.minimum(np.minimum(norms, bounds[rows]), clip_norm)

@@ -27,6 +27,8 @@ from algorithms.gradients import (
     company,
 )
 from algorithms.gradients.ghost_clipping import DenseGrad, EmbeddingGrad, LinearGrad, PerExample
+from algorithms.gradients.grad_sample_recorder import UnrecordedError
+from algorithms.gradients.passes import Passes
 from algorithms.gradients.per_example_gradients import PerExampleGradients
 from algorithms.gradients.rules.convolution import ConvGrad, Window
 from algorithms.gradients.rules.layers import HAS_FAST_LINEAR, FastLinear
@@ -417,6 +419,42 @@ def test_all_passes_of_an_engine_have_one_size_whatever_the_number_of_records(
             lambda some=some: engine.clipped_losses(*some.arguments, 1.0),
         ):
             assert sizes_of(engine, ask) == {engine.physical_batch}
+
+
+def test_a_record_whose_pass_cannot_be_recorded_changes_no_bit_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has a pass of its own, and the others passes of the size that was compared."""
+    spec = Spec(
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)), (6,), losses=cross_entropy
+    )
+    made = problem(replace(spec, classes=2), torch.float32, count=13)
+    engine, sizes = made.engine(physical_batch=8), set[int]()
+
+    def only_usual(run: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(self: Passes, parameters: Tensor, inputs: Tensor, *rest: Any) -> Any:
+            if len(inputs) > 1 or run is recorded:
+                sizes.add(len(inputs))
+                if bool((inputs > 100.0).any()):
+                    raise UnrecordedError("another way")
+            return run(self, parameters, inputs, *rest)
+
+        return checked
+
+    recorded = Passes.recorded
+    monkeypatch.setattr(Passes, "recorded", only_usual(recorded))
+    monkeypatch.setattr(Passes, "losses", only_usual(Passes.losses))
+    inputs, others = made.inputs.clone(), [0, 1, 2, *range(4, 13)]
+    inputs[3] = 101.0
+    odd, usual = replace(made, inputs=inputs), made.some(others)
+    for clipping in (L2(0.1), PerLayer((0.1, 0.1)), L1(0.1)):
+        norms = [engine.norms(*some.arguments, clipping) for some in (odd, usual)]
+        assert torch.equal(norms[0][others], norms[1])
+        sums = [engine.clipped_sum(*some.arguments, clipping) for some in (odd, usual, odd.some([3]))]
+        assert naive.relative(sums[0] - sums[1], sums[2]) < 1e-12
+    losses = [engine.clipped_losses(*some.arguments, 1e9) for some in (odd, usual, odd.some([3]))]
+    assert float(losses[0] - losses[1] - losses[2]) == pytest.approx(0.0, abs=1e-12 * float(losses[0]))
+    assert sizes == {8}
 
 
 def test_the_size_that_passes_have_is_one_that_was_compared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,36 @@ def test_records_in_separate_passes_take_the_memory_of_one_pass_and_of_their_gra
     assert memory.most < 4.5 * point.nbytes
 
 
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("out"), RuntimeError("can't allocate memory: 1 byte")]
+)
+def test_records_are_not_taken_another_way_for_lack_of_memory(
+    error: RuntimeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other passes would round otherwise, depending on what else takes memory at the moment."""
+
+    def by_sign(self: Wired, inputs: Tensor) -> Tensor:
+        return torch.stack([self.layer(one) if bool(one[0] > 0) else -self.layer(one) for one in inputs])
+
+    single = problem(Spec(lambda: Wired(by_sign, layer=nn.Linear(4, 2)), (4,)))
+    derived = problem(OF_PARAMETERS["merged low-rank adaptation"])
+    engines = single.engine(physical_batch=4), derived.engine(physical_batch=4)
+    assert [engine.is_batched for engine in engines] == [False, True]
+    grad = torch.autograd.grad
+
+    def full(*_: object) -> Any:
+        raise error
+
+    def unbatched(*given: Any, **settings: Any) -> Any:
+        return full() if settings.get("is_grads_batched") else grad(*given, **settings)
+
+    monkeypatch.setattr(torch.func, "grad_and_value", lambda *_: full)
+    monkeypatch.setattr(torch.autograd, "grad", unbatched)
+    for some, engine in zip((single, derived), engines, strict=True):
+        with pytest.raises(type(error), match=str(error)):
+            engine.clipped_sum(*some.arguments, L2(1.0))
+
+
 @pytest.mark.skipif(
     DEVICE.type != "cpu", reason="an accelerator multiplies more records at once, which takes more"
 )
