@@ -29,6 +29,7 @@ from algorithms.privacy.accounting.epsilon import (
 )
 from algorithms.privacy.accounting.event_rules import rule_of
 from algorithms.privacy.accounting.events import Schedule, event_to_json
+from algorithms.privacy.accounting.random_allocation import PaidSteps
 
 
 @dataclass(frozen=True)
@@ -220,7 +221,7 @@ class RenyiFilter:
                 f"epsilon {budget.epsilon:g} at delta {budget.delta:g} leaves nothing at order {order:g};"
                 " choose a larger order or a larger epsilon."
             )
-        self._total = 0.0
+        self._total, self._paid = 0.0, PaidSteps()
 
     def affords(self, event: dp.DpEvent) -> bool:
         return self._total + self._cost(event) <= self.limit
@@ -228,6 +229,7 @@ class RenyiFilter:
     def charge(self, event: dp.DpEvent) -> None:
         if not self.affords(event):
             raise _exhausted_error(event, f"{self.limit - self._total:.4g} at order {self.order:g}")
+        self._paid.take(event)
         self._total += self._cost(event)
 
     def spent(self, delta: float) -> float:

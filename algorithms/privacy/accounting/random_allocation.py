@@ -318,16 +318,28 @@ register(RandomAllocationDpEvent, _RandomAllocation())
 register(RandomAllocationStepDpEvent, _RandomAllocationStep())
 
 
-def check_passes(schedule: Iterable[tuple[dp.DpEvent, int]]) -> None:
-    """Raises RefusedError for later steps of a pass that no event before them has paid for."""
-    paid, left = None, 0
-    for event, count in schedule:
+class PaidSteps:
+    """The later steps of a pass that its first one has paid for, as events come one after the other."""
+
+    def __init__(self) -> None:
+        self._paid: tuple[float, int] | None = None
+        self._left = 0
+
+    def take(self, event: dp.DpEvent, count: int = 1) -> None:
+        """Take an event, `count` times; raises RefusedError for a later step that is not paid for."""
         if isinstance(event, RandomAllocationDpEvent):
-            paid, left = (event.noise_multiplier, event.parts), event.steps - 1
+            self._paid, self._left = (event.noise_multiplier, event.parts), event.steps - 1
         elif isinstance(event, RandomAllocationStepDpEvent):
-            left -= count
-            if (event.noise_multiplier, event.parts) != paid or left < 0:
+            if (event.noise_multiplier, event.parts) != self._paid or count > self._left:
                 raise RefusedError(
                     f"{count} later steps of a pass stand among the events, and none before them has paid for as many;"
-                    " check the document."
+                    " check the document, or the noise of each step."
                 )
+            self._left -= count
+
+
+def check_passes(schedule: Iterable[tuple[dp.DpEvent, int]]) -> None:
+    """Raises RefusedError for later steps of a pass that no event before them has paid for."""
+    paid = PaidSteps()
+    for event, count in schedule:
+        paid.take(event, count)

@@ -30,6 +30,7 @@ from algorithms.privacy.accounting.events import (
     schedule_to_json,
     unrolled,
 )
+from algorithms.privacy.accounting.filters import RenyiFilter
 from algorithms.privacy.accounting.pld import ComposedLoss
 from algorithms.privacy.accounting.random_allocation import pair_of_pass
 from algorithms.privacy.barrier.trace import Trace
@@ -180,6 +181,25 @@ def test_later_steps_are_free_only_after_the_first_of_their_pass() -> None:
     ):
         with pytest.raises(RefusedError, match="later steps of a pass"):
             unrolled(schedule)
+
+
+def test_an_adaptive_run_pays_for_a_step_with_other_noise_than_its_pass() -> None:
+    """Later steps are free under a Rényi filter, so a step with a hundredth of the noise would be."""
+    spend = RenyiFilter(8.0, Budget(50.0, 1e-5))
+    asked = barrier(made_up(20), spend=spend)
+
+    def ask(noise: float, step: int) -> None:
+        sampling = RandomAllocation(5, 3, step)
+        point = small_model().initial_parameters()
+        asked.gradient(point, sampling=sampling, clipping=L2(1.0), noise=Gaussian(noise), divisor=4.0)
+
+    ask(1.0, 0)
+    cost = spend.spent(1e-5)
+    with pytest.raises(RefusedError, match="later steps of a pass"):
+        ask(0.01, 1)
+    for step in (1, 2):
+        ask(1.0, step)
+    assert spend.spent(1e-5) == cost > 0.0
 
 
 def test_events_are_written_and_read_and_have_no_bound_where_nothing_is_proven() -> None:
