@@ -36,6 +36,8 @@ _READING_FUNCTIONS = (
         "__float__",
         "__index__",
         "__array__",
+        "__dlpack__",
+        "__repr__",
         "item",
         "tolist",
         "numpy",
@@ -173,7 +175,10 @@ class OpTracer(_TracerMode):
         self.is_short |= any(tensor.dtype in (torch.float32, *_NARROW) for tensor in given if of_records)
         numbers = [tensor for tensor in given if tensor.dtype != torch.uint8]  # bytes are workspace
         self.operations.append(Operation(_shapes(numbers), _shapes(of_records), _shapes(unknown)))
-        self._known.update(dict.fromkeys(given))
+        if kind is _ATEN.set_ and len(taken) == 1:  # memory that no operation wrote, as in `copy.deepcopy`
+            self._known.pop(taken[0], None)
+        else:
+            self._known.update(dict.fromkeys(given))
         if of_records and kind not in _OF_NO_VALUE:
             self._of_records.update(dict.fromkeys(given))
             if func._schema.is_mutable:

@@ -1,5 +1,6 @@
 """What a model computes is seen, with whatever functions it is written: a private value may not choose the way."""
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -427,6 +428,30 @@ HIDDEN: dict[str, Callable[[Wired, Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", HIDDEN)
 def test_what_shows_in_other_passes_or_elsewhere_is_seen(name: str) -> None:
     assert of_layer(HIDDEN[name]).engine(physical_batch=4096).physical_batch == 1
+
+
+RARE: dict[str, Callable[[Tensor], bool]] = {
+    "a copy": lambda x: bool((copy.deepcopy(x.detach()) == -999.0).any()),
+    "numpy": lambda x: bool((np.from_dlpack(x.detach()) == -999.0).any()),
+    "text": lambda x: "True" in str((x == -999.0).any()),
+    "membership": lambda x: -999.0 in x,
+    "a maximum": lambda x: max(x.abs().flatten()) == 999.0,
+    "a number": lambda x: (x == -999.0).sum().item() > 0,
+}
+
+
+@pytest.mark.parametrize("name", RARE)
+def test_a_branch_that_no_made_up_record_takes_changes_no_other_record(name: str) -> None:
+    made = problem(
+        Spec(
+            lambda: Wired(lambda self, x: self.layer(2 * x if RARE[name](x) else x), layer=nn.Linear(4, 3)),
+            (4,),
+        )
+    )
+    engine, marked = made.engine(physical_batch=8), made.inputs.clone()
+    marked[0] = -999.0
+    norms = [engine.norms(made.parameters, some, made.labels, L2(1.0)) for some in (made.inputs, marked)]
+    assert torch.equal(norms[0][1:], norms[1][1:])
 
 
 def clipped_errors(self: Wired, x: Tensor) -> Tensor:
