@@ -49,7 +49,6 @@ from algorithms.privacy.ledger.rows import (
     affordable,
     balance_of,
     block_views,
-    contents,
     find_fullest_block,
     in_words,
     replay,
@@ -273,9 +272,9 @@ class Ledger:
         with "way:" is of the key and the columns by which they were made.
 
         Raises BudgetRefusedError if a cap does not allow the run, and if a block holds exactly what a block of another
-        name holds or held, unless the owner overruled that. Raises RefusedError for events without a bound under the
-        population's composition, for an adjacency other than that of earlier charges to a private population, and for a
-        run_id of another reservation or of a run that has ended.
+        name holds or held, or not what it was charged for, unless the owner overruled that. Raises RefusedError for
+        events without a bound under the population's composition, for an adjacency other than that of earlier charges
+        to a private population, and for a run_id of another reservation or of a run that has ended.
         """
         rules.check_name(run_id, "run_id")
         run = Draft("reserve", population, cost, run_id, events, notes)
@@ -288,14 +287,15 @@ class Ledger:
                 rules.check_resumes(state.runs[run_id], drafts)
                 return []
             rules.check_once(state, population, notes)
+            # Again, since another run may have charged these blocks with other content after `check_contents`.
             rules.check_repeats(state, population, held or {})
+            rules.check_changes(state, population, held or {})
             rules.check_fits(state, drafts)
             return drafts
 
-        digests = [digest for found in held.values() for digest in contents(found)] if held else None
         # A run on a whole population has to know whether that has blocks.
         asked = None if WHOLE_POPULATION in blocks else blocks
-        self._append(StatePart(population, run_id, notes.get("retraining"), digests, asked), decide)
+        self._append(StatePart(population, run_id, notes.get("retraining"), held or None, asked), decide)
 
     def settle(self, run_id: str, spent: Budget, *, events: Events, model: str | None = None) -> None:
         """Settle a run at what it spent; does nothing if it is already settled like this.
@@ -403,7 +403,7 @@ class Ledger:
 
     def held(self, population: str) -> dict[str, frozenset[str]]:
         """The digests of each block's content at its reservations; see `Ledger.reserve`."""
-        state = self._state(population, held=())
+        state = self._state(population, held={})
         return {block: found for (_, block), found in state.held.items()}
 
     def check_contents(self, population: str, held: Mapping[str, Sequence[str]]) -> None:
@@ -411,7 +411,7 @@ class Ledger:
 
         held: see `reserve`.
         """
-        state = self._state(population, held=())
+        state = self._state(population, held={})
         rules.check_repeats(state, population, held)
         rules.check_changes(state, population, held)
 

@@ -25,7 +25,16 @@ from sqlalchemy.exc import DBAPIError
 
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger.composition import WHOLE_POPULATION, Amount, Terms
-from algorithms.privacy.ledger.rows import STATES, Account, Entry, Head, LedgerState, Run, replay
+from algorithms.privacy.ledger.rows import (
+    STATES,
+    Account,
+    Entry,
+    Head,
+    LedgerState,
+    Run,
+    contents,
+    replay,
+)
 
 _MANY = 50
 
@@ -102,15 +111,15 @@ class _AccountRow(NamedTuple):
 class StatePart:
     """The part of the state that is needed: a population with its accounts and open runs, and what is asked for.
 
-    run: of any population. retraining: whose run is needed. held: digests of blocks' content that are looked for; None
-    if no digests are needed. blocks: whose accounts are enough, with that of the whole population; None for all. With
-    them, no other open runs and no other digests are loaded.
+    run: of any population. retraining: whose run is needed. held: digests of blocks, see `Ledger.reserve`; None if no
+    digests are needed. blocks: whose accounts are enough, with that of the whole population; None for all. With them,
+    no other open runs are loaded, and no digests but those of the blocks in `held` and of blocks of the same content.
     """
 
     population: str
     run: str | None = None
     retraining: object = None
-    held: Collection[str] | None = None
+    held: Mapping[str, Sequence[str]] | None = None
     blocks: Collection[str] | None = None
 
     def whole(self) -> "StatePart":
@@ -128,7 +137,9 @@ class StatePart:
         questions = [(_NAMED_ACCOUNTS[dialect], accounts), (_ASKED_RUNS, runs)]
         if self.held is None:
             return questions
-        return [*questions, (_SHARED[dialect], population | {"held": _list(self.held, dialect)})]
+        digests = [digest for some in self.held.values() for digest in contents(some)]
+        held = {"digests": _list(digests, dialect), "names": _list([*self.held], dialect)}
+        return [*questions, (_NAMED_HELD[dialect], population | held)]
 
     def state(self, connection: Connection, answers: Sequence[Sequence[Any]]) -> LedgerState:
         """The state from the queries' answers."""
@@ -385,8 +396,9 @@ _ACCOUNTS_OF = (
 _ACCOUNTS = sa.text(_ACCOUNTS_OF.format(""))
 _NAMED_ACCOUNTS = _in_each(_ACCOUNTS_OF.format("AND block IN [blocks]"))
 _HELD = sa.text("SELECT block, digest FROM epsilonflow_held WHERE population = :population")
-_SHARED = _in_each(
-    "SELECT block, digest FROM epsilonflow_held WHERE population = :population AND digest IN [held]"
+_NAMED_HELD = _in_each(
+    "SELECT block, digest FROM epsilonflow_held WHERE population = :population"
+    " AND (digest IN [digests] OR block IN [names])"
 )
 _RUNS_OF = (
     "SELECT run_id, run FROM epsilonflow_run WHERE run_id = :run {}"  # each by an index of its own

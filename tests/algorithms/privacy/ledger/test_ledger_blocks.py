@@ -339,7 +339,7 @@ def test_a_charged_block_keeps_its_content_unless_the_owner_lets_it_change(tmp_p
     """Contents are compared where they were digested alike, which "way:" tells: by the same key and columns."""
     ledger = declared(tmp_path, "january", "february")
     _hold_all(ledger, "a", {"january": ["A", "way:1"]})
-    _hold_all(ledger, "b", {"january": ["B", "way:1"]})
+    _hold_all(ledger, "b", {"january": ["B"]})  # by a version that noted no way
     for known in "AB":
         ledger.check_contents("patients", {"january": [known, "other", "way:1"], "february": ["C", "way:2"]})
     ledger.check_contents("patients", {"january": ["D", "way:3"]})
@@ -354,6 +354,32 @@ def test_a_charged_block_keeps_its_content_unless_the_owner_lets_it_change(tmp_p
     _hold_all(again, "c", {"february": ["C", "way:2"]})
     with pytest.raises(BudgetRefusedError, match="the block 'february'"):
         again.check_contents("patients", {"february": ["D", "way:2"]})
+
+
+def test_contents_are_compared_again_when_a_run_is_reserved(
+    ledger_url: str,
+) -> None:
+    """Two copies of a checkout begin at once, and a person is in January here and in February there."""
+    here, there = Ledger.open(ledger_url), Ledger.open(ledger_url)
+    here.declare("patients", CAP, public=False)
+    for block in ("january", "february", "march"):
+        here.declare_block("patients", block)
+    held = {"january": ["A", "way:1"], "february": ["B", "way:1"], "march": ["C", "way:1"]}
+    moved = held | {"january": ["A without one", "way:1"], "february": ["B and one", "way:1"]}
+    for ledger, contents in ((here, held), (there, moved)):
+        ledger.check_contents("patients", contents)
+    terms: dict[str, Any] = {"events": EVENTS, "notes": {}}
+    here.reserve("a", "patients", Budget(0.1, 0.0), blocks=["january"], held=held, **terms)
+    rows = here.history()
+    for blocks in (["january"], ["february", "march"]):
+        with pytest.raises(
+            BudgetRefusedError, match=r"'january' of .* does not hold the records that were charged"
+        ):
+            there.reserve("b", "patients", Budget(0.1, 0.0), blocks=blocks, held=moved, **terms)
+    assert here.history() == rows
+    there.overrule("patients", "january", by="the owner")
+    there.reserve("c", "patients", Budget(0.1, 0.0), blocks=["february", "march"], held=moved, **terms)
+    there.verify()
 
 
 def test_under_sums_blocks_pay_for_runs_that_each_meet_one_of_a_person_s_records(tmp_path: Path) -> None:
