@@ -176,7 +176,7 @@ class OpTracer(_TracerMode):
         numbers = [tensor for tensor in given if tensor.dtype != torch.uint8]  # bytes are workspace
         self.operations.append(Operation(_shapes(numbers), _shapes(of_records), _shapes(unknown)))
         if kind is _ATEN.set_ and len(taken) == 1:  # memory that no operation wrote, as in `copy.deepcopy`
-            self._known.pop(taken[0], None)
+            self._known.pop(taken[0], None)  # type: ignore[no-untyped-call]
         else:
             self._known.update(dict.fromkeys(given))
         if of_records and kind not in _OF_NO_VALUE:
