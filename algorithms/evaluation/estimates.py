@@ -1,62 +1,337 @@
-"""Metrics of a released histogram, with intervals that count the noise and that the records are a sample."""
+"""Metrics of a released histogram, with 95 % intervals.
+
+They estimate metrics of the people that the held-out records are a sample of. Metrics of numbers are those of numbers
+scaled to [-1, 1]. Where noise drowns a metric there is none: this is decided from released cells alone.
+"""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
+from scipy.stats import norm
 
-from algorithms.evaluation.histogram import Floats, HistogramSpec, Released, error_nodes, score_nodes
+from algorithms.evaluation.histogram import (
+    MAX_LOG_ODDS,
+    Floats,
+    Released,
+    View,
+    error_nodes,
+    loss_nodes,
+    score_edges,
+    score_nodes,
+    target_centres,
+    target_nodes,
+)
+from algorithms.evaluation.intervals import (
+    DROWNED,
+    MAX_NOISE,
+    TOO_FEW,
+    Cells,
+    Estimate,
+    Outcome,
+    area_under_curve,
+    independent,
+    mean,
+    proportion,
+    share,
+    shrunk,
+    variance_explained,
+)
 
-_Z = 1.959964
-MAX_NOISE = 0.05
-"""A metric whose standard error by noise alone is above this is not shown."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A metric of the people that the held-out records are a sample of: its estimate and its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
+MAX_TIES = 0.3
+"""The AUC is not shown where more of the pairs of a positive and a negative are in one bin, which hides their order."""
+_INVALID = "the model's scores are not finite, or labels unknown, for more of the held-out records than noise explains."
 
 
 def metrics_of(released: Released) -> Mapping[str, Estimate | None]:
-    """The metrics of the histogram by name; None where noise drowns them."""
-    spec, noise = released.spec, released.noise_std
-    if spec.kind == "two classes":
-        low, high = released.table("score x label, 2")
-        return {"accuracy": _proportion(low[0] + high[1], low[1] + high[0], noise * math.sqrt(2))}
-    if spec.kind == "classes":
-        wrong, right = released.table("right")
-        return {"accuracy": _proportion(right, wrong, noise)}
-    if spec.kind == "score":
-        return {"score": _mean(released.table("score"), score_nodes(spec.bins), noise)}
-    nodes = np.append(error_nodes(spec.bins), 1.0)
+    """The metrics by name; None where noise drowns them, or a bias cannot be removed."""
     return {
-        "mae": _mean(released.table("error"), nodes, noise),
-        "mse": _mean(released.table("error"), np.square(nodes), noise),
+        name: outcome if isinstance(outcome, Estimate) else None
+        for name, outcome in outcomes_of(released).items()
     }
 
 
-def expected_errors(spec: HistogramSpec, at_most: int, noise_std: float) -> Mapping[str, float]:
-    """Standard errors of the metrics that are expected with at most so many people, before anything is released."""
-    sampling = 0.25 / max(1, at_most)
-    return {"accuracy": math.sqrt(sampling + (noise_std / max(1, at_most)) ** 2)}
+def reasons_of(released: Released) -> Mapping[str, str]:
+    """One sentence for every metric that is None."""
+    return {name: outcome for name, outcome in outcomes_of(released).items() if isinstance(outcome, str)}
 
 
-def _proportion(hits: float, misses: float, noise: float) -> Estimate | None:
-    return _mean(np.array([misses, hits]), np.array([0.0, 1.0]), noise)
+def outcomes_of(released: Released) -> dict[str, Outcome]:
+    """The metrics by name, or the reason why there is none."""
+    outcomes = view_outcomes(released.view())
+    if released.invalid > 4.0 * released.noise_std and released.noise_std > 0:
+        return dict.fromkeys(outcomes, _INVALID)
+    return outcomes
 
 
-def _mean(cells: Floats, nodes: Floats, noise: float) -> Estimate | None:
-    total = float(cells.sum())
-    if total <= 4 * noise * math.sqrt(len(cells)):
-        return None
-    value = float(cells @ nodes) / total
-    by_noise = noise * float(np.linalg.norm(nodes - value)) / total
-    if by_noise > MAX_NOISE:
-        return None
-    error = _Z * math.sqrt(by_noise**2 + max(0.0, float(cells @ np.square(nodes - value))) / total**2)
-    return Estimate(value, value - error, value + error)
+def view_outcomes(view: View) -> dict[str, Outcome]:
+    """The metrics of all records or of a group."""
+    if view.spec.kind == "two classes":
+        return _of_two_classes(scored_cells(view))
+    if view.spec.kind == "classes":
+        return _of_classes(view)
+    if view.spec.kind == "number":
+        return _of_numbers(view)
+    cells, nodes = independent(view.tables["score"], view.noise_std), score_nodes(view.spec.bins)
+    return {"score": mean(cells, nodes, np.ones_like(nodes), has_units=False, least=0.0)}
+
+
+# Two classes
+
+
+class ScoredCells(Cells):
+    """Cells of score bin x label, [bins x 2] flattened, by least squares from all resolutions.
+
+    The resolutions are y = A x + noise with the same A for both labels, so x is estimated by (A'A)^-1 A'y, which is
+    unbiased and of which no linear estimate has a smaller variance (Gauss-Markov).
+    """
+
+    bin_covariance: Floats
+
+    def __init__(self, values: Floats, bin_covariance: Floats) -> None:
+        super().__init__(values.ravel(), np.kron(bin_covariance, np.eye(2)).astype(np.float64))
+        object.__setattr__(self, "bin_covariance", bin_covariance)
+
+    @property
+    def by_bin(self) -> Floats:
+        return self.values.reshape(-1, 2)
+
+
+def scored_cells(view: View) -> ScoredCells:
+    """The cells at the finest resolution."""
+    solve, covariance = _least_squares(view.spec.resolutions)
+    stacked = np.concatenate([view.tables[f"score x label, {size}"] for size in view.spec.resolutions])
+    return ScoredCells(solve @ stacked, view.noise_std**2 * covariance)
+
+
+@cache
+def _least_squares(resolutions: tuple[int, ...]) -> tuple[Floats, Floats]:
+    """(A'A)^-1 A' and (A'A)^-1, where A adds up bins of the last resolution to those of each."""
+    bins = resolutions[-1]
+    sums = np.concatenate([np.kron(np.eye(size), np.ones((1, bins // size))) for size in resolutions])
+    covariance: Floats = np.linalg.inv(sums.T @ sums)
+    return covariance @ sums.T, covariance
+
+
+def bin_centres(bins: int) -> Floats:
+    """Log-odds in the middle of each bin, [bins], in asinh(2 z); of the outer ones where log-odds are cut off."""
+    edges = np.arcsinh(2 * score_edges(bins))
+    middles = np.sinh((edges[1:] + edges[:-1]) / 2) / 2
+    return np.concatenate([[-MAX_LOG_ODDS], middles, [MAX_LOG_ODDS]])
+
+
+def _of_two_classes(cells: ScoredCells) -> dict[str, Outcome]:
+    bins = len(cells.by_bin)
+    tn, fp, fn, tp = confusion_at(bins, bins // 2)
+    positive = proportion(cells, tp + fn, tn + fp)
+    return {
+        "accuracy": proportion(cells, tp + tn, fp + fn),
+        "majority_accuracy": _larger_part(positive),
+        "positive_share": positive,
+        "auc": _auc(cells),
+        "f1": macro_f1(cells, np.stack([tn, tp]), np.stack([2 * tn + fp + fn, 2 * tp + fp + fn])),
+        "positive_f1": proportion(cells, tp, fp + fn, twice=True),
+        "precision": proportion(cells, tp, fp),
+        "recall": proportion(cells, tp, fn),
+        "log_loss": mean(cells, log_losses(bins), np.ones(2 * bins), has_units=True, least=0.0),
+        "calibration_gap": _calibration_gap(cells),
+    }
+
+
+def confusion_at(bins: int, cut: int) -> tuple[Floats, Floats, Floats, Floats]:
+    """Weights of the cells, [bins x 2] each, that add up true negatives, false positives, false negatives and true
+    positives, where bins from `cut` on are predicted positive."""
+    above = np.arange(bins) >= cut
+    return tuple(  # type: ignore[return-value]
+        np.outer(side, label).ravel().astype(np.float64)
+        for label in ([1.0, 0.0], [0.0, 1.0])
+        for side in (~above, above)
+    )
+
+
+def _auc(cells: ScoredCells) -> Outcome:
+    """AUC, extrapolated to bins of no width: ties in a bin count half, whose bias falls with the square of the width,
+    so it is (4 A - A') / 3 for the AUC A' of pairs of bins."""
+    fine, coarse = _auc_kernels(len(cells.by_bin))
+    n, p = cells.by_bin.T
+    outcome = area_under_curve(cells.by_bin, cells.bin_covariance, (4 * fine - coarse) / 3)
+    if isinstance(outcome, Estimate) and float(p @ n) > MAX_TIES * float(n.sum() * p.sum()):
+        return "the model's scores lie in a few of the bins, which hide the order of too many pairs."
+    return outcome
+
+
+@cache
+def _auc_kernels(bins: int) -> tuple[Floats, Floats]:
+    def ordered(size: int) -> Floats:
+        return np.tril(np.ones((size, size)), -1) + np.eye(size) / 2
+
+    merge = np.kron(np.eye(bins // 2), np.ones((1, 2)))
+    return ordered(bins), merge.T @ ordered(bins // 2) @ merge
+
+
+def extrapolated(bins: int, of: Floats, of_pairs: Floats) -> Floats:
+    """Values in the middle of bins and of pairs of bins, made into weights whose sum over people has no bias of second
+    order in the width (Richardson); for the outer pairs, which have no width, those of the bins."""
+    weights = (4 * of - np.repeat(of_pairs, 2, axis=0)) / 3
+    weights[:2], weights[-2:] = of[:2], of[-2:]
+    return weights
+
+
+def log_losses(bins: int) -> Floats:
+    """The weights of the cells, [bins x 2] flattened, for the log loss, with log-odds cut off at -8 and 8."""
+
+    def losses(centres: Floats) -> Floats:
+        return np.logaddexp(0.0, np.stack([centres, -centres], axis=1))
+
+    return extrapolated(bins, losses(bin_centres(bins)), losses(pair_centres(bins))).ravel()
+
+
+def pair_centres(bins: int) -> Floats:
+    """Log-odds in the middle of pairs of bins, [bins / 2]; the outer pairs have none, and theirs mean nothing."""
+    return score_edges(bins)[::2]
+
+
+def _calibration_gap(cells: ScoredCells) -> Outcome:
+    """The mean predicted probability less the share of positives."""
+    bins = len(cells.by_bin)
+    probability = extrapolated(bins, sigmoid(bin_centres(bins)), sigmoid(pair_centres(bins)))
+    gaps = np.stack([probability, probability - 1], axis=1).ravel()
+    return mean(cells, gaps, np.ones(2 * bins), has_units=False)
+
+
+def sigmoid(log_odds: Floats) -> Floats:
+    return 0.5 + 0.5 * np.tanh(log_odds / 2)
+
+
+def _larger_part(positive: Outcome) -> Outcome:
+    """The accuracy of always predicting the more frequent class, which is at least a half."""
+    if not isinstance(positive, Estimate):
+        return positive
+    # The larger of two noisy shares is too large: the square of the distance to a half has its variance subtracted.
+    distance = max(0.0, (positive.value - 0.5) ** 2 - positive.standard_error**2)
+    low = max(positive.low, 1 - positive.high, 0.5)
+    high = max(positive.high, 1 - positive.low)
+    return Estimate(min(max(0.5 + math.sqrt(distance), low), high), low, high)
+
+
+# Classes
+
+
+def _of_classes(view: View) -> dict[str, Outcome]:
+    wrong_right = independent(view.tables["right"], view.noise_std)
+    losses = independent(view.tables["log loss"], view.noise_std)
+    nodes = loss_nodes(view.spec.bins)
+    return {
+        "accuracy": proportion(wrong_right, np.array([0.0, 1.0]), np.array([1.0, 0.0])),
+        "majority_accuracy": _majority(view),
+        "f1": _f1_of_classes(view),
+        "log_loss": mean(losses, np.square(nodes), np.ones_like(nodes), has_units=True, least=0.0),
+    }
+
+
+def class_cells(view: View) -> tuple[Cells, Floats, Floats, Floats]:
+    """Cells, and the weights [classes, cells] that add up each class's right records, its records, and the records that
+    are predicted to be of it."""
+    classes = view.spec.outputs
+    identity = np.eye(classes)
+    if "predicted x label" in view.tables:
+        right = np.stack([np.outer(row, row).ravel() for row in identity])
+        return (
+            independent(view.tables["predicted x label"], view.noise_std),
+            right,
+            np.tile(identity, classes),
+            np.repeat(identity, classes, axis=1),
+        )
+    parts = [view.tables["label x right"].ravel(), view.tables["predicted"]]
+    none = np.zeros((classes, classes))
+    return (
+        independent(np.concatenate(parts), view.noise_std),
+        np.hstack([np.kron(identity, [0.0, 1.0]), none]),
+        np.hstack([np.kron(identity, [1.0, 1.0]), none]),
+        np.hstack([np.zeros((classes, 2 * classes)), identity]),
+    )
+
+
+def _f1_of_classes(view: View) -> Outcome:
+    cells, right, of_class, predicted = class_cells(view)
+    return macro_f1(cells, right, of_class + predicted)
+
+
+def macro_f1(cells: Cells, right: Floats, named: Floats) -> Outcome:
+    """The mean over classes of F_k = 2 T_k / Q_k, by the delta method.
+
+    The curvature's bias, -2 cov(T, Q) / Q^2 + 2 T var(Q) / Q^3, of noise and sample, is subtracted. A record that
+    enters two cells is taken for two people, which makes the interval wider (Jensen).
+
+    Args:
+        cells: [k].
+        right: [classes, k], weights that add up T_k, the right records of a class.
+        named: [classes, k], those that add up Q_k, its records and those that are predicted to be of it.
+    """
+    hits, totals = right @ cells.values, named @ cells.values
+    own_noise = np.einsum("ij,ij->i", named @ cells.covariance, named)
+    # What is decided by noisy sizes themselves would show the classes that noise has made larger.
+    sizes = shrunk(totals, own_noise)
+    if (sizes <= 4.0 * np.sqrt(own_noise)).any() or (totals <= np.sqrt(own_noise)).any():
+        return TOO_FEW
+    slopes_of_hits, slopes = 2 / sizes, -2 * hits / sizes**2
+    expected = (slopes_of_hits[:, None] * right + slopes[:, None] * named).mean(axis=0)
+    if math.sqrt(cells.noise(expected, expected)) > MAX_NOISE:
+        return DROWNED
+    gradient = ((2 / totals)[:, None] * right - (2 * hits / totals**2)[:, None] * named).mean(axis=0)
+    covariance = cells.covariance + np.diag(cells.values)
+    joint, squares = (np.einsum("ij,ij->i", rows @ covariance, named) for rows in (right, named))
+    bias = float(np.mean(-2 * joint / totals**2 + 2 * hits * squares / totals**3))
+    by_noise = cells.noise(gradient, gradient)
+    return share(float(np.mean(2 * hits / totals)) - bias, by_noise, cells.total(np.square(gradient)))
+
+
+def _majority(view: View) -> Outcome:
+    """The accuracy of always predicting the most frequent class.
+
+    The largest of many noisy counts is too large, so it is that of shrunk ones. The interval holds those of all classes
+    that can be the most frequent one (Bonferroni), so it is wider than needed where several are.
+    """
+    cells, _, of_class, _ = class_cells(view)
+    counts, classes = of_class @ cells.values, len(of_class)
+    everyone = of_class.sum(axis=0)
+    if not cells.is_clear(everyone):
+        return TOO_FEW
+    total, noise = counts.sum(), cells.noise(of_class[0], of_class[0])
+    if math.sqrt(noise) > 0.05 * total:
+        return DROWNED
+    own = noise + np.clip(counts * (1 - counts / total), 0.0, None)
+    largest = float(shrunk(counts, own).max())
+    deviations = np.sqrt(own)
+    every = norm.isf(0.025 / classes) * deviations
+    contenders = int(np.sum(counts + every >= (counts - every).max()))
+    reach = norm.isf(0.025 / contenders) * deviations
+    low = max(total / classes, float((counts - reach).max()))
+    high = max(low, float((counts + reach).max()))
+    return Estimate(*(float(end / total) for end in (min(max(largest, low), high), low, min(total, high))))
+
+
+# Numbers
+
+
+def _of_numbers(view: View) -> dict[str, Outcome]:
+    """Errors above 1, half of the range, count as 1."""
+    nodes = np.append(error_nodes(view.spec.bins), 1.0)
+    errors = independent(view.tables["error"], view.noise_std)
+    squared = mean(errors, np.square(nodes), np.ones_like(nodes), has_units=True, least=0.0)
+    explained, spread = variance_explained(
+        errors.values,
+        independent(view.tables["target"], view.noise_std).values,
+        view.tables["error x target"],
+        np.square(nodes),
+        target_nodes(),
+        target_centres(),
+        view.noise_std,
+    )
+    return {
+        "r2": explained,
+        "rmse": squared.map(math.sqrt) if isinstance(squared, Estimate) else squared,
+        "mae": mean(errors, nodes, np.ones_like(nodes), has_units=True, least=0.0),
+        "mean_rmse": spread.map(math.sqrt) if isinstance(spread, Estimate) else spread,
+    }

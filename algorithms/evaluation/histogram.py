@@ -10,43 +10,27 @@ Bins, nodes and tables follow from the public `HistogramSpec` alone, never from 
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-Kind: TypeAlias = Literal["two classes", "classes", "number", "score"]
+Kind: TypeAlias = Literal["two classes", "classes", "number", "score", "difference"]
 Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]
 Groups: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 
-_BINS: dict[Kind, int] = {"two classes": 32, "classes": 16, "number": 12, "score": 3}
-_TARGET_NODES = 8
+_BINS: dict[Kind, int] = {"two classes": 64, "classes": 16, "number": 12, "score": 3, "difference": 3}
+_TARGET_NODES, _TARGET_BINS = 8, 16
 _MAX_CONFUSION = 32
 """Up to so many classes the table of predicted class and label is released as a whole."""
+SIDE_SHARE = 0.25
+"""Of the norm of a difference of scores, what counts the people."""
 _MAX_CELLS = 2**20
-
-
-@dataclass(frozen=True)
-class Table:
-    """One histogram that every record with finite scores and a known label and group enters.
-
-    name: what is counted. shape: its axes, the last of which varies fastest. part: "" for all records, else the column
-    whose value `group` a record must have, or "crossed". start: the first of its cells in the released vector.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    part: str
-    group: int
-    start: int
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
+MAX_LOG_ODDS, MAX_LOSS = 8.0, 9.0
+"""Where log-odds of two classes, and the log loss of more, are cut off."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +43,12 @@ class HistogramSpec:
         bins: bins of the score or of the confidence, nodes of the error or of the bounded score.
         groups: columns and their declared values, by which metrics are also given.
         cross: whether groups are the combinations of all columns' values rather than the values of each column.
+        halves: whether scores of two classes are also counted in two halves of the people, so that a recalibration is
+            judged on people to whom it was not fitted.
 
     Example:
         >>> spec = histogram_for("two classes", 2, (("sex", ("f", "m")),))
-        >>> spec.sensitivity == math.sqrt(6)  # three resolutions, of all records and of a record's sex
+        >>> spec.sensitivity == math.sqrt(10)  # five resolutions, of all records and of a record's sex
         True
         >>> HistogramSpec.from_json(spec.to_json()) == spec
         True
@@ -73,12 +59,12 @@ class HistogramSpec:
     bins: int
     groups: Groups = ()
     cross: bool = False
+    halves: bool = False
 
     @property
     def cells(self) -> int:
         """Length of the released vector; its last cell counts records that cannot be evaluated."""
-        last = self.tables[-1]
-        return last.start + last.size + 1
+        return self._block * sum(map(len, self.all_parts.values())) + math.prod(self.half_shape) + 1
 
     @property
     def sensitivity(self) -> float:
@@ -87,7 +73,7 @@ class HistogramSpec:
         A record enters one table of every name in all records, and one of every name in each of its groups. A person
         with several records enters their weighted sum, whose norm is at most the weights' sum, 1, times that of one.
         """
-        return math.sqrt(len(self.shapes) * (1 + len(self.parts)))
+        return math.sqrt(len(self.shapes) * len(self.all_parts) + self.halves)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -98,10 +84,10 @@ class HistogramSpec:
             return {
                 "error": (self.bins + 1,),
                 "target": (_TARGET_NODES,),
-                "error x target": (self.bins + 1, _TARGET_NODES),
+                "error x target": (self.bins + 1, _TARGET_BINS),
             }
-        if self.kind == "score":
-            return {"score": (self.bins,)}
+        if self.kind in ("score", "difference"):
+            return {self.kind: (self.bins,)}
         classes = self.outputs
         confusion: dict[str, tuple[int, ...]] = (
             {"predicted x label": (classes, classes)}
@@ -111,14 +97,14 @@ class HistogramSpec:
         return {
             "right": (2,),
             "confidence x right": (self.bins, 2),
-            "probability of the label": (self.bins,),
+            "log loss": (self.bins,),
             **confusion,
         }
 
     @property
     def resolutions(self) -> tuple[int, ...]:
         """Numbers of score bins in the tables of two classes."""
-        return (2, 8, self.bins)
+        return (2, 4, 8, 16, self.bins)
 
     @property
     def parts(self) -> dict[str, tuple[str, ...]]:
@@ -130,18 +116,37 @@ class HistogramSpec:
             names = [f"{name} / {value}" if name else value for name in names for value in values]
         return {" x ".join(column for column, _ in self.groups): tuple(names)}
 
-    @cached_property
-    def tables(self) -> tuple[Table, ...]:
-        """All tables, in the order of their cells."""
-        return tuple(self._tables())
+    @property
+    def all_parts(self) -> dict[str, tuple[str, ...]]:
+        """All records, whose name is "", and the parts."""
+        return {"": ("",), **self.parts}
 
-    def _tables(self) -> Iterator[Table]:
-        start = 0
-        for part, names in {"": ("",), **self.parts}.items():
-            for group in range(len(names)):
-                for name, shape in self.shapes.items():
-                    yield (table := Table(name, shape, part, group, start))
-                    start += table.size
+    @property
+    def half_shape(self) -> tuple[int, ...]:
+        """The table of half x score x label."""
+        return (2, self.resolutions[-2], 2) if self.halves else (0,)
+
+    @property
+    def _block(self) -> int:
+        """Cells of all tables of one group."""
+        return sum(map(math.prod, self.shapes.values()))
+
+    def tables_of(self, part: str, values: Floats) -> dict[str, Floats]:
+        """The tables by name, [groups, ...], as views of the released vector.
+
+        The vector holds all records' tables, then those of each group of each part, the table of halves, and the cell
+        of records that cannot be evaluated.
+        """
+        names = list(self.all_parts)
+        before = sum(len(self.all_parts[name]) for name in names[: names.index(part)])
+        groups, block = len(self.all_parts[part]), self._block
+        cells = values[before * block : (before + groups) * block].reshape(groups, block)
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes.values()])[:-1]
+        tables = np.split(cells, ends, axis=1)
+        return {
+            name: table.reshape(groups, *shape)
+            for (name, shape), table in zip(self.shapes.items(), tables, strict=True)
+        }
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -153,14 +158,17 @@ class HistogramSpec:
             fields = json.loads(text)
             groups = tuple((column, tuple(values)) for column, values in fields.pop("groups"))
             spec = cls(**fields, groups=groups)
+            expected = histogram_for(spec.kind, spec.outputs, groups, spec.cross, halves=spec.halves)
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError("this is not the description of a histogram of held-out records.") from error
-        if spec != histogram_for(spec.kind, spec.outputs, spec.groups, spec.cross):
+        if spec != expected:
             raise ValueError("this histogram of held-out records is not one that the rule for bins gives.")
         return spec
 
 
-def histogram_for(kind: Kind, outputs: int, groups: Groups = (), cross: bool = False) -> HistogramSpec:
+def histogram_for(
+    kind: Kind, outputs: int, groups: Groups = (), cross: bool = False, *, halves: bool = False
+) -> HistogramSpec:
     """The histogram for this kind of target, by a rule that depends on nothing else.
 
     Raises:
@@ -182,7 +190,11 @@ def histogram_for(kind: Kind, outputs: int, groups: Groups = (), cross: bool = F
         raise ValueError(
             f"there are more than {_MAX_CELLS:,} groups; name fewer columns, or do not cross them."
         )
-    spec = HistogramSpec(kind, outputs, _BINS[kind], groups, cross)
+    if halves and kind != "two classes":
+        raise ValueError(
+            f"only scores of two classes can be recalibrated, so a histogram of {kind} has no halves."
+        )
+    spec = HistogramSpec(kind, outputs, _BINS[kind], groups, cross, halves)
     if spec.cells > _MAX_CELLS:
         raise ValueError(
             f"the histogram would have {spec.cells:,} cells, at most {_MAX_CELLS:,} are allowed; name fewer columns of"
@@ -192,13 +204,13 @@ def histogram_for(kind: Kind, outputs: int, groups: Groups = (), cross: bool = F
 
 
 def score_edges(bins: int) -> Floats:
-    """Inner edges of the score's bins in log-odds, [bins - 1]: even in asinh(2 z), 0 the middle one, the last at 10.
+    """Inner edges of the score's bins in log-odds, [bins - 1]: even in asinh(2 z), from -8 to 8.
 
     Bins of equal width in probability put all scores of a rare class, or of a confident model, into one of them; bins
     of equal width in log-odds put those of a model near chance into two or three. These are narrow around even odds and
     widen with distance.
     """
-    edges: Floats = np.sinh(np.linspace(-1.0, 1.0, bins - 1) * math.asinh(20.0)) / 2.0
+    edges: Floats = np.sinh(np.linspace(-1.0, 1.0, bins - 1) * math.asinh(2 * MAX_LOG_ODDS)) / 2.0
     return edges
 
 
@@ -213,6 +225,11 @@ def error_nodes(bins: int) -> Floats:
 def target_nodes() -> Floats:
     """Nodes of the target, [8], from -1 to 1."""
     return np.linspace(-1.0, 1.0, _TARGET_NODES)
+
+
+def target_centres() -> Floats:
+    """Centres of the target's bins in the joint table, [16]."""
+    return (np.arange(_TARGET_BINS) + 0.5) * 2 / _TARGET_BINS - 1
 
 
 def score_nodes(bins: int) -> Floats:
@@ -244,16 +261,19 @@ def count(
     labels: NDArray[np.generic],
     group_indices: Integers | None = None,
     weights: Floats | None = None,
+    halves: Integers | None = None,
 ) -> Floats:
     """The cells' sums over records, [cells]. They are private: only noisy ones may leave.
 
     Args:
         spec: the histogram.
-        scores: [n, outputs], probabilities of classes, a number in [-1, 1], or a bounded score in [0, 1].
-        labels: [n], class indices, or the number in [-1, 1]; not read for a bounded score.
+        scores: [n, outputs], probabilities of classes, a number in [-1, 1], a bounded score in [0, 1], or the
+            difference of two of them.
+        labels: [n], class indices, or the number in [-1, 1]; not read for bounded scores.
         group_indices: [n, len(spec.groups)], the index of the record's value in each column, anything outside the
             declared ones if it is none of them.
         weights: [n], 1 / k for each of a person's k records; 1 each if None. Outside of [0, 1] they are clipped.
+        halves: [n], 0 or 1, the same for all records of a person, by a keyed hash; needed where the spec has halves.
 
     Records with scores that are not finite or labels outside of the classes are counted in the last cell alone, and
     records in none of a column's declared groups in no table of that column.
@@ -265,16 +285,27 @@ def count(
     valid = np.isfinite(scores).all(axis=1)
     if spec.kind == "number":
         valid &= np.isfinite(np.asarray(labels, np.float64))
-    elif spec.kind != "score":
+    elif spec.kind in ("two classes", "classes"):
         valid &= (np.asarray(labels) >= 0) & (np.asarray(labels) < spec.outputs)
     cells[-1] = weights[~valid].sum()
     scores, labels, weights, members = scores[valid], labels[valid], weights[valid], members[valid]
     groups = {"": np.zeros(len(labels), np.int64), **_group_of(spec, members)}
-    parts = _contributions(spec, scores, labels)
-    for table in spec.tables:
-        inside = groups[table.part] == table.group
-        for index, share in parts[table.name]:
-            np.add.at(cells, table.start + index[inside], (share * weights)[inside])
+    contributions = _contributions(spec, scores, labels)
+    for part, group in groups.items():
+        for name, table in spec.tables_of(part, cells).items():
+            size = table[0].size
+            for index, share in contributions[name]:
+                inside = group >= 0
+                at = (group * size + index)[inside]
+                table += np.bincount(at, (share * weights)[inside], table.size).reshape(table.shape)
+    if spec.halves:
+        if halves is None:
+            raise ValueError("this histogram has halves of the people, so `halves` is needed.")
+        (index, _), size = (
+            contributions[f"score x label, {spec.resolutions[-2]}"][0],
+            math.prod(spec.half_shape),
+        )
+        cells[-1 - size : -1] = np.bincount(np.asarray(halves)[valid] % 2 * size // 2 + index, weights, size)
     return cells
 
 
@@ -293,6 +324,17 @@ def _group_of(spec: HistogramSpec, members: Integers) -> dict[str, Integers]:
     return dict.fromkeys(spec.parts, crossed)
 
 
+def difference_cells(differences: Floats) -> Floats:
+    """What a difference d in [-1, 1] adds, [n, 3]: d, 1/4 and d^2/4, by a factor that makes the norm at most 1.
+
+    The sum of differences decides, so it has nearly all of the norm; the others tell how many people there are and
+    how much they differ.
+    """
+    small = np.full(len(differences), SIDE_SHARE)
+    cells = np.stack([differences, small, SIDE_SHARE * np.square(differences)], axis=1)
+    return cells / math.sqrt(1 + 2 * SIDE_SHARE**2)
+
+
 _Parts: TypeAlias = list[tuple[Integers, Floats]]
 
 
@@ -301,6 +343,8 @@ def _contributions(spec: HistogramSpec, scores: Floats, labels: NDArray[np.gener
     ones = np.ones(len(scores))
     if spec.kind == "score":
         return {"score": _at_nodes(spread(np.clip(scores[:, 0], 0.0, 1.0), score_nodes(spec.bins)))}
+    if spec.kind == "difference":
+        return {"difference": _at_nodes(difference_cells(np.clip(scores[:, 0], -1.0, 1.0)))}
     if spec.kind == "number":
         target = np.clip(np.asarray(labels, np.float64), -1.0, 1.0)
         error = np.abs(np.clip(scores[:, 0], -1.0, 1.0) - target)
@@ -308,13 +352,14 @@ def _contributions(spec: HistogramSpec, scores: Floats, labels: NDArray[np.gener
         near = np.column_stack([spread(np.minimum(error, 1.0), error_nodes(spec.bins)), np.zeros(len(error))])
         errors = np.where((error > 1.0)[:, None], np.eye(spec.bins + 1)[-1], near)
         targets = spread(target, target_nodes())
-        joint = (errors[:, :, None] * targets[:, None, :]).reshape(
-            len(error), (spec.bins + 1) * _TARGET_NODES
+        nearest = np.where(
+            error > 1.0, spec.bins, _bin(error, np.convolve(error_nodes(spec.bins), [0.5, 0.5], "valid"))
         )
+        interval = np.minimum((target + 1) * _TARGET_BINS / 2, _TARGET_BINS - 1).astype(np.int64)
         return {
             "error": _at_nodes(errors),
             "target": _at_nodes(targets),
-            "error x target": _at_nodes(joint),
+            "error x target": [(nearest * _TARGET_BINS + interval, ones)],
         }
     classes: Integers = np.asarray(labels, np.int64)
     if spec.kind == "two classes":
@@ -329,11 +374,11 @@ def _contributions(spec: HistogramSpec, scores: Floats, labels: NDArray[np.gener
     predicted: Integers = scores.argmax(axis=1)
     right = (predicted == classes).astype(np.int64)
     confidence = _bin(scores.max(axis=1), confidence_edges(spec.bins))
-    probability = _bin(scores[np.arange(len(scores)), classes], probability_edges(spec.bins))
+    loss = -np.log(np.clip(scores[np.arange(len(scores)), classes], math.exp(-MAX_LOSS), 1.0))
     tables: dict[str, _Parts] = {
         "right": [(right, ones)],
         "confidence x right": [(confidence * 2 + right, ones)],
-        "probability of the label": [(probability, ones)],
+        "log loss": _at_nodes(spread(np.sqrt(loss), loss_nodes(spec.bins))),
     }
     if spec.outputs <= _MAX_CONFUSION:
         return tables | {"predicted x label": [(predicted * spec.outputs + classes, ones)]}
@@ -351,9 +396,9 @@ def confidence_edges(bins: int) -> Floats:
     return np.arange(1, bins) / bins
 
 
-def probability_edges(bins: int) -> Floats:
-    """Inner edges of the label's probability, [bins - 1]: even in its square root of minus the logarithm, from e^-9."""
-    return np.exp(-np.square(np.linspace(3.0, 0.0, bins + 1)[1:-1]))
+def loss_nodes(bins: int) -> Floats:
+    """Nodes of the root of the log loss, [bins], from 0 to 3."""
+    return np.linspace(0.0, math.sqrt(MAX_LOSS), bins)
 
 
 def _bin(values: Floats, edges: Floats) -> Integers:
@@ -362,6 +407,15 @@ def _bin(values: Floats, edges: Floats) -> Integers:
 
 def _at_nodes(weights: Floats) -> _Parts:
     return [(np.full(len(weights), at, np.int64), weights[:, at]) for at in range(weights.shape[1])]
+
+
+@dataclass(frozen=True)
+class View:
+    """Tables by name with their noisy cells, and the standard deviation of the noise in each cell."""
+
+    spec: HistogramSpec
+    tables: Mapping[str, Floats]
+    noise_std: float
 
 
 @dataclass(frozen=True)
@@ -383,10 +437,33 @@ class Released:
 
     def table(self, name: str, part: str = "", group: int = 0) -> Floats:
         """The noisy cells of one table, in its shape."""
-        for table in self.spec.tables:
-            if (table.name, table.part, table.group) == (name, part, group):
-                return self.values[table.start : table.start + table.size].reshape(table.shape)
-        raise KeyError(name)
+        return self.view(part, (group,)).tables[name]
+
+    def view(self, part: str = "", groups: tuple[int, ...] = (0,)) -> "View":
+        """The tables of all records, or the sums of those of some groups of a part.
+
+        Example:
+            >>> released = Released(histogram_for("score", 1, (("sex", ("f", "m")),)), np.arange(10.0), 2.0)
+            >>> both = released.view("sex", (0, 1))
+            >>> both.tables["score"].tolist(), both.noise_std == math.sqrt(8)
+            ([9.0, 11.0, 13.0], True)
+        """
+        chosen = list(groups)
+        tables = {
+            name: table[chosen].sum(axis=0) for name, table in self.spec.tables_of(part, self.values).items()
+        }
+        return View(self.spec, tables, self.noise_std * math.sqrt(len(groups)))
+
+    def half(self, which: int) -> Floats:
+        """The noisy cells of score x label in one half of the people, [bins, 2]."""
+        shape = self.spec.half_shape
+        both: Floats = self.values[-1 - math.prod(shape) : -1].reshape(shape)
+        return both[which]  # type: ignore[no-any-return]
+
+    @property
+    def invalid(self) -> float:
+        """The noisy number of records that could not be evaluated."""
+        return float(self.values[-1])
 
     def to_json(self) -> str:
         document = {

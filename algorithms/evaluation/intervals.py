@@ -1,0 +1,285 @@
+"""Estimates of ratios of noisy sums, with 95 % intervals that count the noise and that the records are a sample.
+
+Every interval inverts a test (Fieller 1954; Wilson 1927 for a proportion): it holds the values t for which the sums
+N - t D, whose mean is 0 at the true t, are within 1.96 of their standard deviations of 0. That deviation is computed at
+t itself, from the known covariance of the noise, and from the sampling variance, which is that of independent people. A
+person with several weighted records adds at most as much to it as the formulas for single records say (Jensen), so for
+them intervals are wider than needed rather than narrower.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+Z = 1.959964
+"""Standard deviations on each side of an interval."""
+MAX_NOISE, MAX_RELATIVE_NOISE = 0.05, 0.1
+"""A metric whose standard error by noise alone is above the first, or above this part of its value, if it is in the
+target's units, is drowned."""
+_CLEAR = 4.0
+"""Standard deviations of the noise by which a denominator has to be above 0."""
+_HALVINGS = 30
+
+DROWNED = "noise drowns it: there are too few people for this epsilon."
+TOO_FEW = "the released histogram does not show that there are people of this kind: too few for this epsilon."
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric of the people that the held-out records are a sample of: its estimate and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def standard_error(self) -> float:
+        """A quarter of the interval's width, nearly."""
+        return (self.high - self.low) / (2 * Z)
+
+    def map(self, monotone: Callable[[float], float]) -> "Estimate":
+        """The same for a monotone function of the metric."""
+        low, high = monotone(self.low), monotone(self.high)
+        return Estimate(monotone(self.value), min(low, high), max(low, high))
+
+
+Outcome: TypeAlias = Estimate | str
+"""An estimate, or one sentence that says why there is none."""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Unbiased noisy cells and what is known of their noise.
+
+    values: [k]. covariance: [k, k], of the noise.
+    """
+
+    values: Floats
+    covariance: Floats
+
+    def total(self, weights: Floats) -> float:
+        return float(weights @ self.values)
+
+    def noise(self, first: Floats, second: Floats) -> float:
+        """Covariance of the noise in two weighted sums."""
+        return float(first @ self.covariance @ second)
+
+    def is_clear(self, weights: Floats) -> bool:
+        """Whether a weighted sum is so far above 0 that noise alone does not explain it."""
+        return self.total(weights) > _CLEAR * math.sqrt(self.noise(weights, weights))
+
+
+def independent(values: Floats, noise_std: float) -> Cells:
+    """Cells, flattened, with independent noise."""
+    flat = values.ravel()
+    return Cells(flat, noise_std**2 * np.eye(flat.size))
+
+
+def proportion(cells: Cells, hits: Floats, misses: Floats, *, twice: bool = False) -> Outcome:
+    """hits / (hits + misses) of two weighted sums; with `twice` 2 hits / (2 hits + misses), which is an F1.
+
+    At the true share t of D = hits + misses people the sum hits - t D has variance D t (1 - t), and for an F1, whose D
+    counts hits twice, D t (1 - t) (2 - t). So the interval is Wilson's, with the variance of the noise added.
+    """
+    top = 2 * hits if twice else hits
+    everyone = top + misses
+    if not cells.is_clear(everyone):
+        return TOO_FEW
+    above, below = cells.total(top), cells.total(everyone)
+    nn, nd, dd = cells.noise(top, top), cells.noise(top, everyone), cells.noise(everyone, everyone)
+
+    def variance(t: float) -> float:
+        return below * t * (1 - t) * ((2 - t) if twice else 1.0) + nn - 2 * t * nd + t * t * dd
+
+    return _inverted(
+        above, below, variance, nn - 2 * above / below * nd + (above / below) ** 2 * dd, 0.0, 1.0
+    )
+
+
+def mean(
+    cells: Cells, top: Floats, everyone: Floats, *, has_units: bool, least: float = -math.inf
+) -> Outcome:
+    """The mean of `top` over the cells' people: (top . x) / (everyone . x), both linear, so unbiased to first order.
+
+    has_units: whether noise is compared with the value rather than with 1. least: lower bound of the mean.
+    """
+    if not cells.is_clear(everyone):
+        return TOO_FEW
+    above, below = cells.total(top), cells.total(everyone)
+    nn, nd, dd = cells.noise(top, top), cells.noise(top, everyone), cells.noise(everyone, everyone)
+    uu, uv, vv = (cells.total(weights) for weights in (top * top, top * everyone, everyone * everyone))
+
+    def variance(t: float) -> float:
+        return max(0.0, uu - 2 * t * uv + t * t * vv) + nn - 2 * t * nd + t * t * dd
+
+    value = above / below
+    by_noise = nn - 2 * value * nd + value * value * dd
+    reach = 4 * Z * math.sqrt(variance(value)) / below
+    return _inverted(
+        above, below, variance, by_noise, max(least, value - reach), value + reach, has_units=has_units
+    )
+
+
+def _inverted(
+    above: float,
+    below: float,
+    variance: Callable[[float], float],
+    by_noise: float,
+    least: float,
+    most: float,
+    *,
+    has_units: bool = False,
+) -> Outcome:
+    """The t in [least, most] for which above - t below is within Z standard deviations of 0.
+
+    by_noise: the noise's part of the variance at the estimate.
+    """
+    value = min(max(above / below, least), most)
+    if math.sqrt(max(by_noise, 0.0)) / below > (MAX_RELATIVE_NOISE * abs(value) if has_units else MAX_NOISE):
+        return DROWNED
+
+    # Noise can put the ratio so far outside that no t is near: then the interval is that of the nearest t.
+    nearest = value * below
+    shifted = nearest if (above - nearest) ** 2 > Z * Z * max(variance(value), 0.0) else above
+
+    def is_inside(t: float) -> bool:
+        return (shifted - t * below) ** 2 <= Z * Z * max(variance(t), 0.0)
+
+    return Estimate(value, _edge(is_inside, value, least), _edge(is_inside, value, most))
+
+
+def _edge(is_inside: Callable[[float], bool], start: float, end: float) -> float:
+    """Where the interval around `start` ends towards `end`, by halving."""
+    if is_inside(end):
+        return end
+    for _ in range(_HALVINGS):
+        middle = (start + end) / 2
+        start, end = (middle, end) if is_inside(middle) else (start, middle)
+    return (start + end) / 2
+
+
+def area_under_curve(values: Floats, noise: Floats, kernel: Floats) -> Outcome:
+    """The share of pairs of a positive and a negative that are in the right order, sum_ij p_i K_ij n_j / (P N).
+
+    The noise of positives and negatives is independent, so the sums of products are unbiased. Their variance at a
+    share t has with C = K - t, a = C n, b = C'p the noise's part a'S a + b'S b + tr(C S C'S), and the sample's part
+    sum p_i a_i^2 + sum n_j b_j^2 (Hoeffding 1948). Squares of noisy sums have the noise's variance subtracted.
+
+    Args:
+        values: [bins, 2], negatives and positives.
+        noise: [bins, bins], covariance of the noise, the same for both.
+        kernel: [bins, bins], 1 where a positive's bin is above a negative's.
+    """
+    negatives, positives = values.T
+    ones = np.ones(len(values))
+    total_noise = math.sqrt(float(ones @ noise @ ones))
+    below_n, below_p = float(negatives.sum()), float(positives.sum())
+    if min(below_n, below_p) <= _CLEAR * total_noise:
+        return TOO_FEW
+    above, below = float(positives @ kernel @ negatives), below_n * below_p
+
+    def parts(t: float) -> tuple[float, float]:
+        centred = kernel - t
+        a, b = centred @ negatives, centred.T @ positives
+        rows, columns = centred @ noise @ centred.T, centred.T @ noise @ centred
+        by_noise = a @ noise @ a + b @ noise @ b - float(np.sum(rows * noise))
+        by_sample = positives @ (a * a - np.diag(rows)) + negatives @ (b * b - np.diag(columns))
+        return float(by_noise), float(by_sample)
+
+    # Both parts are quadratic in t, so three values of each tell all.
+    noise_at, sample_at = (_quadratic(*three) for three in zip(*map(parts, (0.0, 0.5, 1.0)), strict=True))
+
+    def variance(t: float) -> float:
+        return max(noise_at(t), 0.0) + max(sample_at(t), 0.0)
+
+    value = min(max(above / below, 0.0), 1.0)
+    return _inverted(above, below, variance, noise_at(value), 0.0, 1.0)
+
+
+def _quadratic(at_0: float, at_half: float, at_1: float) -> Callable[[float], float]:
+    square = 2 * (at_0 - 2 * at_half + at_1)
+    slope = at_1 - at_0 - square
+    return lambda t: at_0 + t * (slope + t * square)
+
+
+def variance_explained(
+    errors: Floats,
+    targets: Floats,
+    joint: Floats,
+    squares: Floats,
+    nodes: Floats,
+    joint_nodes: Floats,
+    noise_std: float,
+) -> tuple[Outcome, Outcome]:
+    """R2, which is 1 - E / V for the mean squared error E and the target's variance V, and V itself.
+
+    V is the mean square less the squared mean, whose noise and sampling variance are added back. E - t V has mean 0 at
+    t = 1 - R2; its sampling variance is that of e - t (y - m)^2, whose square is summed over the joint cells.
+
+    Args:
+        errors: [errors], cells of the squared error. targets: [targets], cells of the target.
+        joint: [errors, bins], cells of both.
+        squares: [errors], the squared error in each cell. nodes: [targets], the target in each cell.
+        joint_nodes: [bins], the target in each joint cell.
+    """
+    people, total = float(errors.sum()), float(targets.sum())
+    if min(people / math.sqrt(errors.size), total / math.sqrt(targets.size)) <= _CLEAR * noise_std:
+        return TOO_FEW, TOO_FEW
+    error, centre = float(errors @ squares) / people, float(targets @ nodes) / total
+    spread = np.square(nodes - centre)
+    variance = float(targets @ spread) / total
+    joint_spread = np.square(joint_nodes - centre)[None, :]
+    variance += (noise_std**2 * float(spread.sum()) / total + max(variance, 0.0)) / total
+    if variance <= 0:
+        return DROWNED, DROWNED
+    of_error = noise_std**2 * float(np.sum(np.square(squares - error))) / people**2
+    of_spread = noise_std**2 * float(np.sum(np.square(spread - variance))) / total**2
+
+    def sample(t: float) -> float:
+        return float(np.sum(joint * np.square(squares[:, None] - t * joint_spread))) / total**2
+
+    sample_at = _quadratic(sample(0.0), sample(0.5), sample(1.0))
+
+    def variance_at(t: float) -> float:
+        return max(0.0, sample_at(t)) + of_error + t * t * of_spread
+
+    ratio = error / variance
+    reach = 4 * Z * math.sqrt(variance_at(ratio)) / variance
+    unexplained = _inverted(
+        error, variance, variance_at, of_error + ratio**2 * of_spread, max(0.0, ratio - reach), ratio + reach
+    )
+    explained = unexplained.map(lambda t: 1 - t) if isinstance(unexplained, Estimate) else unexplained
+    if math.sqrt(of_spread) > MAX_RELATIVE_NOISE * variance:
+        return explained, DROWNED
+    fourth = max(0.0, float(np.sum(joint * np.square(joint_spread - variance)))) / total**2
+    width = Z * math.sqrt(fourth + of_spread)
+    return explained, Estimate(variance, max(0.0, variance - width), variance + width)
+
+
+def share(value: float, by_noise: float, by_sample: float) -> Estimate:
+    """A metric in [0, 1] by its estimate and the variances of that."""
+    reach = Z * math.sqrt(max(by_noise, 0.0) + max(by_sample, 0.0))
+    inside = min(max(value, 0.0), 1.0)
+    return Estimate(inside, max(0.0, min(value - reach, inside)), min(1.0, max(value + reach, inside)))
+
+
+def shrunk(counts: Floats, variances: Floats) -> Floats:
+    """Counts, [k], drawn to their mean by what their variances explain of their differences (James and Stein 1961)."""
+    by_chance = float(variances.mean())
+    signal = max(0.0, float(np.var(counts)) - by_chance)
+    middle = float(counts.mean())
+    drawn: Floats = middle + signal / max(signal + by_chance, 1e-12) * (counts - middle)
+    return drawn
+
+
+def difference(first: Estimate, second: Estimate) -> Estimate:
+    """first - second of independent estimates: squares of their distances to their ends add up (Newcombe 1998)."""
+    value = first.value - second.value
+    down = math.hypot(first.value - first.low, second.high - second.value)
+    up = math.hypot(first.high - first.value, second.value - second.low)
+    return Estimate(value, value - down, value + up)
