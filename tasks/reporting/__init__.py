@@ -229,12 +229,14 @@ class History:
 
     blocks: the population's blocks in order, with the columns BLOCKS. retrainings: from the oldest to this run, with
     the columns RETRAININGS: epsilon is what a run is charged; quality is on held-out records, NaN if there is no model;
-    blocks are a text. Both tables may be empty. metric: the name of the quality metric.
+    blocks are a text. Both tables may be empty. metric: the name of the quality metric. changes: how the recipe of this
+    retraining differs from that of the model that served, as was accepted.
     """
 
     blocks: pd.DataFrame
     retrainings: pd.DataFrame
     metric: str = ACCURACY
+    changes: str = ""
 
 
 def nothing() -> History:
@@ -261,8 +263,13 @@ def history(
     rows = [
         (b.block, b.spent.epsilon, b.spent.delta, b.cap.epsilon, b.cap.delta, b.retired) for b in past.blocks
     ]
+    name, _, period = (past.run.retraining or "").rpartition(" ")
+    state = States(home / "retrainings" / name).of(period) if name else None
     return History(
-        _frame(rows, BLOCKS), _retrainings(receipt, metrics, past, home, root), metric_name(metrics)
+        _frame(rows, BLOCKS),
+        _retrainings(receipt, metrics, past, home, root),
+        metric_name(metrics),
+        "" if state is None else state.changes,
     )
 
 

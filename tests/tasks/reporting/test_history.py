@@ -1,5 +1,6 @@
 """The report's pictures have the numbers they are drawn from; what was before a run, and how the page shows it."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -173,6 +174,24 @@ def test_the_page_shows_the_history_and_keeps_its_pictures_to_itself(retrained: 
     assert 'alt="Held-out accuracy of 3 models over 4 periods' in text
     plots = {path.name for path in (retrained.artifacts / "plots").glob("*.png")}
     assert plots == {"epsilon.png", "risk.png", "noise.png", "confusion.png", "per_class.png"}
+
+
+def test_the_page_says_what_of_the_recipe_changed_and_was_accepted(
+    retrained: Folders, own_home: Path
+) -> None:
+    states, root = States(own_home / "retrainings" / "visits"), retrained.artifacts.parent
+    changes = "algorithm.steps is 2 and was 300; model.name is <b> and was logistic"
+    state = State("2026-W04", str(root), "", "", ("w2", "w3"), 1.0, "open", number=4, changes=changes)
+    states.write(state)
+    report(artifacts=retrained.artifacts, prepared=retrained.prepared, root=root)
+    text = " ".join((retrained.artifacts / "report.html").read_text(encoding="utf-8").split())
+    assert (
+        "algorithm.steps is 2 and was 300; model.name is &lt;b&gt; and was logistic. This was accepted"
+        in text
+    )
+    states.write(dataclasses.replace(state, changes=""))
+    report(artifacts=retrained.artifacts, prepared=retrained.prepared, root=root)
+    assert "This was accepted" not in (retrained.artifacts / "report.html").read_text(encoding="utf-8")
 
 
 def some_blocks(count: int, cap: float = 6.0) -> pd.DataFrame:
