@@ -153,7 +153,7 @@ def is_not_private(event: dp.DpEvent) -> bool:
 
 MIN_DELTA = 1e-12
 """The least delta for which whole privacy profiles are computed."""
-_SEARCH_ERROR = 1e-3
+_SEARCH_ERROR, _SEARCH_GRID = 1e-3, 1e-3
 _NEXT_TO, _FINER = 1e-3, 8.0
 
 
@@ -390,7 +390,8 @@ def calibrate(
         return max(coarse_grid(laws, target.delta, _SEARCH_ERROR)[1] for laws in sides(z))
 
     def sides(z: float) -> list[list[tuple[Law, int]]]:
-        return sides_of(pairs_of(_translate(merge_events(schedule_at(z)), adjacency), adjacency))
+        events = _translate(merge_events(schedule_at(z)), adjacency)
+        return sides_of(pairs_of(events, adjacency, _SEARCH_GRID))
 
     noise, factor = 1.0, 1.5
     with suppress(RefusedError):

@@ -11,11 +11,13 @@ and independent under Q. Both hockey-stick divergences are means of convex funct
 E max(0, S - e^eps), adding E max(0, 1 - e^eps S). So whatever spreads S without moving its mean is an upper bound, and
 so is whatever lowers S, where the mean that is lost counts as infinite loss:
 
-1. each Y becomes one of the two neighbouring points of a grid, at random, with the same mean;
-2. a Y beyond the grid is rare under Q. With one such Y, S is replaced by what that Y contributes; the rest of the sum,
-   and sums with two of them, are lost. Their mean is at most the chance of a second one;
-3. sums on the grid are convolved by a Fourier transform, whose rounding is added to each point;
-4. S becomes one of the two neighbouring points of a grid of losses, in the same way.
+1. each Y becomes one of the two neighbouring points of a geometric grid, at random, with the same mean;
+2. so does each sum of two independent values on the grid. The sum of as many as a pass has steps is made by doubling;
+   the averages of more steps are never more spread out (they are means of those of fewer), so coarser grids will do
+   for the first sums;
+3. what lies below the grid is spread between 0 and its lowest point, what lies above becomes its highest.
+
+Only positive numbers are added and multiplied, so that rounding stays relative, however small a chance is.
 
 Neighbours differ by adding or removing a record. Nothing is proven here for correlated noise, whose rows tie steps of
 different passes, or for a record that is replaced.
@@ -23,7 +25,7 @@ different passes, or for a record that is replaced.
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -31,29 +33,33 @@ import attrs
 import dp_accounting as dp
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft
 from scipy.special import gammaln, ndtr, ndtri
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.event_rules import EventRule, Orders, Relation, TraceFields, register
+from algorithms.privacy.accounting.event_rules import (
+    CUSTOMARY_GRID,
+    EventRule,
+    Orders,
+    Relation,
+    TraceFields,
+    register,
+)
 from algorithms.privacy.accounting.laws import AtomsLaw, GaussianLaw, normal_masses
 from algorithms.privacy.accounting.pld import Pair
 
 Array = NDArray[np.float64]
 
-MIN_NOISE = 0.5
-"""With less noise the ratio's tail is too heavy for its grid, and a pass counts as one sum over all records."""
-_TAIL = 1e-14
-"""The chance under Q that any of a pass's steps lies beyond the grid, and the mean of a ratio beyond all points."""
-_FINE, _MAX_POINTS, _MAX_SUMS = 30.0, 2**20, 2**21
-"""Cells of the first grid in a standard deviation of Y, and about the most of them, of Y and of sums."""
-_SPREAD, _NEGLIGIBLE = 12.0, 1e-10
-_RARE_CELLS, _LOSS_CELLS, _LOSS_RANGE = 400, 2**14, 60.0
-_UNIT, _NEVER = 2.0**-53, 1e-14
-_ROUNDING, _CELLS_ROUNDING = 2.0**-36, 2.0**-48
-"""Of the mass in a cell where most mass is, relative to it; and of the mean that is lost."""
+MIN_NOISE = 0.1
+"""With less noise a pass counts as one sum over all records."""
+_TAIL = 1e-17
+"""The chances of a ratio below the grid, and of one above it under P."""
+_FINE, _MAX_CELL, _MAX_POINTS = 0.01, 0.02, 4000
+"""Cells of the last sum in a standard deviation of the ratio, their largest width, and the most points of a sum."""
+_ADDED, _MAX_ADDED_CELL = 6e-4, 0.2
+"""Part of a sum's variance that a single step's grid may add to it, times 6; and the width of its cells."""
+_ROUNDING = 2.0**-34
 _MAX_ORDER = 256.0
-_FAR, _LOW, _POINTS = 10.0, 9.0, 2000
+_FAR, _POINTS = 10.0, 2000
 _LOG_RATES = (-10.0, 25.0, 4000)
 _HIGHER = np.array([5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0])
 
@@ -82,146 +88,174 @@ class RandomAllocationStepDpEvent(dp.DpEvent):  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
-class _Step:
-    """The ratio Y of a step under Q.
+class _Ratio:
+    """A sum of ratios Y under Q, on the points 0 and exp(cell (first + i)).
 
     Attributes:
-        masses: On the points start, start + cell, start + 2 cell, ..., shape [k].
-        cell: The distance of two points.
-        values, rare: Points beyond the grid, and their masses, shape [r].
-        below: The chance of a Y below all points. lost: The mean of Y beyond them.
+        cell: The distance of the points' logarithms.
+        first: Of the lowest point above 0.
+        masses: Of the points above 0, shape [k].
+        zero: The mass at 0.
+        lost: The mean that is not in these points.
     """
 
-    start: float
-    masses: Array
     cell: float
-    values: Array
-    rare: Array
-    below: float
+    first: int
+    masses: Array
+    zero: float
     lost: float
+
+    @property
+    def values(self) -> Array:
+        """The points above 0, shape [k]."""
+        points: Array = np.exp(self.cell * (self.first + np.arange(len(self.masses))))
+        return points
+
+    def refined(self, cell: float) -> "_Ratio":
+        """The same on a grid of smaller cells, of which the present ones are a multiple."""
+        times = round(self.cell / cell)
+        masses = np.zeros((len(self.masses) - 1) * times + 1)
+        masses[::times] = self.masses
+        return replace(self, cell=cell, first=self.first * times, masses=masses)
+
+    def trimmed(self) -> "_Ratio":
+        """The same without points of next to no chance at both ends."""
+        values = self.values
+        means = self.masses * values
+        tail = _TAIL * float(means.sum())
+        low = int(np.searchsorted(np.cumsum(self.masses), _TAIL))
+        high = len(means) - 1 - int(np.searchsorted(np.cumsum(means[::-1]), tail))
+        masses = self.masses[low : high + 1].copy()
+        up = float(means[:low].sum()) / float(values[low])
+        masses[0] += up
+        above = float(self.masses[high + 1 :].sum())
+        masses[-1] += above
+        return _Ratio(
+            self.cell,
+            self.first + low,
+            masses,
+            self.zero + float(self.masses[:low].sum()) - up,
+            self.lost + max(0.0, float(means[high + 1 :].sum()) - above * float(values[high])),
+        )
+
+
+def _ratio_of_step(z: float, cell: float) -> _Ratio:
+    """Y, whose logarithm is normal with mean -1 / (2 z^2) and deviation 1 / z under Q."""
+    reach = -float(ndtri(_TAIL))
+    first = math.floor((-reach / z - 0.5 / z**2) / cell)
+    last = math.ceil((reach / z + 0.5 / z**2) / cell)
+    logs: Array = np.linspace(cell * first, cell * last, last - first + 1)
+    under_q = z * logs + 0.5 / z
+    under_p = under_q - 1 / z  # the mean of Y in a cell, since Y is the density of N(1 / z, 1)
+    (q, _), (mean, _), values = normal_masses(under_q), normal_masses(under_p), np.exp(logs)
+    up = np.clip((mean / values[:-1] - q) / math.expm1(cell), 0.0, q)
+    below, above = float(ndtr(under_q[0])), float(ndtr(-under_q[-1]))
+    masses = np.append(q - up, above)
+    masses[1:] += up
+    lowest = min(float(ndtr(under_p[0]) / values[0]), below)
+    masses[0] += lowest
+    return _Ratio(cell, first, masses, below - lowest, float(ndtr(-under_p[-1])))
+
+
+def _doubled(one: _Ratio) -> _Ratio:
+    """The sum of two that are alike and independent.
+
+    Points with indices i and i + d have the sum exp(cell i) (1 + exp(cell d)), which lies at the same place between two
+    points for every i.
+    """
+    count, masses = len(one.masses), one.masses
+    apart = one.cell * np.arange(count)
+    places = (apart + np.log1p(np.exp(-apart))) / one.cell
+    low = np.floor(places).astype(int)
+    shares = np.expm1((places - low) * one.cell) / math.expm1(one.cell)
+    start = int(low[0])
+    low -= start
+    sums = np.zeros(count + int(low[-1]) + 2)
+    twice, first, second = 2.0 * masses, np.empty(count), np.empty(count)
+    for d in range(count):
+        both, up = first[: count - d], second[: count - d]
+        np.multiply((twice if d else masses)[: count - d], masses[d:], out=both)
+        np.multiply(both, shares[d], out=up)
+        sums[low[d] + 1 : low[d] + 1 + count - d] += up
+        both -= up
+        sums[low[d] : low[d] + count - d] += both
+    # One of the two may be 0; where the other one lies below the new grid, it counts as 0, too.
+    sums[: max(0, count - start)] += 2 * one.zero * masses[start:]
+    missed = masses[:start]
+    zero = one.zero**2 + 2 * one.zero * float(missed.sum())
+    lost = 2 * one.lost + 2 * one.zero * float(missed @ one.values[:start])
+    return _Ratio(one.cell, one.first + start, sums, zero, lost).trimmed()
+
+
+def _plus(several: _Ratio, one: _Ratio) -> _Ratio:
+    """The sum of two that are independent, on the first one's grid, whatever the second's is.
+
+    Where either is 0 the sum counts as 0, too.
+    """
+    cell, values = several.cell, several.values
+    first = math.floor(math.log(float(values[0]) + float(one.values[0])) / cell)
+    end = math.ceil(math.log(float(values[-1]) + float(one.values[-1])) / cell)
+    sums = np.zeros(end - first + 2)
+    for value, mass in zip(one.values.tolist(), one.masses.tolist(), strict=True):
+        places = np.log(values + value) / cell - first
+        low = places.astype(int)
+        both = mass * several.masses
+        up = both * np.expm1((places - low) * cell) / math.expm1(cell)
+        sums += np.bincount(low, both - up, len(sums)) + np.bincount(low + 1, up, len(sums))
+    lost = several.lost + one.lost
+    lost += several.zero * float(one.masses @ one.values) + one.zero * float(several.masses @ values)
+    return _Ratio(cell, first, sums, several.zero + one.zero, lost).trimmed()
 
 
 @lru_cache(maxsize=64)
-def ratio_of_pass(noise_multiplier: float, parts: int, steps: int) -> tuple[Array, Array, float]:
+def ratio_of_pass(
+    noise_multiplier: float, parts: int, steps: int, finer: float = 1.0
+) -> tuple[Array, Array, float]:
     """A distribution that dominates that of the ratio P / Q of a pass under Q; see the module.
+
+    finer: by how much its cells are smaller than usual.
 
     Returns:
         Ratios, ascending from 0, shape [k]; their masses under Q, shape [k]; and a bound on the mass of P that is not
         in them, where the loss counts as infinite.
     """
-    step, rest = _ratio_of_step(noise_multiplier, steps, _TAIL / parts), (parts - steps) / parts
-    sd = math.sqrt(math.expm1(noise_multiplier**-2))
-    max_index = steps * (len(step.masses) - 1)
-    window = (steps * (1 - step.start) + _SPREAD * math.sqrt(steps) * sd) / step.cell + 1.5 * len(step.masses)
-    size = fft.next_fast_len(int(min(max_index, window)) + 2, real=True)
-    power = _power(fft.rfft(step.masses, size), steps)
-    sums = np.maximum(fft.irfft(power, size), 0.0)
-    # What transforms and powers lose at each point (Higham 2002, Theorem 24.2).
-    sums += 8 * _UNIT * (steps + math.log2(size)) * float(np.linalg.norm(power)) / size
-    ratios = (steps * step.start + step.cell * np.arange(size)) / parts + rest
-    last = steps * step.start + step.cell * (size - 1)
-    beyond = _mean_beyond(step, steps, last) if size - 1 < max_index else 0.0
-    # Sums with one rare value, without their other terms; the mean of these terms, and of sums with more such values.
-    ratios = np.concatenate([ratios, step.values / parts + rest])
-    sums = np.concatenate([sums, steps * step.rare])
-    lost = steps / parts * step.lost + beyond + steps * (3 * float(step.rare.sum()) + step.below)
-    ratios, sums = _on_losses(ratios, sums * (1 + steps * _ROUNDING))
-    sums[0] += steps * step.below  # a ratio that may be as low as 0
-    return ratios, sums, lost
+    spread, reach = math.expm1(noise_multiplier**-2), -2 * float(ndtri(_TAIL))
+    last = min(_FINE * math.sqrt(spread / steps), _MAX_CELL) / finer
 
+    def cell_for(length: float) -> float:
+        return float(last * 2.0 ** max(0, math.ceil(math.log2(length / last / (_MAX_POINTS * finer)))))
 
-def _power(values: NDArray[np.complex128], count: int) -> NDArray[np.complex128]:
-    """By squaring, which is many times as fast as NumPy's power of complex numbers."""
-    found = np.ones_like(values)
-    while count:
-        found = found * values if count & 1 else found
-        values, count = values * values, count >> 1
-    return found
-
-
-def _ratio_of_step(z: float, steps: int, tail: float) -> _Step:
-    sd, reach = math.sqrt(math.expm1(z**-2)), -float(ndtri(tail))
-    end = math.exp(reach / z - 0.5 / z**2)  # rarely exceeded under Q
-    start = math.exp(-_LOW / z - 0.5 / z**2)
-    cell = max(sd / _FINE, (end - start) / _MAX_POINTS, steps * (1 - start) / _MAX_SUMS)
-    count = math.ceil((end - start) / cell)
-    grid = start + cell * np.arange(count + 1)
-    highest = math.exp(reach / z + 0.5 / z**2)  # and under P
-    values = np.geomspace(grid[-1], max(highest, 1.001 * grid[-1]), _RARE_CELLS)
-    points = np.concatenate([grid, values[1:]])
-    masses, below, lost = _on_points(points, z)
-    return _Step(start, masses[: count + 1], cell, points[count + 1 :], masses[count + 1 :], below, lost)
-
-
-def _on_points(points: Array, z: float) -> tuple[Array, float, float]:
-    """Masses of Y under Q on ascending points, each cell's with its mean; the mass below, and the mean above."""
-    with np.errstate(divide="ignore"):
-        under_q = z * np.log(points) + 0.5 / z
-    under_p = under_q - 1 / z  # the mean of Y in a cell, since Y is the density of N(1 / z, 1)
-    (q, _), (mean, _) = normal_masses(under_q), normal_masses(under_p)
-    q_above, mean_above = float(ndtr(-under_q[-1])), float(ndtr(-under_p[-1]))
-    up = np.clip((mean - points[:-1] * q) / np.diff(points), 0.0, q)
-    masses = np.append(q - up, q_above)
-    masses[1:] += up
-    return (
-        masses,
-        float(ndtr(under_q[0])),
-        max(0.0, mean_above - float(points[-1]) * q_above) + _CELLS_ROUNDING,
+    total, count = (
+        _ratio_of_step(noise_multiplier, cell_for(reach / noise_multiplier + noise_multiplier**-2)),
+        1,
     )
+    for bit in f"{steps:b}"[1:]:
+        total, count = _doubled(total), 2 * count
+        total = total.refined(min(total.cell, cell_for(total.cell * len(total.masses))))
+        if bit == "1":
+            width = math.sqrt(_ADDED * count * spread / (1 + spread)) / finer
+            total = _plus(total, _ratio_of_step(noise_multiplier, min(width, _MAX_ADDED_CELL)))
+            count += 1
+    rest = (parts - steps) / parts
+    ratios = np.append(0.0, total.values / parts) + rest
+    return ratios, np.append(total.zero, total.masses) * (1 + _ROUNDING), total.lost / parts
 
 
-def _mean_beyond(step: _Step, steps: int, last: float) -> float:
-    """A bound on the mean of S where the sum on the grid is above `last`, by Chernoff's inequality.
+def pair_of_pass(event: RandomAllocationDpEvent, finer: float = 1.0) -> Pair:
+    """The losses of a pass; finer: by how much its grid is finer than usual.
 
-    E[Y_1; sum > s] <= exp(-e s) E[Y e^(e Y)] E[e^(e Y)]^(steps - 1), and the constant of a shorter pass alike.
+    With less noise than `MIN_NOISE`, and in a pass of one step, they are those of one sum over all records: P is a
+    mixture of such, and no divergence of a mixture exceeds that of its parts.
     """
-    values = step.start + step.cell * np.arange(len(step.masses))
-    with np.errstate(divide="ignore"):
-        logs = np.log(step.masses)
-    best = math.inf
-    for exponent in np.geomspace(0.1, 1e3, 40) / values[-1]:
-        tilted = logs + exponent * values
-        largest = float(tilted.max())
-        weights = np.exp(tilted - largest)
-        moment, mean = math.log(float(weights.sum())), math.log(float(values @ weights))
-        every = max(mean, moment) + (steps - 1) * moment + steps * largest
-        best = min(best, every - exponent * last)
-    return math.exp(min(0.0, best))
-
-
-def _on_losses(ratios: Array, masses: Array) -> tuple[Array, Array]:
-    """The distribution on points whose logarithms are equidistant; each mass goes to its two neighbours."""
-    order = np.argsort(ratios)
-    ratios, masses = ratios[order], masses[order]
-    below, above = np.cumsum(masses), np.cumsum((masses * ratios)[::-1])[::-1]
-    low = max(float(ratios[np.searchsorted(below, _NEVER)]), math.exp(-_LOSS_RANGE))
-    high = float(ratios[len(above) - np.searchsorted(above[::-1], _NEVER) - 1])
-    losses = np.linspace(math.log(low), math.log(max(high, low * 1.001)), _LOSS_CELLS)
-    points = np.concatenate([[0.0], np.exp(losses), [2.0 * float(ratios[-1]) + high]])
-    after = np.clip(np.searchsorted(points, ratios, side="right"), 1, len(points) - 1)
-    share = np.clip((ratios - points[after - 1]) / (points[after] - points[after - 1]), 0.0, 1.0)
-    spread = np.bincount(after, masses * share, len(points)) + np.bincount(
-        after - 1, masses * (1 - share), len(points)
-    )
-    return points, np.asarray(spread, dtype=np.float64)
-
-
-def pair_of_pass(event: RandomAllocationDpEvent) -> Pair:
-    """The losses of a pass.
-
-    With less noise than `MIN_NOISE`, and in a pass of so few steps that the grid leaves ratios of 0, they are those of
-    one sum over all records: P is a mixture of such, and no divergence of a mixture exceeds that of its parts.
-    """
-    law = GaussianLaw(1 / event.noise_multiplier)
     if event.noise_multiplier < MIN_NOISE or event.parts == 1:
+        law = GaussianLaw(1 / event.noise_multiplier)
         return Pair(law, law)
-    ratios, masses, lost = ratio_of_pass(event.noise_multiplier, event.parts, event.steps)
-    if max(float(masses[0]), lost) > _NEGLIGIBLE:
-        return Pair(law, law)
-    losses = np.log(ratios[1:])
-    remove = AtomsLaw(losses, masses[1:] * ratios[1:], lost)
-    add = AtomsLaw(-losses[::-1], masses[:0:-1], float(masses[0]))
-    return Pair(remove, add)
+    ratios, masses, lost = ratio_of_pass(event.noise_multiplier, event.parts, event.steps, finer)
+    never = 0.0 if ratios[0] > 0 else float(masses[0])
+    ratios, masses = ratios[masses > 0], masses[masses > 0]
+    ratios, masses = ratios[ratios > 0], masses[ratios > 0]
+    losses = np.log(ratios)
+    return Pair(AtomsLaw(losses, masses * ratios, lost), AtomsLaw(-losses[::-1], masses[::-1], never))
 
 
 @lru_cache(maxsize=256)
@@ -266,7 +300,7 @@ def _log_moments(z: float, parts: int, steps: int, orders: NDArray[np.int64]) ->
 def _log_negative_moments(z: float, parts: int, steps: int, powers: Array) -> Array:
     """Bounds on log E[S^-b] at powers b above 0, shape [powers]."""
     points = np.append(0.0, np.exp(np.linspace(-0.5 / z**2 - _FAR / z, 0.5 / z**2 + _FAR / z, _POINTS)))
-    masses, _, _ = _on_points(points, z)  # lower values make the moments larger
+    masses = _on_points(points, z)  # lower values make the moments larger
     logs = np.linspace(*_LOG_RATES)
     transforms = np.log(np.array([masses @ np.exp(-rate / parts * points) for rate in np.exp(logs)]))
     transforms = steps * transforms - np.exp(logs) * (1 - steps / parts)
@@ -286,12 +320,23 @@ def _log_negative_moments(z: float, parts: int, steps: int, powers: Array) -> Ar
     return np.array(found)
 
 
+def _on_points(points: Array, z: float) -> Array:
+    """Masses of Y under Q on ascending points, each cell's with its mean; what is above is on the last one."""
+    with np.errstate(divide="ignore"):
+        under_q = z * np.log(points) + 0.5 / z
+    (q, _), (mean, _) = normal_masses(under_q), normal_masses(under_q - 1 / z)
+    up = np.clip((mean - points[:-1] * q) / np.diff(points), 0.0, q)
+    masses = np.append(q - up, float(ndtr(-under_q[-1])))
+    masses[1:] += up
+    return masses
+
+
 class _RandomAllocation(EventRule):
     def is_possible(self, event: Any) -> bool:
         return bool(0 < event.noise_multiplier < math.inf and 1 <= event.steps <= event.parts)
 
     def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
-        return pair_of_pass(event)
+        return pair_of_pass(event, finer=float(np.clip(math.sqrt(CUSTOMARY_GRID / grid), 0.3, 2.0)))
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         return np.array(divergences_of_pass(event, orders), dtype=np.float64)
