@@ -1,22 +1,39 @@
 """Private evaluation: one noisy histogram of held-out records, and all metrics as post-processing of it.
 
-`histogram` says what is counted and what one person can change, `estimates` computes metrics with intervals, `expected`
-how wide these will be. Nothing here reads files, draws noise or charges a budget, and nothing of it needs torch.
+`histogram` says what is counted and what one person can change; `estimates` computes metrics with intervals, `expected`
+how wide these will be. `groups`, `curves`, `recalibration` and `comparison` are further uses of the same release.
+Nothing here reads files, draws noise or charges a budget, and nothing of it needs torch.
 """
 
+from algorithms.evaluation.comparison import Comparison, comparison_of
+from algorithms.evaluation.curves import CalibrationBin, Threshold, calibration_curve, thresholds_of
 from algorithms.evaluation.estimates import metrics_of, reasons_of
 from algorithms.evaluation.expected import expected_errors
+from algorithms.evaluation.groups import GroupDifference, GroupMetrics, group_differences, groups_of
 from algorithms.evaluation.histogram import HistogramSpec, Released, View, count, histogram_for
 from algorithms.evaluation.intervals import Estimate
+from algorithms.evaluation.recalibration import Recalibration, recalibration_of
 
 __all__ = [
+    "CalibrationBin",
+    "Comparison",
     "Estimate",
+    "GroupDifference",
+    "GroupMetrics",
     "HistogramSpec",
+    "Recalibration",
     "Released",
+    "Threshold",
     "View",
+    "calibration_curve",
+    "comparison_of",
     "count",
     "expected_errors",
+    "group_differences",
+    "groups_of",
     "histogram_for",
     "metrics_of",
     "reasons_of",
+    "recalibration_of",
+    "thresholds_of",
 ]

@@ -6,6 +6,7 @@ scaled to [-1, 1]. Where noise drowns a metric there is none: this is decided fr
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -13,6 +14,7 @@ from scipy.stats import norm
 
 from algorithms.evaluation.histogram import (
     MAX_LOG_ODDS,
+    SIDE_SHARE,
     Floats,
     Released,
     View,
@@ -33,6 +35,7 @@ from algorithms.evaluation.intervals import (
     area_under_curve,
     independent,
     mean,
+    mean_of_sums,
     proportion,
     share,
     shrunk,
@@ -59,13 +62,13 @@ def reasons_of(released: Released) -> Mapping[str, str]:
 
 def outcomes_of(released: Released) -> dict[str, Outcome]:
     """The metrics by name, or the reason why there is none."""
-    outcomes = view_outcomes(released.view())
+    outcomes = outcomes_of_view(released.view())
     if released.invalid > 4.0 * released.noise_std and released.noise_std > 0:
         return dict.fromkeys(outcomes, _INVALID)
     return outcomes
 
 
-def view_outcomes(view: View) -> dict[str, Outcome]:
+def outcomes_of_view(view: View) -> dict[str, Outcome]:
     """The metrics of all records or of a group."""
     if view.spec.kind == "two classes":
         return _of_two_classes(scored_cells(view))
@@ -73,6 +76,13 @@ def view_outcomes(view: View) -> dict[str, Outcome]:
         return _of_classes(view)
     if view.spec.kind == "number":
         return _of_numbers(view)
+    if view.spec.kind == "difference":
+        sums = difference_sums(view.tables["difference"], view.noise_std)
+        return {
+            "difference": mean_of_sums(
+                sums.differences, sums.people, sums.squares, sums.noise, sums.people_noise
+            )
+        }
     cells, nodes = independent(view.tables["score"], view.noise_std), score_nodes(view.spec.bins)
     return {"score": mean(cells, nodes, np.ones_like(nodes), has_units=False, least=0.0)}
 
@@ -335,3 +345,33 @@ def _of_numbers(view: View) -> dict[str, Outcome]:
         "mae": mean(errors, nodes, np.ones_like(nodes), has_units=True, least=0.0),
         "mean_rmse": spread.map(math.sqrt) if isinstance(spread, Estimate) else spread,
     }
+
+
+# Differences of bounded scores
+
+
+@dataclass(frozen=True)
+class DifferenceSums:
+    """Noisy sums over people of their difference and of its square, and the number of people.
+
+    noise, people_noise: standard deviations of the noise in the sum of differences and in the number of people.
+    """
+
+    differences: float
+    people: float
+    squares: float
+    noise: float
+    people_noise: float
+
+
+def difference_sums(cells: Floats, noise_std: float) -> DifferenceSums:
+    """The sums that `histogram.difference_cells` scales."""
+    scale = math.sqrt(1 + 2 * SIDE_SHARE**2)
+    side = scale / SIDE_SHARE
+    return DifferenceSums(
+        float(cells[0]) * scale,
+        float(cells[1]) * side,
+        float(cells[2]) * side,
+        noise_std * scale,
+        noise_std * side,
+    )

@@ -1,7 +1,8 @@
 """What errors the metrics will have, before anything is spent: from the public spec, a number of people and the noise.
 
-They are those of made-up people, the same for every data set, whose model is fair: of two classes 30 % are positive and
-the AUC is .86, a class is right in 70 % of the cases, a number's R2 is .65. Real metrics may have other errors.
+They are those of made-up people, the same for every data set, and of a fair model: of two classes 30 % are positive and
+the AUC is .86, a class is right in 70 % of the cases, a number's R2 is .65, two models differ on 20 % of the people.
+Real metrics may have other errors.
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,8 @@ def expected_errors(spec: HistogramSpec, at_most: int, noise_std: float) -> Mapp
         >>> few["auc"] is None, many["auc"] < 0.02
         (True, True)
     """
-    cells = count(spec, *_made_up(spec)) * at_most / _PEOPLE
+    halves = np.arange(_PEOPLE) % 2 if spec.halves else None
+    cells = count(spec, *_made_up(spec), halves=halves) * at_most / _PEOPLE
     metrics = metrics_of(Released(spec, cells, noise_std))
     return {name: None if metric is None else metric.standard_error for name, metric in metrics.items()}
 
@@ -51,4 +53,6 @@ def _made_up(spec: HistogramSpec) -> tuple[Floats, Floats, Integers]:
     if spec.kind == "number":
         target = draw.uniform(-0.6, 0.6, _PEOPLE)
         return (target + draw.normal(0.0, 0.205, _PEOPLE))[:, None], target, groups
+    if spec.kind == "difference":
+        return draw.choice([-1.0, 0.0, 1.0], (_PEOPLE, 1), p=[0.1, 0.8, 0.1]), np.zeros(_PEOPLE), groups
     return draw.beta(6.0, 2.0, (_PEOPLE, 1)), np.zeros(_PEOPLE), groups

@@ -96,9 +96,8 @@ def proportion(cells: Cells, hits: Floats, misses: Floats, *, twice: bool = Fals
     def variance(t: float) -> float:
         return below * t * (1 - t) * ((2 - t) if twice else 1.0) + nn - 2 * t * nd + t * t * dd
 
-    return _inverted(
-        above, below, variance, nn - 2 * above / below * nd + (above / below) ** 2 * dd, 0.0, 1.0
-    )
+    at = min(max(above / below, 0.0), 1.0)
+    return _inverted(above, below, variance, nn - 2 * at * nd + at * at * dd, 0.0, 1.0)
 
 
 def mean(
@@ -161,6 +160,59 @@ def _edge(is_inside: Callable[[float], bool], start: float, end: float) -> float
         middle = (start + end) / 2
         start, end = (middle, end) if is_inside(middle) else (start, middle)
     return (start + end) / 2
+
+
+def mean_of_sums(total: float, people: float, squares: float, noise: float, people_noise: float) -> Outcome:
+    """The mean of values in [-1, 1] from their sum, their number and the sum of their squares, all noisy.
+
+    noise, people_noise: standard deviations of the independent noise in the first two.
+    """
+    if people <= _CLEAR * people_noise or people <= 0:
+        return TOO_FEW
+    spread = min(max(squares, total * total / people, 0.0), people)
+
+    def variance(t: float) -> float:
+        return max(spread - 2 * t * total + t * t * people, 0.0) + noise**2 + (t * people_noise) ** 2
+
+    value = min(max(total / people, -1.0), 1.0)
+    return _inverted(total, people, variance, noise**2 + (value * people_noise) ** 2, -1.0, 1.0)
+
+
+def product_ratio(cells: Cells, above: tuple[Floats, Floats], below: tuple[Floats, Floats]) -> Outcome:
+    """The ratio of two products of weighted sums, such as a lift; the noise's covariance in each product is subtracted.
+
+    The variance of the difference of products at a ratio t is that of its linear part.
+    """
+    if not all(cells.is_clear(weights) for weights in (*above, *below)):
+        return TOO_FEW
+    (a, b), (c, d) = ([cells.total(weights) for weights in pair] for pair in (above, below))
+    top, bottom = a * b - cells.noise(*above), c * d - cells.noise(*below)
+
+    def parts(t: float) -> tuple[float, float]:
+        slope = a * above[1] + b * above[0] - t * (c * below[1] + d * below[0])
+        return cells.noise(slope, slope), cells.total(slope * slope)
+
+    noise_at, sample_at = (_quadratic(*three) for three in zip(*map(parts, (0.0, 0.5, 1.0)), strict=True))
+
+    def variance(t: float) -> float:
+        return max(noise_at(t), 0.0) + max(sample_at(t), 0.0)
+
+    value = top / bottom
+    reach = 4 * Z * math.sqrt(variance(value)) / bottom
+    least = max(0.0, value - reach)
+    return _inverted(top, bottom, variance, noise_at(value), least, value + reach, has_units=True)
+
+
+def mean_gain(cells: Cells, gains: Floats) -> Estimate | None:
+    """The mean of what each person gains, by the noise and sample alone, however small it is beside them."""
+    people = float(cells.values.sum())
+    everyone = np.ones_like(gains)
+    if not cells.is_clear(everyone):
+        return None
+    value = cells.total(gains) / people
+    centred = gains - value
+    error = Z * math.sqrt(cells.noise(centred, centred) + max(cells.total(centred * centred), 0.0)) / people
+    return Estimate(value, value - error, value + error)
 
 
 def area_under_curve(values: Floats, noise: Floats, kernel: Floats) -> Outcome:

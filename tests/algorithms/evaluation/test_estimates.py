@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from algorithms.evaluation import Released, count, expected_errors, histogram_for, metrics_of, reasons_of
-from tests.algorithms.evaluation import populations
+from tests.support import populations
 
 POPULATIONS = {
     "even classes": populations.two_classes(1000, 1000, (-1.0, 1.0), (1.5, 1.5)),

@@ -1,0 +1,135 @@
+"""What depends on a threshold of two classes: precision, recall and lift; and the calibration curve."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from algorithms.evaluation.estimates import (
+    ScoredCells,
+    bin_centres,
+    confusion_at,
+    extrapolated,
+    pair_centres,
+    scored_cells,
+    sigmoid,
+)
+from algorithms.evaluation.histogram import Floats, Released, View, score_edges
+from algorithms.evaluation.intervals import Cells, Estimate, Outcome, independent, product_ratio, proportion
+
+_POINTS = 16
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Who is predicted positive from one probability on.
+
+    Attributes:
+        threshold: the probability.
+        selected: the share of all people who are predicted positive.
+        precision, recall: as usual.
+        false_positive_rate: the share of negatives who are predicted positive.
+        lift: precision over the share of positives: how much more frequent they are among those predicted positive.
+    """
+
+    threshold: float
+    selected: Estimate | None
+    precision: Estimate | None
+    recall: Estimate | None
+    false_positive_rate: Estimate | None
+    lift: Estimate | None
+
+
+@dataclass(frozen=True)
+class CalibrationBin:
+    """People whose predicted probability is between `low` and `high`: its mean, and the share it is right for."""
+
+    low: float
+    high: float
+    predicted: float
+    observed: Estimate
+
+
+def thresholds_of(released: Released) -> tuple[Threshold, ...]:
+    """Metrics of two classes at 15 public thresholds, which are even in the bins; empty for other kinds."""
+    return thresholds_of_view(released.view()) if released.spec.kind == "two classes" else ()
+
+
+def thresholds_of_view(view: View) -> tuple[Threshold, ...]:
+    """As `thresholds_of`, of a group."""
+    cells, bins = scored_cells(view), view.spec.bins
+    edges = sigmoid(score_edges(bins))
+    return tuple(
+        _threshold(cells, float(edges[cut - 1]), cut) for cut in range(bins // _POINTS, bins, bins // _POINTS)
+    )
+
+
+def _threshold(cells: ScoredCells, threshold: float, cut: int) -> Threshold:
+    tn, fp, fn, tp = confusion_at(len(cells.by_bin), cut)
+    return Threshold(
+        threshold,
+        selected=_shown(proportion(cells, tp + fp, tn + fn)),
+        precision=_shown(proportion(cells, tp, fp)),
+        recall=_shown(proportion(cells, tp, fn)),
+        false_positive_rate=_shown(proportion(cells, fp, tn)),
+        lift=_shown(product_ratio(cells, (tp, tn + fp + fn + tp), (tp + fp, tp + fn))),
+    )
+
+
+def _shown(outcome: Outcome) -> Estimate | None:
+    return outcome if isinstance(outcome, Estimate) else None
+
+
+def calibration_curve(released: Released) -> tuple[CalibrationBin, ...]:
+    """Predicted probability against the observed share: of the second of two classes, else of the predicted class.
+
+    Neighbouring bins are merged until noise no longer drowns their share; what is left over joins the last.
+    Empty where not even all people are enough, and for numbers and bounded scores.
+    """
+    spec = released.spec
+    if spec.kind == "two classes":
+        cells: Cells = scored_cells(released.view())
+        bins, group = spec.bins, spec.bins // _POINTS
+        means = extrapolated(bins, sigmoid(bin_centres(bins)), sigmoid(pair_centres(bins)))
+        edges = np.concatenate([[0.0], sigmoid(score_edges(bins)), [1.0]])[::group]
+    elif spec.kind == "classes":
+        cells = independent(released.view().tables["confidence x right"], released.noise_std)
+        bins, group = spec.bins, 1
+        edges = np.arange(bins + 1) / bins
+        means = (edges[1:] + edges[:-1]) / 2
+    else:
+        return ()
+    observed: list[tuple[int, int, Estimate]] = []
+    start = 0
+    for end in range(group, bins + 1, group):
+        outcome = _share_between(cells, bins, start, end)
+        if isinstance(outcome, Estimate):
+            observed.append((start, end, outcome))
+            start = end
+    if observed and start < bins:
+        last, end, outcome = observed.pop()
+        rest = _share_between(cells, bins, last, bins)
+        observed.append((last, bins, rest) if isinstance(rest, Estimate) else (last, end, outcome))
+    return tuple(
+        _point(cells, means, start, end, (edges[start // group], edges[end // group]), share)
+        for start, end, share in observed
+    )
+
+
+def _share_between(cells: Cells, bins: int, start: int, end: int) -> Outcome:
+    """The observed share in some bins."""
+    return proportion(cells, _between(bins, start, end, (0.0, 1.0)), _between(bins, start, end, (1.0, 0.0)))
+
+
+def _point(
+    cells: Cells, means: Floats, start: int, end: int, ends: tuple[float, float], share: Estimate
+) -> CalibrationBin:
+    people = _between(len(means), start, end, (1.0, 1.0))
+    mean = cells.total(np.repeat(means, 2) * people) / cells.total(people)
+    low, high = map(float, ends)
+    return CalibrationBin(low, high, min(max(mean, low), high), share)
+
+
+def _between(bins: int, start: int, end: int, columns: tuple[float, float]) -> Floats:
+    """Weights of the cells, [bins x 2] flattened, that add up columns of some bins."""
+    rows = ((np.arange(bins) >= start) & (np.arange(bins) < end)).astype(np.float64)
+    return np.outer(rows, columns).ravel()

@@ -1,0 +1,85 @@
+"""Metrics by groups, their differences, and groups that are too small."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from algorithms.evaluation import Released, count, histogram_for
+from algorithms.evaluation.groups import group_differences, groups_of
+from tests.support.populations import NOISE
+
+SHARES = {"a": 0.5, "b": 0.35, "c": 0.14, "d": 0.01}
+ACCURACY = {"a": 0.9, "b": 0.8, "c": 0.7, "d": 0.7}
+SEXES = ("f", "m")
+
+
+def released(draw, people=5000, epsilon=1.0, cross=False):
+    """Ten classes; who is right depends on the region alone."""
+    names = list(SHARES)
+    region = draw.choice(4, people, p=list(SHARES.values()))
+    sex = draw.integers(0, 2, people)
+    labels = draw.integers(0, 3, people)
+    right = draw.random(people) < np.array(list(ACCURACY.values()))[region]
+    scores = np.full((people, 3), 0.1)
+    scores[np.arange(people), np.where(right, labels, (labels + 1) % 3)] = 0.8
+    spec = histogram_for("classes", 3, (("region", tuple(names)), ("sex", SEXES)), cross)
+    noise = NOISE[epsilon] * spec.sensitivity
+    cells = count(spec, scores, labels, np.stack([region, sex], axis=1))
+    return Released(spec, cells + draw.normal(0.0, noise, spec.cells), noise)
+
+
+@pytest.mark.parametrize("cross", [False, True])
+def test_intervals_of_groups_and_differences_cover_in_95_of_100_draws(cross):
+    draw = np.random.default_rng(21)
+    hits, differences, widths = [], [], []
+    for _ in range(200):
+        groups = {each.name: each for each in groups_of(released(draw, 8000, cross=cross))["region"]}
+        for name in ("a", "b"):
+            accuracy = groups[name].metrics["accuracy"]
+            hits.append(accuracy.low <= ACCURACY[name] <= accuracy.high)
+            assert groups[name].size.low < 8000 * SHARES[name] * 1.3
+        first = group_differences((groups["a"], groups["b"]))[0]
+        assert (first.first, first.second) == ("a", "b")
+        gap = first.metrics["accuracy"]
+        differences.append(gap.low <= 0.9 - 0.8 <= gap.high)
+        widths.append(gap.high - gap.low)
+    assert 0.93 <= np.mean(hits) <= 0.97
+    assert 0.915 <= np.mean(differences) <= 0.985  # of 200 draws
+    assert np.mean(widths) < 0.06
+
+
+def test_crossed_groups_have_the_groups_of_each_column_too():
+    groups = groups_of(released(np.random.default_rng(22), cross=True))
+    assert list(groups) == ["region", "sex", "region x sex"]
+    assert [each.name for each in groups["sex"]] == ["f", "m"]
+    assert "a / f" in [each.name for each in groups["region x sex"]]
+
+
+def test_small_groups_are_merged_by_their_released_size():
+    draw = np.random.default_rng(23)
+    groups = groups_of(released(draw, 2000))["region"]
+    assert [each.members for each in groups] == [("a",), ("b",), ("c",), ("d",)]
+    assert set(groups[-1].metrics.values()) == {None}  # 20 people alone cannot be merged, and are left out
+    assert all(each.metrics["accuracy"] is not None for each in groups[:2])
+    merged = groups_of(released(draw, 400))["region"]
+    assert merged[-1].members == ("b", "c", "d")[3 - len(merged[-1].members) :]
+
+
+def test_sizes_decide_on_released_cells_alone():
+    # The same noisy cells give the same groups, whatever the people were.
+    one = released(np.random.default_rng(24), 2000)
+    moved = one.values.copy()
+    tables = one.spec.tables_of("region", moved)
+    for table in tables.values():
+        table[0] *= 0.01
+    shrunk = groups_of(replace(one, values=moved))["region"]
+    assert "a" in shrunk[-1].members and "b" in [each.name for each in shrunk]
+
+
+def test_a_difference_between_equal_groups_holds_0():
+    draw = np.random.default_rng(25)
+    equal = [
+        group_differences(groups_of(released(draw, 5000))["sex"])[0].metrics["accuracy"] for _ in range(200)
+    ]
+    assert 0.915 <= np.mean([each.low <= 0 <= each.high for each in equal]) <= 0.985
