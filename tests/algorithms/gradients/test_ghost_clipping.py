@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from algorithms.gradients import L1, L2, Affine, Clipping, Normalised, PerLayer, Unclipped, clip_and_sum
-from algorithms.gradients.clipping import FARTHEST
 from algorithms.gradients.ghost_clipping import BiasGrad, DenseGrad, EmbeddingGrad, LinearGrad, PerExample
 from algorithms.gradients.rules.convolution import ConvGrad
 from algorithms.models import Model
@@ -127,7 +126,7 @@ def test_how_an_affine_clip_is_computed_does_not_depend_on_the_batch(count: int)
     scale, noise = torch.exp(0.3 * torch.randn(2, 4096, generator=draw)).unbind()
     for part in torch.logspace(-4, 0, 40).tolist():
         shift = (errors[0] * (1 + part * noise)).float()
-        bound = _least(shift, scale) * FARTHEST / 8
+        bound = _least(shift, scale) * 125
         whole, without = (
             contributions(BiasGrad(LinearGrad(torch.ones(n, 1, 1), errors.repeat(n, 1)[:, None])))
             .norms(Affine(bound, shift, scale))
@@ -192,7 +191,35 @@ def _around_distance(gradient: Tensor, shift: Tensor, scale: Tensor) -> list[flo
 
 def _least(shift: Tensor, scale: Tensor) -> float:
     """The least norm that an affine clipping with this shift may have."""
-    return max(1e-12, float((shift.double() / scale.double()).norm()) / (0.999 * FARTHEST))
+    return max(1e-12, float((shift.double() / scale.double()).norm()) / 999)
+
+
+@pytest.mark.parametrize(
+    ("shift", "scale", "is_taken"),
+    [
+        (1999.0, 1.0, True),  # twice the norm, of which a thousand is the limit
+        (2001.0, 1.0, False),
+        (2001.0, 1.01, True),
+        (0.0, 1e14, True),
+        (0.0, 1e16, False),
+        (0.0, 1e-14, True),
+        (0.0, 1e-16, False),
+        (float("nan"), 1.0, False),
+        (0.0, float("inf"), False),
+    ],
+)
+def test_a_shift_or_scale_that_magnifies_rounding_is_refused(
+    shift: float, scale: float, is_taken: bool
+) -> None:
+    terms = torch.tensor([shift, 0.0]), torch.full((2,), scale)
+    if is_taken:
+        assert Affine(2.0, *terms).norm == 2.0
+    else:
+        with pytest.raises(ValueError, match="scale"):
+            Affine(2.0, *terms)
+    if 0 < shift:
+        shortened = Affine.within_reach(2.0, *terms).shift / scale
+        assert float(shortened.norm()) == pytest.approx(min(1998.0, shift / scale))
 
 
 @pytest.mark.parametrize("name", FORMS)
