@@ -192,20 +192,20 @@ def check_block_name(block: str) -> None:
 
 
 def check_new_block(state: LedgerState, population: str, block: str, cap: Budget) -> None:
-    """Raises RefusedError for a cap that no block can have, and for the name of a block in another case or encoding."""
+    """Raises RefusedError for a cap that no block can have, and for the name of a block in another spelling."""
     check_cap(state.term(population).composition, cap)
     alike = [
-        name for name in state.blocks(population) if name != block and _fold_case(name) == _fold_case(block)
+        name for name in state.blocks(population) if name != block and _fold_name(name) == _fold_name(block)
     ]
     if alike:
         raise RefusedError(
-            f"population {population!r} has a block {alike[0]!r}, and {block!r} differs in case alone, as a file does"
-            " that was renamed; a block keeps its name for ever."
+            f"population {population!r} has a block {alike[0]!r}, and {block!r} differs in case or spaces alone,"
+            " as a file does that was renamed; a block keeps its name for ever."
         )
 
 
-def _fold_case(name: str) -> str:
-    return unicodedata.normalize("NFKC", name).casefold()
+def _fold_name(name: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
 
 
 def _check_adjacency(state: LedgerState, draft: Draft) -> None:
@@ -221,14 +221,15 @@ def _check_adjacency(state: LedgerState, draft: Draft) -> None:
 def declaration(state: LedgerState, population: str, cap: Budget, terms: Terms) -> list[Draft]:
     """The row that enters a population; for one that is there, the row that binds what is not yet bound, if any.
 
-    Raises RefusedError for a new name that differs from another in case alone. Two that are there already stay.
+    Raises RefusedError for a new name that differs from another in case or spaces alone. Two that are there stay.
     """
     if population not in state.terms:
-        alike = [name for name in state.terms if _fold_case(name) == _fold_case(population)]
+        alike = [name for name in state.terms if _fold_name(name) == _fold_name(population)]
         if alike:
             raise RefusedError(
-                f"the ledger has a population {alike[0]!r}, and {population!r} differs in case alone, so the same"
-                " people would have two budgets; write its name as it is there, or choose another for other people."
+                f"the ledger has a population {alike[0]!r}, and {population!r} differs in case or spaces alone, so"
+                " the same people would have two budgets; write its name as it is there, or choose another for other"
+                " people."
             )
         return [Draft("population", population, cap, notes=terms.to_json())]
     unbound = state.terms[population].unbound(terms, is_charged=state.is_charged(population))

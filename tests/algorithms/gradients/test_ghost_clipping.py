@@ -217,7 +217,7 @@ def test_a_shift_or_scale_that_magnifies_rounding_is_refused(
     else:
         with pytest.raises(ValueError, match="scale"):
             Affine(2.0, *terms)
-    if 0 < shift:
+    if shift > 0:
         shortened = Affine.within_reach(2.0, *terms).shift / scale
         assert float(shortened.norm()) == pytest.approx(min(1998.0, shift / scale))
 
