@@ -88,7 +88,10 @@ def test_each_stage_hides_private_records_that_dvc_brought_back(
     (workspace.root / ".dvc").mkdir()
     if is_public:
         (workspace.root / ".dvc/cache").mkdir(mode=0o755)
-    records = workspace.root / "datasets"
+    records, dvcs = workspace.root / "datasets", workspace.root / ".dvc/tmp"
+    for folder in (records / "raw", dvcs):  # where DVC works, and what a card with a `path` names
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o755)
     for path in (records, *records.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     were_open = open_to_others(records)
@@ -96,6 +99,10 @@ def test_each_stage_hides_private_records_that_dvc_brought_back(
         main_of(lambda: Path("artifacts/written").write_text(str(open_to_others(records))))
     assert Path("artifacts/written").read_text() == str(were_open if is_public else [])
     assert open_to_others(Path("artifacts/written")) == []
+    assert open_to_others(dvcs) == ([str(dvcs)] if is_public else [])
+    brought = records / "prepared/train_labels.npy"  # by the stage itself
+    main_of(lambda: brought.chmod(0o644))
+    assert open_to_others(brought) == ([str(brought)] if is_public else [])
     for _ in range(2):  # the second time it was there before
         assert (workspace.root / ".dvc/cache").stat().st_mode & 0o777 == (0o755 if is_public else 0o700)
         (workspace.root / ".dvc/cache").chmod(0o755)
