@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from data.card import DataCard
+from data.card import DataCard, DataRefusedError
 from data.description import ANGLES, SCALES, EncoderFacts, scattered_shape
 from data.files import write_whole
 from data.readers.records import Block, Features, Records, add_features
@@ -73,6 +73,8 @@ def encode_records(
         label_type: The target; if it has a label per token, labels are made from the tokens.
         folder: Folder for encoded portions, readable by the owner only; deleted at the end.
         say: Called with the number of encoded records, after each portion.
+
+    Raises DataRefusedError, without its message, for an error of the encoder.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / ".gitignore").write_text("*\n", encoding="utf-8")
@@ -89,7 +91,15 @@ def encode_records(
                 return stored
         with lock:  # the weights are loaded at first use, once for all threads
             encode = loaded()
-        made = encode(records)
+        try:
+            made = encode(records)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise DataRefusedError(
+                f"the encoder {facts.name!r} raised {type(error).__name__}; its message is not shown, as it may hold a"
+                " value of a record: try the encoder on made-up records."
+            ) from None
         write_whole(path, lambda fresh: _save(fresh, made), mode=0o600)
         return made
 

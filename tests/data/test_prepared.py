@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -243,6 +244,21 @@ def test_encoding_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert second.seen <= ROWS - first.seen < ROWS
     assert np.array_equal(found, np.arange(ROWS * 4, dtype=np.float32).reshape(ROWS, 4) / 2)
     assert not (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize("error", [ValueError, OSError, MemoryError])
+def test_an_encoders_error_shows_nothing_of_a_record(error: type[Exception], tmp_path: Path) -> None:
+    class Failing(Halves):
+        def encode(self, images: Any) -> Any:
+            raise error(f"cannot take {images[3].tolist()}")
+
+    with pytest.raises((DataRefusedError, MemoryError)) as failed:
+        features(Failing(), tmp_path / "kept")
+    if error is MemoryError:  # of the machine, which `main_of` says in words of its own
+        assert failed.type is MemoryError
+    else:
+        told = "".join(traceback.format_exception(failed.value))
+        assert f"'halves' raised {error.__name__}; its message" in told and "cannot take [" not in told
 
 
 def test_another_encoder_takes_nothing_of_what_was_kept(tmp_path: Path) -> None:
