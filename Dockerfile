@@ -2,7 +2,10 @@
 #   docker build -t epsilonflow:0.2.0 .
 #   docker run --rm -it -v "$PWD:/checkout" -v epsilonflow-home:/home/epsilonflow/data epsilonflow:0.2.0 epsilonflow run
 # Keep the volume: ledger, owner key and runs are in it, and a container without it would have a budget of its own.
-FROM python:3.11-slim-bookworm
+# What it may write: /checkout, /home/epsilonflow/data and /tmp. All else may be read-only, and any user id will do.
+# By digest, for the same base each time: --build-arg BASE=python@sha256:...
+ARG BASE=python:3.11-slim-bookworm
+FROM ${BASE}
 
 # git: a checkout is a repository; Debian has one version of it. libpq comes with psycopg[binary].
 # hadolint ignore=DL3008
@@ -11,21 +14,25 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/epsilonflow
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml requirements.lock README.md LICENSE ./
+# One index, pip's own or the one that you name by --build-arg PIP_INDEX_URL=..., and only files of known content.
+ARG PIP_INDEX_URL
+RUN python -m pip install --no-cache-dir --require-hashes --requirement requirements.lock
 COPY epsilonflow ./epsilonflow
 COPY flows ./flows
 COPY tasks ./tasks
 COPY algorithms ./algorithms
 COPY data ./data
-# For a CPU, which takes far less room; for a GPU: --build-arg TORCH_INDEX=https://pypi.org/simple
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN python -m pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" -c constraints.txt '.[postgres]'
+RUN python -m pip install --no-cache-dir --no-deps --no-build-isolation .
 
-RUN useradd --create-home --uid 1000 epsilonflow \
-    && mkdir -m 700 /home/epsilonflow/data \
-    && chown epsilonflow: /home/epsilonflow/data
+RUN useradd --no-create-home --uid 1000 --gid 0 epsilonflow \
+    && mkdir -p -m 770 /home/epsilonflow/data \
+    && chown epsilonflow:0 /home/epsilonflow/data
 USER 1000
-ENV EPSILONFLOW_HOME=/home/epsilonflow/data \
+ENV HOME=/tmp \
+    LOGNAME=epsilonflow \
+    EPSILONFLOW_HOME=/home/epsilonflow/data \
+    DVC_SITE_CACHE_DIR=/tmp/dvc \
     PGPASSFILE=/run/secrets/pgpass \
     GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0=/checkout \
     PREFECT_SERVER_ANALYTICS_ENABLED=false \

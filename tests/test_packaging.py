@@ -47,6 +47,19 @@ def test_every_requirement_is_locked_to_a_version_it_allows(extra: str) -> None:
             assert locked()[name] in requirement.specifier, text
 
 
+def test_the_image_installs_what_is_locked_by_its_content() -> None:
+    lines = [line for line in (PROJECT / "requirements.lock").read_text().splitlines() if line[0] != "#"]
+    hashed = dict[str, Version]()
+    for line in lines:
+        name, version = re.fullmatch(r"([a-z0-9-]+)==(\S+) --hash=sha256:[0-9a-f]{64}", line).groups()  # type: ignore[union-attr]
+        hashed[name] = Version(version)
+    builds = tomllib.loads((PROJECT / "pyproject.toml").read_text())["build-system"]["requires"]
+    for text in (*project()[""], *project()["postgres"], *builds):
+        requirement = Requirement(text)
+        assert hashed[canonicalize_name(requirement.name)] in requirement.specifier, text
+    assert {name for name in hashed.keys() & locked().keys() if hashed[name] != locked()[name]} == set()
+
+
 def test_an_extra_that_is_named_exists_and_says_where_epsilonflow_is_from() -> None:
     """As in pip install 'epsilonflow[NAME]', which is true where epsilonflow is installed already."""
     places = [*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md"), *(PROJECT / "presets").glob("*.yaml")]

@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import shutil
+import subprocess
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+import sqlalchemy as sa
 from prefect.exceptions import FailedRun
 from prefect.utilities.schema_tools import validate
 from prefect.utilities.templating import apply_values
@@ -27,6 +29,7 @@ from tasks.retraining import delivery
 from tasks.retraining.delivery import Outcome
 from tasks.runs.stages import StageFailedError
 from tests.support.checkout import PROJECT
+from tests.support.postgres import postgres_server as postgres_server
 
 FILE: dict[str, Any] = YAML(typ="safe", pure=True).load(PROJECT / "prefect.yaml")
 DEPLOYMENTS = {deployment["name"]: deployment for deployment in FILE["deployments"]}
@@ -169,7 +172,9 @@ def test_a_pool_is_that_of_prefect_with_more(kind: str) -> None:
     usual = WORKERS[f"prefect-{kind}"][kind]["default_base_job_configuration"]
     ours = _template(kind)
     assert _keys(usual["variables"]) <= _keys(ours["variables"])
-    assert _keys(usual["job_configuration"]) <= _keys(ours["job_configuration"])
+    misplaced = re.compile("/template/spec/(parallelism|completions)$")  # of a job, in a pod's specification
+    expected = {misplaced.sub(r"/\1", key) for key in _keys(usual["job_configuration"])}
+    assert expected <= _keys(ours["job_configuration"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -191,23 +196,92 @@ def test_deployments_fit_their_pool_and_hold_no_secret(kind: str) -> None:
     assert re.search(r"://\w+@", text) and not re.search(r"://\w+:", text)
 
 
-def test_a_kubernetes_job_is_rendered_with_its_mounts_and_its_secrets() -> None:
+def _rendered_job() -> dict[str, Any]:
+    """The job that a worker submits for a run of the first deployment."""
     template = _template("kubernetes")
     variables = _yaml("kubernetes.yaml")["deployments"][0]["work_pool"]["job_variables"]
-    usual = {name: rule.get("default") for name, rule in template["variables"]["properties"].items()}
+    rules = template["variables"]["properties"].items()
+    usual = {name: rule["default"] for name, rule in rules if "default" in rule}
     given = usual | variables | {"name": "run", "command": "prefect flow-run execute", "labels": {}}
-    job = apply_values(template["job_configuration"], given)["job_manifest"]
+    job: dict[str, Any] = apply_values(template["job_configuration"], given)["job_manifest"]
+    assert "{{" not in json.dumps(job)
     assert (job["kind"], job["metadata"]["namespace"], job["spec"]["backoffLimit"]) == (
         "Job",
         "epsilonflow",
         0,
     )
-    pod = job["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    assert {mount["name"] for mount in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
-    assert container["image"] == "epsilonflow:0.2.0"
-    assert "{{" not in json.dumps(job)
+    return job
+
+
+def test_a_kubernetes_job_may_write_where_the_image_says_and_has_no_privileges() -> None:
+    pod = _rendered_job()["spec"]["template"]["spec"]
+    (container,), (init,) = pod["containers"], pod["initContainers"]
+    mounted = {mount["name"] for mount in (*container["volumeMounts"], *init["volumeMounts"])}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+    assert container["image"] == init["image"] == "epsilonflow:0.2.0"
+    for each in (container, init):
+        assert each["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+    assert pod["securityContext"]["runAsNonRoot"] and "runAsUser" not in pod["securityContext"]  # any user id
+    writable = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+    image = (PROJECT / "Dockerfile").read_text(encoding="utf-8")
+    (line,) = [line for line in image.splitlines() if line.startswith("# What it may write: ")]
+    assert writable == set(re.findall(r"/[\w/]+", line.partition(".")[0]))
+    (home,) = re.findall(r"^ENV HOME=(\S+)", image, flags=re.MULTILINE)
+    assert home in writable
     assert container["envFrom"] == [{"secretRef": {"name": "epsilonflow", "optional": True}}]
+
+
+def test_a_kubernetes_job_fits_the_schema_of_kubernetes() -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    job = _rendered_job()
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    container["args"] = container["args"].split()  # as the worker does with these two
+    container["env"] = [{"name": name, "value": value} for name, value in container["env"].items()]
+    kubernetes_validate.validate(job, "1.33", strict=True)
+    container["securityContext"]["readOnlyRootFileSystem"] = True
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(job, "1.33", strict=True)
+
+
+def test_a_password_file_of_kubernetes_is_copied_to_one_that_libpq_reads(
+    postgres_server: sa.URL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under fsGroup a secret is a file of mode 0440, which libpq ignores, as others may read it."""
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    shared.mkdir()
+    own.mkdir()
+    (shared / "pgpass").write_text(f"*:*:*:{postgres_server.username}:{postgres_server.password}\n")
+    (shared / "pgpass").chmod(0o440)
+    without_password = (
+        postgres_server.set(password="").render_as_string(hide_password=False).replace(":@", "@")
+    )
+
+    def connect(file: Path) -> None:
+        monkeypatch.setenv("PGPASSFILE", str(file))
+        engine = sa.create_engine(without_password, poolclass=sa.NullPool)
+        with engine.connect() as connection:
+            assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+
+    with pytest.raises(sa.exc.OperationalError, match="no password supplied"):
+        connect(shared / "pgpass")
+    pod = _template("kubernetes")["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
+    (init,) = pod["initContainers"]
+    places = {
+        mount["mountPath"]: tmp_path / name
+        for mount, name in zip(init["volumeMounts"], ("shared", "own"), strict=True)
+    }
+    command = [
+        next(
+            (word.replace(path, str(place)) for path, place in places.items() if word.startswith(path)), word
+        )
+        for word in init["command"]
+    ]
+    subprocess.run(command, check=True)
+    connect(own / "pgpass")
 
 
 def test_a_refusal_ends_without_a_traceback_and_an_error_with_one() -> None:
@@ -227,7 +301,12 @@ def test_a_refusal_ends_without_a_traceback_and_an_error_with_one() -> None:
 
 
 def test_the_image_is_built_from_code_alone() -> None:
-    lines = (PROJECT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    text = (PROJECT / "Dockerfile").read_text(encoding="utf-8")
+    assert not re.search(
+        r"index-url|https?://", text
+    )  # a second index could give another package of the same name
+    assert re.findall(r"^ARG .*INDEX.*", text, flags=re.MULTILINE) == ["ARG PIP_INDEX_URL"]
+    lines = text.splitlines()
     copied = {word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]}
     assert all((PROJECT / name).exists() for name in copied)
     ignored = (PROJECT / ".dockerignore").read_text(encoding="utf-8").splitlines()
@@ -247,7 +326,7 @@ def test_the_development_container_is_installed_by_make_and_has_its_home_in_a_vo
     python = container["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]
     assert python == f"{Path(target).parent}/bin/python"
     image = (PROJECT / "Dockerfile").read_text(encoding="utf-8")
-    assert f"FROM python:{container['image'].rpartition(':')[2].replace('-', '-slim-')}" in image
+    assert f"ARG BASE=python:{container['image'].rpartition(':')[2].replace('-', '-slim-')}" in image
     (home,) = container["containerEnv"].values()
     (mount,) = container["mounts"]
     assert f"target={home},type=volume" in mount and f"chown vscode {home} " in container["postCreateCommand"]

@@ -50,7 +50,7 @@ class Root:
         """One instruction; raises NotImplementedError for one that the Dockerfile did not have."""
         match name:
             case "FROM":
-                self._debian(rest)
+                self._debian(re.sub(r"\$\{(\w+)\}", lambda named: self.arguments[named[1]], rest))
             case "RUN":
                 self.run(rest)
             case "COPY":
@@ -61,7 +61,8 @@ class Root:
                 self.here = rest
                 (self.folder / rest.lstrip("/")).mkdir(parents=True, exist_ok=True)
             case "ARG":
-                self.arguments |= dict([rest.split("=", 1)])
+                name, is_set, value = rest.partition("=")
+                self.arguments |= {name: value} if is_set else {}
             case "ENV":
                 self.variables |= dict(word.split("=", 1) for word in shlex.split(rest))
             case "USER":
