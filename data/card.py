@@ -216,6 +216,9 @@ class DataCard(Strict):
     blocks: where the training records are, for a population that grows block by block; `files` then has only a test
     file, or nothing. person: the column that names the person, if a person may have several records.
     deployment: for `epsilonflow card export`, who publishes models of the records and what for.
+    holdout: whether the held-out records are private, like those that are trained on, and leave as one noised
+    histogram, or declared public, so that exact metrics leave. holdout_why: why held-out records of a private data set
+    are public, in a sentence.
     """
 
     name: Name
@@ -232,7 +235,8 @@ class DataCard(Strict):
         default=Composition(kind="basic"), exclude_if=lambda value: value == Composition(kind="basic")
     )
     blocks_per_person: PositiveInt = Field(default=1, exclude_if=lambda value: value == 1)
-    holdout: Literal["public"]
+    holdout: Literal["public", "private"]
+    holdout_why: Word | None = Field(default=None, exclude_if=lambda value: value is None)
     records: Records
     classes: tuple[Word, ...] = ()
     target: Target | None = Field(default=None, exclude_if=lambda value: value is None)
@@ -317,6 +321,14 @@ class DataCard(Strict):
         has_test_set = isinstance(self.reader, Synthetic) or bool(set(self.files) - beside)
         if has_test_set == (self.split is not None):
             raise ValueError("split is needed when the source has no test set, and only then")
+        return self
+
+    @model_validator(mode="after")
+    def _holdout_fits_the_records(self) -> "DataCard":
+        if self.public and self.holdout == "private":
+            raise ValueError("the records are public, so those held out are, too; set holdout to public")
+        if self.holdout_why is not None and (self.public or self.holdout == "private"):
+            raise ValueError("holdout_why is for held-out records of a private data set that are public")
         return self
 
     @model_validator(mode="after")

@@ -128,7 +128,8 @@ class DatasetInfo:
     is_public: whether the records themselves are public. unit: what one record is, the unit of privacy. population: the
     population whose budget is charged. cap_epsilon, cap_delta: the cap of that budget when it is first used. records,
     test_records: the numbers of training and test records, or None if they are private. input_shape: shape of one
-    record's features. holdout: "public" means that the test records are declared public. composition,
+    record's features. holdout: "public" means that the test records are declared public, "private" that they leave as
+    one noised histogram alone. holdout_why: why test records of a private data set are public. composition,
     composition_order, composition_runs: how the population's runs add up; see `data.card.Composition`.
     blocks_per_person: in how many blocks a person may have records. blocks: the blocks of the prepared records; empty
     for a population without blocks. holdout_rule: for private records, a digest of the rule by which records are held
@@ -158,7 +159,7 @@ class DatasetInfo:
     input_shape: tuple[int, ...]
     classes: tuple[str, ...]
     test_records: int | None
-    holdout: Literal["public"]
+    holdout: Literal["public", "private"]
     feature_norms: tuple[float, float] | None = None
     tokens: int | None = None
     transform: Transform = "none"
@@ -177,6 +178,7 @@ class DatasetInfo:
     composition_runs: Annotated[int | None, Field(exclude_if=lambda runs: runs is None)] = None
     each_record_alone: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
     cells: Annotated[CellFacts | None, Field(exclude_if=lambda value: value is None)] = None
+    holdout_why: Annotated[str | None, Field(exclude_if=lambda value: value is None)] = None
 
     @property
     def padding(self) -> int:
@@ -209,8 +211,9 @@ class DatasetInfo:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the description; it covers only public facts, and not a declaration that changes no record."""
-        return hashlib.sha256(replace(self, each_record_alone=False).to_json().encode()).hexdigest()
+        """SHA-256 of the description; it covers only public facts, and no declaration that changes no record."""
+        described = replace(self, each_record_alone=False, holdout_why=None)
+        return hashlib.sha256(described.to_json().encode()).hexdigest()
 
     def check_reader(self) -> None:
         """Raise DataRefusedError if private records come from a reader of the owner's own that is not declared.
@@ -287,6 +290,7 @@ def dataset_info(
         target=card.target,
         each_record_alone=isinstance(card.reader, Own) and card.reader.each_record_alone,
         cells=cells_of(card),
+        holdout_why=card.holdout_why,
     )
 
 

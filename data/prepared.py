@@ -41,6 +41,11 @@ class HeldOut:
     test_features: Features
     test_labels: NDArray[Any]
 
+    @property
+    def weights(self) -> NDArray[np.float64]:
+        """The most that each row may count, [n], so that the rows of a person count 1 together."""
+        return np.full(len(self.test_labels), 1.0 / (self.public.rows_per_user or 1))
+
 
 @dataclass(frozen=True)
 class Prepared(HeldOut):
@@ -139,7 +144,7 @@ def portions_of(folder: Path) -> Iterator[Path]:
 
 
 def _fill(folder: Path, blocks: Iterable[Block], public: DatasetInfo) -> tuple[Mapping[Part, int], str]:
-    """Write the arrays; returns the number of records of each part, and a digest of the training records."""
+    """Write the arrays; returns the number of records of each part, and a digest of those that a run releases of."""
     owners = bytearray()
     with ExitStack() as stack:
         features, labels = (
@@ -157,6 +162,8 @@ def _fill(folder: Path, blocks: Iterable[Block], public: DatasetInfo) -> tuple[M
     if public.rows_per_user is not None:
         features["train"], labels["train"] = _group_by_user(folder, owners, public)
     digest = _joint(features["train"].digest, labels["train"].digest)
+    if public.holdout == "private":  # noise must not be drawn again for others
+        digest = _joint(bytes.fromhex(digest), features["test"].digest + labels["test"].digest)
     return {part: labels[part].count for part in PARTS}, digest
 
 
@@ -272,7 +279,10 @@ def _label_kind(public: DatasetInfo) -> np.dtype[Any]:
 
 
 def contents(folder: Path) -> str:
-    """A digest of the training records, which is as secret as they are; raises DataRefusedError if it is missing."""
+    """A digest of the training records, and of private held-out ones; it is as secret as they are.
+
+    Raises DataRefusedError if it is missing.
+    """
     return _text(folder, _CONTENTS).strip()
 
 

@@ -16,7 +16,7 @@ from algorithms.privacy.card import PrivacyCard
 from algorithms.privacy.card import text as words
 from data.files import read_json
 from tasks.reporting import AUDIT, audit_folder, environment
-from tasks.runs.metrics import format_metric, held_out_metrics
+from tasks.runs.metrics import format_metric, held_out_metrics, is_private, private_words
 
 MUST_ANSWER = "You must answer."
 
@@ -194,7 +194,8 @@ def _utility(question: str, metrics: Mapping[str, Any] | None) -> Line:
     shown = "; ".join(
         f"{name.replace('_', ' ')} {format_metric(value, name)}" for name, value in measured.items()
     )
-    return Line(question, f"On held-out records, which are declared public: {shown}.", "metrics.json")
+    of = private_words(metrics) if is_private(metrics) else "declared public"
+    return Line(question, f"On held-out records, which are {of}: {shown or 'nothing'}.", "metrics.json")
 
 
 def page(card: PrivacyCard, artifacts: Path, root: Path) -> str:

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,11 +13,12 @@ import torch
 from dp_accounting import DpEvent
 
 from algorithms import models
-from algorithms.core.calibration import check_delta
+from algorithms.core.calibration import check_delta, plan_evaluation
 from algorithms.core.learned_features import schedule_of
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import Inputs, PlanningFacts, zero_start_loss
 from algorithms.errors import RefusedError
+from algorithms.evaluation.histogram import Groups
 from algorithms.extension import is_own, source_digest
 from algorithms.gradients import linear_layer
 from algorithms.models import Model
@@ -24,15 +26,22 @@ from algorithms.models.cells import behind_cells
 from algorithms.models.feature_transforms import in_front, shape_after
 from algorithms.models.saved import adapted
 from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE
+from algorithms.privacy.accounting.events import Schedule, on_disjoint_parts, schedule_to_json
+from algorithms.privacy.accounting.filters import FIXED
 from algorithms.privacy.accounting.risk import caught, risk_profile
+from algorithms.privacy.ledger import ORDERS, WHOLE_POPULATION, Composition, Terms
 from data import DatasetInfo
 from tasks.config import home, params
 from tasks.config.params import Params
+from tasks.held_out import histogram_of
 from tasks.runs.earlier_plans import earlier_plan, request_in
 from tasks.runs.stages import main_of
 
 READS = ("privacy", "features", "algorithm", "model")
 _MIN_EPSILON, _MAX_EPSILON = 1e-4, 64.0
+_SLACK = 1e-9
+"""By so much, relatively, rounding may raise a price that is the same."""
 
 
 def model_for(settings: Params, public: DatasetInfo) -> Model:
@@ -113,12 +122,70 @@ def plan_for(settings: Params, public: DatasetInfo) -> Plan:
     else:
         assert privacy.target is not None  # params.yaml has one of the two
         plan = _withstanding(privacy.target, at)
+    plan = _evaluated(plan, settings, public)
     if plan.not_private is not None and privacy.noise != "seeded":
         raise RefusedError(
             f"secret noise would promise what does not hold: {plan.not_private} To reproduce it all the same,"
             " on public records, set privacy.noise to seeded."
         )
     return plan
+
+
+def _evaluated(plan: Plan, settings: Params, public: DatasetInfo) -> Plan:
+    """The plan with the evaluation of private held-out records; as it is where the data card declares them public."""
+    wanted = settings.privacy.evaluation
+    if public.holdout == "public":
+        if wanted != params.Evaluation():
+            raise RefusedError(
+                f"privacy.evaluation was given, and the held-out records of {public.dataset!r} are declared public, so"
+                " that their exact metrics leave; leave it out, or say holdout: private in the data card."
+            )
+        return plan
+    spec = histogram_of(public.label_type, _groups(wanted.by, public), cross=wanted.cross)
+    attack = settings.privacy.target
+    ratios = [*_price_ratios(plan, public)]
+    if attack is not None:
+        ratios.append(lambda schedule: _caught_by(attack, schedule) / attack.caught)
+    return plan_evaluation(plan, spec, wanted=wanted.epsilon, ratios=ratios)
+
+
+def _groups(columns: Sequence[str], public: DatasetInfo) -> Groups:
+    """The declared values of columns by which metrics are given."""
+    if columns:
+        raise RefusedError(
+            f"privacy.evaluation.by names {columns[0]!r}, and metrics are not given by groups yet; leave it out."
+        )
+    return ()
+
+
+def _caught_by(attack: params.Attack, schedule: Schedule) -> float:
+    return float(caught(risk_profile(FIXED, schedule, ADD_OR_REMOVE_ONE.name), attack.false_alarms))
+
+
+def _price_ratios(plan: Plan, public: DatasetInfo) -> Iterator[Callable[[Schedule], float]]:
+    """By each composition that the population may have: what the run costs with an evaluation, over without one."""
+    terms = Terms(public.is_public, Composition(), public.blocks_per_person)
+    trained, together = plan.reserved_schedule, terms.together(public.blocks or (WHOLE_POPULATION,))
+    kinds = (
+        [Composition(public.composition, public.composition_order)] if public.composition_runs is None else ()
+    )
+    for composition in kinds or [Composition("renyi", float(order)) for order in ORDERS]:
+        if composition.kind == "basic":
+            continue
+        with suppress(RefusedError):  # a composition that does not price the training, and will not be chosen
+
+            def price(schedule: Schedule, composition: Composition = composition) -> float:
+                return composition.events_price(schedule_to_json(schedule), plan.adjacency, together)
+
+            alone = price(trained) * (1 + _SLACK)
+
+            def ratio(
+                schedule: Schedule, price: Callable[[Schedule], float] = price, alone: float = alone
+            ) -> float:
+                whole = schedule if together == 1 else on_disjoint_parts(trained, schedule)
+                return price(whole) / alone
+
+            yield ratio
 
 
 def _withstanding(attack: params.Attack, at: Callable[[float], Plan]) -> Plan:
@@ -271,6 +338,7 @@ def _request_entries(settings: Params, public: DatasetInfo) -> dict[str, Any]:
         "count_noise": settings.privacy.count_noise,
         "noise": settings.privacy.noise,
         "diagnostics": settings.privacy.diagnostics,
+        **({"held_out": privacy.evaluation.model_dump()} if public.holdout == "private" else {}),
     }
 
 

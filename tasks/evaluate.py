@@ -1,11 +1,14 @@
-"""The evaluate stage: test the released model on the held-out records, which the data card declares public."""
+"""The evaluate stage: test the released model on held-out records.
+
+Where the data card declares them public, their exact metrics are computed here. Private ones are not read: metrics
+follow from the histogram that training released of them.
+"""
 
 import json
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import pairwise
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +18,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms import models
 from algorithms.errors import RefusedError
-from algorithms.gradients.passes import without_shortcuts
+from algorithms.evaluation import Released
+from algorithms.evaluation import metrics_of as released_metrics
 from algorithms.models import Model
 from algorithms.models.saved import load_model as load_model
+from data import DatasetInfo
 from data.files import read_json
 from data.prepared import HeldOut, load_held_out
 from data.targets import IGNORED, Labels, LabelType, NextToken, Number, Tags
 from tasks.config import home
 from tasks.config.own_code import named_code
 from tasks.csv_files import write_csv
+from tasks.held_out import passes, predictions
 from tasks.runs import store
 from tasks.runs.stages import main_of
-from tasks.runs.store import check_data_facts, run_facts, sha256_of
+from tasks.runs.store import EVALUATION, check_data_facts, run_facts, sha256_of
 
 READS: tuple[str, ...] = ()
-_BATCH, _INTERVALS = 1024, 10
-MAX_OUTPUTS = 2**24
-"""Upper bound on the number of outputs in a pass: a vocabulary at each token gives many."""
+_INTERVALS = 10
 _MAX_DRAWN = 100_000
 """Upper bound on the words or tokens in a figure."""
 
@@ -63,73 +66,18 @@ class Drawn:
 
 def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> Evaluation:
     """Compute predictions and mean loss on the held-out records."""
-    model, public = models.for_evaluation(model), data.public
-    label_type = public.label_type
-    outputs_a_record = label_type.outputs(public.tokens) * (
-        prod(public.label_shape) if label_type.has_tokens else 1
-    )
-    size = max(1, min(_BATCH, MAX_OUTPUTS // max(1, outputs_a_record)))
+    label_type = data.public.label_type
     predicted, losses, weights, all_scores = [], [], [], []
-    with torch.no_grad(), without_shortcuts():  # as in training
-        for start in range(0, len(data.test_labels), size):
-            inputs = torch.from_numpy(np.array(data.test_features[start : start + size]))
-            labels = torch.from_numpy(np.array(data.test_labels[start : start + size]))
-            outputs = model.outputs(parameters, inputs)
-            scores = model.scores(outputs)
-            predicted.append((scores > 0).long() if label_type.kind == "labels" else scores.argmax(dim=-1))
-            all_scores.append(_predictions(label_type, scores))
-            losses.append(model.losses(outputs, labels).double())
-            predictable = labels[:, 1:] if label_type.kind == "next token" else labels
-            counts = predictable.ne(IGNORED).sum(-1) if label_type.has_tokens else torch.ones(len(labels))
-            weights.append(counts.double())
+    for outputs, scores, labels, evaluated in passes(model, parameters, data):
+        predicted.append((scores > 0).long() if label_type.kind == "labels" else scores.argmax(dim=-1))
+        all_scores.append(predictions(label_type, scores))
+        losses.append(evaluated.losses(outputs, labels).double())
+        predictable = labels[:, 1:] if label_type.kind == "next token" else labels
+        counts = predictable.ne(IGNORED).sum(-1) if label_type.has_tokens else torch.ones(len(labels))
+        weights.append(counts.double())
     weight = torch.cat(weights)
     loss = float((torch.cat(losses) * weight).sum() / weight.sum().clamp(min=1.0))
     return Evaluation(torch.cat(predicted).numpy(), loss, torch.cat(all_scores).numpy())
-
-
-def _predictions(label_type: LabelType, scores: Tensor) -> Tensor:
-    if label_type.has_tokens:
-        return torch.zeros(len(scores), 0, dtype=torch.float64)
-    if label_type.kind == "class":
-        return scores.double().softmax(dim=-1)
-    return scores.double().sigmoid() if label_type.kind == "labels" else scores.double()
-
-
-def record_scores(label_type: LabelType, scores: Tensor, labels: Tensor) -> Tensor:
-    """Score the model's output for each record from 0 to 1, from that record alone: shape [batch].
-
-    A class scores 1 if it is right. A number scores 1 minus the squared error in [-1, 1], at least 0. Labels score the
-    F1 within the record, and tags the F1 within the record without the outside tag; if there are none and none was
-    predicted, the score is 1. A text scores the share of next tokens that were ranked first.
-
-    Args:
-        label_type: the target, which says what a label can be.
-        scores: [batch, ..., outputs], as `Model.scores` gives them.
-        labels: [batch, ...].
-
-    Example:
-        >>> record_scores(Labels(labels=("a", "b")), torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 0.0]]))
-        tensor([0.6667])
-    """
-    if label_type.kind == "number":
-        return 1.0 - (scores[:, 0].clamp(-1.0, 1.0) - labels).square().clamp(max=1.0)
-    if label_type.kind == "class":
-        return (scores.argmax(dim=-1) == labels).float()
-    if label_type.kind == "labels":
-        positive, real = scores > 0, labels > 0
-        right = positive & real
-    else:
-        predicted = scores.argmax(dim=-1)
-        if label_type.kind == "next token":
-            predicted, labels = predicted[:, :-1], labels[:, 1:]
-        counts, right = labels != IGNORED, predicted == labels
-        if not isinstance(label_type, Tags):
-            return (right & counts).sum(-1) / counts.sum(-1).clamp(min=1)
-        outside = -1 if label_type.outside is None else label_type.tags.index(label_type.outside)
-        positive, real = counts & (predicted != outside), counts & (labels != outside)
-        right = right & positive & real
-    named = positive.sum(-1) + real.sum(-1)
-    return torch.where(named > 0, 2.0 * right.sum(-1) / named.clamp(min=1), 1.0)
 
 
 def _pairs(
@@ -392,6 +340,73 @@ def write_plots(folder: Path, drawn: Drawn) -> None:
     write_csv(pd.DataFrame(rows), folder / "per_class.csv")
 
 
+def write_tables(folder: Path, confusion: pd.DataFrame, classes: pd.DataFrame) -> None:
+    """Write what a released histogram says of classes into `folder`, as `write_plots` does of records."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_csv(confusion, folder / "confusion.csv")
+    write_csv(classes, folder / "per_class.csv")
+
+
+def _of_release(
+    path: Path, receipt: Mapping[str, Any], public: DatasetInfo
+) -> tuple[dict[str, Any], tuple[pd.DataFrame, pd.DataFrame]]:
+    """Metrics with their intervals, and the plots' tables, from the histogram that training released.
+
+    Raises RefusedError if it is missing or another than the receipt's; a run whose evaluation failed has none.
+    """
+    planned, names = receipt["sha256"].get(EVALUATION), public.label_type.names
+    facts = {"held_out": "private", "evaluation_epsilon": receipt.get("evaluation_epsilon")}
+    if planned is None:
+        return facts, class_tables(None, names)
+    if not path.is_file() or sha256_of(path) != planned:
+        raise RefusedError(
+            f"{path} is not the evaluation of run {receipt['run_id']}, which artifacts/receipt.json is of; `dvc"
+            " checkout` brings back files that belong together."
+        )
+    released = Released.from_json(path.read_text(encoding="utf-8"))
+    return facts | private_metrics(released), class_tables(released, names)
+
+
+def private_metrics(released: Released) -> dict[str, Any]:
+    """The metrics of a released histogram: an estimate with its interval each, None where noise drowns it."""
+    return {
+        f"test_{name}": None if estimate is None else asdict(estimate)
+        for name, estimate in released_metrics(released).items()
+    }
+
+
+def class_tables(released: Released | None, names: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The tables of predictions by class, from released cells; empty where none were released."""
+    shown = None if released is None else released_confusion(released)
+    if shown is None or len(names) != len(shown):
+        shown, names = np.zeros((0, 0)), ()
+    rows = np.rint(np.maximum(shown, 0.0)).astype(np.int64)  # predicted by label
+    pairs = [
+        (real, answer, int(rows[at, label]))
+        for label, real in enumerate(names)
+        for at, answer in enumerate(names)
+    ]
+    totals = rows.sum(axis=0)
+    shares = [
+        (name, rows[at, at] / totals[at] if totals[at] else None, int(totals[at]))
+        for at, name in enumerate(names)
+    ]
+    return (
+        pd.DataFrame(pairs, columns=["actual", "predicted", "count"]),
+        pd.DataFrame(shares, columns=["class", "accuracy", "records"]),
+    )
+
+
+def released_confusion(released: Released) -> NDArray[np.float64] | None:
+    """The noisy table of predicted class by label, [classes, classes], if the histogram has one."""
+    try:
+        return released.table(
+            "score x label, 2" if released.spec.kind == "two classes" else "predicted x label"
+        )
+    except KeyError:
+        return None
+
+
 def _receipt_of(model: Path) -> dict[str, Any]:
     """The receipt beside a model; raises RefusedError if either is missing, or it is the receipt of another model."""
     beside = model.with_name("receipt.json")
@@ -415,18 +430,22 @@ def main() -> None:
     artifacts = Path("artifacts")
     path = artifacts / "model.safetensors"
     receipt = _receipt_of(path)
-    data = load_held_out(Path("datasets/prepared"))
-    check_data_facts(receipt, data.public)
-    store.mark_used(home(), receipt["run_id"], keeps=not data.public.is_public)
-    label_type, evaluation = (
-        data.public.label_type,
-        evaluate(*load_model(path, allow_code=named_code(Path())), data),
-    )
-    document = compute_metrics(label_type, evaluation, data.test_labels) | run_facts(receipt)
+    prepared = Path("datasets/prepared")
+    public = DatasetInfo.read(prepared)
+    check_data_facts(receipt, public)
+    store.mark_used(home(), receipt["run_id"], keeps=not public.is_public)
+    if public.holdout == "private":
+        document, drawn = _of_release(artifacts / EVALUATION, receipt, public)
+        write_tables(artifacts / "plots", *drawn)
+    else:
+        data, label_type = load_held_out(prepared), public.label_type
+        evaluation = evaluate(*load_model(path, allow_code=named_code(Path())), data)
+        document = compute_metrics(label_type, evaluation, data.test_labels)
+        write_plots(
+            artifacts / "plots", figure_pairs(label_type, evaluation, data.test_labels, public.tokens)
+        )
+    document |= run_facts(receipt)
     # Metrics are written last: if they are those of this run, so are the plots.
-    write_plots(
-        artifacts / "plots", figure_pairs(label_type, evaluation, data.test_labels, data.public.tokens)
-    )
     (artifacts / "metrics.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 

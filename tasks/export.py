@@ -32,8 +32,8 @@ from data.files import read_json
 from data.targets import Tags
 from data.unseen import target_in
 from tasks.prepare import encoder_of, encoder_of_model, loader_of
-from tasks.runs.metrics import metric_rows, tracker_key
-from tasks.runs.store import sha256_of
+from tasks.runs.metrics import is_private, metric_rows, tracker_key
+from tasks.runs.store import EVALUATION, sha256_of
 
 Form = Literal["onnx", "torchscript", "huggingface", "library"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -237,6 +237,12 @@ def _metrics(folder: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
+def _on_what(metrics: Mapping[str, Any]) -> str:
+    if not metrics:
+        return "None was recorded with the model."
+    return f"On held-out records, which are {'private' if is_private(metrics) else 'public'}:"
+
+
 def model_card(card: PrivacyCard, model: nn.Module, metrics: Mapping[str, Any]) -> str:
     """A model card in Hugging Face's format: a YAML head, then sections, that on privacy from the privacy card."""
     setting, mechanism = card.setting, card.mechanism
@@ -258,7 +264,7 @@ def model_card(card: PrivacyCard, model: nn.Module, metrics: Mapping[str, Any]) 
         "## Model",
         "\n".join(f"- {for_markdown(fact)}" for fact in facts),
         "## Evaluation",
-        "On held-out records, which are public:" if metrics else "None was recorded with the model.",
+        _on_what(metrics),
         *(
             ["\n".join(f"- {for_markdown(f'{name}: {value}')}" for name, value in metric_rows(metrics))]
             if metrics
@@ -306,7 +312,7 @@ def release(artifacts: Path, to: Path, *, key: str | None, allow_code: Collectio
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}-") as folder:
         fresh = Path(folder) / to.name
         fresh.mkdir()
-        for name in RELEASE:
+        for name in (*RELEASE, *({EVALUATION} & card.evidence.files.keys())):
             shutil.copyfile(artifacts / name, fresh / name)
         model = load(artifacts, allow_code=allow_code)
         _quieten_transformers()

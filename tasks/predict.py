@@ -30,7 +30,7 @@ from data.formats import Own
 from data.targets import IGNORED, Labels, NextToken, Number, Tags, Target
 from data.unseen import reader_in, records_in, target_in
 from tasks.csv_files import write_csv
-from tasks.evaluate import MAX_OUTPUTS
+from tasks.held_out import MAX_OUTPUTS
 from tasks.prepare import encoder_of_model, loader_of, reader_of
 
 _BATCH = 1024

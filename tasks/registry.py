@@ -24,8 +24,13 @@ _ACTORS = (
 )
 _POST_PROCESSING = (
     "Updates of the model, averages of its parameters, and predictions on other records are computed from the noised"
-    " releases alone. The report's figures are, too; its metrics are of held-out records that are declared public."
+    " releases alone. The report's figures are, too; its metrics "
 )
+_METRICS = {
+    "none": "are none.",
+    "public": "are of held-out records that are declared public.",
+    "private": "follow from one noised histogram of private held-out records, which the run was charged with.",
+}
 
 
 _CHOICES = {
@@ -97,7 +102,7 @@ def registry_entry(card: PrivacyCard, data: DataCard) -> dict[str, Any]:
                 "access_type_details": "The model and its noise trace are published; nobody queries the records.",
             },
             "accounting": {
-                "post_processing": _POST_PROCESSING,
+                "post_processing": _POST_PROCESSING + _METRICS[card.setting.holdout],
                 "composition": f"{_composition(card)} {words.across_runs(accounting.across_runs)}",
             },
             "implementation": {

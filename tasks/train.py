@@ -1,9 +1,9 @@
 """The train stage: inspect the model, reserve the budget, train, settle. The only stage that spends.
 
 The steps are, each durable before the next: the run's folder with the secret key of its noise; the reservation;
-checkpoints; settlement; the result. A process that is killed at any point finds its folder when it is started
-again and resumes with the same noise, so it publishes the same model and spends nothing more. An identical run that is
-already done returns the result at no cost.
+checkpoints; the release of private held-out records; settlement; the result. A process that is killed at any point
+finds its folder when it is started again and resumes with the same noise, so it publishes the same model and spends
+nothing more. An identical run that is already done returns the result at no cost.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from algorithms.core.checkpoint import CHECKPOINT, cpu_copies
+from algorithms.core.held_out import release_evaluation
 from algorithms.core.plan import Plan
 from algorithms.core.training import OnStep
 from algorithms.core.training import train as run_training
@@ -30,7 +31,8 @@ from algorithms.gradients import ProcessLostError
 from algorithms.models import Model
 from algorithms.models.feature_transforms import front_of
 from algorithms.models.public_models import in_file
-from algorithms.privacy.accounting.events import run_lengths
+from algorithms.models.saved import load_model
+from algorithms.privacy.accounting.events import Schedule, run_lengths
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.barrier.device import device_of
 from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
@@ -39,25 +41,27 @@ from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import Generator
 from data import DatasetInfo
 from data.files import read_json
-from data.prepared import digest_of, load_as, preparation_in, prepared_again_error
+from data.prepared import digest_of, load_as, load_held_out, preparation_in, prepared_again_error
 from data.readers.records import Records
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for, plan_in
 from tasks.config import home, ledger_url, params, retraining
+from tasks.config.own_code import named_code
 from tasks.config.params import Params
+from tasks.held_out import count_held_out
 from tasks.preflight import consent, rehearsal, sanity
 from tasks.runs import store
 from tasks.runs.charge import Charge, claim_run
-from tasks.runs.ledger import bind, open_newest, register
+from tasks.runs.ledger import bind, holdout_note, open_newest, register
 from tasks.runs.processes import broadcast_sealed, join_processes
 from tasks.runs.software import pipeline_software, reuse_note
 from tasks.runs.stages import EXISTING, TRAINING, main_of
-from tasks.runs.store import PLAN, RECEIPT, data_facts
+from tasks.runs.store import EVALUATION, PLAN, RECEIPT, data_facts
 from tasks.tracking import group_of
 from tasks.tracking.live import live_curve, progress
 
 READS = ("privacy", "features", "algorithm", "model", "performance", "tracking", "ledger")
-_ARTIFACTS = ("model.safetensors", "trace.parquet", "diagnostics.parquet", "receipt.json")
+_ARTIFACTS = ("model.safetensors", "trace.parquet", "diagnostics.parquet", EVALUATION, "receipt.json")
 _LOG = logging.getLogger(__name__)
 
 
@@ -177,8 +181,37 @@ def _train_and_settle(job: Job, model: Model, charge: Charge) -> Path:
     with live_curve(run.run_id, job.document, job.settings.tracking, group=group, root=charge.root) as live:
         trace = _train_into(written, job, charge, model, live, lambda: _reserve(job, charge, identity))
         (written / PLAN).write_bytes(job.plan_file)
+        schedule: Schedule = run_lengths(trace.events())
+        if _evaluate_into(written, job, trace, run.generator(), charge.root):
+            schedule = job.plan.with_evaluation(schedule)
+        trace.write(written / "trace.parquet")
         # Settled in full even if it ended early, since when to end was then an adaptive choice.
-        return charge.settle(job.plan, identity, written, run_lengths(trace.events()))
+        return charge.settle(job.plan, identity, written, schedule)
+
+
+def _evaluate_into(folder: Path, job: Job, trace: Trace, generator: Generator, root: Path) -> bool:
+    """Release the evaluation of private held-out records by the released model in `folder`; returns whether it did.
+
+    The run is charged and the model trained, so an error costs the metrics alone. Its message is not shown, as it may
+    hold a value of a record.
+    """
+    planned = job.plan.evaluation
+    if planned is None:
+        return False
+    try:
+        model, parameters = load_model(folder / "model.safetensors", allow_code=named_code(root))
+        data = load_held_out(job.prepared)
+        cells = count_held_out(planned.spec, model, parameters, data)
+        released = release_evaluation(planned, cells, generator=generator, trace=trace, step=job.plan.steps)
+        (folder / EVALUATION).write_text(released.to_json() + "\n", encoding="utf-8")
+    except Exception as error:
+        _LOG.warning(
+            "The held-out records could not be evaluated (%s). The model is released without metrics, and costs the"
+            " same.",
+            type(error).__name__,
+        )
+        return False
+    return True
 
 
 def _reserve(job: Job, charge: Charge, identity: Mapping[str, Any]) -> None:
@@ -188,6 +221,7 @@ def _reserve(job: Job, charge: Charge, identity: Mapping[str, Any]) -> None:
         rehearsal.rehearse(job.document, job.public, identity)
         run.keep_plan(job.plan_file)
     notes = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
+    notes |= holdout_note(job.public)
     charge.reserve(job.plan, notes | ({"retraining": job.retraining} if job.retraining else {}))
     bind(charge.ledger, job.public, home=charge.home, prepared=job.prepared)
     # The noise is for these records and no others.
@@ -232,7 +266,6 @@ def _train_into(
         job.document["algorithm"],
         prepared=job.prepared,
     )
-    trace.write(folder / "trace.parquet")
     diagnostics.write(folder / "diagnostics.parquet")
     return trace
 

@@ -1,32 +1,46 @@
 """How plans are made: noise calibrated to a target, noise given by a formula, or a budget that is spent adaptively."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isfinite
 
 import dp_accounting as dp
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
+from algorithms.core.held_out import EvaluationPlan
 from algorithms.core.plan import Plan, Target, by_accountants
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.settings import adapter
 from algorithms.errors import RefusedError
+from algorithms.evaluation import HistogramSpec
 from algorithms.gradients import L2
 from algorithms.privacy.accounting import MAX_EPSILON
 from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     adjacency_named,
     calibrate,
+    epsilon,
     find_smallest,
     rdp,
+    search_outwards,
 )
 from algorithms.privacy.accounting.events import Schedule
-from algorithms.privacy.accounting.filters import RenyiBudget, RenyiFilter, ZCDPBudget, epsilon_of_zcdp
+from algorithms.privacy.accounting.filters import (
+    RenyiBudget,
+    RenyiFilter,
+    ZCDPBudget,
+    conversion,
+    epsilon_of_zcdp,
+    rho_of,
+)
 from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
 from algorithms.privacy.mechanisms.sampling import FullBatch, Sampling
 
 _LARGEST_DELTA_UNKNOWN_N = 1e-5
+_EVALUATION_WASTE = 1e-5
+"""By so much, relatively, an evaluation's noise may be above the smallest."""
 
 SLACK = 1e-9
 """Part of a budget that is left over, so that what is spent of it does not round above it."""
@@ -207,6 +221,69 @@ def plan_renyi(
         filter=RenyiBudget(order, limit),
         method_params=_as_json(method_params),
     )
+
+
+def plan_evaluation(
+    plan: Plan,
+    spec: HistogramSpec,
+    *,
+    wanted: float | None = None,
+    ratios: Sequence[Callable[[Schedule], float]] = (),
+) -> Plan:
+    """The same plan with an evaluation of private held-out records, by the smallest noise that is allowed.
+
+    Args:
+        plan: Of the training, which costs the same afterwards.
+        spec: Of the histogram to release.
+        wanted: Epsilon of the people held out; None for as much as those trained on.
+        ratios: Functions of the evaluation's schedule that may be at most 1 each, such as its price in a ledger over
+            that of the training; they fall as the noise grows.
+
+    Raises:
+        RefusedError: Where the run's price would not be that of the training.
+    """
+    if plan.adjacency != ADD_OR_REMOVE_ONE.name:
+        raise RefusedError(
+            "held-out records are private, and a record that is replaced can change sides, so that the evaluation would"
+            f" cost beside the training; set algorithm.adjacency to {ADD_OR_REMOVE_ONE.name}, or declare the held-out"
+            " records public in the data card."
+        )
+    target, delta = plan.target.budget, plan.target.budget.delta
+    if not isfinite(plan.cost.epsilon):
+        raise RefusedError(
+            "held-out records are private, and a run without noise says nothing of how much they may lose; take a"
+            " method with noise."
+        )
+    if wanted is not None and wanted > target.epsilon * (1 + SLACK):
+        raise RefusedError(
+            f"privacy.evaluation.epsilon is {wanted:g}, above the {target.epsilon:g} of the run, which would then cost"
+            f" that; set it to at most {target.epsilon:g}, or to null."
+        )
+    limit = plan.cost.epsilon if wanted is None else min(wanted, plan.cost.epsilon)
+
+    def at(noise: float, cost: float = 0.0) -> EvaluationPlan:
+        return EvaluationPlan(spec, "laplace" if plan.accountant == "pure" else "gaussian", noise, cost)
+
+    def cost(noise: float) -> float:
+        ((event, _),) = at(noise).schedule
+        match plan.filter:
+            case ZCDPBudget():
+                return epsilon_of_zcdp(rho_of(event), delta)
+            case RenyiBudget(order, _):
+                return max(0.0, float(rdp([(event, 1)], orders=(order,))[0]) + conversion(order, delta))
+        return epsilon([(event, 1)], delta, accountant=plan.accountant)
+
+    noise = search_outwards(cost, limit, tolerance=_EVALUATION_WASTE)
+
+    def largest_ratio(noise: float) -> float:
+        return max(ratio(at(noise).schedule) for ratio in ratios)
+
+    if ratios and largest_ratio(noise) > 1.0:
+        noise = search_outwards(largest_ratio, 1.0, start=noise, tolerance=_EVALUATION_WASTE)
+    whole = replace(plan, evaluation=at(noise, cost(noise)))
+    if not plan.is_fixed:
+        return whole
+    return replace(whole, epsilon=by_accountants(whole.reserved_schedule, delta))
 
 
 def _as_json(method_params: object | None) -> dict[str, JsonValue]:

@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 import dp_accounting as dp
 from pydantic import JsonValue
 
+from algorithms.core.held_out import EvaluationPlan
 from algorithms.core.planning_facts import PlanningFacts, from_finite, to_finite
 from algorithms.core.settings import adapter
 from algorithms.errors import RefusedError
@@ -24,8 +25,15 @@ from algorithms.privacy.accounting.epsilon import (
     Adjacency,
     adjacency_named,
     epsilon_near,
+    rdp,
 )
-from algorithms.privacy.accounting.events import Schedule, schedule_from_json, schedule_to_json
+from algorithms.privacy.accounting.events import (
+    RenyiDpEvent,
+    Schedule,
+    on_disjoint_parts,
+    schedule_from_json,
+    schedule_to_json,
+)
 from algorithms.privacy.accounting.filters import (
     FIXED,
     Filter,
@@ -40,6 +48,7 @@ from algorithms.privacy.accounting.filters import (
     epsilon_of_zcdp,
     filter_from_json,
     filter_to_json,
+    rho_of,
 )
 from algorithms.privacy.barrier.barrier import ComputeConfig
 
@@ -77,7 +86,8 @@ class Plan:
     filter: enforces the budget. epsilon: by accountant, at the target's delta; infinite for a run that is not private;
     accountants without a bound are absent. adjacency: ADD_OR_REMOVE_ONE or REPLACE_ONE. method_params: public values
     that the method planned, as JSON; `params` returns them as the method's dataclass. not_private: why the stated
-    epsilon does not hold, if it does not.
+    epsilon does not hold, if it does not. evaluation: the release of private held-out records, which costs no more than
+    the training.
     """
 
     target: Target
@@ -92,6 +102,7 @@ class Plan:
     adjacency: str = ADD_OR_REMOVE_ONE.name
     method_params: Mapping[str, JsonValue] = field(default_factory=dict)
     not_private: str | None = None
+    evaluation: EvaluationPlan | None = None
 
     def __post_init__(self) -> None:
         if not self.is_fixed and adjacency_named(self.adjacency) is not ADD_OR_REMOVE_ONE:
@@ -114,6 +125,22 @@ class Plan:
     def cost(self) -> Budget:
         """The budget that the run reserves: its accountant's epsilon at the target's delta."""
         return Budget(self.epsilon[self.accountant], self.target.budget.delta)
+
+    @property
+    def reserved_schedule(self) -> Schedule:
+        """The events that the run reserves: its schedule, or all that its filter allows, beside its evaluation's."""
+        match self.filter:
+            case RenyiBudget(order, limit):
+                trained: Schedule = [(RenyiDpEvent(order, limit), 1)]
+            case ZCDPBudget(rho):
+                trained = [(dp.dp_event.ZCDpEvent(rho), 1)]
+            case FixedSchedule():
+                trained = self.schedule
+        return self.with_evaluation(trained)
+
+    def with_evaluation(self, trained: Schedule) -> Schedule:
+        """The releases of a training beside those of the evaluation, if there is one."""
+        return trained if self.evaluation is None else on_disjoint_parts(trained, self.evaluation.schedule)
 
     @property
     def expected_batch(self) -> float | None:
@@ -152,6 +179,7 @@ class Plan:
             "filter": filter_to_json(self.filter),
             "method_params": dict(self.method_params),
             "not_private": self.not_private,
+            **({} if self.evaluation is None else {"evaluation": self.evaluation.to_json()}),
         }
 
     @classmethod
@@ -170,6 +198,7 @@ class Plan:
             epsilon=from_finite(document["epsilon"]),
             noise_multiplier=document["noise_multiplier"] or 0.0,
             filter=filter_from_json(document["filter"]),
+            evaluation=EvaluationPlan.from_json(document["evaluation"]) if "evaluation" in document else None,
             **{
                 name: document[name]
                 for name in ("steps", "sampling_rate", "divisor", "adjacency", "method_params", "not_private")
@@ -199,12 +228,14 @@ class Plan:
 
     def _costs(self) -> Mapping[str, float]:
         budget = self.target.budget
+        evaluated = [] if self.evaluation is None else self.evaluation.schedule
         match self.filter:
             case FixedSchedule():
                 adjacency = adjacency_named(self.adjacency)
-                return by_accountants(self.schedule, budget.delta, adjacency, stated=self.epsilon)
+                return by_accountants(self.reserved_schedule, budget.delta, adjacency, stated=self.epsilon)
             case ZCDPBudget(rho):
-                return {"rdp": epsilon_of_zcdp(rho, budget.delta)}
+                most = max([rho, *(rho_of(event) for event, _ in evaluated)])
+                return {"rdp": epsilon_of_zcdp(most, budget.delta)}
             case RenyiBudget(order, limit):
                 held = RenyiFilter(order, budget).limit
                 if not math.isclose(limit, held, rel_tol=1e-9):
@@ -212,7 +243,8 @@ class Plan:
                         f"the plan states a limit of {limit:g} at order {order:g}, its target leaves {held:g};"
                         " run the calibrate stage again."
                     )
-                return {"rdp": limit + conversion(order, budget.delta)}
+                most = max(limit, float(rdp(evaluated, orders=(order,))[0]))
+                return {"rdp": most + conversion(order, budget.delta)}
 
     def open_filter(self) -> Filter:
         """A new filter that enforces this plan."""

@@ -4,24 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from dp_accounting.dp_event import ZCDpEvent
-
 from algorithms.core.plan import Plan
 from algorithms.core.planning_facts import to_finite
-from algorithms.privacy.accounting.events import RenyiDpEvent, schedule_to_json
-from algorithms.privacy.accounting.filters import FixedSchedule, RenyiBudget, ZCDPBudget
+from algorithms.privacy.accounting.events import schedule_to_json
 from algorithms.privacy.ledger import Balance, Ledger, identity, settlement
 
 
 def reserved_events(plan: Plan) -> list[dict[str, Any]]:
     """The events that a run reserves: its schedule, or everything that its filter allows."""
-    match plan.filter:
-        case RenyiBudget(order, limit):
-            return schedule_to_json([(RenyiDpEvent(order, limit), 1)])
-        case ZCDPBudget(rho):
-            return schedule_to_json([(ZCDpEvent(rho), 1)])
-        case FixedSchedule():
-            return schedule_to_json(plan.schedule)
+    return schedule_to_json(plan.reserved_schedule)
 
 
 def cost_of(plan: Plan, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

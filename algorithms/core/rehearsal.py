@@ -9,8 +9,8 @@ from dp_accounting import GaussianDpEvent
 from algorithms.core.plan import Plan
 from algorithms.core.receipt import cost_of
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.events import Schedule, schedule_to_json
-from algorithms.privacy.card import RELEASED, made_up_trace
+from algorithms.privacy.accounting.events import Schedule, releases_in_order, schedule_to_json
+from algorithms.privacy.card import EVALUATION, RELEASED, made_up_trace
 
 
 @contextmanager
@@ -34,10 +34,13 @@ def made_up(
     releases of the winner, which are in its trace. Raises RefusedError for releases that a card cannot state.
     """
     adaptive = [*plan.target.prior_events, (GaussianDpEvent(1000.0), 1)]
-    schedule = plan.schedule if plan.fixed_noise is not None else adaptive
+    schedule = plan.with_evaluation(plan.schedule if plan.fixed_noise is not None else adaptive)
     entries = {
         **cost_of(plan, schedule_to_json(schedule)),
         "ledger": dict.fromkeys(("cap", "spent", "remaining"), cap),
         "sha256": dict.fromkeys(RELEASED, "0" * 64),
     }
-    return entries, made_up_trace(schedule if trial is None else trial)
+    if plan.evaluation is not None:
+        entries["sha256"][EVALUATION] = "0" * 64
+        entries["evaluation_epsilon"] = plan.evaluation.epsilon
+    return entries, made_up_trace(releases_in_order(schedule) if trial is None else trial)

@@ -95,6 +95,19 @@ class Attack(StrictModel):
         return self
 
 
+class Evaluation(StrictModel):
+    """The release of the held-out records, where the data card says that they are private.
+
+    epsilon: what the people held out may lose, at the run's delta; null for as much as those trained on, which costs
+    nothing more. by: columns of the data card by whose values metrics are given, too. cross: whether by all
+    combinations of these values.
+    """
+
+    epsilon: float | None = Field(default=None, gt=0, le=MAX_EPSILON)
+    by: list[Word] = Field(default_factory=list)
+    cross: bool = False
+
+
 class Privacy(StrictModel):
     """The target of a run: either an epsilon or an attack that it must withstand.
 
@@ -102,7 +115,8 @@ class Privacy(StrictModel):
     accountant "pure" alone. accountant: whose epsilon must meet the target: "pld" by privacy loss distributions, "rdp"
     by Rényi divergences, "pure" for delta 0. count_noise: noise multiplier of the number of records, which is released
     if it is private. noise: "seeded" is for tests and comparisons; its results are not private. diagnostics: record
-    what clipping and noise did to each gradient; only for public records, and the run is not private.
+    what clipping and noise did to each gradient; only for public records, and the run is not private. evaluation: the
+    release of private held-out records.
     """
 
     epsilon: float | None = Field(default=None, gt=0, le=MAX_EPSILON)
@@ -112,6 +126,9 @@ class Privacy(StrictModel):
     noise: Literal["secure", "seeded"] = "secure"
     count_noise: float = Field(default=100.0, gt=0, le=1e9)
     diagnostics: bool = False
+    evaluation: Evaluation = Field(
+        default_factory=Evaluation, exclude_if=lambda evaluation: evaluation == Evaluation()
+    )
 
     @model_validator(mode="after")
     def _has_one_target(self) -> Self:

@@ -76,7 +76,10 @@ def _rehearsal_run(
     return Run(
         plan=document,
         receipt={**receipt, **entries, "software": _SOFTWARE, "releases": len(trace)},
-        metrics=metrics.placeholder_metrics(public.label_type.kind),
+        metrics=metrics.placeholder_metrics(
+            public.label_type.kind,
+            evaluation_epsilon=None if planned.evaluation is None else planned.evaluation.epsilon,
+        ),
         public=public,
         trace=trace,
         pairs=pd.DataFrame({"actual": names, "predicted": names}),

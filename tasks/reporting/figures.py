@@ -165,10 +165,19 @@ def correlated_figure(course: Sequence[tuple[int, float, float]], *, theme: Them
 
 
 def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Theme) -> "Figure":
-    """Draw how held-out records were classified. pairs: columns `actual` and `predicted`, a row per record."""
+    """Draw how held-out records were classified. pairs: columns `actual` and `predicted`, a row per record.
+
+    Of private records a row is a released cell, whose column `count` has its noised number.
+    """
     from matplotlib.colors import LinearSegmentedColormap
 
+    if pairs.empty:
+        return _nothing_released(theme)
     counts = pd.crosstab(pairs["actual"], pairs["predicted"])
+    if "count" in pairs:
+        counts = pairs.assign(count=pairs["count"].astype(int)).pivot(
+            index="actual", columns="predicted", values="count"
+        )
     table = counts.reindex(index=list(classes), columns=list(classes), fill_value=0).to_numpy()
     shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
     figure, axes = empty(theme, height=min(4.6, 1.7 + 0.4 * len(classes)))
@@ -193,6 +202,8 @@ def class_figure(classes: pd.DataFrame, *, overall: float, theme: Theme) -> "Fig
     """Draw the held-out accuracy of each class, and overall. classes: columns `class`, `accuracy`, `records`."""
     from matplotlib.ticker import PercentFormatter
 
+    if classes.empty:
+        return _nothing_released(theme)
     figure, axes = empty(theme, height=1.3 + 0.24 * len(classes))
     labels = [
         f"{for_figure(name)}  ({records:,})"
@@ -208,6 +219,14 @@ def class_figure(classes: pd.DataFrame, *, overall: float, theme: Theme) -> "Fig
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set(xlabel="right answers", ylabel="class (held-out records)")
     legend(axes, theme, outside=True)
+    return figure
+
+
+def _nothing_released(theme: Theme) -> "Figure":
+    """A note in place of a figure of classes, of which a released histogram may say nothing."""
+    figure, axes = empty(theme, height=1.3)
+    axes.text(0.5, 0.5, "not released", ha="center", color=theme.ink, transform=axes.transAxes)
+    axes.set(xticks=[], yticks=[])
     return figure
 
 

@@ -41,7 +41,7 @@ _FILES = (
     "trace.parquet",
     "diagnostics.parquet",
 )
-_SERVING = "serving"
+_SERVING, _EVALUATION = "serving", "evaluation.json"
 RECIPE = ("data", "privacy", "features", "algorithm", "model")
 _NAME = r"^[a-z0-9][a-z0-9_-]*$"
 
@@ -181,7 +181,8 @@ class Registry:
         self.folder.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder))
         try:
-            for name in _FILES:
+            optional = [_EVALUATION] if (artifacts / _EVALUATION).is_file() else []
+            for name in (*_FILES, *optional):
                 shutil.copyfile(artifacts / name, fresh / name)
             fresh.chmod(0o755)
             fresh.rename(entry)

@@ -21,7 +21,7 @@ from data.files import hide
 from tasks.runs import store
 from tasks.runs.ledger import digests_of, signer
 from tasks.runs.software import check_resumes, pipeline_software
-from tasks.runs.store import PLAN, RECEIPT, data_facts
+from tasks.runs.store import EVALUATION, PLAN, RECEIPT, data_facts
 
 
 @contextmanager
@@ -108,14 +108,16 @@ class Charge:
         schedule: the recorded releases.
         """
         run_id, events = self.run.run_id, schedule_to_json(schedule)
-        sums = {
-            name: store.sha256_of(written / name) for name in ("model.safetensors", "trace.parquet", PLAN)
-        }
+        names = ["model.safetensors", "trace.parquet", PLAN]
+        if (written / EVALUATION).is_file():
+            names.append(EVALUATION)
+        sums = {name: store.sha256_of(written / name) for name in names}
         self.ledger.settle(run_id, plan.cost, events=events, model=sums["model.safetensors"])
         receipt = {
             **identity,
             **cost_of(plan, events),
             **account_of(self.ledger, self.public.population, run_id),
+            **({} if plan.evaluation is None else {"evaluation_epsilon": plan.evaluation.epsilon}),
         }
         receipt["releases"] = len(pd.read_parquet(written / "trace.parquet"))
         receipt |= {"software": software_facts(self.root, self.software), "sha256": sums}

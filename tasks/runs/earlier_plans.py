@@ -23,7 +23,7 @@ _COMPUTED = ("parameters", "notes")
 """What calibration adds to the model's settings in a plan."""
 _ASKED = (
     *("attack", "algorithm", "settings", "features", "dataset", "accountant"),
-    *("target", "delta", "count_noise", "noise", "diagnostics"),
+    *("target", "delta", "count_noise", "noise", "diagnostics", "held_out"),
 )
 
 

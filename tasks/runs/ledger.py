@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
     from algorithms.core.plan import Plan
 
-_HOLDOUT, _BLOCKS = "holdout", "blocks"
+_HOLDOUT, _BLOCKS, _HELD_OUT = "holdout", "blocks", "held_out"
+"""Terms of a population: the rule by which records are held out, what divides blocks; whether they are private."""
 _WORDS = ["key that signs privacy cards"]
 
 
@@ -197,7 +198,12 @@ def declare(
         composition = _of_first_run(public, plan())
     else:
         composition = Composition(public.composition, public.composition_order)
+    before = ledger.terms(public.population).bound if public.population in ledger.populations() else {}
+    if before and ledger.is_charged(public.population):
+        _check_held_out(ledger, public, before)
     bound = {UNIT: public.unit, _HOLDOUT: public.holdout_rule, _BLOCKS: public.blocks_by}
+    # Populations of before have no such term: theirs are public.
+    bound[_HELD_OUT] = public.holdout if "private" in (public.holdout, before.get(_HELD_OUT)) else None
     ledger.declare(
         public.population,
         cap,
@@ -264,12 +270,41 @@ def check_terms(ledger: Ledger, public: DatasetInfo) -> None:
             " on could be published as held out; set them back or, for other people only, give the card a population"
             " of its own."
         )
+    _check_held_out(ledger, public, bound)
     if public.blocks_by not in (None, bound.get(_BLOCKS)):
         raise RefusedError(
             f"the blocks of the population {public.population!r} are made by {bound[_BLOCKS]}, but the card of"
             f" {public.dataset!r} makes them by {public.blocks_by}, which would give each person a second cap; set it"
             " back or, for other people only, give the card a population of its own."
         )
+
+
+def holdout_note(public: DatasetInfo) -> dict[str, str]:
+    """The ledger's entry about a run whose held-out records are private."""
+    return {_HELD_OUT: "private"} if public.holdout == "private" else {}
+
+
+def _check_held_out(ledger: Ledger, public: DatasetInfo, bound: Mapping[str, str]) -> None:
+    """Raise RefusedError if the population's held-out records were private and are to be public, or the reverse.
+
+    What left of them exactly cannot be taken back, and what was promised them cannot be given up. Where nothing says
+    how records are held out, as after calls of `fit`, nothing has left of them.
+    """
+    is_private = bound.get(_HELD_OUT) == "private"
+    if is_private == (public.holdout == "private") or public.is_public or _HOLDOUT not in bound:
+        return
+    reserved = [row for row in ledger.history(public.population) if row.kind == "reserve"]
+    first = f" as run {reserved[0].run_id} was made with" if reserved else ""
+    if is_private:
+        raise RefusedError(
+            f"the held-out records of population {public.population!r} are private,{first}, and the card of"
+            f" {public.dataset!r} declares them public; set holdout back to private."
+        )
+    raise RefusedError(
+        f"the held-out records of population {public.population!r} are public,{first}, whose exact metrics have left,"
+        f" and the card of {public.dataset!r} says that they are private; set holdout back to public or, for other"
+        " people only, give the card a population of its own."
+    )
 
 
 def signing_key(home: Path) -> "Ed25519PrivateKey":

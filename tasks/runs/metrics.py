@@ -1,4 +1,8 @@
-"""The held-out metrics of each kind of target: the one by which models are compared, and their texts."""
+"""The held-out metrics of each kind of target: the one by which models are compared, and their texts.
+
+Metrics of private held-out records are estimates with their intervals, or None where noise drowns them; each text says
+so, with the epsilon of the people held out.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -45,9 +49,23 @@ def verdict(accuracy: float, majority: float, records: int) -> str:
     return f"{how} always naming the most frequent class"
 
 
+def is_private(metrics: Metrics) -> bool:
+    """Whether these are of private held-out records."""
+    return bool(metrics.get("held_out") == "private")
+
+
 def headline_metric(metrics: Metrics) -> float:
-    """The metric by which models are compared, larger is better: the headline of its kind."""
-    return float(metrics[_kind_in(metrics).headline])
+    """The metric by which models are compared, larger is better: the headline of its kind; NaN if noise drowns it."""
+    estimate = headline_estimate(metrics)
+    return math.nan if estimate is None else estimate[0]
+
+
+def headline_estimate(metrics: Metrics) -> tuple[float, float, float] | None:
+    """This metric with its interval, which is a point for public records; None where noise drowns it."""
+    value = metrics.get(_headline(metrics))
+    if isinstance(value, Mapping):
+        return value["value"], value["low"], value["high"]
+    return None if value is None else (float(value),) * 3
 
 
 def metric_name(metrics: Metrics) -> str:
@@ -57,38 +75,124 @@ def metric_name(metrics: Metrics) -> str:
 
 def format_metric(value: float, of: str, digits: int = 2) -> str:
     """A value of the metric `of` as text: an accuracy in percent with `digits` decimals, others with three decimals."""
+    if math.isnan(value):
+        return "unknown, as noise drowns it"
     return f"{value:.{digits}%}" if of.endswith(ACCURACY) else f"{value:.3f}"
 
 
 def describe_metric(metrics: Metrics) -> str:
-    """The metric with its name, such as "accuracy 91.20%" or "micro f1 0.731"."""
-    return f"{metric_name(metrics)} {format_metric(headline_metric(metrics), metric_name(metrics))}"
+    """The metric with its name, such as "accuracy 91.20%" or "micro f1 0.731"; a private one with its interval."""
+    name, shown = metric_name(metrics), f"{format_metric(headline_metric(metrics), metric_name(metrics))}"
+    if not is_private(metrics) or (estimate := headline_estimate(metrics)) is None:
+        return f"{name} {shown}"
+    low, high = (format_metric(end, name) for end in estimate[1:])
+    return f"{name} {shown} ({low} to {high})"
 
 
 def tracker_key(metrics: Metrics) -> str:
     """The name of the metric for a tracker, such as test/accuracy."""
-    return _kind_in(metrics).headline.replace("_", "/", 1)
+    return _headline(metrics).replace("_", "/", 1)
 
 
 def metric_rows(metrics: Metrics) -> Rows:
     """The metrics for a terminal, as pairs of a name and a text."""
+    if is_private(metrics):
+        return _private_rows(metrics)
     return _kind_in(metrics).rows(metrics)
 
 
 def report_text(metrics: Metrics, records: int, commonest: float) -> ReportText:
     """The page's texts. records: the number of held-out records. commonest: the largest class's share of them."""
+    if is_private(metrics):
+        return _private_text(metrics)
     return _kind_in(metrics).text(metrics, records, commonest)
 
 
 def held_out_metrics(metrics: Metrics) -> dict[str, float | None]:
     """The metrics of the held-out records, by name without `test_`, the headline first and without the loss."""
+    if is_private(metrics):
+        return {
+            name.removeprefix("test_"): None if estimate is None else estimate["value"]
+            for name, estimate in private_estimates(metrics).items()
+        }
     names = [name for name in _kind_in(metrics).metrics if name.startswith("test_") and name != "test_loss"]
     return {name.removeprefix("test_"): metrics[name] for name in names}
 
 
-def placeholder_metrics(kind: Kind) -> dict[str, float]:
-    """Metrics of ones, to rehearse a report."""
+def placeholder_metrics(kind: Kind, *, evaluation_epsilon: float | None = None) -> dict[str, Any]:
+    """Metrics of ones, to rehearse a report; evaluation_epsilon: of private held-out records."""
+    if evaluation_epsilon is not None:
+        estimates = {"test_accuracy": {"value": 1.0, "low": 1.0, "high": 1.0}, "test_log_loss": None}
+        return {"held_out": "private", "evaluation_epsilon": evaluation_epsilon} | estimates
     return dict.fromkeys(_KINDS[kind].metrics, 1.0)
+
+
+def private_estimates(metrics: Metrics) -> dict[str, Mapping[str, float] | None]:
+    """The estimates of private held-out records by name, the headline first; None where noise drowns one."""
+    names = sorted(
+        (name for name in metrics if name.startswith("test_")), key=lambda x: x != _headline(metrics)
+    )
+    return {name: metrics[name] for name in names}
+
+
+def private_words(metrics: Metrics) -> str:
+    """What protects the numbers of private held-out records."""
+    return f"private, epsilon {metrics['evaluation_epsilon']:.4g}"
+
+
+NOT_EVALUATED = (
+    "the held-out records are private, and their evaluation failed after training, so there are no metrics"
+)
+DROWNED = "too few people are held out for this epsilon: noise drowns it"
+
+
+def _private_rows(metrics: Metrics) -> Rows:
+    estimates = private_estimates(metrics)
+    if not estimates:
+        return [("held-out metrics", NOT_EVALUATED)]
+    return [("held-out metrics", f"{private_words(metrics)}; 95 % intervals")] + [
+        (f"test {name}", DROWNED if estimate is None else _estimate_text(estimate, name))
+        for name, estimate in ((key.removeprefix("test_"), one) for key, one in estimates.items())
+    ]
+
+
+def _estimate_text(estimate: Mapping[str, float], name: str) -> str:
+    value, low, high = (format_metric(estimate[part], name) for part in ("value", "low", "high"))
+    return f"{value}, {low} to {high}"
+
+
+def _private_text(metrics: Metrics) -> ReportText:
+    """The page's texts about private held-out records; the numbers of records and classes are private, too."""
+    estimates, name = private_estimates(metrics), metric_name(metrics)
+    captions = (
+        "Right answers for each class, from the released histogram; in brackets how many held-out records it says.",
+        "What the model answered, from the released histogram.",
+    )
+    if not estimates:
+        return ReportText(
+            "–", NOT_EVALUATED, f"{NOT_EVALUATED[0].upper()}{NOT_EVALUATED[1:]}.", None, captions
+        )
+    shown = [
+        f"{key.removeprefix('test_').replace('_', ' ')} <b>{_estimate_text(one, key)}</b>"
+        for key, one in estimates.items()
+        if one is not None
+    ]
+    drowned = [key.removeprefix("test_").replace("_", " ") for key, one in estimates.items() if one is None]
+    text = (
+        f"The held-out records are private. One noised histogram of them was released ({private_words(metrics)}), and"
+        f" all numbers follow from it; each has its 95 % interval, which counts the noise and that these people are a"
+        f" sample. {'; '.join(shown)}{'.' if shown else ''}"
+    )
+    if drowned:
+        text += f" Not shown, as noise drowns them: {', '.join(drowned)}."
+    estimate = headline_estimate(metrics)
+    tile = "–" if estimate is None else format_metric(estimate[0], name, 1)
+    note = f"{name} on private records it never saw ({private_words(metrics)})"
+    if estimate is not None:
+        note += (
+            f"; 95 % interval {format_metric(estimate[1], name, 1)} to {format_metric(estimate[2], name, 1)}"
+        )
+    return ReportText(tile, note, text, None if estimate else f"No {name} is known: {DROWNED}.", captions)
 
 
 def _class_rows(metrics: Metrics) -> Rows:
@@ -308,6 +412,15 @@ HELD_OUT_METRICS = tuple(
     )
 )
 """All names that `held_out_metrics` may return."""
+
+
+_PRIVATE_HEADLINES = ("test_accuracy", "test_r2", "test_score")
+
+
+def _headline(metrics: Metrics) -> str:
+    if is_private(metrics):
+        return next((name for name in _PRIVATE_HEADLINES if name in metrics), _PRIVATE_HEADLINES[0])
+    return _kind_in(metrics).headline
 
 
 def _kind_in(metrics: Metrics) -> _MetricKind:

@@ -41,10 +41,20 @@ from data.files import KEY_BYTES, keyed_digest, owner_key, read_json, try_lock, 
 from data.prepared import contents
 from tasks.config.params import Model
 
-RECEIPT, PLAN = "receipt.json", "plan.json"
+RECEIPT, PLAN, EVALUATION = "receipt.json", "plan.json", "evaluation.json"
+"""Files of a result; the last is the released histogram of private held-out records, an empty object without one."""
 _META, _KEY, _LOCK, _RESULT, _USED, _GONE = "run.json", "generator.key", "lock", "result", "taken", ".gone-"
 _RELEASED = ("model.safetensors", "trace.parquet")
-_DECIDES_NOTHING = ("title", "source", "licence", "unit", "cap_epsilon", "cap_delta", "each_record_alone")
+_DECIDES_NOTHING = (
+    "title",
+    "source",
+    "licence",
+    "unit",
+    "cap_epsilon",
+    "cap_delta",
+    "each_record_alone",
+    "holdout_why",
+)
 _DIGITS, _POLL_SECONDS = 16, 0.2
 
 _LOG = logging.getLogger(__name__)
@@ -253,7 +263,8 @@ def _has_whole_result(folder: Path) -> bool:
     result = folder / _RESULT
     try:
         receipt = read_json(result / RECEIPT)
-        same = all(sha256_of(result / name) == receipt["sha256"][name] for name in _RELEASED)
+        names = [*_RELEASED, *({EVALUATION} & receipt["sha256"].keys())]
+        same = all(sha256_of(result / name) == receipt["sha256"][name] for name in names)
     except (OSError, ValueError, KeyError, TypeError):
         return False
     return same and receipt.get("run_id") == folder.name
@@ -269,7 +280,10 @@ def hand_out(result: Path, artifacts: Path, names: Iterable[str], *, facts: Mapp
     artifacts.mkdir(exist_ok=True)
     for name in names:
         fresh = artifacts / f".{name}"
-        shutil.copyfile(result / name, fresh)
+        if name == EVALUATION and not (result / name).is_file():  # there was none, and DVC wants the file
+            fresh.write_text("{}\n", encoding="utf-8")
+        else:
+            shutil.copyfile(result / name, fresh)
         if name == RECEIPT:
             receipt = {**read_json(fresh), **facts}
             receipt["sha256"][PLAN] = sha256_of(artifacts / PLAN)

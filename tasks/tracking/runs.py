@@ -29,7 +29,15 @@ from data import DatasetInfo
 from tasks.config.params import Tracking
 from tasks.reporting import History
 from tasks.reporting.figures import Curve
-from tasks.runs.metrics import Metrics, headline_metric, metric_name, tracker_key
+from tasks.runs.metrics import (
+    Metrics,
+    headline_metric,
+    is_private,
+    metric_name,
+    private_estimates,
+    tracker_key,
+)
+from tasks.runs.store import EVALUATION
 from tasks.tracking import artifact_name, group_of, reason, safely, session
 
 if TYPE_CHECKING:
@@ -42,6 +50,7 @@ _FILES = {
     "model": "model.safetensors",
     "trace": "trace.parquet",
     "card": "privacy_card.json",
+    "evaluation": EVALUATION,
 }
 STEP = "privacy/step"
 EPSILON = ("privacy/epsilon", "privacy/epsilon_so_far")
@@ -64,7 +73,7 @@ def use(logged: "wandb.Run", artifact: "wandb.Artifact") -> None:
 
 
 def file_artifact(kind: str, card: PrivacyCard, folder: Path) -> "wandb.Artifact":
-    """The plan, model, trace or card of a run, from the folder of its files."""
+    """The plan, model, trace, card or evaluation of a run, from the folder of its files."""
     import wandb
 
     name = artifact_name(f"{kind}-{card.mechanism.algorithm}-{card.setting.dataset}")
@@ -120,6 +129,8 @@ def _log_run(run: Finished, settings: Tracking, artifacts: Path) -> None:
     ) as logged:
         use(logged, _dataset(run.public))
         for kind in _FILES:
+            if kind == "evaluation" and EVALUATION not in run.card.evidence.files:
+                continue
             logged.log_artifact(file_artifact(kind, run.card, artifacts))
         _log_curves(logged, run)
         logged.summary.update(summary(run.metrics, run.card))
@@ -190,8 +201,25 @@ def history(run: Finished) -> Iterator[dict[str, float]]:
 
 
 def summary(metrics: Metrics, card: PrivacyCard) -> dict[str, Any]:
-    """The results: every metric of the target on the held-out records, which are declared public, and the guarantee."""
+    """The results: every metric of the target on the held-out records, and the guarantee.
+
+    Of private held-out records each has the ends of its interval beside it, and their epsilon.
+    """
     setting = card.setting
+    guarantee = {
+        EPSILON_TOTAL: setting.epsilon,
+        "privacy/delta": setting.delta,
+        "privacy/private": setting.private,
+        "test/held_out": "private" if is_private(metrics) else "declared public",
+    }
+    if is_private(metrics):
+        estimates = {
+            f"test/{name.removeprefix('test_')}{'' if part == 'value' else f'_{part}'}": estimate[part]
+            for name, estimate in private_estimates(metrics).items()
+            if estimate is not None
+            for part in ("value", "low", "high")
+        }
+        return estimates | guarantee | {"test/epsilon": metrics["evaluation_epsilon"]}
     scores = {
         name: metrics[name] for name in metrics if name.startswith("test_") or name == "calibration_error"
     }
@@ -200,15 +228,7 @@ def summary(metrics: Metrics, card: PrivacyCard) -> dict[str, Any]:
         for name, score in scores.items()
         if isinstance(score, float)
     }
-    return (
-        {tracker_key(metrics): headline_metric(metrics)}
-        | held_out
-        | {
-            EPSILON_TOTAL: setting.epsilon,
-            "privacy/delta": setting.delta,
-            "privacy/private": setting.private,
-        }
-    )
+    return {tracker_key(metrics): headline_metric(metrics)} | held_out | guarantee
 
 
 @dataclass(frozen=True)

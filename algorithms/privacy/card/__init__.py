@@ -13,10 +13,11 @@ reading are imported, and nothing imports this package that a run needs while it
 """
 
 from algorithms.privacy.card.build import RunRecord, build, load, made_up_trace, trace_schedule
-from algorithms.privacy.card.schema import RELEASED, PrivacyCard, public_key_of
+from algorithms.privacy.card.schema import EVALUATION, RELEASED, PrivacyCard, public_key_of
 from algorithms.privacy.card.verify import SIGNER, Verification, check_charged, recompute, verify
 
 __all__ = [
+    "EVALUATION",
     "RELEASED",
     "SIGNER",
     "PrivacyCard",

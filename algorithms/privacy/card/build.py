@@ -190,6 +190,8 @@ def _document(run: RunRecord) -> dict[str, Any]:
             "pooled": public.get("pooled"),
             "unit_is_stated": public.get("unit_is_stated", False),
             "each_record_alone": public.get("each_record_alone"),
+            "holdout_why": public.get("holdout_why"),
+            "evaluation_epsilon": receipt.get("evaluation_epsilon"),
             "population": receipt["population"],
             "public_records": public["public"],
         },

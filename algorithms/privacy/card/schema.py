@@ -18,6 +18,8 @@ from algorithms.privacy.mechanisms.noise import GRID_BITS
 SCHEMA_VERSION = 2
 RELEASED = ("model.safetensors", "plan.json", "trace.parquet")
 """The files that a run publishes and whose checksums its card holds."""
+EVALUATION = "evaluation.json"
+"""The histogram that was released of private held-out records, beside them."""
 
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"\S")]
 Sha256: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -64,7 +66,9 @@ class Setting(Section):
     """What is promised, about whose data.
 
     epsilon: null unless the guarantee is "private". unit: what one record is. records: how many were trained on, where
-    the data card declares that public. holdout: what the metrics were measured on. per_person: how many of them can be
+    the data card declares that public. holdout: what the metrics were measured on: records that the data card declares
+    public, or private ones, of whom one noised histogram left. evaluation_epsilon: what those people may lose.
+    holdout_why: why records of a private data set are public. per_person: how many of them can be
     of one person, where the data card names the person. rows_per_user: how many rows of a person at most were one of
     them, where they were several; rows were chosen by a keyed hash of each. unit_is_stated: whether it is the caller's
     statement alone that each record is all of one unit. each_record_alone: true where code of the owner's own read the
@@ -83,11 +87,13 @@ class Setting(Section):
     population: Name
     public_records: bool
     records: Count | None
-    holdout: Literal["public", "none"]
+    holdout: Literal["public", "private", "none"]
     per_person: Count | None = Field(default=None, exclude_if=lambda given: given is None)
     rows_per_user: Count | None = Field(default=None, alias="pooled", exclude_if=lambda given: given is None)
     unit_is_stated: bool = Field(default=False, exclude_if=lambda given: not given)
     each_record_alone: Literal[True] | None = Field(default=None, exclude_if=lambda given: given is None)
+    holdout_why: Name | None = Field(default=None, exclude_if=lambda given: given is None)
+    evaluation_epsilon: NotNegative | None = Field(default=None, exclude_if=lambda given: given is None)
 
     @property
     def private(self) -> bool:
@@ -353,9 +359,15 @@ class Evidence(Section):
     run_id: Name
     ledger_head: Sha256 | None
     files: Annotated[
-        dict[Literal["model.safetensors", "plan.json", "trace.parquet"], Sha256],
+        dict[Literal["model.safetensors", "plan.json", "trace.parquet", "evaluation.json"], Sha256],
         Field(min_length=len(RELEASED)),
     ]
+
+    @model_validator(mode="after")
+    def _has_what_every_run_publishes(self) -> Self:
+        if not self.files.keys() >= {*RELEASED}:
+            raise ValueError(f"files must have the checksums of {', '.join(RELEASED)}")
+        return self
 
 
 class PrivacyCard(Section):

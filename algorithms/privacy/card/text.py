@@ -8,7 +8,16 @@ from algorithms.plain_text import for_markdown
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, releases_of
 from algorithms.privacy.accounting.events import releases_in_order, schedule_from_json, trials_of
-from algorithms.privacy.card.schema import BY, Features, Mechanism, Model, PrivacyCard, Rounding, Setting
+from algorithms.privacy.card.schema import (
+    BY,
+    EVALUATION,
+    Features,
+    Mechanism,
+    Model,
+    PrivacyCard,
+    Rounding,
+    Setting,
+)
 from algorithms.privacy.ledger import Composition, group_of
 
 STARTED = (
@@ -59,7 +68,14 @@ HOLDOUT = {
         "The model was measured on held-out records that the data card declares public. They were not trained on, and"
         " nothing here protects them."
     ),
+    "private": (
+        "One noised histogram of the model's scores on the held-out records was released, and all metrics follow from"
+        " it. Its people are as protected as those of the training data, at epsilon {epsilon} and the same delta; they"
+        " are disjoint, so the run costs the larger of the two. Without a column that names the person, a row that was"
+        " corrected can be of the other side later, and its person then pays for both."
+    ),
 }
+NOT_EVALUATED = "The held-out records are private, and nothing of them was released: evaluating them failed."
 TUNING = (
     "not part of this run's epsilon. Every run that was tried on this population is charged to its ledger on its own;"
     " settings that were chosen by looking at these records elsewhere are charged nowhere."
@@ -148,11 +164,12 @@ def protected(card: PrivacyCard) -> str:
         f" Except for the model that it starts from: {shown}, and who was in both trainings by both together. The"
         " account of the population has the sum, where both were charged to it."
     )
-    who = f"Whoever contributed one record ({_unit(setting)}) to the training data"
+    data = "data, held-out records included," if setting.holdout == "private" else "training data"
+    who = f"Whoever contributed one record ({_unit(setting)}) to the {data}".rstrip(",")
     if setting.per_person is not None:
-        where = f"Whoever contributed records to the training data ({setting.unit}), of whose own"
+        where = f"Whoever contributed records to the {data} ({setting.unit}), of whose own"
         if card.accounting.blocks is not None:
-            where = f"What one person has in one block of the training data ({setting.unit}), of whose records there"
+            where = f"What one person has in one block of the {data} ({setting.unit}), of whose records there"
         who = f"{where} {_rows_used(setting)}, chosen by a keyed hash of each"
     return (
         f"{who}: all that was released would have looked nearly the same {_OTHERWISE[setting.adjacency]}, whatever else"
@@ -188,9 +205,18 @@ def not_protected(card: PrivacyCard) -> list[str]:
     return [
         *said,
         "What holds for people in general: it can be learned without any single record, and then applies to everybody.",
-        "The held-out records.",
+        *(["The held-out records."] if setting.holdout != "private" else []),
         number,
     ]
+
+
+def holdout(card: PrivacyCard) -> str:
+    """What was measured on held-out records, and what protects them."""
+    setting = card.setting
+    if setting.holdout == "private" and EVALUATION not in card.evidence.files:
+        return NOT_EVALUATED
+    why = f" Why they are public: {setting.holdout_why}" if setting.holdout_why else ""
+    return HOLDOUT[setting.holdout].format(epsilon=_number(setting.evaluation_epsilon)) + why
 
 
 def side_channels(card: PrivacyCard) -> str:
@@ -457,7 +483,7 @@ def markdown(card: PrivacyCard, *, escape: Callable[[str], str] = for_markdown) 
         "Out of scope": [
             side_channels(card),
             f"Trying out settings: {tuning(card)}",
-            HOLDOUT[setting.holdout],
+            holdout(card),
         ],
         "What was done": [
             f"{mechanism.algorithm} on {setting.dataset}: {mechanism.releases} releases in {mechanism.steps} steps",

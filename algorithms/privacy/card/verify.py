@@ -42,7 +42,16 @@ from algorithms.privacy.card.build import (
     same_events,
     trace_schedule,
 )
-from algorithms.privacy.card.schema import BY, RELEASED, ROUNDING, Account, Amount, Composition, PrivacyCard
+from algorithms.privacy.card.schema import (
+    BY,
+    EVALUATION,
+    RELEASED,
+    ROUNDING,
+    Account,
+    Amount,
+    Composition,
+    PrivacyCard,
+)
 from algorithms.privacy.ledger import UNIT, WHOLE_POPULATION, Balance
 
 if TYPE_CHECKING:
@@ -104,7 +113,9 @@ def verify(
     checks = [*_signature(card, key, unsigned=unsigned), *_epsilons(card, recomputed)]
     checks += _promise(card, recomputed)
     if folder is not None:
-        checks += [_file(folder / name, card) for name in RELEASED]
+        checks += [
+            _file(folder / name, card) for name in (*RELEASED, *({EVALUATION} & card.evidence.files.keys()))
+        ]
         checks += [*_trace(folder / "trace.parquet", card, schedule)]
         checks += [*_plan(folder / "plan.json", card, schedule)]
     return Verification(recomputed, tuple(checks))

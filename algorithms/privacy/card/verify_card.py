@@ -63,6 +63,8 @@ MAX_POINTS, FIRST_POINTS, MAX_STEPS = 2**21, 2**12, 10**6
 BELOW, ABOVE, ABSOLUTE, MAX_GAP = 1e-6, 1e-2, 1e-9, 0.03
 ROUNDING = {"grid_bits": 24, "sum_bits": 64, "laplace_scales": 64, "laplace_error_bits": 18}
 FILES = ("model.safetensors", "plan.json", "trace.parquet")
+EVALUATION = "evaluation.json"
+"""Beside them where private held-out records were evaluated."""
 ORDERS = tuple(map(float, DEFAULT_RDP_ORDERS))
 
 
@@ -82,7 +84,7 @@ def load(path: Path) -> dict[str, Any]:
     content = _read(path)
     card: dict[str, Any] = _parse(content, path)
     _check_section(card, "CARD", "the card")
-    if card["schema_version"] != 2 or sorted(card["evidence"]["files"]) != sorted(FILES):
+    if card["schema_version"] != 2 or {*card["evidence"]["files"]} - {EVALUATION} != {*FILES}:
         raise BadCardError("the card is of another version than this program, or names other files.")
     if _written(card) != content:
         raise BadCardError(f"{path} was edited: its bytes are not those that its facts are written as.")
@@ -167,8 +169,9 @@ SECTIONS: dict[str, str] = {
     "SIGNATURE": "public_key:sha256 value:hex128",
     "SETTING": "guarantee:private|seeded|diagnosed|none epsilon:number? delta:chance"
                " adjacency:ADD_OR_REMOVE_ONE|REPLACE_ONE unit:name dataset:name title:name source:name licence:name"
-               " population:name public_records:flag records:count? holdout:public|none -per_person:count"
-               " -pooled:count -unit_is_stated:true -each_record_alone:true",
+               " population:name public_records:flag records:count? holdout:public|private|none -per_person:count"
+               " -pooled:count -unit_is_stated:true -each_record_alone:true -holdout_why:name"
+               " -evaluation_epsilon:number",
     "MECHANISM": "transform:none|scattering|encoder encoder:ENCODER? features:FEATURES diagnostics:flag"
                  " settings_from_records:flag algorithm:name settings:settings model:MODEL steps:count releases:count"
                  " noise_multiplier:number? sampling_rate:chance divisor:positive? queries:[QUERY]"
@@ -1272,7 +1275,7 @@ def _trials(events: Sequence[Event]) -> list[list[Event]] | None:
 
 def check_files(card: Mapping[str, Any], folder: Path) -> Iterator[Check]:
     """Whether the files beside the card are those that it has checksums of, and its plan plans these releases."""
-    for name in FILES:
+    for name in (*FILES, *({EVALUATION} & card["evidence"]["files"].keys())):
         path = folder / name
         if not path.is_file():
             yield name, None, "does not lie beside the card"

@@ -33,7 +33,12 @@ if TYPE_CHECKING:
         sqlite_url,
         system_user,
     )
-    from algorithms.privacy.ledger.planned_runs import ChosenComposition, choose_composition, explain
+    from algorithms.privacy.ledger.planned_runs import (
+        ORDERS,
+        ChosenComposition,
+        choose_composition,
+        explain,
+    )
     from algorithms.privacy.ledger.policy import (
         Block,
         Choice,
@@ -54,7 +59,7 @@ else:
             *("check_location", "check_usual", "checked_url", "expanded", "home", "keep_usual"),
             *("ledger_url", "open_newest", "remember", "sqlite_url", "system_user"),
         ),
-        "planned_runs": ("ChosenComposition", "choose_composition", "explain"),
+        "planned_runs": ("ORDERS", "ChosenComposition", "choose_composition", "explain"),
         "policy": (
             *("Block", "Choice", "Forecast", "Price", "Spread"),
             *("exhausted", "forecast", "next_retraining"),
@@ -73,6 +78,7 @@ else:
 
 __all__ = [
     "NOISE_KEY",
+    "ORDERS",
     "UNIT",
     "WHOLE_POPULATION",
     "Balance",

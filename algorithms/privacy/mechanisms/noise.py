@@ -36,6 +36,8 @@ _PART = 2**16
 _MAX_STEPS = 2.0**52
 _OF_SAMPLES = 2**62
 """Added to a release's number, which is below, for the stream of its sample."""
+_OF_EVALUATION = 2**63
+"""The number of the stream for the evaluation of held-out records, which no release and no sample has."""
 _OF_RUN = 2**64 - 1
 """The number of the stream for a whole run; no release has this number."""
 _OF_PASSES = 2**64 - 2
@@ -55,6 +57,10 @@ class Generator:
     def stream(self, release: int) -> "Stream":
         """The stream of one release, numbered from 0."""
         return Stream(self.key, release)
+
+    def evaluation(self) -> "Stream":
+        """The stream of the one release of the run's held-out records."""
+        return Stream(self.key, _OF_EVALUATION)
 
 
 def secure_generator() -> Generator:

@@ -155,6 +155,7 @@ class Gaussian(Multiplied):
         ("gradient", L2, WithoutReplacement),
         ("total", L2, Poisson),
         ("total", L2, FullBatch),
+        ("evaluation", L2, FullBatch),
         ("norms", L2, FullBatch),
         ("norm count", L2, Poisson),
         ("norm count", L2, FullBatch),
@@ -181,6 +182,7 @@ class Laplace(Multiplied):
         ("gradient", L1, WithoutReplacement),
         ("total", L1, Poisson),
         ("total", L1, FullBatch),
+        ("evaluation", L1, FullBatch),
         ("argmin", L1, FullBatch),
         ("argmin", L1, Poisson),
     )
@@ -330,7 +332,7 @@ def _positive_multiplier(multiplier: float) -> None:
 _MANY = 2**16
 """The number of draws from which a separate thread pays."""
 
-Kind = Literal["gradient", "total", "argmin", "minimum", "norms", "norm count"]
+Kind = Literal["gradient", "total", "argmin", "minimum", "norms", "norm count", "evaluation"]
 
 
 Bound = Clipping | Minimum

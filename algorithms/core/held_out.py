@@ -1,0 +1,104 @@
+"""The evaluation of private held-out records: one noisy histogram, planned and paid for with the training.
+
+Training and evaluation are of disjoint people: on which side a record is depends on that record alone, and never
+changes. So under add-or-remove-one a run costs the larger of the two; see `events.on_disjoint_parts`.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import torch
+
+from algorithms.errors import RefusedError
+from algorithms.evaluation import HistogramSpec, Released
+from algorithms.evaluation.histogram import Floats
+from algorithms.gradients import L1, L2
+from algorithms.privacy.accounting.events import Schedule, schedule_to_json
+from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.mechanisms.noise import Generator
+from algorithms.privacy.mechanisms.release import Gaussian, Laplace, Release, add_noise, noise_std
+from algorithms.privacy.mechanisms.sampling import FullBatch
+
+_NODES = 9
+"""The most cells of a table that a record enters: three nodes of its error times three of its target."""
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """The one release of the held-out records, decided before a record is read.
+
+    spec: its histogram. noise: "laplace" for a run at delta 0. noise_multiplier: of the bound on one person's part.
+    epsilon: what the people held out may lose, at the run's delta.
+    """
+
+    spec: HistogramSpec
+    noise: Literal["gaussian", "laplace"]
+    noise_multiplier: float
+    epsilon: float
+
+    @property
+    def release(self) -> Release:
+        """The release, whose bound is the histogram's sensitivity; its L1 norm for Laplace noise."""
+        if self.noise == "gaussian":
+            return Release(
+                "evaluation", FullBatch(), L2(self.spec.sensitivity), Gaussian(self.noise_multiplier)
+            )
+        # Each table gets a vector of L2 norm at most 1 in at most so many cells.
+        l1 = self.spec.sensitivity**2 * _NODES**0.5
+        return Release("evaluation", FullBatch(), L1(l1), Laplace(self.noise_multiplier))
+
+    @property
+    def schedule(self) -> Schedule:
+        """Its event."""
+        return [(self.release.event(), 1)]
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise in each cell."""
+        return noise_std(self.release, self.spec.cells)
+
+    def to_json(self) -> dict[str, Any]:
+        """The part of a plan's document, with the event for whoever verifies a card."""
+        return {
+            "spec": json.loads(self.spec.to_json()),
+            "noise": self.noise,
+            "noise_multiplier": self.noise_multiplier,
+            "epsilon": self.epsilon,
+            "schedule": schedule_to_json(self.schedule),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """The inverse of `to_json`; raises RefusedError for anything else."""
+        try:
+            planned = cls(
+                HistogramSpec.from_json(json.dumps(document["spec"])),
+                document["noise"],
+                float(document["noise_multiplier"]),
+                float(document["epsilon"]),
+            )
+            if planned.to_json() == document:
+                return planned
+        except (ValueError, KeyError, TypeError):
+            pass
+        raise RefusedError(
+            "the plan's evaluation is not one that calibration writes; run the calibrate stage again."
+        )
+
+
+def release_evaluation(
+    planned: EvaluationPlan, cells: Floats, *, generator: Generator, trace: Trace, step: int
+) -> Released:
+    """Release the histogram and record it in the run's trace.
+
+    cells: exact, [cells]; they are private. generator: of the run, so that a resumed run draws the same noise. step:
+    the row's in the trace.
+    """
+    release = planned.release
+    noisy = add_noise(torch.from_numpy(cells), release, generator.evaluation())
+    so_far = max([planned.epsilon, *(row.epsilon for row in trace.rows[-1:])])
+    trace.step = step
+    trace.record(release, release.event(), noise_std=planned.noise_std, epsilon=so_far)
+    return Released(planned.spec, noisy.numpy(), planned.noise_std)

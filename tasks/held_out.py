@@ -1,0 +1,120 @@
+"""Held-out records: a model's passes over them, and the histogram that is counted of private ones.
+
+What is counted here is exact, and private where the records are: it leaves only by `algorithms.core.held_out`, which
+adds the noise.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from algorithms import models
+from algorithms.errors import RefusedError
+from algorithms.evaluation import HistogramSpec, count, histogram_for
+from algorithms.evaluation.histogram import Floats, Groups, Kind
+from algorithms.gradients.passes import without_shortcuts
+from algorithms.models import Model
+from data.prepared import HeldOut
+from data.targets import IGNORED, LabelType, Tags
+
+_BATCH = 1024
+MAX_OUTPUTS = 2**24
+"""Upper bound on the number of outputs in a pass: a vocabulary at each token gives many."""
+
+
+def passes(
+    model: Model, parameters: Mapping[str, Tensor], data: HeldOut
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Model]]:
+    """The model's outputs and scores for the records, their labels, and the model as it evaluates; pass by pass."""
+    model, public = models.for_evaluation(model), data.public
+    label_type = public.label_type
+    outputs_a_record = label_type.outputs(public.tokens) * (
+        prod(public.label_shape) if label_type.has_tokens else 1
+    )
+    size = max(1, min(_BATCH, MAX_OUTPUTS // max(1, outputs_a_record)))
+    with torch.no_grad(), without_shortcuts():  # as in training
+        for start in range(0, len(data.test_labels), size):
+            inputs = torch.from_numpy(np.array(data.test_features[start : start + size]))
+            labels = torch.from_numpy(np.array(data.test_labels[start : start + size]))
+            outputs = model.outputs(parameters, inputs)
+            yield outputs, model.scores(outputs), labels, model
+
+
+def predictions(label_type: LabelType, scores: Tensor) -> Tensor:
+    """Scores as `Evaluation.scores` has them: probabilities, or the number; [n, 0] for tokens."""
+    if label_type.has_tokens:
+        return torch.zeros(len(scores), 0, dtype=torch.float64)
+    if label_type.kind == "class":
+        return scores.double().softmax(dim=-1)
+    return scores.double().sigmoid() if label_type.kind == "labels" else scores.double()
+
+
+def record_scores(label_type: LabelType, scores: Tensor, labels: Tensor) -> Tensor:
+    """Score the model's output for each record from 0 to 1, from that record alone: shape [batch].
+
+    A class scores 1 if it is right. A number scores 1 minus the squared error in [-1, 1], at least 0. Labels score the
+    F1 within the record, and tags the F1 within the record without the outside tag; if there are none and none was
+    predicted, the score is 1. A text scores the share of next tokens that were ranked first.
+
+    Args:
+        label_type: the target, which says what a label can be.
+        scores: [batch, ..., outputs], as `Model.scores` gives them.
+        labels: [batch, ...].
+
+    Example:
+        >>> record_scores(Labels(labels=("a", "b")), torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 0.0]]))
+        tensor([0.6667])
+    """
+    if label_type.kind == "number":
+        return 1.0 - (scores[:, 0].clamp(-1.0, 1.0) - labels).square().clamp(max=1.0)
+    if label_type.kind == "class":
+        return (scores.argmax(dim=-1) == labels).float()
+    if label_type.kind == "labels":
+        positive, real = scores > 0, labels > 0
+        right = positive & real
+    else:
+        predicted = scores.argmax(dim=-1)
+        if label_type.kind == "next token":
+            predicted, labels = predicted[:, :-1], labels[:, 1:]
+        counts, right = labels != IGNORED, predicted == labels
+        if not isinstance(label_type, Tags):
+            return (right & counts).sum(-1) / counts.sum(-1).clamp(min=1)
+        outside = -1 if label_type.outside is None else label_type.tags.index(label_type.outside)
+        positive, real = counts & (predicted != outside), counts & (labels != outside)
+        right = right & positive & real
+    named = positive.sum(-1) + real.sum(-1)
+    return torch.where(named > 0, 2.0 * right.sum(-1) / named.clamp(min=1), 1.0)
+
+
+def histogram_of(label_type: LabelType, groups: Groups = (), *, cross: bool = False) -> HistogramSpec:
+    """The histogram to release for a target; raises RefusedError if it would have too many cells."""
+    kinds: dict[str, Kind] = {"class": "classes", "number": "number"}
+    kind = kinds.get(label_type.kind, "score")
+    classes = len(label_type.names) if kind == "classes" else 1
+    try:
+        return histogram_for("two classes" if classes == 2 else kind, classes, groups, cross)
+    except ValueError as error:
+        raise RefusedError(
+            f"the held-out records are private, and {str(error).removesuffix('.')}; change privacy.evaluation.by, or"
+            " the target."
+        ) from None
+
+
+def count_held_out(
+    spec: HistogramSpec, model: Model, parameters: Mapping[str, Tensor], data: HeldOut
+) -> Floats:
+    """The exact cells of the histogram, [cells]; private."""
+    label_type, cells, start = data.public.label_type, np.zeros(spec.cells), 0
+    for _, scores, labels, _ in passes(model, parameters, data):
+        values = (
+            record_scores(label_type, scores, labels)[:, None]
+            if spec.kind == "score"
+            else predictions(label_type, scores)
+        )
+        weights = data.weights[start : start + len(labels)]
+        start += len(labels)
+        cells += count(spec, values.double().numpy(), labels.numpy(), weights=weights)
+    return cells

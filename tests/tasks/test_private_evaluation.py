@@ -1,0 +1,322 @@
+"""A run with private held-out records: one release, charged with the training, and nothing else of them leaves."""
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from algorithms.core.calibration import plan_evaluation
+from algorithms.core.held_out import EvaluationPlan
+from algorithms.core.plan import Plan
+from algorithms.errors import RefusedError
+from algorithms.evaluation import Released
+from algorithms.models.saved import load_model
+from algorithms.privacy.card import load, text, verify, verify_card
+from algorithms.privacy.card.verify import check_charged
+from data.prepared import load_held_out
+from tasks import evaluate, train
+from tasks.export import release
+from tasks.held_out import count_held_out
+from tasks.runs import store
+from tasks.runs.charge import Charge
+from tasks.runs.summary import run_summary
+from tests.support.visits import CARD, Visits, visits
+from tests.support.workspace import killed_in
+
+__all__ = ["visits"]
+
+PRIVATE = CARD.replace("holdout: public ", "holdout: private ")
+SECRET = "13.37731"
+"""The distance of one person, in kilometres, who is held out."""
+
+
+@pytest.fixture
+def clinic(visits: Visits) -> Visits:
+    """The same patients, of whom those held out are private."""
+    visits.prepare(PRIVATE)
+    return visits
+
+
+def read(visits: Visits, name: str) -> Any:
+    return json.loads((visits.place.root / "artifacts" / name).read_text())
+
+
+def released_of(visits: Visits) -> Released:
+    return Released.from_json((visits.place.root / "artifacts/evaluation.json").read_text())
+
+
+def exact_cells(visits: Visits) -> Any:
+    root = visits.place.root
+    spec = released_of(visits).spec
+    return count_held_out(
+        spec, *load_model(root / "artifacts/model.safetensors"), load_held_out(root / "datasets/prepared")
+    )
+
+
+def test_a_run_releases_one_histogram_and_all_metrics_follow_from_it(clinic: Visits) -> None:
+    run_id = clinic.train()
+    assert set(read(clinic, "evaluation.json")) == {"spec", "values", "noise_std"}
+    receipt, sums = clinic.place.receipt, clinic.place.receipt["sha256"]
+    content = (clinic.place.root / "artifacts/evaluation.json").read_bytes()
+    assert hashlib.sha256(content).hexdigest() == sums["evaluation.json"]
+    trace = pd.read_parquet(clinic.place.root / "artifacts/trace.parquet")
+    assert trace["kind"].tolist()[-2:] == ["gradient", "evaluation"]
+    assert (trace["kind"] == "evaluation").sum() == 1
+    clinic.finish()
+    metrics = read(clinic, "metrics.json")
+    facts = {"held_out", "evaluation_epsilon", "epsilon", "delta", "run_id"}
+    assert all(name in facts or name.startswith("test_") for name in metrics)
+    assert set(metrics["test_accuracy"]) == {"value", "low", "high"}
+    assert (metrics["held_out"], metrics["run_id"]) == ("private", run_id)
+    assert receipt["releases"] == len(trace)
+
+
+def test_the_whole_run_costs_what_training_costs(clinic: Visits) -> None:
+    """Training at epsilon 1, evaluation at 0.5: 1 on the card, in the ledger, and for a stranger."""
+    clinic.place.set("privacy", evaluation={"epsilon": 0.5})
+    clinic.train()
+    clinic.finish()
+    root, receipt = clinic.place.root, clinic.place.receipt
+    card = load(root / "artifacts/privacy_card.json")
+    assert card.setting.epsilon is not None
+    assert 0.999 < card.setting.epsilon <= 1.0
+    assert card.setting.evaluation_epsilon == pytest.approx(0.5, rel=1e-4)
+    assert card.setting.evaluation_epsilon <= 0.5
+    plan = clinic.place.ledger.balance("visits")
+    assert plan.spent.epsilon == pytest.approx(card.setting.epsilon, rel=1e-9)
+    assert receipt["epsilon"]["pld"] == card.setting.epsilon
+    assert verify(card, root / "artifacts").passed
+    check_charged(card, clinic.place.ledger)
+    assert not [name for name, passed, _ in verify_card.verify(root / "artifacts") if passed is False]
+    (reserved,) = [row for row in clinic.place.ledger.history("visits") if row.kind == "reserve"]
+    assert json.loads(reserved.about)["held_out"] == "private"
+    words = text.holdout(card)
+    assert "at epsilon 0.5" in words
+    assert "The held-out records." not in text.not_protected(card)
+
+
+def test_training_is_the_same_with_and_without_an_evaluation(clinic: Visits) -> None:
+    private = read(clinic, "plan.json")
+    clinic.prepare(CARD)
+    public = read(clinic, "plan.json")
+    assert {key: private[key] for key in public} == public
+    assert set(private) - set(public) == {"evaluation", "held_out"}
+
+
+def test_everything_else_of_the_people_held_out_stays(
+    clinic: Visits, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Their exact metrics, counts and values are in no file that leaves, and in no log."""
+    clinic.place.set("tracking", mode="offline")
+    caplog.set_level(logging.DEBUG)
+    root = clinic.place.root
+    data = load_held_out(root / "datasets/prepared")
+    labels = np.asarray(data.test_labels)
+    clinic.train()
+    clinic.finish()
+    for line in run_summary(root):
+        logging.getLogger("summary").info("%s: %s", *line)
+    exact = evaluate.metrics_of(root / "artifacts/model.safetensors", root / "datasets/prepared")
+    release(root / "artifacts", root / "release", key=None)
+    texts = {path: path.read_bytes() for path in files_that_leave(root)}
+    said = (caplog.text + "".join(capfd.readouterr())).encode()
+    for name in (
+        "test_accuracy",
+        "majority_accuracy",
+        "test_auc",
+        "test_f1",
+        "test_loss",
+        "calibration_error",
+    ):
+        for digits in (repr(exact[name]), f"{exact[name]:.6f}"):
+            assert not [path for path, content in texts.items() if digits.encode() in content], name
+            assert digits.encode() not in said
+    cells, noisy = exact_cells(clinic), released_of(clinic).values
+    assert np.abs(cells - noisy).min() > 0
+    assert cells[:4].sum() == len(labels)
+    assert str(root / ".wandb") in " ".join(map(str, texts))
+
+
+def files_that_leave(root: Path) -> Iterator[Path]:
+    """All that a run makes but for the records themselves."""
+    for path in root.rglob("*"):
+        inside = path.relative_to(root).parts
+        if path.is_file() and inside[0] not in ("datasets", "examples"):
+            yield path
+
+
+def test_a_held_out_record_is_in_no_file_that_leaves(
+    clinic: Visits, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same run but for one held-out record leaves the same files, up to what its noised histogram says."""
+    caplog.set_level(logging.DEBUG)
+    features = clinic.place.root / "datasets/prepared/test_features.npy"
+    changed = np.load(features)
+    changed[0] = float(SECRET)
+    np.save(features, changed)
+    clinic.train()
+    clinic.finish()
+    for path in files_that_leave(clinic.place.root):
+        content = path.read_bytes()
+        assert SECRET.encode() not in content, path
+        assert np.float32(SECRET).tobytes() not in content, path
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("where", ["settle", "finish"])
+def test_a_killed_run_repeats_its_evaluation_bit_for_bit(where: str, clinic: Visits) -> None:
+    owner: Any = store.Run if where == "finish" else Charge
+    left: list[bytes] = []
+
+    def crashing(self: Any, *arguments: Any, **named: Any) -> Any:
+        written = arguments[0] if where == "finish" else arguments[2]
+        left.extend((written / name).read_bytes() for name in ("evaluation.json", "model.safetensors"))
+        raise KeyboardInterrupt
+
+    with killed_in(owner, where, crashing):
+        clinic.train()
+    clinic.train()
+    artifacts = clinic.place.root / "artifacts"
+    assert [(artifacts / name).read_bytes() for name in ("evaluation.json", "model.safetensors")] == left
+    assert clinic.runs == 1
+
+
+def test_an_error_of_the_evaluation_costs_the_metrics_alone(
+    clinic: Visits, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*_: Any) -> Any:
+        raise ValueError(f"a person who lives {SECRET} km away")
+
+    monkeypatch.setattr(train, "count_held_out", failing)
+    caplog.set_level(logging.DEBUG)
+    clinic.train()
+    clinic.finish()
+    assert "could not be evaluated (ValueError)" in caplog.text
+    assert SECRET not in caplog.text
+    root = clinic.place.root
+    card = load(root / "artifacts/privacy_card.json")
+    assert verify(card, root / "artifacts").passed
+    assert not [name for name, passed, _ in verify_card.verify(root / "artifacts") if passed is False]
+    assert text.holdout(card) == text.NOT_EVALUATED
+    assert [name for name in read(clinic, "metrics.json") if name.startswith("test_")] == []
+    assert (
+        "held-out metrics",
+        "the held-out records are private, and their evaluation failed after training, so there"
+        " are no metrics",
+    ) in run_summary(root)
+    assert clinic.place.ledger.balance("visits").spent.epsilon == pytest.approx(1.0, rel=1e-3)
+    assert read(clinic, "evaluation.json") == {}
+
+
+def test_held_out_records_are_read_after_the_reservation_and_never_again(
+    clinic: Visits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str | None] = []
+    whole = train.load_held_out
+
+    def watched(folder: Path) -> Any:
+        rows = clinic.place.ledger.history("visits")
+        seen.append(clinic.place.ledger.status(rows[-1].run_id))
+        return whole(folder)
+
+    monkeypatch.setattr(train, "load_held_out", watched)
+    clinic.train()
+    assert seen == ["open"]
+
+    def refusing(*_: Any, **__: Any) -> Any:
+        raise AssertionError("held-out records were read")
+
+    for name in ("load_held_out", "evaluate", "load_model"):
+        monkeypatch.setattr(evaluate, name, refusing)
+    clinic.finish()
+
+
+def test_two_models_and_their_trainings_have_noise_of_their_own(clinic: Visits) -> None:
+    residuals = []
+    for seed in (0, 1):
+        clinic.place.set("model", seed=seed)
+        clinic.train()
+        noisy = released_of(clinic)
+        residuals.append((noisy.values - exact_cells(clinic)) / noisy.noise_std)
+    assert np.abs(residuals[0] - residuals[1]).min() > 0
+    assert abs(float(np.corrcoef(*residuals)[0, 1])) < 5 / math.sqrt(len(residuals[0]))
+
+
+def test_public_held_out_records_after_private_ones_are_refused_and_the_reverse(clinic: Visits) -> None:
+    first = clinic.train()
+    clinic.prepare(CARD)
+    with pytest.raises(
+        RefusedError, match=rf"are private, as run {first} was made with.*set holdout back to private"
+    ):
+        train.main()
+
+
+def test_private_held_out_records_whose_exact_metrics_left_are_refused(visits: Visits) -> None:
+    first = visits.train()
+    visits.prepare(PRIVATE)
+    with pytest.raises(
+        RefusedError, match=rf"are public, as run {first} was made with, whose exact metrics have left"
+    ):
+        train.main()
+    assert visits.runs == 1
+
+
+def test_another_evaluation_than_the_runs_is_refused(clinic: Visits) -> None:
+    clinic.train()
+    path = clinic.place.root / "artifacts/evaluation.json"
+    path.write_text(path.read_text().replace('"noise_std": ', '"noise_std": 1'))
+    with pytest.raises(RefusedError, match="is not the evaluation of run"):
+        evaluate.main()
+
+
+def test_a_result_of_an_earlier_version_is_handed_out_without_an_evaluation(visits: Visits) -> None:
+    first = visits.train()
+    assert read(visits, "evaluation.json") == {}
+    visits.finish()
+    assert not (visits.place.home / "runs" / first / "result/evaluation.json").exists()
+    assert visits.train() == first
+    assert visits.runs == 1
+
+
+SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "more than the run": (
+        {"evaluation": {"epsilon": 2.0}},
+        r"privacy.evaluation.epsilon is 2, above the 1 of the run",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_an_evaluation_that_would_raise_the_price_is_refused(name: str, clinic: Visits) -> None:
+    settings, words = SETTINGS[name]
+    with pytest.raises(RefusedError, match=words):
+        clinic.place.set("privacy", **settings)
+
+
+def test_an_evaluation_of_public_records_is_refused(visits: Visits) -> None:
+    with pytest.raises(RefusedError, match="'visits' are declared public, so that their exact metrics leave"):
+        visits.place.set("privacy", evaluation={"epsilon": 0.5})
+
+
+def test_replaced_records_are_refused(clinic: Visits) -> None:
+    plan = Plan.from_json(read(clinic, "plan.json"))
+    assert plan.evaluation is not None
+    with pytest.raises(RefusedError, match="a record that is replaced can change sides"):
+        plan_evaluation(replace(plan, adjacency="REPLACE_ONE"), plan.evaluation.spec)
+
+
+def test_the_plan_says_what_is_released_before_anything_is(clinic: Visits) -> None:
+    planned = EvaluationPlan.from_json(read(clinic, "plan.json")["evaluation"])
+    assert planned.spec.kind == "two classes"
+    assert planned.noise_multiplier == pytest.approx(3.7307, rel=1e-4)  # of epsilon 1 at delta 1e-5
+    assert planned.noise_std == pytest.approx(3.7307 * planned.spec.sensitivity, rel=1e-4)
+    with pytest.raises(RefusedError, match="not one that calibration writes"):
+        EvaluationPlan.from_json(planned.to_json() | {"noise_multiplier": 1.0})
