@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from algorithms.core.plan import Plan
+from algorithms.evaluation import expected_errors
 from algorithms.methods.matrix_factorisation import CorrelatedPlan
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.risk import caught, risk_profile
@@ -30,7 +31,8 @@ def cost_table(preview: RunPreview, settings: Params) -> Table:
     """A table of a run's plan and its population's balance."""
     questioned = [("these settings look wrong", warning) for warning in preview.warnings]
     questioned += [("to be answered", question) for question in preview.questions]
-    rows = [*_plan_rows(settings, preview.plan), *_person_rows(preview), *questioned, *_ledger_rows(preview)]
+    about = [*_plan_rows(settings, preview.plan), *_person_rows(preview), *_held_out_rows(preview)]
+    rows = [*about, *questioned, *_ledger_rows(preview)]
     return two_columns(rows)
 
 
@@ -133,6 +135,26 @@ def _person_rows(preview: RunPreview) -> list[tuple[str, str]]:
     else:
         text = f"up to {per_person} records of each; {per_person} times that is charged"
     return [("of a person", text)]
+
+
+def _held_out_rows(preview: RunPreview) -> list[tuple[str, str]]:
+    """Who the held-out records are, and for private ones what their evaluation costs and how exact it will be."""
+    evaluation, public = preview.plan.evaluation, preview.public
+    if evaluation is None:
+        why = f": {public.holdout_why}" if public.holdout_why else ""
+        return (
+            [] if public.is_public else [("held-out records", f"declared public{why}; exact metrics leave")]
+        )
+    whole = _text(preview.plan.cost.epsilon)
+    price = f"private: one release at epsilon {_text(evaluation.epsilon)}; the whole run costs {whole}"
+    errors = expected_errors(evaluation.spec, preview.held_out, evaluation.noise_std)
+    shown = ", ".join(f"{name.replace('_', ' ')} {error:.2g}" for name, error in errors.items())
+    people = f"with about {preview.held_out:,} records held out, at most"
+    drowned = "noise drowns all metrics; the run trains and shows none"
+    return [
+        ("held-out records", price),
+        ("standard errors of its metrics", f"{shown or drowned} {people}"),
+    ]
 
 
 def _correlation_rows(plan: Plan) -> list[tuple[str, str]]:

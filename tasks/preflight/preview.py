@@ -21,7 +21,7 @@ from algorithms.privacy.ledger import (
     times,
 )
 from data import DatasetInfo
-from data.card import DataRefusedError, data_card
+from data.card import DataCard, DataRefusedError, data_card
 from data.files import OWNER_KEY, check_local, owner_key
 from tasks.calibrate import document_of, plan_for, taken_over
 from tasks.card_questions import questions_about
@@ -48,7 +48,7 @@ class RunPreview:
     which is then resumed or returned at no cost. composition: how runs on the population add up. spent_after: what is
     spent of the cap after this run, and after ten more like it; empty for a run that does not fit or has no noise.
     chosen: what decides for the composition, if the card plans a number of runs and this is the first. questions: what
-    the data card leaves open."""
+    the data card leaves open. held_out: about how many records are held out, at most; 0 if it is not known."""
 
     public: DatasetInfo
     plan: Plan
@@ -61,6 +61,7 @@ class RunPreview:
     spent_after: tuple[Budget, ...] = ()
     chosen: ChosenComposition | None = None
     questions: tuple[str, ...] = ()
+    held_out: int = 0
 
     def check(self) -> None:
         """Raise BudgetRefusedError if the population cannot pay for the run."""
@@ -104,7 +105,15 @@ def preview_run(root: Path, settings: Params) -> RunPreview:
 
         names = block_names(card, root=root, url=database_url(card.blocks))
         questions += filter(None, [missing_blocks(open_ledger(root, settings), card.population, names)])
-    return replace(balances, questions=tuple(questions))
+    return replace(balances, questions=tuple(questions), held_out=_held_out_records(card))
+
+
+def _held_out_records(card: DataCard) -> int:
+    """About how many records are held out, at most, by the numbers that the card declares."""
+    if card.records.test is not None:
+        return card.records.test
+    share = 1.0 if card.split is None else card.split.test_fraction
+    return round((card.records.at_most or 0) * share)
 
 
 def preview_ledger(

@@ -34,7 +34,14 @@ HISTORY = {
     "privacy/step", "privacy/epsilon", "privacy/epsilon_so_far", "privacy/noise_std/gradient",
     "privacy/noise_multiplier/gradient", "privacy/noise_std/total", "privacy/noise_multiplier/total",
 }  # fmt: skip
-SUMMARY = {"test/accuracy", "test/loss", "privacy/epsilon_total", "privacy/delta", "privacy/private"}
+SUMMARY = {
+    "test/accuracy",
+    "test/loss",
+    "privacy/epsilon_total",
+    "privacy/delta",
+    "privacy/private",
+    "test/held_out",
+}
 LIVE = {"live/step", "live/epsilon_so_far", "live/noise_std"}
 LIVE_CONFIG = {"run_id", "algorithm", "dataset", "steps", "delta", "target_epsilon"}
 DESCRIPTION = {

@@ -12,7 +12,7 @@ from tasks.config import params
 from tests.support.checkout import PROJECT
 from tests.support.workspace import PARAMS, Workspace
 
-OUTS = ("model.safetensors", "trace.parquet", "diagnostics.parquet", "receipt.json")
+OUTS = ("model.safetensors", "trace.parquet", "diagnostics.parquet", "evaluation.json", "receipt.json")
 
 
 CARD = (PROJECT / "examples/own_data/visits.yaml").read_text()

@@ -347,7 +347,8 @@ def test_a_private_number_of_records_is_released_first_and_charged(workspace: Wo
 def check_files_hold_no_other_fact(workspace: Workspace) -> None:
     """A number of records or the frequencies of their classes, say, would be one fact more."""
     assert {path.name for path in (workspace.root / "artifacts").iterdir()} == {
-        *("diagnostics.parquet", "model.safetensors", "plan.json", "receipt.json", "trace.parquet"),
+        *("diagnostics.parquet", "evaluation.json", "model.safetensors", "plan.json", "receipt.json"),
+        "trace.parquet",
     }
     receipt = workspace.receipt
     assert set(receipt) == {
