@@ -21,8 +21,8 @@ from algorithms.privacy.mechanisms.noise import Generator
 from algorithms.privacy.mechanisms.release import Gaussian, Laplace, Release, add_noise, noise_std
 from algorithms.privacy.mechanisms.sampling import FullBatch
 
-_NODES = 9
-"""The most cells of a table that a record enters: three nodes of its error times three of its target."""
+_CELLS = 3
+"""The most cells of a table that a record enters; see `histogram.spread`."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class EvaluationPlan:
                 "evaluation", FullBatch(), L2(self.spec.sensitivity), Gaussian(self.noise_multiplier)
             )
         # Each table gets a vector of L2 norm at most 1 in at most so many cells.
-        l1 = self.spec.sensitivity**2 * _NODES**0.5
+        l1 = self.spec.sensitivity**2 * _CELLS**0.5
         return Release("evaluation", FullBatch(), L1(l1), Laplace(self.noise_multiplier))
 
     @property

@@ -148,12 +148,14 @@ def _held_out_rows(preview: RunPreview) -> list[tuple[str, str]]:
     whole = _text(preview.plan.cost.epsilon)
     price = f"private: one release at epsilon {_text(evaluation.epsilon)}; the whole run costs {whole}"
     errors = expected_errors(evaluation.spec, preview.held_out, evaluation.noise_std)
-    shown = ", ".join(f"{name.replace('_', ' ')} {error:.2g}" for name, error in errors.items())
-    people = f"with about {preview.held_out:,} records held out, at most"
-    drowned = "noise drowns all metrics; the run trains and shows none"
+    shown = {name.replace("_", " "): error for name, error in errors.items()}
+    said = ", ".join(f"{name} {error:.2g}" for name, error in shown.items() if error is not None)
+    drowned = ", ".join(name for name, error in shown.items() if error is None)
+    people = f"with {preview.held_out:,} records held out, about as many as the data card allows"
     return [
         ("held-out records", price),
-        ("standard errors of its metrics", f"{shown or drowned} {people}"),
+        ("standard errors of its metrics", f"{said or 'none is shown'}, {people}"),
+        *([("drowned by noise", f"{drowned}; the run trains and does not show them")] if drowned else []),
     ]
 
 

