@@ -340,7 +340,7 @@ def shared(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs)
     if moving:
         source = str(recorder.name(own[0]))
         closed: list[Closed | None] = [None] * len(moving)
-        if len(free) == 1:
+        if len(free) == 1 and name != APPLIED:  # which may change a view's gradient on its way back
             (parameter,) = free.values()
             closed = [_sliced_form(parameter, output) for output in moving]
             if len(moving) == 1:

@@ -59,6 +59,18 @@ def _parts_that_are_apart(self: Wired, x: Tensor) -> Tensor:
     return functional.linear(x, self.w[::3]) + functional.linear(x[..., :2], self.w[:3, 1:3])
 
 
+class _Scaled(torch.autograd.Function):
+    """A parameter that learns at a tenth of the rate."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, error: Tensor) -> Tensor:
+        return 0.1 * error
+
+
 def _again(layer: nn.Module) -> nn.Module:
     """A layer that is used three times."""
     return Wired(lambda self, x: self.layer(torch.tanh(self.layer(x))) + self.layer(x * x), layer=layer)
@@ -93,6 +105,9 @@ SHARING = {
     "parts of a packed weight, without a sequence": Spec(lambda: _packed(_parts_in_turn), (4,)),
     "parts of a packed weight, used twice": Spec(lambda: _packed(_parts_in_turn), (3, 4)),
     "parts of parts": Spec(lambda: _packed(_parts_of_parts), (3, 4)),
+    "a view whose gradient is scaled on its way back": Spec(
+        lambda: _packed(lambda self, x: functional.linear(x, _Scaled.apply(self.w)) + self.b), (3, 4)
+    ),
     "overlapping parts": Spec(lambda: _packed(_overlapping_parts), (3, 4)),
     "parts that are apart": Spec(lambda: _packed(_parts_that_are_apart), (3, 4)),
     "attention to other inputs": Spec(
