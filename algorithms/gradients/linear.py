@@ -40,8 +40,8 @@ _TOGETHER = 2**17
 _EXPONENT = 80.0
 """An exponent whose exp is finite in 32 bits."""
 
-_HALVINGS = 3
-"""Base-2 logarithm of the number of records whose factors share one logarithm."""
+_HALVINGS, _WIDE_EXPONENT = 6, 700.0
+"""Base-2 logarithm of the number of records whose factors share one logarithm, and an exponent for 64 bits."""
 
 
 def logistic_loss(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -207,24 +207,25 @@ def _below(bound: float, dtype: torch.dtype) -> float:
 
 
 def _logistic_sums(negated: Tensor, bound: float) -> Tensor:
-    """Row sums of log(1 + exp(v)), in 32 bits with an error of 2e-7 relative to max(1, loss).
+    """Row sums of log(1 + exp(v)), each in 32 bits with an error of 2e-7 relative to max(1, loss).
 
-    Logarithms take most of the time. For usual bounds one is taken of the product of several records' clipped factors.
+    Logarithms take most of the time. For usual bounds one is taken of the product of several records' clipped factors,
+    in 64 bits: in 32, which records share a product would change the sum by more than the bound on one.
     """
     if bound > _EXPONENT:
         return _sums(functional.softplus(negated), bound)
     factors = negated.exp_().add_(1.0)
-    if not 0.1 <= bound <= _EXPONENT / 2**_HALVINGS:
+    if not 0.1 <= bound <= _WIDE_EXPONENT / 2**_HALVINGS:
         return _sums(factors.log_(), bound)
     most = _below(math.exp(bound) * (1.0 - 4.0 * torch.finfo(factors.dtype).eps), factors.dtype)
     # The logarithm of `most` is within the bound, rounding included.
-    factors = factors.nan_to_num_(nan=1.0).clamp_(max=most)
+    factors = factors.nan_to_num_(nan=1.0).clamp_(max=most).double()
     for _ in range(_HALVINGS):
         count = factors.shape[1]
         half = (count + 1) // 2
         factors[:, : count - half].mul_(factors[:, half:])
         factors = factors[:, :half]
-    return factors.log().sum(dim=1, dtype=torch.float64)
+    return factors.log_().sum(dim=1)
 
 
 def _hinge_sums(negated: Tensor, bound: float) -> Tensor:

@@ -627,6 +627,22 @@ def test_losses_at_candidates_do_not_turn_when_a_record_is_taken_away() -> None:
         assert float((more - fewer).abs().max()) <= 1.0
 
 
+def test_logarithms_that_records_share_round_none_of_them() -> None:
+    """Margins whose factors 1 + exp(v) are rounded down in pairs of one kind, and not in pairs of two kinds."""
+    model = build("logistic_through_origin", input_shape=(1,), classes=2, seed=0)
+    kinds = torch.linspace(-2.0, -0.2, 4000)[[1340, 380]]
+    margins = kinds.repeat(2**16)
+    margins[2**16] = 5.0  # whose loss is above the bound
+    line = LineCandidates(torch.ones(1), torch.zeros(1), (0.0,))
+    sums = [
+        LinearRecords(model, some[:, None], torch.zeros(len(some), dtype=torch.int64)).losses_on(
+            line, bound=1.0
+        )
+        for some in (margins, torch.cat([margins[: 2**16], margins[2**16 + 1 :]]))
+    ]
+    assert 1.0 - 1e-6 < float(sums[0] - sums[1]) <= 1.0 + 1e-9
+
+
 def test_a_gradient_of_all_records_does_not_turn_when_one_is_taken_away() -> None:
     """The derivative of a kinked loss behind an activation, whose last bits differ in vectors and single numbers."""
     point, value = unlike_alone(functional.silu, torch.float32)
