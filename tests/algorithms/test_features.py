@@ -22,7 +22,14 @@ from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.features import FEATURES, from_settings
 from algorithms.gradients import L2, LinearRecords
 from algorithms.models import Model, build
-from algorithms.models.feature_transforms import buffers, front, in_front, installed, shape_after
+from algorithms.models.feature_transforms import (
+    Standardisation,
+    buffers,
+    front,
+    in_front,
+    installed,
+    shape_after,
+)
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.filters import ScheduleFilter
 from algorithms.privacy.barrier import unnoised_queries
@@ -318,12 +325,27 @@ def test_importance_sampling_goes_on_behind_them_with_what_they_left(tmp_path: P
 def test_what_is_taken_ahead_of_the_steps_gives_the_same_gradients(name: str) -> None:
     features, data = kind(name), records()
     model = installed(model_behind(features), learn_buffers(features, barrier(features, data), COUNT, QUIET))
-    head, seen = frozen_prefix(model, data, ComputeConfig(number=COUNT))
+    head, seen = frozen_prefix(model, data, ComputeConfig(number=COUNT), physical_batch=64)
     assert head is not model
     assert len(seen.features) == COUNT
     answers = [gradient(model, data), gradient(head, seen)]
     torch.testing.assert_close(*answers, rtol=1e-4, atol=1e-4)
-    assert frozen_prefix(model, data, ComputeConfig()) == (model, data)
+    assert frozen_prefix(model, data, ComputeConfig(), physical_batch=64) == (model, data)
+
+
+def test_records_are_mapped_in_passes_of_the_size_that_was_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, sizes = model_behind(kind("standardised")), set[int]()
+    compute = ComputeConfig(number=COUNT, physical_batch=16)
+    asked, forward = barriers.barrier(records(), model, compute=compute), Standardisation.forward
+
+    def noted(self: Standardisation, inputs: Tensor) -> Tensor:
+        sizes.add(len(inputs))
+        return forward(self, inputs)
+
+    monkeypatch.setattr(Standardisation, "forward", noted)
+    head, _ = asked._Barrier__exact.precompute_frozen_prefix(model)  # type: ignore[attr-defined]
+    assert head is not model
+    assert sizes == {1, 16}  # one record of zeros shows the shape of what follows
 
 
 def test_a_public_number_decides_whether_maps_are_held() -> None:
@@ -331,7 +353,7 @@ def test_a_public_number_decides_whether_maps_are_held() -> None:
     model = installed(model_behind(features), learn_buffers(features, barrier(features, data), COUNT, QUIET))
     most = 10**6 // (4 * math.prod(SHAPE))
     held = [
-        frozen_prefix(model, data, ComputeConfig(memory_mb=1, number=n))[0] is not model
+        frozen_prefix(model, data, ComputeConfig(memory_mb=1, number=n), physical_batch=64)[0] is not model
         for n in (most, most + 1)
     ]
     assert held == [True, False]
@@ -386,7 +408,7 @@ def test_a_model_s_own_first_maps_are_taken_ahead_too(
         build(name, input_shape=SHAPE, classes=3, seed=0, settings=settings),
     )
     model = installed(model, learn_buffers(features, barrier(features, data), COUNT, QUIET))
-    head, seen = frozen_prefix(model, data, ComputeConfig(number=COUNT))
+    head, seen = frozen_prefix(model, data, ComputeConfig(number=COUNT), physical_batch=64)
     assert [type(layer).__name__ for layer in head.module.children()] == layers
     assert seen.features.shape == ((COUNT, *SHAPE) if name == "softmax" else (COUNT, 37))
     torch.testing.assert_close(gradient(model, data), gradient(head, seen), rtol=1e-4, atol=1e-4)

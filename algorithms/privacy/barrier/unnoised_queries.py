@@ -75,7 +75,6 @@ from algorithms.privacy.mechanisms.sampling import (
 Statistic = Callable[[Tensor, Tensor], Tensor]
 """Of one record: (input [*input_shape], label []) -> a tensor, of one shape for all records."""
 
-_AT_ONCE = 1024
 _BY_RECORD = (UnitRecords, nn.GroupNorm)
 """Layers that process each record independently; without parameters they are fixed maps."""
 
@@ -88,11 +87,13 @@ class Mapped:
     labels: NDArray[np.int64]
 
 
-def frozen_prefix(model: Model, records: Records, compute: ComputeConfig) -> tuple[Model, Records]:
+def frozen_prefix(
+    model: Model, records: Records, compute: ComputeConfig, *, physical_batch: int
+) -> tuple[Model, Records]:
     """The model without its feature map and the untrained layers that follow it, and the records mapped by those.
 
     Returns both unchanged if there is no feature map, or if the mapped records would not fit into memory by the public
-    number of records.
+    number of records. physical_batch: the size of passes at which the model was compared, and records are mapped.
     """
     front = front_of(model)
     if front is None or isinstance(front, TargetScaling):  # which is around the model
@@ -102,7 +103,7 @@ def frozen_prefix(model: Model, records: Records, compute: ComputeConfig) -> tup
     shape = shape_after(maps, records.features.shape[1:])
     if not compute.holds(math.prod(shape)):
         return model, records
-    features = _apply_maps(maps, records, (len(records.labels), *shape), compute)
+    features = _apply_maps(maps, records, (len(records.labels), *shape), compute, physical_batch)
     return replace(model, module=rest), Mapped(features, records.labels)
 
 
@@ -115,14 +116,13 @@ def _split_leading_maps(module: nn.Module) -> tuple[list[nn.Module], nn.Module]:
 
 
 def _apply_maps(
-    maps: nn.Module, records: Records, shape: tuple[int, ...], compute: ComputeConfig
+    maps: nn.Module, records: Records, shape: tuple[int, ...], compute: ComputeConfig, physical_batch: int
 ) -> NDArray[np.float32]:
     features, done = np.empty(shape, np.float32), 0
     placed = copy.deepcopy(maps).to(compute.device)
     with torch.no_grad():
-        size = min(_AT_ONCE, math.ceil(len(features) / WHOLE) * WHOLE)  # their number is public
-        for inputs, _labels in compute.loader.batches(records, np.arange(len(features)), size):
-            mapped = placed(pad_to_multiple(inputs, size))[: len(inputs)]
+        for inputs, _labels in compute.loader.batches(records, np.arange(len(features)), physical_batch):
+            mapped = placed(pad_to_multiple(inputs, physical_batch))[: len(inputs)]
             features[done : done + len(inputs)] = mapped.cpu().numpy()
             done += len(inputs)
     return features
@@ -523,7 +523,8 @@ class UnnoisedQueries:
     @_with_fixed_arithmetic
     def precompute_frozen_prefix(self, model: Model) -> tuple[Model, Records]:
         """The result of `frozen_prefix` for another model of these records."""
-        return frozen_prefix(model, self.records, self.compute)
+        size = self.engine.physical_batch
+        return frozen_prefix(model, self.records, self.compute, physical_batch=size)
 
     @_with_fixed_arithmetic
     def clipped_sum(
