@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from data.card import DataCard
 from data.description import rule_of
 from data.prepared import Prepared, load
 from data.prepared import write as write_prepared
+from data.readers.records import Block, Records
 from data.reading import Digests, read, read_blocks
-from data.targets import IGNORED
+from data.targets import IGNORED, Number
 from data.unseen import preparation_of, records_in
 from tests.data.conftest import CardOf, Document, named_files
 from tests.support.parts import Parts, whole
@@ -281,7 +283,8 @@ def test_the_rows_of_a_person_are_one_record(card: CardOf, tmp_path: Path) -> No
     held_out = people({*np.rint(data.test_features[:, 0] * 1000).astype(int).tolist()})
     assert {*held_out} == {*range(60)} - {who for one in numbers for who in one}
     first = data.train_features[:, :1].repeat(3, axis=1)
-    missing = data.train_labels == IGNORED
+    missing = data.train_labels == -100
+    assert (~missing).sum(axis=1).tolist() == [len(ages_) for ages_ in found]
     np.testing.assert_array_equal(data.train_features[missing], first[missing])
     assert (data.public.per_person, data.public.rows_per_user, data.public.blocks_per_person) == (1, 3, 1)
 
@@ -296,6 +299,26 @@ def test_the_rows_of_a_person_are_one_record(card: CardOf, tmp_path: Path) -> No
     ]
     salts = [(tmp_path / name / "salt").stat().st_size for name in ("prepared", "less")]
     assert sizes[0] + salts[0] == sizes[1] + salts[1] and sizes[0] > sizes[1] and len(less.train_labels)
+
+
+@pytest.mark.parametrize("target", [None, Number(bounds=(-1.0, 1.0))])
+def test_the_rows_that_a_person_lacks_have_no_label(
+    target: Number | None, card: CardOf, tmp_path: Path
+) -> None:
+    """-100 in place of a class, and NaN in place of a number; their features are those of a row of the person."""
+    public = replace(
+        dataset_info(card(person={"column": "who", "per_person": 2}, records={"at_most": 200})), target=target
+    )
+    labels = np.array([1, 0, 1], np.int64 if target is None else np.float32)
+    features = np.arange(12, dtype=np.float32).reshape(3, 4)
+    train = Records(features, labels, keys=(b"her", b"his", b"her"))
+    blocks = [Block("train", train), Block("test", Records(features[:1], labels[:1]))]
+    write_prepared(tmp_path / "p", blocks, public, salt=b"s" * 32, at_most=200)
+    data = load(tmp_path / "p")
+    order = np.argsort(data.train_features[:, 0, 0])
+    mark = -100 if target is None else np.nan
+    np.testing.assert_array_equal(data.train_labels[order], [[1, 1], [0, mark]])
+    np.testing.assert_array_equal(data.train_features[order], features[[[0, 2], [1, 1]]])
 
 
 def test_people_are_counted_where_they_are_the_records(card: CardOf, tmp_path: Path) -> None:
