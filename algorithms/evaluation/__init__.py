@@ -6,9 +6,15 @@ Nothing here reads files, draws noise or charges a budget, and nothing of it nee
 """
 
 from algorithms.evaluation.comparison import Comparison, comparison_of
-from algorithms.evaluation.curves import CalibrationBin, Threshold, calibration_curve, thresholds_of
+from algorithms.evaluation.curves import (
+    CalibrationBin,
+    Threshold,
+    calibration_curve,
+    calibration_error_of,
+    thresholds_of,
+)
 from algorithms.evaluation.estimates import metrics_of, reasons_of
-from algorithms.evaluation.expected import expected_errors
+from algorithms.evaluation.expected import expected_errors, expected_group_errors
 from algorithms.evaluation.groups import GroupDifference, GroupMetrics, group_differences, groups_of
 from algorithms.evaluation.histogram import HistogramSpec, Released, View, count, histogram_for
 from algorithms.evaluation.intervals import Estimate
@@ -26,9 +32,11 @@ __all__ = [
     "Threshold",
     "View",
     "calibration_curve",
+    "calibration_error_of",
     "comparison_of",
     "count",
     "expected_errors",
+    "expected_group_errors",
     "group_differences",
     "groups_of",
     "histogram_for",

@@ -1,5 +1,6 @@
 """What depends on a threshold of two classes: precision, recall and lift; and the calibration curve."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,15 @@ from algorithms.evaluation.estimates import (
     sigmoid,
 )
 from algorithms.evaluation.histogram import Floats, Released, View, score_edges
-from algorithms.evaluation.intervals import Cells, Estimate, Outcome, independent, product_ratio, proportion
+from algorithms.evaluation.intervals import (
+    Cells,
+    Estimate,
+    Outcome,
+    Z,
+    independent,
+    product_ratio,
+    proportion,
+)
 
 _POINTS = 16
 
@@ -85,6 +94,46 @@ def calibration_curve(released: Released) -> tuple[CalibrationBin, ...]:
     Neighbouring bins are merged until noise no longer drowns their share; what is left over joins the last.
     Empty where not even all people are enough, and for numbers and bounded scores.
     """
+    bins = _calibration_bins(released)
+    return () if bins is None else bins.points
+
+
+def calibration_error_of(released: Released) -> Estimate | None:
+    """The root mean square distance of predicted probability and observed share, over the bins of the curve.
+
+    Noise and sampling make every distance larger. Each bin's squared sum of differences has their variance subtracted,
+    so the mean square has no bias; its root is 0 where chance explains it, and the interval then starts at 0. The
+    average distance, which is more usual, has no such correction. None where there is no curve.
+    """
+    bins = _calibration_bins(released)
+    if bins is None or not bins.points:
+        return None
+    mean_square = variance = 0.0
+    everyone = sum(bins.cells.total(people) for people in bins.people)
+    for people in bins.people:
+        gaps, size = bins.gaps * people, bins.cells.total(people)
+        chance = bins.cells.noise(gaps, gaps) + max(bins.cells.total(gaps * gaps), 0.0)
+        square = bins.cells.total(gaps) ** 2 - chance
+        mean_square += square / (size * everyone)
+        variance += (4 * max(square, 0.0) * chance + 2 * chance**2) / (size * everyone) ** 2
+    reach = Z * math.sqrt(variance)
+    value, low, high = (
+        math.sqrt(max(end, 0.0)) for end in (mean_square, mean_square - reach, mean_square + reach)
+    )
+    return Estimate(value, low, high)
+
+
+@dataclass(frozen=True)
+class _Bins:
+    """cells: [bins x 2], of which `gaps` is predicted less observed. points: the curve. people: each point's cells."""
+
+    cells: Cells
+    gaps: Floats
+    points: tuple[CalibrationBin, ...]
+    people: tuple[Floats, ...]
+
+
+def _calibration_bins(released: Released) -> _Bins | None:
     spec = released.spec
     if spec.kind == "two classes":
         cells: Cells = scored_cells(released.view())
@@ -97,7 +146,7 @@ def calibration_curve(released: Released) -> tuple[CalibrationBin, ...]:
         edges = np.arange(bins + 1) / bins
         means = (edges[1:] + edges[:-1]) / 2
     else:
-        return ()
+        return None
     observed: list[tuple[int, int, Estimate]] = []
     start = 0
     for end in range(group, bins + 1, group):
@@ -109,9 +158,14 @@ def calibration_curve(released: Released) -> tuple[CalibrationBin, ...]:
         last, end, outcome = observed.pop()
         rest = _share_between(cells, bins, last, bins)
         observed.append((last, bins, rest) if isinstance(rest, Estimate) else (last, end, outcome))
-    return tuple(
-        _point(cells, means, start, end, (edges[start // group], edges[end // group]), share)
-        for start, end, share in observed
+    return _Bins(
+        cells,
+        np.stack([means, means - 1], axis=1).ravel(),
+        tuple(
+            _point(cells, means, start, end, (edges[start // group], edges[end // group]), share)
+            for start, end, share in observed
+        ),
+        tuple(_between(bins, start, end, (1.0, 1.0)) for start, end, _ in observed),
     )
 
 

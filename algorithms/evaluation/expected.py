@@ -10,7 +10,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from algorithms.evaluation.estimates import metrics_of
+from algorithms.evaluation.groups import groups_of
 from algorithms.evaluation.histogram import Floats, HistogramSpec, Integers, Released, count
+from algorithms.evaluation.intervals import Estimate
 
 _PEOPLE = 2000
 
@@ -25,9 +27,25 @@ def expected_errors(spec: HistogramSpec, at_most: int, noise_std: float) -> Mapp
         >>> few["auc"] is None, many["auc"] < 0.02
         (True, True)
     """
+    return _errors(metrics_of(_expected(spec, at_most, noise_std)))
+
+
+def expected_group_errors(
+    spec: HistogramSpec, at_most: int, noise_std: float
+) -> Mapping[str, Mapping[str, float | None]]:
+    """By column, and for all columns crossed, those of one group where all groups have equally many people."""
+    groups = groups_of(_expected(spec, at_most, noise_std))
+    return {column: _errors(of_column[0].metrics) for column, of_column in groups.items()}
+
+
+def _expected(spec: HistogramSpec, at_most: int, noise_std: float) -> Released:
+    """Cells without noise that are said to have it."""
     halves = np.arange(_PEOPLE) % 2 if spec.halves else None
     cells = count(spec, *_made_up(spec), halves=halves) * at_most / _PEOPLE
-    metrics = metrics_of(Released(spec, cells, noise_std))
+    return Released(spec, cells, noise_std)
+
+
+def _errors(metrics: Mapping[str, Estimate | None]) -> Mapping[str, float | None]:
     return {name: None if metric is None else metric.standard_error for name, metric in metrics.items()}
 
 

@@ -23,7 +23,7 @@ MAX_NOISE, MAX_RELATIVE_NOISE = 0.05, 0.1
 target's units, is drowned."""
 _CLEAR = 4.0
 """Standard deviations of the noise by which a denominator has to be above 0."""
-_HALVINGS = 30
+_HALVINGS = 24
 
 DROWNED = "noise drowns it: there are too few people for this epsilon."
 TOO_FEW = "the released histogram does not show that there are people of this kind: too few for this epsilon."
@@ -101,24 +101,37 @@ def proportion(cells: Cells, hits: Floats, misses: Floats, *, twice: bool = Fals
 
 
 def mean(
-    cells: Cells, top: Floats, everyone: Floats, *, has_units: bool, least: float = -math.inf
+    cells: Cells,
+    top: Floats,
+    everyone: Floats,
+    *,
+    has_units: bool,
+    least: float = -math.inf,
+    squares: float | None = None,
 ) -> Outcome:
     """The mean of `top` over the cells' people: (top . x) / (everyone . x), both linear, so unbiased to first order.
 
-    has_units: whether noise is compared with the value rather than with 1. least: lower bound of the mean.
+    Args:
+        cells: [k].
+        top: [k].
+        everyone: [k].
+        has_units: whether noise is compared with the value rather than with 1.
+        least: lower bound of the mean.
+        squares: the sum over people of the squared value, where cells at nodes do not give it.
     """
     if not cells.is_clear(everyone):
         return TOO_FEW
     above, below = cells.total(top), cells.total(everyone)
     nn, nd, dd = cells.noise(top, top), cells.noise(top, everyone), cells.noise(everyone, everyone)
-    uu, uv, vv = (cells.total(weights) for weights in (top * top, top * everyone, everyone * everyone))
+    uu = cells.total(top * top) if squares is None else squares
+    uv, vv = cells.total(top * everyone), cells.total(everyone * everyone)
 
     def variance(t: float) -> float:
         return max(0.0, uu - 2 * t * uv + t * t * vv) + nn - 2 * t * nd + t * t * dd
 
     value = above / below
     by_noise = nn - 2 * value * nd + value * value * dd
-    reach = 4 * Z * math.sqrt(variance(value)) / below
+    reach = 4 * Z * math.sqrt(max(variance(value), 0.0)) / below
     return _inverted(
         above, below, variance, by_noise, max(least, value - reach), value + reach, has_units=has_units
     )

