@@ -47,10 +47,24 @@ def is_like_an_id(name: str) -> bool:
 
 
 def questions_about(card: DataCard, header: Iterable[str] = ()) -> list[str]:
-    """Ask whether a person has several rows, where a column that nothing uses is named like a person's id.
+    """Ask why held-out records of a private data set are public, and whose several rows may be.
 
-    header: names of the file's columns, where the card need not list them all.
+    A person may have several rows where a column that nothing uses is named like a person's id. header: names of the
+    file's columns, where the card need not list them all.
     """
+    return [*_about_held_out(card), *_about_people(card, header)]
+
+
+def _about_held_out(card: DataCard) -> list[str]:
+    if card.public or card.holdout == "private" or card.holdout_why is not None:
+        return []
+    return [
+        "why are the held-out records public? Exact metrics of them leave, so these people are not protected; say it in"
+        " the data card by `holdout_why: one sentence`, or `holdout: private` in the card of a new population"
+    ]
+
+
+def _about_people(card: DataCard, header: Iterable[str] = ()) -> list[str]:
     if card.person is not None or not are_people(card.unit):
         return []
     unused = dict.fromkeys(header)

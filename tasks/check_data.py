@@ -6,7 +6,7 @@ records numbers are shown only on request, and otherwise words.
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +78,18 @@ def look(name: str, root: Path, *, counted: bool) -> Look:
     path = Path(name)
     is_path = path.suffix == ".yaml"
     folder = path.parent if is_path else root / "data" / "cards"
-    card = data_card(path.stem if is_path else name, folder)
+    found = _look(data_card(path.stem if is_path else name, folder), root, counted=counted)
+    return replace(found, remarks=(*_about_held_out(found.card), *found.remarks))
+
+
+def _about_held_out(card: DataCard) -> list[str]:
+    """Why held-out records of a private data set are public, where the card says it; else it is asked."""
+    if card.holdout_why is None:
+        return []
+    return [f"the held-out records are declared public, and their exact metrics leave: {card.holdout_why}"]
+
+
+def _look(card: DataCard, root: Path, *, counted: bool) -> Look:
     key = PUBLIC_KEY if card.public else owner_key(home())
     if card.blocks is not None:
         return Look(card, {}, None, None, _about_blocks(card.blocks), tuple(questions_about(card)))

@@ -13,7 +13,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -157,6 +157,13 @@ def init(
     encoder: Annotated[
         str | None, typer.Option(help="A public encoder, or tokenizer/NAME of a model of texts to fine-tune.")
     ] = None,
+    holdout: Annotated[
+        Literal["private", "public"],
+        typer.Option(
+            help="Whether the records that test a model are as private as the others, or public, with --why."
+        ),
+    ] = "private",
+    why: Annotated[str | None, typer.Option(help="Why held-out records are public, in a sentence.")] = None,
 ) -> None:
     """Create a project for your own data, under git and DVC.
 
@@ -183,6 +190,8 @@ def init(
         unit=unit,
         cap=cap,
         runs=runs,
+        holdout=holdout,
+        why=why,
     )
     options.check()
     project.check(folder, options.paths, is_table=file is not None)  # before anybody is asked for columns
@@ -221,6 +230,8 @@ class _Options:
     unit: str | None
     cap: float | None
     runs: int | None
+    holdout: Literal["private", "public"]
+    why: str | None
 
     @property
     def kind(self) -> str:
@@ -239,6 +250,7 @@ class _Options:
             "unit": "one person" if self.unit is None else self.unit,
             "cap": 10.0 if self.cap is None else self.cap,
             "runs": self.runs or 1,
+            "public_why": self.why,
         }
 
     def check(self) -> None:
@@ -264,6 +276,11 @@ class _Options:
         if self.images is not None and self.person is not None:
             raise ParamsRefusedError(
                 "--person is for tables and texts, whose rows name a person; leave it out."
+            )
+        if (self.why is not None) != (self.holdout == "public"):
+            raise ParamsRefusedError(
+                "held-out records of a private data set are public only for a reason, which the data card, reports and"
+                " privacy cards state; give both --holdout public and --why 'one sentence', or neither."
             )
         if self.per_person is not None and self.person is None:
             raise ParamsRefusedError("--per-person needs the column of the person's id; name it by --person.")

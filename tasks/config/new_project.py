@@ -61,7 +61,8 @@ class Declared:
     reader: as in a data card. predicts: `classes` or `target` of the card. at_most: upper bound on the number of
     records. unit: what one record is. cap: epsilon that all runs together may spend. runs: how many are planned. file:
     the file or folder to copy. shape: of an image. encoder: of texts or images. person: the column that names the
-    person, if a person may have several rows. per_person: how many rows of a person are used at most.
+    person, if a person may have several rows. per_person: how many rows of a person are used at most. public_why: why
+    the held-out records are public, in a sentence; None for private ones.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Declared:
     encoder: str | None = None
     person: str | None = None
     per_person: int = 1
+    public_why: str | None = None
 
     def assumption_sentences(self, *said: str) -> list[str]:
         """Sentences about the project's defaults, except those in `said`: `cap`, `runs`, `unit` and `size`."""
@@ -90,7 +92,12 @@ class Declared:
             "person": "each row is a person of its own; if a person may have several rows, give --person COLUMN"
             if self.person is None and self.shape is None and are_people(self.unit)
             else "",
-            "share": "a fifth of the records is held out for evaluation and counts as public",
+            "share": "a fifth of the records is held out for evaluation "
+            + (
+                "and is as private as the rest: one noised histogram of it is released"
+                if self.public_why is None
+                else "and counts as public"
+            ),
             "cells": "columns become cells of public grids, and 64 random trees look at several columns: `cells`"
             if self.is_table
             else "",
@@ -421,7 +428,11 @@ def _card(declared: Declared, path: str, checksum: str) -> dict[str, Any]:
         "population": declared.name,
         "cap": {"epsilon": declared.cap, "delta": declared.delta_cap},
         **({} if declared.runs == 1 else {"composition": {"kind": "renyi", "runs": declared.runs}}),
-        "holdout": "public",
+        **(
+            {"holdout": "private"}
+            if declared.public_why is None
+            else {"holdout": "public", "holdout_why": declared.public_why}
+        ),
         "records": {"at_most": declared.at_most},
         **declared.predicts,
         "files": {"train": {"path": path, "keyed_sha256": checksum}},

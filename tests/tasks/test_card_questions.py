@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from data.card import data_card
+from data.card import DataRefusedError, data_card
 from tasks.card_questions import are_people, is_like_an_id, questions_about
 from tests.support.cards import card, csv_of, label, number
 
 ID = {"name": "patient_id", "kind": "ignored"}
 CARD = card(
     "mine",
+    holdout="private",
     records={"at_most": 400},
     classes=["no", "yes"],
     split={"salt": "m", "test_fraction": 0.5},
@@ -37,6 +38,39 @@ def test_a_person_is_asked_about_where_the_card_leaves_it_open(
     YAML(typ="safe", pure=True).dump(CARD | changes, tmp_path / "mine.yaml")
     asked = questions_about(data_card("mine", tmp_path))
     assert [("'patient_id'" in one, "per_person: K" in one) for one in asked] == [(True, True)] * is_asked
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_asked"),
+    [
+        ({}, False),
+        ({"holdout": "public"}, True),
+        ({"holdout": "public", "holdout_why": "the records are invented"}, False),
+    ],
+)
+def test_why_held_out_people_are_not_protected_is_asked(
+    tmp_path: Path, changes: dict[str, Any], is_asked: bool
+) -> None:
+    without_id = CARD | {"reader": csv_of(number("x", 0, 1), label("y"))}
+    YAML(typ="safe", pure=True).dump(without_id | changes, tmp_path / "mine.yaml")
+    asked = questions_about(data_card("mine", tmp_path))
+    assert ["why are the held-out records public" in one for one in asked] == [True] * is_asked
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"public": True, "holdout": "private"},
+        {"public": True, "holdout": "public", "holdout_why": "they are public"},
+        {"holdout": "private", "holdout_why": "they are invented"},
+    ],
+)
+def test_a_holdout_that_does_not_fit_its_records_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    YAML(typ="safe", pure=True).dump(CARD | changes, tmp_path / "mine.yaml")
+    with pytest.raises(
+        DataRefusedError, match=r"set holdout to public|of a private data set that are public"
+    ):
+        data_card("mine", tmp_path)
 
 
 def test_names_of_ids_and_units_that_are_people_are_told_from_others() -> None:

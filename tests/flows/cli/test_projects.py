@@ -381,6 +381,23 @@ def test_texts_of_people_with_several_rows_are_declared(
     assert card.person is not None and (card.person.column, card.reader.separator) == ("user", ";")
 
 
+def test_held_out_people_are_private_unless_a_reason_is_given(schema: str, tmp_path: Path) -> None:
+    made = call("init", "clinic", "--from", schema, "--at-most", "900")
+    assert made.exit_code == 0, made.output
+    assert "as private as the rest: one noised histogram" in " ".join(made.stdout.split())
+    declared = data_card("clinic", tmp_path / "clinic/data/cards")
+    assert (declared.holdout, declared.holdout_why) == ("private", None)
+    why = ("--why", "the test patients are invented")
+    made = call("init", "other", "--from", schema, "--at-most", "900", "--holdout", "public", *why)
+    assert made.exit_code == 0, made.output
+    declared = data_card("other", tmp_path / "other/data/cards")
+    assert (declared.holdout, declared.holdout_why) == ("public", "the test patients are invented")
+    for odd in (("--holdout", "public"), why):
+        refused = call("init", "third", "--from", schema, "--at-most", "900", *odd)
+        assert refused.exit_code != 0
+        assert "give both --holdout public and --why" in " ".join(refused.output.split())
+
+
 def test_a_file_of_tabs_is_read_by_them(schema: str, tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_text("age\tdistance_km\tinsurance\treason\treturned\n")
     made = call("init", "clinic", "--from", schema, "--at-most", "900", "--file", "t.tsv")
