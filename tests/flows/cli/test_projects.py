@@ -106,7 +106,7 @@ def test_a_project_is_made_from_a_schema_and_can_be_used(
     Path("dvc.yaml").write_text(stages)
     assert call("card", "verify").exit_code == 0
     Path("tune.yaml").write_text(
-        "{space: {algorithm.clip_norm: [0.5, 1.0]}, epsilon: 3.0, trials: {mean: 1.5}}"
+        "{space: {algorithm.clip_norm: [0.5, 1.0]}, epsilon: 3.0, trials: {mean: 1.5}, objective: {on: private}}"
     )
     found = call("tune")
     assert found.exit_code == 0 and "the winner of search" in found.stdout, found.output
