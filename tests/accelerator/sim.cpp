@@ -753,8 +753,11 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 
 }  // namespace
 
+void bind_host_copies(py::module& m);  // host_copies.cpp
+
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   reserve();
+  bind_host_copies(m);
   at::RegisterPrivateUse1HooksInterface(&HOOKS);
   m.def("listen", [](py::object listener) {
     Py_CLEAR(LISTENER);

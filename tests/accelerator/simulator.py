@@ -17,19 +17,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torchgen
 import yaml
 from filelock import FileLock
 from platformdirs import user_cache_path
+from torch import distributed
 from torch.utils import cpp_extension
 
 from tests.support.checkout import PROJECT
 
-SOURCE = Path(__file__).with_name("sim.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("sim.cpp", "host_copies.cpp"))
 TORCH = "2.13"
 """The C++ interfaces of devices change with PyTorch's minor versions."""
 FLAGS = ("-shared", "-fPIC", "-std=c++20", "-O1", "-w", "-DTORCH_EXTENSION_NAME=simulator")
@@ -53,7 +56,7 @@ def why_not() -> str | None:
 
 def library() -> Path:
     """The compiled device, kept outside the checkout by what it is made of; one process compiles it for all."""
-    made_of = (SOURCE.read_text(), FLAGS, LIBRARIES, torch.__version__, sys.version)
+    made_of = (*(source.read_text() for source in SOURCES), FLAGS, LIBRARIES, torch.__version__, sys.version)
     name = hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
     path = user_cache_path("epsilonflow-tests") / f"simulator-{name}.so"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +65,7 @@ def library() -> Path:
             partial = path.with_suffix(".partial")
             headers = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
             folders = [f"-I{one}" for one in headers] + [f"-L{one}" for one in cpp_extension.library_paths()]
-            command = ["g++", *FLAGS, "-o", str(partial), str(SOURCE), *folders, *LIBRARIES]
+            command = ["g++", *FLAGS, "-o", str(partial), *map(str, SOURCES), *folders, *LIBRARIES]
             subprocess.run(command, check=True)
             partial.rename(path)
     return path
@@ -91,6 +94,7 @@ def device_library() -> Any:
     module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     module.synchronize = lambda _device=None: loaded.synchronize()
     torch._register_device_module("sim", module)
+    distributed.Backend.register_backend("host_copies", _host_copies, devices=["sim"])
     torch.utils.generate_methods_for_privateuse1_backend()
     return loaded
 
@@ -107,6 +111,10 @@ def _operators_that_take_scalars() -> list[str]:
     return [f"aten::{name}" for name in unchecked]
 
 
+def _host_copies(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    return device_library().host_copies(distributed.ProcessGroupGloo(store, rank, size, timeout))
+
+
 @contextmanager
 def available() -> Iterator[torch.device]:
     """Let PyTorch and the product see the device within the block."""
@@ -117,6 +125,14 @@ def available() -> Iterator[torch.device]:
         yield torch.device("sim")
     finally:
         module.is_available = module.is_initialized = lambda: False
+
+
+@contextmanager
+def hidden() -> Iterator[None]:
+    """Let nobody see the device within the block, inside of `available`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.get_device_module("sim"), "is_available", lambda: False)
+        yield
 
 
 @dataclass(frozen=True)
