@@ -34,7 +34,14 @@ from algorithms.gradients.errors import ProcessLostError, UnsupportedModelError
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
 from algorithms.gradients.independence import content_digest
 from algorithms.gradients.model import PerExampleModel, copy_module
-from algorithms.gradients.model_inspection import MOST_RECORDS, PassCost, check_apart_at, examine, in_16_bits
+from algorithms.gradients.model_inspection import (
+    MOST_RECORDS,
+    InspectionLimits,
+    PassCost,
+    check_apart_at,
+    examine,
+    in_16_bits,
+)
 from algorithms.gradients.op_tracer import fills, fills_briefly
 from algorithms.gradients.passes import Passes, without_shortcuts
 from algorithms.gradients.per_example_gradients import PerExampleGradients, all_finite
@@ -101,6 +108,7 @@ class Engine:
         shard_frozen: whether each keeps a shard of the frozen parameters.
         shard_trained: whether each keeps a slice of the flat vector of trained parameters, and of sums: the points of
             queries are then divided by `shards`, and the clipping has no shift.
+        limits: up to which models are inspected in full; larger ones are inspected briefly, by a few passes.
 
     Raises:
         RecordsNotIndependentError: if the model mixes records; the message names the layer.
@@ -144,6 +152,7 @@ class Engine:
         shards: Shards | None = None,
         shard_frozen: bool = False,
         shard_trained: bool = False,
+        limits: InspectionLimits | None = None,
     ) -> None:
         device = device or torch.device("cpu")
         self.company_refusal = ""
@@ -160,18 +169,9 @@ class Engine:
             padding=model.padding,
         )
         with refuse_failures(model, form), without_shortcuts():
-            self._passes = Passes(model.on(inspected_on))
-            self._examined = examine(self._passes, form)
-            found = self._examined
-            self._passes = replace(
-                self._passes,
-                pinned_branches=found.pinned_branches,
-                unpacks=found.unpacks,
-                keeps_format=found.keeps_format,
-                opaque_layers=found.opaque_layers,
-                uses_double_backward=found.uses_double_backward,
-            )
-            largest = _fitting(found.cost, memory_mb, device)
+            self.inspection = examine(Passes(model.on(inspected_on)), form, limits or InspectionLimits())
+            self._passes = self.inspection.passes
+            largest = _fitting(self.inspection.cost, memory_mb, device)
             if physical_batch is None:
                 largest = round_batch(largest)
                 size = self._cheapest(largest, expected_batch, device)
@@ -186,7 +186,7 @@ class Engine:
 
     def _cheapest(self, largest: int, expected_batch: float | None, device: torch.device) -> int:
         """The size, up to the largest, with which a sum over an expected number of records takes least time."""
-        found, is_cpu = self._examined, device.type == "cpu"
+        found, is_cpu = self.inspection, device.type == "cpu"
         if expected_batch is None:
             return pass_sizes(min(largest, _USUAL if is_cpu else _USUAL_ON_DEVICE))[-1]
         each = _EACH_OPERATION * found.operations + _EACH_BYTE * found.cost.each
@@ -200,7 +200,7 @@ class Engine:
     def _filled_size(self, size: int, physical_batch: int | None, largest: int) -> int:
         """The size, or 1 if records do not keep to their rows in passes of it."""
         model = self._passes.model
-        found = self._examined
+        found = self.inspection
         if size > 1 and not self._fills(size):
             size = 1
             _LOG.warning(
@@ -240,7 +240,9 @@ class Engine:
                     f" memory of the device {device.type}; set physical_batch or memory_mb to less."
                 ) from None
             if not (found.is_same and found.is_like_alone) and self._shards is None:
-                check_apart_at(self._passes, replace(self._examined.form, device=device), self.physical_batch)
+                check_apart_at(
+                    self._passes, replace(self.inspection.form, device=device), self.physical_batch
+                )
             if found.is_same:
                 return
         if device.type != "cpu":
@@ -269,7 +271,7 @@ class Engine:
 
     def _compared(self, point: Tensor, device: torch.device) -> Comparison:
         """Compare passes of the present size at a point [d]."""
-        found, passes, size = self._examined, self._passes, self.physical_batch
+        found, passes, size = self.inspection, self._passes, self.physical_batch
 
         def compute(sample: SyntheticBatch, places: Sequence[int]) -> PassValues:
             records = sample.inputs.to(device), sample.labels.to(device)
@@ -305,14 +307,14 @@ class Engine:
     @property
     def _seeds(self) -> int:
         """How often passes are compared: once for a large model, whose many numbers show any rounding."""
-        if self._examined.is_brief:
+        if self.inspection.is_brief:
             return 1
-        affordable = _COMPARED // max(1, self._examined.operations * self.physical_batch)
+        affordable = _COMPARED // max(1, self.inspection.operations * self.physical_batch)
         return max(1, WHOLE // self.physical_batch, min(_MOST_SEEDS, affordable))
 
     def _fills(self, size: int) -> bool:
         """Whether records keep to their rows in passes of up to this many records."""
-        found = self._examined
+        found = self.inspection
         if not found.is_brief:
             return fills(self._passes, found.form, _sizes(size))
         return found.layouts is None or fills_briefly(self._passes, found.form, (_INSPECTED, size))
@@ -359,38 +361,38 @@ class Engine:
 
     def made_up_record(self) -> tuple[Tensor, Tensor]:
         """The inputs and labels of one record, in the form of those that the model was inspected on."""
-        made_up = self._examined.form.draw(1, 0)
+        made_up = self.inspection.form.draw(1, 0)
         return made_up.inputs, made_up.labels
 
     @property
     def pass_bytes(self) -> int:
         """Memory of a pass with the physical batch, in bytes."""
-        return self._examined.cost.fixed + self.physical_batch * max(1, self._examined.cost.each)
+        return self.inspection.cost.fixed + self.physical_batch * max(1, self.inspection.cost.each)
 
     @property
     def is_batched(self) -> bool:
         """Whether one backward pass computes the gradients of all records in a pass."""
-        return self._examined.layouts is not None
+        return self.inspection.layouts is not None
 
     @property
     def materialised(self) -> tuple[str, ...]:
         """The operations on parameters that have no rule; their gradients are materialised record by record."""
-        return self._examined.without_rule
+        return self.inspection.without_rule
 
     @property
     def is_random(self) -> bool:
         """Whether the model draws random numbers, as dropout does, so that its sums differ between calls."""
-        return self._examined.is_random
+        return self.inspection.is_random
 
     @property
     def random_layer(self) -> str:
         """A sentence on the layer that draws random numbers; empty if none does."""
-        return without_wrappers(self._examined.random_layer())
+        return without_wrappers(self.inspection.random_layer())
 
     @property
     def is_narrow(self) -> bool:
         """Whether the model computes in 16 bits somewhere."""
-        return self._examined.is_narrow
+        return self.inspection.is_narrow
 
     @property
     def precision_refusal(self) -> str:
@@ -498,9 +500,9 @@ class Engine:
             return self.contributions(parameters, *some).first(0)
         padded = self._filled(inputs), self._filled(labels)
         count = len(labels)
-        if self._examined.layouts is not None:
+        if self.inspection.layouts is not None:
             try:
-                return self._passes.recorded(parameters, *padded, self._examined.layouts).first(count)
+                return self._passes.recorded(parameters, *padded, self.inspection.layouts).first(count)
             except UnrecordedError:  # for this batch alone: a record must not affect the next batch
                 if count > 1 or self._shards is not None:
                     raise
@@ -527,7 +529,7 @@ class Engine:
 
     def _losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each record of one physical batch; computed record by record, or in parts, as gradients are."""
-        if self._examined.layouts is not None:
+        if self.inspection.layouts is not None:
             here = parameters.to(inputs.device)  # all at once, if they are in main memory
             try:
                 return self._passes.losses(here, self._filled(inputs), self._filled(labels))[: len(labels)]
@@ -582,7 +584,7 @@ class Engine:
         return list(zip(*(torch.split(part, self.physical_batch) for part in (inputs, labels)), strict=True))
 
     def _log(self) -> None:
-        name, found = self._passes.model.name, self._examined
+        name, found = self._passes.model.name, self.inspection
         if found.layouts is None:
             _LOG.warning("the model %s is differentiated record by record: %s", name, found.reason)
         elif found.without_rule:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -47,20 +48,12 @@ from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch, for
 
 _FEW, _MORE = 3, 17
 _LARGE = 1e3
-_KINKS = 3e-2
-"""Relative tolerance for gradients of a deep model in 32 bits, where rounding may cross kinks such as ReLU's."""
 _IN_32_BITS, _IN_64_BITS = 1e-4, 1e-9
 """Relative and absolute tolerance for a loss."""
-_LIGHT = 2e7
-"""Operations in one record's forward pass up to which a full inspection, a thousand such passes, is quick."""
 _LITTLE = 1e8
 """Operations, and bytes, of a forward pass of very many records, which finds what begins with many alone."""
 MOST_RECORDS = 2**12
 """The largest number of records in a pass on a CPU."""
-_QUICK = 1e11
-"""Operations that a large model may take for a forward pass of as many records as a full pass has: about a second."""
-_MUCH = 4e9
-"""Memory in bytes up to which an inspection is a full one."""
 _TRIES = 6
 """How often layers are added to those that are seen as opaque."""
 _FRAGMENTED = 1.25
@@ -69,6 +62,24 @@ _SCRATCH = 1e8
 """Memory in bytes that libraries and blocks in 64 bits take besides in a pass, at most; less for small models."""
 _ROUNDING = 1e-2
 """Share of the tolerance by which rounding may move a zero gradient, relative to the whole gradient."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class InspectionLimits:
+    """How thorough an inspection is; beyond one of the first two limits it is brief.
+
+    full_operations: of one record's forward pass; a full inspection takes a thousand such passes. full_bytes: memory.
+    crowd_operations: of a brief inspection's forward pass of as many records as a full pass has: about a second.
+    gradient_tolerance: relative, for gradients of a deep model in 32 bits, where rounding may cross kinks such as
+    ReLU's.
+    """
+
+    full_operations: float = 2e7
+    full_bytes: float = 4e9
+    crowd_operations: float = 1e11
+    gradient_tolerance: float = 3e-2
 
 
 @dataclass(frozen=True)
@@ -96,33 +107,28 @@ class ModelInspection:
     """The result of an inspection.
 
     Attributes:
+        passes: of the model, with all that was decided: pinned branches, memory format, opaque layers and the like.
         form: the form of the made-up records.
-        is_narrow: whether the model computes in 16 bits somewhere.
-        pinned_branches: constants that replace the model's data-dependent branch conditions.
-        unpacks, keeps_format, opaque_layers, uses_double_backward: as in `Passes`.
-        layouts: the layouts of all uses of parameters; None if passes cannot be recorded, for the given `reason`.
-        cost: of a pass.
-        operations: of one record's forward pass, in products and convolutions.
-        is_random: whether the model draws random numbers. random_layer: makes a sentence that names where.
-        without_rule: operations that are differentiated record by record.
         is_brief: whether this was a brief inspection.
+        operations: of one record's forward pass, in products and convolutions.
+        cost: of a pass.
+        is_narrow: whether the model computes in 16 bits somewhere.
+        is_random: whether the model draws random numbers. random_layer: makes a sentence that names where.
+        layouts: the layouts of all uses of parameters; None if passes cannot be recorded, for the given `reason`.
+        without_rule: operations that are differentiated record by record.
     """
 
+    passes: Passes
     form: InputSpec
-    is_narrow: bool
-    pinned_branches: PinnedBranches
-    unpacks: bool
-    keeps_format: bool
-    opaque_layers: tuple[str, ...]
-    uses_double_backward: bool
-    layouts: Layouts | None
-    reason: str
-    cost: PassCost
+    is_brief: bool
     operations: int
+    cost: PassCost
+    is_narrow: bool
     is_random: bool
     random_layer: Callable[[], str]
+    layouts: Layouts | None
+    reason: str
     without_rule: tuple[str, ...]
-    is_brief: bool
 
 
 @contextmanager
@@ -153,20 +159,20 @@ def check_apart_at(passes: Passes, form: InputSpec, count: int) -> None:
 def _memory_of_a_record(passes: Passes, parameters: Tensor, form: InputSpec) -> tuple[int, int]:
     """The bytes that a record takes in 64 bits in a forward pass, and in a recorded pass with its graph."""
     few = form.draw(_FEW, 0)
-    forward = _measured(few, lambda some: passes.losses(parameters, some.inputs, some.labels))
-    back = _measured(few, lambda some: passes.gradients(parameters, some.inputs, some.labels))
+    forward, _ = _measure(few, lambda some: passes.losses(parameters, some.inputs, some.labels))
+    back, _ = _measure(few, lambda some: passes.gradients(parameters, some.inputs, some.labels))
     return 2 * forward.each, 4 * back.each
 
 
-def _measured(few: SyntheticBatch, run: Callable[[SyntheticBatch], object]) -> PassCost:
-    """The peak memory of something that runs for one and for a few records, with these."""
-    most = []
+def _measure(few: SyntheticBatch, run: Callable[[SyntheticBatch], T]) -> tuple[PassCost, T]:
+    """The peak memory of something that runs for one and for a few records, and its result for the few."""
+    peaks = []
     for some in (few.alone(0), few):
         with Memory() as memory, same_randomness():
-            run(some)
-        most.append(some.inputs.nbytes + memory.most)
-    each = max(0, most[1] - most[0]) // (len(few.labels) - 1)
-    return PassCost(max(0, most[0] - each), each)
+            result = run(some)
+        peaks.append(some.inputs.nbytes + memory.most)
+    each = max(0, peaks[1] - peaks[0]) // (len(few.labels) - 1)
+    return PassCost(max(0, peaks[0] - each), each), result
 
 
 def in_16_bits(name: str) -> str:
@@ -177,7 +183,9 @@ def in_16_bits(name: str) -> str:
     )
 
 
-def examine(passes: Passes, least: InputSpec) -> ModelInspection:
+def examine(
+    passes: Passes, least: InputSpec, limits: InspectionLimits = InspectionLimits()
+) -> ModelInspection:
     """Determine how to compute a model's per-example gradients; cheap checks and refusals come first.
 
     1. Layers that are known to mix records.
@@ -193,6 +201,7 @@ def examine(passes: Passes, least: InputSpec) -> ModelInspection:
     Args:
         passes: of the model.
         least: the form of the records, as far as it is known without the number of entries of the model's tables.
+        limits: up to which an inspection is a full one.
 
     Raises:
         RecordsNotIndependentError: if records mix.
@@ -213,10 +222,85 @@ def examine(passes: Passes, least: InputSpec) -> ModelInspection:
         ...     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         ...         return -torch.cdist(inputs, self.places)
         >>> model = PerExampleModel("centres", Centres(), nn.CrossEntropyLoss(reduction="none"))
-        >>> found = examine(Passes(model), InputSpec((3,), torch.float32, torch.device("cpu")))
-        >>> found.layouts is None, found.is_random, found.without_rule
+        >>> inspection = examine(Passes(model), InputSpec((3,), torch.float32, torch.device("cpu")))
+        >>> inspection.layouts is None, inspection.is_random, inspection.without_rule
         (False, False, ('cdist',))
     """
+    described = _describe_records(passes, least, limits)
+    runnable = _choose_passes(described)
+    independent = _check_independence(runnable)
+    recordable = _record_or_fall_back(independent)
+    return _summarize(recordable)
+
+
+@dataclass(frozen=True)
+class _Described:
+    """A model with the form of its records, and how thoroughly it can be inspected.
+
+    passes: as they were given. unused: a copy of the module, before any pass. operations: of one record's forward pass.
+    record_bytes: of one record in a forward pass in 64 bits. is_brief: whether the inspection is. has_crowd: whether a
+    brief one has a pass of many records. probe32, probe64: in 32 bits, and in 64 if it is a full one and the model
+    computes in them.
+    """
+
+    passes: Passes
+    unused: nn.Module
+    limits: InspectionLimits
+    operations: int
+    record_bytes: int
+    is_brief: bool
+    has_crowd: bool
+    probe32: ModelProbe
+    probe64: ModelProbe
+
+    @property
+    def form(self) -> InputSpec:
+        """The form of the records."""
+        return self.probe32.form
+
+    @property
+    def few(self) -> SyntheticBatch:
+        """The records of the first trace."""
+        return self.form.draw(2 if self.is_brief else _FEW, 0)
+
+    def deciding(self, **decided: Any) -> Self:
+        """The same with other decisions for the passes; see `Passes`."""
+        return replace(
+            self, probe32=self.probe32.deciding(**decided), probe64=self.probe64.deciding(**decided)
+        )
+
+
+@dataclass(frozen=True)
+class _Runnable(_Described):
+    """The same with the passes that the model runs in.
+
+    first: a pass of a few records. pinned_branches: None if the model's control flow depends on values.
+    """
+
+    first: "_Trace"
+    pinned_branches: PinnedBranches | None
+
+
+@dataclass(frozen=True)
+class _Independent(_Runnable):
+    """The same after the checks that records do not mix; second: a pass of more records."""
+
+    second: "_Trace"
+    is_random: bool
+
+
+@dataclass(frozen=True)
+class _Recordable(_Independent):
+    """The same with how gradients are computed; see `ModelInspection`."""
+
+    layouts: Layouts | None
+    reason: str
+    cost: PassCost
+    without_rule: tuple[str, ...]
+
+
+def _describe_records(passes: Passes, least: InputSpec, limits: InspectionLimits) -> _Described:
+    """Refuse what is known to mix records, and find the form of the records and the extent of the inspection."""
     module = passes.model.module
     offender = mixing_layer(module)
     if offender is not None:
@@ -228,104 +312,140 @@ def examine(passes: Passes, least: InputSpec) -> ModelInspection:
     with Operations() as operations:
         form = form_of(passes, parameters, least, count=1)
     # Parameter vectors are summed many times.
-    is_light = operations.count + 20 * len(parameters) <= _LIGHT
+    is_light = operations.count + 20 * len(parameters) <= limits.full_operations
     forward, back = _memory_of_a_record(passes, parameters, form) if is_light else (0, 0)
-    needs_much = max(MANY * forward, _MORE * back) > _MUCH
-    is_brief, is_quick = not is_light or needs_much, operations.count * MANY <= _QUICK and not needs_much
+    needs_much = max(MANY * forward, _MORE * back) > limits.full_bytes
+    is_brief = not is_light or needs_much
     if not is_brief:
         form = form_of(passes, parameters, least, _MORE)
     in_32_bits = replace(passes, model=replace(passes.model, precision=torch.float32))
     probe32 = ModelProbe(in_32_bits, parameters, form, tolerance=_IN_32_BITS)
-    probe64 = probe32 if is_brief else _exact(probe32, form.draw(_MORE, 0))
+    return _Described(
+        passes=passes,
+        unused=unused,
+        limits=limits,
+        operations=operations.count,
+        record_bytes=forward,
+        is_brief=is_brief,
+        has_crowd=operations.count * MANY <= limits.crowd_operations and not needs_much,
+        probe32=probe32,
+        probe64=probe32 if is_brief else _exact(probe32, form.draw(_MORE, 0)),
+    )
 
-    unpacks = _may_unpack(probe32, probe64)
-    probe32, probe64 = (some.deciding(unpacks=unpacks) for some in (probe32, probe64))
-    few = form.draw(2 if is_brief else _FEW, 0)
-    with unchanged(probe32):
-        first = _traced(probe32, few)
-    keeps_format = first.recorder is None and probe32.passes.is_channels_last
-    if keeps_format:
-        probe32, probe64 = (some.deciding(keeps_format=True) for some in (probe32, probe64))
-        first = _traced(probe32, few)
-    again = _traced(probe32.deciding(uses_double_backward=True), few) if first.recorder is None else first
-    uses_double_backward = again.recorder is not first.recorder
-    if uses_double_backward:
-        probe32, probe64, first = (
-            probe32.deciding(uses_double_backward=True),
-            probe64.deciding(uses_double_backward=True),
-            again,
-        )
-    check_shape(probe32, first.seen)
-    if is_brief:
-        samples = [few, *([form.draw(_MORE, 1)] if is_quick else [])]
+
+def _choose_passes(described: _Described) -> _Runnable:
+    """Decide how passes run, so that they can be recorded; each decision is tried on a traced pass of a few records."""
+    some = described.deciding(unpacks=_may_unpack(described.probe32, described.probe64))
+    few = some.few
+    with unchanged(some.probe32):
+        first = _traced(some.probe32, few)
+    if first.recorder is None and some.probe32.passes.is_channels_last:
+        some = some.deciding(keeps_format=True)
+        first = _traced(some.probe32, few)
+    if first.recorder is None:
+        again = _traced(some.probe32.deciding(uses_double_backward=True), few)
+        if again.recorder is not None:
+            some, first = some.deciding(uses_double_backward=True), again
+    check_shape(some.probe32, first.seen)
+    if some.is_brief:
+        samples = [few, *([some.form.draw(_MORE, 1)] if some.has_crowd else [])]
     else:
-        some = probe64.draw(_FEW, 0)
-        samples = [some, some.times(10.0), some.times(_LARGE), some.times(0.0), some.with_holes()]
-        samples.append(probe64.draw(_MORE, 1))
-    pinned_branches, first = _resolve_branches(probe32, probe64, first, samples)
-    probe32, probe64 = (some.deciding(pinned_branches=pinned_branches or ()) for some in (probe32, probe64))
+        plain = some.probe64.draw(_FEW, 0)
+        samples = [plain, plain.times(10.0), plain.times(_LARGE), plain.times(0.0), plain.with_holes()]
+        samples.append(some.probe64.draw(_MORE, 1))
+    pinned_branches, first = _resolve_branches(some.probe32, some.probe64, first, samples)
+    some = some.deciding(pinned_branches=pinned_branches or ())
+    return _Runnable(**vars(some), first=first, pinned_branches=pinned_branches)
+
+
+def _check_independence(runnable: _Runnable) -> _Independent:
+    """Raises RecordsNotIndependentError if a record's loss or gradient depends on others, or on earlier passes."""
+    probe32, probe64, first = runnable.probe32, runnable.probe64, runnable.first
     try:
-        check_first_records(unused, probe32)
-        second = _traced(probe32, crowd(probe32) if is_brief else form.draw(_MORE, 0), other=first.recorder)
-        is_random = (
-            _check_briefly(probe32, first, second, is_quick=is_quick) if is_brief else check_apart(probe64)
-        )
+        check_first_records(runnable.unused, probe32)
+        more = crowd(probe32) if runnable.is_brief else runnable.form.draw(_MORE, 0)
+        second = _traced(probe32, more, other=first.recorder)
+        if runnable.is_brief:
+            is_random = _check_briefly(probe32, first, second, is_quick=runnable.has_crowd)
+        else:
+            is_random = check_apart(probe64)
         if probe64.is_exact:
             # A kernel may be wrong in 32 bits alone. A record's place stays, and so does its rounding.
             check_many_apart(probe32, alone=False)
     except RecordsNotIndependentError as mixed:
-        if first.tracer.is_narrow and passes.model.precision == torch.float32:
+        if first.tracer.is_narrow and runnable.passes.model.precision == torch.float32:
             # Rounding to 16 bits differs between numbers of records, as if they were mixed.
-            raise UnsupportedModelError(in_16_bits(passes.model.name)) from mixed
+            raise UnsupportedModelError(in_16_bits(runnable.passes.model.name)) from mixed
         raise
-    if not is_brief and not is_random:
+    if not runnable.is_brief and not is_random:
         # What begins with more records than a run's passes have is a mistake all the same, as a capacity per batch.
-        each = max(1, operations.count, forward)
+        each = max(1, runnable.operations, runnable.record_bytes)
         check_many_apart(probe64, alone=True, count=min(MOST_RECORDS, max(MANY, int(_LITTLE / each))))
+    return _Independent(**vars(runnable), second=second, is_random=is_random)
 
+
+def _record_or_fall_back(independent: _Independent) -> _Recordable:
+    """Learn how passes are recorded; a model that cannot be recorded is differentiated record by record."""
     try:
-        if pinned_branches is None:
-            by = f" ({first.tracer.data_dependent_read})" if first.tracer.data_dependent_read else ""
-            raise UnrecordedError(
-                f"its control flow may depend on the values of a tensor{by}; masks are faster"
-            )
-        for left in reversed(range(_TRIES)):
-            try:
-                with _recording():
-                    layouts, cost, without_rule = _learned(
-                        probe32, probe64, first, second, is_brief=is_brief, precision=passes.model.precision
-                    )
-                break
-            except UnrecordedError as why:
-                opaque_layers = _layers_to_fall_back(why, probe32.passes)
-                if not opaque_layers or left == 0:
-                    raise
-                probe32, probe64 = (some.deciding(opaque_layers=opaque_layers) for some in (probe32, probe64))
-                first = _traced(probe32, few)
-                second = _traced(probe32, second.seen.sample, other=first.recorder)
-        reason = ""
+        return _record(independent)
     except UnrecordedError as why:
-        layouts, reason, without_rule = None, str(why), ()
-        probe32 = probe32.deciding(opaque_layers=())
-        cost = _measured(few, lambda some: _take_alone(probe32.passes, parameters, some))
-        cost = replace(cost, materialized=4 * len(parameters))
-    saved = cost.each // 3 if is_brief else max(1, _kept_each(passes, parameters, form))
-    return ModelInspection(
-        form=form,
-        is_narrow=first.tracer.is_narrow or passes.model.precision == torch.bfloat16,
-        pinned_branches=pinned_branches or (),
-        unpacks=unpacks,
-        keeps_format=keeps_format,
-        opaque_layers=probe32.passes.opaque_layers,
-        uses_double_backward=uses_double_backward,
-        layouts=layouts,
+        some, reason = independent.deciding(opaque_layers=()), str(why)
+    passes, parameters = some.probe32.passes, some.probe32.parameters
+    cost, _ = _measure(some.few, lambda records: _take_alone(passes, parameters, records))
+    return _Recordable(
+        **vars(some),
+        layouts=None,
         reason=reason,
+        cost=replace(cost, materialized=4 * len(parameters)),
+        without_rule=(),
+    )
+
+
+def _record(some: _Independent) -> _Recordable:
+    """Learn how passes are recorded; layers whose operations cannot be are seen as one function each, one by one.
+
+    Raises UnrecordedError if the model cannot be recorded.
+    """
+    if some.pinned_branches is None:
+        read = some.first.tracer.data_dependent_read
+        by = f" ({read})" if read else ""
+        raise UnrecordedError(f"its control flow may depend on the values of a tensor{by}; masks are faster")
+    for left in reversed(range(_TRIES)):
+        try:
+            with _recording():
+                layouts, cost, without_rule = _learn_layouts(some)
+            return _Recordable(**vars(some), layouts=layouts, reason="", cost=cost, without_rule=without_rule)
+        except UnrecordedError as why:
+            opaque_layers = _layers_to_fall_back(why, some.probe32.passes)
+            if not opaque_layers or left == 0:
+                raise
+            some = some.deciding(opaque_layers=opaque_layers)
+            first = _traced(some.probe32, some.few)
+            second = _traced(some.probe32, some.second.seen.sample, other=first.recorder)
+            some = replace(some, first=first, second=second)
+    raise AssertionError("the last try returns or raises")
+
+
+def _summarize(recordable: _Recordable) -> ModelInspection:
+    """What is needed after the inspection."""
+    passes, probe32 = recordable.passes, recordable.probe32
+    parameters, cost = probe32.parameters, recordable.cost
+    saved = (
+        cost.each // 3 if recordable.is_brief else max(1, _saved_each(passes, parameters, recordable.form))
+    )
+    is_narrow = recordable.first.tracer.is_narrow or passes.model.precision == torch.bfloat16
+    return ModelInspection(
+        passes=replace(probe32.passes, model=passes.model),
+        form=recordable.form,
+        is_brief=recordable.is_brief,
+        operations=recordable.operations,
         cost=replace(cost.of_process(parameters), saved=saved),
-        operations=operations.count,
-        is_random=is_random,
-        random_layer=partial(random_layer, probe32, few) if is_random else str,
-        without_rule=without_rule,
-        is_brief=is_brief,
+        is_narrow=is_narrow,
+        is_random=recordable.is_random,
+        random_layer=partial(random_layer, probe32, recordable.few) if recordable.is_random else str,
+        layouts=recordable.layouts,
+        reason=recordable.reason,
+        without_rule=recordable.without_rule,
     )
 
 
@@ -378,84 +498,91 @@ def _check_briefly(probe: ModelProbe, few: _Trace, crowded: _Trace, *, is_quick:
     return is_random
 
 
-def _learned(
-    probe32: ModelProbe,
-    probe64: ModelProbe,
-    first: _Trace,
-    second: _Trace,
-    *,
-    is_brief: bool,
-    precision: torch.dtype,
-) -> tuple[Layouts, PassCost, tuple[str, ...]]:
+def _learn_layouts(some: _Independent) -> tuple[Layouts, PassCost, tuple[str, ...]]:
     """The layouts of all uses of parameters, a pass's cost, and the operations without a rule.
 
-    precision: of training. Raises UnrecordedError if recorded gradients differ from autograd's.
+    Raises UnrecordedError if recorded gradients differ from autograd's.
     """
+    first, second = some.first, some.second
     for trace in (first, second):
         if trace.reason is not None:
             raise trace.reason
     assert second.recorder is not None
     # What is computed from parameters alone is recorded in the second pass only.
-    of_records = ([some for some in trace.tracer.operations if some.of_records] for trace in (first, second))
-    if is_brief and any(mixes(*pair) for pair in zip(*of_records, strict=False)):
+    of_records = ([each for each in trace.tracer.operations if each.of_records] for trace in (first, second))
+    if some.is_brief and any(mixes(*pair) for pair in zip(*of_records, strict=False)):
         raise UnrecordedError("it computes a value from all records")
     more = second.seen.sample
-    for other in () if is_brief else (more.times(_LARGE), more.times(0.0), more.with_holes()):
-        recorder = _traced(probe32, other, other=first.recorder).recorder
+    for other in () if some.is_brief else (more.times(_LARGE), more.times(0.0), more.with_holes()):
+        recorder = _traced(some.probe32, other, other=first.recorder).recorder
         if recorder is None or recorder.shapes != second.recorder.shapes:
             raise UnrecordedError("a size depends on the values of the records")
-    cost, without_rule = PassCost(0, 0), set[str]()
-    trained = probe32.deciding(model=replace(probe32.passes.model, precision=precision))
-
-    def check(layouts: Layouts) -> None:
-        nonlocal cost
-        without_rule.clear()
-        found: list[tuple[PerExampleGradients, Tensor]] = []
-
-        def run(some: SyntheticBatch) -> None:
-            with same_randomness():
-                gradients = probe32.passes.recorded(
-                    probe32.parameters, some.inputs, some.labels, layouts, without_rule
-                )
-            found[:] = [(gradients, gradients.finite(L2(1.0)))]
-
-        compared = first.seen.sample.shortened() if is_brief else first.seen.sample
-        cost = _measured(compared, run)
-        gradients, finite = found.pop()
-        cost = replace(cost, materialized=gradients.materialized_bytes // len(compared.labels))
-        if not is_brief:
-            for sample in (probe64.draw(_FEW, 0), probe64.draw(_MORE, 0).shortened()):
-                _check_gradients(probe64, sample, layouts)
-            if probe64.is_exact:
-                sample, gradients = _recorded(trained, probe32.draw(FEWEST, 0), layouts)
-                try:
-                    _compare(trained, sample, gradients)
-                except UnrecordedError:
-                    _compare_rounding(trained, probe64, sample, gradients, 10.0 * probe32.tolerance)
-        elif not bool(finite.all()):
-            _check_gradients(probe32, first.seen.sample, layouts, _KINKS, _LARGE)
-        else:
-            try:
-                _compare(probe32, compared, gradients, _KINKS, _LARGE)
-            except UnrecordedError:  # rounding in 32 bits can exceed the tolerance in a deep network
-                exact = _exact(probe32, first.seen.sample)
-                if not exact.is_exact:
-                    raise
-                _check_gradients(exact, compared.in_64_bits(), layouts, weight=_LARGE)
-                _compare_rounding(probe32, exact, compared, gradients, _KINKS)
-
+    layouts = second.recorder.layouts()
     try:
-        layouts = second.recorder.layouts()
-        check(layouts)
-    except (
-        UnrecordedError
-    ) as why:  # shapes do not tell apart whether indices of a record are interleaved with others
-        layouts = interleave(second.recorder.layouts())
+        return (layouts, *_check_recorded(some, layouts))
+    except UnrecordedError as why:
+        # Shapes do not tell apart whether indices of a record are interleaved with those of others.
+        layouts = interleave(layouts)
         try:
-            check(layouts)
+            return (layouts, *_check_recorded(some, layouts))
         except UnrecordedError:
             raise why from None
-    return layouts, cost, tuple(sorted(without_rule))
+
+
+def _check_recorded(some: _Independent, layouts: Layouts) -> tuple[PassCost, tuple[str, ...]]:
+    """The cost of a recorded pass, and the operations without a rule.
+
+    Raises UnrecordedError if its gradients differ from autograd's.
+    """
+    passes, parameters, without_rule = some.probe32.passes, some.probe32.parameters, set[str]()
+
+    def run(records: SyntheticBatch) -> tuple[PerExampleGradients, Tensor]:
+        gradients = passes.recorded(parameters, records.inputs, records.labels, layouts, without_rule)
+        return gradients, gradients.finite(L2(1.0))  # norms materialise gradients, which takes memory, too
+
+    few = some.first.seen.sample
+    compared = few.shortened() if some.is_brief else few
+    cost, (gradients, finite) = _measure(compared, run)
+    cost = replace(cost, materialized=gradients.materialized_bytes // len(compared.labels))
+    if some.is_brief:
+        _check_gradients_briefly(some, layouts, compared, gradients if bool(finite.all()) else None)
+    else:
+        _check_gradients_fully(some, layouts)
+    return cost, tuple(sorted(without_rule))
+
+
+def _check_gradients_fully(some: _Independent, layouts: Layouts) -> None:
+    """Compare recorded gradients with autograd's in 64 bits, and then in the precision of training."""
+    probe32, probe64 = some.probe32, some.probe64
+    for sample in (probe64.draw(_FEW, 0), probe64.draw(_MORE, 0).shortened()):
+        _check_gradients(probe64, sample, layouts)
+    if not probe64.is_exact:
+        return
+    precision = some.passes.model.precision
+    trained = probe32.deciding(model=replace(probe32.passes.model, precision=precision))
+    sample, gradients = _recorded(trained, probe32.draw(FEWEST, 0), layouts)
+    try:
+        _compare(trained, sample, gradients)
+    except UnrecordedError:
+        _compare_rounding(trained, probe64, sample, gradients, 10.0 * probe32.tolerance)
+
+
+def _check_gradients_briefly(
+    some: _Independent, layouts: Layouts, compared: SyntheticBatch, gradients: PerExampleGradients | None
+) -> None:
+    """Compare gradients of some records with autograd's in 32 bits; None if some are not finite."""
+    probe, few, tolerance = some.probe32, some.first.seen.sample, some.limits.gradient_tolerance
+    if gradients is None:
+        _check_gradients(probe, few, layouts, tolerance, _LARGE)
+        return
+    try:
+        _compare(probe, compared, gradients, tolerance, _LARGE)
+    except UnrecordedError:  # rounding in 32 bits can exceed the tolerance in a deep network
+        exact = _exact(probe, few)
+        if not exact.is_exact:
+            raise
+        _check_gradients(exact, compared.in_64_bits(), layouts, weight=_LARGE)
+        _compare_rounding(probe, exact, compared, gradients, tolerance)
 
 
 def _layers_to_fall_back(error: UnrecordedError, passes: Passes) -> tuple[str, ...]:
@@ -722,7 +849,7 @@ def _compare_rounding(
                 raise UnrecordedError("its recorded gradients are wrong in the precision of training")
 
 
-def _kept_each(passes: Passes, parameters: Tensor, form: InputSpec) -> int:
+def _saved_each(passes: Passes, parameters: Tensor, form: InputSpec) -> int:
     """Bytes that autograd saves for each record, from passes with few and with more records."""
     sizes = []
     for sample in (form.draw(_FEW, 0), form.draw(_MORE, 0)):

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.gradients import L2, model_inspection
+from algorithms.gradients import L2
+from algorithms.gradients.model_inspection import InspectionLimits
 from tests.algorithms.gradients import naive
-from tests.algorithms.gradients.zoo import SMALL, Spec, Wired, check, problem
+from tests.algorithms.gradients.zoo import LIMITS, SMALL, Spec, Wired, check, problem
 
 
 def derivative(
@@ -90,16 +91,13 @@ SPECS = {
 }
 
 
-@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+@pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("name", SPECS)
-def test_derivatives_in_the_forward_pass_are_recorded(
-    name: str, light: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_derivatives_in_the_forward_pass_are_recorded(name: str, limits: InspectionLimits) -> None:
     """In one pass, where a record that is not finite is in no other's way."""
-    monkeypatch.setattr(model_inspection, "_LIGHT", light)
     spec, materialised = SPECS[name]
     made = problem(spec)
-    engine = made.engine(physical_batch=SMALL)
+    engine = made.engine(physical_batch=SMALL, limits=limits)
     assert engine.is_batched and engine.materialised == materialised
     check(made, engine)
     missing = replace(made, inputs=torch.cat([torch.full_like(made.inputs[:1], math.nan), made.inputs[1:]]))

@@ -20,13 +20,12 @@ from algorithms.gradients import (
     PerExampleGradients,
     PerLayer,
     clip_and_sum,
-    model_inspection,
 )
 from algorithms.models import Model, build
 from algorithms.models.objectives import cross_entropy
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.networks import NETWORKS, SPECS
-from tests.algorithms.gradients.zoo import SMALL, Problem, Spec, Wired, frozen, once, problem
+from tests.algorithms.gradients.zoo import BRIEF, SMALL, Problem, Spec, Wired, frozen, once, problem
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
 
 WAYS = [
@@ -130,11 +129,12 @@ def test_the_physical_batch_follows_the_memory(caplog: pytest.LogCaptureFixture)
     assert given == {1: 1, 7: 7, 63: 32, 64: 64, 200: 192}
 
 
-def test_copies_of_weights_are_not_counted_for_each_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_inspection, "_LIGHT", 0)
+def test_copies_of_weights_are_not_counted_for_each_record() -> None:
     layers = nn.MaxPool2d(2), nn.Conv2d(64, 64, 3), nn.Flatten()  # kernels are copied for max pooling
-    engine = problem(Spec(lambda: nn.Sequential(*layers), (64, 6, 6)), torch.float32).engine(memory_mb=3)
-    assert engine._examined.is_brief
+    engine = problem(Spec(lambda: nn.Sequential(*layers), (64, 6, 6)), torch.float32).engine(
+        memory_mb=3, limits=BRIEF
+    )
+    assert engine.inspection.is_brief
     assert engine.physical_batch == 64 and engine.pass_bytes <= 3e6
 
 

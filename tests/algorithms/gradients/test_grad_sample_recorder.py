@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
-from algorithms.gradients import RecordsNotIndependentError, model_inspection
+from algorithms.gradients import RecordsNotIndependentError
 from algorithms.gradients.grad_sample_recorder import Layout, layout_of
-from tests.algorithms.gradients.zoo import SMALL, Spec, Wired, check, problem
+from algorithms.gradients.model_inspection import InspectionLimits
+from tests.algorithms.gradients.zoo import LIMITS, SMALL, Spec, Wired, check, problem
 
 
 def _time_first(self: Wired, inputs: Tensor) -> Tensor:
@@ -300,15 +301,12 @@ SPECS = {
 }
 
 
-@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+@pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("name", SPECS)
-def test_packed_sequences_are_taken_in_full_passes(
-    name: str, light: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_sequences_are_taken_in_full_passes(name: str, limits: InspectionLimits) -> None:
     """Also by the brief inspection of large models."""
-    monkeypatch.setattr(model_inspection, "_LIGHT", light)
     made = problem(SPECS[name], count=12)
-    engine = made.engine()
+    engine = made.engine(limits=limits)
     assert engine.is_batched and engine.physical_batch > 1
     check(made, engine)
 

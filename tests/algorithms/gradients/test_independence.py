@@ -8,9 +8,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.gradients import L2, Engine, RecordsNotIndependentError, model_inspection
+from algorithms.gradients import L2, Engine, RecordsNotIndependentError
+from algorithms.gradients.model_inspection import InspectionLimits
 from algorithms.models import Model
-from tests.algorithms.gradients.zoo import Problem, Spec, Wired, check, problem
+from tests.algorithms.gradients.zoo import (
+    BRIEF,
+    BRIEFEST,
+    LIMITS,
+    SMALL,
+    Problem,
+    Spec,
+    Wired,
+    check,
+    problem,
+)
 
 
 def positions_along_the_batch(self: Wired, x: Tensor) -> Tensor:
@@ -25,15 +36,14 @@ def members_of_an_ensemble(self: Wired, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+@pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("wiring", [positions_along_the_batch, members_of_an_ensemble])
 def test_a_result_by_place_is_refused_in_large_models_and_behind_dropout(
-    wiring: Callable[[Wired, Tensor], Tensor], light: float, dropout: float, monkeypatch: pytest.MonkeyPatch
+    wiring: Callable[[Wired, Tensor], Tensor], limits: InspectionLimits, dropout: float
 ) -> None:
-    monkeypatch.setattr(model_inspection, "_LIGHT", light)
     spec = Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2), drop=nn.Dropout(dropout)), (4,))
     with pytest.raises(RecordsNotIndependentError, match="mixes records"):
-        problem(spec, torch.float32).engine()
+        problem(spec, torch.float32).engine(limits=limits)
 
 
 SOME_SIZES: dict[str, Callable[[int], bool]] = {
@@ -43,19 +53,16 @@ SOME_SIZES: dict[str, Callable[[int], bool]] = {
 }
 
 
-@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+@pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("size", SOME_SIZES)
-def test_what_mixes_records_in_batches_of_some_sizes_is_refused(
-    size: str, light: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_mixes_records_in_batches_of_some_sizes_is_refused(size: str, limits: InspectionLimits) -> None:
     """As mixup, which needs pairs, and batch statistics where there are enough records for them."""
 
     def wiring(self: Wired, x: Tensor) -> Tensor:
         return self.layer(0.7 * x + 0.3 * x.flip(0) if SOME_SIZES[size](len(x)) else x)
 
-    monkeypatch.setattr(model_inspection, "_LIGHT", light)
     with pytest.raises(RecordsNotIndependentError, match="mixes records"):
-        problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2)), (4,)), torch.float32).engine()
+        problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2)), (4,)), torch.float32).engine(limits=limits)
 
 
 def test_a_loss_that_mixes_records_of_a_mark_among_numbers_is_refused() -> None:
@@ -88,20 +95,17 @@ def unused(self: Wired, x: Tensor) -> Tensor:
     return self.layer(x if torch.rand(()) >= 0.0 and torch.randint(9, ()) < 9 else 2.0 * x)
 
 
-@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+@pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("wiring", [kept_path, kept_layer, shuffled, unused])
 def test_what_a_model_seldom_draws_is_seen(
-    wiring: Callable[[Wired, Tensor], Tensor], light: float, monkeypatch: pytest.MonkeyPatch
+    wiring: Callable[[Wired, Tensor], Tensor], limits: InspectionLimits
 ) -> None:
-    monkeypatch.setattr(model_inspection, "_LIGHT", light)
     made = problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2)), (4,)), torch.float32)
-    assert made.engine().is_random == (wiring is not unused)
+    assert made.engine(limits=limits).is_random == (wiring is not unused)
 
 
-@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
-def test_what_a_model_keeps_of_its_first_records_must_not_count_later(
-    light: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("limits", LIMITS)
+def test_what_a_model_keeps_of_its_first_records_must_not_count_later(limits: InspectionLimits) -> None:
     def centred(self: Wired, x: Tensor) -> Tensor:
         self.mean = getattr(self, "mean", x.detach().mean(dim=0))
         return self.layer(x - self.mean.to(x))
@@ -110,18 +114,20 @@ def test_what_a_model_keeps_of_its_first_records_must_not_count_later(
         self.weights = torch.softmax(self.layer(x), dim=1).detach()
         return self.layer(x)
 
-    monkeypatch.setattr(model_inspection, "_LIGHT", light)
-    check(problem(Spec(lambda: Wired(shown, layer=nn.Linear(4, 2)), (4,))))
+    made = problem(Spec(lambda: Wired(shown, layer=nn.Linear(4, 2)), (4,)))
+    check(made, made.engine(physical_batch=SMALL, limits=limits))
     with pytest.raises(
         RecordsNotIndependentError, match="the forward pass of the model made up mixes records"
     ):
-        problem(Spec(lambda: Wired(centred, layer=nn.Linear(4, 2)), (4,)), torch.float32).engine()
+        problem(Spec(lambda: Wired(centred, layer=nn.Linear(4, 2)), (4,)), torch.float32).engine(
+            limits=limits
+        )
 
 
-@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+@pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("only_first", [True, False])
 def test_what_lies_deeper_than_attributes_is_not_kept_of_records(
-    light: float, *, only_first: bool, monkeypatch: pytest.MonkeyPatch
+    limits: InspectionLimits, *, only_first: bool
 ) -> None:
     """It is not discarded after a pass, as attributes are."""
 
@@ -136,9 +142,8 @@ def test_what_lies_deeper_than_attributes_is_not_kept_of_records(
         kept["mean"] = before if only_first else own
         return self.layer(x - before)
 
-    monkeypatch.setattr(model_inspection, "_LIGHT", light)
     with pytest.raises(RecordsNotIndependentError, match="the attribute state keeps"):
-        problem(Spec(Holding, (4,)), torch.float32).engine()
+        problem(Spec(Holding, (4,)), torch.float32).engine(limits=limits)
 
 
 def scaled_errors(scale: Callable[[Tensor], Tensor]) -> Callable[[Wired, Tensor], Tensor]:
@@ -152,17 +157,16 @@ def scaled_errors(scale: Callable[[Tensor], Tensor]) -> Callable[[Wired, Tensor]
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+@pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("scale", [lambda norm: 1.0 / norm, lambda norm: (10.0 / norm).clamp(max=1.0)])
 def test_errors_that_are_scaled_over_the_batch_are_not_taken_together(
-    scale: Callable[[Tensor], Tensor], light: float, dropout: float, monkeypatch: pytest.MonkeyPatch
+    scale: Callable[[Tensor], Tensor], limits: InspectionLimits, dropout: float
 ) -> None:
     """Refused, or taken record by record."""
-    monkeypatch.setattr(model_inspection, "_LIGHT", light)
     layers: dict[str, Any] = {"layer": nn.Linear(4, 4), "last": nn.Linear(4, 2), "drop": nn.Dropout(dropout)}
     made = problem(Spec(lambda: Wired(scaled_errors(scale), **layers), (4,)), torch.float32)
     try:
-        engine = made.engine()
+        engine = made.engine(limits=limits)
     except RecordsNotIndependentError as refusal:
         assert "the backward pass" in str(refusal)
         return
@@ -194,14 +198,10 @@ def test_experts_that_are_full_are_refused(factor: float, least: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [2, 3, 5])
-def test_experts_that_are_full_are_refused_in_the_largest_models(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_that_are_full_are_refused_in_the_largest_models(seed: int) -> None:
     """Also where two made-up records choose different ones."""
-    monkeypatch.setattr(model_inspection, "_LIGHT", 0)
-    monkeypatch.setattr(model_inspection, "_QUICK", 0)
     with pytest.raises(RecordsNotIndependentError, match="mixes records"):
-        problem(experts_of_capacity(1.25, 1), torch.float32, seed=seed).engine()
+        problem(experts_of_capacity(1.25, 1), torch.float32, seed=seed).engine(limits=BRIEFEST)
 
 
 def sorted_by_length(self: Wired, x: Tensor) -> Tensor:
@@ -219,15 +219,12 @@ def padded(made: Problem) -> Problem:
     return Problem(made.model, made.parameters, inputs, made.labels)
 
 
-@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
-def test_series_that_are_sorted_by_length_keep_their_own_gradients(
-    light: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model_inspection, "_LIGHT", light)
+@pytest.mark.parametrize("limits", LIMITS)
+def test_series_that_are_sorted_by_length_keep_their_own_gradients(limits: InspectionLimits) -> None:
     made = problem(
         Spec(lambda: Wired(sorted_by_length, first=nn.Linear(3, 3), layer=nn.Linear(3, 2)), (5, 3))
     )
-    check(padded(made), made.engine())
+    check(padded(made), made.engine(limits=limits))
 
 
 class Centred(nn.Module):
@@ -269,18 +266,15 @@ def test_what_is_kept_by_an_object_that_is_called_is_seen() -> None:
         problem(Spec(make, (4,))).engine()
 
 
-def test_losses_over_parts_that_are_left_out_are_of_each_record_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_losses_over_parts_that_are_left_out_are_of_each_record_alone() -> None:
     """A large model, whose loss divides by how many labels count in the batch: all of those that are made up."""
-    monkeypatch.setattr(model_inspection, "_LIGHT", 0)
 
     def losses(outputs: Tensor, labels: Tensor) -> Tensor:
         each = functional.cross_entropy(outputs, labels, reduction="none", ignore_index=-100)
         return each * (len(labels) / (labels != -100).sum())
 
     made = problem(Spec(lambda: nn.Linear(4, 2), (4,), losses=losses, classes=2), torch.float32)
-    engine = made.engine()
+    engine = made.engine(limits=BRIEF)
     labels = torch.where(torch.arange(6) < 3, made.labels, -100)
     all_of_them = engine.clipped_losses(made.parameters, made.inputs, labels, 1e3)
     first = engine.clipped_losses(made.parameters, made.inputs[:3], labels[:3], 1e3)
@@ -301,15 +295,14 @@ def roots(self: Wired, x: Tensor) -> Tensor:
     return self.layer(x) + self.first(x)[:, :2] * x[:, :1].sqrt()
 
 
-@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+@pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("wiring", [masked_softmax, roots])
 def test_records_without_a_finite_loss_are_neither_random_nor_hide_the_gradients_of_others(
-    wiring: Callable[[Wired, Tensor], Tensor], light: float, monkeypatch: pytest.MonkeyPatch
+    wiring: Callable[[Wired, Tensor], Tensor], limits: InspectionLimits
 ) -> None:
-    monkeypatch.setattr(model_inspection, "_LIGHT", light)
     made = problem(
         Spec(lambda: Wired(wiring, first=nn.Linear(4, 4), layer=nn.Linear(4, 2)), (4,)), torch.float32
     )
-    engine = made.engine()
+    engine = made.engine(limits=limits)
     assert not engine.is_random
     assert engine.is_batched

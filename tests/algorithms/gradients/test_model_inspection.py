@@ -19,17 +19,29 @@ from algorithms.gradients import (
     Unclipped,
     devices,
     linear_layer,
-    model_inspection,
 )
 from algorithms.gradients.devices import in_full_precision
 from algorithms.gradients.grad_sample_recorder import Args, Func, GradSampleRecorder, Kwargs
 from algorithms.gradients.independence import _attributes
+from algorithms.gradients.model_inspection import InspectionLimits
 from algorithms.gradients.op_tracer import Memory
 from algorithms.gradients.rules import RULES
 from algorithms.models import Model, build
 from algorithms.models.objectives import cross_entropy
 from tests.algorithms.gradients import naive
-from tests.algorithms.gradients.zoo import Spec, Wired, check, frozen, problem, rows, wavy, zero_start
+from tests.algorithms.gradients.zoo import (
+    BRIEF,
+    BRIEFEST,
+    LIMITS,
+    Spec,
+    Wired,
+    check,
+    frozen,
+    problem,
+    rows,
+    wavy,
+    zero_start,
+)
 
 
 def around(mixing: Callable[[Tensor], Tensor], last: nn.Linear) -> nn.Module:
@@ -220,23 +232,15 @@ def test_tensors_that_a_layer_keeps_are_known_by_their_values_and_not_copied() -
     assert sum(map(len, first.values())) < 10_000
 
 
-def test_gradients_that_rounding_in_32_bits_moves_far_are_compared_in_64(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(model_inspection, "_LIGHT", 0)
-    monkeypatch.setattr(model_inspection, "_KINKS", 0.0)
+def test_gradients_that_rounding_in_32_bits_moves_far_are_compared_in_64() -> None:
     made = problem(
         Spec(lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)), (4,)), torch.float32
     )
-    assert made.engine().is_batched
+    assert made.engine(limits=replace(BRIEF, gradient_tolerance=0.0)).is_batched
 
 
 @pytest.mark.parametrize("mixing", [0.0, 1e-6])
-def test_losses_that_rounding_in_32_bits_moves_far_are_compared_in_64(
-    mixing: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model_inspection, "_LIGHT", 0)
-
+def test_losses_that_rounding_in_32_bits_moves_far_are_compared_in_64(mixing: float) -> None:
     def amplified(self: Wired, x: Tensor) -> Tensor:
         moved = self.first(x + mixing * x.mean(dim=0) if mixing else x)
         return self.last(torch.sin(1e6 * moved))
@@ -247,14 +251,14 @@ def test_losses_that_rounding_in_32_bits_moves_far_are_compared_in_64(
         with pytest.raises(
             RecordsNotIndependentError, match="the forward pass of the model made up mixes records"
         ):
-            made.engine()
+            made.engine(limits=BRIEF)
     else:
-        assert made.engine().physical_batch >= 64
+        assert made.engine(limits=BRIEF).physical_batch >= 64
 
 
-@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+@pytest.mark.parametrize("limits", LIMITS)
 def test_gradients_that_are_wrong_in_32_bits_alone_are_found(
-    light: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    limits: InspectionLimits, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As by a kernel that 64 bits do not have."""
     plain = RULES[functional.linear]
@@ -264,12 +268,11 @@ def test_gradients_that_are_wrong_in_32_bits_alone_are_found(
         output: Tensor = plain(recorder, func, (input, *rest), kwargs)
         return output if input.dtype == torch.float64 else Scaled.apply(output)  # type: ignore[no-untyped-call]
 
-    monkeypatch.setattr(model_inspection, "_LIGHT", light)
     spec = Spec(lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)), (4,))
-    assert problem(spec, torch.float32).engine().is_batched
+    assert problem(spec, torch.float32).engine(limits=limits).is_batched
     monkeypatch.setitem(RULES, functional.linear, faulty)
     made = problem(spec, torch.float32)
-    engine = made.engine()
+    engine = made.engine(limits=limits)
     assert not engine.is_batched and "wrong in the precision of training" in caplog.text
     total = engine.clipped_sum(*made.arguments, Unclipped())
     assert naive.relative(total, made.gradients.sum(dim=0)) < 1e-5
@@ -340,7 +343,7 @@ def test_a_look_at_a_large_model_holds_few_copies_of_it() -> None:
     layers = (layer for _ in range(8) for layer in (nn.Linear(512, 512), nn.Tanh()))
     made = problem(Spec(lambda: nn.Sequential(*layers, nn.Linear(512, 2)), (512,)), torch.float32)
     with Memory() as memory:
-        assert made.engine()._examined.is_brief
+        assert made.engine().inspection.is_brief
     assert memory.most < 3 * 4 * made.model.parameter_count
 
 
@@ -354,13 +357,11 @@ def exchanged(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("mixing", [mixup, exchanged])
-@pytest.mark.parametrize("is_brief", [False, True])
+@pytest.mark.parametrize("limits", LIMITS)
 def test_records_in_a_random_order_are_found_by_several_seeds(
-    mixing: Callable[[Tensor], Tensor], dropout: float, is_brief: bool, monkeypatch: pytest.MonkeyPatch
+    mixing: Callable[[Tensor], Tensor], dropout: float, limits: InspectionLimits
 ) -> None:
     """Of the two records of a brief look, one seed may keep the order."""
-    if is_brief:
-        monkeypatch.setattr(model_inspection, "_LIGHT", 0)
 
     def wiring(self: Wired, x: Tensor) -> Tensor:
         return self.last(self.drop(self.layer(mixing(x))))
@@ -373,16 +374,12 @@ def test_records_in_a_random_order_are_found_by_several_seeds(
     with pytest.raises(
         RecordsNotIndependentError, match="the forward pass of the model made up mixes records"
     ):
-        problem(Spec(lambda: Wired(wiring, **layers), (4,)), torch.float32).engine()
+        problem(Spec(lambda: Wired(wiring, **layers), (4,)), torch.float32).engine(limits=limits)
 
 
 @pytest.mark.parametrize(("asks", "dropout", "most"), [(False, 0.0, 14), (True, 0.0, 16), (False, 0.1, 20)])
-def test_a_look_at_a_large_model_takes_few_passes(
-    asks: bool, dropout: float, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_look_at_a_large_model_takes_few_passes(asks: bool, dropout: float, most: int) -> None:
     """As many as forward passes of so many records; the shapes of a full pass are computed without numbers."""
-    monkeypatch.setattr(model_inspection, "_LIGHT", 0)
-    monkeypatch.setattr(model_inspection, "_QUICK", 0)
     records = 0
 
     def counted(self: Wired, x: Tensor) -> Tensor:
@@ -393,7 +390,7 @@ def test_a_look_at_a_large_model_takes_few_passes(
 
     layers = {"layer": nn.Linear(200, 2), "drop": nn.Dropout(dropout)}
     spec = Spec(lambda: Wired(counted, **layers).train(dropout > 0), (200,))
-    engine = problem(spec, torch.float32).engine()
+    engine = problem(spec, torch.float32).engine(limits=BRIEFEST)
     assert engine.physical_batch >= 32 and engine.is_random == (dropout > 0)
     compared = 0 if engine.is_random else 4 * engine.physical_batch + 1  # with and without gradients, twice
     assert records <= most + compared
@@ -401,15 +398,13 @@ def test_a_look_at_a_large_model_takes_few_passes(
 
 @pytest.mark.parametrize("mixing", [lambda x: x - x.mean(dim=0), lambda x: x.flip(0), lambda x: x.cumsum(0)])
 def test_a_large_model_that_mixes_in_larger_batches_than_are_compared_takes_one_record_at_a_time(
-    mixing: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+    mixing: Callable[[Tensor], Tensor],
 ) -> None:
-    monkeypatch.setattr(model_inspection, "_LIGHT", 0)
-    monkeypatch.setattr(model_inspection, "_QUICK", 0)
     spec = Spec(
         lambda: Wired(lambda self, x: self.layer(mixing(x) if len(x) > 3 else x), layer=nn.Linear(4, 2)), (4,)
     )
     made = problem(spec, torch.float32)
-    engine = made.engine()
+    engine = made.engine(limits=BRIEFEST)
     assert engine.physical_batch == 1
     total = engine.clipped_sum(*made.arguments, Unclipped())
     assert naive.relative(total, made.gradients.sum(dim=0)) < 1e-5

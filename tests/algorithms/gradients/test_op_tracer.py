@@ -13,10 +13,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.gradients import L2, RecordsNotIndependentError, model_inspection
+from algorithms.gradients import L2, RecordsNotIndependentError
+from algorithms.gradients.model_inspection import InspectionLimits
 from algorithms.models.objectives import cross_entropy
 from tests.algorithms.gradients import naive
-from tests.algorithms.gradients.zoo import Problem, Spec, Wired, check, problem, rows, unlike_alone
+from tests.algorithms.gradients.zoo import (
+    LIMITS,
+    Problem,
+    Spec,
+    Wired,
+    check,
+    problem,
+    rows,
+    unlike_alone,
+)
 
 PADDING, ENTRIES, LENGTH = 2, 50, 12
 
@@ -161,13 +171,10 @@ class Experts(nn.Module):
         return found
 
 
-@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
-def test_experts_that_the_first_made_up_records_leave_out_are_computed(
-    light: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model_inspection, "_LIGHT", light)
+@pytest.mark.parametrize("limits", LIMITS)
+def test_experts_that_the_first_made_up_records_leave_out_are_computed(limits: InspectionLimits) -> None:
     made = problem(Spec(Experts, (4,)), count=40)
-    engine = made.engine()
+    engine = made.engine(limits=limits)
     assert engine.is_batched
     check(made, engine)
 
@@ -208,13 +215,10 @@ class Energy(nn.Module):
         return -torch.func.vmap(torch.func.grad(lambda one: self.energy(one)[0]))(x)
 
 
-@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
-def test_what_only_a_recorder_stumbles_over_is_taken_record_by_record(
-    light: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model_inspection, "_LIGHT", light)
+@pytest.mark.parametrize("limits", LIMITS)
+def test_what_only_a_recorder_stumbles_over_is_taken_record_by_record(limits: InspectionLimits) -> None:
     made = problem(Spec(Energy, (4,), classes=4))
-    engine = made.engine()
+    engine = made.engine(limits=limits)
     assert not engine.is_batched
     check(made, engine)
 

@@ -11,9 +11,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.gradients import L2, RecordsNotIndependentError, model_inspection
+from algorithms.gradients import L2, RecordsNotIndependentError
+from algorithms.gradients.model_inspection import InspectionLimits
 from tests.algorithms.gradients import naive
-from tests.algorithms.gradients.zoo import SMALL, Problem, Spec, Wired, check, problem, rows, zero_start
+from tests.algorithms.gradients.zoo import (
+    LIMITS,
+    SMALL,
+    Problem,
+    Spec,
+    Wired,
+    check,
+    problem,
+    rows,
+    zero_start,
+)
 
 
 def _overwritten(self: Wired, inputs: Tensor) -> Tensor:
@@ -419,24 +430,23 @@ class Sparse(nn.Module):
         return functional.linear(values, torch.sparse_coo_tensor(self.places, self.values, (4, 4)).to_dense())
 
 
-@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+@pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("layer", [Starts, Sparse])
 def test_only_a_layer_that_cannot_be_recorded_is_taken_record_by_record(
-    layer: type[nn.Module], light: float, monkeypatch: pytest.MonkeyPatch
+    layer: type[nn.Module], limits: InspectionLimits
 ) -> None:
     def wiring(self: Wired, x: Tensor) -> Tensor:
         found = self.inner(torch.tanh(self.first(x)))
         return self.last(torch.cat([found[0], found[2]], 1) if isinstance(found, tuple) else found.mean(1))
 
-    monkeypatch.setattr(model_inspection, "_LIGHT", light)
     width = 8 if layer is Starts else 4
     made = problem(
         Spec(lambda: Wired(wiring, first=nn.Linear(4, 4), inner=layer(), last=nn.Linear(width, 3)), (3, 4))
     )
-    engine = made.engine(physical_batch=SMALL)
+    engine = made.engine(physical_batch=SMALL, limits=limits)
     assert engine.is_batched and engine.materialised == (layer.__name__,)
     check(made, engine)
-    elsewhere = made.engine(physical_batch=SMALL, offload=True)
+    elsewhere = made.engine(physical_batch=SMALL, offload=True, limits=limits)
     sums = [each.clipped_sum(*made.arguments, L2(1.0)) for each in (engine, elsewhere)]
     assert naive.relative(*sums) < 1e-12
     inner = engine._passes.model.module.get_submodule("inner")

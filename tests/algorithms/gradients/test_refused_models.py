@@ -116,7 +116,7 @@ def test_a_look_at_a_model_of_much_memory_is_brief(width: int, is_brief: bool) -
         (4,),
     )
     with Memory() as memory:
-        assert problem(spec, torch.float32).engine()._examined.is_brief == is_brief
+        assert problem(spec, torch.float32).engine().inspection.is_brief == is_brief
     assert memory.most < 1e9
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.gradients import L2, Engine
+from algorithms.gradients.model_inspection import InspectionLimits
 from algorithms.models import Model
 from tests.algorithms.gradients import naive
 from tests.support.device import DEVICE
@@ -63,6 +64,14 @@ class Spec:
         """The same module after a linear layer, so that its input has a gradient too."""
         width = self.shape[-1]
         return replace(self, make=lambda: nn.Sequential(nn.Linear(width, width), self.make()))
+
+
+BRIEF = InspectionLimits(full_operations=0)
+"""As large models are inspected."""
+BRIEFEST = InspectionLimits(full_operations=0, crowd_operations=0)
+"""As models are inspected whose passes are slow."""
+LIMITS = [pytest.param(InspectionLimits(), id="full"), pytest.param(BRIEF, id="brief")]
+"""Models of tests are small, so they are inspected in full unless they are treated as large."""
 
 
 @dataclass(frozen=True)

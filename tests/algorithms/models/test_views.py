@@ -49,7 +49,7 @@ def test_a_record_s_gradient_is_the_mean_of_its_views(name: str) -> None:
     rows = _mean([naive.loop(one, point, view.of(inputs), labels) for view in VIEWS[:count]])
     torch.testing.assert_close(naive.loop(several, point, inputs, labels), rows, rtol=1e-4, atol=1e-6)
     engine = Engine(several, input_shape=form.shape)
-    assert engine._examined.layouts is not None and not engine._examined.without_rule
+    assert engine.inspection.layouts is not None and not engine.inspection.without_rule
     clipping = L2(float(rows.norm(dim=1).median()))
     expected = naive.contributions(one, rows, clipping).sum(dim=0)
     assert naive.relative(engine.clipped_sum(point, inputs, labels, clipping), expected) < 1e-5
