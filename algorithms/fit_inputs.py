@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from algorithms.errors import RefusedError
 from algorithms.gradients import Packing, Padding, RowModule
 from algorithms.gradients.model import copy_module
-from algorithms.gradients.passes import without_shortcuts
+from algorithms.gradients.patches import without_shortcuts
 from algorithms.gradients.randomness import same_randomness
 from algorithms.models.libraries import tell_if_library_needs_torchvision
 from algorithms.models.model import LossBounds, Model, ModelRefusedError, batch_experts, check_module

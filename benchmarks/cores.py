@@ -18,11 +18,10 @@ import typer
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.gradients import L2, Engine
+from algorithms.gradients import L2, Engine, split_passes
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.barrier.fixed_arithmetic import fixed_arithmetic
 from algorithms.privacy.barrier.pass_pool import pass_pool
-from algorithms.privacy.barrier.record_loader import split_passes
 from benchmarks.workloads import WORKLOADS
 
 _SETTINGS = [(1, 1), (2, 1), (1, 2)]

@@ -15,7 +15,7 @@ from algorithms import models
 from algorithms.errors import RefusedError
 from algorithms.evaluation import HistogramSpec, count, histogram_for
 from algorithms.evaluation.histogram import Floats, Groups, Kind
-from algorithms.gradients.passes import without_shortcuts
+from algorithms.gradients.patches import without_shortcuts
 from algorithms.models import Model
 from data.prepared import HeldOut
 from data.targets import IGNORED, LabelType, Tags

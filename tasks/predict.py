@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.extension import check_allowed
-from algorithms.gradients.passes import without_shortcuts
+from algorithms.gradients.patches import without_shortcuts
 from algorithms.models.objectives import MARGINS, next_token
 from algorithms.models.saved import TrainedModel, load
 from data.card import DataRefusedError

@@ -10,7 +10,7 @@ Settings of the process and what several processes share are imported by module:
 `randomness`, `memory`.
 """
 
-from algorithms.gradients.arithmetic import pad_to_multiple
+from algorithms.gradients.arithmetic import pad_to_multiple, split_passes
 from algorithms.gradients.clipping import L1, L2, Affine, Box, Clipping, Normalised, PerLayer, Unclipped
 from algorithms.gradients.engine import Engine, clip_and_sum
 from algorithms.gradients.errors import ProcessLostError, RecordsNotIndependentError, UnsupportedModelError
@@ -57,4 +57,5 @@ __all__ = [
     "linear_layer",
     "logistic_loss",
     "pad_to_multiple",
+    "split_passes",
 ]

@@ -9,6 +9,8 @@ function has a kink, one bit can decide a whole gradient, so adding a record cou
 
 import functools
 import math
+from collections.abc import Iterator
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -120,6 +122,26 @@ def mean_passes(size: int, expected_batch: float) -> float:
         math.erfc((passes * size - expected_batch) / deviation) / 2 for passes in range(1, 3 * _MANY_PASSES)
     )
     return 1.0 + sum(above)
+
+
+class Sliceable(Protocol):
+    """A batch as a tensor, or the indices of its records as an array."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, part: slice, /) -> Any: ...
+
+
+S = TypeVar("S", bound=Sliceable)
+
+
+def split_passes(rows: S, size: int) -> Iterator[S]:
+    """Split a batch into passes of at most `size` records; the engine pads the last one.
+
+    Example:
+        >>> [len(part) for part in split_passes(torch.zeros(150, 3), 64)]
+        [64, 64, 22]
+    """
+    return (rows[start : start + size] for start in range(0, len(rows), size))
 
 
 def pad_to_multiple(values: Tensor, step: int = WHOLE) -> Tensor:

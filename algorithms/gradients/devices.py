@@ -1,10 +1,8 @@
-"""The device that computes, and settings of the process for its arithmetic. What is CUDA's own stands here alone."""
+"""What an accelerator is good at, and copies to it. What is CUDA's own stands here alone."""
 
 import functools
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import ContextDecorator
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,11 +11,6 @@ T = TypeVar("T")
 
 _FAST_IN_64_BITS = frozenset(((6, 0), (7, 0), (8, 0), (9, 0), (10, 0)))
 """The compute capabilities of P100, V100, A100, H100 and B200. Other GPUs multiply in 64 bits 32 to 64 times slower."""
-
-_BACKENDS: Any = torch.backends  # its type stubs are incomplete
-_ON_CPU = (_BACKENDS.mkldnn.matmul, _BACKENDS.mkldnn.conv, _BACKENDS.mkldnn.rnn)
-_PRODUCTS = (_BACKENDS.cuda.matmul, _BACKENDS.cudnn.conv, _BACKENDS.cudnn.rnn, *_ON_CPU)
-_USED = _PRODUCTS if _BACKENDS.cuda.is_built() else _ON_CPU
 
 
 @functools.cache
@@ -50,76 +43,3 @@ def upload(tensor: Tensor, device: torch.device) -> Callable[[], Tensor]:
 @functools.cache
 def _copying(device: torch.device) -> torch.Stream:
     return torch.Stream(device)
-
-
-class ProcessSetting(ContextDecorator):
-    """A setting of the process that all threads share: it holds until the last of those that entered has left.
-
-    change: makes the setting, and returns what restores the earlier one.
-    """
-
-    def __init__(self, change: Callable[[], Callable[[], object]]) -> None:
-        self._change = change
-        self._restore: Callable[[], object] = _nothing
-        self._turn, self._inside = threading.Lock(), 0
-
-    def __enter__(self) -> None:
-        with self._turn:
-            if not self._inside:
-                self._restore = self._change()
-            self._inside += 1
-
-    def __exit__(self, *reason: object) -> None:
-        with self._turn:
-            self._inside -= 1
-            if not self._inside:
-                self._restore()
-
-
-def _nothing() -> None:
-    pass
-
-
-def in_full_precision() -> ProcessSetting:
-    """Disable reduced-precision products of 32-bit numbers, with which a norm and its contribution could differ.
-
-    These are TF32 on GPUs and bfloat16 on some CPUs.
-    """
-    return _FULL_PRECISION
-
-
-def _switch_off() -> Callable[[], object]:
-    # None: set neither for these nor for all products.
-    if all(kind.fp32_precision in ("ieee", "none") for kind in _USED):
-        return _nothing
-    kept = [kind.fp32_precision for kind in _PRODUCTS]
-    products = _where_set(torch.get_float32_matmul_precision)
-    convolutions = _where_set(lambda: torch.backends.cudnn.allow_tf32)
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    _set_precisions(["ieee"] * len(kept))
-    return functools.partial(_switch_back, kept, products, convolutions)
-
-
-def _switch_back(kept: Sequence[str], products: str | None, convolutions: bool | None) -> None:
-    if products is not None:
-        torch.set_float32_matmul_precision(products)
-    if convolutions is not None:
-        torch.backends.cudnn.allow_tf32 = convolutions
-    _set_precisions(kept)
-
-
-def _set_precisions(precisions: Sequence[str]) -> None:
-    for kind, precision in zip(_PRODUCTS, precisions, strict=True):
-        kind.fp32_precision = precision
-
-
-def _where_set(setting: Callable[[], T]) -> T | None:
-    """Read one of PyTorch's settings from before 2.9; None if it cannot be read, since the newer settings were used."""
-    try:
-        return setting()
-    except RuntimeError:
-        return None
-
-
-_FULL_PRECISION = ProcessSetting(_switch_off)

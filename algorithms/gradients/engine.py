@@ -24,12 +24,12 @@ from algorithms.gradients.arithmetic import (
     pad_to_multiple,
     pass_sizes,
     round_batch,
+    split_passes,
     wide,
 )
 from algorithms.gradients.clipping import L2, Clipping
 from algorithms.gradients.company import Comparison, PassValues, compare_company
 from algorithms.gradients.determinism import refusal_of, unrepeatable_kernel
-from algorithms.gradients.devices import in_full_precision
 from algorithms.gradients.errors import ProcessLostError, UnsupportedModelError
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
 from algorithms.gradients.independence import content_digest
@@ -43,7 +43,8 @@ from algorithms.gradients.model_inspection import (
     in_16_bits,
 )
 from algorithms.gradients.op_tracer import fills, fills_briefly
-from algorithms.gradients.passes import Passes, without_shortcuts
+from algorithms.gradients.passes import Passes
+from algorithms.gradients.patches import in_full_precision, without_shortcuts
 from algorithms.gradients.per_example_gradients import PerExampleGradients, all_finite
 from algorithms.gradients.placement import Shards, beside, shard_frozen
 from algorithms.gradients.refusals import refuse_failures, where_raised, without_wrappers
@@ -579,9 +580,10 @@ class Engine:
         return pad_to_multiple(values, self.physical_batch)
 
     def _batches(self, inputs: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
-        if len(labels) <= self.physical_batch:
+        if len(labels) <= self.physical_batch:  # also none
             return [(inputs, labels)]
-        return list(zip(*(torch.split(part, self.physical_batch) for part in (inputs, labels)), strict=True))
+        parts = (split_passes(part, self.physical_batch) for part in (inputs, labels))
+        return list(zip(*parts, strict=True))
 
     def _log(self) -> None:
         name, found = self._passes.model.name, self.inspection

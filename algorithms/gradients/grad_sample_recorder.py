@@ -7,7 +7,6 @@ back to the parameters at the end. An operation without a rule is differentiated
 gradients cannot be separated by record, UnrecordedError is raised, so that none is lost silently.
 """
 
-import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,14 +15,13 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import Function
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from algorithms.gradients.devices import ProcessSetting
 from algorithms.gradients.double_backward import connected
 from algorithms.gradients.ghost_clipping import PerExample
+from algorithms.gradients.patches import ProcessSetting, reporting_applied
 
 
 class UnrecordedError(Exception):
@@ -221,27 +219,15 @@ class RecordedTensor(Tensor):
 
 
 def reporting_functions() -> ProcessSetting:
-    """Report `Function.apply` to the recorder like torch's own functions; PyTorch passes by tensor subclasses there."""
+    """Report `Function.apply` to the recorder like torch's own functions."""
     return _REPORTING
 
 
-def _applied(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-    is_ours = _HERE.recorder is not None or any(isinstance(leaf, RecordedTensor) for leaf in tensors_in(args))
-    if is_ours and has_torch_function(args):
-        return handle_torch_function(cls.apply, args, *args, **kwargs)
-    return _OWN.__func__(cls, *args, **kwargs)
+def _takes_recorded(args: Args) -> bool:
+    return _HERE.recorder is not None or any(isinstance(leaf, RecordedTensor) for leaf in tensors_in(args))
 
 
-_OWN = Function.__dict__["apply"]
-_applied.__name__ = APPLIED = _OWN.__name__
-
-
-def _report() -> Callable[[], object]:
-    Function.apply = classmethod(_applied)  # type: ignore[method-assign,assignment]
-    return functools.partial(setattr, Function, "apply", _OWN)
-
-
-_REPORTING = ProcessSetting(_report)
+_REPORTING = reporting_applied(_takes_recorded)
 
 
 def _run_again(func: Func, args: Args, kwargs: Kwargs) -> Any:

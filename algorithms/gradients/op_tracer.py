@@ -21,9 +21,9 @@ from algorithms.gradients.passes import (
     Passes,
     PinnedBranch,
     is_branch_condition,
-    seen_within,
     with_pinned_numbers,
 )
+from algorithms.gradients.patches import with_visible_calls
 from algorithms.gradients.randomness import same_randomness
 from algorithms.gradients.synthetic_inputs import InputSpec, SyntheticBatch, near_start
 
@@ -272,7 +272,7 @@ class _ReadingFunctions(TorchFunctionMode):
         args, kwargs = with_pinned_numbers(self, func, args), kwargs or {}
         if func in CHECKING:
             with self:
-                return seen_within(func)(*args, **kwargs)
+                return with_visible_calls(func)(*args, **kwargs)
         if is_branch_condition(func, args):
             return self._tracer.pin_branch(lambda: func(*args, **kwargs), (args, kwargs))
         looked_at = _looked_at(func, args, kwargs)

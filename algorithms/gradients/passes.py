@@ -1,22 +1,18 @@
 """Forward and backward passes over some records: recorded for all of them at once, or record by record."""
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from types import FunctionType
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
 from algorithms.gradients.arithmetic import wide
-from algorithms.gradients.devices import ProcessSetting
 from algorithms.gradients.errors import UnsupportedModelError
 from algorithms.gradients.ghost_clipping import DenseGrad, PerExample
 from algorithms.gradients.grad_sample_recorder import (
@@ -33,72 +29,11 @@ from algorithms.gradients.grad_sample_recorder import (
 )
 from algorithms.gradients.memory import lacks_memory
 from algorithms.gradients.model import PerExampleModel
+from algorithms.gradients.patches import with_visible_calls, without_autocast, without_shortcuts
 from algorithms.gradients.per_example_gradients import PerExampleGradients, combined
 from algorithms.gradients.placement import Bringer, Shards
 from algorithms.gradients.rules import RULES, general, pulled_back, shared
 from algorithms.gradients.rules.recurrent import Unpacked
-
-
-def without_shortcuts() -> ProcessSetting:
-    """Disable what PyTorch computes for all records of a pass together, or checks of their values, where it need not.
-
-    In evaluation mode and without gradients, `nn.TransformerEncoder` packs records without their padding. That fails
-    for a record of padding alone, and gives other numbers than the passes that a model is trained by. Distributions
-    stop at a value of one record, which is to count as zero, and show it.
-    """
-    return _WITHOUT_SHORTCUTS
-
-
-def _switch_off() -> Callable[[], object]:
-    packs, checks = torch.backends.mha.get_fastpath_enabled(), Distribution._validate_args
-    torch.backends.mha.set_fastpath_enabled(False)
-    Distribution.set_default_validate_args(False)
-
-    def restore() -> None:
-        torch.backends.mha.set_fastpath_enabled(packs)
-        Distribution.set_default_validate_args(checks)
-
-    return restore
-
-
-_WITHOUT_SHORTCUTS = ProcessSetting(_switch_off)
-
-_IGNORING = threading.local()
-"""In a thread: how many blocks it is in that ignore autocast."""
-
-
-@contextmanager
-def without_autocast() -> Iterator[None]:
-    """Ignore a model's own autocast, so that it computes in its precision of 32 bits: the same but for rounding.
-
-    In 16 bits, rounding would hide whether records mix.
-    """
-    before = getattr(_IGNORING, "blocks", 0)
-    with _AUTOCAST_IGNORED:
-        _IGNORING.blocks = before + 1
-        try:
-            yield
-        finally:
-            _IGNORING.blocks = before
-
-
-def _ignore_autocast() -> Callable[[], object]:
-    enter: Callable[[torch.autocast], Any] = torch.autocast.__enter__
-
-    def entered(own: torch.autocast) -> Any:
-        if not getattr(_IGNORING, "blocks", 0):  # another thread's, which trains in 16 bits
-            return enter(own)
-        asked, own._enabled = own._enabled, False
-        try:
-            return enter(own)
-        finally:
-            own._enabled = asked
-
-    torch.autocast.__enter__ = entered  # type: ignore[method-assign]
-    return lambda: setattr(torch.autocast, "__enter__", enter)
-
-
-_AUTOCAST_IGNORED = ProcessSetting(_ignore_autocast)
 
 PinnedBranch = bool | int | None
 PinnedBranches = tuple[PinnedBranch, ...]
@@ -390,7 +325,7 @@ class BranchPinning(TorchFunctionMode):
             return func(*args, **kwargs) if kwargs else func(*args)
         if func in CHECKING:
             with self:
-                return seen_within(func)(*args, **(kwargs or {}))
+                return with_visible_calls(func)(*args, **(kwargs or {}))
         if not is_branch_condition(func, args):
             return func(*with_pinned_numbers(self, func, args), **(kwargs or {}))
         if self._is_silent or self._met >= len(self._pinned_branches):
@@ -436,16 +371,6 @@ CHECKING: frozenset[Func] = frozenset((functional.gaussian_nll_loss,))
 """Functions of PyTorch that read values of their arguments within, and raise errors by them."""
 _READING = frozenset((torch.arange, Tensor.__getitem__)) | _NUMBERS | _CONDITIONS | CHECKING
 """All that may read a value, which most calls do not."""
-
-
-@cache
-def seen_within(func: Func) -> Func:
-    """A function of PyTorch whose calls within are seen by a mode: as it is, it hands itself over as a whole."""
-    names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-    around = func.__globals__ | dict.fromkeys(names, lambda *_: False)
-    own = FunctionType(func.__code__, around, func.__name__, func.__defaults__, func.__closure__)
-    own.__kwdefaults__ = func.__kwdefaults__
-    return own
 
 
 def is_branch_condition(func: Func, args: Args) -> bool:

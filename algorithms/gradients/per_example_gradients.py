@@ -11,7 +11,6 @@ from torch import Tensor
 
 from algorithms.gradients.arithmetic import wide
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, PerLayer, factors, margin
-from algorithms.gradients.devices import in_full_precision
 from algorithms.gradients.ghost_clipping import (
     BiasGrad,
     DenseGrad,
@@ -21,6 +20,7 @@ from algorithms.gradients.ghost_clipping import (
     SlicedGrad,
     as_measured,
 )
+from algorithms.gradients.patches import in_full_precision
 from algorithms.gradients.small_gradients import SmallGradients
 
 

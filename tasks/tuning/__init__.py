@@ -16,7 +16,7 @@ from algorithms.core.plan import by_accountants
 from algorithms.errors import RefusedError
 from algorithms.extension import check_allowed
 from algorithms.gradients import L2
-from algorithms.gradients.passes import without_shortcuts
+from algorithms.gradients.patches import without_shortcuts
 from algorithms.models import Model
 from algorithms.privacy.accounting.epsilon import Accountant, adjacency_named
 from algorithms.privacy.accounting.events import Schedule, Trials, after_shared, all_shown, schedule_from_json

@@ -24,7 +24,6 @@ from algorithms.gradients.ghost_clipping import (
     SlicedGrad,
 )
 from algorithms.gradients.grad_sample_recorder import (
-    APPLIED,
     UNKNOWN,
     Args,
     Closed,
@@ -40,6 +39,7 @@ from algorithms.gradients.grad_sample_recorder import (
     tensors_in,
 )
 from algorithms.gradients.memory import lacks_memory
+from algorithms.gradients.patches import APPLIED
 from algorithms.gradients.per_example_gradients import combined
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from algorithms.gradients import Engine
-from algorithms.gradients.devices import in_full_precision
+from algorithms.gradients.patches import in_full_precision
 from algorithms.privacy.barrier.compute_config import ComputeConfig
 
 _LOG = logging.getLogger(__name__)

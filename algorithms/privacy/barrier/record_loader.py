@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from algorithms.gradients import split_passes
 from algorithms.gradients.devices import upload
 
 T = TypeVar("T")
@@ -113,11 +114,6 @@ class RecordLoader:
             return
         for begun in load_ahead(lambda rows: self._begin_to_load(records, rows), passes):
             yield functools.partial(_wait_for, begun)
-
-
-def split_passes(rows: Rows, physical_batch: int) -> Iterator[Rows]:
-    """Split indices into parts for passes; the last one is padded by whoever computes it."""
-    return (rows[start : start + physical_batch] for start in range(0, len(rows), physical_batch))
 
 
 def _wait_for(begun: Callable[[], Load]) -> Batch:

@@ -38,6 +38,7 @@ from algorithms.gradients import (
     has_one_bound,
     linear_layer,
     pad_to_multiple,
+    split_passes,
 )
 from algorithms.gradients.arithmetic import WHOLE
 from algorithms.gradients.clipping import margin
@@ -52,7 +53,7 @@ from algorithms.privacy.barrier.compute_config import ComputeConfig
 from algorithms.privacy.barrier.fixed_arithmetic import fixed_arithmetic
 from algorithms.privacy.barrier.minimum import Objective, OutOfReachError, exact_minimum, minimum
 from algorithms.privacy.barrier.pass_pool import pass_pool
-from algorithms.privacy.barrier.record_loader import Batch, Load, OnDevice, Records, Rows, split_passes
+from algorithms.privacy.barrier.record_loader import Batch, Load, OnDevice, Records, Rows
 from algorithms.privacy.mechanisms.noise import Stream, is_below
 from algorithms.privacy.mechanisms.release import (
     Minimum,

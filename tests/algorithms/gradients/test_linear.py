@@ -225,3 +225,24 @@ def test_what_has_no_closed_form_is_refused() -> None:
     assert linear_layer(nn.Sequential(nn.Flatten(), layer)) is layer
     for other in ((nn.Flatten(start_dim=2), layer), (nn.Flatten(), frozen), (nn.Flatten(), nn.ReLU(), layer)):
         assert linear_layer(nn.Sequential(*other)) is None
+
+
+@pytest.mark.parametrize("label", [2, 255, 10**6, -1])
+@pytest.mark.parametrize("name", ["logistic", "svm"])
+def test_a_label_that_is_no_class_does_not_weigh_more(name: str, label: int) -> None:
+    model = build(name, input_shape=(3,), classes=2, seed=0)
+    records = LinearRecords(model, torch.ones(1, 3), torch.tensor([label]))
+    assert float(records.clipped_sum(model.initial_parameters(), L2(0.5)).norm()) <= 0.5
+
+
+def test_only_a_plain_linear_layer_has_the_closed_forms() -> None:
+    class Doubled(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return 2.0 * super().forward(input)
+
+    hooked = nn.Linear(3, 1)
+    hooked.register_forward_hook(lambda layer, inputs, output: 2.0 * output)
+    weighed = nn.utils.parametrizations.weight_norm(nn.Linear(3, 1))
+    assert linear_layer(nn.Sequential(nn.Flatten(), nn.Linear(3, 1))) is not None
+    for layer in (Doubled(3, 1), hooked, weighed):
+        assert linear_layer(nn.Sequential(nn.Flatten(), layer)) is None

@@ -1,6 +1,6 @@
 """What is refused before a private record is seen, and what is let through; also what mixes odd records alone."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -14,19 +14,15 @@ from algorithms.core.user_level import user_level_model
 from algorithms.gradients import (
     L2,
     Engine,
-    LinearRecords,
     RecordsNotIndependentError,
     Unclipped,
-    devices,
-    linear_layer,
 )
-from algorithms.gradients.devices import in_full_precision
 from algorithms.gradients.grad_sample_recorder import Args, Func, GradSampleRecorder, Kwargs
 from algorithms.gradients.independence import _attributes
 from algorithms.gradients.model_inspection import InspectionLimits
 from algorithms.gradients.op_tracer import Memory
 from algorithms.gradients.rules import RULES
-from algorithms.models import Model, build
+from algorithms.models import Model
 from algorithms.models.objectives import cross_entropy
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.zoo import (
@@ -606,87 +602,3 @@ def test_the_way_of_later_batches_does_not_depend_on_a_record() -> None:
     engine.contributions(made.parameters, made.inputs[:4], made.labels[:4])
     after = engine.contributions(made.parameters, made.inputs[:3], made.labels[:3])
     assert {type(g) for g in before.gradients.values()} == {type(g) for g in after.gradients.values()}
-
-
-PRODUCTS: Any = torch.backends.mkldnn.matmul
-
-
-@pytest.fixture
-def few_bits() -> Iterator[None]:
-    """Products of fewer bits are allowed, as by the person's own program."""
-    PRODUCTS.fp32_precision = "bf16"
-    yield
-    PRODUCTS.fp32_precision = "none"
-
-
-@pytest.mark.usefixtures("few_bits")
-def test_products_of_fewer_bits_are_off_during_a_pass_and_then_as_before() -> None:
-    seen = []
-
-    def forward(self: Wired, x: Tensor) -> Tensor:
-        seen.append((PRODUCTS.fp32_precision, torch.backends.cudnn.allow_tf32))
-        return self.layer(x)
-
-    made = problem(Spec(lambda: Wired(forward, layer=nn.Linear(4, 2)), (4,)))
-    engine = made.engine()
-    seen.clear()
-    engine.clipped_sum(*made.arguments, L2(1.0))
-    assert seen == [("ieee", False)] * len(seen) and seen
-    assert PRODUCTS.fp32_precision == "bf16"
-    with in_full_precision():
-        assert PRODUCTS.fp32_precision == "ieee"
-
-
-@pytest.mark.usefixtures("few_bits")
-def test_products_of_fewer_bits_are_off_until_the_last_of_several_passes_has_ended() -> None:
-    """Trials of a search run in threads, and the settings are those of the process."""
-    one, other = in_full_precision(), in_full_precision()
-    for enters in (one, other):
-        enters.__enter__()
-    one.__exit__(None, None, None)
-    assert PRODUCTS.fp32_precision == "ieee"
-    other.__exit__(None, None, None)
-    assert PRODUCTS.fp32_precision == "bf16"
-
-
-def test_a_precision_for_all_products_is_off_too() -> None:
-    backends: Any = torch.backends
-    before = [kind.fp32_precision for kind in devices._PRODUCTS]
-    backends.fp32_precision = "tf32"
-    try:
-        with in_full_precision():
-            assert PRODUCTS.fp32_precision == "ieee"
-    finally:
-        backends.fp32_precision = "none"
-        devices._set_precisions(before)
-
-
-@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="PyTorch sets TF32 for convolutions on a GPU")
-def test_passes_change_no_setting_where_all_products_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To set and restore them takes as long as a small layer."""
-    changed: list[object] = []
-    monkeypatch.setattr(devices, "_set_precisions", changed.append)
-    made = problem(Spec(lambda: nn.Linear(4, 2), (4,)))
-    made.engine().clipped_sum(*made.arguments, L2(1.0))
-    assert not changed
-
-
-@pytest.mark.parametrize("label", [2, 255, 10**6, -1])
-@pytest.mark.parametrize("name", ["logistic", "svm"])
-def test_a_label_that_is_no_class_does_not_weigh_more(name: str, label: int) -> None:
-    model = build(name, input_shape=(3,), classes=2, seed=0)
-    records = LinearRecords(model, torch.ones(1, 3), torch.tensor([label]))
-    assert float(records.clipped_sum(model.initial_parameters(), L2(0.5)).norm()) <= 0.5
-
-
-def test_only_a_plain_linear_layer_has_the_closed_forms() -> None:
-    class Doubled(nn.Linear):
-        def forward(self, input: Tensor) -> Tensor:
-            return 2.0 * super().forward(input)
-
-    hooked = nn.Linear(3, 1)
-    hooked.register_forward_hook(lambda layer, inputs, output: 2.0 * output)
-    weighed = nn.utils.parametrizations.weight_norm(nn.Linear(3, 1))
-    assert linear_layer(nn.Sequential(nn.Flatten(), nn.Linear(3, 1))) is not None
-    for layer in (Doubled(3, 1), hooked, weighed):
-        assert linear_layer(nn.Sequential(nn.Flatten(), layer)) is None
