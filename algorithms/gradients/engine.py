@@ -9,10 +9,10 @@ is the batch, and whether the model can be clipped at all.
 import copy
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
@@ -448,8 +448,15 @@ class Engine:
             True
         """
         total = None if out is None else out.zero_()
-        for part in self.in_parts(parameters, inputs, labels):
-            total = self._with_part(parameters, part, clipping, total)
+        for gradients, *records in self.in_parts(parameters, inputs, labels):
+            norms = gradients.norms(clipping)
+            if total is None:  # after the backward pass, which needs the memory
+                total = torch.zeros_like(parameters, dtype=torch.float64)
+            if self._passes.model.precision == torch.bfloat16:
+                self._add_apart(gradients, norms, parameters, records, clipping, total)
+            else:
+                self._add(gradients, clipping, total, norms)
+            del gradients, norms  # the next pass needs their memory
         assert total is not None
         return total
 
@@ -478,14 +485,15 @@ class Engine:
         """
         for batch in self._batches(inputs, labels):
             try:
-                found = self.contributions(parameters, *batch)
+                gradients = self.contributions(parameters, *batch)
             except UnrecordedError:
                 if self._shards is not None:  # the other processes would wait for another number of passes
                     raise
                 for half in _halves(*batch):
                     yield from self.in_parts(parameters, *half)
             else:
-                yield found, *batch
+                yield gradients, *batch
+                del gradients  # the next pass needs its memory
 
     @in_full_precision()
     def contributions(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
@@ -540,41 +548,34 @@ class Engine:
                     return torch.cat([self._losses(parameters, *half) for half in halves])
         return self._passes.losses_one_by_one(parameters, inputs, labels)
 
-    def _with_part(
+    def _add_apart(
         self,
+        gradients: PerExampleGradients,
+        norms: Tensor,
         parameters: Tensor,
-        part: tuple[PerExampleGradients, Tensor, Tensor],
+        records: Sequence[Tensor],
         clipping: Clipping,
-        total: Tensor | None,
-    ) -> Tensor:
-        """The total with the clipped sum of a part; a new one, if None, is made after the backward pass.
+        total: Tensor,
+    ) -> None:
+        """Add clipped contributions in bfloat16, those that are not finite from passes of their own.
 
-        In bfloat16, matrix products on some processors corrupt the rows next to a row that is not finite. There, each
-        record of the batch that is not finite is computed again in a separate pass.
+        Matrix products on some processors corrupt the rows next to a row that is not finite, so each record that is not
+        is computed again, alone.
         """
-        found, inputs, labels = part
-        norms = found.norms(clipping)
-        total = torch.zeros_like(parameters, dtype=torch.float64) if total is None else total
-        if self._passes.model.precision != torch.bfloat16:
-            self._add(found, clipping, total, norms)
-            return total
         finite = all_finite(norms)
-        self._add(found.take(torch.nonzero(finite)[:, 0]), clipping, total, norms[finite])
+        self._add(gradients.take(torch.nonzero(finite)[:, 0]), clipping, total, norms[finite])
         again = torch.nonzero(~finite)[:, 0].tolist()
+        inputs, labels = records
         for number in range(len(again) if self._shards is None else self._shards.most(len(again))):
             one = slice(again[number], again[number] + 1) if number < len(again) else slice(0)
-            self._add(self.contributions(parameters, inputs[one], labels[one]), clipping, total)
-        return total
+            self._add(self.contributions(parameters, inputs[one], labels[one]), clipping, total, None)
 
-    def _add(
-        self, found: PerExampleGradients, clipping: Clipping, total: Tensor, norms: Tensor | None = None
-    ) -> None:
-        """Add clipped contributions to a total, of which other processes may hold slices."""
-        if (shards := self._passes.shards) is None:
-            found.add_clipped(clipping, total, norms)
-            return
-        for place, part in found.clipped_parts(clipping, norms):
-            shards.add(part, place, total)
+    @property
+    def _add(self) -> Callable[[PerExampleGradients, Clipping, Tensor, Tensor | None], None]:
+        """What adds clipped contributions to a total, of which other processes may hold slices."""
+        if self._passes.shards is None:
+            return PerExampleGradients.add_clipped
+        return partial(_add_to_shards, self._passes.shards)
 
     def _filled(self, values: Tensor) -> Tensor:
         return pad_to_multiple(values, self.physical_batch)
@@ -595,6 +596,14 @@ class Engine:
                 name,
                 ", ".join(found.without_rule),
             )
+
+
+def _add_to_shards(
+    shards: Shards, gradients: PerExampleGradients, clipping: Clipping, total: Tensor, norms: Tensor | None
+) -> None:
+    """Add clipped contributions to a total of which each process holds a slice, one parameter at a time."""
+    for place, part in gradients.clipped_parts(clipping, norms):
+        shards.add(part, place, total)
 
 
 def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ from algorithms.gradients.ghost_clipping import (
 )
 from algorithms.gradients.patches import in_full_precision
 from algorithms.gradients.small_gradients import SmallGradients
+
+Weights: TypeAlias = Tensor | dict[str, Tensor]
+"""A factor of each record, [batch]; the same for all parameters, or by the name of the parameter."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,15 @@ class PerExampleGradients:
 
         [batch], or [batch, layers] for per-layer clipping.
         """
-        found = self._norms(clipping)
-        return found[: len(self.losses)] if self.padding else found
+        if isinstance(clipping, PerLayer):
+            norms = torch.stack([self._root(names, clipping) for names in self.layers], dim=1)
+        elif isinstance(clipping, L1):
+            norms = sum((g.absolute_norms() for g in self.gradients.values()), self._zeros())
+        elif isinstance(clipping, Box):
+            norms = self._widths()
+        else:
+            norms = self._root(self.slices, clipping)
+        return norms[: len(self.losses)] if self.padding else norms
 
     def finite(self, clipping: Clipping) -> Tensor:
         """Which records have a finite norm, shape [batch]."""
@@ -108,8 +119,9 @@ class PerExampleGradients:
         parts: list[tuple[PerExampleGradients, dict[str, Tensor], dict[str, Tensor]]] = []
         for found, their in self._finite(clipping, norms):
             weights, small = found._weights(their, clipping), dict[str, Tensor]()
-            if not isinstance(clipping, PerLayer):  # all weights are the same
-                small = found._small.weighted_sums(next(iter(weights.values())).double())
+            if isinstance(weights, Tensor):
+                small = found._small.weighted_sums(weights.double())
+                weights = dict.fromkeys(self.slices, weights)
             parts.append((found, weights, small))
         for name, place in self.slices.items():
             total = torch.zeros(place.stop - place.start, dtype=torch.float64, device=self.losses.device)
@@ -123,7 +135,7 @@ class PerExampleGradients:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """The sum of weight times gradient, weights [batch] -> [d], float64."""
         total = self._empty_sum()
-        self._add_alike(weights, total)
+        self._add_weighted(weights, total)
         return total
 
     def weighted_parts(self, weights: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -161,16 +173,6 @@ class PerExampleGradients:
         kept = (vars(gradient).get(name) for gradient in each for name in ("rows", "_materialized"))
         return sum(part.nbytes for part in kept if part is not None)
 
-    def _norms(self, clipping: Clipping) -> Tensor:
-        """`norms`, including the padding."""
-        if isinstance(clipping, PerLayer):
-            return torch.stack([self._root(names, clipping) for names in self.layers], dim=1)
-        if isinstance(clipping, L1):
-            return sum((g.absolute_norms() for g in self.gradients.values()), self._zeros())
-        if isinstance(clipping, Box):
-            return self._widths()
-        return self._root(self.slices, clipping)
-
     def _finite(
         self, clipping: Clipping, norms: Tensor | None
     ) -> Iterator[tuple["PerExampleGradients", Tensor]]:
@@ -191,10 +193,10 @@ class PerExampleGradients:
             wider = {name: as_measured(each).double() for name, each in others.gradients.items()}
             yield from replace(others, gradients=wider, dtype=torch.float64)._finite(clipping, None)
 
-    def _weights(self, norms: Tensor, clipping: Clipping) -> dict[str, Tensor]:
-        """The factor of each record by parameter, for records of these norms."""
+    def _weights(self, norms: Tensor, clipping: Clipping) -> Weights:
+        """The factor of each record, for records of these norms."""
         if not isinstance(clipping, PerLayer):
-            return dict.fromkeys(self.slices, factors(norms, clipping, clipping.sensitivity, self.dtype))
+            return factors(norms, clipping, clipping.sensitivity, self.dtype)
         return {
             name: factors(norms[:, i], clipping, bound, self.dtype)
             for i, (names, bound) in enumerate(zip(self.layers, clipping.norms, strict=True))
@@ -203,18 +205,15 @@ class PerExampleGradients:
 
     def _add(self, norms: Tensor, clipping: Clipping, total: Tensor) -> None:
         """Add the clipped contributions of records with these norms, all finite, to a total [d]."""
-        if isinstance(clipping, PerLayer):
-            self._add_weighted(self._weights(norms, clipping), total)
-            return
-        weights = factors(norms, clipping, clipping.sensitivity, self.dtype)
-        if isinstance(clipping, Affine):
+        weights = self._weights(norms, clipping)
+        if isinstance(clipping, Affine) and isinstance(weights, Tensor):
             moved = torch.zeros_like(total)
             # One by one, as measured: where shift and gradient cancel, another rounding could exceed the bound.
             self._add_weighted(dict.fromkeys(self.gradients, weights), moved)
             moved -= weights.sum().to(total.device) * clipping.shift.double()
             total += moved / clipping.scale.double()
         else:
-            self._add_alike(weights, total)
+            self._add_weighted(weights, total)
 
     def _zeros(self) -> Tensor:
         count = len(self.losses) + self.padding
@@ -261,25 +260,26 @@ class PerExampleGradients:
         size = sum(place.stop - place.start for place in self.slices.values())
         return torch.zeros(size, dtype=torch.float64, device=self.losses.device)
 
-    def _add_alike(self, weights: Tensor, total: Tensor) -> None:
-        """Add the weighted sum of the gradients, with the same weights for all parameters, to a total [d], float64."""
-        parts = self._small.weighted_sums(weights.double())
-        if len(parts) == len(self.slices):
-            total.add_(torch.cat([parts[name] for name in self.slices]).to(total.device))
-        else:
+    def _add_weighted(self, weights: Weights, total: Tensor) -> None:
+        """Add the weighted sum of the gradients to a total [d], float64.
+
+        With the same weights for all parameters, small gradients are summed together.
+        """
+        if isinstance(weights, Tensor):
+            parts = self._small.weighted_sums(weights.double())
+            if len(parts) == len(self.slices):
+                total.add_(torch.cat([parts[name] for name in self.slices]).to(total.device))
+                return
             for name, part in parts.items():
                 total[self.slices[name]].add_(part.to(total.device))
-        self._add_weighted(dict.fromkeys(self._others, weights), total)
-
-    def _add_weighted(self, weights: dict[str, Tensor], total: Tensor) -> None:
-        """Add the weighted sum of the gradients, with separate weights for each parameter, to a total [d], float64."""
+            weights = dict.fromkeys(self._others, weights)
         added = set()
         for name, weight in self._with_bias.items() if weights and total.device == self.losses.device else ():
             if name in weights and weights[name] is weights.get(weight):
-                found = self._counted(self.gradients[name])
-                assert isinstance(found, BiasGrad)
-                parts = self.slices[name], self.slices[weight]
-                found.add_with_weight(weights[name].double(), *(total[part] for part in parts))
+                gradient = self._without_padding(self.gradients[name])
+                assert isinstance(gradient, BiasGrad)
+                parts_of_layer = total[self.slices[name]], total[self.slices[weight]]
+                gradient.add_with_weight(weights[name].double(), *parts_of_layer)
                 added |= {name, weight}
         for name, each in weights.items():
             if name in self.gradients and name not in added:
@@ -293,12 +293,12 @@ class PerExampleGradients:
         biases = {name: each.of for name, each in self.gradients.items() if isinstance(each, BiasGrad)}
         return {name: linear[id(of)] for name, of in biases.items() if of.length == 1 and id(of) in linear}
 
-    def _counted(self, gradient: PerExample) -> PerExample:
+    def _without_padding(self, gradient: PerExample) -> PerExample:
         """The gradients without those of the padding."""
         return gradient.take(slice(0, len(self.losses))) if self.padding else gradient
 
     def _add_weighted_of(self, name: str, weights: Tensor, total: Tensor) -> None:
-        gradient = self._counted(as_measured(self.gradients[name]))
+        gradient = self._without_padding(as_measured(self.gradients[name]))
         if total.device == self.losses.device:
             gradient.add_weighted(weights.double(), total)
             return

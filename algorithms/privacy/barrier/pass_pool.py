@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TypeVar
@@ -38,11 +38,16 @@ class PassPool:
         self._engine, self._conditions = engine, conditions
 
     def map(self, run: Callable[[Engine, T], R], passes: Iterable[T]) -> Iterator[R]:
-        """Yield the results of `run`, in the order of the passes; holds at most `workers` + 1 passes."""
+        """The results of `run`, in the order of the passes; holds at most `workers` + 1 passes."""
+        if self.workers == 1:
+            return map(partial(run, self._engine), passes)
+        return self._map_in_threads(run, passes)
+
+    def _map_in_threads(self, run: Callable[[Engine, T], R], passes: Iterable[T]) -> Iterator[R]:
         passes = iter(passes)
         first = list(islice(passes, 2))
-        if self.workers == 1 or len(first) < 2:
-            yield from (run(self._engine, each) for each in chain(first, passes))
+        if len(first) < 2:  # a thread would only copy the engine
+            yield from map(partial(run, self._engine), first)
             return
         running: deque[Future[R]] = deque()
         try:

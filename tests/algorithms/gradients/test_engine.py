@@ -21,6 +21,7 @@ from algorithms.gradients import (
     PerLayer,
     clip_and_sum,
 )
+from algorithms.gradients.op_tracer import Memory
 from algorithms.models import Model, build
 from algorithms.models.objectives import cross_entropy
 from tests.algorithms.gradients import naive
@@ -397,6 +398,16 @@ def test_a_shared_parameter_is_in_the_flat_vector_once() -> None:
 def test_the_precision_is_the_one_that_is_asked_for() -> None:
     for word, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
         assert build("softmax", input_shape=(4,), classes=3, seed=0, precision=word).precision == dtype
+
+
+def test_a_sum_over_several_passes_holds_one_of_them_at_a_time() -> None:
+    made = problem(SPECS["cnn"], torch.float32, count=192)
+    engine, peaks = made.engine(physical_batch=64), []
+    for count in (64, 192):
+        with Memory() as memory:
+            engine.clipped_sum(*made.some(slice(count)).arguments, L2(1.0))
+        peaks.append(memory.most)
+    assert peaks[1] <= 1.1 * peaks[0]
 
 
 def test_processes_take_as_many_passes_again_as_the_one_with_most(monkeypatch: pytest.MonkeyPatch) -> None:
