@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.models.objectives import cross_entropy
-from tests.algorithms.gradients.networks import SPECS
-from tests.algorithms.gradients.zoo import Spec, Wired, frozen, problem
 from tests.support import bench
 from tests.support.bench import MadeUp
+from tests.support.gradients.networks import SPECS
+from tests.support.gradients.problems import Spec, Wired, frozen, problem
 
 CPU = torch.device("cpu")
 

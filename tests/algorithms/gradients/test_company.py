@@ -34,10 +34,18 @@ from algorithms.gradients.rules.convolution import ConvGrad, Window
 from algorithms.gradients.rules.layers import HAS_FAST_LINEAR, FastLinear
 from algorithms.models import Model, build
 from algorithms.models.objectives import cross_entropy
-from tests.algorithms.gradients import forms, naive
-from tests.algorithms.gradients.networks import NETWORKS, SPECS
-from tests.algorithms.gradients.test_engine import WAYS
-from tests.algorithms.gradients.zoo import SMALL, Problem, Spec, Wired, once, problem, rows, unlike_alone
+from tests.support.gradients import forms, naive
+from tests.support.gradients.networks import NETWORKS, SPECS, TYPICAL
+from tests.support.gradients.problems import (
+    SMALL,
+    Problem,
+    Spec,
+    Wired,
+    cached_problem,
+    problem,
+    rows,
+    unlike_alone,
+)
 from tests.support.threads import cpu_threads
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -188,9 +196,9 @@ def alone(engine: Engine, made: Problem, company: list[int], place: int) -> Tens
     return torch.cat([found.take(torch.tensor([place])).weighted_sum(weights), norms[[place]]])
 
 
-@pytest.mark.parametrize("name", [*WAYS, *NETWORKS])
+@pytest.mark.parametrize("name", [*TYPICAL, *NETWORKS])
 def test_a_record_is_the_same_bit_for_bit_in_any_company(name: str) -> None:
-    made, engine = once(SPECS[name], torch.float32)
+    made, engine = cached_problem(SPECS[name], torch.float32)
     assert engine.physical_batch == 64
     engine = copy(engine)
     for engine.physical_batch in (64, 32):

@@ -15,12 +15,12 @@ from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.mechanisms.noise import add_steps, seeded_generator, steps_of
 from algorithms.privacy.mechanisms.release import Gaussian
 from algorithms.privacy.mechanisms.sampling import Poisson
-from tests.algorithms.gradients import naive
-from tests.algorithms.gradients.networks import NETWORKS, SPECS
-from tests.algorithms.gradients.zoo import Problem, problem
 from tests.support.barriers import barrier
 from tests.support.bench import add_on_grid, made_up, small_model
 from tests.support.device import DEVICE
+from tests.support.gradients import naive
+from tests.support.gradients.networks import NETWORKS, SPECS
+from tests.support.gradients.problems import Problem, problem
 
 NAMES = ["cnn", "bilstm"] if DEVICE.type == "cpu" else [*SPECS]
 """All of them on an accelerator; on a CPU the tests of the layers, of bounds and of company have them."""

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from algorithms.gradients import L2
 from algorithms.gradients.model_inspection import InspectionLimits
-from tests.algorithms.gradients import naive
-from tests.algorithms.gradients.zoo import LIMITS, SMALL, Spec, Wired, check, problem
+from tests.support.gradients import naive
+from tests.support.gradients.problems import LIMITS, SMALL, Spec, Wired, check, problem
 
 
 def derivative(

@@ -24,38 +24,24 @@ from algorithms.gradients import (
 from algorithms.gradients.op_tracer import Memory
 from algorithms.models import Model, build
 from algorithms.models.objectives import cross_entropy
-from tests.algorithms.gradients import naive
-from tests.algorithms.gradients.networks import NETWORKS, SPECS
-from tests.algorithms.gradients.zoo import BRIEF, SMALL, Problem, Spec, Wired, frozen, once, problem
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
-
-WAYS = [
-    "linear",
-    "linear, sequence",
-    "linear, long sequence",
-    "linear, wide sequence",
-    "conv2d",
-    "conv2d, many places",
-    "conv2d, many channels",
-    "layer norm, sequence",
-    "lstm, 3 layers, 2 directions, biases, batch first",
-    "gru, 2 layers, 2 directions, batch first",
-    "attention to itself",
-    "conv3d",
-    "einsum",
-    "merged low-rank adaptation",
-    "normalised weight",
-    "cnn",
-    "resnet",
-    "scattering",
-]
-"""One spec for each form of gradient whose inputs are numbers."""
-ON_WORDS = ["embedding", "embedding, padding", "decoder tied to the embedding", "bilstm", "transformer"]
+from tests.support.gradients import naive
+from tests.support.gradients.networks import NETWORKS, ON_TOKENS, SPECS, TYPICAL
+from tests.support.gradients.problems import (
+    BRIEF,
+    SMALL,
+    Problem,
+    Spec,
+    Wired,
+    cached_problem,
+    frozen,
+    problem,
+)
 
 
-@pytest.mark.parametrize("name", WAYS + ON_WORDS)
+@pytest.mark.parametrize("name", TYPICAL + ON_TOKENS)
 def test_any_physical_batch_gives_the_same_sum(name: str) -> None:
-    made, whole = once(SPECS[name], torch.float64)
+    made, whole = cached_problem(SPECS[name], torch.float64)
     assert whole.physical_batch >= 6
     parts = copy(whole)
     for kind, clipping in naive.clippings(made.model, made.gradients).items():
@@ -66,9 +52,9 @@ def test_any_physical_batch_gives_the_same_sum(name: str) -> None:
             assert found is into and naive.relative(found, expected) < 1e-10, kind
 
 
-@pytest.mark.parametrize("name", WAYS + ON_WORDS)
+@pytest.mark.parametrize("name", TYPICAL + ON_TOKENS)
 def test_an_empty_batch_is_zero(name: str) -> None:
-    made, engine = once(SPECS[name], torch.float32)
+    made, engine = cached_problem(SPECS[name], torch.float32)
     nobody = made.some(slice(0, 0))
     for clipping in naive.clippings(made.model, made.gradients).values():
         found = engine.clipped_sum(*nobody.arguments, clipping)
@@ -90,10 +76,10 @@ class _NoReading(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", WAYS + ON_WORDS)
+@pytest.mark.parametrize("name", TYPICAL + ON_TOKENS)
 def test_a_sum_of_finite_gradients_reads_no_value(name: str) -> None:
     """So that the passes of a device follow each other; and it is the same sum."""
-    made, engine = once(SPECS[name], torch.float32)
+    made, engine = cached_problem(SPECS[name], torch.float32)
     for kind, clipping in naive.clippings(made.model, made.gradients).items():
         with _NoReading():
             found, is_right = engine.clipped_sum_if_finite(*made.arguments, clipping)
@@ -139,10 +125,10 @@ def test_copies_of_weights_are_not_counted_for_each_record() -> None:
     assert engine.physical_batch == 64 and engine.pass_bytes <= 3e6
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", TYPICAL)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_record_that_is_not_finite_adds_nothing_and_harms_no_other(name: str, bad: float) -> None:
-    made, engine = once(SPECS[name], torch.float32)
+    made, engine = cached_problem(SPECS[name], torch.float32)
     inputs = made.inputs.clone()
     inputs[2] = bad
     others = made.some([0, 1, 3, 4, 5])
@@ -152,10 +138,10 @@ def test_a_record_that_is_not_finite_adds_nothing_and_harms_no_other(name: str, 
         assert naive.relative(found, expected) < 1e-5, kind
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", TYPICAL)
 @pytest.mark.parametrize("huge", [1e18, 1e30, 1e38, 3e38])
 def test_a_record_of_any_size_stays_within_its_bound(name: str, huge: float) -> None:
-    made, engine = once(SPECS[name], torch.float32)
+    made, engine = cached_problem(SPECS[name], torch.float32)
     inputs, others = made.inputs.clone(), made.some([0, 1, 3, 4, 5])
     inputs[2] = huge * made.inputs[2].sign()
     for clipping in (L2(0.5), Normalised(0.5), PerLayer((0.5,) * len(made.model.layers))):
@@ -165,9 +151,9 @@ def test_a_record_of_any_size_stays_within_its_bound(name: str, huge: float) -> 
         assert all(size <= bound + 1e-5 for size, bound in naive.measured(made.model, moved, clipping))
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", TYPICAL)
 def test_a_batch_in_which_no_record_is_finite_is_zero(name: str) -> None:
-    made, engine = once(SPECS[name], torch.float32)
+    made, engine = cached_problem(SPECS[name], torch.float32)
     for clipping in naive.clippings(made.model, made.gradients).values():
         found = engine.clipped_sum(
             made.parameters, torch.full_like(made.inputs, math.nan), made.labels, clipping
@@ -175,10 +161,10 @@ def test_a_batch_in_which_no_record_is_finite_is_zero(name: str) -> None:
         assert found.shape == made.parameters.shape and not found.any()
 
 
-@pytest.mark.parametrize("name", ON_WORDS)
+@pytest.mark.parametrize("name", ON_TOKENS)
 def test_a_record_whose_loss_is_not_finite_adds_nothing(name: str) -> None:
     """Words cannot be odd, but losses can."""
-    made, _ = once(SPECS[name], torch.float32)
+    made, _ = cached_problem(SPECS[name], torch.float32)
 
     def losses(outputs: Tensor, labels: Tensor) -> Tensor:
         return made.model.losses(outputs, labels % 3) * torch.where(labels == 5, math.nan, 1.0)
@@ -221,14 +207,14 @@ def test_a_loss_that_is_not_finite_is_clipped_too(odd: float, counted: float) ->
 
 
 def test_per_layer_bounds_that_do_not_fit_are_refused() -> None:
-    made, engine = once(NETWORKS["cnn"], torch.float32)
+    made, engine = cached_problem(NETWORKS["cnn"], torch.float32)
     with pytest.raises(ValueError, match="2 bounds, the model has 4 layers"):
         engine.clipped_sum(*made.arguments, PerLayer((1.0, 1.0)))
 
 
 def test_neither_the_records_nor_the_parameters_are_changed() -> None:
-    for name in (*WAYS, *ON_WORDS):
-        made, engine = once(SPECS[name], torch.float32)
+    for name in (*TYPICAL, *ON_TOKENS):
+        made, engine = cached_problem(SPECS[name], torch.float32)
         parameters, inputs = made.parameters.clone(), made.inputs.clone()
         before = [value.clone() for value in made.model.module.state_dict().values()]
         engine.clipped_sum(*made.arguments, L2(1.0))
@@ -270,7 +256,7 @@ def counted(module: nn.Module) -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("name", SOME)
 def test_losses_norms_and_sums_come_from_one_pass(name: str) -> None:
-    made, engine = once(SPECS[name], torch.float64)
+    made, engine = cached_problem(SPECS[name], torch.float64)
     kinds = naive.clippings(made.model, made.gradients)
     with counted(engine._passes.model.module) as calls:
         found = engine.contributions(*made.arguments)
@@ -298,7 +284,7 @@ def test_no_record_s_copy_of_a_large_table_is_written_down(kind: str) -> None:
 
 @pytest.mark.parametrize("name", SOME)
 def test_norms_of_all_records_are_streamed(name: str) -> None:
-    made, engine = problem(SPECS[name], count=70), copy(once(SPECS[name], torch.float64)[1])
+    made, engine = problem(SPECS[name], count=70), copy(cached_problem(SPECS[name], torch.float64)[1])
     engine.physical_batch = 32
     for clipping in naive.clippings(made.model, made.gradients).values():
         with counted(engine._passes.model.module) as calls:
@@ -312,7 +298,7 @@ def test_norms_of_all_records_are_streamed(name: str) -> None:
 @pytest.mark.parametrize("name", SOME)
 def test_a_choice_of_records_by_their_norms(name: str) -> None:
     """Importance sampling: all norms first, then the sum of the accepted, each of one length (Wei et al. 2022)."""
-    made, engine = once(SPECS[name], torch.float64)
+    made, engine = cached_problem(SPECS[name], torch.float64)
     found = engine.contributions(*made.arguments)
     norms = found.norms(Normalised(0.5))
     for chosen in (

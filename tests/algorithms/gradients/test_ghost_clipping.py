@@ -9,28 +9,24 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from algorithms.gradients import L1, L2, Affine, Clipping, Normalised, PerLayer, Unclipped, clip_and_sum
-from algorithms.gradients.ghost_clipping import BiasGrad, DenseGrad, EmbeddingGrad, LinearGrad, PerExample
+from algorithms.gradients.ghost_clipping import BiasGrad, DenseGrad, EmbeddingGrad, LinearGrad
 from algorithms.gradients.rules.convolution import ConvGrad
 from algorithms.models import Model
-from tests.algorithms.gradients import naive
-from tests.algorithms.gradients.forms import FORMS, absolute, contributions, patches, square, written
-from tests.algorithms.gradients.layers import LAYERS
-from tests.algorithms.gradients.networks import SPECS
-from tests.algorithms.gradients.test_engine import ON_WORDS, WAYS
-from tests.algorithms.gradients.zoo import once, problem
-
-NEAR = [1 + part for part in (0.0, 1e-8, -1e-8, 1e-7, -1e-7, 1e-6, -1e-6, -3e-6, -0.7)]
-"""Bounds relative to a norm: at it, just above it, just under it, and well under it."""
-
-
-def excess(gradient: PerExample, clipping: Clipping, dtype: torch.dtype = torch.float32) -> float:
-    """What one record adds to a sum, relative to what it may."""
-    total = contributions(gradient, dtype).clipped_sum(clipping)
-    return float(total.norm(p=1 if isinstance(clipping, L1) else 2)) / clipping.sensitivity
-
-
-def drawn(name: str, count: int = 10) -> list[PerExample]:
-    return [FORMS[name](torch.Generator().manual_seed(seed)) for seed in range(count)]
+from tests.support.gradients import naive
+from tests.support.gradients.forms import (
+    FORMS,
+    NEAR,
+    absolute,
+    contributions,
+    drawn,
+    excess,
+    patches,
+    square,
+    written,
+)
+from tests.support.gradients.layers import LAYERS
+from tests.support.gradients.networks import ON_TOKENS, SPECS, TYPICAL
+from tests.support.gradients.problems import cached_problem, problem
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -234,11 +230,11 @@ def test_many_of_the_same_record_stay_within_as_many_bounds(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [*((name, torch.float32) for name in SPECS), *((name, torch.bfloat16) for name in WAYS + ON_WORDS)],
+    [*((name, torch.float32) for name in SPECS), *((name, torch.bfloat16) for name in TYPICAL + ON_TOKENS)],
 )
 def test_a_record_of_any_model_is_never_above_its_bound(name: str, dtype: torch.dtype) -> None:
     """At, just above and just under its norm, as its whole gradient in the sum has it."""
-    made, engine = once(SPECS[name], dtype)
+    made, engine = cached_problem(SPECS[name], dtype)
     found = engine.contributions(*made.some([0]).arguments)
     whole = found.weighted_sum(torch.ones(1, dtype=torch.float64))
     for near in NEAR[:1] + NEAR[3:8:2]:
@@ -250,7 +246,7 @@ def test_a_record_of_any_model_is_never_above_its_bound(name: str, dtype: torch.
 @pytest.mark.parametrize("name", SPECS)
 def test_measured_norms_are_upper_bounds(name: str) -> None:
     """Of what the sum has for a record, in 32 bits: never below, and above by rounding alone."""
-    made, engine = once(SPECS[name], torch.float32)
+    made, engine = cached_problem(SPECS[name], torch.float32)
     found = engine.contributions(*made.arguments)
     rows = torch.stack([found.weighted_sum(one) for one in torch.eye(len(found.losses)).double()])
     for clipping in naive.clippings(made.model, made.gradients).values():

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from algorithms.gradients import RecordsNotIndependentError
 from algorithms.gradients.grad_sample_recorder import Layout, layout_of
 from algorithms.gradients.model_inspection import InspectionLimits
-from tests.algorithms.gradients.zoo import LIMITS, SMALL, Spec, Wired, check, problem
+from tests.support.gradients.problems import LIMITS, SMALL, Spec, Wired, check, problem
 
 
 def _time_first(self: Wired, inputs: Tensor) -> Tensor:

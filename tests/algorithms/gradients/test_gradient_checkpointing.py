@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from algorithms.gradients import L2, UnsupportedModelError
-from tests.algorithms.gradients import naive
-from tests.algorithms.gradients.zoo import Problem, Spec, Wired, frozen, problem, rows
+from tests.support.gradients import naive
+from tests.support.gradients.problems import Problem, Spec, Wired, frozen, problem, rows
 
 
 def again(self: Wired, x: Tensor) -> Tensor:

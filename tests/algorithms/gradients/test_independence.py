@@ -11,7 +11,7 @@ from torch.nn import functional
 from algorithms.gradients import L2, Engine, RecordsNotIndependentError
 from algorithms.gradients.model_inspection import InspectionLimits
 from algorithms.models import Model
-from tests.algorithms.gradients.zoo import (
+from tests.support.gradients.problems import (
     BRIEF,
     BRIEFEST,
     LIMITS,

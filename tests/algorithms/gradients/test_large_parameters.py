@@ -5,8 +5,7 @@ import torch
 
 from algorithms.gradients import L2, PerLayer, ghost_clipping
 from algorithms.gradients.rules.convolution import ConvGrad
-from tests.algorithms.gradients.forms import FORMS, absolute, written
-from tests.algorithms.gradients.test_ghost_clipping import NEAR, drawn, excess
+from tests.support.gradients.forms import FORMS, NEAR, absolute, drawn, excess, written
 
 
 @pytest.fixture(autouse=True, params=[0, 64], ids=["singly", "in products of 64 bits"])

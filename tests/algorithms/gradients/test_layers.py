@@ -9,25 +9,24 @@ from hypothesis import strategies as st
 from torch import nn
 
 from algorithms.gradients import L2, Clipping, Engine, PerLayer
-from tests.algorithms.gradients import naive
-from tests.algorithms.gradients.layers import EMBEDDING, LAYERS
-from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, SHARING
-from tests.algorithms.gradients.networks import SPECS as ALONE
-from tests.algorithms.gradients.test_engine import ON_WORDS, WAYS
-from tests.algorithms.gradients.zoo import Problem, Spec, Wired, once, once_heard, problem
+from tests.support.gradients import naive
+from tests.support.gradients.layers import EMBEDDING, LAYERS
+from tests.support.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, ON_TOKENS, SHARING, TYPICAL
+from tests.support.gradients.networks import SPECS as ALONE
+from tests.support.gradients.problems import Problem, Spec, Wired, cached_problem, cached_with_log, problem
 
 BY_RULES = LAYERS | SHARING | OF_PARAMETERS
 INNER = {f"{name}, inside": spec.after_a_layer() for name, spec in LAYERS.items() if name not in EMBEDDING}
 """Layers whose input has a gradient too, which takes all that they do alone."""
 SPECS = INNER | {name: spec for name, spec in ALONE.items() if f"{name}, inside" not in INNER}
 IN_64_BITS = [(name, torch.float64, 1e-10) for name in SPECS]
-IN_32_BITS = [(name, torch.float32, 1e-5) for name in dict.fromkeys((*WAYS, *ON_WORDS, *NETWORKS))]
+IN_32_BITS = [(name, torch.float32, 1e-5) for name in dict.fromkeys((*TYPICAL, *ON_TOKENS, *NETWORKS))]
 
 
 @pytest.mark.parametrize(("name", "dtype", "tolerance"), IN_64_BITS + IN_32_BITS)
 def test_norms_and_sums_are_those_of_the_loop(name: str, dtype: torch.dtype, tolerance: float) -> None:
     """By every clipping, and of batches of one, whose shapes are easily mistaken; relative to the sum."""
-    made, engine = once((ALONE | SPECS)[name], dtype)
+    made, engine = cached_problem((ALONE | SPECS)[name], dtype)
     for kind, clipping in naive.clippings(made.model, made.gradients).items():
         each = naive.contributions(made.model, made.gradients, clipping)
         found = engine.clipped_sum(*made.arguments, clipping)
@@ -44,7 +43,7 @@ def test_norms_and_sums_are_those_of_the_loop(name: str, dtype: torch.dtype, tol
 @pytest.mark.parametrize("name", SPECS)
 def test_gradients_are_told_apart_by_record(name: str) -> None:
     """A sum with one weight for each record is another sum for each way in which records could be mistaken."""
-    made, engine = once(SPECS[name], torch.float64)
+    made, engine = cached_problem(SPECS[name], torch.float64)
     weights = torch.rand(6, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     found = engine.contributions(*made.arguments).weighted_sum(weights)
     assert naive.relative(found, weights @ made.gradients) < 1e-10
@@ -53,7 +52,7 @@ def test_gradients_are_told_apart_by_record(name: str) -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_what_is_taken_record_by_record_is_said_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """When the engine is made, and never again."""
-    made, engine, said = once_heard(SPECS[name], torch.float64)
+    made, engine, said = cached_with_log(SPECS[name], torch.float64)
     caplog.clear()
     engine.clipped_sum(*made.arguments, L2(1.0))
     assert not caplog.records

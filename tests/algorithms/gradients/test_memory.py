@@ -22,11 +22,11 @@ from algorithms.gradients.op_tracer import Memory
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.placement import Shards
 from algorithms.models import Model
-from tests.algorithms.gradients import naive
-from tests.algorithms.gradients.layers import ATTENTION
-from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, SHARING, WITHOUT_RULE
-from tests.algorithms.gradients.zoo import Problem, Spec, Wired, frozen, problem
 from tests.support.device import DEVICE
+from tests.support.gradients import naive
+from tests.support.gradients.layers import ATTENTION
+from tests.support.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, SHARING, WITHOUT_RULE
+from tests.support.gradients.problems import Problem, Spec, Wired, frozen, problem
 
 ROOT = Path(__file__).parents[3]
 NAMES = ["cnn", "bilstm", "merged low-rank adaptation"]
@@ -36,8 +36,8 @@ SCRIPT = """
 import json, random, resource, sys
 import torch
 from algorithms.gradients import L2
-from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS
-from tests.algorithms.gradients.zoo import problem
+from tests.support.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS
+from tests.support.gradients.problems import problem
 
 def resident():
     with open("/proc/self/statm") as pages:

@@ -24,8 +24,8 @@ from algorithms.gradients.op_tracer import Memory
 from algorithms.gradients.rules import RULES
 from algorithms.models import Model
 from algorithms.models.objectives import cross_entropy
-from tests.algorithms.gradients import naive
-from tests.algorithms.gradients.zoo import (
+from tests.support.gradients import naive
+from tests.support.gradients.problems import (
     BRIEF,
     BRIEFEST,
     LIMITS,

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from algorithms.gradients import L2, RecordsNotIndependentError
 from algorithms.gradients.model_inspection import InspectionLimits
-from tests.algorithms.gradients import naive
-from tests.algorithms.gradients.zoo import (
+from tests.support.gradients import naive
+from tests.support.gradients.problems import (
     LIMITS,
     SMALL,
     Problem,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from algorithms.gradients import L2
 from algorithms.gradients.patches import in_full_precision
-from tests.algorithms.gradients.zoo import Spec, Wired, problem
+from tests.support.gradients.problems import Spec, Wired, problem
 
 BACKENDS: Any = torch.backends
 PRODUCTS = BACKENDS.mkldnn.matmul

@@ -11,7 +11,7 @@ from torch.nn import functional
 from algorithms.gradients import L2, UnsupportedModelError
 from algorithms.gradients.op_tracer import Memory
 from algorithms.models.objectives import cross_entropy
-from tests.algorithms.gradients.zoo import Spec, Wired, check, frozen, problem
+from tests.support.gradients.problems import Spec, Wired, check, frozen, problem
 from tests.support.refusals import refused
 
 ENTRIES = 5

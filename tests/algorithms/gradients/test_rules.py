@@ -12,8 +12,8 @@ from torch.nn import functional
 from algorithms.gradients import L1, L2, Affine, PerLayer
 from algorithms.gradients.rules.general import _Call
 from algorithms.gradients.rules.recurrent import Unrolled, unrolled_gru, unrolled_lstm
-from tests.algorithms.gradients import naive
-from tests.algorithms.gradients.zoo import Spec, Wired, check, problem, rows
+from tests.support.gradients import naive
+from tests.support.gradients.problems import Spec, Wired, check, problem, rows
 
 
 def drawn(*shape: int) -> nn.Parameter:

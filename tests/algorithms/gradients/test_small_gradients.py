@@ -6,7 +6,7 @@ import torch
 from algorithms.gradients import L2, Affine, PerExampleGradients
 from algorithms.gradients.ghost_clipping import BiasGrad, DenseGrad, LinearGrad, PerExample
 from algorithms.gradients.small_gradients import SmallGradients
-from tests.algorithms.gradients.forms import written
+from tests.support.gradients.forms import written
 
 FEW, MANY = 64, 2176
 """Records that are processed at once, and in several parts."""

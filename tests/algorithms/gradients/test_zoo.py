@@ -7,7 +7,7 @@ from algorithms.gradients import L2, Engine
 from algorithms.models import Model
 from algorithms.models.libraries import LibraryMissingError, imported_library
 from benchmarks.architectures import LARGE, ZOO, losses
-from tests.algorithms.gradients import naive
+from tests.support.gradients import naive
 
 try:
     for library in ("timm", "transformers", "peft"):

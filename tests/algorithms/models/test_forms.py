@@ -7,8 +7,8 @@ import torch
 
 from algorithms.gradients import Engine
 from algorithms.models import CATALOGUE, ModelRefusedError, build
-from tests.algorithms.gradients import naive
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
+from tests.support.gradients import naive
 from tests.support.refusals import refused
 
 OURS = [name for name in FORMS if name not in ("timm", "huggingface")]

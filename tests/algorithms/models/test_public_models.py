@@ -18,8 +18,8 @@ from algorithms.models.public_models import (
     replace_batch_norm,
     save_pretrained,
 )
-from tests.algorithms.gradients import naive
 from tests.algorithms.models.forms import FORMS, TINY_BERT, form_of, moved, records
+from tests.support.gradients import naive
 from tests.support.public_texts import WORDS, publish
 
 LORA = {"kind": "lora", "rank": 2, "alpha": 4.0, "targets": ["query", "value"]}

@@ -14,8 +14,8 @@ from algorithms.gradients import Engine
 from algorithms.models import Model, ModelRefusedError
 from algorithms.models.feature_transforms import front, in_front
 from algorithms.models.saved import adapted, load
-from tests.algorithms.gradients import naive
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
+from tests.support.gradients import naive
 from tests.support.refusals import refused
 
 SHAPE = FORMS["conv_fc"].shape

@@ -11,8 +11,8 @@ from algorithms.models.feature_transforms import VIEWS
 from algorithms.models.saved import adapted
 from algorithms.privacy.barrier.compute_config import ComputeConfig
 from data.readers.records import Records
-from tests.algorithms.gradients import naive
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
+from tests.support.gradients import naive
 
 NAMES = ["softmax", "cifar_cnn"]
 

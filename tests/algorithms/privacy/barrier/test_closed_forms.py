@@ -16,9 +16,9 @@ from algorithms.privacy.barrier.unnoised_queries import all_in_closed_form, has_
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian, Gumbel, Laplace
 from algorithms.privacy.mechanisms.sampling import FullBatch
-from tests.algorithms.gradients.forms import cancelling
 from tests.support.barriers import barrier
 from tests.support.bench import MadeUp, OneLook
+from tests.support.gradients.forms import cancelling
 
 COUNT, WIDTH = 300, 7
 MODEL = build("logistic", input_shape=(WIDTH,), classes=2, seed=0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.algorithms.gradients.zoo import Spec, Wired
+from tests.support.gradients.problems import Spec, Wired
 
 LINEAR = {
     "linear": Spec(lambda: nn.Linear(4, 3), (4,)),

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from algorithms.gradients import L2, Engine
 from algorithms.gradients.model_inspection import InspectionLimits
 from algorithms.models import Model
-from tests.algorithms.gradients import naive
 from tests.support.device import DEVICE
+from tests.support.gradients import naive
 
 SMALL = 64
 """A physical batch at which a look takes a third less than at the thousands that small models would have."""
@@ -148,7 +148,7 @@ class _Listener(logging.Handler):
 
 
 @cache
-def once_heard(spec: Spec, dtype: torch.dtype) -> tuple[Problem, Engine, list[str]]:
+def cached_with_log(spec: Spec, dtype: torch.dtype) -> tuple[Problem, Engine, list[str]]:
     """A problem, its engine, and what was logged while it was made; made once, not to be changed."""
     made, listener, logger = problem(spec, dtype), _Listener(), logging.getLogger("algorithms")
     logger.addHandler(listener)
@@ -157,9 +157,9 @@ def once_heard(spec: Spec, dtype: torch.dtype) -> tuple[Problem, Engine, list[st
     return made, engine, listener.said
 
 
-def once(spec: Spec, dtype: torch.dtype) -> tuple[Problem, Engine]:
+def cached_problem(spec: Spec, dtype: torch.dtype) -> tuple[Problem, Engine]:
     """A problem and its engine, made once; not to be changed."""
-    return once_heard(spec, dtype)[:2]
+    return cached_with_log(spec, dtype)[:2]
 
 
 def rows(made: Problem, engine: Engine) -> Tensor:

@@ -8,8 +8,8 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
 from algorithms.models.objectives import cross_entropy
-from tests.algorithms.gradients.layers import LAYERS
-from tests.algorithms.gradients.zoo import Spec, Wired, frozen
+from tests.support.gradients.layers import LAYERS
+from tests.support.gradients.problems import Spec, Wired, frozen
 
 
 def _parameter(*shape: int) -> nn.Parameter:
@@ -360,3 +360,26 @@ NETWORKS = {
 
 SPECS = LAYERS | SHARING | OF_PARAMETERS | WITHOUT_RULE | AS_A_WHOLE | NETWORKS
 """All of them, and every layer."""
+
+TYPICAL = [
+    "linear",
+    "linear, sequence",
+    "linear, long sequence",
+    "linear, wide sequence",
+    "conv2d",
+    "conv2d, many places",
+    "conv2d, many channels",
+    "layer norm, sequence",
+    "lstm, 3 layers, 2 directions, biases, batch first",
+    "gru, 2 layers, 2 directions, batch first",
+    "attention to itself",
+    "conv3d",
+    "einsum",
+    "merged low-rank adaptation",
+    "normalised weight",
+    "cnn",
+    "resnet",
+    "scattering",
+]
+"""One spec for each form of gradient whose inputs are numbers."""
+ON_TOKENS = ["embedding", "embedding, padding", "decoder tied to the embedding", "bilstm", "transformer"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from algorithms.gradients import PerExampleGradients
+from algorithms.gradients import L1, Clipping, PerExampleGradients
 from algorithms.gradients.arithmetic import wide
 from algorithms.gradients.ghost_clipping import BiasGrad, DenseGrad, EmbeddingGrad, LinearGrad, PerExample
 from algorithms.gradients.rules.convolution import ConvGrad, Window
@@ -190,3 +190,17 @@ FORMS: dict[str, Draw] = {
     "patches that cancel, kept": patches(2, 12, 4, square(3), cancels=True),
     "patches that cancel, by Gram matrices": patches(40, 4, 40, square(3), cancels=True),
 }
+
+
+NEAR = [1 + part for part in (0.0, 1e-8, -1e-8, 1e-7, -1e-7, 1e-6, -1e-6, -3e-6, -0.7)]
+"""Bounds relative to a norm: at it, just above it, just under it, and well under it."""
+
+
+def excess(gradient: PerExample, clipping: Clipping, dtype: torch.dtype = torch.float32) -> float:
+    """What one record adds to a sum, relative to what it may."""
+    total = contributions(gradient, dtype).clipped_sum(clipping)
+    return float(total.norm(p=1 if isinstance(clipping, L1) else 2)) / clipping.sensitivity
+
+
+def drawn(name: str, count: int = 10) -> list[PerExample]:
+    return [FORMS[name](torch.Generator().manual_seed(seed)) for seed in range(count)]

@@ -1,0 +1,1 @@
+"""Models and records for tests of gradients, their gradients by definition, and single gradients in every form."""
