@@ -13,7 +13,15 @@ from tests.support.gradients import naive
 from tests.support.gradients.layers import EMBEDDING, LAYERS
 from tests.support.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, ON_TOKENS, SHARING, TYPICAL
 from tests.support.gradients.networks import SPECS as ALONE
-from tests.support.gradients.problems import Problem, Spec, Wired, cached_problem, cached_with_log, problem
+from tests.support.gradients.problems import (
+    BRIEF,
+    Problem,
+    Spec,
+    Wired,
+    cached_problem,
+    cached_with_log,
+    problem,
+)
 
 BY_RULES = LAYERS | SHARING | OF_PARAMETERS
 INNER = {f"{name}, inside": spec.after_a_layer() for name, spec in LAYERS.items() if name not in EMBEDDING}
@@ -71,7 +79,7 @@ SEEDS = st.integers(0, 2**31)
 def check(spec: Spec, count: int, seed: int) -> Engine:
     """Sums and norms by every clipping, and at a physical batch of two, by the engine that is returned."""
     made = problem(spec, count=count, seed=seed)
-    engine = made.engine(physical_batch=2)
+    engine = made.engine(physical_batch=2, limits=BRIEF)
     for clipping in naive.clippings(made.model, made.gradients).values():
         expected = naive.contributions(made.model, made.gradients, clipping).sum(dim=0)
         found = engine.clipped_sum(*made.arguments, clipping)
