@@ -2,6 +2,7 @@
 # make test    everything that is checked
 # make soak    what takes a night: kills at random instants, schedulers, a year of weekly retrainings
 # make docs    the site of documentation into site/: strict, links checked, reference made from the code
+# make papers  every table and figure of the five papers; ARGS="000-table-2" runs one, ARGS="000-table-2 --full" by the paper's protocol
 # make benchmarks    clipped gradients against other libraries; ARGS="--workloads W2,W3" chooses
 # make gpu     on a machine with a GPU: the tests of sums and methods there, then the same comparison, to docs/results/gpu.md
 # make server, make stop    a Prefect server in the background, what prefect.yaml deploys, and a worker; the server's end;
@@ -26,7 +27,7 @@ export WANDB_CONFIG_DIR ?= $(CURDIR)/.wandb/config
 export WANDB_ARTIFACT_DIR ?= $(CURDIR)/.wandb/artifacts
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run test soak lint format docs benchmarks gpu server stop clean
+.PHONY: run test soak lint format docs papers benchmarks gpu server stop clean
 .DEFAULT_GOAL := run
 
 run:
@@ -55,6 +56,9 @@ lint: $(VENV)/installed-dev
 format: $(VENV)/installed-dev
 	ruff format .
 	ruff check --fix .
+
+papers: $(VENV)/installed-dev
+	python -m comparisons.papers $(ARGS)
 
 benchmarks: $(VENV)/installed-dev
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt --config-settings editable_mode=compat -e '.[benchmarks]'
