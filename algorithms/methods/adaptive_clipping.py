@@ -145,7 +145,7 @@ class AdaCliPState(DPSGDState):
 
     @property
     def scale(self) -> Tensor:
-        """b, shape [d]: the scale of Theorem 1, with gamma = 1."""
+        """b, shape [d]: the scale of Theorem 1 at gamma = 1."""
         return torch.sqrt(self.deviation * self.deviation.sum())
 
 
@@ -174,17 +174,19 @@ class AdaCliP(Sampled):
     - Scale-free bounds: h2 = clip_norm^2 / d, so that b is at most clip_norm, and s starts there: the method begins as
       DP-SGD with that clip norm, and where noise hides the variances it stays near it. Absolute ones fit one model.
 
-    beta1, beta2: what m and s^2 keep in a step. scale: "free", where `clip_norm` bounds the norm of b and h2 follows,
-    or "paper", where h2 is given. h1, h2: bounds of s^2. start: s_0, public; null for sqrt(h2), the most. paper_update:
-    the printed update of s, from sqrt(h1 h2), in the paper's scale; plan and card state what it decides. The other
-    settings are DP-SGD's.
+    gamma: the mean square that a transformed gradient may have in Theorem 1: b has the factor gamma^(-1/2), so that
+    below 1 fewer records are clipped and there is more noise. beta1, beta2: what m and s^2 keep in a step. scale:
+    "free", where `clip_norm` bounds the norm of b and h2 follows, or "paper", where h2 is given; both at gamma = 1.
+    h1, h2: bounds of s^2. start: s_0, public; null for sqrt(h2), the most. paper_update: the printed update of s,
+    from sqrt(h1 h2), in the paper's scale; plan and card state what it decides. The other settings are DP-SGD's.
     """
 
     paper_switch: ClassVar[PaperSwitch] = PaperSwitch(
         "paper_update",
         "Pichapati et al. 2019",
-        {"beta1": 0.99, "beta2": 0.9, "h1": 1e-12, "scale": "paper", "start": None},
+        {"gamma": 1.0, "beta1": 0.99, "beta2": 0.9, "h1": 1e-12, "scale": "paper", "start": None},
     )
+    gamma: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     beta1: Annotated[float, Field(ge=0, le=1)] = 0.99
     beta2: Annotated[float, Field(ge=0, le=1)] = 0.9
     scale: Literal["free", "paper"] = "free"
@@ -217,7 +219,7 @@ class AdaCliP(Sampled):
 
     def step(self, state: AdaCliPState, plan: Plan, barrier: Barrier) -> AdaCliPState:
         """One noisy sum of transformed gradients over a fresh Poisson sample, one update, the next m and s."""
-        s, b, z = state.deviation, state.scale, plan.noise_multiplier
+        s, b, z = state.deviation, state.scale / math.sqrt(self.gamma), plan.noise_multiplier
         clipping = Affine.within_reach(1.0, state.mean, b)
         divisor, m = divisor_of(state, plan, barrier), clipping.shift
         transformed = barrier.gradient(

@@ -80,15 +80,17 @@ class Curve:
         return (1.0 - root) / (1.0 + root)
 
 
-def growing_stages(steps: int, step_size: float, condition_number: float) -> list[Stage]:
+def growing_stages(
+    steps: int, step_size: float, condition_number: float, *, growth: float = 1.0
+) -> list[Stage]:
     """The stages of the multi-stage method, cut off after `steps` iterations.
 
-    Stage 1 has ceil(2 sqrt(kappa) ln sqrt(kappa)) iterations of the given step size; stage k >= 2 has
-    2^k ceil(sqrt(kappa) ln 8) of a step size 4^k times smaller. Source: Aybat, Fallah, Gürbüzbalaban
-    and Ozdaglar 2019 (arXiv:1901.08022); the first length is that of the code of arXiv:2008.01989.
+    Stage 1 has ceil(2 sqrt(kappa) ln sqrt(kappa)) iterations of the given step size; stage k >= 2 has 2^k
+    ceil(sqrt(kappa) ln 2^(p+2)) of a step size 4^k times smaller, for p = growth. Source: Aybat, Fallah,
+    Gürbüzbalaban and Ozdaglar 2019 (arXiv:1901.08022); the first length is that of the code of arXiv:2008.01989.
     """
     root = math.sqrt(condition_number)
-    base = math.ceil(root * math.log(8.0))
+    base = math.ceil(root * math.log(2.0 ** (growth + 2.0)))
     stages = [Stage(max(1, math.ceil(2.0 * root * math.log(root))), step_size)]
     while sum(stage.steps for stage in stages) < steps:
         k = len(stages) + 1
@@ -479,13 +481,15 @@ class Nesterov(Settings):
     """DP-NAG and DP-MASG: Nesterov's accelerated gradient, asked for at the extrapolated point.
 
     variant: one step size ("nag") or stages ("masg"); "_opt" ends after the number of iterations with the least error
-    bound, `steps` at most, and divides the noise so that this bound is least. initial_gap: public bound on how far the
-    objective at the start lies above its least value; null for the bound that the loss has there (ln 2 for logistic
-    regression from zero), and for the paper's 10 where none is known, as from a file. The plan states what was taken.
+    bound, `steps` at most, and divides the noise so that this bound is least. initial_gap: public bound on how far
+    the objective at the start lies above its least value; null for the bound that the loss has there (ln 2 for
+    logistic regression from zero), and for the paper's 10 where none is known, as from a file. The plan states what
+    was taken. stage_growth: p of `growing_stages`: the larger, the longer the stages after the first.
     """
 
     variant: Literal["nag", "nag_opt", "masg", "masg_opt"] = "nag_opt"
     initial_gap: Positive | None = None
+    stage_growth: Annotated[float, Field(ge=1, le=64)] = 1.0
 
     def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The least noise that fits the target, equal or divided; raises RefusedError without regularisation."""
@@ -498,7 +502,7 @@ class Nesterov(Settings):
         size = self.step_size(curve)
         stages = [Stage(self.steps, size)]
         if self.variant.startswith("masg"):
-            stages = growing_stages(self.steps, size, curve.condition_number)
+            stages = growing_stages(self.steps, size, curve.condition_number, growth=self.stage_growth)
         importance, gap = np.ones(self.steps), None
         if self.variant.endswith("_opt"):
             gap = self.gap_at_start(facts)

@@ -151,6 +151,9 @@ class Decay(Strict):
         return max(beta * square, self.least_growth)
 
 
+Allocation = Literal["matched", "reversed", "constant"]
+
+
 @dataclass(frozen=True)
 class ADPSGDState(DPSGDState):
     """DP-SGD's, and squared: [], b^2 of the adaptive step size."""
@@ -179,15 +182,16 @@ class ADPSGD(Sampled):
       sampling the early steps of little noise cost more than their share (at its largest epsilon, 7.8 instead of 2.1).
     - Poisson samples instead of disjoint batches; at most 24 levels of noise, as near to alpha_t as that many can be.
 
-    allocation: "matched" noise, alpha_t^2 ~ 1 / eta_t, or "constant", the paper's baseline. decay: how steps become
-    shorter. update: its learning rate is multiplied by the factors of `decay`, so its own schedule stays constant. The
-    other settings are DP-SGD's.
+    allocation: "matched" noise, alpha_t^2 ~ 1 / eta_t, "reversed", the same in reverse order, so that noise falls as
+    steps become shorter, or "constant", the paper's baseline. decay: how steps become shorter. update: its learning
+    rate is multiplied by the factors of `decay`, so its own schedule stays constant. The other settings are
+    DP-SGD's.
     """
 
     by_coordinate: ClassVar[bool] = True
     clip_norm: Bound = 1.0
     decay: Decay = field(default_factory=Decay)
-    allocation: Literal["matched", "constant"] = "matched"
+    allocation: Allocation = "matched"
 
     def plan(self, target: Target, facts: PlanningFacts) -> Plan:
         """The least noise with which the whole schedule fits the target; raises RefusedError for impossible steps."""
@@ -235,12 +239,12 @@ class ADPSGD(Sampled):
         return state.after(moved, divisor, squared=squared)
 
 
-def allocated(factors: Array, allocation: Literal["matched", "constant"]) -> Array:
-    """alpha_t with mean 1 / alpha_t^2 = 1: its square goes with 1 / eta_t, or not at all; shape [steps]."""
+def allocated(factors: Array, allocation: Allocation) -> Array:
+    """alpha_t with mean 1 / alpha_t^2 = 1: its square goes with 1 / eta_t, in reverse or not at all; shape [steps]."""
     if allocation == "constant":
         return np.ones_like(factors)
     alphas: Array = np.sqrt(factors.mean() / factors)
-    return alphas
+    return alphas if allocation == "matched" else alphas[::-1].copy()
 
 
 def square_without_noise(gradient: Tensor, noise_std: float) -> float:

@@ -188,10 +188,22 @@ def test_a_plan_with_the_papers_update_states_what_it_decides() -> None:
     method = AdaCliP(5, 10, paper_update=True, h2=1.0, beta1=0.5)
     assert method.plan(TARGET, facts).to_json()["method_params"]["paper_protocol"] == {
         "paper": "Pichapati et al. 2019",
-        "settings": {"beta1": 0.5, "beta2": 0.9, "h1": 1e-12, "scale": "paper", "start": None},
+        "settings": {"gamma": 1.0, "beta1": 0.5, "beta2": 0.9, "h1": 1e-12, "scale": "paper", "start": None},
         "departures": ["beta1"],
     }
     assert AdaCliP(5, 10).plan(TARGET, facts).method_params == {}
+
+
+def test_gamma_scales_what_a_gradient_is_divided_by() -> None:
+    """One step by hand at gamma = 1/4: s_0 = 1 and d = 2, so b = 2 sqrt(2), and a mean of (1, 0.1) is g / b."""
+    settings: dict[str, Any] = {"h1": 0.01, "h2": 1.0, "scale": "paper", "update": OptimizerConfig(0.1)}
+    method = AdaCliP(1, 4, gamma=0.25, **settings)
+    plan = plan_of(method, 2, noise_multiplier=1.0)
+    state = after(method, plan, torch.tensor([1.0, 0.1]))
+    b = 2.0 * math.sqrt(2.0)
+    assert state.parameters.tolist() == pytest.approx([-0.1 * b, -0.01 * b], rel=1e-5)
+    # v = B (g^2 - (b z / B)^2) = 4 (8 - 0.5) and 4 (0.08 - 0.5), held to [h1, h2]
+    assert state.deviation.square().tolist() == pytest.approx([0.9 + 0.1 * 1.0, 0.9 + 0.1 * 0.01], rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,17 @@ def test_the_sums_of_the_paper_s_steps() -> None:
     assert 0.1 * Decay("linear_in_sqrt", end=1e-9).factors(11760).sum() == pytest.approx(392.05, abs=0.005)
 
 
+def test_reversed_noise_is_the_matched_one_in_reverse_order() -> None:
+    factors = Decay().factors(5)
+    reverse = allocated(factors, "reversed")
+    assert reverse.tolist() == allocated(factors, "matched").tolist()[::-1]
+    assert np.mean(1 / reverse**2) == pytest.approx(1.0) and (np.diff(reverse) < 0).all()
+    update = OptimizerConfig(1.0)
+    method = ADPSGD(5, 10, allocation="reversed", update=update)
+    multipliers = [event.event.noise_multiplier for event, _ in method.plan(TARGET, FACTS).schedule]
+    assert multipliers == sorted(multipliers, reverse=True) and len(multipliers) == 5
+
+
 def test_matched_noise_is_the_reference_value() -> None:
     found = allocated(Decay().factors(4), "matched") ** 2
     expected = [0.9654668676086098, 0.9893091458550657, 1.0125901933630301, 1.0353478706780044]

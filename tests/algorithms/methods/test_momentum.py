@@ -490,3 +490,21 @@ def test_the_plan_states_the_gap_and_one_of_before_is_still_run() -> None:
     written = {key: value for key, value in before.method_params.items() if key != "initial_gap"}
     state, _, _ = run(method, replace(before, method_params=written), box())
     assert torch.isfinite(state).all()
+
+
+@pytest.mark.parametrize(("growth", "length"), [(1.0, 42), (2.0, 56), (3.0, 70)])
+def test_a_larger_growth_makes_later_stages_longer(growth: float, length: int) -> None:
+    """For kappa = 400: ceil(20 ln 2^(p+2)) is 42, 56 and 70, and stage 1 does not depend on p."""
+    stages = growing_stages(10_000, 1.0, 400.0, growth=growth)
+    assert stages[0].steps == math.ceil(40 * math.log(20))
+    assert [stage.steps for stage in stages[1:4]] == [4 * length, 8 * length, 16 * length]
+    assert [stage.step_size for stage in stages[1:4]] == [1 / 16, 1 / 64, 1 / 256]
+
+
+def test_stages_of_a_plan_follow_the_growth() -> None:
+    plans = [
+        Nesterov(600, variant="masg", stage_growth=growth).plan(APPROXIMATE, facts()) for growth in (1.0, 3.0)
+    ]
+    second = [plan.to_json()["method_params"]["stages"][1]["steps"] for plan in plans]
+    root = math.sqrt((FEATURES / 4 + 0.02) / 0.02)
+    assert second == [4 * math.ceil(root * math.log(8)), 4 * math.ceil(root * math.log(32))]
