@@ -113,8 +113,11 @@ class Affine(_Norm):
     @classmethod
     def within_reach(cls, norm: float, shift: Tensor, scale: Tensor) -> "Affine":
         """The same clipping with the shift shortened, if necessary, to the largest that this scale allows."""
-        offset = _offset(shift, scale)
-        return cls(norm, shift * min(1.0, 0.999 * FARTHEST * norm / max(offset, norm)), scale)
+        offset = (shift.double() / scale.double()).norm()
+        reach = (0.999 * FARTHEST * norm / offset.clamp(min=norm)).clamp(
+            max=1.0
+        )  # a tensor: no wait for a device
+        return cls(norm, shift * reach.to(shift.dtype), scale)
 
     @cached_property
     def _facts(self) -> tuple[float, float, float, bool]:
@@ -189,7 +192,3 @@ def margin(dtype: torch.dtype) -> float:
 def _check(norm: float) -> None:
     if not _SMALLEST <= norm <= _LARGEST:
         raise ValueError(f"a clip norm must lie between {_SMALLEST:g} and {_LARGEST:g}, not {norm}; try 1.0.")
-
-
-def _offset(shift: Tensor, scale: Tensor) -> float:
-    return float((shift.double() / scale.double()).norm())

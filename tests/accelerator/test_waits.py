@@ -118,7 +118,7 @@ RESIDENT: dict[str, tuple[int, dict[str, int]]] = {
     "dp_sgd": ONE_SUM,
     "dp_sgd_decay": ONE_SUM,
     "quantile_clipping": (408 + 8 * (9 + 9), SUM | {"unnoised_queries._norms": 1}),
-    "adaclip": (408 + 8 * 15, SUM | {"clipping._offset": 1, "clipping._facts": 1}),
+    "adaclip": (408 + 8 * 15, SUM | {"clipping._facts": 1}),
     "adp_sgd": ONE_SUM,
     "matrix_factorisation": ONE_SUM,
     "dp_ftrl": (488, SUM),
@@ -156,7 +156,7 @@ RESIDENT: dict[str, tuple[int, dict[str, int]]] = {
 """Bytes that a step copies to the device, and which functions wait how often, with records that fit there."""
 STREAMING: dict[str, tuple[int, dict[str, int]]] = {
     "dp_sgd": (408 + 72 * 2_056, SUM),
-    "adaclip": (408 + 72 * 2_056, SUM | {"clipping._offset": 1, "clipping._facts": 1}),
+    "adaclip": (408 + 72 * 2_056, SUM | {"clipping._facts": 1}),
     "quantile_clipping": (408 + 72 * (2_018 + 1_994), SUM | {"unnoised_queries._norms": 1}),
     "dp_gd": (1_440_408, SUM),
     "dpis": (157_912, {"unnoised_queries.importance_sum": 8}),
