@@ -397,7 +397,7 @@ def calibrate(
     with suppress(RefusedError):
         # Near what is released beside the noise, an estimate may never get down to the target.
         noise = search_outwards(estimate, target.epsilon, tolerance=0.02)
-        noise = search_outwards(coarse, target.epsilon, start=noise, factor=1.1)
+        noise = search_outwards(coarse, target.epsilon, start=noise, factor=1.1, tolerance=_SEARCH_ERROR)
         factor = 1.02
         steep = (_log(coarse(noise)) - _log(coarse(1.01 * noise))) / math.log(1.01)
         # Of the secant; they are tiny, since the grid of the search is nearly as good.
@@ -412,7 +412,7 @@ def calibrate(
             if len(earlier) > 1 and earlier[-1][0] != earlier[-2][0]:
                 (x, y), (before_x, before_y) = earlier[-1], earlier[-2]
                 steep = (before_y - y) / (x - before_x)
-            step = (_log(spent) - _log((1 - _WASTE / 5) * target.epsilon)) / max(steep, 0.1)
+            step = (_log(spent) - _log((1 - _WASTE / 2) * target.epsilon)) / max(steep, 0.1)
             noise *= math.exp(min(max(step, -0.5), 0.5))
     if cost(_NOISE_RANGE[1]) > target.epsilon:
         raise _unreachable(target.epsilon)

@@ -15,8 +15,9 @@ which commutes with convolution. With the tilt of a saddle point the mean of the
 looked for, so a delta of 1e-15 is as exact as one of 0.1. (A sum without tilt is known to about 1e-16 in all, which is
 more than the tail that decides a small delta.)
 
-3. What the numbers lose is added: the rounding of the transforms is bounded by Higham 2002, Theorem 24.2, and goes onto
-every point; mass that leaves the window upwards is bounded by Chernoff's bound and counts as infinite loss.
+3. What the numbers lose is added: the norm of the rounding of the transforms is bounded by Higham 2002, Theorem 24.2,
+and what it adds to a delta by Cauchy and Schwarz; mass that leaves the window upwards is bounded by Chernoff's bound
+and counts as infinite loss.
 """
 
 import math
@@ -36,11 +37,11 @@ _ABOVE, _NEGLIGIBLE = math.log(1e8), math.log(1e7)
 """As logarithms: of the tilted sum one in so many may lie above the window; a part of delta that does not matter."""
 _LARGEST_EXPONENT = 600.0
 _RARE, _LARGEST_TILT = 5.0, 1e15
-_FIRST_CELLS, _ITERATIONS = 2**16, 60
+_FIRST_CELLS, _ITERATIONS, _FEW = 2**16, 60, 2**12
 CLOSE = 5e-5
 """By this share of the variance a first grid may be off."""
 _ERROR, _MIN_ERROR = 2e-5, 2e-8
-_MAX_POINTS, _FINER = 2**21, 8.0
+_MAX_POINTS, _FINER = 2**20, 8.0
 _SHIFTS = (0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
 
 
@@ -135,9 +136,18 @@ def connect(edges: Array, cells: Cells) -> Points:
     return Points(edges + slip, masses, cells.above[0])
 
 
-def discretise(law: Law, grid: float, tail: float) -> Points:
-    """A loss on an equidistant grid that dominates the law's."""
-    rough = law.edges(tail, 1.0)
+def _edges(law: Law, tail: float, low_tail: float) -> Array:
+    """Edges from where P has at most `low_tail` below to where it has `tail` above."""
+    edges = law.edges(tail, 1.0)
+    cells = law.cells(edges)
+    below = np.append(0.0, np.cumsum(cells.p)) + cells.below[0]
+    first = int(np.searchsorted(below, low_tail, side="right")) - 1
+    return edges[min(max(first, 0), len(edges) - 2) :]
+
+
+def discretise(law: Law, grid: float, tail: float, low_tail: float = 0.0) -> Points:
+    """A loss on an equidistant grid that dominates the law's; tail, low_tail: as in `tail_of` and `low_tail_of`."""
+    rough = _edges(law, tail, low_tail)
     count = math.floor((rough[-1] - rough[0]) / grid) + 2
     edges = rough[0] + grid * np.arange(count + 1)
     return connect(edges, law.cells(edges))
@@ -195,11 +205,11 @@ class Sum:
         return max(0.0, self.cumulant(tilt)[1]), tilt
 
 
-def sketch(laws: Sequence[tuple[Law, int]], tail: float) -> Sum:
+def sketch(laws: Sequence[tuple[Law, int]], tail: float, low_tail: float = 0.0) -> Sum:
     """A sum of a few hundred points a law, for bounds and for the choice of a grid."""
     every = []
     for law, count in laws:
-        edges = law.edges(tail, 1.0)
+        edges = _edges(law, tail, low_tail)
         every.append((connect(edges, law.cells(edges)), count))
     return Sum(every)
 
@@ -214,10 +224,12 @@ class Composition:
     """
 
     def __init__(self, laws: Sequence[tuple[Law, int]], grid: float, delta: float) -> None:
-        tail = tail_of(laws, delta)
+        tail, low_tail = tail_of(laws, delta), low_tail_of(laws)
         self._grid, self._size = grid, 0
-        self._rough = sketch(laws, tail)
-        self._exact = Sum([(discretise(law, grid, tail), count) for law, count in laws])
+        self._exact = Sum([(discretise(law, grid, tail, low_tail), count) for law, count in laws])
+        # A grid of few points may be so coarse that its losses spread further than those of the laws.
+        is_small = max(len(points.losses) for points, _ in self._exact.parts) <= _FEW
+        self._rough = self._exact if is_small else sketch(laws, tail, low_tail)
 
     @property
     def points(self) -> int:
@@ -279,20 +291,21 @@ class Composition:
             magnitudes.append(np.where(far < 0.25, near_1, np.log(np.maximum(np.abs(1 + x), 1e-300))))
             angles.append(np.arctan2(x.imag, 1 + x.real))
             bends = bends + count * (np.abs(magnitudes[-1]) + np.abs(angles[-1]) + far)
-            norms.append(float(np.linalg.norm(rest)) + float(rest.sum()) / 8)
+            norms.append(float(rest.sum()))  # each value of a transform may be off by this times a few units
         counts = [count for _, count in parts]
         log_size = sum(count * m for m, count in zip(magnitudes, counts, strict=True))
         turn = sum(count * a for a, count in zip(angles, counts, strict=True))
         product = np.exp(log_size)
         sums = fft.irfft(product * np.exp(1j * turn), size)
-        # What transforms and powers lose at most, at every point.
+        # What transforms and powers lose at most, as the norm of the error.
         root, unit = math.sqrt(2 / size), 8 * _U * math.log2(size)
         lost = unit * root * float(np.linalg.norm(product))
         lost += 8 * _U * root * float(np.linalg.norm((1 + bends) * product))
         for magnitude, count, norm in zip(magnitudes, counts, norms, strict=True):
             lost += 2 * count * unit * norm * root * float(np.linalg.norm(np.exp(log_size - magnitude)))
         # Tilted masses are each off by a few units in the last place, as many times as they are multiplied.
-        sums = (np.maximum(sums, 0.0) + lost) * (1 + 64 * _U * sum(counts))
+        rounding = 1 + 64 * _U * sum(counts)
+        sums, lost = np.maximum(sums, 0.0) * rounding, lost * rounding
         # The point with circular index i has the loss whole + grid * (index + i), for i around 0.
         first = math.floor((low - whole) / grid) - index
         sums = np.roll(sums, -(first % size))
@@ -300,7 +313,7 @@ class Composition:
         k, _, _ = self._exact.cumulant(tilt + shift)
         top = math.fsum(count * float(points.losses[-1]) for points, count in parts)
         beyond = math.exp(min(0.0, k - (tilt + shift) * float(losses[-1]))) if losses[-1] < top else 0.0
-        return _Tail(losses, sums, tilt, log_moment, grid, self._exact.infinite + beyond)
+        return _Tail(losses, sums, lost, tilt, log_moment, grid, self._exact.infinite + beyond)
 
     def _window(self, tilt: float, delta: float) -> tuple[float, float, float]:
         """Where nearly all of the tilted sum lies, and a further tilt with which Chernoff's bound says so.
@@ -337,10 +350,14 @@ def _fold(masses: Array, size: int, centre: int) -> Array:
 
 @dataclass(frozen=True)
 class _Tail:
-    """A tilted sum: the mass at losses[i] is sums[i] exp(log_moment - tilt losses[i])."""
+    """A tilted sum: the mass at losses[i] is sums[i] exp(log_moment - tilt losses[i]).
+
+    error: A bound on the norm of the error of the sums.
+    """
 
     losses: Array
     sums: Array
+    error: float
     tilt: float
     log_moment: float
     grid: float
@@ -351,6 +368,8 @@ class _Tail:
         """Losses and the deltas at them.
 
         With A_k the mass above point k, delta_k = exp(-grid) delta_(k+1) + (1 - exp(-grid)) A_k: nothing cancels.
+        Errors of the sums count with weights w_j = exp(-tilt grid j) (1 - exp(-grid j)) for the j-th point above k, so
+        that together they are at most their norm times that of the weights (Cauchy and Schwarz).
         """
         middle = float(self.losses[int(np.argmax(self.sums))])
         relative = self.losses - middle
@@ -360,11 +379,19 @@ class _Tail:
         above = np.append(np.cumsum(masses[::-1])[::-1][1:], 0.0)
         step = -math.expm1(-self.grid)
         sticks = signal.lfilter([step], [1.0, step - 1.0], above[::-1])[::-1]
+        weights = np.sqrt(np.minimum(self._squared_weights, np.arange(len(losses), 0.0, -1.0)))
+        sticks = sticks + self.error * np.exp(-self.tilt * relative) * weights
         scale = self.log_moment - self.tilt * middle
         rounding = 1 + 8 * _U * len(losses) + 16 * _U * (abs(scale) + abs(self.tilt * middle))
         with np.errstate(over="ignore", invalid="ignore"):
             deltas = np.nan_to_num(sticks * rounding * math.exp(min(scale, 700.0)), nan=1.0, posinf=1.0)
         return losses, deltas + self.infinite
+
+    @property
+    def _squared_weights(self) -> float:
+        """A bound on the sum of w_j^2, from w_j at most exp(-tilt grid j) and at most that times grid j."""
+        ratio, rest = math.exp(-2 * self.tilt * self.grid), -math.expm1(-2 * self.tilt * self.grid)
+        return min(ratio / rest, self.grid**2 * ratio * (1 + ratio) / rest**3) if rest > 0 else math.inf
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon with at most this delta; infinite where none has."""
@@ -397,6 +424,11 @@ class _Tail:
 def tail_of(laws: Sequence[tuple[Law, int]], delta: float) -> float:
     """The chance of a release that is cut off, so that all together are a millionth of delta."""
     return max(1e-300, 1e-6 * delta / sum(count for _, count in laws))
+
+
+def low_tail_of(laws: Sequence[tuple[Law, int]]) -> float:
+    """The chance of a loss that is raised to the lowest one, so that with one in a million any of them is."""
+    return 1e-6 / sum(count for _, count in laws)
 
 
 class ComposedLoss:
@@ -442,7 +474,7 @@ def coarse_grid(laws: Sequence[tuple[Law, int]], delta: float, error: float) -> 
 
     A cell adds about a sixth of its squared width to the variance of each release, if losses spread over many cells.
     """
-    rough = sketch(laws, tail_of(laws, delta))
+    rough = sketch(laws, tail_of(laws, delta), low_tail_of(laws))
     epsilon, tilt = rough.saddle_point(delta)
     longest = max(float(points.losses[-1] - points.losses[0]) for points, _ in rough.parts)
     wanted = math.sqrt(12 * error * rough.cumulant(tilt)[2] / rough.count)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 from scipy.stats import norm
 
 from algorithms.privacy.accounting import Budget
@@ -208,6 +209,28 @@ def test_two_steps_of_rare_samples_cost_what_quadrature_says(
     assert exact_delta(stated) <= delta < exact_delta(min(stated / 1.001, stated - 1e-4))
 
 
+@pytest.mark.parametrize(
+    ("rate", "steps", "multiplier", "delta"),
+    [
+        (1.65e-7, 250_560, 0.4501, 1.8e-10),
+        (1.29e-7, 165_982, 0.4183, 1.58e-10),
+        (1.3e-7, 100, 0.35, 2.61e-11),
+    ],
+)
+def test_where_one_rare_step_decides_all_cost_what_it_costs(
+    rate: float, steps: int, multiplier: float, delta: float
+) -> None:
+    """The other steps' losses are tiny, so delta is that of one step, in closed form, as often as there are steps."""
+
+    def one_step(epsilon: float) -> float:
+        odds = 1 + math.expm1(epsilon) / rate
+        at = multiplier * math.log(odds) + 0.5 / multiplier
+        return steps * rate * float(norm.cdf(1 / multiplier - at) - odds * norm.cdf(-at))
+
+    exact = float(brentq(lambda e: math.log(one_step(e) / delta), 1e-6, 10.0, xtol=1e-14))
+    assert (1 - 1e-5) * exact <= epsilon([(sampled(rate, multiplier), steps)], delta) <= 1.0005 * exact
+
+
 def test_few_large_losses_are_accounted_for_on_a_grid_that_has_room_for_them() -> None:
     """Between dp_accounting's optimistic and pessimistic epsilons on a grid of 3e-5; by Rényi divergences it is 2.7."""
     assert 0.26785 <= epsilon([(sampled(1.6e-5, 0.6137), 222)], 6.2e-11) <= 0.271562 * 1.001
@@ -264,7 +287,7 @@ def test_a_sample_of_fixed_size_costs_what_its_worst_neighbours_tell(
     [
         (1.0, 9999, 0.03, 1e-5, 9162.195),
         (1.0, 10**6, 1.0, 1e-5, 3730.632),
-        (1.0, 1, 0.003, 1e-9, 1449.275),
+        (1.0, 1, 0.003, 1e-9, 1449.240),
         (0.001, 5000, 0.01, 1e-6, 21.695),
         (0.01, 1000, 0.001, 1e-5, 545.28),
         (0.01, 1000, 1000.0, 1e-5, 0.10847),
