@@ -195,6 +195,10 @@ class CellEncoding:
         weights += [math.sqrt(0.5 / max(1, self.settings.trees))] * self.settings.trees
         return CellFacts(tuple(sizes), tuple(_rounded_down(weight) for weight in weights))
 
+    def positions_of(self, column: Sequence[Part]) -> int:
+        """How many positions of a row a column has."""
+        return sum(len(self._sizes(part)) for part in column)
+
     def _sizes(self, part: Part) -> list[int]:
         return part.sizes(self.settings.grids) if isinstance(part, Grids) else part.sizes()
 

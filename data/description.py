@@ -16,6 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from data.card import DataCard, DataRefusedError, File, Split
 from data.cells import CellFacts
 from data.formats import (
+    Categorical,
     Cifar,
     Digits,
     Format,
@@ -122,6 +123,18 @@ class EncoderFacts:
 
 
 @dataclass(frozen=True)
+class GroupColumn:
+    """A column of declared categories, by which metrics of private held-out records may be given.
+
+    start: the first of its features; for rows that are encoded as cells, its position in a row.
+    """
+
+    name: str
+    values: tuple[str, ...]
+    start: int
+
+
+@dataclass(frozen=True)
 class DatasetInfo:
     """The public facts of a prepared data set.
 
@@ -143,7 +156,7 @@ class DatasetInfo:
     rows_per_user: how many rows of a person are at most one training record; see `data.prepared`. reader_sha256: of a
     reader of the owner's own, the digest of its source. each_record_alone: whether the owner declares that it reads
     each record by itself. cells: of a table that is encoded as active cells, their layout; features are then the
-    numbers of cells.
+    numbers of cells. groups: of a table with private held-out records, the columns by which metrics may be given.
     """
 
     dataset: str
@@ -179,6 +192,7 @@ class DatasetInfo:
     each_record_alone: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
     cells: Annotated[CellFacts | None, Field(exclude_if=lambda value: value is None)] = None
     holdout_why: Annotated[str | None, Field(exclude_if=lambda value: value is None)] = None
+    groups: Annotated[tuple[GroupColumn, ...], Field(exclude_if=lambda value: not value)] = ()
 
     @property
     def padding(self) -> int:
@@ -291,7 +305,21 @@ def dataset_info(
         each_record_alone=isinstance(card.reader, Own) and card.reader.each_record_alone,
         cells=cells_of(card),
         holdout_why=card.holdout_why,
+        groups=_groups(card) if is_as_read and card.holdout == "private" else (),
     )
+
+
+def _groups(card: DataCard) -> tuple[GroupColumn, ...]:
+    """The columns of declared categories of a table, and where they are in a row."""
+    if not isinstance(card.reader, Table):
+        return ()
+    groups, start = list[GroupColumn](), 0
+    encoding = card.reader.cell_encoding
+    for column in card.reader.columns:
+        if isinstance(column, Categorical):
+            groups.append(GroupColumn(column.name, column.categories, start))
+        start += column.width if encoding is None else encoding.positions_of(column.parts)
+    return tuple(groups)
 
 
 def _shape(card: DataCard, transform: Transform, encoder: EncoderFacts | None) -> tuple[int, ...]:

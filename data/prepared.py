@@ -46,6 +46,21 @@ class HeldOut:
         """The most that each row may count, [n], so that the rows of a person count 1 together."""
         return np.full(len(self.test_labels), 1.0 / (self.public.rows_per_user or 1))
 
+    def group_indices(self, columns: Sequence[str], rows: slice) -> NDArray[np.int64]:
+        """The index of each row's category in each of some declared columns, [rows, columns]; -1 for none of them."""
+        by_name = {group.name: group for group in self.public.groups}
+        features = np.asarray(self.test_features[rows])
+        indices = np.full((len(features), len(columns)), -1, np.int64)
+        for at, group in enumerate(by_name[name] for name in columns):
+            count = len(group.values)
+            if self.public.cells is not None:
+                codes = features[:, group.start].astype(np.int64)
+                indices[:, at] = np.where(codes < count, codes, -1)
+            else:
+                marked = features[:, group.start : group.start + count]
+                indices[:, at] = np.where(marked.max(axis=1) > 0, marked.argmax(axis=1), -1)
+        return indices
+
 
 @dataclass(frozen=True)
 class Prepared(HeldOut):

@@ -151,11 +151,14 @@ def _evaluated(plan: Plan, settings: Params, public: DatasetInfo) -> Plan:
 
 def _groups(columns: Sequence[str], public: DatasetInfo) -> Groups:
     """The declared values of columns by which metrics are given."""
-    if columns:
-        raise RefusedError(
-            f"privacy.evaluation.by names {columns[0]!r}, and metrics are not given by groups yet; leave it out."
-        )
-    return ()
+    declared = {group.name: group.values for group in public.groups}
+    for name in columns:
+        if name not in declared or columns.count(name) > 1:
+            raise RefusedError(
+                f"privacy.evaluation.by names {name!r}, {'twice' if name in declared else 'which is no such column'};"
+                f" the columns of declared categories are {', '.join(declared) or 'none, as of images and texts'}."
+            )
+    return tuple((name, declared[name]) for name in columns)
 
 
 def _caught_by(attack: params.Attack, schedule: Schedule) -> float:

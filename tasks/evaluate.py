@@ -7,7 +7,7 @@ follow from the histogram that training released of them.
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.errors import RefusedError
-from algorithms.evaluation import Released
+from algorithms.evaluation import Estimate, Released, group_differences, groups_of, reasons_of
 from algorithms.evaluation import metrics_of as released_metrics
 from algorithms.models import Model
 from algorithms.models.saved import load_model as load_model
@@ -37,6 +37,7 @@ from tasks.runs.store import EVALUATION, check_data_facts, run_facts, sha256_of
 
 READS: tuple[str, ...] = ()
 _INTERVALS = 10
+_IN_UNITS = ("rmse", "mae", "mean_rmse")
 _MAX_DRAWN = 100_000
 """Upper bound on the words or tokens in a figure."""
 
@@ -364,15 +365,52 @@ def _of_release(
             " checkout` brings back files that belong together."
         )
     released = Released.from_json(path.read_text(encoding="utf-8"))
-    return facts | private_metrics(released), class_tables(released, names)
+    return facts | private_metrics(released, public.label_type), class_tables(released, names)
 
 
-def private_metrics(released: Released) -> dict[str, Any]:
-    """The metrics of a released histogram: an estimate with its interval each, None where noise drowns it."""
-    return {
-        f"test_{name}": None if estimate is None else asdict(estimate)
-        for name, estimate in released_metrics(released).items()
-    }
+def private_metrics(released: Released, label_type: LabelType) -> dict[str, Any]:
+    """The metrics of a released histogram: an estimate with its interval each, None where noise drowns it.
+
+    With those of groups, by column, and the differences between groups.
+    """
+    document: dict[str, Any] = _documents("test_", released_metrics(released), label_type)
+    if reasons := reasons_of(released):
+        document["not_shown"] = {f"test_{name}": reason for name, reason in reasons.items()}
+    if released.spec.groups:
+        by_column = groups_of(released)
+        document["groups"] = {
+            column: [
+                {"group": one.name, "size": _documents("", {"size": one.size}, label_type)["size"]}
+                | _documents("", one.metrics, label_type)
+                for one in groups
+            ]
+            for column, groups in by_column.items()
+        }
+        document["differences"] = {
+            column: [
+                {"first": one.first, "second": one.second} | _documents("", one.metrics, label_type)
+                for one in group_differences(groups)
+            ]
+            for column, groups in by_column.items()
+        }
+    return document
+
+
+def _documents(
+    prefix: str, estimates: Mapping[str, Estimate | None], label_type: LabelType
+) -> dict[str, dict[str, float] | None]:
+    """Estimates as JSON values; errors of a number, which is scaled to [-1, 1], in its own units."""
+    documents: dict[str, dict[str, float] | None] = {}
+    for name, estimate in estimates.items():
+        units = 1.0
+        if isinstance(label_type, Number) and name in _IN_UNITS:
+            units = (label_type.bounds[1] - label_type.bounds[0]) / 2
+        documents[f"{prefix}{name}"] = (
+            None
+            if estimate is None
+            else {part: units * getattr(estimate, part) for part in ("value", "low", "high")}
+        )
+    return documents
 
 
 def class_tables(released: Released | None, names: Sequence[str]) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -114,7 +114,7 @@ def count_held_out(
             if spec.kind == "score"
             else predictions(label_type, scores)
         )
-        weights = data.weights[start : start + len(labels)]
-        start += len(labels)
-        cells += count(spec, values.double().numpy(), labels.numpy(), weights=weights)
+        rows = slice(start, start := start + len(labels))
+        groups = data.group_indices([column for column, _ in spec.groups], rows)
+        cells += count(spec, values.double().numpy(), labels.numpy(), groups, data.weights[rows])
     return cells

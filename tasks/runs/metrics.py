@@ -5,9 +5,11 @@ so, with the epsilon of the people held out.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from markupsafe import escape
 
 from data.targets import Kind
 
@@ -178,6 +180,7 @@ def _private_text(metrics: Metrics) -> ReportText:
         if one is not None
     ]
     drowned = [key.removeprefix("test_").replace("_", " ") for key, one in estimates.items() if one is None]
+    groups = "".join(map(_groups_text, metrics.get("groups", {}).items()))
     text = (
         f"The held-out records are private. One noised histogram of them was released ({private_words(metrics)}), and"
         f" all numbers follow from it; each has its 95 % interval, which counts the noise and that these people are a"
@@ -185,6 +188,7 @@ def _private_text(metrics: Metrics) -> ReportText:
     )
     if drowned:
         text += f" Not shown, as noise drowns them: {', '.join(drowned)}."
+    text += groups
     estimate = headline_estimate(metrics)
     tile = "–" if estimate is None else format_metric(estimate[0], name, 1)
     note = f"{name} on private records it never saw ({private_words(metrics)})"
@@ -193,6 +197,18 @@ def _private_text(metrics: Metrics) -> ReportText:
             f"; 95 % interval {format_metric(estimate[1], name, 1)} to {format_metric(estimate[2], name, 1)}"
         )
     return ReportText(tile, note, text, None if estimate else f"No {name} is known: {DROWNED}.", captions)
+
+
+def _groups_text(of_column: tuple[str, Sequence[Mapping[str, Any]]]) -> str:
+    """The headline of each group of a column, as HTML; small groups are merged, by their released sizes."""
+    column, groups = of_column
+    shown = []
+    for one in groups:
+        name = next((key for key in ("accuracy", "r2", "score") if key in one), None)
+        known = None if name is None else one[name]
+        text = "unknown" if known is None or name is None else _estimate_text(known, name)
+        shown.append(f"{escape(one['group'])} {text}")
+    return f"</p><p>By {escape(column)}: {'; '.join(shown)}."
 
 
 def _class_rows(metrics: Metrics) -> Rows:

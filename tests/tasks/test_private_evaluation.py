@@ -31,6 +31,7 @@ from tasks.retraining import Registry, delivery
 from tasks.runs import store
 from tasks.runs.charge import Charge
 from tasks.runs.summary import run_summary
+from tasks.tracking.runs import summary
 from tests.support.visits import CARD, Visits, visits
 from tests.support.workspace import killed_in
 
@@ -77,7 +78,7 @@ def test_a_run_releases_one_histogram_and_all_metrics_follow_from_it(clinic: Vis
     assert (trace["kind"] == "evaluation").sum() == 1
     clinic.finish()
     metrics = read(clinic, "metrics.json")
-    facts = {"held_out", "evaluation_epsilon", "epsilon", "delta", "run_id"}
+    facts = {"held_out", "evaluation_epsilon", "not_shown", "epsilon", "delta", "run_id"}
     assert all(name in facts or name.startswith("test_") for name in metrics)
     assert set(metrics["test_accuracy"]) == {"value", "low", "high"}
     assert (metrics["held_out"], metrics["run_id"]) == ("private", run_id)
@@ -364,3 +365,67 @@ def test_retraining_promotes_nothing_by_noise(
     assert decided is promotes
     assert ("noise and chance may be 0.05" in words) is (new is not None)
     assert delivery._decide_by_releases(work, tmp_path / "new", None)[0]
+
+
+def test_metrics_are_given_by_declared_groups_with_their_differences(clinic: Visits) -> None:
+    clinic.place.set("privacy", epsilon=9.0, evaluation={"by": ["insurance"]})
+    clinic.train()
+    clinic.finish()
+    metrics = read(clinic, "metrics.json")
+    groups = metrics["groups"]["insurance"]
+    assert {name for one in groups for name in one["group"].split(", ")} == {"public", "private", "none"}
+    assert set(groups[0]["accuracy"]) == {"value", "low", "high"}
+    assert metrics["differences"]["insurance"][0]["first"] == groups[0]["group"]
+    sizes = sum(one["size"]["value"] for one in groups)
+    # Of the 1200 patients 915 have a declared insurance, and about a quarter of the patients is held out.
+    assert sizes == pytest.approx(915 / 4, abs=60)
+    assert "By insurance: " in (clinic.place.root / "artifacts/report.html").read_text()
+    card = load(clinic.place.root / "artifacts/privacy_card.json")
+    assert verify(card, clinic.place.root / "artifacts").passed
+
+
+@pytest.mark.parametrize("columns", [["age"], ["shoe size"], ["reason", "reason"]])
+def test_groups_of_a_column_without_declared_categories_are_refused(
+    columns: list[str], clinic: Visits
+) -> None:
+    with pytest.raises(RefusedError, match="the columns of declared categories are insurance, reason"):
+        clinic.place.set("privacy", evaluation={"by": columns})
+
+
+def test_figures_have_released_counts_alone(clinic: Visits) -> None:
+    clinic.train()
+    clinic.finish()
+    pairs = pd.read_csv(clinic.place.root / "artifacts/plots/confusion.csv")
+    noisy, exact = released_of(clinic).table("score x label, 2"), exact_cells(clinic)[:4].reshape(2, 2)
+    shown = pairs.pivot(index="predicted", columns="actual", values="count").to_numpy()
+    assert shown.tolist() == np.rint(np.maximum(noisy, 0)).astype(int).tolist()
+    assert shown.tolist() != exact.astype(int).tolist()
+    assert list(pairs.columns) == ["actual", "predicted", "count"]
+
+
+def test_each_place_says_that_its_numbers_are_private(clinic: Visits) -> None:
+    clinic.train()
+    clinic.finish()
+    root = clinic.place.root
+    rows = dict(run_summary(root))
+    assert rows["held-out metrics"] == "private, epsilon 1; 95 % intervals"
+    page = (root / "artifacts/report.html").read_text()
+    assert "(private, epsilon 1)" in page
+    assert "95 % interval" in page
+    card = load(root / "artifacts/privacy_card.json")
+    sent = summary(read(clinic, "metrics.json"), card)
+    assert (sent["test/held_out"], sent["test/epsilon"]) == ("private", pytest.approx(1.0, rel=1e-3))
+    assert {"test/accuracy", "test/accuracy_low", "test/accuracy_high"} <= set(sent)
+
+
+@pytest.mark.parametrize("edit", [{"noise_std": 0.5}, {"spec": {}}])
+def test_a_histogram_of_other_noise_or_cells_than_planned_does_not_verify(
+    edit: dict[str, Any], clinic: Visits
+) -> None:
+    clinic.train()
+    clinic.finish()
+    folder = clinic.place.root / "artifacts"
+    document = read(clinic, "evaluation.json") | edit
+    (folder / "evaluation.json").write_text(json.dumps(document, sort_keys=True) + "\n")
+    failed = {check.name for check in verify(load(folder / "privacy_card.json"), folder).failures}
+    assert failed == {"evaluation.json", "evaluation"}

@@ -118,6 +118,7 @@ def verify(
         ]
         checks += [*_trace(folder / "trace.parquet", card, schedule)]
         checks += [*_plan(folder / "plan.json", card, schedule)]
+        checks += [*_evaluation(folder, card)]
     return Verification(recomputed, tuple(checks))
 
 
@@ -309,6 +310,22 @@ def _plan(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[Check]:
         found = ["the plan cannot be read"] * len(_PLAN)
     for name, problem in zip(_PLAN, found, strict=True):
         yield Check(name, problem is None, problem or "as the plan has it")
+
+
+def _evaluation(folder: Path, card: PrivacyCard) -> Iterator[Check]:
+    """Whether the released histogram is the planned one, with the noise that the trace has of it."""
+    if EVALUATION not in card.evidence.files or not all(
+        (folder / name).is_file() for name in (EVALUATION, "plan.json")
+    ):
+        return
+    try:
+        released = json.loads((folder / EVALUATION).read_bytes())
+        planned = json.loads((folder / "plan.json").read_bytes())["evaluation"]
+        (noised,) = [query for query in card.mechanism.queries if query.kind == "evaluation"]
+        same = released["spec"] == planned["spec"] and released["noise_std"] == noised.noise_std.least
+    except (OSError, KeyError, TypeError, ValueError):
+        same = False
+    yield Check("evaluation", same, "the planned histogram" if same else "another histogram, or other noise")
 
 
 def _difference_to_plan(plan: Mapping[str, Any], schedule: Schedule) -> str | None:

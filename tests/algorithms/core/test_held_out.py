@@ -133,6 +133,14 @@ def test_its_stream_is_of_no_release_and_no_sample_of_the_run() -> None:
     assert own == generator.evaluation().words(8).tolist()
 
 
+def test_it_shares_no_noise_with_a_release_of_training() -> None:
+    evaluation, generator = EvaluationPlan(SPEC, "gaussian", 2.0, 1.0), seeded_generator(9)
+    noise = _noise(generator, evaluation, np.zeros(SPEC.cells))
+    for release in range(100):
+        of_training = generator.stream(release).normal(SPEC.cells)
+        assert np.abs(noise - of_training).max() > 1e-3
+
+
 def test_the_same_run_repeats_its_noise_and_another_has_its_own() -> None:
     evaluation, cells = EvaluationPlan(SPEC, "gaussian", 2.0, 1.0), np.zeros(SPEC.cells)
     first, again, other = (_noise(seeded_generator(seed), evaluation, cells) for seed in (1, 1, 2))
