@@ -321,6 +321,6 @@ def test_a_parameter_tells_where_it_is_brought() -> None:
 def test_a_model_that_is_taken_record_by_record_is_refused() -> None:
     made = problem(next(iter(AS_A_WHOLE.values())), torch.float32)
     with pytest.raises(
-        UnsupportedModelError, match=r"performance\.offload, since it is differentiated record by record"
+        UnsupportedModelError, match="with offload, since it is differentiated record by record"
     ):
         engine_of(made, offload=True)
