@@ -211,11 +211,15 @@ def _item_lines(papers: dict[str, Paper]) -> Iterator[str]:
     yield from ("", "## Every table and figure")
     for number, paper in papers.items():
         yield from ("", f"{number}, {paper.title}:", "")
+        first: dict[str, str] = {}
         for name, item in paper.items.items():
+            words = name.replace("-", " ")
             defined = ", ".join(f"`{definition}`" for definition in item.definitions) or "no definition"
             protocol = "" if item.paper == "-" else f" Paper: {item.paper}. Ours: {item.ours}."
-            why = f" Not run as printed, because: {item.not_run}." if item.not_run else ""
-            yield f"- {name.replace('-', ' ')}: {item.shows} ({defined}).{protocol}{why}"
+            protocol += f" Not run as printed, because: {item.not_run}." if item.not_run else ""
+            others = first.setdefault(f"({defined}).{protocol}", words)
+            rest = f"({defined}).{protocol}" if others == words else f"(all else as {others})."
+            yield f"- {words}: {item.shows} {rest}"
 
 
 def main(
