@@ -9,13 +9,15 @@ import pytest
 from ruamel.yaml import YAML
 
 from algorithms.core import calibration
+from algorithms.methods import Nesterov
+from data.prepared import load
 from tasks import calibrate, train
 from tasks.config import params
 from tasks.config.params import GROUPS
 from tasks.preflight.preview import preview_run
 from tasks.runs import store
 from tests.support.refusals import refused
-from tests.support.visits import Visits
+from tests.support.visits import CARD, Visits
 from tests.support.visits import visits as visits
 
 EXACT = calibration.calibrate
@@ -166,3 +168,28 @@ def test_a_plan_for_other_facts_is_passed_by_as_training_would_refuse_it(
     monkeypatch.setattr(calibrate, "_planning_facts", lambda *given: replace(known(*given), loss=None))
     calibrate.main()
     assert plan_of(upgraded)["noise_multiplier"] < first["noise_multiplier"]
+
+
+def test_a_run_under_an_earlier_default_keeps_its_plan_and_its_result(
+    visits: Visits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gap that Nesterov's length follows from was 10, whatever the loss: such a run is not paid for again."""
+    held = load(visits.place.root / "datasets/prepared")  # the number of records, for a card that declares it
+    counts = f"{{train: {len(held.train_labels)}, test: {len(held.test_labels)}}}"
+    (visits.place.root / "data/cards/visits.yaml").write_text(CARD.replace("{at_most: 2000}", counts))
+    visits.place.prepare("visits")
+    document = YAML(typ="safe", pure=True).load(visits.place.root / "params.yaml") | {
+        "data": {"dataset": "visits"},
+        "model": {"name": "logistic"},
+        "algorithm": {"name": "nesterov", "steps": 400, "regularisation": 0.01},
+    }
+    with monkeypatch.context() as before:
+        before.setattr(Nesterov, "gap_at_start", lambda self, facts: 10.0)
+        visits.place.write(document)
+        run_id = visits.train()
+    first = plan_of(visits)
+    settings = params.load(visits.place.root / "params.yaml", reads=GROUPS)
+    assert calibrate.plan_for(settings, visits.place.public).steps < first["steps"]
+    calibrate.main()
+    assert plan_of(visits) == first
+    assert visits.train() == run_id and visits.runs == 1
