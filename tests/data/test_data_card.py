@@ -47,7 +47,7 @@ FAULTS: dict[str, tuple[str, Any, str]] = {
     "unknown column key": ("reader.columns.0.unit", "y", "key reader.columns.0.unit: unknown key"),
     "unknown kind": ("reader.columns.0.kind", "text", "key reader.columns.0"),
     "unknown reader": ("reader.kind", "excel", "key reader"),
-    "private holdout": ("holdout", "private", "key holdout"),
+    "unknown holdout": ("holdout", "secret", "key holdout"),
     "text for a number": ("cap.epsilon", "1.0", "key cap.epsilon"),
     "text for a truth value": ("public", "yes", "key public"),
     "no budget": ("cap.epsilon", 0, "key cap.epsilon"),
