@@ -15,9 +15,14 @@ from algorithms import models
 from algorithms.errors import RefusedError
 from algorithms.evaluation import HistogramSpec, count, histogram_for
 from algorithms.evaluation.histogram import Floats, Groups, Kind
+from algorithms.gradients.arithmetic import WHOLE, pad_to_multiple
 from algorithms.gradients.patches import without_shortcuts
 from algorithms.models import Model
+from algorithms.privacy.barrier.compute_config import ComputeConfig
+from algorithms.privacy.barrier.fixed_arithmetic import fixed_arithmetic
+from data.description import DatasetInfo
 from data.prepared import HeldOut
+from data.readers.records import Records
 from data.targets import IGNORED, LabelType, Tags
 
 _BATCH = 1024
@@ -26,21 +31,27 @@ MAX_OUTPUTS = 2**24
 
 
 def passes(
-    model: Model, parameters: Mapping[str, Tensor], data: HeldOut
+    model: Model, parameters: Mapping[str, Tensor], data: HeldOut, *, filled: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Model]]:
-    """The model's outputs and scores for the records, their labels, and the model as it evaluates; pass by pass."""
+    """The model's outputs and scores for the records, their labels, and the model as it evaluates; pass by pass.
+
+    filled: take so many records in each pass, the last of which repeats its last record.
+    """
     model, public = models.for_evaluation(model), data.public
-    label_type = public.label_type
-    outputs_a_record = label_type.outputs(public.tokens) * (
-        prod(public.label_shape) if label_type.has_tokens else 1
-    )
-    size = max(1, min(_BATCH, MAX_OUTPUTS // max(1, outputs_a_record)))
+    size = filled or _records_a_pass(public)
     with torch.no_grad(), without_shortcuts():  # as in training
         for start in range(0, len(data.test_labels), size):
             inputs = torch.from_numpy(np.array(data.test_features[start : start + size]))
             labels = torch.from_numpy(np.array(data.test_labels[start : start + size]))
-            outputs = model.outputs(parameters, inputs)
+            outputs = model.outputs(parameters, pad_to_multiple(inputs, filled or 1))[: len(labels)]
             yield outputs, model.scores(outputs), labels, model
+
+
+def _records_a_pass(public: DatasetInfo) -> int:
+    """As many as have no more outputs than is allowed."""
+    label_type = public.label_type
+    positions = prod(public.label_shape) if label_type.has_tokens else 1
+    return max(1, min(_BATCH, MAX_OUTPUTS // max(1, label_type.outputs(public.tokens) * positions)))
 
 
 def predictions(label_type: LabelType, scores: Tensor) -> Tensor:
@@ -106,15 +117,26 @@ def histogram_of(label_type: LabelType, groups: Groups = (), *, cross: bool = Fa
 def count_held_out(
     spec: HistogramSpec, model: Model, parameters: Mapping[str, Tensor], data: HeldOut
 ) -> Floats:
-    """The exact cells of the histogram, [cells]; private."""
+    """The exact cells of the histogram, [cells]; private.
+
+    A record's score may not depend on who else is held out, or one person could move many records to other cells. So
+    the records are taken in passes of one size in which an inspection finds the same values for a record in any
+    company, as in training, or one by one.
+    """
     label_type, cells, start = data.public.label_type, np.zeros(spec.cells), 0
-    for _, scores, labels, _ in passes(model, parameters, data):
-        values = (
-            record_scores(label_type, scores, labels)[:, None]
-            if spec.kind == "score"
-            else predictions(label_type, scores)
-        )
-        rows = slice(start, start := start + len(labels))
-        groups = data.group_indices([column for column, _ in spec.groups], rows)
-        cells += count(spec, values.double().numpy(), labels.numpy(), groups, data.weights[rows])
+    compute = ComputeConfig(torch.device("cpu"), physical_batch=min(WHOLE, _records_a_pass(data.public)))
+    engine = compute.engine(models.for_evaluation(model), Records(data.test_features, data.test_labels))
+    # Branches on values are pinned in the engine's passes alone.
+    reads_values = not engine.is_batched or bool(engine.inspection.passes.pinned_branches)
+    size = 1 if reads_values else engine.physical_batch
+    with fixed_arithmetic(compute, engine):
+        for _, scores, labels, _ in passes(model, parameters, data, filled=size):
+            values = (
+                record_scores(label_type, scores, labels)[:, None]
+                if spec.kind == "score"
+                else predictions(label_type, scores)
+            )
+            rows = slice(start, start := start + len(labels))
+            groups = data.group_indices([column for column, _ in spec.groups], rows)
+            cells += count(spec, values.double().numpy(), labels.numpy(), groups, data.weights[rows])
     return cells
