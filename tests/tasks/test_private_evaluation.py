@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +20,19 @@ from algorithms.core.calibration import plan_evaluation
 from algorithms.core.held_out import EvaluationPlan
 from algorithms.core.plan import Plan
 from algorithms.errors import RefusedError
-from algorithms.evaluation import Released
+from algorithms.evaluation import Released, count, histogram_for
 from algorithms.models.saved import load_model
+from algorithms.privacy.accounting import Budget
 from algorithms.privacy.card import load, text, verify, verify_card
 from algorithms.privacy.card.verify import check_charged
-from data.prepared import load_held_out
+from algorithms.privacy.ledger import Composition
+from data.prepared import HeldOut, load_held_out
+from flows.cli.costs import cost_table
 from tasks import evaluate, train, tuning
+from tasks.config import params
 from tasks.export import release
 from tasks.held_out import count_held_out
+from tasks.preflight.preview import RunPreview
 from tasks.retraining import Registry, delivery
 from tasks.runs import store
 from tasks.runs.charge import Charge
@@ -337,6 +343,33 @@ def test_a_search_scores_on_training_records_and_evaluates_nobody(clinic: Visits
     private = settings | {"objective": {"on": "private"}}
     plan = tuning.plan_search(tuning.Tuning.model_validate(private), base, clinic.place.public)
     assert not [document for document in plan.plans if "evaluation" in document or "held_out" in document]
+
+
+@pytest.mark.parametrize(("test", "words"), [(5000, "accuracy 0.0"), (12, "none is shown")])
+def test_a_plan_says_the_price_and_how_exact_metrics_will_be(test: int, words: str, clinic: Visits) -> None:
+    settings = params.load(clinic.place.root / "params.yaml", reads=params.GROUPS)
+    plan = Plan.from_json(read(clinic, "plan.json"))
+    preview = RunPreview(
+        clinic.place.public, plan, (), Budget(10.0, 1e-4), None, 5, False, Composition(), held_out=test
+    )
+    table = cost_table(preview, settings)
+    rows = dict(zip(*(column.cells for column in table.columns), strict=True))
+    priced = r"private: one release at epsilon 0\.9999\d*; the whole run costs 0\.9999\d*"
+    assert re.fullmatch(priced, rows["held-out records"])
+    assert words in rows["standard errors of its metrics"]
+    assert ("accuracy" in rows.get("drowned by noise", "")) is (test == 12)
+
+
+def test_all_rows_of_a_person_count_as_much_as_one(clinic: Visits) -> None:
+    """A person with three rows moves the histogram by no more than its sensitivity."""
+    public = replace(clinic.place.public, rows_per_user=3)
+    spec, rng = histogram_for("two classes", 2), np.random.default_rng(0)
+    rows = HeldOut(public, np.zeros((3, *public.input_shape), np.float32), np.ones(3, np.int64))
+    assert rows.weights.tolist() == [1 / 3] * 3
+    for _ in range(50):
+        scores = rng.dirichlet([1.0, 1.0], 3)
+        cells = count(spec, scores, rows.test_labels, weights=rows.weights)
+        assert np.linalg.norm(cells) <= spec.sensitivity * (1 + 1e-9)
 
 
 def estimate(value: float, half: float) -> dict[str, float]:

@@ -241,6 +241,27 @@ def test_a_worse_model_is_kept_beside_the_one_that_serves(place: Place) -> None:
     }
 
 
+def test_private_held_out_people_of_weekly_models_are_compared_by_what_was_released(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads them again, nothing more is charged, and noise promotes no model."""
+
+    def refusing(*_: Any, **__: Any) -> None:
+        raise AssertionError("held-out records were read")
+
+    monkeypatch.setattr(delivery, "metrics_of", refusing)
+    YAML(typ="safe", pure=True).dump(CARD | {"holdout": "private"}, place.root / CARD_FILE)
+    place.settings = Retraining.model_validate_json(json.dumps(SETTINGS | {"minimal_gain": 0.0}))
+    first = place.deliver()
+    assert (first.kind, "with private held-out accuracy" in first.message) == ("promoted", True)
+    place.arrive("w3")
+    second = place.deliver(1)
+    assert (second.kind, "noise" in second.message) == ("kept", True)
+    assert len(place.rows("reserve")) == len(place.rows("settle")) == 2
+    entries = [path for path in (place.root / "models/visits").iterdir() if path.name != "serving"]
+    assert all((entry / "evaluation.json").stat().st_size > 10 for entry in entries)
+
+
 def test_params_of_another_data_set_are_refused(place: Place) -> None:
     path = place.root / "params.yaml"
     path.write_text(path.read_text().replace("dataset: tiny", "dataset: other"))
