@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Column, Table
+from typer.core import TyperGroup
 
 from algorithms.plain_text import for_terminal
 from flows.cli.running import SETTINGS, say, show
@@ -24,7 +25,33 @@ _SHOWN = 6
 """Rows shown at each end of a long forecast."""
 
 
-app = typer.Typer(**SETTINGS, help="The durable budget of each population.")
+_BY_USE = (
+    *(
+        "show",
+        "history",
+        "report",
+        "forecast",
+        "verify",
+        "forfeit",
+        "register",
+        "cap",
+        "block",
+        "retire",
+        "overrule",
+    ),
+    *("backup", "restore", "export", "init"),
+)
+
+
+class _ByUse(TyperGroup):
+    """Lists the commands that are used most first."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The commands' names in the order of the help."""
+        return sorted(super().list_commands(ctx), key=_BY_USE.index)
+
+
+app = typer.Typer(**SETTINGS, cls=_ByUse, help="The durable budget of each population.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
@@ -146,7 +173,10 @@ def _document(ledger: "Ledger", population: str, forecast: "Forecast", every: fl
 
 
 def _show(document: dict[str, Any]) -> None:
-    table, rows = Table("retraining", "day", "blocks", "epsilon", "retires"), document["retrainings"]
+    rows = document["retrainings"]
+    # By the hour where days would be fractions, as for hourly retrainings.
+    unit, each = ("day", 1) if all(float(row["day"]).is_integer() for row in rows) else ("hour", 24)
+    table = Table("retraining", unit, "blocks", "epsilon", "retires")
     left_out = max(0, len(rows) - 2 * _SHOWN)
     for place, row in enumerate(rows):
         if left_out and _SHOWN <= place < _SHOWN + left_out:
@@ -154,7 +184,7 @@ def _show(document: dict[str, Any]) -> None:
                 table.add_row("...", "", f"{left_out:,} more; --json has all", "", "")
             continue
         names = (_few(row["blocks"]), f"{row['epsilon']:.4g}", _few(row["retires"]))
-        table.add_row(str(row["retraining"]), f"{row['day']:g}", *names)
+        table.add_row(str(row["retraining"]), f"{each * row['day']:.6g}", *names)
     population, end = document["population"], document["end"]
     if not rows:
         say(f"The caps allow no more retrainings of population {population}: {end}")
@@ -421,8 +451,9 @@ def report(to: Annotated[Path, typer.Argument(help="File to write.")] = Path("le
     say(f"Wrote {to}: one file, which contains nothing about a record.")
 
 
-@app.command()
-def export(file: Annotated[Path, typer.Argument(help="File to create.")]) -> None:
+@app.command("export", hidden=True)  # its name before; `epsilonflow export` is about a model
+@app.command("backup")
+def back_up(file: Annotated[Path, typer.Argument(help="File to create.")]) -> None:
     """Back up every row with its hashes to a file that only you can read. Runs may continue meanwhile."""
     from algorithms.privacy.ledger import export as write
 
@@ -432,10 +463,10 @@ def export(file: Annotated[Path, typer.Argument(help="File to create.")]) -> Non
 
 @app.command()
 def restore(
-    file: Annotated[Path, typer.Argument(help="A file that `ledger export` wrote.")],
+    file: Annotated[Path, typer.Argument(help="A file that `ledger backup` wrote.")],
     to: Annotated[str, typer.Option(help="URL of an empty ledger.")],
 ) -> None:
-    """Restore an export into an empty ledger, hash for hash."""
+    """Restore a backup into an empty ledger, hash for hash."""
     from algorithms.privacy.ledger import restore as write
 
     rows = write(file, to)

@@ -27,27 +27,22 @@ app = typer.Typer(
     **{**SETTINGS, "add_completion": True},
     help="Train models with differential privacy, and prove what it cost.",
 )
-for command in (
-    run,
-    plan,
-    advise,
-    compare,
-    retrain,
-    doctor,
-    init,
-    predict,
-    export,
-    release,
-    report,
-    tune,
-    audit,
-    track,
-):
-    app.command()(command)
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(card_app, name="card")
-app.add_typer(data_app, name="data")
-app.add_typer(server.app, name="server")
+_GROUPS = {
+    "Set up": (init, doctor),
+    "Plan and run": (plan, advise, run, retrain, tune, compare, track),
+    "Use the model": (predict, export, release, report),
+    "Check and budget": (audit,),
+}
+_FURTHER = {
+    "Set up": {"data": data_app, "server": server.app},
+    "Check and budget": {"card": card_app, "ledger": ledger.app},
+}
+for title, commands in _GROUPS.items():
+    for command in commands:
+        app.command(rich_help_panel=title)(command)
+for title, apps in _FURTHER.items():
+    for name, further in apps.items():
+        app.add_typer(further, name=name, rich_help_panel=title)
 
 
 def _version(wanted: bool) -> None:

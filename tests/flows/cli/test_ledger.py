@@ -98,6 +98,23 @@ def test_a_forecast_says_how_many_more_fit_and_when_blocks_retire(ledger: Ledger
     assert ledger.head() == before
 
 
+def test_hourly_retrainings_are_forecast_by_the_hour(ledger: Ledger) -> None:
+    shown = call("forecast", "patients", "--planned", "4", "--every", str(1 / 24)).stdout
+    rows = [[cell.strip() for cell in line.split("│")[1:3]] for line in shown.splitlines() if "│" in line]
+    assert "hour" in shown and rows[:3] == [["1", "1"], ["2", "2"], ["3", "3"]]
+
+
+def test_the_commands_that_are_used_most_are_listed_first(ledger: Ledger) -> None:
+    lines = [line.strip("│ ").split() for line in call("--help").stdout.splitlines() if line.startswith("│ ")]
+    names = [words[0] for words in lines if words]
+    assert [name for name in names if name in ("show", "forfeit", "backup", "init", "export")] == [
+        *("show", "forfeit", "backup", "init")
+    ]
+    assert (
+        call("backup", "one.jsonl").exit_code == call("export", "two.jsonl").exit_code == 0
+    )  # its name before
+
+
 def test_a_forecast_takes_what_a_retraining_plans(ledger: Ledger) -> None:
     Path("retrain.yaml").write_text(
         "{name: visits, dataset: visits, every: day, blocks: {policy: last, window: 1},"

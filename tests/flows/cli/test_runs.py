@@ -503,3 +503,11 @@ def test_a_data_set_is_checked_for_its_owner(tmp_path: Path, monkeypatch: pytest
     text = (tmp_path / "own.csv").read_text()
     (tmp_path / "own.csv").write_text(text + "old,Ulm,maybe\n")
     assert "keyed_sha256: " in call("data", "check", "own.yaml").stdout
+
+
+def test_the_help_is_in_groups_that_begin_with_setting_up() -> None:
+    shown = call("--help").stdout
+    titles = ["Set up", "Plan and run", "Use the model", "Check and budget"]
+    assert [shown.index(title) for title in titles] == sorted(shown.index(title) for title in titles)
+    assert shown.index("init ") < shown.index("doctor ") < shown.index("Plan and run")
+    assert "─ Commands ─" not in shown  # each is in a group
