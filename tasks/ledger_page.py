@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.ledger import WHOLE_POPULATION, Balance, Entry, Ledger, settlement
@@ -20,10 +21,11 @@ def page(ledger: Ledger) -> str:
     """Make the page; raises LedgerBrokenError if the ledger's chain does not hold."""
     ledger.verify()
     history = ledger.history()
-    accounts = [
+    accounts: list[dict[str, Any]] = [
         _account(ledger, name, [row for row in history if row.population == name])
         for name in ledger.populations()
     ]
+    accounts.sort(key=lambda account: account["whole"].public)  # private populations first
     made = environment(below=Path(__file__).parent)
     made.filters |= {"epsilon": _number, "share": _share}
     as_of = history[-1].written_at[:16].replace("T", " ") if history else None
@@ -32,7 +34,7 @@ def page(ledger: Ledger) -> str:
     )
 
 
-def _account(ledger: Ledger, name: str, rows: Sequence[Entry]) -> dict[str, object]:
+def _account(ledger: Ledger, name: str, rows: Sequence[Entry]) -> dict[str, Any]:
     """A population on the page. line: see `_line`."""
     reserved: dict[str, list[Entry]] = {}
     for row in rows:
@@ -81,8 +83,9 @@ def _forecast(ledger: Ledger, name: str, runs: Sequence[Sequence[Entry]]) -> str
         return "Any number of runs like the last one fit, because it cost nothing."
     after = ledger.spent_if_repeated(name, 10)
     assert after is not None  # there was a run
+    where = " into every block that is not retired" if last.block != WHOLE_POPULATION else ""
     return (
-        f"{fits:,} more {'run' if fits == 1 else 'runs'} like the last one fit. After ten more like it, epsilon"
+        f"{fits:,} more {'run' if fits == 1 else 'runs'} like the last one fit{where}. After ten more like it, epsilon"
         f" {_number(after.epsilon)} would be spent."
     )
 

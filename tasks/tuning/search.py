@@ -64,7 +64,7 @@ from tasks.reporting import environment
 from tasks.runs import store
 from tasks.runs.charge import Charge, claim_run
 from tasks.runs.ledger import bind, open_newest, register, signing_key
-from tasks.runs.metrics import headline_metric
+from tasks.runs.metrics import format_metric, headline_metric, metric_name, placeholder_metrics
 from tasks.runs.software import reuse_note
 from tasks.runs.stages import EXISTING, checkout_lock
 from tasks.tracking.runs import log_winner
@@ -409,7 +409,7 @@ def _rehearse(search: Search, charge: Charge) -> None:
     def report(pick: int, made: Run) -> None:
         card = _card(search, made.plan, made.receipt, made.trace)
         if pick == 0:
-            _page(search, made.plan, made.receipt, search.search_plan.documents[pick])
+            _page(search, made.plan, made.receipt, search.search_plan.documents[pick], 1.0)
             for check in verify(card, unsigned=True).failures:
                 raise RefusedError(f"{check.name}: {check.detail}")
 
@@ -497,7 +497,8 @@ def _run_search(search: Search, charge: Charge, run_all: Runs) -> Path:
     with _without_logs():
         run_all([trial for _, trial in trials])
     scores = [float(json.loads((trial.folder / SCORE).read_text(encoding="utf-8"))) for _, trial in trials]
-    pick, winner = trials[int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))]
+    best = int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))
+    pick, winner = trials[best]
     plan, document = search.plan(pick)
     written = run.make_empty("written")
     for name in ("model.safetensors", "trace.parquet"):
@@ -507,6 +508,8 @@ def _run_search(search: Search, charge: Charge, run_all: Runs) -> Path:
     )
     (written / SEARCH).write_text(search.to_json(), encoding="utf-8")
     YAML().dump(winner.document, written / "winner.yaml")
+    if search.tuning.objective.on == "public":  # whoever has the winner and these records knows it
+        write_text(written / SCORE, json.dumps(scores[best]))
     if search.search_plan.releases_all:
         # Every trial is paid for.
         points = [
@@ -531,7 +534,8 @@ def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Document:
     winner = YAML(typ="safe", pure=True).load(folder / "winner.yaml")
     card = _card(search, plan, receipt, frame, signing_key(home))
     (folder / "privacy_card.json").write_bytes(card.to_bytes())
-    (folder / PAGE).write_text(_page(search, plan, receipt, winner), encoding="utf-8")
+    score = json.loads((folder / SCORE).read_text(encoding="utf-8")) if (folder / SCORE).is_file() else None
+    (folder / PAGE).write_text(_page(search, plan, receipt, winner, score), encoding="utf-8")
     return receipt
 
 
@@ -546,8 +550,17 @@ def _card(
     return build(RunRecord(plan, receipt, public, trace, receipt["software"]), key)
 
 
-def _page(search: Search, plan: Mapping[str, Any], receipt: Mapping[str, Any], winner: Document) -> str:
-    """The page about the winner and its price, compared with one run and with showing all trials."""
+def _page(
+    search: Search,
+    plan: Mapping[str, Any],
+    receipt: Mapping[str, Any],
+    winner: Document,
+    score: float | None = None,
+) -> str:
+    """The page about the winner and its price, compared with one run and with showing all trials.
+
+    score: the winner's, where it may be shown.
+    """
     tuning, public_plan = search.tuning, Plan.from_json(plan)
     trials = trials_of(public_plan.schedule) or []
     number = len(trials) if search.search_plan.releases_all else round(tuning.trials.mean)
@@ -561,7 +574,11 @@ def _page(search: Search, plan: Mapping[str, Any], receipt: Mapping[str, Any], w
         },
         "drawn": f"{tuning.trials.mean:g} on average ({tuning.trials.distribution.replace('_', ' ')})",
         "objective": _SCORES[tuning.objective.on],
+        "score": None,
     }
+    if score is not None:
+        name = metric_name(placeholder_metrics(search.public.label_type.kind))
+        facts |= {"metric": name, "score": format_metric(score, name)}
     return (
         environment()
         .get_template("tune.html.j2")

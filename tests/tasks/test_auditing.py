@@ -15,7 +15,7 @@ from algorithms.errors import RefusedError
 from tasks import auditing
 from tasks.auditing import AuditRequest, auditable, run_audit
 from tasks.config.params import ParamsRefusedError
-from tasks.reporting import newest_audit
+from tasks.reporting import environment, newest_audit
 from tests.support.waiting import before_long
 
 
@@ -61,6 +61,10 @@ def test_an_audit_is_kept_as_json_and_as_a_page(tmp_path: Path, monkeypatch: pyt
     newest = newest_audit("majority", tmp_path)
     assert newest is not None
     assert (tmp_path / "artifacts" / newest["page"]).resolve() == page.resolve()
+    template = environment().get_template("audit.html.j2")
+    for caught, words in ((1.0, "noticed practically always<"), (0.9, "a chance of at least 90.0 %<")):
+        changed = found | {"power": found["power"] | {"caught": caught}, "curve": []}
+        assert words in template.render(audit=changed, picture=None)
 
 
 def test_more_than_claimed_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

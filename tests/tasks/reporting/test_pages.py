@@ -48,11 +48,51 @@ def test_the_ledgers_page_says_who_spent_what_and_what_is_left(ledger: Ledger) -
     assert not re.search(r"https?://|<script|<link(?! rel=.icon. href=.data:,.>)", made)
 
 
+def test_private_populations_come_first_and_public_ones_are_folded(ledger: Ledger) -> None:
+    ledger.declare("all adults", Budget(9.0, 1e-4), public=True)
+    ledger.declare("nobody else", Budget(1.0, 1e-6), public=False)
+    made = page(ledger)
+    names = re.findall(r"(<h2>|<summary>)Population ([^<,]+)", made)
+    assert names == [
+        ("<h2>", "patients &lt;b&gt;"),
+        ("<h2>", "nobody"),
+        ("<h2>", "nobody else"),
+        ("<summary>", "all adults"),
+    ]
+    assert made.count("<details") == made.count("</details>") == 1
+    assert "<th>" not in made and '<th scope="col">epsilon</th>' in made
+
+
+def test_the_ledgers_page_explains_numbers_that_do_not_add_up(own_home: Path) -> None:
+    """Under zCDP spent and left are an epsilon each, and blocks have budgets of their own."""
+    ledger = Ledger.open(f"sqlite:///{own_home}/ledger.sqlite")
+    ledger.declare(
+        "visits", Budget(3.0, 1e-5), public=False, composition=Composition("zcdp"), blocks_per_person=1
+    )
+    for week in ("2026-W01", "2026-W02"):
+        ledger.declare_block("visits", week)
+    for number in range(2):
+        ledger.reserve(
+            f"run-{number}", "visits", Budget(1.0, 1e-6), events=EVENTS, notes={}, blocks=("2026-W01",)
+        )
+        ledger.settle(f"run-{number}", Budget(1.0, 1e-6), events=EVENTS)
+    spent, left = ledger.balance("visits").spent.epsilon, ledger.balance("visits").remaining.epsilon
+    assert spent + left > 3.0
+    text = re.sub(r"\s+", " ", page(ledger))
+    assert "block 2026-W01, which has spent the most; the others have more left" in text
+    assert "Here epsilons do not add up" in text and "spent and left together may exceed the cap" in text
+    assert "like the last one fit into every block that is not retired" in text
+    ledger.retire_block("visits", "2026-W01")
+    assert "2026-W01, which has spent the most, and is retired; the others" in re.sub(
+        r"\s+", " ", page(ledger)
+    )
+
+
 def test_a_ledger_without_rows_has_a_page(own_home: Path) -> None:
     assert "Nothing has been charged yet" in page(Ledger.open(f"sqlite:///{own_home}/ledger.sqlite"))
 
 
-@pytest.mark.parametrize(("width", "dark"), [(360, True), (1200, False)])
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1200, False)])
 def test_the_ledgers_page_is_readable_at_any_width(
     ledger: Ledger, tmp_path: Path, width: int, dark: bool
 ) -> None:

@@ -34,6 +34,7 @@ from algorithms.privacy.mechanisms.noise import Generator
 from data import DataRefusedError, DatasetInfo
 from tasks import retraining, tuning
 from tasks.config.params import ParamsRefusedError
+from tasks.evaluate import metrics_of
 from tasks.runs import store
 from tasks.runs.ledger import signing_key
 from tasks.tuning import SearchPlan, Tuning, plan_search
@@ -463,6 +464,10 @@ def test_a_private_score_is_charged_with_its_trial(place: Path, own_home: Path) 
     written = card.load(place / "tuned" / "privacy_card.json")
     assert [query.kind for query in written.mechanism.queries] == ["gradient", "total"]
     assert card.verify(written, place / "tuned", unsigned=True, key=None).passed
+    assert (
+        not (place / "tuned/score.json").exists()
+        and "of the winner on public" not in (place / "tuned/tune.html").read_text()
+    )
 
 
 def test_all_trials_may_be_shown_where_all_are_paid_for(place: Path, own_home: Path) -> None:
@@ -589,10 +594,18 @@ def test_what_leaves_a_search_tells_nothing_of_its_other_trials(place: Path, own
         "plan.json",
         "privacy_card.json",
         "receipt.json",
+        "score.json",  # of the winner, on public records
         "trace.parquet",
         "tune.html",
         "winner.yaml",
     ]
+    accuracy = json.loads((place / "tuned/score.json").read_text())
+    file = place / "tuned/model.safetensors"
+    assert accuracy == metrics_of(file, search.prepared)["test_accuracy"]
+    assert (
+        f"<b>{accuracy:.2%}</b><span>accuracy of the winner on public"
+        in (place / "tuned/tune.html").read_text()
+    )
     plan = json.loads((place / "tuned/plan.json").read_text())
     assert plan["search"].keys() == {"each", "shares", "shows_all", "space"} and plan["search"]["space"] == 2
     receipt = json.loads((place / "tuned/receipt.json").read_text())
