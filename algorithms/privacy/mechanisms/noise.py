@@ -41,7 +41,7 @@ _OF_EVALUATION = 2**63
 _OF_RUN = 2**64 - 1
 """The number of the stream for a whole run; no release has this number."""
 _OF_PASSES = 2**64 - 2
-"""The number of the stream for a run's first pass; those of the next ones are smaller."""
+"""The number of the stream for the pass that begins with a run's first step; those of later ones are smaller."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -130,12 +130,12 @@ class Stream:
         found: NDArray[np.int64] = (words % np.uint64(parts)).astype(np.int64)
         return found
 
-    def allocation(self, count: int, parts: int, passes: int) -> NDArray[np.int64]:
-        """The step, of `parts`, of each of `count` records in the pass after `passes` others, shape [count].
+    def allocation(self, count: int, parts: int, first_step: int) -> NDArray[np.int64]:
+        """The step, of `parts`, of each of `count` records in the pass that begins with a step, shape [count].
 
-        It is the same in all releases of the pass, and independent of other passes.
+        It is the same in all releases of the pass, and independent of other passes, also of another number of parts.
         """
-        words = Stream(self._key, _OF_PASSES - passes).words(count)
+        words = Stream(self._key, _OF_PASSES - first_step).words(count)
         found: NDArray[np.int64] = (words % np.uint64(parts)).astype(np.int64)
         return found
 

@@ -150,6 +150,11 @@ class RandomAllocation:
         return self.step // self.parts
 
     @property
+    def first_step(self) -> int:
+        """With which this step's pass begins."""
+        return self.passes * self.parts
+
+    @property
     def place(self) -> int:
         """Of this step in its pass, from 0."""
         return self.step % self.parts
@@ -189,7 +194,7 @@ def draw_sample(sampling: Sampling, count: int, stream: Stream, *, step: int) ->
             has_turn = stream.parts(count, parts) == step % parts
             return np.flatnonzero(has_turn & stream.coins(count, sampling.chance))
         case RandomAllocation(parts=parts):
-            return np.flatnonzero(stream.allocation(count, parts, sampling.passes) == sampling.place)
+            return np.flatnonzero(stream.allocation(count, parts, sampling.first_step) == sampling.place)
         case Importance():
             raise TypeError("who takes part in an importance sample depends on gradients")
 

@@ -11,7 +11,7 @@ from fractions import Fraction
 import dp_accounting as dp
 import numpy as np
 import pytest
-from scipy.stats import chi2, norm
+from scipy.stats import binomtest, chi2, norm
 
 from algorithms.core.minibatch import DPSGDState
 from algorithms.core.plan import Target
@@ -181,6 +181,18 @@ def test_later_steps_are_free_only_after_the_first_of_their_pass() -> None:
     ):
         with pytest.raises(RefusedError, match="later steps of a pass"):
             unrolled(schedule)
+
+
+def test_passes_of_another_number_of_steps_draw_anew() -> None:
+    """As where a method lets its batches grow: of those in the fourth pass, of two steps, half are in each half of
+    the next one, whose steps are four to a pass. False-alarm rate of 1e-6.
+    """
+    stream, records = seeded_generator(1).stream(0), 4000
+    before, after = RandomAllocation(2, 12, step=6), RandomAllocation(4, 24, step=12)
+    assert before.passes == after.passes == 3
+    first, second = (draw_sample(sampling, records, stream, step=0) for sampling in (before, after))
+    both = len(np.intersect1d(first, second))
+    assert binomtest(both, len(second), 0.5).pvalue > 1e-6
 
 
 def test_an_adaptive_run_pays_for_a_step_with_other_noise_than_its_pass() -> None:
