@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -76,6 +77,22 @@ def test_modules_with_the_names_of_our_packages_are_in_nobodys_way(stage: Callab
         (root / name).write_text("1 / 0\n")
     assert reproduce("train", root=root, say=lambda _: None)
     assert (root / "model").read_text() == str(PROJECT / "tasks/__init__.py")
+
+
+def test_a_cache_of_private_records_that_lies_elsewhere_is_closed_too(
+    stage: Callable[[str], Path], workspace: Workspace, tmp_path: Path
+) -> None:
+    """By `epsilonflow run`, which asks DVC where it is; a stage by itself does not know."""
+    workspace.declare(is_public=False)
+    root, cache = stage("open('model', 'w').write('x')"), tmp_path / "elsewhere"
+    if root != workspace.root:
+        shutil.copytree(workspace.root / "datasets", root / "datasets")
+    contents = cache / "files/md5"  # of files, which others cannot reach once it is closed
+    contents.mkdir(parents=True)
+    contents.chmod(0o755)  # as a dvc command of the user's left it
+    (root / ".dvc/config").write_text(f"[core]\n    no_scm = true\n[cache]\n    dir = {cache}\n")
+    assert reproduce("train", root=root, say=lambda _: None)
+    assert list(contents.iterdir()) and contents.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("is_public", [False, True])
