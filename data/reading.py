@@ -395,6 +395,12 @@ def _files(card: DataCard, source: Folder, root: Path) -> dict[str, Path]:
     return paths
 
 
+def block_files(card: DataCard, *, root: Path) -> dict[str, Path]:
+    """The file, or folder, of each block; empty for a query. Raises DataRefusedError as `block_names` does."""
+    source = _source(card)
+    return _files(card, source, root) if isinstance(source, Folder) else {}
+
+
 # A database. No message contains its URL or a value.
 
 

@@ -41,10 +41,10 @@ from data.readers import encoding, images
 from data.readers.encoding import check_columns
 from data.readers.records import Block, files_in, stand_ins
 from data.readers.rows import tables
-from data.reading import read
+from data.reading import Digests, block_files, block_names, read, read_blocks, snapshot
 from data.targets import Classes, Labels, Number
 from tasks.card_questions import questions_about
-from tasks.config import data_mirror, home
+from tasks.config import data_mirror, database_url, home
 from tasks.prepare import reader_of
 from tasks.table_remarks import SHOWN_ABOVE, fault_of_text, in_words, remarks_on
 
@@ -92,7 +92,7 @@ def _about_held_out(card: DataCard) -> list[str]:
 def _look(card: DataCard, root: Path, *, counted: bool) -> Look:
     key = PUBLIC_KEY if card.public else owner_key(home())
     if card.blocks is not None:
-        return Look(card, {}, None, None, _about_blocks(card.blocks), tuple(questions_about(card)))
+        return _look_at_blocks(card, card.blocks, root, counted=counted, key=key)
     right = {
         file.path: checksum
         for file in card.files.values()
@@ -141,6 +141,39 @@ def _look(card: DataCard, root: Path, *, counted: bool) -> Look:
     if "train" in files:
         remarks += _of_the_rows(card, files["train"])
     return Look(card, {}, counts if counted or card.public else None, refused, remarks=tuple(remarks))
+
+
+def _look_at_blocks(card: DataCard, source: Source, root: Path, *, counted: bool, key: bytes) -> Look:
+    """Read all blocks that are there now, each whole, and the card's test file."""
+    counts, refused, paths = dict[str, int](), None, dict[str, Path]()
+    try:
+        with snapshot(card, database_url(source)) as database:
+            names, paths = block_names(card, root=root, url=database), block_files(card, root=root)
+            if not names:
+                raise DataRefusedError(f"there is no block of {card.name!r} yet; put the first one there.")
+            files = fetch(card, Places(root=root, mirror=data_mirror(), cache=root / RAW), key=key)
+            if isinstance(card.reader, Table):
+                for path in paths.values():
+                    for problem, count in _problems("blocks", path, card, card.reader):
+                        counts[problem] = counts.get(problem, 0) + count
+            digests = Digests(card.population, key=key)
+            as_texts = card.has_texts
+            for block in read_blocks(
+                card, names, files, root=root, url=database, digests=digests, key=key, as_texts=as_texts
+            ):
+                for problem, count in _stand_ins(block, card.reader):
+                    counts[problem] = counts.get(problem, 0) + count
+    except DataRefusedError as refusal:
+        refused = str(refusal)
+    faults = [
+        fault
+        for path in paths.values()
+        if refused is not None and isinstance(card.reader, Csv) and path.is_file()
+        if (fault := fault_of_text(path, card.reader)) is not None
+    ]
+    remarks = (*questions_about(card), *_in_words(counts), *faults)
+    shown = counts if counted or card.public else None
+    return Look(card, {}, shown, refused, _about_blocks(source), remarks)
 
 
 def _header(card: DataCard, file: Path) -> list[str]:

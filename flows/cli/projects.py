@@ -64,13 +64,9 @@ def check_data(
     if report.refused is not None:
         raise DataRefusedError(report.refused)
     kind = "public" if report.card.public else "private"
-    outcome = (
-        "is valid; its blocks are read when it is used"
-        if report.card.blocks
-        else "can be read as its card declares"
-    )
-    say(f"The {kind} data set {report.card.name} {outcome}.")
-    if not report.card.public and not counts and report.card.blocks is None:
+    blocks = ", in all blocks that are there" if report.card.blocks else ""
+    say(f"The {kind} data set {report.card.name} can be read as its card declares{blocks}.")
+    if not report.card.public and not counts:
         say("Use --counts to see how many values would be clamped, replaced or refused.")
 
 

@@ -401,3 +401,60 @@ def test_at_most_says_that_it_counts_the_rows_that_are_used(tmp_path: Path) -> N
     assert "more rows that are used (at most 2 of each person, in training and test together) than" in (
         refused or ""
     )
+
+
+@pytest.fixture
+def weekly(tmp_path: Path) -> Callable[..., Look]:
+    """Checks blocks that are files of a folder, by their texts."""
+
+    def checked(*texts: str, public: bool = False) -> Look:
+        (tmp_path / "weeks").mkdir(exist_ok=True)
+        for week, text in enumerate(texts, 1):
+            (tmp_path / f"weeks/w{week}.csv").write_text(text)
+        blocks = {
+            "blocks": {"kind": "folder", "path": "weeks"},
+            "split": {"salt": "mine", "test_fraction": 0.3},
+        }
+        document = (
+            CARD | CLASSES | blocks | {"reader": csv_of(NUMBER, label("y")), "files": {}, "public": public}
+        )
+        YAML(typ="safe", pure=True).dump(document, tmp_path / "mine.yaml")
+        return look(str(tmp_path / "mine.yaml"), tmp_path, counted=public)
+
+    return checked
+
+
+WEEK = "x,y\n" + "1,no\n2,yes\n" * 20
+
+
+def test_the_records_of_all_blocks_are_read_and_counted(weekly: Callable[..., Look], tmp_path: Path) -> None:
+    found = weekly(WEEK, "x,y\n" + "500,no\n" * 10, public=True)
+    assert (found.refused, found.counts) == (
+        None,
+        {"blocks: records": 50, "blocks, column x: clamped to 100": 10},
+    )
+    private = weekly(WEEK, "x,y\n" + "500,no\n" * 10)
+    assert (private.refused, private.counts) == (None, None)
+    assert any("blocks, column x: clamped to 100: " in remark for remark in private.remarks)
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ("x,y\n1,no\n2,yes,7\n", "line 3 of "),
+        ("x,y\n1,perhaps\n", "y"),
+        ("z,y\n1,no\n", "x"),
+    ],
+)
+def test_a_block_that_is_not_as_declared_is_named(weekly: Callable[..., Look], bad: str, words: str) -> None:
+    found = weekly(WEEK, bad)
+    assert found.refused is not None and "w2.csv" in found.refused
+    assert any(words in remark for remark in (found.refused, *found.remarks))
+
+
+def test_two_blocks_of_the_same_name_and_no_block_are_refused(
+    weekly: Callable[..., Look], tmp_path: Path
+) -> None:
+    assert "there is no block" in str(weekly().refused)
+    (tmp_path / "weeks/w1.csv.gz").write_bytes(b"")
+    assert "two files of the block 'w1'" in str(weekly(WEEK).refused)
