@@ -4,6 +4,7 @@ import copy
 import hashlib
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -330,6 +331,7 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
     records = _with_numbers(records, loss, outputs, is_flat=is_flat)
     is_real = records.labels.dtype.kind == "f"
     losses, bounds, ignored = _losses(loss, records, outputs, is_flat=is_flat)
+    _warn_of_probabilities(loss, found)
     classes = max(_classes(outputs, shape), 2 if ignored is None else 1)
     counted = np.zeros(0) if is_real else records.labels
     if shape and ignored is not None:
@@ -356,6 +358,24 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
         padding=records.padding,
     )
     return model, classes, records
+
+
+def _warn_of_probabilities(loss: object, outputs: Tensor) -> None:
+    """Warn if outputs for made-up records, [2, outputs, ...], are what the loss makes of scores by itself."""
+    name, values = _without_reduction(loss)[0], outputs.detach().double()
+    is_share = bool(((values >= 0) & (values <= 1)).all())
+    sums_to_one = torch.allclose(values.sum(-1), torch.ones_like(values[..., 0]), rtol=0, atol=1e-5)
+    if is_share and name == "cross_entropy" and values.shape[-1] > 1 and sums_to_one:
+        function = "softmax"
+    elif is_share and name == "binary_cross_entropy_with_logits":
+        function = "sigmoid"
+    else:
+        return
+    warnings.warn(
+        f"the model's outputs are probabilities, of which {name} takes the {function} once more, so it hardly learns;"
+        f" take the last {function} out of the model.",
+        stacklevel=4,
+    )
 
 
 def _classes(outputs: tuple[int, ...], shape: tuple[int, ...]) -> int:

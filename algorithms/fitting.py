@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from algorithms.core.calibration import check_delta
 from algorithms.core.checkpoint import cpu_copies
-from algorithms.core.method import Algorithm
+from algorithms.core.method import Algorithm, MethodState
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts, zero_start_loss
 from algorithms.core.receipt import account_of, cost_of, reserved_events
@@ -65,6 +65,26 @@ from algorithms.privacy.ledger import (
     open_newest,
 )
 from algorithms.privacy.mechanisms.noise import generator_of
+
+
+@dataclass(frozen=True)
+class Step:
+    """What `fit` shows its `on_step` after each step: numbers that are released anyway.
+
+    Attributes:
+        number: Steps taken, from 1.
+        of: Steps in all; a method that chooses them on the way may end earlier.
+        epsilon: Spent so far. It is no guarantee for a run that ends because of what was released.
+        noise_std: Standard deviation of the last release's noise.
+        parameters: Tensors by their names in the module, copied, for its `load_state_dict`: what the method would
+            publish if it ended here.
+    """
+
+    number: int
+    of: int
+    epsilon: float
+    noise_std: float
+    parameters: Mapping[str, Tensor] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -188,6 +208,7 @@ def fit(
     device: str | torch.device = "auto",
     accept_rounding: bool = False,
     memory_mb: int = 1024,
+    on_step: Callable[[Step], object] | None = None,
 ) -> Fitted:
     """Train a copy of a module under differential privacy.
 
@@ -238,6 +259,8 @@ def fit(
         accept_rounding: Train on private records where the last bits of an accelerator's gradients depend on the other
             records of a pass; the card states it. Otherwise such a model is refused there.
         memory_mb: Memory for per-record work, in MB.
+        on_step: Called after each step with what is released of it. An exception of its own ends training; what was
+            charged stays charged.
 
     Returns:
         The trained module, the trace, the cost and the privacy card.
@@ -312,6 +335,7 @@ def fit(
         account = _Account.open(
             population, ledger, cap, folder=folder, limit=limit, public=public, bound=terms
         )
+        shown = _Shown(on_step, plan, lambda state: _tensors_to_publish(trained, method.released(state)))
         with account.closing(run):
             state, trace, _ = train(
                 method,
@@ -323,7 +347,8 @@ def fit(
                 folder=folder,
                 compute=compute,
                 checkpoint_seconds=math.inf,
-                on_step=lambda *_: None,
+                on_step=shown.note,
+                on_state=None if on_step is None else shown.show,
                 reserve=lambda: account.reserve(run),
             )
             published = _tensors_to_publish(trained, method.released(state))
@@ -356,6 +381,27 @@ _KINDS: Mapping[str, tuple[type | UnionType, str]] = {
 }
 
 
+class _Shown:
+    """Calls `on_step` with the facts of a step, of which the training loop tells numbers first and the state then."""
+
+    def __init__(
+        self,
+        on_step: Callable[[Step], object] | None,
+        plan: Plan,
+        publish: Callable[[MethodState], Mapping[str, Tensor]],
+    ) -> None:
+        self._on_step, self._plan, self._publish = on_step, plan, publish
+        self._epsilon = self._noise_std = 0.0
+
+    def note(self, _step: int, epsilon: float, noise_std: float) -> None:
+        self._epsilon, self._noise_std = epsilon, noise_std
+
+    def show(self, step: int, state: MethodState) -> None:
+        assert self._on_step is not None
+        tensors = {name: part.clone() for name, part in self._publish(state).items()}
+        self._on_step(Step(step, self._plan.steps, self._epsilon, self._noise_std, tensors))
+
+
 def _check_given(given: Mapping[str, Any]) -> None:
     for name, (kind, words) in _KINDS.items():
         if not isinstance(given[name], kind):
@@ -374,6 +420,8 @@ def _check_given(given: Mapping[str, Any]) -> None:
         )
     if given["memory_mb"] < 1:
         raise RefusedError(f"memory_mb is {given['memory_mb']}; give at least 1.")
+    if given["on_step"] is not None and not callable(given["on_step"]):
+        raise RefusedError("on_step is no function; give one that takes a Step, or None.")
     if torch.get_default_device().type != "cpu":
         raise RefusedError(
             f"PyTorch's default device is {torch.get_default_device()}; set it to cpu by torch.set_default_device, and"

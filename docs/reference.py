@@ -225,7 +225,7 @@ def datasets() -> str:
 def api() -> str:
     """The Python interface, which mkdocstrings fills in."""
     parts = {
-        "Training": ("algorithms.fitting.fit", "algorithms.fitting.Fitted"),
+        "Training": ("algorithms.fitting.fit", "algorithms.fitting.Fitted", "algorithms.fitting.Step"),
         "Models with BatchNorm": ("algorithms.models.public_models.replace_batch_norm",),
         "Using a model": ("algorithms.models.saved.load", "algorithms.models.saved.TrainedModel"),
         "Predicting on files": ("tasks.predict.predict", "tasks.predict.Predictions"),

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import traceback
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -161,6 +162,58 @@ def test_the_module_stays_as_it_was_and_the_copy_is_trained() -> None:
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert not torch.equal(result.model.state_dict()["weight"], before["weight"])
     assert (model.training, result.model.training) == (True, False)
+
+
+def test_each_step_is_shown_and_shows_what_is_released() -> None:
+    shown: list[fitting.Step] = []
+    result = call(public=True, noise="seeded", on_step=shown.append)
+    assert [(step.number, step.of) for step in shown] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert [step.epsilon for step in shown] == result.trace["epsilon"].tolist()
+    assert [step.noise_std for step in shown] == result.trace["noise_std"].tolist()
+    assert same([*shown[-1].parameters.values()], [*result.model.state_dict().values()])
+    assert not same([*shown[0].parameters.values()], [*shown[1].parameters.values()])
+    assert same([*result.model.parameters()], usual())  # whether somebody looks or not
+
+
+def test_an_error_of_the_function_that_is_shown_steps_ends_a_charged_call(own_home: Path) -> None:
+    def enough(step: fitting.Step) -> None:
+        step.parameters["weight"].zero_()  # a copy
+        if step.number == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        call(population="visits", cap=(7.0, 1e-2), on_step=enough)
+    assert "were charged before this happened" in stopped.value.__notes__[-1]
+    assert ledger_rows(own_home) == ["population", "reserve", "forfeit"]
+    with pytest.raises(RefusedError, match="on_step is no function"):
+        call(on_step="print")
+
+
+@pytest.mark.parametrize(
+    ("last", "loss", "warned"),
+    [
+        (nn.Softmax(dim=1), "cross_entropy", "takes the softmax once more"),
+        (nn.Sigmoid(), "binary_cross_entropy_with_logits", "takes the sigmoid once more"),
+        (nn.LogSoftmax(dim=1), "cross_entropy", None),
+        (nn.Tanh(), "cross_entropy", None),
+        (nn.Softmax(dim=1), "mse_loss", None),
+    ],
+)
+def test_probabilities_for_a_loss_of_scores_are_warned_of(
+    last: nn.Module, loss: str, warned: str | None
+) -> None:
+    y: Any = two_classes()[1]
+    if loss != "cross_entropy":
+        y = np.stack([1 - y, y], axis=1).astype(np.float32)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        call(
+            model=nn.Sequential(linear(), last), loss=loss, y=y, method=DPSGD(steps=1, expected_batch_size=20)
+        )
+    texts = [
+        str(one.message) for one in caught if one.category is UserWarning and "once more" in str(one.message)
+    ]
+    assert len(texts) == (warned is not None) and all(warned in text for text in texts if warned)
 
 
 def test_the_card_holds_against_the_files_and_says_that_no_ledger_kept_it(
