@@ -83,23 +83,31 @@ def epsilon_for(
     """
     together = min(balance.blocks_per_person, blocks)
     each = price[0] / balance.blocks_per_person
+
     if balance.composition.kind == "basic":
         epsilon = floored(each)
-        cost = balance.composition.cost(Budget(epsilon, delta), together, balance.blocks_per_person)
-        if epsilon <= 0 or cost[1] > Fraction(price[1]):
+        fits = epsilon > 0 and (
+            balance.composition.cost(Budget(epsilon, delta), together, balance.blocks_per_person)[1]
+            <= Fraction(price[1])
+        )
+        if epsilon > 0 and not fits:  # by the bound for any run; by that of its events it may
+            made = plan(epsilon)
+            share = balance.composition.price(made.cost, reserved_events(made), made.adjacency, together)
+            fits = share is not None and share * balance.blocks_per_person <= price[1] * (1 - 1e-9)
+        if not fits:
             raise RefusedError(
                 f"a retraining may cost epsilon={price[0]:g}, delta={price[1]:g}, which a delta of {delta:g} exceeds;"
                 " set delta in retrain.yaml lower."
             )
         return epsilon, delta
 
-    def share(epsilon: float) -> float:
+    def share_at(epsilon: float) -> float:
         made = plan(epsilon)
         cost = balance.composition.price(made.cost, reserved_events(made), made.adjacency, together)
         return inf if cost is None else cost / each
 
     highest = balance.composition.as_budget((Fraction(each),), delta).epsilon
-    return _largest(share, highest), delta
+    return _largest(share_at, highest), delta
 
 
 def _largest(share: Callable[[float], float], highest: float) -> float:

@@ -2,7 +2,7 @@
 
 All three hold if a later run is chosen after seeing an earlier one's results: basic sums by Rogers et al. 2016, zCDP by
 Whitehouse et al. 2023, Rényi at an order fixed in advance by Feldman and Zrnic 2021 and Lécuyer 2021. Under zCDP and
-Rényi a run's price follows from its events alone.
+Rényi a run's price follows from its events alone, under basic sums only the delta of several records of a person.
 
 `Terms` are a population's declared terms, including its composition; they decide what a run counts.
 
@@ -11,10 +11,13 @@ The accountants are imported on demand, so that a ledger of basic sums needs non
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+import numpy as np
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
@@ -77,13 +80,15 @@ class Composition:
         return (exact(_largest(self, budget)),)
 
     def price(self, cost: Budget, events: Events, adjacency: str, together: int = 1) -> float | None:
-        """The price of a run from its events, in rho or divergence; None under basic sums, which use its cost.
+        """The price of a run from its events, in rho or divergence; under basic sums in delta, None for its own cost.
 
         together: the number of records that a person may have in it; the price is then the share of each of their
         blocks. Raises RefusedError for a run without events, and for an event without a bound.
         """
-        if self.kind == "basic" or math.isinf(cost.epsilon):
+        if math.isinf(cost.epsilon):
             return None
+        if self.kind == "basic":
+            return _delta_share(cost, events, adjacency, together) if events and together > 1 else None
         if not events:
             raise RefusedError(
                 f"{self} counts a run by its events, and this one names none; reserve it with its events."
@@ -192,6 +197,31 @@ def _group_price(order: float | None, schedule: "Schedule", adjacency: str, coun
     return float(rdp(of_group, orders=(order,), adjacency=relation)[0])
 
 
+def _delta_share(cost: Budget, events: Events, adjacency: str, together: int) -> float:
+    """The delta of each block, at the run's epsilon in each, that pays for up to `together` records of a person.
+
+    j records in as many blocks pay j times both numbers. So it is the largest of delta_j / j, where delta_j is what j
+    records lose at j times epsilon: by their events, and at most what any run of this cost allows.
+    """
+    from algorithms.privacy.accounting.epsilon import (
+        adjacency_named,
+        compose_loss,
+        group_privacy,
+        merge_events,
+    )
+    from algorithms.privacy.accounting.events import schedule_from_json
+
+    schedule, relation, shares = schedule_from_json(events), adjacency_named(adjacency), [cost.delta]
+    for count in range(2, together + 1) if cost.delta else ():
+        delta = _group_delta(cost, count)
+        with suppress(RefusedError):  # an event without a bound by PLD, or for several records
+            of_group = [(group_privacy(event, count), times) for event, times in schedule]
+            loss = compose_loss(merge_events(of_group), relation, delta=cost.delta)
+            delta = min(delta, float(loss.deltas(np.array([count * cost.epsilon]))[0]))
+        shares.append(delta / count)
+    return min(1.0, max(shares))
+
+
 UNIT = "unit"
 """The name of the term that fixes what one record of a population is, since amounts of other units do not add up."""
 
@@ -252,6 +282,8 @@ class Terms:
         if math.isinf(budget.epsilon):
             return self.composition.nothing()
         if self.composition.kind == "basic":
+            if self.blocks_per_person > 1 and notes.get("price") is not None:
+                return _charge_of_person((budget.epsilon, notes["price"]), self.blocks_per_person)
             together = notes["together"] if self.blocks_per_person > 1 else 1
             return self.composition.cost(budget, together, self.blocks_per_person)
         return _charge_of_person((notes["price"],), self.blocks_per_person)

@@ -604,14 +604,15 @@ def _replay_page(state: LedgerState, page: list[Entry], *, prices: bool) -> int:
 def _check_price(state: LedgerState, entry: Entry) -> bool:
     """Whether the row has a price that follows from events; raises LedgerBrokenError if they cost more."""
     composition = state.terms[entry.population].composition
-    if entry.run_id is None or composition.kind == "basic" or entry.events == "[]":
+    if entry.run_id is None or entry.events == "[]":
         return False
     notes = json.loads(entry.about)
-    if "price" not in notes:
+    if notes.get("price") is None or (composition.kind == "basic" and notes.get("together", 1) == 1):
         return False
     adjacency = state.runs[entry.run_id].adjacency if entry.kind == "settle" else adjacency_of(notes)
-    cost = _cost(composition, entry.events, adjacency, notes.get("together", 1))
-    if notes["price"] < cost * _UNDER:
+    cost = _cost(composition, entry.budget, entry.events, adjacency, notes.get("together", 1))
+    # Another version's grids of privacy losses may be a little finer.
+    if notes["price"] < cost * (_UNDER if composition.kind != "basic" else 1 - 1e-2):
         raise LedgerBrokenError(
             f"row {entry.seq} charges run {entry.run_id!r} {notes['price']:g}, its events cost {cost:g}; find out"
             " which software wrote it."
@@ -620,8 +621,8 @@ def _check_price(state: LedgerState, entry: Entry) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _cost(composition: Composition, events: str, adjacency: str, together: int) -> float:
-    return composition.events_price(json.loads(events), adjacency, together)
+def _cost(composition: Composition, budget: Budget, events: str, adjacency: str, together: int) -> float:
+    return composition.price(budget, json.loads(events), adjacency, together) or 0.0
 
 
 def _leave_out_ended(store: Store, connection: Connection, state: LedgerState, page: list[Entry]) -> None:

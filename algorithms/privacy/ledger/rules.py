@@ -248,7 +248,7 @@ def reservation(
         return []
     together = terms.together(blocks)
     price = terms.composition.price(run.budget, run.events, adjacency_of(run.notes), together)
-    notes = dict(run.notes) | _notes(terms, price, together)
+    notes = {key: note for key, note in run.notes.items() if key != "price"} | _notes(terms, price, together)
     held_by = {block: {"held": sorted(held[block])} if block in held else {} for block in blocks}
     return [replace(run, notes=notes | held_note, block=block) for block, held_note in held_by.items()]
 
@@ -269,17 +269,17 @@ def settlement(
     check_settles(run_id, run, spent)
     terms = state.term(run.population)
     drafts, together, in_full = [], terms.together(run.amounts), spent == run.reserved
-    happened = (
-        None if in_full and not events else terms.composition.price(spent, events, run.adjacency, together)
-    )
+    is_basic = terms.composition.kind == "basic"
+    is_known = in_full and (is_basic or not events)
+    happened = None if is_known else terms.composition.price(spent, events, run.adjacency, together)
     for block, amount in run.amounts.items():
-        reserved = float(amount[0] / Fraction(terms.blocks_per_person))
-        if happened is not None and happened > reserved * (1 + 1e-9):
+        reserved = float(amount[-1] / Fraction(terms.blocks_per_person))  # of two, epsilon is the run's own
+        if happened is not None and not is_basic and happened > reserved * (1 + 1e-9):
             raise BudgetRefusedError(
                 f"run {run_id!r} cannot settle: its events in block {block!r} cost {happened:g}, more than the"
                 f" {reserved:g} it reserved; find out why it did more than it planned."
             )
-        is_priced = terms.composition.kind != "basic" and any(amount)
+        is_priced = any(amount) and (not is_basic or together > 1)
         notes = _notes(terms, (reserved if in_full else happened) if is_priced else None, together)
         notes |= {} if model is None else {"model": model}
         drafts.append(Draft("settle", run.population, spent, run_id, events, notes, block))
@@ -330,7 +330,10 @@ def _basic(
     left = Budget(floored(balance.remaining.epsilon), floored(balance.remaining.delta))
     each = Budget(floored(left.epsilon / count), floored(left.delta / count)) if count > 1 else left
     fitting = Budget(min(cost.epsilon, each.epsilon), _share(min(cost.delta, each.delta), draft))
-    fits = left.epsilon > 0 and state.how_many(*account, terms.charge(fitting, draft.notes)) != 0
+    fits = (
+        left.epsilon > 0
+        and state.how_many(*account, terms.charge(fitting, {**draft.notes, "price": None})) != 0
+    )
     return (
         f"{run} asks for {in_words(cost)}{_times_counted_text(count)}, but {where} has {in_words(left)} left"
         f" of its cap {in_words(balance.cap)}, with {in_words(balance.spent)} spent and"

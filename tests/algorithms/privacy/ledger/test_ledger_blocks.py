@@ -393,6 +393,37 @@ def test_under_sums_blocks_pay_for_runs_that_each_meet_one_of_a_person_s_records
     reserve(ledger, "b", "y", cost=Budget(single, 1e-5))
     for block in "xy":
         assert ledger.balance("patients", block).reserved.epsilon >= 2 * single
-    reserve(ledger, "c", "x", "y", cost=Budget(single, 1e-5))
+    noise = {"type": "GaussianDpEvent", "noise_multiplier": 0.3}
+    sampled = {"type": "PoissonSampledDpEvent", "sampling_probability": 0.001, "event": noise}
+    conftest.reserve(
+        ledger, "c", "x", "y", cost=Budget(single, 1e-5), events=[{"event": sampled, "count": 1}]
+    )
     for block in "xy":
         assert ledger.balance("patients", block).reserved.epsilon >= 2 * single + pair
+    # k alone would be cheaper than one record is: what a pair loses at 2 * 5.65 is far below 2e-5.
+    assert ledger.balance("patients", "x").reserved.delta == pytest.approx(4e-5)
+
+
+def test_under_sums_several_records_take_the_delta_of_their_events(tmp_path: Path) -> None:
+    """By mpmath: j records of Gaussian noise of multiplier 1 have, at j * 4.377178096, the delta of a shift by j.
+
+    That is 1e-5, 2 * 6.319e-5 and 3 * 3.178e-4. A bound for any run of this cost has 2 * 4.03e-4 and 3 * 2.14e-2.
+    """
+    epsilon, share = 4.377178097, 3.17778472e-4
+    events = [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 1.0}, "count": 1}]
+    ledger = declared(tmp_path, "x", "y", "z", cap=Budget(100.0, 0.1), blocks_per_person=3)
+    for run_id, blocks, expected in (("a", "x", 1e-5), ("b", "xy", 6.31925764e-5), ("c", "xyz", share)):
+        before = ledger.balance("patients", "x").reserved.delta
+        conftest.reserve(ledger, run_id, *blocks, cost=Budget(epsilon, 1e-5), events=events, price="1e-9")
+        taken = ledger.balance("patients", "x").reserved.delta - before
+        assert 3 * expected * (1 - 1e-6) <= taken <= 3 * expected * 1.01
+    reserved = ledger.balance("patients", "x").reserved
+    ledger.settle("c", Budget(epsilon, 1e-5), events=events)
+    balance = ledger.balance("patients", "x")
+    assert balance.spent.delta + balance.reserved.delta == pytest.approx(reserved.delta)
+    assert ledger.verify(prices=True).priced == 8
+    # What has no bound by PLD keeps the bound for any run.
+    zcdp = [{"event": {"type": "ZCDpEvent", "rho": 0.001, "xi": 0.0}, "count": 1}]
+    conftest.reserve(ledger, "d", "x", "y", cost=Budget(1.0, 1e-5), events=zcdp)
+    taken = ledger.balance("patients", "y").reserved.delta
+    assert taken == pytest.approx(3 * (6.31925764e-5 + 1e-5 * (1 + math.e) / 2), rel=0.01)
