@@ -41,7 +41,7 @@ _FIRST_CELLS, _ITERATIONS, _FEW = 2**16, 60, 2**12
 CLOSE = 5e-5
 """By this share of the variance a first grid may be off."""
 _ERROR, _MIN_ERROR = 2e-5, 2e-8
-_MAX_POINTS, _FINER = 2**20, 8.0
+_MAX_POINTS, _FINER, _WIDEST = 2**20, 8.0, 50
 _SHIFTS = (0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
 
 
@@ -245,7 +245,14 @@ class Composition:
         """The smallest epsilon at which delta is known to be at most this one."""
         if min(self._rough.delta_at_0, self._exact.delta_at_0) <= delta:
             return 0.0
-        return self._tilted_tail(self._tilt(delta), delta).epsilon(delta)
+        tilt, wider = self._tilt(delta), 0
+        while True:
+            tail = self._tilted_tail(tilt, delta, wider)
+            epsilon = tail.epsilon(delta)
+            # Where losses take few values, epsilon may lie in a gap below the window.
+            if epsilon > max(0.0, tail.lowest) or wider > _WIDEST or self._size > _MAX_POINTS:
+                return epsilon
+            wider = 4 * wider + 1
 
     def deltas(self, epsilons: Array, min_delta: float) -> Array:
         """Bounds on delta at each epsilon, close where delta is at least `min_delta`, shape [epsilons]."""
@@ -260,17 +267,21 @@ class Composition:
         """The least tilt that brings the tail of this size well above rounding: more makes heavy tails long."""
         epsilon, max_tilt = self._rough.saddle_point(delta)
         tilts = max_tilt * np.linspace(0.3, 1.0, 15)
+        usual = -math.log(delta) / epsilon if epsilon > 0 else max_tilt
+        if usual < tilts[0]:  # near the largest loss there is, where the saddle point's tilt has no limit
+            tilts = np.append(np.geomspace(usual / 10, tilts[0], 30), tilts)
         bounds = [self._rough.cumulant(tilt)[0] - tilt * epsilon for tilt in tilts]
         enough = max(math.log(delta) + 3.0, min(bounds) + 1.0)
         return float(next(tilt for tilt, bound in zip(tilts, bounds, strict=True) if bound <= enough))
 
-    def _tilted_tail(self, tilt: float, delta: float) -> "_Tail":
-        """The upper tail, from the transforms of the tilted losses."""
+    def _tilted_tail(self, tilt: float, delta: float, wider: int = 0) -> "_Tail":
+        """The upper tail, from the transforms of the tilted losses; wider: adds so many lengths below."""
         grid, parts = self._grid, self._exact.parts
         low, high, shift = self._window(tilt, delta)
+        lowest = math.fsum(count * float(points.losses[0]) for points, count in parts)
+        low = max(lowest, low - wider * (high - low))
         size = fft.next_fast_len(max(8, math.ceil((high - low) / grid) + 2), real=True)
         self._size = max(self._size, size)
-        whole = math.fsum(count * float(points.losses[0]) for points, count in parts)
         log_moment, index = 0.0, 0
         magnitudes, angles, norms, bends = [], [], [], np.zeros(1)
         for points, count in parts:
@@ -306,10 +317,10 @@ class Composition:
         # Tilted masses are each off by a few units in the last place, as many times as they are multiplied.
         rounding = 1 + 64 * _U * sum(counts)
         sums, lost = np.maximum(sums, 0.0) * rounding, lost * rounding
-        # The point with circular index i has the loss whole + grid * (index + i), for i around 0.
-        first = math.floor((low - whole) / grid) - index
+        # The point with circular index i has the loss lowest + grid * (index + i), for i around 0.
+        first = math.floor((low - lowest) / grid) - index
         sums = np.roll(sums, -(first % size))
-        losses = whole + grid * (index + first + np.arange(size))
+        losses = lowest + grid * (index + first + np.arange(size))
         k, _, _ = self._exact.cumulant(tilt + shift)
         top = math.fsum(count * float(points.losses[-1]) for points, count in parts)
         beyond = math.exp(min(0.0, k - (tilt + shift) * float(losses[-1]))) if losses[-1] < top else 0.0
@@ -386,6 +397,11 @@ class _Tail:
         with np.errstate(over="ignore", invalid="ignore"):
             deltas = np.nan_to_num(sticks * rounding * math.exp(min(scale, 700.0)), nan=1.0, posinf=1.0)
         return losses, deltas + self.infinite
+
+    @property
+    def lowest(self) -> float:
+        """The lowest loss whose delta is known."""
+        return float(self._stick[0][0])
 
     @property
     def _squared_weights(self) -> float:

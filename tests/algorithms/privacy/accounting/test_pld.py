@@ -25,7 +25,7 @@ from algorithms.privacy.accounting.epsilon import (
     group_privacy,
     rdp,
 )
-from algorithms.privacy.accounting.events import CorrelatedDpEvent, Schedule
+from algorithms.privacy.accounting.events import CorrelatedDpEvent, PureDpEvent, Schedule
 from tests.support.exact_losses import exact_epsilon
 
 
@@ -304,3 +304,14 @@ def test_calibration_finds_hardly_more_noise_than_is_needed(
     found = calibrate(schedule_at, Budget(target, delta))
     assert least <= found <= 1.0005 * least
     assert epsilon(schedule_at(found), delta) <= target
+
+
+@pytest.mark.parametrize(("each", "count", "delta"), [(0.0327, 4, 7.67e-5), (1.3, 2, 1e-7), (0.01, 9, 1e-5)])
+def test_near_the_largest_loss_epsilon_is_that_of_all_releases_at_once(
+    each: float, count: int, delta: float
+) -> None:
+    """Randomised response: only if all releases tell the truth is the loss its largest, count times each."""
+    truth = 1 / (1 + math.exp(-each))
+    exact = count * each + math.log1p(-delta / truth**count)
+    assert exact > (count - 2) * each  # else the next largest counts, too
+    assert is_close(epsilon([(PureDpEvent(each), count)], delta), exact * (1 - 1e-9))
