@@ -11,7 +11,7 @@ import torch
 import typer
 
 from algorithms.methods.momentum import Curve
-from comparisons import adaclip_toy, deep_figures, rates
+from comparisons import adaclip_toy, deep_figures, noise_power, rates
 from comparisons.adaclip_toy import METHODS, distances, model, plan_of, records, start_of
 from comparisons.deep_figures import error_ratio, relative_noise, runs, sampled_noise
 from comparisons.rates import (
@@ -308,3 +308,23 @@ def test_the_table_and_the_figure_are_written(tmp_path: Path, monkeypatch: pytes
     assert len(table) == 2 * 3 * len(METHODS)
     assert (table["last_epoch"] > 0).all()
     assert (tmp_path / "new" / "adaclip-toy.png").read_text() == "start: random; start: optimum"
+
+
+def test_the_matched_noise_disturbs_least_where_precisions_add_up() -> None:
+    """At a small epsilon, by Cauchy and Schwarz: sum eta_t over the root of T sum eta_t^2 of constant noise's."""
+    steps = 60
+    eta = 1 / np.sqrt(20 + np.arange(steps))
+    expected = eta.sum() / math.sqrt(steps * np.square(eta).sum())
+    found = [noise_power.disturbance(power, 0.01, steps=steps) for power in (0.0, 1.0, 2.0)]
+    assert found[1] / found[0] == pytest.approx(expected, rel=5e-3)
+    assert found[1] < found[0] and found[1] < found[2]
+
+
+def test_noise_schedules_are_compared_in_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise_power, "disturbance", lambda power, epsilon, steps: 2.0 + power * epsilon)
+    noise_power.main(tmp_path / "new", steps=5)
+    table = pd.read_csv(tmp_path / "new" / "noise-power.csv")
+    assert len(table) == len(noise_power.EPSILONS) * len(noise_power.POWERS)
+    assert table.relative[0] == 1.0 and table.relative.iloc[-1] == pytest.approx(
+        1 + 1.25 * 2.09 / 2, abs=1e-4
+    )
