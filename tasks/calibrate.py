@@ -13,7 +13,7 @@ import torch
 from dp_accounting import DpEvent
 
 from algorithms import models
-from algorithms.core.calibration import check_delta, plan_evaluation
+from algorithms.core.calibration import check_delta, plan_composed_evaluation, plan_evaluation
 from algorithms.core.learned_features import schedule_of
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import Inputs, PlanningFacts, zero_start_loss
@@ -113,16 +113,20 @@ def plan_for(settings: Params, public: DatasetInfo) -> Plan:
             schedule_of(settings.features, public.input_shape, public.records, privacy.count_noise)
         )
 
-    def at(epsilon: float) -> Plan:
-        target = Target(Budget(epsilon, privacy.delta), privacy.accountant, privacy.count_noise, before)
+    def for_target(target: Target) -> Plan:
         return settings.algorithm.plan(target, _planning_facts(model, public))
+
+    def at(epsilon: float) -> Plan:
+        return for_target(
+            Target(Budget(epsilon, privacy.delta), privacy.accountant, privacy.count_noise, before)
+        )
 
     if privacy.epsilon is not None:
         plan = at(privacy.epsilon)
     else:
         assert privacy.target is not None  # params.yaml has one of the two
         plan = _withstanding(privacy.target, at)
-    plan = _evaluated(plan, settings, public)
+    plan = _evaluated(plan, settings, public, for_target)
     if plan.not_private is not None and privacy.noise != "seeded":
         raise RefusedError(
             f"secret noise would promise what does not hold: {plan.not_private} To reproduce it all the same,"
@@ -131,7 +135,9 @@ def plan_for(settings: Params, public: DatasetInfo) -> Plan:
     return plan
 
 
-def _evaluated(plan: Plan, settings: Params, public: DatasetInfo) -> Plan:
+def _evaluated(
+    plan: Plan, settings: Params, public: DatasetInfo, for_target: Callable[[Target], Plan]
+) -> Plan:
     """The plan with the evaluation of private held-out records; as it is where the data card declares them public."""
     wanted = settings.privacy.evaluation
     if public.holdout == "public":
@@ -142,10 +148,15 @@ def _evaluated(plan: Plan, settings: Params, public: DatasetInfo) -> Plan:
             )
         return plan
     spec = histogram_of(public.label_type, _groups(wanted.by, public), cross=wanted.cross)
-    attack = settings.privacy.target
-    ratios = [*_price_ratios(plan, public)]
+    attack, adjacency = settings.privacy.target, plan.adjacency
+    caught_ratio: list[Callable[[Schedule], float]] = []
     if attack is not None:
-        ratios.append(lambda schedule: _caught_by(attack, schedule) / attack.caught)
+        caught_ratio = [lambda schedule: _caught_by(attack, schedule, adjacency) / attack.caught]
+    if adjacency != ADD_OR_REMOVE_ONE.name:
+        return plan_composed_evaluation(
+            for_target, plan.target, spec, wanted=wanted.epsilon, ratios=caught_ratio
+        )
+    ratios = [*_price_ratios(plan, public), *caught_ratio]
     return plan_evaluation(plan, spec, wanted=wanted.epsilon, ratios=ratios)
 
 
@@ -161,8 +172,8 @@ def _groups(columns: Sequence[str], public: DatasetInfo) -> Groups:
     return tuple((name, declared[name]) for name in columns)
 
 
-def _caught_by(attack: params.Attack, schedule: Schedule) -> float:
-    return float(caught(risk_profile(FIXED, schedule, ADD_OR_REMOVE_ONE.name), attack.false_alarms))
+def _caught_by(attack: params.Attack, schedule: Schedule, adjacency: str) -> float:
+    return float(caught(risk_profile(FIXED, schedule, adjacency), attack.false_alarms))
 
 
 def _price_ratios(plan: Plan, public: DatasetInfo) -> Iterator[Callable[[Schedule], float]]:

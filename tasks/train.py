@@ -32,7 +32,8 @@ from algorithms.models import Model
 from algorithms.models.feature_transforms import front_of
 from algorithms.models.public_models import in_file
 from algorithms.models.saved import load_model
-from algorithms.privacy.accounting.events import Schedule, run_lengths
+from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE
+from algorithms.privacy.accounting.events import run_lengths
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.barrier.device import device_of
 from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
@@ -181,12 +182,12 @@ def _train_and_settle(job: Job, model: Model, charge: Charge) -> Path:
     with live_curve(run.run_id, job.document, job.settings.tracking, group=group, root=charge.root) as live:
         trace = _train_into(written, job, charge, model, live, lambda: _reserve(job, charge, identity))
         (written / PLAN).write_bytes(job.plan_file)
-        schedule: Schedule = run_lengths(trace.events())
-        if _evaluate_into(written, job, trace, run.generator(), charge.root):
-            schedule = job.plan.with_evaluation(schedule)
+        plan, schedule = job.plan, run_lengths(trace.events())
+        is_evaluated = _evaluate_into(written, job, trace, run.generator(), charge.root)
         trace.write(written / "trace.parquet")
         # Settled in full even if it ended early, since when to end was then an adaptive choice.
-        return charge.settle(job.plan, identity, written, schedule)
+        released = plan if is_evaluated else plan.without_evaluation()
+        return charge.settle(released, identity, written, released.with_evaluation(schedule))
 
 
 def _evaluate_into(folder: Path, job: Job, trace: Trace, generator: Generator, root: Path) -> bool:
@@ -202,7 +203,14 @@ def _evaluate_into(folder: Path, job: Job, trace: Trace, generator: Generator, r
         model, parameters = load_model(folder / "model.safetensors", allow_code=named_code(root))
         data = load_held_out(job.prepared)
         cells = count_held_out(planned.spec, model, parameters, data)
-        released = release_evaluation(planned, cells, generator=generator, trace=trace, step=job.plan.steps)
+        released = release_evaluation(
+            planned,
+            cells,
+            generator=generator,
+            trace=trace,
+            step=job.plan.steps,
+            composed=0.0 if job.plan.adjacency == ADD_OR_REMOVE_ONE.name else job.plan.cost.epsilon,
+        )
         (folder / EVALUATION).write_text(released.to_json() + "\n", encoding="utf-8")
     except Exception as error:
         _LOG.warning(

@@ -232,6 +232,8 @@ def plan_evaluation(
 ) -> Plan:
     """The same plan with an evaluation of private held-out records, by the smallest noise that is allowed.
 
+    Under add-or-remove-one, where it costs no more than the training alone.
+
     Args:
         plan: Of the training, which costs the same afterwards.
         spec: Of the histogram to release.
@@ -242,12 +244,6 @@ def plan_evaluation(
     Raises:
         RefusedError: Where the run's price would not be that of the training.
     """
-    if plan.adjacency != ADD_OR_REMOVE_ONE.name:
-        raise RefusedError(
-            "held-out records are private, and a record that is replaced can change sides, so that the evaluation would"
-            f" cost beside the training; set algorithm.adjacency to {ADD_OR_REMOVE_ONE.name}, or declare the held-out"
-            " records public in the data card."
-        )
     target, delta = plan.target.budget, plan.target.budget.delta
     if not isfinite(plan.cost.epsilon):
         raise RefusedError(
@@ -261,6 +257,46 @@ def plan_evaluation(
         )
     limit = plan.cost.epsilon if wanted is None else min(wanted, plan.cost.epsilon)
 
+    evaluation = _least_noise(plan, spec, limit, ratios)
+    whole = replace(plan, evaluation=evaluation)
+    if not plan.is_fixed:
+        return whole
+    return replace(whole, epsilon=by_accountants(whole.reserved_schedule, delta))
+
+
+def plan_composed_evaluation(
+    plan_at: Callable[[Target], Plan],
+    target: Target,
+    spec: HistogramSpec,
+    *,
+    wanted: float | None,
+    ratios: Sequence[Callable[[Schedule], float]] = (),
+) -> Plan:
+    """The plan of a training and an evaluation that are paid for together, as under replace-one.
+
+    plan_at: the training's plan for a target. wanted, ratios: as in `plan_evaluation`. Raises RefusedError unless
+    `wanted` is a part of the target that leaves enough for the training.
+    """
+    if wanted is None or not wanted < target.budget.epsilon:
+        raise RefusedError(
+            "held-out records are private, and a record that is replaced can change sides, so that the evaluation costs"
+            f" beside the training; give it a part of epsilon {target.budget.epsilon:g} by privacy.evaluation.epsilon,"
+            f" or set algorithm.adjacency to {ADD_OR_REMOVE_ONE.name}, where it is free."
+        )
+    evaluation = _least_noise(plan_at(target), spec, wanted, ratios)
+    paid_first = replace(target, prior_events=(*target.prior_events, *evaluation.schedule))
+    whole = plan_at(paid_first)
+    begins = len(target.prior_events)
+    schedule = [*whole.schedule[:begins], *whole.schedule[begins + len(evaluation.schedule) :]]
+    return replace(whole, target=target, schedule=schedule, evaluation=evaluation)
+
+
+def _least_noise(
+    plan: Plan, spec: HistogramSpec, limit: float, ratios: Sequence[Callable[[Schedule], float]]
+) -> EvaluationPlan:
+    """The evaluation with the least noise whose epsilon is at most the limit, and each ratio at most 1."""
+    delta = plan.target.budget.delta
+
     def at(noise: float, cost: float = 0.0) -> EvaluationPlan:
         return EvaluationPlan(spec, "laplace" if plan.accountant == "pure" else "gaussian", noise, cost)
 
@@ -271,7 +307,8 @@ def plan_evaluation(
                 return epsilon_of_zcdp(rho_of(event), delta)
             case RenyiBudget(order, _):
                 return max(0.0, float(rdp([(event, 1)], orders=(order,))[0]) + conversion(order, delta))
-        return epsilon([(event, 1)], delta, accountant=plan.accountant)
+        adjacency = adjacency_named(plan.adjacency)
+        return epsilon([(event, 1)], delta, accountant=plan.accountant, adjacency=adjacency)
 
     noise = search_outwards(cost, limit, tolerance=_EVALUATION_WASTE)
 
@@ -280,10 +317,7 @@ def plan_evaluation(
 
     if ratios and largest_ratio(noise) > 1.0:
         noise = search_outwards(largest_ratio, 1.0, start=noise, tolerance=_EVALUATION_WASTE)
-    whole = replace(plan, evaluation=at(noise, cost(noise)))
-    if not plan.is_fixed:
-        return whole
-    return replace(whole, epsilon=by_accountants(whole.reserved_schedule, delta))
+    return at(noise, cost(noise))
 
 
 def _as_json(method_params: object | None) -> dict[str, JsonValue]:

@@ -89,16 +89,22 @@ class EvaluationPlan:
 
 
 def release_evaluation(
-    planned: EvaluationPlan, cells: Floats, *, generator: Generator, trace: Trace, step: int
+    planned: EvaluationPlan,
+    cells: Floats,
+    *,
+    generator: Generator,
+    trace: Trace,
+    step: int,
+    composed: float = 0.0,
 ) -> Released:
     """Release the histogram and record it in the run's trace.
 
     cells: exact, [cells]; they are private. generator: of the run, so that a resumed run draws the same noise. step:
-    the row's in the trace.
+    the row's in the trace. composed: what the whole run then costs, where that is more than the larger of the two.
     """
     release = planned.release
     noisy = add_noise(torch.from_numpy(cells), release, generator.evaluation())
-    so_far = max([planned.epsilon, *(row.epsilon for row in trace.rows[-1:])])
+    so_far = max([composed, planned.epsilon, *(row.epsilon for row in trace.rows[-1:])])
     trace.step = step
     trace.record(release, release.event(), noise_std=planned.noise_std, epsilon=so_far)
     return Released(planned.spec, noisy.numpy(), planned.noise_std)

@@ -87,7 +87,7 @@ class Plan:
     accountants without a bound are absent. adjacency: ADD_OR_REMOVE_ONE or REPLACE_ONE. method_params: public values
     that the method planned, as JSON; `params` returns them as the method's dataclass. not_private: why the stated
     epsilon does not hold, if it does not. evaluation: the release of private held-out records, which costs no more than
-    the training.
+    the training, or is part of the cost under replace-one.
     """
 
     target: Target
@@ -139,8 +139,25 @@ class Plan:
         return self.with_evaluation(trained)
 
     def with_evaluation(self, trained: Schedule) -> Schedule:
-        """The releases of a training beside those of the evaluation, if there is one."""
-        return trained if self.evaluation is None else on_disjoint_parts(trained, self.evaluation.schedule)
+        """The releases of a training beside those of the evaluation, if there is one.
+
+        A record that is replaced may change sides, so that both are composed.
+        """
+        if self.evaluation is None:
+            return trained
+        if self.adjacency == ADD_OR_REMOVE_ONE.name:
+            return on_disjoint_parts(trained, self.evaluation.schedule)
+        return [*trained, *self.evaluation.schedule]
+
+    def without_evaluation(self) -> "Plan":
+        """The plan of a run whose evaluation released nothing, which costs what its training does."""
+        if self.evaluation is None:
+            return self
+        alone = replace(self, evaluation=None)
+        if not self.is_fixed:
+            return alone
+        adjacency = adjacency_named(self.adjacency)
+        return replace(alone, epsilon=by_accountants(self.schedule, self.target.budget.delta, adjacency))
 
     @property
     def expected_batch(self) -> float | None:
@@ -247,12 +264,11 @@ class Plan:
                 return {"rdp": most + conversion(order, budget.delta)}
 
     def open_filter(self) -> Filter:
-        """A new filter that enforces this plan."""
+        """A new filter that enforces the training of this plan."""
         match self.filter:
             case FixedSchedule():
-                return ScheduleFilter(
-                    self.schedule, self.cost, adjacency_named(self.adjacency), self.accountant
-                )
+                cost = self.without_evaluation().cost
+                return ScheduleFilter(self.schedule, cost, adjacency_named(self.adjacency), self.accountant)
             case ZCDPBudget(rho):
                 return ZCDPFilter(rho)
             case RenyiBudget(order, _):

@@ -16,13 +16,13 @@ import pandas as pd
 import pytest
 from ruamel.yaml import YAML
 
-from algorithms.core.calibration import plan_evaluation
 from algorithms.core.held_out import EvaluationPlan
 from algorithms.core.plan import Plan
 from algorithms.errors import RefusedError
 from algorithms.evaluation import Released, count, histogram_for
 from algorithms.models.saved import load_model
 from algorithms.privacy.accounting import Budget
+from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon
 from algorithms.privacy.card import load, text, verify, verify_card
 from algorithms.privacy.card.verify import check_charged
 from algorithms.privacy.ledger import Composition
@@ -318,11 +318,59 @@ def test_an_evaluation_of_public_records_is_refused(visits: Visits) -> None:
         visits.place.set("privacy", evaluation={"epsilon": 0.5})
 
 
-def test_replaced_records_are_refused(clinic: Visits) -> None:
-    plan = Plan.from_json(read(clinic, "plan.json"))
-    assert plan.evaluation is not None
-    with pytest.raises(RefusedError, match="a record that is replaced can change sides"):
-        plan_evaluation(replace(plan, adjacency="REPLACE_ONE"), plan.evaluation.spec)
+REPLACED = {"name": "heavy_ball", "steps": 4, "momentum": 0.5, "noise": "gaussian"}
+
+
+def of_replaced_records(clinic: Visits, **evaluation: float) -> None:
+    card = re.sub(r"records: \{.*?\}", "records: {train: 901, test: 299}", PRIVATE)
+    (clinic.place.root / "data/cards/visits.yaml").write_text(card)
+    clinic.place.prepare("visits")
+    path = clinic.place.root / "params.yaml"
+    document = YAML(typ="safe", pure=True).load(path) | {"algorithm": REPLACED, "model": {"name": "logistic"}}
+    document["privacy"] |= {"evaluation": evaluation}
+    clinic.place.write(document)
+
+
+def test_a_record_that_is_replaced_may_change_sides_so_both_are_paid_for(clinic: Visits) -> None:
+    """Twice the change of a record that is added: epsilon 0.4 at delta 1e-5 needs noise 2 x 8.66."""
+    of_replaced_records(clinic, epsilon=0.4)
+    planned = Plan.from_json(read(clinic, "plan.json"))
+    planned.check()
+    assert planned.adjacency == "REPLACE_ONE"
+    assert planned.evaluation is not None
+    assert planned.evaluation.noise_multiplier == pytest.approx(17.33, rel=1e-2)
+    training = epsilon(planned.schedule, 1e-5, adjacency=REPLACE_ONE)
+    assert training < 0.99 < planned.cost.epsilon <= 1.0
+    clinic.train()
+    clinic.finish()
+    folder = clinic.place.root / "artifacts"
+    card = load(folder / "privacy_card.json")
+    assert card.setting.epsilon == pytest.approx(planned.cost.epsilon)
+    assert verify(card, folder).passed
+    assert not [name for name, passed, _ in verify_card.verify(folder) if passed is False]
+    assert "costs both together" in text.holdout(card)
+
+
+def test_under_replace_one_the_evaluations_part_has_to_be_said(clinic: Visits) -> None:
+    with pytest.raises(RefusedError, match=r"give it a part of epsilon 1 by privacy\.evaluation\.epsilon"):
+        of_replaced_records(clinic)
+
+
+def test_an_evaluation_that_fails_under_replace_one_is_not_paid_for(
+    clinic: Visits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> Any:
+        raise ValueError
+
+    of_replaced_records(clinic, epsilon=0.4)
+    monkeypatch.setattr(train, "count_held_out", failing)
+    clinic.train()
+    clinic.finish()
+    folder = clinic.place.root / "artifacts"
+    card = load(folder / "privacy_card.json")
+    assert verify(card, folder).passed
+    assert not [name for name, passed, _ in verify_card.verify(folder) if passed is False]
+    check_charged(card, clinic.place.ledger)
 
 
 def test_the_plan_says_what_is_released_before_anything_is(clinic: Visits) -> None:

@@ -70,10 +70,13 @@ HOLDOUT = {
     ),
     "private": (
         "One noised histogram of the model's scores on the held-out records was released, and all metrics follow from"
-        " it. Its people are as protected as those of the training data, at epsilon {epsilon} and the same delta; they"
-        " are disjoint, so the run costs the larger of the two. Without a column that names the person, a row that was"
-        " corrected can be of the other side later, and its person then pays for both."
+        " it. Its people are protected, too, at epsilon {epsilon} and the same delta. {price} Without a column that"
+        " names the person, a row that was corrected can be of the other side later, and its person then pays for both."
     ),
+}
+_PRICES = {
+    "ADD_OR_REMOVE_ONE": "They are other people than those trained on, so the run costs the larger of the two.",
+    "REPLACE_ONE": "A record that is replaced may be of either side, so the run costs both together.",
 }
 NOT_EVALUATED = "The held-out records are private, and nothing of them was released."
 TUNING = (
@@ -216,7 +219,8 @@ def holdout(card: PrivacyCard) -> str:
     if setting.holdout == "private" and EVALUATION not in card.evidence.files:
         return NOT_EVALUATED
     why = f" Why they are public: {setting.holdout_why}" if setting.holdout_why else ""
-    return HOLDOUT[setting.holdout].format(epsilon=_number(setting.evaluation_epsilon)) + why
+    price = _PRICES[setting.adjacency]
+    return HOLDOUT[setting.holdout].format(epsilon=_number(setting.evaluation_epsilon), price=price) + why
 
 
 def side_channels(card: PrivacyCard) -> str:

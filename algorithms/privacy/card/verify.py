@@ -305,7 +305,8 @@ def _plan(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[Check]:
         return
     try:
         plan = json.loads(path.read_bytes())
-        found = [_difference_to_plan(plan, schedule), _differing(plan, card)]
+        is_evaluated = EVALUATION in card.evidence.files
+        found = [_difference_to_plan(plan, schedule, is_evaluated=is_evaluated), _differing(plan, card)]
     except (OSError, KeyError, TypeError, ValueError, AttributeError):
         found = ["the plan cannot be read"] * len(_PLAN)
     for name, problem in zip(_PLAN, found, strict=True):
@@ -328,7 +329,7 @@ def _evaluation(folder: Path, card: PrivacyCard) -> Iterator[Check]:
     yield Check("evaluation", same, "the planned histogram" if same else "another histogram, or other noise")
 
 
-def _difference_to_plan(plan: Mapping[str, Any], schedule: Schedule) -> str | None:
+def _difference_to_plan(plan: Mapping[str, Any], schedule: Schedule, *, is_evaluated: bool) -> str | None:
     """A fixed schedule is released to its end, or the run has failed; under a filter its beginning alone is fixed.
 
     An evaluation that was planned may be missing: where it failed, the run ended without it.
@@ -337,6 +338,11 @@ def _difference_to_plan(plan: Mapping[str, Any], schedule: Schedule) -> str | No
         planned = schedule_from_json(plan.get("evaluation", {}).get("schedule", []))
         schedule, *others = disjoint
         if [schedule_to_json(part) for part in others] != [schedule_to_json(planned)]:
+            return "another evaluation than the card's"
+    elif is_evaluated:  # under replace-one, where it is composed with the training
+        planned = schedule_from_json(plan.get("evaluation", {}).get("schedule", []))
+        schedule, last = schedule[:-1], schedule[-1:]
+        if schedule_to_json(last) != schedule_to_json(planned):
             return "another evaluation than the card's"
     if filter_from_json(plan["filter"]) == FIXED:
         same = same_events(schedule_from_json(plan["schedule"]), schedule)
