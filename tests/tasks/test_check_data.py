@@ -322,7 +322,7 @@ def test_nothing_is_told_of_a_table_that_is_as_its_card_declares(check: Check) -
         "sex": ["male", "female", "male", "male"] * 10,
         "y": ["no", "yes"] * 20,
     }
-    assert check(table, NUMBER, SEX, label("y")).remarks == ()
+    assert check(table, NUMBER, SEX, label("y"), public=True).remarks == ()
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,8 @@ def test_without_a_header_the_separator_of_the_lines_is_named(tmp_path: Path) ->
         CARD | CLASSES | {"files": files, "reader": reader, "split": {"salt": "m", "test_fraction": 0.5}}
     )
     YAML(typ="safe", pure=True).dump(document, tmp_path / "mine.yaml")
-    (remark,) = look(str(tmp_path / "mine.yaml"), tmp_path, counted=False).remarks
+    question, remark = look(str(tmp_path / "mine.yaml"), tmp_path, counted=False).remarks
+    assert "why are the held-out records public?" in question
     assert "line 1 of" in remark and "it has 2 by ';', which `separator` under `reader`" in remark
 
 
