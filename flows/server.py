@@ -10,14 +10,17 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from uuid import UUID
 
 import httpx
 from prefect.automations import Automation, EventTrigger, Posture, ResourceSpecification
 from prefect.blocks.core import Block
 from prefect.blocks.webhook import Webhook
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import CallWebhook, ChangeFlowRunState, RunDeployment, SendNotification
 
@@ -71,6 +74,35 @@ def deploy(file: Path, root: Path, url: str) -> None:
     if POOL in file.read_text(encoding="utf-8"):
         prefect("work-pool", "create", POOL, "--type", "process", "--overwrite", url=url)
     prefect("--no-prompt", "deploy", "--all", "--prefect-file", str(file), url=url, root=root)
+
+
+@contextmanager
+def keep_schedules() -> Iterator[None]:
+    """Schedules that are active stay so within the block, where deploying would switch them off."""
+    active = {key for key, *_, is_active in asyncio.run(_schedules()) if is_active}
+    yield
+    asyncio.run(_resume(active))
+
+
+async def _schedules() -> list[tuple[tuple[UUID, str | None], UUID, bool]]:
+    """For each schedule: its deployment and name, which deploying keeps, its id, and whether it is active."""
+    async with get_client() as client:
+        return [
+            ((deployment.id, schedule.slug), schedule.id, schedule.active)
+            for deployment in await client.read_deployments()
+            for schedule in deployment.schedules
+        ]
+
+
+async def _resume(wanted: set[tuple[UUID, str | None]]) -> None:
+    off = [
+        (key[0], schedule)
+        for key, schedule, is_active in await _schedules()
+        if key in wanted and not is_active
+    ]
+    async with get_client() as client:
+        for deployment, schedule in off:
+            await client.update_deployment_schedule(deployment, schedule, active=True)
 
 
 def install_automations(stuck_after: timedelta, notify: str | None) -> list[str]:

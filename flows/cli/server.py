@@ -46,8 +46,9 @@ def deploy(
 
     root = find_checkout() or Path.cwd()
     url = prefect_api_url() or f"http://127.0.0.1:{_PORT}/api"
-    server.deploy(root / file, root, url)
     with temporary_settings({PREFECT_API_URL: url}):
+        with server.keep_schedules():
+            server.deploy(root / file, root, url)
         for name in server.install_automations(timedelta(minutes=stuck_after), notify):
             say(name.replace("epsilonflow:", "automation:"))
     say("The flows are deployed. Start a worker:  prefect worker start --pool local-pool")

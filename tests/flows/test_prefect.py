@@ -29,7 +29,7 @@ from flows.cli.main import app
 from flows.compare import comparison, plan, run, task_runner, tune
 from flows.deployed import pipeline, report, run_stage
 from flows.scheduled import audit, retrain, verify
-from flows.server import install_automations
+from flows.server import install_automations, keep_schedules
 from tasks.comparing import trial as one_trial
 from tasks.comparing.trial import Place
 from tasks.runs.stages import STAGES
@@ -346,8 +346,15 @@ def test_a_run_whose_worker_was_killed_is_found_and_its_period_is_delivered(
     yaml.dump(SETTINGS | {"dataset": "weekly", "recipe": recipe}, served.root / "weekly.yaml")
     httpx.post(f"{server}/work_pools/", json={"name": "local-pool", "type": "process"})
     prefect("--no-prompt", "deploy", "--name", "retrain/retrain")
+    deployment, weekly_schedule = _deployment_with_schedule(server)
+    assert weekly_schedule["active"] is False
+    url = f"{server}/deployments/{deployment}/schedules/{weekly_schedule['id']}"
+    httpx.patch(url, json={"active": True}).raise_for_status()
+    with keep_schedules():
+        prefect("--no-prompt", "deploy", "--name", "retrain/retrain")
+        assert _deployment_with_schedule(server)[1]["active"] is False  # what deploying does by itself
+    assert _deployment_with_schedule(server)[1]["active"] is True
     install_automations(timedelta(seconds=10), None)
-    deployment = httpx.get(f"{server}/deployments/name/retrain/retrain").json()["id"]
     body = {"parameters": {"file": "weekly.yaml"}, "state": {"type": "SCHEDULED"}}
     run = httpx.post(f"{server}/deployments/{deployment}/create_flow_run", json=body).json()["id"]
     command = [str(Path(sys.executable).parent / "prefect"), "worker", "start", "--pool", "local-pool"]
@@ -360,12 +367,25 @@ def test_a_run_whose_worker_was_killed_is_found_and_its_period_is_delivered(
         worker.wait()
     assert before_long(lambda: _state(server, run)["type"] == "CRASHED")
     assert "no sign of life" in _state(server, run)["message"]
-    (fresh,) = _filter(server, "flow_runs", flow_runs={"state": {"type": {"any_": ["SCHEDULED"]}}})
-    assert fresh["parameters"] == body["parameters"] | {"accept_recipe": False}
+    again = body["parameters"] | {"accept_recipe": False}  # the schedule's own runs have other parameters
+    scheduled = {"state": {"type": {"any_": ["SCHEDULED"]}}}
+    runs = _filter(
+        server,
+        "flow_runs",
+        flow_runs=scheduled,
+        wanted=lambda runs: again in [run["parameters"] for run in runs],
+    )
+    (fresh,) = [run for run in runs if run["parameters"] == again]
     install_automations(timedelta(minutes=10), None)  # however slow this machine is
     prefect("worker", "start", "--pool", "local-pool", "--type", "process", "--run-once")
     state = _state(server, fresh["id"])
     assert (state["name"], "there is no block yet" in state["message"]) == ("Completed", True)
+
+
+def _deployment_with_schedule(server: str) -> tuple[str, dict[str, Any]]:
+    deployment = httpx.get(f"{server}/deployments/name/retrain/retrain").raise_for_status().json()
+    (schedule,) = deployment["schedules"]
+    return deployment["id"], schedule
 
 
 def _state(server: str, run: str) -> dict[str, Any]:
