@@ -104,7 +104,9 @@ class PerExampleModel:
     def on(self, device: torch.device) -> Self:
         """A copy on a device; on the CPU it shares the parameters."""
         shared = self.module.parameters() if device.type == "cpu" else ()
-        return replace(self, module=copy_module(self.module, shared).to(device))
+        moved = copy_module(self.module, shared).to(device)
+        _tie(moved, self.module)
+        return replace(self, module=moved)
 
     def named(self, parameters: Tensor) -> dict[str, Tensor]:
         """The parts of a flat vector, shape [d], by parameter name."""
@@ -184,6 +186,15 @@ def _holders(module: nn.Module) -> list[dict[str, Any] | list[Any]]:
             if key not in _OF_MODULES and type(value) in (dict, list)
         ),
     ]
+
+
+def _tie(moved: nn.Module, like: nn.Module) -> None:
+    """Make names of one parameter in `like` those of one in `moved`: some devices get a new parameter for each name."""
+    first = dict[int, str]()
+    for name, part in like.named_parameters(remove_duplicate=False):
+        holder, _, leaf = name.rpartition(".")
+        if first.setdefault(id(part), name) != name:
+            setattr(moved.get_submodule(holder), leaf, moved.get_parameter(first[id(part)]))
 
 
 def copy_module(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:

@@ -16,9 +16,9 @@ from algorithms.fitting import fit
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
 from tests.accelerator import simulator
-from tests.algorithms.gradients.networks import SPECS
-from tests.algorithms.gradients.zoo import problem
 from tests.support import bench
+from tests.support.gradients.networks import SPECS
+from tests.support.gradients.problems import problem
 from tests.support.processes import HANGS, in_processes
 
 CPU, RECORDS = torch.device("cpu"), 70
