@@ -3,6 +3,7 @@
 Made-up people of known kinds are sampled many times, and each sample's histogram is released. The table says how often
 the 95 % interval of a metric holds the metric of all people, which is computed from them without a histogram, how wide
 it is and how far estimates are off on average. Of metrics that noise drowns in some draws, those that are shown count.
+A second table compares rules for bins: the bias of the AUC, and the noise in accuracy and AUC.
 """
 
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from scipy.stats import norm
 from sklearn.metrics import f1_score, log_loss, precision_score, recall_score, roc_auc_score
 
 from algorithms.evaluation import HistogramSpec, Released, count, histogram_for, metrics_of
+from algorithms.evaluation.histogram import score_edges
 
 Array = NDArray[np.float64]
 NOISE = {0.2: 16.30, 0.5: 7.03, 1.0: 3.73, 3.0: 1.39}
@@ -152,8 +154,64 @@ def measured(
     return rows
 
 
+SHAPES = {
+    "skewed": (0.24, (-3.2, 0.3), (2.0, 1.5)),
+    "rare, 1 %": (0.01, (-6.0, -3.0), (1.5, 1.5)),
+    "rare, scores close together": (0.01, (-4.8, -4.3), (0.5, 0.5)),
+    "near chance": (0.5, (-0.3, 0.3), (0.5, 0.5)),
+    "hardly trained": (0.5, (-0.05, 0.05), (0.1, 0.1)),
+    "confident": (0.5, (-6.0, 6.0), (4.0, 4.0)),
+}
+"""Share of positives, means and spreads of the log-odds."""
+_TWENTY = np.arange(1, 20) / 20
+RULES = {
+    "20 bins even in probability": (np.log(_TWENTY / (1 - _TWENTY)), (20,)),
+    "64 bins even in log-odds": (np.linspace(-8, 8, 63), (64,)),
+    "the rule's 64 bins alone": (score_edges(64), (64,)),
+    "the rule's five resolutions": (score_edges(64), (2, 4, 8, 16, 64)),
+}
+"""Edges in log-odds, and the resolutions that are released."""
+
+
+def bins_row(
+    positive: float,
+    mean: tuple[float, float],
+    spread: tuple[float, float],
+    edges: Array,
+    resolutions: tuple[int, ...],
+) -> dict[str, float]:
+    """Bias of the AUC, with ties as halves and extrapolated, and the noise in accuracy and AUC per unit of noise and
+    person, at an L2 sensitivity of 1."""
+    ends = np.concatenate([[-np.inf], edges, [np.inf]])
+    negatives, positives = (np.diff(norm.cdf((ends - m) / s)) for m, s in zip(mean, spread, strict=True))
+    bins = len(negatives)
+    half = np.tril(np.ones((bins, bins)), -1) + np.eye(bins) / 2
+    pairs = np.kron(np.eye(bins // 2), np.ones((1, 2)))
+    coarse = pairs.T @ (np.tril(np.ones((bins // 2, bins // 2)), -1) + np.eye(bins // 2) / 2) @ pairs
+    kernel = (4 * half - coarse) / 3
+    truth = float(norm.cdf((mean[1] - mean[0]) / np.hypot(*spread)))
+    raw, area = float(positives @ half @ negatives), float(positives @ kernel @ negatives)
+    slopes = [(kernel.T @ positives - area) / (1 - positive), (kernel @ negatives - area) / positive]
+    above = np.arange(bins) >= bins / 2
+    right = (1 - positive) * negatives[~above].sum() + positive * positives[above].sum()
+    sums = np.concatenate([np.kron(np.eye(size), np.ones((1, bins // size))) for size in resolutions])
+    noise = len(resolutions) * np.linalg.inv(sums.T @ sums)
+    return {
+        "bias": raw - truth,
+        "bias_extrapolated": area - truth,
+        "noise_accuracy": float(np.sqrt(sum(w @ noise @ w for w in (~above - right, above - right)))),
+        "noise_auc": float(np.sqrt(sum(w @ noise @ w for w in slopes))),
+    }
+
+
 def main(folder: Path, draws: int = 1000, seed: int = 1) -> None:
-    """Write private-evaluation.csv into FOLDER."""
+    """Write private-evaluation.csv and private-evaluation-bins.csv into FOLDER."""
+    compared = [
+        {"scores": shape, "rule": rule, **bins_row(*SHAPES[shape], *RULES[rule])}
+        for shape in SHAPES
+        for rule in RULES
+    ]
+    pd.DataFrame(compared).to_csv(folder / "private-evaluation-bins.csv", index=False, float_format="%.3g")
     rows = []
     for name, population in populations().items():
         for people in PEOPLE:

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 from algorithms.auditing.audit import Array, Audit, audit, tested
 from algorithms.auditing.game import Game
+from algorithms.auditing.held_out import audit_held_out
 from algorithms.core.software import software_facts, software_here
 from algorithms.errors import RefusedError
 from algorithms.methods import CATALOGUE
@@ -118,7 +119,10 @@ def run_audit(request: AuditRequest, root: Path, *, workers: int = 1) -> tuple[d
             "found": row.attack.found,
             "is_violated": row.attack.is_violated,
         }
-        for row in tested(draws=4 * request.runs, seed=request.seed)
+        for row in (
+            *tested(draws=4 * request.runs, seed=request.seed),
+            *audit_held_out(draws=request.runs, seed=request.seed),
+        )
     ]
     document: dict[str, Any] = json.loads(json.dumps(result.to_json())) | {
         "mechanisms": mechanisms,

@@ -87,7 +87,7 @@ from algorithms.privacy.mechanisms.sampling import (
 
 Array = NDArray[np.float64]
 _CLEAR = 20.0
-_ROOM = 1e-3
+ROOM = 1e-3
 """How far a record may move a sum beyond its bound, relative to the bound, because of rounding."""
 
 
@@ -246,7 +246,7 @@ def reach_checks(game: Game, plan: Plan, seeds: Sequence[int]) -> list[Check]:
             moved = answer.value - other.value
             limit = answer.bound.sensitivity
             if isinstance(answer.bound, Minimum):
-                limit = min(answer.bound.clip_norm, answer.bound.input_norm) * (1 + _ROOM)
+                limit = min(answer.bound.clip_norm, answer.bound.input_norm) * (1 + ROOM)
             distance = (
                 length_of(moved, answer.bound) if answer.kind != "norms" else float(np.abs(moved).max())
             )
@@ -258,7 +258,7 @@ def reach_checks(game: Game, plan: Plan, seeds: Sequence[int]) -> list[Check]:
     detail = f"bounds by which the record moved a sum, at most, in {seen_at} answers that it was in"
     found = [
         Check(
-            "reach of a record", allowed, max_reach, 0.0 if max_reach > allowed * (1 + _ROOM) else 1.0, detail
+            "reach of a record", allowed, max_reach, 0.0 if max_reach > allowed * (1 + ROOM) else 1.0, detail
         )
     ]
     if parts and math.isfinite(nearest):
@@ -302,10 +302,10 @@ def coin_checks(game: Game, plan: Plan, run: Played) -> list[Check]:
         if are_independent:
             centred = [row - rate for row, rate in zip(rows, rates, strict=True)]
             found.append(
-                _dependence("coins of two releases", centred, "canaries that are in both or in neither")
+                dependence("coins of two releases", centred, "canaries that are in both or in neither")
             )
     if len(noise) > 1:
-        found.append(_dependence("noise of two releases", noise, "noise where nothing else is"))
+        found.append(dependence("noise of two releases", noise, "noise where nothing else is"))
     return found
 
 
@@ -316,7 +316,7 @@ def _part(game: Game, answer: Answer, canary: int) -> float:
     return float(answer.value[support] @ whole[support] / (whole[support] @ whole[support]))
 
 
-def _dependence(name: str, rows: Sequence[Array], detail: str) -> Check:
+def dependence(name: str, rows: Sequence[Array], detail: str) -> Check:
     """The most dependent pair of releases; the probability is corrected for the number of pairs."""
     strongest, pairs = 0.0, list(combinations(range(len(rows)), 2))
     for one, other in pairs:

@@ -21,9 +21,6 @@ from algorithms.privacy.mechanisms.noise import Generator
 from algorithms.privacy.mechanisms.release import Gaussian, Laplace, Release, add_noise, noise_std
 from algorithms.privacy.mechanisms.sampling import FullBatch
 
-_CELLS = 3
-"""The most cells of a table that a record enters; see `histogram.spread`."""
-
 
 @dataclass(frozen=True)
 class EvaluationPlan:
@@ -45,9 +42,9 @@ class EvaluationPlan:
             return Release(
                 "evaluation", FullBatch(), L2(self.spec.sensitivity), Gaussian(self.noise_multiplier)
             )
-        # Each table gets a vector of L2 norm at most 1 in at most so many cells.
-        l1 = self.spec.sensitivity**2 * _CELLS**0.5
-        return Release("evaluation", FullBatch(), L1(l1), Laplace(self.noise_multiplier))
+        return Release(
+            "evaluation", FullBatch(), L1(self.spec.l1_sensitivity), Laplace(self.noise_multiplier)
+        )
 
     @property
     def schedule(self) -> Schedule:

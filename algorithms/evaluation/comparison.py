@@ -21,7 +21,8 @@ class Comparison:
 
     Attributes:
         difference: of the mean score; None where noise drowns it.
-        probability_better: that the mean difference is above 0, given what was released and before it no preference.
+        probability_better: that the mean difference is above 0, given what was released and before it no preference;
+            1/2 where scores are not finite.
     """
 
     difference: Estimate | None
@@ -46,5 +47,6 @@ def comparison_of(released: Released) -> Comparison:
     """
     sums = difference_sums(released.values, released.noise_std)
     deviation = math.sqrt(max(sums.squares, 0.0) + sums.noise**2)
-    is_better = float(norm.cdf(sums.differences / deviation)) if deviation > 0 else 0.5
+    is_known = deviation > 0 and not released.has_invalid
+    is_better = float(norm.cdf(sums.differences / deviation)) if is_known else 0.5
     return Comparison(metrics_of(released)["difference"], is_better)

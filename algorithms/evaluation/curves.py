@@ -60,7 +60,8 @@ class CalibrationBin:
 
 def thresholds_of(released: Released) -> tuple[Threshold, ...]:
     """Metrics of two classes at 15 public thresholds, which are even in the bins; empty for other kinds."""
-    return thresholds_of_view(released.view()) if released.spec.kind == "two classes" else ()
+    is_of_two = released.spec.kind == "two classes" and not released.has_invalid
+    return thresholds_of_view(released.view()) if is_of_two else ()
 
 
 def thresholds_of_view(view: View) -> tuple[Threshold, ...]:
@@ -135,6 +136,8 @@ class _Bins:
 
 def _calibration_bins(released: Released) -> _Bins | None:
     spec = released.spec
+    if released.has_invalid:
+        return None
     if spec.kind == "two classes":
         cells: Cells = scored_cells(released.view())
         bins, group = spec.bins, spec.bins // _POINTS

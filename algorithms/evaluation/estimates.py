@@ -63,7 +63,7 @@ def reasons_of(released: Released) -> Mapping[str, str]:
 def outcomes_of(released: Released) -> dict[str, Outcome]:
     """The metrics by name, or the reason why there is none."""
     outcomes = outcomes_of_view(released.view())
-    if released.invalid > 4.0 * released.noise_std and released.noise_std > 0:
+    if released.has_invalid:
         return dict.fromkeys(outcomes, _INVALID)
     return outcomes
 
@@ -265,36 +265,45 @@ def class_cells(view: View) -> tuple[Cells, Floats, Floats, Floats]:
 
 def _f1_of_classes(view: View) -> Outcome:
     cells, right, of_class, predicted = class_cells(view)
-    return macro_f1(cells, right, of_class + predicted)
+    is_joint = "predicted x label" in view.tables
+    return macro_f1(cells, right, of_class + predicted, None if is_joint else (of_class, predicted))
 
 
-def macro_f1(cells: Cells, right: Floats, named: Floats) -> Outcome:
+def macro_f1(
+    cells: Cells, right: Floats, named: Floats, apart: tuple[Floats, Floats] | None = None
+) -> Outcome:
     """The mean over classes of F_k = 2 T_k / Q_k, by the delta method.
 
-    The curvature's bias, -2 cov(T, Q) / Q^2 + 2 T var(Q) / Q^3, of noise and sample, is subtracted. A record that
-    enters two cells is taken for two people, which makes the interval wider (Jensen).
+    The curvature's bias, -2 cov(T, Q) / Q^2 + 2 T var(Q) / Q^3, of noise and sample, is subtracted. A right record adds
+    1 to T and 2 to Q of its class, a wrong one 1 to Q of two classes.
 
     Args:
         cells: [k].
         right: [classes, k], weights that add up T_k, the right records of a class.
         named: [classes, k], those that add up Q_k, its records and those that are predicted to be of it.
+        apart: both parts of Q_k, [classes, k] each, where a record enters one cell for its label and another one for
+            its prediction; which predictions wrong records of a class have is then taken for independent of the class.
     """
     hits, totals = right @ cells.values, named @ cells.values
-    own_noise = np.einsum("ij,ij->i", named @ cells.covariance, named)
+    joint, squares = (np.einsum("ij,ij->i", rows @ cells.covariance, named) for rows in (right, named))
     # What is decided by noisy sizes themselves would show the classes that noise has made larger.
-    sizes = shrunk(totals, own_noise)
-    if (sizes <= 4.0 * np.sqrt(own_noise)).any() or (totals <= np.sqrt(own_noise)).any():
+    sizes = shrunk(totals, squares)
+    if (sizes <= 4.0 * np.sqrt(squares)).any() or (totals <= np.sqrt(squares)).any():
         return TOO_FEW
-    slopes_of_hits, slopes = 2 / sizes, -2 * hits / sizes**2
-    expected = (slopes_of_hits[:, None] * right + slopes[:, None] * named).mean(axis=0)
+    expected = ((2 / sizes)[:, None] * right - (2 * hits / sizes**2)[:, None] * named).mean(axis=0)
     if math.sqrt(cells.noise(expected, expected)) > MAX_NOISE:
         return DROWNED
-    gradient = ((2 / totals)[:, None] * right - (2 * hits / totals**2)[:, None] * named).mean(axis=0)
-    covariance = cells.covariance + np.diag(cells.values)
-    joint, squares = (np.einsum("ij,ij->i", rows @ covariance, named) for rows in (right, named))
-    bias = float(np.mean(-2 * joint / totals**2 + 2 * hits * squares / totals**3))
-    by_noise = cells.noise(gradient, gradient)
-    return share(float(np.mean(2 * hits / totals)) - bias, by_noise, cells.total(np.square(gradient)))
+    of_hit, of_named = 2 / totals / len(hits), -2 * hits / totals**2 / len(hits)
+    gradient = of_hit @ right + of_named @ named
+    bias = np.mean(-2 * (joint + 2 * hits) / totals**2 + 2 * hits * (squares + totals + 2 * hits) / totals**3)
+    if apart is None:
+        by_sample = cells.total(np.square(gradient))
+    else:
+        by_label, by_prediction = (rows @ cells.values - hits for rows in apart)
+        crossed = (by_label @ of_named) * (by_prediction @ of_named) / max(float(by_label.sum()), 1.0)
+        wrong = (by_label + by_prediction) @ np.square(of_named) + 2 * crossed
+        by_sample = float(hits @ np.square(of_hit + 2 * of_named) + wrong)
+    return share(float(np.mean(2 * hits / totals) - bias), cells.noise(gradient, gradient), by_sample)
 
 
 def _majority(view: View) -> Outcome:

@@ -101,20 +101,23 @@ def _groups(released: Released, part: str, members: _Members) -> tuple[GroupMetr
     sizes = {name: size_of(released.view(part, indices)) for name, indices in members.items()}
     small = tuple(name for name, size in sizes.items() if _is_small(size))
     groups = [
-        GroupMetrics((name,), sizes[name], _metrics(released.view(part, indices)))
+        GroupMetrics((name,), sizes[name], _metrics(released, released.view(part, indices)))
         for name, indices in members.items()
         if name not in small
     ]
     if small:
         merged = released.view(part, tuple(index for name in small for index in members[name]))
-        size, metrics = size_of(merged), _metrics(merged)
+        size, metrics = size_of(merged), _metrics(released, merged)
         groups.append(GroupMetrics(small, size, dict.fromkeys(metrics) if _is_small(size) else metrics))
     return tuple(groups)
 
 
-def _metrics(view: View) -> dict[str, Estimate | None]:
+def _metrics(released: Released, view: View) -> dict[str, Estimate | None]:
     outcomes = outcomes_of_view(view)
-    return {name: each if isinstance(each, Estimate) else None for name, each in outcomes.items()}
+    return {
+        name: each if isinstance(each, Estimate) and not released.has_invalid else None
+        for name, each in outcomes.items()
+    }
 
 
 def size_of(view: View) -> Estimate:

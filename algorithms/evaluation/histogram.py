@@ -296,6 +296,8 @@ def count(
     scores = np.asarray(scores, np.float64).reshape(len(labels), -1)
     weights = np.ones(len(labels)) if weights is None else np.clip(np.nan_to_num(weights), 0.0, 1.0)
     members = np.zeros((len(labels), 0), np.int64) if group_indices is None else np.asarray(group_indices)
+    if members.shape[1] < len(spec.groups):
+        raise ValueError("this histogram has groups, so the index of every column's value is needed.")
     cells = np.zeros(spec.cells)
     valid = np.isfinite(scores).all(axis=1)
     if spec.kind == "number":
@@ -476,9 +478,9 @@ class Released:
         return both[which]  # type: ignore[no-any-return]
 
     @property
-    def invalid(self) -> float:
-        """The noisy number of records that could not be evaluated."""
-        return float(self.values[-1])
+    def has_invalid(self) -> bool:
+        """Whether more records than noise explains could not be evaluated; then metrics of the others would mislead."""
+        return bool(self.values[-1] > 6.0 * self.noise_std) and self.noise_std > 0
 
     def to_json(self) -> str:
         document = {

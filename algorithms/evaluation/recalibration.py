@@ -38,7 +38,7 @@ def recalibration_of(released: Released) -> Recalibration | None:
             "this histogram has no halves of the people, of which one could judge a recalibration."
         )
     first = _without_empty_bins(released.half(0), released.noise_std)
-    if first.sum() <= 0:
+    if first.sum() <= 0 or released.has_invalid:
         return None
     centres = _half_centres(released)
     candidates = np.exp(np.linspace(-math.log(_RANGE), math.log(_RANGE), _CANDIDATES))

@@ -58,3 +58,9 @@ def test_noise_that_drowns_the_difference_leaves_an_even_chance():
     nobody = Released(SPEC, np.zeros(SPEC.cells), 100.0)
     assert comparison_of(nobody).difference is None and metrics_of(nobody)["difference"] is None
     assert comparison_of(nobody).probability_better == 0.5
+
+
+def test_a_model_whose_scores_are_not_finite_is_not_called_better():
+    changes = np.repeat([1.0, np.nan], [900, 100])[:, None]
+    broken = comparison_of(Released(SPEC, count(SPEC, changes, changes), 5.0))
+    assert broken.difference is None and broken.probability_better == 0.5

@@ -3,7 +3,18 @@
 import numpy as np
 import pytest
 
-from algorithms.evaluation import Released, count, expected_errors, histogram_for, metrics_of, reasons_of
+from algorithms.evaluation import (
+    Released,
+    calibration_curve,
+    count,
+    expected_errors,
+    groups_of,
+    histogram_for,
+    metrics_of,
+    reasons_of,
+    recalibration_of,
+    thresholds_of,
+)
 from comparisons import private_evaluation as populations
 
 POPULATIONS = populations.populations()
@@ -78,9 +89,13 @@ def test_too_few_people_give_no_metric_and_say_why():
 
 
 def test_scores_that_are_not_finite_are_not_left_out_in_silence():
-    spec = histogram_for("two classes", 2)
+    spec = histogram_for("two classes", 2, (("sex", ("f",)),), halves=True)
     scores = np.repeat([[0.2, 0.8], [np.nan, 0.5]], [900, 100], axis=0)
-    released = Released(spec, count(spec, scores, np.ones(1000)), 1.0)
+    everyone = np.zeros(1000, np.int64)
+    released = Released(spec, count(spec, scores, np.ones(1000), everyone[:, None], halves=everyone), 1.0)
+    assert set(groups_of(released)["sex"][0].metrics.values()) == {None}
+    assert thresholds_of(released) == calibration_curve(released) == ()
+    assert recalibration_of(released) is None
     assert set(metrics_of(released).values()) == {None}
     assert "not finite" in reasons_of(released)["accuracy"]
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from algorithms.evaluation import HistogramSpec, Released, count, histogram_for
+from algorithms.evaluation import HistogramSpec, Released, count, histogram_for, metrics_of
 from algorithms.evaluation.histogram import error_nodes, score_nodes, spread, target_nodes
 
 GROUPS = (("sex", ("f", "m")), ("region", ("north", "east", "south")))
@@ -148,3 +148,21 @@ def test_what_does_not_fit_is_refused():
         histogram_for("score", 1, (("sex", ("f", "f")),))
     with pytest.raises(ValueError, match="cells"):
         histogram_for("two classes", 2, tuple((f"c{i}", tuple("abcdefghij")) for i in range(5)), cross=True)
+
+
+def test_groups_are_needed_where_they_are_counted():
+    with pytest.raises(ValueError, match="every column"):
+        count(histogram_for("score", 1, GROUPS), np.zeros((3, 1)), np.zeros(3))
+
+
+def test_laplace_noise_covers_nearly_as_often():
+    # A single Laplace draw is within 1.96 of its standard deviations in 1 - exp(-1.96 sqrt(2)) = 93.7 % of the cases.
+    spec = histogram_for("score", 1)
+    draw = np.random.default_rng(9)
+    cells = count(spec, np.full((5000, 1), 0.8), np.zeros(5000))
+    hits = []
+    for _ in range(1000):
+        noisy = Released(spec, cells + draw.laplace(0.0, 20.0, spec.cells), 20.0 * math.sqrt(2))
+        score = metrics_of(noisy)["score"]
+        hits.append(score.low <= 0.8 <= score.high)
+    assert 0.925 <= np.mean(hits) <= 0.965
