@@ -42,8 +42,9 @@ from algorithms.evaluation.intervals import (
     variance_explained,
 )
 
-MAX_TIES = 0.3
-"""The AUC is not shown where more of the pairs of a positive and a negative are in one bin, which hides their order."""
+MAX_TIES, MAX_OUTER_TIES = 0.3, 0.01
+"""The AUC is not shown where more of the pairs of a positive and a negative are in one bin, which hides their order; in
+one of the outer bins, which have no width to extrapolate, where more than the second are."""
 _INVALID = "the model's scores are not finite, or labels unknown, for more of the held-out records than noise explains."
 
 
@@ -166,7 +167,10 @@ def _auc(cells: ScoredCells) -> Outcome:
     fine, coarse = _auc_kernels(len(cells.by_bin))
     n, p = cells.by_bin.T
     outcome = area_under_curve(cells.by_bin, cells.bin_covariance, (4 * fine - coarse) / 3)
-    if isinstance(outcome, Estimate) and float(p @ n) > MAX_TIES * float(n.sum() * p.sum()):
+    ties, pairs = p * n, float(n.sum() * p.sum())
+    if isinstance(outcome, Estimate) and (
+        ties.sum() > MAX_TIES * pairs or ties[0] + ties[-1] > MAX_OUTER_TIES * pairs
+    ):
         return "the model's scores lie in a few of the bins, which hide the order of too many pairs."
     return outcome
 

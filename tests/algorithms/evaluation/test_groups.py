@@ -57,13 +57,21 @@ def test_crossed_groups_have_the_groups_of_each_column_too():
 
 
 def test_small_groups_are_merged_by_their_released_size():
-    draw = np.random.default_rng(23)
-    groups = groups_of(released(draw, 2000))["region"]
-    assert [each.members for each in groups] == [("a",), ("b",), ("c",), ("d",)]
-    assert set(groups[-1].metrics.values()) == {None}  # 20 people alone cannot be merged, and are left out
-    assert all(each.metrics["accuracy"] is not None for each in groups[:2])
-    merged = groups_of(released(draw, 400))["region"]
-    assert merged[-1].members == ("b", "c", "d")[3 - len(merged[-1].members) :]
+    # The size of a group of three classes is the sum of two cells: 8 deviations of it are 45 people at this noise.
+    sizes, noise = {"a": 1000, "b": 44, "c": 44, "d": 44, "e": 44}, 4.0
+    region = np.repeat(np.arange(5), list(sizes.values()))
+    labels, right = np.zeros(len(region), np.int64), np.arange(len(region)) % 4 > 0
+    scores = np.where(right[:, None], [0.8, 0.1, 0.1], [0.1, 0.8, 0.1])
+    spec = histogram_for("classes", 3, (("region", tuple(sizes)),))
+    cells = count(spec, scores, labels, region[:, None])
+    alone, merged = groups_of(Released(spec, cells, noise))["region"]
+    assert (alone.name, merged.name) == ("a", "b, c, d, e")
+    assert (alone.size.value, merged.size.value) == (1000, 176)
+    assert merged.metrics["accuracy"].value == pytest.approx(0.75)
+    half = groups_of(Released(spec, cells, noise / 2))["region"]
+    assert [each.name for each in half] == list(sizes)
+    double = groups_of(Released(spec, cells, 4 * noise))["region"]
+    assert double[-1].members == ("b", "c", "d", "e") and set(double[-1].metrics.values()) == {None}
 
 
 def test_sizes_decide_on_released_cells_alone():
