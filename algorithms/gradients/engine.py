@@ -27,8 +27,8 @@ from algorithms.gradients.arithmetic import (
     split_passes,
     wide,
 )
+from algorithms.gradients.batch_invariance import Comparison, PassValues, compare_batches
 from algorithms.gradients.clipping import L2, Clipping
-from algorithms.gradients.company import Comparison, PassValues, compare_company
 from algorithms.gradients.determinism import refusal_of, unrepeatable_kernel
 from algorithms.gradients.errors import ProcessLostError, UnsupportedModelError
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
@@ -90,7 +90,7 @@ class Engine:
     All passes have one size, `physical_batch`; shorter ones are padded. It follows from the expected number of records
     and the memory, never from the records. Two passes of this size are compared: a record has to have the same loss,
     norm and gradient, bit for bit, beside any others. If only rounding differs, a larger size is tried, and then one
-    record a pass; on an accelerator the size stays, and `company_refusal` says why private records are refused.
+    record a pass; on an accelerator the size stays, and `batch_dependence` says why private records are refused.
 
     Args:
         model: the architecture and the per-record loss.
@@ -156,7 +156,7 @@ class Engine:
         limits: InspectionLimits | None = None,
     ) -> None:
         device = device or torch.device("cpu")
-        self.company_refusal = ""
+        self.batch_dependence = ""
         """Why private records are refused on this device unless rounding is accepted; usually empty."""
         inspected_on = torch.device("cpu") if offload or shards is not None else device
         self._shards = shards
@@ -171,7 +171,7 @@ class Engine:
         )
         with refuse_failures(model, form), without_shortcuts():
             self.inspection = examine(Passes(model.on(inspected_on)), form, limits or InspectionLimits())
-            self._passes = self.inspection.passes
+            self.passes = self.inspection.passes
             largest = _fitting(self.inspection.cost, memory_mb, device)
             if physical_batch is None:
                 largest = round_batch(largest)
@@ -183,7 +183,7 @@ class Engine:
         if offload or shards is not None:
             self._place(device, offload=offload, frozen=shard_frozen, trained=shard_trained)
         with refuse_failures(model, form), without_shortcuts():
-            self._compare_company(largest, device)
+            self._find_invariant_size(largest, device)
 
     def _cheapest(self, largest: int, expected_batch: float | None, device: torch.device) -> int:
         """The size, up to the largest, with which a sum over an expected number of records takes least time."""
@@ -191,7 +191,7 @@ class Engine:
         if expected_batch is None:
             return pass_sizes(min(largest, _USUAL if is_cpu else _USUAL_ON_DEVICE))[-1]
         each = _EACH_OPERATION * found.operations + _EACH_BYTE * found.cost.each
-        fixed = _PASS + _EACH_PARAMETER * self._passes.model.parameter_count
+        fixed = _PASS + _EACH_PARAMETER * self.passes.model.parameter_count
 
         def seconds(size: int) -> float:
             return mean_passes(size, expected_batch) * (fixed + size * each / (1 if is_cpu else _FASTER))
@@ -200,7 +200,7 @@ class Engine:
 
     def _filled_size(self, size: int, physical_batch: int | None, largest: int) -> int:
         """The size, or 1 if records do not keep to their rows in passes of it."""
-        model = self._passes.model
+        model = self.passes.model
         found = self.inspection
         if size > 1 and not self._fills(size):
             size = 1
@@ -221,8 +221,8 @@ class Engine:
             )
         return size
 
-    def _compare_company(self, largest: int, device: torch.device) -> None:
-        """Find the size, from `physical_batch` on, at which no record's values depend on its company; or 1.
+    def _find_invariant_size(self, largest: int, device: torch.device) -> None:
+        """Find the size, from `physical_batch` on, at which no record's values depend on the others; or 1.
 
         A model that draws random numbers is not compared, and the barrier takes none. Raises RecordsNotIndependentError
         if values differ by more than rounding.
@@ -234,45 +234,43 @@ class Engine:
         larger = [size for size in pass_sizes(min(largest, WHOLE)) if size > first]
         for self.physical_batch in (first, *larger):
             try:
-                found = self._compared(point, device)
+                found = self.compare_passes(point, device)
             except torch.OutOfMemoryError:
                 raise UnsupportedModelError(
-                    f"a pass of {self.physical_batch} records of the model {self._passes.model.name} does not fit the"
+                    f"a pass of {self.physical_batch} records of the model {self.passes.model.name} does not fit the"
                     f" memory of the device {device.type}; set physical_batch or memory_mb to less."
                 ) from None
             if not (found.is_same and found.is_like_alone) and self._shards is None:
-                check_apart_at(
-                    self._passes, replace(self.inspection.form, device=device), self.physical_batch
-                )
+                check_apart_at(self.passes, replace(self.inspection.form, device=device), self.physical_batch)
             if found.is_same:
                 return
         if device.type != "cpu":
             self.physical_batch = first
-            self.company_refusal = (
+            self.batch_dependence = (
                 f"on the device {device.type} the last bits of a record's gradient depend on the other records in a"
-                f" pass of the model {self._passes.model.name}, so that one record's effect is bounded there only up to"
+                f" pass of the model {self.passes.model.name}, so that one record's effect is bounded there only up to"
                 " rounding in 32 bits"
             )
-            _LOG.warning("%s", self.company_refusal)
+            _LOG.warning("%s", self.batch_dependence)
             return
         self.physical_batch = 1
         _LOG.warning(
             "the model %s processes one record at a time, since the last bits of a record's values depend on the other"
             " records in passes of %d",
-            self._passes.model.name,
+            self.passes.model.name,
             first,
         )
 
     def _point_for_comparison(self, device: torch.device) -> Tensor:
         """Parameters near the initial ones, where those of queries are."""
-        point, shards = near_start(self._passes.model), self._passes.shards
+        point, shards = near_start(self.passes.model), self.passes.shards
         if shards is not None:
             return shards.divided(point)
-        return point.to("cpu" if self._passes.offload is not None else device)
+        return point.to("cpu" if self.passes.offload is not None else device)
 
-    def _compared(self, point: Tensor, device: torch.device) -> Comparison:
+    def compare_passes(self, point: Tensor, device: torch.device) -> Comparison:
         """Compare passes of the present size at a point [d]."""
-        found, passes, size = self.inspection, self._passes, self.physical_batch
+        found, passes, size = self.inspection, self.passes, self.physical_batch
 
         def compute(sample: SyntheticBatch, places: Sequence[int]) -> PassValues:
             records = sample.inputs.to(device), sample.labels.to(device)
@@ -295,7 +293,7 @@ class Engine:
 
         is_narrow = passes.model.precision == torch.bfloat16
         with _threads_up_to(self.threads):
-            return compare_company(
+            return compare_batches(
                 compute,
                 loss_alone,
                 found.form,
@@ -317,22 +315,22 @@ class Engine:
         """Whether records keep to their rows in passes of up to this many records."""
         found = self.inspection
         if not found.is_brief:
-            return fills(self._passes, found.form, _sizes(size))
-        return found.layouts is None or fills_briefly(self._passes, found.form, (_INSPECTED, size))
+            return fills(self.passes, found.form, _sizes(size))
+        return found.layouts is None or fills_briefly(self.passes, found.form, (_INSPECTED, size))
 
     def _place(self, device: torch.device, *, offload: bool, frozen: bool, trained: bool) -> None:
         """Put the parameters where they stay from now on; tries it on a made-up record."""
         wanted = {"offload": offload, "shard_frozen": frozen, "shard_trained": trained}
         words = " and ".join(name for name, is_wanted in wanted.items() if is_wanted)
-        model, shards = self._passes.model, self._shards
+        model, shards = self.passes.model, self._shards
         refused = f"the model {model.name} cannot be trained with {words}"
         if not self.is_batched:
             raise UnsupportedModelError(
                 f"{refused}, since it is differentiated record by record; set it to false."
             )
         model = shard_frozen(model, shards.mesh) if shards is not None and frozen else beside(model, device)
-        self._passes = replace(
-            self._passes,
+        self.passes = replace(
+            self.passes,
             model=model,
             offload=device if offload else None,
             shards=shards if trained else None,
@@ -355,9 +353,9 @@ class Engine:
 
     def copied(self) -> "Engine":
         """A copy for another thread: its modules are its own, their tensors are shared."""
-        model, same = self._passes.model, copy.copy(self)
+        model, same = self.passes.model, copy.copy(self)
         module = copy_module(model.module, (*model.module.parameters(), *model.module.buffers()))
-        same._passes = replace(self._passes, model=replace(model, module=module))
+        same.passes = replace(self.passes, model=replace(model, module=module))
         return same
 
     def made_up_record(self) -> tuple[Tensor, Tensor]:
@@ -398,7 +396,7 @@ class Engine:
     @property
     def precision_refusal(self) -> str:
         """Why no model of 32 bits may compute as this one does, in 16 bits somewhere; empty if it does not."""
-        model = self._passes.model
+        model = self.passes.model
         return in_16_bits(model.name) if self.is_narrow and model.precision == torch.float32 else ""
 
     @property
@@ -408,7 +406,7 @@ class Engine:
         PyTorch splits long elementwise operations between threads, and processes the last numbers before a split
         differently if they do not fill two SIMD vectors. Halves of 64 records in 32 bits or more leave no such numbers.
         """
-        leaves_none = self.physical_batch % WHOLE == 0 and self._passes.model.precision != torch.bfloat16
+        leaves_none = self.physical_batch % WHOLE == 0 and self.passes.model.precision != torch.bfloat16
         return 2 if leaves_none or self.physical_batch == 1 else 1
 
     @in_full_precision()
@@ -452,7 +450,7 @@ class Engine:
             norms = gradients.norms(clipping)
             if total is None:  # after the backward pass, which needs the memory
                 total = torch.zeros_like(parameters, dtype=torch.float64)
-            if self._passes.model.precision == torch.bfloat16:
+            if self.passes.model.precision == torch.bfloat16:
                 self._add_apart(gradients, norms, parameters, records, clipping, total)
             else:
                 self._add(gradients, clipping, total, norms)
@@ -503,7 +501,7 @@ class Engine:
         """
         if len(labels) == 0:
             if self._shards is None:
-                return self._passes.contributions(parameters, parameters.new_zeros(0), {})
+                return self.passes.contributions(parameters, parameters.new_zeros(0), {})
             # A pass over a made-up record, so that other processes can gather weights for theirs.
             some = (part.to(inputs.device) for part in self.made_up_record())
             return self.contributions(parameters, *some).first(0)
@@ -511,13 +509,13 @@ class Engine:
         count = len(labels)
         if self.inspection.layouts is not None:
             try:
-                return self._passes.recorded(parameters, *padded, self.inspection.layouts).first(count)
+                return self.passes.recorded(parameters, *padded, self.inspection.layouts).first(count)
             except UnrecordedError:  # for this batch alone: a record must not affect the next batch
                 if count > 1 or self._shards is not None:
                     raise
             padded = inputs, labels
         here = parameters.to(inputs.device)  # all at once, if they are in main memory
-        return self._passes.one_by_one(here, *padded, count).first(count)
+        return self.passes.one_by_one(here, *padded, count).first(count)
 
     def norms(self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping) -> Tensor:
         """The norm of every record's gradient as `clipping` defines it; [batch] or [batch, layers], float64.
@@ -541,12 +539,12 @@ class Engine:
         if self.inspection.layouts is not None:
             here = parameters.to(inputs.device)  # all at once, if they are in main memory
             try:
-                return self._passes.losses(here, self._filled(inputs), self._filled(labels))[: len(labels)]
+                return self.passes.losses(here, self._filled(inputs), self._filled(labels))[: len(labels)]
             except UnrecordedError:
                 if len(labels) > 1:
                     halves = _halves(inputs, labels)
                     return torch.cat([self._losses(parameters, *half) for half in halves])
-        return self._passes.losses_one_by_one(parameters, inputs, labels)
+        return self.passes.losses_one_by_one(parameters, inputs, labels)
 
     def _add_apart(
         self,
@@ -573,9 +571,9 @@ class Engine:
     @property
     def _add(self) -> Callable[[PerExampleGradients, Clipping, Tensor, Tensor | None], None]:
         """What adds clipped contributions to a total, of which other processes may hold slices."""
-        if self._passes.shards is None:
+        if self.passes.shards is None:
             return PerExampleGradients.add_clipped
-        return partial(_add_to_shards, self._passes.shards)
+        return partial(_add_to_shards, self.passes.shards)
 
     def _filled(self, values: Tensor) -> Tensor:
         return pad_to_multiple(values, self.physical_batch)
@@ -587,7 +585,7 @@ class Engine:
         return list(zip(*parts, strict=True))
 
     def _log(self) -> None:
-        name, found = self._passes.model.name, self.inspection
+        name, found = self.passes.model.name, self.inspection
         if found.layouts is None:
             _LOG.warning("the model %s is differentiated record by record: %s", name, found.reason)
         elif found.without_rule:

@@ -1,4 +1,4 @@
-"""Errors for lack of memory, which tell of the machine and of a record's company, not of the record itself."""
+"""Errors for lack of memory, which tell of the machine and of the other records, not of a record itself."""
 
 import torch
 

@@ -23,7 +23,7 @@ class ComputeConfig:
     threads: per worker, see `Engine.threads`. group: the run's processes. shard_frozen, shard_trained: whether they
     divide the model's frozen parameters between them; and the trained ones, sums and the method's state. offload:
     whether these stay in main memory instead. All three are for a model that does not fit the device. accept_rounding:
-    whether private records are trained on where an accelerator's last bits depend on their company. expected_batch:
+    whether private records are trained on where an accelerator's last bits depend on the other records. expected_batch:
     the expected number of records in a step, from public numbers, which decides how many a pass has unless
     `physical_batch` does. number: the number of records, if it is public. Some algorithms hold a value of every record
     at once, and round differently. This number, not the true one, decides whether such an algorithm fits into memory;
@@ -78,10 +78,10 @@ class ComputeConfig:
         return RecordLoader(self.device, self.memory_mb)
 
     def check_rounding(self, engine: Engine, *, private: bool) -> None:
-        """Raises RefusedError for private records if the device's last bits depend on company, unless accepted."""
-        if engine.company_refusal and private and not self.accept_rounding:
+        """Raises RefusedError for private records if the device's last bits depend on the batch, unless accepted."""
+        if engine.batch_dependence and private and not self.accept_rounding:
             raise RefusedError(
-                f"{engine.company_refusal}; set performance.device to cpu, or performance.accept_rounding to true,"
+                f"{engine.batch_dependence}; set performance.device to cpu, or performance.accept_rounding to true,"
                 " which the privacy card states."
             )
 

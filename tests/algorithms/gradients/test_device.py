@@ -23,7 +23,7 @@ from tests.support.gradients.networks import NETWORKS, SPECS
 from tests.support.gradients.problems import Problem, problem
 
 NAMES = ["cnn", "bilstm"] if DEVICE.type == "cpu" else [*SPECS]
-"""All of them on an accelerator; on a CPU the tests of the layers, of bounds and of company have them."""
+"""All of them on an accelerator; on a CPU the tests of the layers, of bounds and of batch invariance have them."""
 DTYPES = [torch.float32] if DEVICE.type == "cpu" else [torch.float32, torch.bfloat16]
 CLIPPING = L2(0.5)
 

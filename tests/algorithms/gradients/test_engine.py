@@ -258,7 +258,7 @@ def counted(module: nn.Module) -> Iterator[list[int]]:
 def test_losses_norms_and_sums_come_from_one_pass(name: str) -> None:
     made, engine = cached_problem(SPECS[name], torch.float64)
     kinds = naive.clippings(made.model, made.gradients)
-    with counted(engine._passes.model.module) as calls:
+    with counted(engine.passes.model.module) as calls:
         found = engine.contributions(*made.arguments)
         losses = found.losses
         sums = {kind: (found.norms(each), found.clipped_sum(each)) for kind, each in kinds.items()}
@@ -287,7 +287,7 @@ def test_norms_of_all_records_are_streamed(name: str) -> None:
     made, engine = problem(SPECS[name], count=70), copy(cached_problem(SPECS[name], torch.float64)[1])
     engine.physical_batch = 32
     for clipping in naive.clippings(made.model, made.gradients).values():
-        with counted(engine._passes.model.module) as calls:
+        with counted(engine.passes.model.module) as calls:
             found = engine.norms(*made.arguments, clipping)
             assert len(calls) == 3
             engine.clipped_sum(*made.arguments, clipping)

@@ -269,9 +269,9 @@ def test_nothing_is_computed_of_two_places() -> None:
     )
     model = Model("mixed", network, nn.CrossEntropyLoss(reduction="none"), scores=lambda outputs: outputs)
     engine, point, meta = Engine(model, input_shape=(2, 8), offload=True), model.initial_parameters(), "meta"
-    passes = engine._passes
+    passes = engine.passes
     passes.model.module[5].to_empty(device=meta)  # type: ignore[operator,index]
-    engine._passes = replace(passes, offload=torch.device(meta))
+    engine.passes = replace(passes, offload=torch.device(meta))
     inputs, labels = torch.empty(64, 2, 8, device=meta), torch.zeros(64, dtype=torch.int64, device=meta)
     gradients = torch.rand(6, len(point))
     with _Back():

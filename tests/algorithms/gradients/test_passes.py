@@ -449,7 +449,7 @@ def test_only_a_layer_that_cannot_be_recorded_is_taken_record_by_record(
     elsewhere = made.engine(physical_batch=SMALL, offload=True, limits=limits)
     sums = [each.clipped_sum(*made.arguments, L2(1.0)) for each in (engine, elsewhere)]
     assert naive.relative(*sums) < 1e-12
-    inner = engine._passes.model.module.get_submodule("inner")
+    inner = engine.passes.model.module.get_submodule("inner")
     assert not vars(inner).keys() & {"forward", "seen"}  # nothing is left in it
 
 

@@ -24,7 +24,7 @@ from algorithms.gradients import (
     PerLayer,
     RecordsNotIndependentError,
     UnsupportedModelError,
-    company,
+    batch_invariance,
 )
 from algorithms.gradients.ghost_clipping import DenseGrad, EmbeddingGrad, LinearGrad, PerExample
 from algorithms.gradients.grad_sample_recorder import UnrecordedError
@@ -187,9 +187,9 @@ def test_losses_of_very_long_records_do_not_turn_when_one_is_exchanged(name: str
         assert float((more - fewer).abs().max()) <= 1.0 + 1e-9
 
 
-def alone(engine: Engine, made: Problem, company: list[int], place: int) -> Tensor:
+def alone(engine: Engine, made: Problem, records: list[int], place: int) -> Tensor:
     """The gradient of one record among others, and its norm."""
-    some = made.some(company)
+    some = made.some(records)
     found = engine.contributions(*some.arguments)
     norms = found.norms(L2(1.0))
     weights = torch.ones(1, dtype=torch.float64)
@@ -220,23 +220,21 @@ def test_a_device_that_rounds_by_place_is_found(name: str, place: int) -> None:
 
     spec = replace(SPECS[name], make=lambda: Wired(wiring, layer=SPECS[name].make()))
     engine = problem(spec, torch.float32).engine(physical_batch=64)
-    point = engine._passes.model.initial_parameters()
-    assert engine._compared(point, point.device).is_same
+    point = engine.passes.model.initial_parameters()
+    assert engine.compare_passes(point, point.device).is_same
     turned.append(place)
-    assert not engine._compared(point, point.device).is_same
+    assert not engine.compare_passes(point, point.device).is_same
 
 
 def test_a_pass_that_does_not_fit_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = problem(SPECS["linear"], torch.float32).engine(physical_batch=64)
-
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(engine, "contributions", full)
+    monkeypatch.setattr(Engine, "contributions", full)
     with pytest.raises(
         UnsupportedModelError, match=r"a pass of 64 records .* set physical_batch or memory_mb"
     ):
-        engine._compare_company(64, torch.device("cpu"))
+        problem(SPECS["linear"], torch.float32).engine(physical_batch=64)
 
 
 @pytest.mark.skipif(not HAS_FAST_LINEAR, reason="oneDNN's products need AVX-512")
@@ -405,7 +403,7 @@ def test_records_whose_last_bits_depend_on_their_company_are_taken_one_at_a_time
 def sizes_of(engine: Engine, run: Callable[[], object]) -> set[int]:
     """How many rows the model's module has in the passes of a call."""
     sizes: set[int] = set()
-    hook = engine._passes.model.module.register_forward_pre_hook(lambda _, inputs: sizes.add(len(inputs[0])))
+    hook = engine.passes.model.module.register_forward_pre_hook(lambda _, inputs: sizes.add(len(inputs[0])))
     run()
     hook.remove()
     return sizes
@@ -467,13 +465,13 @@ def test_a_record_whose_pass_cannot_be_recorded_changes_no_bit_of_the_others(
 
 def test_the_size_that_passes_have_is_one_that_was_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[int] = []
-    compare = company.compare_company
+    compare = batch_invariance.compare_batches
 
-    def noted(*arguments: Any, **settings: Any) -> company.Comparison:
+    def noted(*arguments: Any, **settings: Any) -> batch_invariance.Comparison:
         compared.append(arguments[3])
         return compare(*arguments, **settings)
 
-    monkeypatch.setattr("algorithms.gradients.engine.compare_company", noted)
+    monkeypatch.setattr("algorithms.gradients.engine.compare_batches", noted)
     made = problem(Spec(lambda: nn.Linear(6, 2), (6,)), torch.float32)
     for settings in ({"expected_batch": 5.0}, {"expected_batch": 900.0}, {"physical_batch": 7}, {}):
         compared.clear()

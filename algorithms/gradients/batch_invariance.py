@@ -1,4 +1,4 @@
-"""Compares passes of the size that a run's passes have: a record's values may not depend on its company, bit for bit.
+"""Batch invariance: in passes of the run's size a record's values may not depend on the others, bit for bit.
 
 All passes of a run have one size, which follows from public numbers. So a record's contribution depends on that record
 alone if its values are the same in every such pass, at each position and beside any other records. Two passes over
@@ -33,7 +33,7 @@ class PassValues:
 
 @dataclass(frozen=True)
 class Comparison:
-    """is_same: whether records have the same values, bit for bit, in passes of one size with other company.
+    """is_same: whether records have the same values, bit for bit, in passes of one size among other records.
 
     is_like_alone: whether their losses there are those in passes of one record, up to rounding.
     """
@@ -46,7 +46,7 @@ Compute = Callable[[SyntheticBatch, Sequence[int]], PassValues]
 """Computes a pass over records; also digests the gradients of those at some positions."""
 
 
-def compare_company(
+def compare_batches(
     compute: Compute,
     loss_alone: Callable[[SyntheticBatch], Tensor],
     form: InputSpec,
@@ -56,11 +56,16 @@ def compare_company(
     has_missing: bool,
     tolerance: float,
 ) -> Comparison:
-    """Compare made-up records in passes of `size` records with other company.
+    """Compare made-up records in passes of `size` records, among others and at other positions.
 
-    loss_alone: the loss [1] of one record in a pass of its own. seeds: how often to compare; small passes hold too few
-    records for rounding to show in one. has_missing: whether NaN may be in the company. tolerance: of a loss, relative
-    and absolute, for rounding in passes of another size.
+    Args:
+        compute: a pass; see `Compute`.
+        loss_alone: the loss [1] of one record in a pass of its own.
+        form: of the made-up records.
+        size: of the passes.
+        seeds: how often to compare; small passes hold too few records for rounding to show in one.
+        has_missing: whether NaN may be among the others.
+        tolerance: of a loss, relative and absolute, for rounding in passes of another size.
 
     Example:
         Losses that depend on the largest record of a pass:
@@ -71,7 +76,7 @@ def compare_company(
         ...     return PassValues(losses, losses, losses, [0 for _ in places])
         >>> def loss_alone(one: SyntheticBatch) -> Tensor:
         ...     return compute(one, []).losses
-        >>> compare_company(compute, loss_alone, form, 64, seeds=1, has_missing=False, tolerance=1e-4)
+        >>> compare_batches(compute, loss_alone, form, 64, seeds=1, has_missing=False, tolerance=1e-4)
         Comparison(is_same=False, is_like_alone=False)
     """
     is_same = is_like_alone = True
@@ -81,7 +86,7 @@ def compare_company(
         kinds = [others.times(_LARGE), others.times(0.0)]
         kinds += [others.times(math.nan)] if has_missing and form.dtype.is_floating_point else []
         turn = seed % len(kinds)
-        mixed, origins = _in_other_company(records, place, kinds[turn:] + kinds[:turn], seed)
+        mixed, origins = _among_others(records, place, kinds[turn:] + kinds[:turn], seed)
         copies = torch.nonzero(origins == place)[:, 0].tolist()
         before, after = compute(records, [place]), compute(mixed, [copies[0], copies[-1]])
         is_same &= set(before.gradients) == set(after.gradients)
@@ -94,7 +99,7 @@ def compare_company(
     return Comparison(is_same, is_like_alone)
 
 
-def _in_other_company(
+def _among_others(
     records: SyntheticBatch, place: int, kinds: list[SyntheticBatch], shift: int
 ) -> tuple[SyntheticBatch, Tensor]:
     """A pass of as many records, and where each came from in `records`, -1 for others, [size].
