@@ -81,26 +81,26 @@ def compare_batches(
     """
     is_same = is_like_alone = True
     for seed in range(seeds):
-        records, place = form.draw(size, seed), seed % size
+        records, index = form.draw(size, seed), seed % size
         others = form.draw(size, seed + seeds)
         kinds = [others.times(_LARGE), others.times(0.0)]
         kinds += [others.times(math.nan)] if has_missing and form.dtype.is_floating_point else []
         turn = seed % len(kinds)
-        mixed, origins = _among_others(records, place, kinds[turn:] + kinds[:turn], seed)
-        copies = torch.nonzero(origins == place)[:, 0].tolist()
-        before, after = compute(records, [place]), compute(mixed, [copies[0], copies[-1]])
+        mixed, origins = _among_others(records, index, kinds[turn:] + kinds[:turn], seed)
+        copies = torch.nonzero(origins == index)[:, 0].tolist()
+        before, after = compute(records, [index]), compute(mixed, [copies[0], copies[-1]])
         is_same &= set(before.gradients) == set(after.gradients)
-        kept = origins >= 0
+        is_copy = origins >= 0
         for name in ("losses", "evaluated", "norms"):
-            first, second = getattr(before, name).cpu()[origins[kept]], getattr(after, name).cpu()[kept]
+            first, second = getattr(before, name).cpu()[origins[is_copy]], getattr(after, name).cpu()[is_copy]
             is_same &= torch.allclose(first, second, rtol=0.0, atol=0.0, equal_nan=True)
-        alone, together = loss_alone(records.alone(place)), before.evaluated[place : place + 1]
+        alone, together = loss_alone(records.alone(index)), before.evaluated[index : index + 1]
         is_like_alone &= torch.allclose(alone, together, rtol=tolerance, atol=tolerance, equal_nan=True)
     return Comparison(is_same, is_like_alone)
 
 
 def _among_others(
-    records: SyntheticBatch, place: int, kinds: list[SyntheticBatch], shift: int
+    records: SyntheticBatch, position: int, kinds: list[SyntheticBatch], shift: int
 ) -> tuple[SyntheticBatch, Tensor]:
     """A pass of as many records, and where each came from in `records`, -1 for others, [size].
 
@@ -109,7 +109,7 @@ def _among_others(
     """
     rows = torch.arange(len(records.labels))
     turn = (rows + shift) % 4
-    origins = torch.where(turn == 2, (rows + 1 + len(rows) // 2) % len(rows), place)
+    origins = torch.where(turn == 2, (rows + 1 + len(rows) // 2) % len(rows), position)
     mixed, foreign = records.some(origins.to(records.labels.device)), rows[turn == 1]
     for index, kind in enumerate(kinds):
         mixed = kind.among(mixed, foreign[index :: len(kinds)].to(records.labels.device))

@@ -178,10 +178,10 @@ def factors(norms: Tensor, clipping: Clipping, bound: float, dtype: torch.dtype)
     """
     room = bound * (1.0 - margin(dtype))
     if isinstance(clipping, Normalised):
-        found = room / (norms.clamp(min=_SMALLEST_NORM) + clipping.stability)
+        scales = room / (norms.clamp(min=_SMALLEST_NORM) + clipping.stability)
     else:
-        found = torch.clamp(room / norms, max=1.0)
-    return hardshrink(found, torch.finfo(dtype).tiny)  # rounding could raise smaller factors by any amount
+        scales = torch.clamp(room / norms, max=1.0)
+    return hardshrink(scales, torch.finfo(dtype).tiny)  # rounding could raise smaller factors by any amount
 
 
 def margin(dtype: torch.dtype) -> float:

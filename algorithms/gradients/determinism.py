@@ -35,12 +35,12 @@ def unrepeatable_kernel(error: BaseException) -> str | None:
     return None if refused is None else refused[1]
 
 
-def refusal_of(kernel: str, model: PerExampleModel, device: torch.device, place: str) -> str:
-    """The sentence that refuses a model; place: where it computes by the kernel, as " in the layer ..."."""
-    instead = next((known for part, known in _INSTEAD.items() if part in kernel), "another operation")
+def refusal_of(kernel: str, model: PerExampleModel, device: torch.device, where: str) -> str:
+    """The sentence that refuses a model; where: it computes by the kernel, as " in the layer ..."."""
+    instead = next((advice for part, advice in _INSTEAD.items() if part in kernel), "another operation")
     return (
         f"the model {model.name} cannot be trained on the device {device.type}: PyTorch cannot repeat there, bit for"
-        f" bit, what is computed{place} ({kernel}), which a resumed run must; use {instead}, or train on the CPU."
+        f" bit, what is computed{where} ({kernel}), which a resumed run must; use {instead}, or train on the CPU."
     )
 
 

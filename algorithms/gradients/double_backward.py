@@ -64,7 +64,7 @@ def connected(
     if not places or not outputs:
         return output
     backward = Backward(func, name, structure, places)
-    given = [len(tensors) + i for i, leaf in enumerate(_tensors(output)) if _is_differentiable(leaf)]
+    output_indices = [len(tensors) + i for i, leaf in enumerate(_tensors(output)) if _is_differentiable(leaf)]
     returned = [tensors.index(i) for i in places]
     record = recorder()
 
@@ -72,11 +72,11 @@ def connected(
         if not torch.is_grad_enabled():
             return backward(grad_outputs, leaves)
         if func is functional.linear and places == [0] and leaves[1].dim() == 2:
-            return (record(torch.matmul, (grad_outputs[0], leaves[1]), [*given, 1], returned),)
-        found: tuple[Tensor, ...] = record(
-            backward, (grad_outputs, leaves), [*given, *range(len(tensors))], returned
+            return (record(torch.matmul, (grad_outputs[0], leaves[1]), [*output_indices, 1], returned),)
+        derivatives: tuple[Tensor, ...] = record(
+            backward, (grad_outputs, leaves), [*output_indices, *range(len(tensors))], returned
         )
-        return found
+        return derivatives
 
     values = [leaves[i] for i in places]
     joined = iter(_Joined.apply(back, len(outputs), *outputs, *values))  # type: ignore[no-untyped-call]

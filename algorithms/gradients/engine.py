@@ -172,25 +172,25 @@ class Engine:
         with refuse_failures(model, form), without_shortcuts():
             self.inspection = examine(Passes(model.on(inspected_on)), form, limits or InspectionLimits())
             self.passes = self.inspection.passes
-            largest = _fitting(self.inspection.cost, memory_mb, device)
+            largest = _records_that_fit(self.inspection.cost, memory_mb, device)
             if physical_batch is None:
                 largest = round_batch(largest)
-                size = self._cheapest(largest, expected_batch, device)
+                size = self._cheapest_size(largest, expected_batch, device)
             else:
                 size = largest = round_batch(physical_batch)
-            self.physical_batch = self._filled_size(size, physical_batch, largest)
+            self.physical_batch = self._size_that_fills(size, physical_batch, largest)
         self._log()
         if offload or shards is not None:
             self._place(device, offload=offload, frozen=shard_frozen, trained=shard_trained)
         with refuse_failures(model, form), without_shortcuts():
             self._find_invariant_size(largest, device)
 
-    def _cheapest(self, largest: int, expected_batch: float | None, device: torch.device) -> int:
+    def _cheapest_size(self, largest: int, expected_batch: float | None, device: torch.device) -> int:
         """The size, up to the largest, with which a sum over an expected number of records takes least time."""
-        found, is_cpu = self.inspection, device.type == "cpu"
+        inspection, is_cpu = self.inspection, device.type == "cpu"
         if expected_batch is None:
             return pass_sizes(min(largest, _USUAL if is_cpu else _USUAL_ON_DEVICE))[-1]
-        each = _EACH_OPERATION * found.operations + _EACH_BYTE * found.cost.each
+        each = _EACH_OPERATION * inspection.operations + _EACH_BYTE * inspection.cost.each
         fixed = _PASS + _EACH_PARAMETER * self.passes.model.parameter_count
 
         def seconds(size: int) -> float:
@@ -198,10 +198,10 @@ class Engine:
 
         return min(pass_sizes(largest), key=seconds)
 
-    def _filled_size(self, size: int, physical_batch: int | None, largest: int) -> int:
+    def _size_that_fills(self, size: int, physical_batch: int | None, largest: int) -> int:
         """The size, or 1 if records do not keep to their rows in passes of it."""
         model = self.passes.model
-        found = self.inspection
+        inspection = self.inspection
         if size > 1 and not self._fills(size):
             size = 1
             _LOG.warning(
@@ -215,9 +215,9 @@ class Engine:
                 " and need memory_mb=%d",
                 model.name,
                 size,
-                found.cost.each / 1e6,
+                inspection.cost.each / 1e6,
                 FEWEST,
-                math.ceil((found.cost.fixed + FEWEST * found.cost.each) / 1e6),
+                math.ceil((inspection.cost.fixed + FEWEST * inspection.cost.each) / 1e6),
             )
         return size
 
@@ -234,15 +234,15 @@ class Engine:
         larger = [size for size in pass_sizes(min(largest, WHOLE)) if size > first]
         for self.physical_batch in (first, *larger):
             try:
-                found = self.compare_passes(point, device)
+                comparison = self.compare_passes(point, device)
             except torch.OutOfMemoryError:
                 raise UnsupportedModelError(
                     f"a pass of {self.physical_batch} records of the model {self.passes.model.name} does not fit the"
                     f" memory of the device {device.type}; set physical_batch or memory_mb to less."
                 ) from None
-            if not (found.is_same and found.is_like_alone) and self._shards is None:
+            if not (comparison.is_same and comparison.is_like_alone) and self._shards is None:
                 check_apart_at(self.passes, replace(self.inspection.form, device=device), self.physical_batch)
-            if found.is_same:
+            if comparison.is_same:
                 return
         if device.type != "cpu":
             self.physical_batch = first
@@ -270,18 +270,18 @@ class Engine:
 
     def compare_passes(self, point: Tensor, device: torch.device) -> Comparison:
         """Compare passes of the present size at a point [d]."""
-        found, passes, size = self.inspection, self.passes, self.physical_batch
+        inspection, passes, size = self.inspection, self.passes, self.physical_batch
 
-        def compute(sample: SyntheticBatch, places: Sequence[int]) -> PassValues:
+        def compute(sample: SyntheticBatch, indices: Sequence[int]) -> PassValues:
             records = sample.inputs.to(device), sample.labels.to(device)
-            parts = [found for found, _, _ in self.in_parts(point, *records)]
+            parts = [inspection for inspection, _, _ in self.in_parts(point, *records)]
             losses = torch.cat([part.losses for part in parts])
             # Processes with slices of the parameters answer no queries of losses.
             evaluated = self._losses(point, *records) if passes.shards is None else losses
             norms = torch.cat([part.norms(L2(1.0)) for part in parts])
             each = [(part, index) for part in parts for index in range(len(part.losses))]
             chosen = [
-                (part, torch.tensor([index], device=device)) for part, index in map(each.__getitem__, places)
+                (part, torch.tensor([index], device=device)) for part, index in map(each.__getitem__, indices)
             ]
             return PassValues(losses, evaluated, norms, [_digest(part.take(index)) for part, index in chosen])
 
@@ -296,7 +296,7 @@ class Engine:
             return compare_batches(
                 compute,
                 loss_alone,
-                found.form,
+                inspection.form,
                 size,
                 seeds=self._seeds,
                 has_missing=not is_narrow,  # such records are computed again
@@ -313,10 +313,10 @@ class Engine:
 
     def _fills(self, size: int) -> bool:
         """Whether records keep to their rows in passes of up to this many records."""
-        found = self.inspection
-        if not found.is_brief:
-            return fills(self.passes, found.form, _sizes(size))
-        return found.layouts is None or fills_briefly(self.passes, found.form, (_INSPECTED, size))
+        inspection = self.inspection
+        if not inspection.is_brief:
+            return fills(self.passes, inspection.form, _sizes(size))
+        return inspection.layouts is None or fills_briefly(self.passes, inspection.form, (_INSPECTED, size))
 
     def _place(self, device: torch.device, *, offload: bool, frozen: bool, trained: bool) -> None:
         """Put the parameters where they stay from now on; tries it on a made-up record."""
@@ -505,7 +505,7 @@ class Engine:
             # A pass over a made-up record, so that other processes can gather weights for theirs.
             some = (part.to(inputs.device) for part in self.made_up_record())
             return self.contributions(parameters, *some).first(0)
-        padded = self._filled(inputs), self._filled(labels)
+        padded = self._pad(inputs), self._pad(labels)
         count = len(labels)
         if self.inspection.layouts is not None:
             try:
@@ -523,7 +523,7 @@ class Engine:
         Norms include a margin for the rounding of the contributions. They are as private as the records.
         """
         parts = self.in_parts(parameters, inputs, labels)
-        return torch.cat([found.norms(clipping) for found, _, _ in parts])
+        return torch.cat([gradients.norms(clipping) for gradients, _, _ in parts])
 
     def clipped_losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor, bound: float) -> Tensor:
         """The sum over records of their losses, each clipped to [0, bound]; shape [], float64."""
@@ -539,7 +539,7 @@ class Engine:
         if self.inspection.layouts is not None:
             here = parameters.to(inputs.device)  # all at once, if they are in main memory
             try:
-                return self.passes.losses(here, self._filled(inputs), self._filled(labels))[: len(labels)]
+                return self.passes.losses(here, self._pad(inputs), self._pad(labels))[: len(labels)]
             except UnrecordedError:
                 if len(labels) > 1:
                     halves = _halves(inputs, labels)
@@ -575,7 +575,7 @@ class Engine:
             return PerExampleGradients.add_clipped
         return partial(_add_to_shards, self.passes.shards)
 
-    def _filled(self, values: Tensor) -> Tensor:
+    def _pad(self, values: Tensor) -> Tensor:
         return pad_to_multiple(values, self.physical_batch)
 
     def _batches(self, inputs: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -585,14 +585,14 @@ class Engine:
         return list(zip(*parts, strict=True))
 
     def _log(self) -> None:
-        name, found = self.passes.model.name, self.inspection
-        if found.layouts is None:
-            _LOG.warning("the model %s is differentiated record by record: %s", name, found.reason)
-        elif found.without_rule:
+        name, inspection = self.passes.model.name, self.inspection
+        if inspection.layouts is None:
+            _LOG.warning("the model %s is differentiated record by record: %s", name, inspection.reason)
+        elif inspection.without_rule:
             _LOG.warning(
                 "in the model %s these are differentiated record by record: %s",
                 name,
-                ", ".join(found.without_rule),
+                ", ".join(inspection.without_rule),
             )
 
 
@@ -600,8 +600,8 @@ def _add_to_shards(
     shards: Shards, gradients: PerExampleGradients, clipping: Clipping, total: Tensor, norms: Tensor | None
 ) -> None:
     """Add clipped contributions to a total of which each process holds a slice, one parameter at a time."""
-    for place, part in gradients.clipped_parts(clipping, norms):
-        shards.add(part, place, total)
+    for index, part in gradients.clipped_parts(clipping, norms):
+        shards.add(part, index, total)
 
 
 def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
@@ -617,12 +617,12 @@ def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
     return PerExampleGradients.of_rows(wide(rows)).clipped_sum(clipping)
 
 
-def _fitting(cost: PassCost, memory_mb: int, device: torch.device) -> int:
+def _records_that_fit(cost: PassCost, memory_mb: int, device: torch.device) -> int:
     """How many records fit into memory; on a CPU no more than is fast, but at least `WHOLE` if that fits."""
     is_cpu = device.type == "cpu"
-    kept = _PASSES * (cost.saved + cost.materialized)
+    saved = _PASSES * (cost.saved + cost.materialized)
     most = max(1, cost.each)  # frozen layers save nothing, but running them needs memory
-    best = max(WHOLE, _CACHED_BYTES / kept) if is_cpu else math.inf
+    best = max(WHOLE, _CACHED_BYTES / saved) if is_cpu else math.inf
     free = memory_mb * 1e6 - cost.fixed
     return max(1, int(min(free / most, best, MOST_RECORDS if is_cpu else _MOST_ON_DEVICE)))
 

@@ -512,11 +512,11 @@ class SlicedGrad:
 
     def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
         moved = (shift.double() / scale.double()).square()
-        found = []
+        squares = []
         for (start, stop), part in self.parts.items():
-            found.append(part.square_distances(shift[start:stop], scale[start:stop], cancels=cancels))
+            squares.append(part.square_distances(shift[start:stop], scale[start:stop], cancels=cancels))
             moved[start:stop] = 0.0
-        return _sum_of(found) + moved.sum()
+        return _sum_of(squares) + moved.sum()
 
     def add_weighted(self, weights: Tensor, total: Tensor) -> None:
         for (start, stop), part in self.parts.items():
@@ -529,7 +529,7 @@ class SlicedGrad:
         return self._with(lambda part: as_measured(part).double())
 
     def _with(self, change: Callable[[PerExample], PerExample]) -> "SlicedGrad":
-        return SlicedGrad({place: change(part) for place, part in self.parts.items()}, self.size)
+        return SlicedGrad({span: change(part) for span, part in self.parts.items()}, self.size)
 
 
 def _sum_of(parts: list[Tensor]) -> Tensor:

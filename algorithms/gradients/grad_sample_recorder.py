@@ -99,13 +99,13 @@ class Call(NamedTuple):
     """
 
     name: str
-    taken: tuple[Layout | None, ...]
-    given: tuple[Layout | None, ...]
+    inputs: tuple[Layout | None, ...]
+    outputs: tuple[Layout | None, ...]
 
     @property
     def is_shared(self) -> bool:
         """Whether no record has a part in the call, except for the type of its values."""
-        return not any(self.given) and (not any(self.taken) or self.name in ("to", "type_as"))
+        return not any(self.outputs) and (not any(self.inputs) or self.name in ("to", "type_as"))
 
 
 Layouts = tuple[Call, ...]
@@ -118,8 +118,8 @@ class Shapes(NamedTuple):
     """The shapes in a call, for one batch size."""
 
     name: str
-    taken: tuple[torch.Size, ...]
-    given: tuple[torch.Size, ...]
+    inputs: tuple[torch.Size, ...]
+    outputs: tuple[torch.Size, ...]
 
 
 def _layouts(
@@ -141,7 +141,7 @@ def interleave(layouts: Layouts) -> Layouts:
             for part in all_of
         )
 
-    return tuple(call._replace(taken=turned(call.taken), given=turned(call.given)) for call in layouts)
+    return tuple(call._replace(inputs=turned(call.inputs), outputs=turned(call.outputs)) for call in layouts)
 
 
 class Use(NamedTuple):
@@ -200,22 +200,22 @@ class RecordedTensor(Tensor):
         cls, tensor: Tensor, *, parameter: str | None = None, bringing: Bringing | None = None
     ) -> "RecordedTensor":
         """The same values, as a tensor whose uses are recorded."""
-        found: RecordedTensor = Tensor._make_subclass(cls, tensor)
+        recorded: RecordedTensor = Tensor._make_subclass(cls, tensor)
         if parameter is not None:
-            found.parameter, found.bringing = parameter, bringing
-        return found
+            recorded.parameter, recorded.bringing = parameter, bringing
+        return recorded
 
     @classmethod
     def __torch_function__(cls, func: Func, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
-        recorder, given = _HERE.recorder, kwargs or {}
+        recorder, keywords = _HERE.recorder, kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             use, bringing = (_run_again, None) if recorder is None else (recorder.use, recorder.bringing)
             if recorder is None:
-                marked = (leaf for leaf in tensors_in((args, given)) if isinstance(leaf, RecordedTensor))
+                marked = (leaf for leaf in tensors_in((args, keywords)) if isinstance(leaf, RecordedTensor))
                 bringing = next((leaf.bringing for leaf in marked if leaf.bringing is not None), None)
             if bringing is not None:
-                return bringing.call(use, func, args, given)
-            return use(func, args, given)
+                return bringing.call(use, func, args, keywords)
+            return use(func, args, keywords)
 
 
 def reporting_functions() -> ProcessSetting:
@@ -242,7 +242,7 @@ def _run_again(func: Func, args: Args, kwargs: Kwargs) -> Any:
         return output
     if all(isinstance(leaf, RecordedTensor) for leaf in tensors_in((args, kwargs))):
         return RecordedTensor.of(output)
-    return _anchored_itself(output if output._base is None else output.clone())
+    return _anchor_in_place(output if output._base is None else output.clone())
 
 
 class OpaqueLayer:
@@ -262,12 +262,12 @@ class OpaqueLayer:
         with self._precision():
             return torch.func.functional_call(self._around, named, args, kwargs)
 
-    def recorded(self, *args: Any, **kwargs: Any) -> Any:
+    def record(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's forward pass within a recorder's block."""
         parts = self._layer.named_parameters()
-        own = {name: part for name, part in parts if isinstance(part, RecordedTensor)}
+        parameters = {name: part for name, part in parts if isinstance(part, RecordedTensor)}
         assert _HERE.recorder is not None
-        return _HERE.recorder.report(self, (own, *args), kwargs)
+        return _HERE.recorder.report(self, (parameters, *args), kwargs)
 
 
 @contextmanager
@@ -277,13 +277,13 @@ def running_opaque(
     """Let the recorder see each of these layers as one function within the block; see `OpaqueLayer`."""
     before = [(vars(layer), vars(layer).copy()) for layer in layers]
     for layer in layers:
-        vars(layer)["forward"] = OpaqueLayer(layer, precision).recorded
+        vars(layer)["forward"] = OpaqueLayer(layer, precision).record
     try:
         yield
     finally:
-        for own, kept in before:
-            del own["forward"]
-            own |= {key: value for key, value in kept.items() if key == "forward"}
+        for attributes, before_attributes in before:
+            del attributes["forward"]
+            attributes |= {key: value for key, value in before_attributes.items() if key == "forward"}
 
 
 class _Noting(TorchFunctionMode):
@@ -296,11 +296,11 @@ class _Noting(TorchFunctionMode):
     def __torch_function__(
         self, func: Func, types: Any, args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
-        taken = tuple(leaf.shape for leaf in tensors_in((args, kwargs or {})))
+        input_shapes = tuple(leaf.shape for leaf in tensors_in((args, kwargs or {})))
         output = func(*args, **(kwargs or {}))
-        given = _given(func, args, output)
-        if given:
-            self.shapes.append(Shapes(name_of(func), taken, tuple(leaf.shape for leaf in given)))
+        outputs = _outputs_of(func, args, output)
+        if outputs:
+            self.shapes.append(Shapes(name_of(func), input_shapes, tuple(leaf.shape for leaf in outputs)))
         return output
 
 
@@ -359,7 +359,7 @@ class GradSampleRecorder:
         self._last: Call | None = None
         self._noting = _Noting() if layouts is None else None
         self._here: dict[int, Layout | None] = {}
-        self.given: tuple[Layout | None, ...] = ()
+        self.output_layouts: tuple[Layout | None, ...] = ()
         self._before: GradSampleRecorder | None = None
 
     def __enter__(self) -> "GradSampleRecorder":
@@ -392,16 +392,16 @@ class GradSampleRecorder:
     def use(self, func: Func, args: Args, kwargs: Kwargs) -> Any:
         """Call a function of parameters and other values, and record it."""
         if self.uses_double_backward and torch.is_grad_enabled():
-            return connected(self._used, self._derivatives, func, args, kwargs, name_of(func))
-        return self._used(func, args, kwargs)
+            return connected(self._dispatch, self._derivatives, func, args, kwargs, name_of(func))
+        return self._dispatch(func, args, kwargs)
 
     def report(self, func: Func, args: Args, kwargs: Kwargs) -> Any:
         """Use a function of parameters whose call PyTorch does not report, but calls within it."""
         self._is_reported = False
         with torch._C.DisableTorchFunctionSubclass():
-            return self._brought(self.use, func, args, kwargs)
+            return self._with_parameters(self.use, func, args, kwargs)
 
-    def _brought(self, use: Func, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    def _with_parameters(self, use: Func, func: Func, args: Args, kwargs: Kwargs) -> Any:
         bringing = self.bringing
         return use(func, args, kwargs) if bringing is None else bringing.call(use, func, args, kwargs)
 
@@ -409,14 +409,14 @@ class GradSampleRecorder:
         """Return a function that records a backward pass of the last call; see `connected`."""
         last = self._last
 
-        def record(func: Func, args: Args, taken: list[int], given: list[int]) -> Any:
-            layouts = () if last is None else (*last.taken, *last.given)
-            its = [tuple(layouts[i] for i in part) for part in ((taken, given) if layouts else ())]
+        def record(func: Func, args: Args, inputs: list[int], outputs: list[int]) -> Any:
+            layouts = () if last is None else (*last.inputs, *last.outputs)
+            its = [tuple(layouts[i] for i in part) for part in ((inputs, outputs) if layouts else ())]
             call = Call(name_of(func), *its) if its else None
 
             def run(func: Func, args: Args, kwargs: Kwargs) -> Any:
                 if self._noting is None:
-                    return self._used(func, args, kwargs)
+                    return self._dispatch(func, args, kwargs)
                 self._last = call
                 if call is None:
                     return func(*args, **kwargs)
@@ -427,25 +427,25 @@ class GradSampleRecorder:
                 return connected(run, self._derivatives, func, args, kwargs, name_of(func))
 
             with torch._C.DisableTorchFunction():
-                return self._brought(use, func, args, {})
+                return self._with_parameters(use, func, args, {})
 
         return record
 
-    def _used(self, func: Func, args: Args, kwargs: Kwargs) -> Any:
+    def _dispatch(self, func: Func, args: Args, kwargs: Kwargs) -> Any:
         leaves = tensors_in((args, kwargs))
         if self._noting is not None:
-            return self._learned(func, args, kwargs, leaves)
-        known = self._layouts or ()
-        call = known[self._calls] if self._calls < len(known) else None
-        if call is None or call.name != name_of(func) or len(call.taken) != len(leaves):
+            return self._learn(func, args, kwargs, leaves)
+        layouts = self._layouts or ()
+        call = layouts[self._calls] if self._calls < len(layouts) else None
+        if call is None or call.name != name_of(func) or len(call.inputs) != len(leaves):
             output = func(*args, **kwargs)
-            if _given(func, args, output):  # a call that returns no tensor, such as a shape, is no use
+            if _outputs_of(func, args, output):  # a call that returns no tensor, such as a shape, is no use
                 raise UnrecordedError("the model uses its parameters differently than before")
             return output
         self._calls += 1
         self._last = call
-        self._here = {id(leaf): layout for leaf, layout in zip(leaves, call.taken, strict=True)}
-        self.given = call.given
+        self._here = {id(leaf): layout for leaf, layout in zip(leaves, call.inputs, strict=True)}
+        self.output_layouts = call.outputs
         if call.is_shared:
             return self._shared(self, func, args, kwargs)
         rule = self._rules.get(func, self._general)
@@ -453,16 +453,16 @@ class GradSampleRecorder:
             rule = self._general  # other rules do not conjugate
         return rule(self, func, args, kwargs)
 
-    def _learned(self, func: Func, args: Args, kwargs: Kwargs, leaves: list[Tensor]) -> Any:
+    def _learn(self, func: Func, args: Args, kwargs: Kwargs, leaves: list[Tensor]) -> Any:
         """Call a function and learn its layouts; the output is put into a graph, as in a recorded pass."""
-        taken = tuple(leaf.shape for leaf in leaves)
+        input_shapes = tuple(leaf.shape for leaf in leaves)
         is_reported, self._is_reported = self._is_reported, True
         output = func(*args, **kwargs)
-        given, here = _given(func, args, output), len(self.shapes)
-        if not given:
+        outputs, here = _outputs_of(func, args, output), len(self.shapes)
+        if not outputs:
             return output
         if not is_reported:
-            self.shapes.append(Shapes(name_of(func), taken, tuple(leaf.shape for leaf in given)))
+            self.shapes.append(Shapes(name_of(func), input_shapes, tuple(leaf.shape for leaf in outputs)))
         if self._other is not None:
             before, count = self._other
             name, other = name_of(func), before[here] if here < len(before) else None
@@ -470,7 +470,7 @@ class GradSampleRecorder:
                 raise UnrecordedError(
                     "the model uses its parameters differently for another number of records"
                 )
-            pairs = (other.taken, taken), (other.given, tuple(leaf.shape for leaf in given))
+            pairs = (other.inputs, input_shapes), (other.outputs, tuple(leaf.shape for leaf in outputs))
             call = Call(name, *(_layouts(few, more, (count, self.batch)) for few, more in pairs))
             self.learned.append(call)
             self._last = call
@@ -478,33 +478,37 @@ class GradSampleRecorder:
                 # From here on the uses of what is derived from parameters are recorded.
                 return self._shared(self, func, args, kwargs)
         is_new = has_gradient(output) and output._base is None and all(output is not leaf for leaf in leaves)
-        return _anchored_itself(output) if is_new and torch.is_grad_enabled() else output
+        return _anchor_in_place(output) if is_new and torch.is_grad_enabled() else output
 
     def name(self, tensor: Any) -> str | None:
         """The name of a trained parameter or of a tensor computed from them alone; None for any other value."""
-        found = self._names.get(id(tensor))
-        return tensor.parameter if found is None and isinstance(tensor, RecordedTensor) else found
+        known_name = self._names.get(id(tensor))
+        return tensor.parameter if known_name is None and isinstance(tensor, RecordedTensor) else known_name
 
     def layout(self, tensor: Tensor) -> Layout:
         """The layout of a tensor of this call; raises UnrecordedError if it has no batch dimension."""
-        found = self.layout_if_any(tensor)
-        if found is None:
+        layout = self.layout_if_any(tensor)
+        if layout is None:
             raise UnrecordedError("a parameter is combined with a value that is the same for all records")
-        return found
+        return layout
 
     def layout_if_any(self, tensor: Tensor) -> Layout | None:
         """The layout of a tensor of this call; None if all records share it."""
-        found = self._here.get(id(tensor))
-        if found == UNKNOWN:
+        layout = self._here.get(id(tensor))
+        if layout == UNKNOWN:
             raise UnrecordedError("a tensor that grows with the records in more than one dimension")
-        return found
+        return layout
 
     @property
     def output_layout(self) -> Layout:
         """The layout of the only tensor that this call returns."""
-        if len(self.given) != 1 or self.given[0] is None or self.given[0] == UNKNOWN:
+        if (
+            len(self.output_layouts) != 1
+            or self.output_layouts[0] is None
+            or self.output_layouts[0] == UNKNOWN
+        ):
             raise UnrecordedError("an operation on a parameter whose output has no dimension for the records")
-        return self.given[0]
+        return self.output_layouts[0]
 
     def take_uses(self) -> list[Use]:
         """Return and drop the uses: they refer to the recorder, and the cycle would keep their tensors alive."""
@@ -521,14 +525,14 @@ class GradSampleRecorder:
         if not output.requires_grad:
             if output._base is not None:
                 output = output.clone()
-            is_given = id(output) in self._here  # as in an operation in place: the model keeps this tensor
-            output = _anchored_itself(output) if is_given else _anchored(output)
+            is_input = id(output) in self._here  # as in an operation in place: the model keeps this tensor
+            output = _anchor_in_place(output) if is_input else _anchor(output)
         elif output._base is not None:
             # As of a layer of sequences: what overwrites a view is put behind its base in the graph, and the view's own
             # edge is cut off.
             output = torch.ops.aten._unsafe_view.default(output, output.shape)
-        kept = tuple((tensor, tensor._version) for tensor in inputs)
-        self.uses.append(Use(get_gradient_edge(output), gradients, kept))
+        versions = tuple((tensor, tensor._version) for tensor in inputs)
+        self.uses.append(Use(get_gradient_edge(output), gradients, versions))
         return output
 
     def record_derived(
@@ -555,9 +559,9 @@ class GradSampleRecorder:
 
         Gradients of what was there before have no place any more: a use of the old name raises UnrecordedError.
         """
-        place = target.untyped_storage().data_ptr()
+        address = target.untyped_storage().data_ptr()
         for tensor in self._held[:]:
-            if tensor.untyped_storage().data_ptr() == place:
+            if tensor.untyped_storage().data_ptr() == address:
                 old = self._names[id(tensor)]
                 name = f"#{len(self._held)}"
                 self._held.append(tensor)
@@ -566,16 +570,16 @@ class GradSampleRecorder:
                 self.derived.append(DerivedParameter((name,), [self.graph[old]], old, (None,)))
 
 
-def _anchored(output: Tensor) -> Tensor:
+def _anchor(output: Tensor) -> Tensor:
     """A new tensor of the same memory, in a graph, but not as a leaf, so that the model may overwrite it in place."""
     return output.requires_grad_().unsafe_chunk(1)[0]
 
 
-def _anchored_itself(output: Tensor) -> Tensor:
-    """The same tensor, now in a graph, but not as a leaf; slower than `_anchored`."""
+def _anchor_in_place(output: Tensor) -> Tensor:
+    """The same tensor, now in a graph, but not as a leaf; slower than `_anchor`."""
     anchor = torch.zeros((), requires_grad=True, device=output.device)
-    found: Tensor = _Anchored.apply(output, anchor)  # type: ignore[no-untyped-call]
-    return found
+    anchored: Tensor = _Anchored.apply(output, anchor)  # type: ignore[no-untyped-call]
+    return anchored
 
 
 def has_gradient(value: Any) -> bool:
@@ -585,12 +589,12 @@ def has_gradient(value: Any) -> bool:
 
 def tensors_in(tree: Any) -> list[Tensor]:
     """The tensors in a tree, in the order of `tree_leaves`, but in a tenth of the time for plain arguments."""
-    found: list[Tensor] = []
-    _collect(tree, found)
-    return found
+    tensors: list[Tensor] = []
+    _collect(tree, tensors)
+    return tensors
 
 
-def _collect(tree: Any, found: list[Tensor]) -> None:
+def _collect(tree: Any, tensors: list[Tensor]) -> None:
     kind = type(tree)
     if kind is tuple or kind is list:
         parts = tree
@@ -600,11 +604,11 @@ def _collect(tree: Any, found: list[Tensor]) -> None:
         parts = (tree,)
     for part in parts:
         if isinstance(part, Tensor):
-            found.append(part)
+            tensors.append(part)
         elif type(part) in _NESTS:
-            _collect(part, found)
+            _collect(part, tensors)
         elif type(part) not in _LEAVES:
-            found += [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor)]
+            tensors += [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor)]
 
 
 def replaced(tree: Any, tensors: Mapping[int, Tensor]) -> Any:
@@ -632,7 +636,7 @@ def name_of(func: Func) -> str:
     return f"{getattr(owner, '__name__', '')}.{name}" if name in ("__get__", "__set__") else name
 
 
-def _given(func: Func, args: Args, output: Any) -> list[Tensor]:
+def _outputs_of(func: Func, args: Args, output: Any) -> list[Tensor]:
     """The tensors that a call returns, or that an assignment to some entries of a tensor changes."""
     return [args[0]] if func is Tensor.__setitem__ else tensors_in(output)
 

@@ -82,7 +82,7 @@ class ModelProbe:
         """The name of the loss, for errors that no layer causes."""
         return f"the loss of the model {self.passes.model.name}"
 
-    def deciding(self, **decided: Any) -> "ModelProbe":
+    def with_decisions(self, **decided: Any) -> "ModelProbe":
         """The same model with other decisions, such as `pinned_branches` or `unpacks`; see `Passes`."""
         return replace(self, passes=replace(self.passes, **decided))
 
@@ -106,8 +106,8 @@ class ModelProbe:
         """The gradient [d] of the sum of losses times a weight."""
         total = torch.zeros_like(self.parameters)
         with same_randomness():
-            found = self.passes.gradients(self.parameters, sample.inputs, sample.labels, weight)[1]
-        for name, part in found.items():
+            gradients = self.passes.gradients(self.parameters, sample.inputs, sample.labels, weight)[1]
+        for name, part in gradients.items():
             total[self.passes.model.slices[name]] = part.flatten()
         return total
 
@@ -229,12 +229,12 @@ def check_apart_briefly(
                 return
         its = probe.see(few.sample.alone(1))
         pairs = [(crowded, 1), (crowded, 2)] if is_random else [(few, 1), (crowded, 1), (crowded, 2)]
-        for seen, place in pairs:
-            _check_same(probe, seen, place, its, 0)
+        for seen, index in pairs:
+            _check_same(probe, seen, index, its, 0)
         if is_quick:
             many = probe.see(probe.draw(MANY, 2))
-            for place in (0, MANY // 2, MANY - 1):
-                _check_same(probe, many, place, many.sample.alone(place), 0)
+            for index in (0, MANY // 2, MANY - 1):
+                _check_same(probe, many, index, many.sample.alone(index), 0)
 
 
 @contextmanager
@@ -250,10 +250,10 @@ def still(module: nn.Module) -> Iterator[None]:
             layer.training = True
 
 
-def _check_same(probe: ModelProbe, seen: Seen, place: int, changed: SyntheticBatch | Seen, at: int) -> None:
+def _check_same(probe: ModelProbe, seen: Seen, index: int, changed: SyntheticBatch | Seen, at: int) -> None:
     """Raises RecordsNotIndependentError if a record's loss depends on its position or on the other records."""
     other = probe.see(changed) if isinstance(changed, SyntheticBatch) else changed
-    if probe.close(seen.losses[place], other.losses[at]):
+    if probe.close(seen.losses[index], other.losses[at]):
         return
     if not probe.close(probe.losses(seen.sample), probe.losses(seen.sample)):
         raise RecordsNotIndependentError(
@@ -261,10 +261,10 @@ def _check_same(probe: ModelProbe, seen: Seen, place: int, changed: SyntheticBat
             " (SpecAugment of wav2vec 2.0 draws by NumPy) or by what is kept outside of the module; draw by torch,"
             " keep nothing, or switch it off"
         )
-    layer = _first_that_differs(probe, seen.sample, place, other.sample, at)
+    layer = _first_that_differs(probe, seen.sample, index, other.sample, at)
     if layer is not None and layer in drawing_layers(probe, seen.sample):
         with still(probe.passes.model.module):
-            is_by_record = probe.close(probe.losses(seen.sample)[place], probe.losses(other.sample)[at])
+            is_by_record = probe.close(probe.losses(seen.sample)[index], probe.losses(other.sample)[at])
         if is_by_record:  # it draws as many numbers as the records' values ask for, as RReLU does
             raise UnsupportedModelError(random_layer(probe, seen.sample))
     raise RecordsNotIndependentError(f"{layer or probe.loss_name} mixes records")
@@ -277,8 +277,8 @@ def drawing_layers(probe: ModelProbe, sample: SyntheticBatch) -> list[str]:
 
     def state() -> bytes:
         module = None if device.type == "cpu" else torch.get_device_module(device)
-        own: Any = getattr(module, "default_generators", {0: torch.default_generator})
-        return bytes(own[device.index or 0].get_state().cpu().numpy())
+        generators: Any = getattr(module, "default_generators", {0: torch.default_generator})
+        return bytes(generators[device.index or 0].get_state().cpu().numpy())
 
     before: list[bytes] = []
     handles = []
@@ -315,18 +315,18 @@ def _check_places(
     probe: ModelProbe,
     sample: SyntheticBatch,
     contexts: list[SyntheticBatch],
-    places: Iterable[int],
+    indices: Iterable[int],
     *,
     alone: bool,
 ) -> None:
     """Raises RecordsNotIndependentError if a record at one of the positions has another loss elsewhere."""
     seen = probe.see(sample)
-    for place in places:
-        changes = [(sample.among(others, place), place) for others in contexts]
-        changes += [(sample.repeated(place), place)]  # this fills experts of limited capacity
-        changes += [(sample.alone(place), 0)] if alone else []  # alone, dropout would drop something else
+    for index in indices:
+        changes = [(sample.among(others, index), index) for others in contexts]
+        changes += [(sample.repeated(index), index)]  # this fills experts of limited capacity
+        changes += [(sample.alone(index), 0)] if alone else []  # alone, dropout would drop something else
         for changed, at in changes:
-            _check_same(probe, seen, place, changed, at)
+            _check_same(probe, seen, index, changed, at)
 
 
 def _check_losses_apart(probe: ModelProbe, sample: SyntheticBatch) -> None:
@@ -369,13 +369,13 @@ def unchanged(probe: ModelProbe) -> Iterator[None]:
     out whether every pass changes it.
     """
     module = probe.passes.model.module
-    buffers, before = dict(module.named_buffers()), _lasting(probe, module)
-    kept: dict[str, dict[str, Any]] = {"buffers": buffers, "layers": {}}
+    buffers, before = dict(module.named_buffers()), _lasting_state(probe, module)
+    before_values: dict[str, dict[str, Any]] = {"buffers": buffers, "layers": {}}
 
     def note(*_: Any) -> None:  # what is written is compared afterwards, since passes are traced
-        kept["buffers"] = dict(module.named_buffers())
+        before_values["buffers"] = dict(module.named_buffers())
         for name, layer in module.named_modules():
-            kept["layers"][name] = {
+            before_values["layers"][name] = {
                 key: value.copy() if type(value) in (dict, list) else value
                 for key, value in vars(layer).items()
             }
@@ -385,24 +385,24 @@ def unchanged(probe: ModelProbe) -> Iterator[None]:
         yield
     finally:
         hook.remove()
-    after = _lasting(probe, module)
-    for name, values in kept["layers"].items():
-        after |= _pickled(name, values)
-    if _changed(before, after) or _different(buffers, kept["buffers"]):
+    after = _lasting_state(probe, module)
+    for name, values in before_values["layers"].items():
+        after |= _pickle_attributes(name, values)
+    if _changed_names(before, after) or _differing_names(buffers, before_values["buffers"]):
         _check_state(probe)
 
 
-def _lasting(probe: ModelProbe, module: nn.Module) -> dict[str, object]:
+def _lasting_state(probe: ModelProbe, module: nn.Module) -> dict[str, object]:
     """Digests of parameters and of attributes, of the module and of the loss.
 
     Not of the address of a parameter, since on a GPU an LSTM moves its weights next to each other in a forward pass.
     """
-    kept: dict[str, object] = {
+    values: dict[str, object] = {
         f"parameter {name}": content_digest(part) for name, part in module.named_parameters()
     }
     named = probe.passes.model.named(probe.parameters)  # some are copies, at another address each time
-    kept |= {f"parameter {name}": content_digest(part) for name, part in named.items()}
-    return kept | _attributes(module) | _kept_by(probe.passes.model.losses)
+    values |= {f"parameter {name}": content_digest(part) for name, part in named.items()}
+    return values | _attributes(module) | _state_of_losses(probe.passes.model.losses)
 
 
 def _check_state(probe: ModelProbe) -> None:
@@ -413,13 +413,13 @@ def _check_state(probe: ModelProbe) -> None:
     sample, module = probe.draw(1, 0), probe.passes.model.module
     module = copy_module(module, module.parameters())
     buffers = {name: value.clone() for name, value in module.named_buffers()}
-    states = [_lasting(probe, module)]
+    states = [_lasting_state(probe, module)]
     for _ in range(2):
         _pass_through(probe, module, sample)
-        states.append(_lasting(probe, module))
+        states.append(_lasting_state(probe, module))
     before, first, second = states
-    written = [name for name in _changed(before, second) if name.startswith("parameter ")]
-    different = _different(buffers, dict(module.named_buffers()))
+    written = [name for name in _changed_names(before, second) if name.startswith("parameter ")]
+    different = _differing_names(buffers, dict(module.named_buffers()))
     if different and not _are_tables(probe, sample):
         written.append(f"buffer {different[0]}")
     if written:
@@ -427,7 +427,7 @@ def _check_state(probe: ModelProbe) -> None:
             f"the {written[0]} is changed by a forward pass, and would be released without noise; put its layer into"
             " evaluation mode by .eval(), or take it out"
         )
-    for name in _changed(first, second):
+    for name in _changed_names(first, second):
         raise RecordsNotIndependentError(
             f"the attribute {name} is changed by every forward pass, which mixes records; take it out"
         )
@@ -440,7 +440,7 @@ def check_first_records(unused: nn.Module, probe: ModelProbe) -> None:
     using it later is accepted.
     """
     model = probe.passes.model
-    changed = _changed(_attributes(unused), _attributes(model.module))
+    changed = _changed_names(_attributes(unused), _attributes(model.module))
     if not changed:
         return
 
@@ -456,7 +456,7 @@ def check_first_records(unused: nn.Module, probe: ModelProbe) -> None:
         )
 
 
-def _changed(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+def _changed_names(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
     return [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
 
 
@@ -467,7 +467,7 @@ def _pass_through(probe: ModelProbe, module: nn.Module, sample: SyntheticBatch) 
         probe.passes.model.losses(outputs, sample.labels)
 
 
-def _different(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
+def _differing_names(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> list[str]:
     """The names of buffers that have changed."""
     return [
         name
@@ -484,7 +484,7 @@ def _are_tables(probe: ModelProbe, sample: SyntheticBatch) -> bool:
     _pass_through(probe, second, other)
     made = {name: value.clone() for name, value in first.named_buffers()}
     _pass_through(probe, first, other)
-    return not any(_different(made, dict(module.named_buffers())) for module in (first, second))
+    return not any(_differing_names(made, dict(module.named_buffers())) for module in (first, second))
 
 
 def content_digest(value: Tensor) -> int:
@@ -517,35 +517,35 @@ def _bytes_of(value: object) -> bytes:
 
 def _attributes(module: nn.Module) -> dict[str, bytes]:
     """The attributes of layers and their classes by name, except parameters, buffers and hooks."""
-    found: dict[str, bytes] = {}
+    digests: dict[str, bytes] = {}
     for name, layer in module.named_modules():
-        found |= _pickled(name, vars(layer))
+        digests |= _pickle_attributes(name, vars(layer))
         if not type(layer).__module__.startswith("torch."):
-            found |= _pickled(type(layer).__name__, vars(type(layer)))
-    return found
+            digests |= _pickle_attributes(type(layer).__name__, vars(type(layer)))
+    return digests
 
 
-def _kept_by(losses: object) -> dict[str, bytes]:
+def _state_of_losses(losses: object) -> dict[str, bytes]:
     """The state of a loss, which may be a function, a callable object or a method."""
     owner = getattr(losses, "__self__", losses)
     buffers = dict(owner.named_buffers()) if isinstance(owner, nn.Module) else {}
-    return _pickled("losses", getattr(owner, "__dict__", {})) | {
+    return _pickle_attributes("losses", getattr(owner, "__dict__", {})) | {
         f"losses.{name}": _bytes_of(part) for name, part in buffers.items()
     }
 
 
-def _pickled(name: str, attributes: Mapping[str, object]) -> dict[str, bytes]:
+def _pickle_attributes(name: str, attributes: Mapping[str, object]) -> dict[str, bytes]:
     """The attributes of a layer, class or function that are not those of every module, by name."""
-    own, found = vars(nn.Module()).keys() - {"training"}, {}
+    skipped, digests = vars(nn.Module()).keys() - {"training"}, {}
     for key, value in attributes.items():
-        if key not in own and not isinstance(value, FunctionType | type):
+        if key not in skipped and not isinstance(value, FunctionType | type):
             try:
                 written = _bytes_of(value)
             except Exception:  # whatever a value's own pickling raises
                 # its memory address is irrelevant
                 written = re.sub("0x[0-9a-f]+", "", repr(value)).encode()
-            found[f"{name}.{key}".lstrip(".")] = written
-    return found
+            digests[f"{name}.{key}".lstrip(".")] = written
+    return digests
 
 
 def _first_that_differs(
@@ -560,25 +560,25 @@ def _first_that_differs(
         is_by_record = a.dim() and len(a) > one and len(b) > other and a.shape[1:] == b.shape[1:]
         return bool(is_by_record) and not probe.close(a[one], b[other])
 
-    first, second = (_passed_by_module(probe, some) for some in (sample, changed))
+    first, second = (_values_by_module(probe, some) for some in (sample, changed))
     for name in (name for name in first if name in second):
-        (*given, found), (*others, its) = first[name], second[name]
-        if differs(found, its) and not any(map(differs, given, others)):
+        (*inputs, output), (*other_inputs, other_output) = first[name], second[name]
+        if differs(output, other_output) and not any(map(differs, inputs, other_inputs)):
             return name
     return None
 
 
-def _passed_by_module(probe: ModelProbe, sample: SyntheticBatch) -> dict[str, list[Tensor]]:
+def _values_by_module(probe: ModelProbe, sample: SyntheticBatch) -> dict[str, list[Tensor]]:
     """The first input, if any, and output of every layer and of the model, by name, in the order in which they end."""
     passed: dict[str, list[Tensor]] = {}
 
     def note(name: str, layer: nn.Module) -> Any:
         time_first = ", batch_first=False" if getattr(layer, "batch_first", True) is False else ""
-        own = f"the layer {name} ({type(layer).__name__}{time_first})" if name else probe.pass_name
+        label = f"the layer {name} ({type(layer).__name__}{time_first})" if name else probe.pass_name
 
         def hook(_layer: nn.Module, inputs: Any, output: Any) -> None:
-            if found := tensors_in(output)[:1]:
-                passed[own] = [part.detach().clone() for part in (*tensors_in(inputs)[:1], *found)]
+            if tensors := tensors_in(output)[:1]:
+                passed[label] = [part.detach().clone() for part in (*tensors_in(inputs)[:1], *tensors)]
 
         return hook
 

@@ -102,10 +102,10 @@ class CachedLogits:
         if len(self.steps) == 0 or int(self.age) >= CARRIES:
             return None
         candidates = LineCandidates(self.parameters, self.direction, tuple(self.steps.tolist())).candidates
-        found = (candidates == parameters).all(dim=1).nonzero()
-        if len(found) == 0:
+        matching = (candidates == parameters).all(dim=1).nonzero()
+        if len(matching) == 0:
             return None
-        margins = torch.sub(self.margins, self.slopes, alpha=float(self.steps[found[0, 0]]))
+        margins = torch.sub(self.margins, self.slopes, alpha=float(self.steps[matching[0, 0]]))
         return at_point(parameters, margins, self.age + 1)
 
 
@@ -368,8 +368,8 @@ class LinearRecords:
             limits = self._inverse_norms[order][:, None] * (bound * (1.0 - margin(grad_outputs.dtype)))
             return grad_outputs.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp(-limits, limits)
         grad_outputs = torch.where(torch.isfinite(grad_outputs).all(dim=1, keepdim=True), grad_outputs, 0.0)
-        own = torch.linalg.vector_norm(grad_outputs, order, dim=1, dtype=torch.float64)
-        scale = factors(own * self._norms[order], clipping, bound, grad_outputs.dtype)
+        sizes = torch.linalg.vector_norm(grad_outputs, order, dim=1, dtype=torch.float64)
+        scale = factors(sizes * self._norms[order], clipping, bound, grad_outputs.dtype)
         return grad_outputs * scale[:, None].to(grad_outputs.dtype)
 
 

@@ -74,9 +74,9 @@ class PerExampleModel:
         """The parameters and the buffers of each layer, found once: the prefix of their names, and whether buffers."""
         layers = [(layer, f"{name}." if name else "") for name, layer in self.module.named_modules()]
         return [
-            (own, prefix, own is layer._buffers)
+            (tensors, prefix, tensors is layer._buffers)
             for layer, prefix in layers
-            for own in (layer._parameters, layer._buffers)
+            for tensors in (layer._parameters, layer._buffers)
         ]
 
     @cached_property
@@ -113,20 +113,20 @@ class PerExampleModel:
         if not parameters.requires_grad:
             first = parameters.storage_offset()
             return {  # in half the time of slices and their views
-                name: _aligned(parameters.as_strided(shape, strides, first + start))
+                name: _align(parameters.as_strided(shape, strides, first + start))
                 for name, (shape, strides, start) in self._views.items()
             }
         # The gradient of each slice would be as long as the whole vector; those of a split are concatenated.
         parts = torch.split(parameters, [shape.numel() for shape in self.shapes.values()])
         return {
-            name: _aligned(part.view(shape))
+            name: _align(part.view(shape))
             for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)
         }
 
     def outputs(self, parameters: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """The module's outputs for given parameters, shape [batch, outputs]; changes to its buffers are discarded."""
-        found: Tensor = self.inside(parameters, lambda: self.module(inputs))
-        return found
+        outputs: Tensor = self.inside(parameters, lambda: self.module(inputs))
+        return outputs
 
     def inside(self, parameters: Mapping[str, Tensor], run: Callable[[], T]) -> T:
         """Call `run` while the module has the given parameters instead of its own, and copies of its buffers.
@@ -136,9 +136,9 @@ class PerExampleModel:
         layers again, which would otherwise use the module's own parameters.
         """
         slots = [
-            (own, key, prefix + key, tensor, is_buffer)
-            for own, prefix, is_buffer in self._owners
-            for key, tensor in own.items()
+            (owner, key, prefix + key, tensor, is_buffer)
+            for owner, prefix, is_buffer in self._owners
+            for key, tensor in owner.items()
             if tensor is not None
         ]
         # By tensor, not by name, so that a tied parameter is replaced everywhere.
@@ -147,16 +147,16 @@ class PerExampleModel:
             if is_buffer and id(tensor) not in held:
                 held[id(tensor)] = tensor.clone()
         # No other parameters: FSDP replaces its shards by gathered weights while a model runs.
-        replaced = [(own, key, tensor) for own, key, _, tensor, _ in slots if id(tensor) in held]
-        kept = [(holder, holder.copy()) for holder in self._holders]
+        replaced = [(owner, key, tensor) for owner, key, _, tensor, _ in slots if id(tensor) in held]
+        contents = [(holder, holder.copy()) for holder in self._holders]
         try:
-            for own, key, tensor in replaced:
-                own[key] = held[id(tensor)]
+            for owner, key, tensor in replaced:
+                owner[key] = held[id(tensor)]
             return run()
         finally:
-            for own, key, tensor in replaced:
-                own[key] = tensor
-            for holder, before in kept:
+            for owner, key, tensor in replaced:
+                owner[key] = tensor
+            for holder, before in contents:
                 holder.clear()
                 if isinstance(holder, dict):
                     holder |= before
@@ -164,7 +164,7 @@ class PerExampleModel:
                     holder += before
 
 
-def _aligned(part: Tensor) -> Tensor:
+def _align(part: Tensor) -> Tensor:
     """A copy if `torch.view_as_complex` would reject the part of a vector, whose pairs begin at an odd place."""
     is_odd = part.dim() > 0 and part.shape[-1] == 2 and part.storage_offset() % 2 == 1
     return part.clone() if is_odd else part
@@ -181,8 +181,8 @@ def _holders(module: nn.Module) -> list[dict[str, Any] | list[Any]]:
         *each,
         *(
             value
-            for own in each
-            for key, value in own.items()
+            for attributes in each
+            for key, value in attributes.items()
             if key not in _OF_MODULES and type(value) in (dict, list)
         ),
     ]
@@ -203,17 +203,17 @@ def copy_module(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
     `torch.nn.utils.weight_norm` keeps a tensor with a graph, which cannot be copied. Some layers keep what they
     computed from their parameters for evaluation, and drop it when they are put into training mode.
     """
-    kept = (
+    values = (
         value
         for holder in _holders(module)
         for value in (holder.values() if isinstance(holder, dict) else holder)
     )
     constants = {
-        id(value): value.detach() for value in kept if isinstance(value, Tensor) and not value.is_leaf
+        id(value): value.detach() for value in values if isinstance(value, Tensor) and not value.is_leaf
     }
-    own = deepcopy(module, constants | {id(part): part for part in shared})
-    modes = [(layer, layer.training) for layer in own.modules()]
-    own.train()
+    copy = deepcopy(module, constants | {id(part): part for part in shared})
+    modes = [(layer, layer.training) for layer in copy.modules()]
+    copy.train()
     for layer, mode in modes:
         layer.training = mode
-    return own
+    return copy

@@ -153,7 +153,7 @@ def check_apart_at(passes: Passes, form: InputSpec, count: int) -> None:
     in_32_bits = replace(passes, model=replace(passes.model, precision=torch.float32))
     parameters = near_start(passes.model).to(form.device)
     probe32 = ModelProbe(in_32_bits, parameters, form, tolerance=_IN_32_BITS)
-    check_many_apart(_exact(probe32, form.draw(2, 0)), alone=True, count=count)
+    check_many_apart(_in_64_bits(probe32, form.draw(2, 0)), alone=True, count=count)
 
 
 def _memory_of_a_record(passes: Passes, parameters: Tensor, form: InputSpec) -> tuple[int, int]:
@@ -263,10 +263,12 @@ class _Described:
         """The records of the first trace."""
         return self.form.draw(2 if self.is_brief else _FEW, 0)
 
-    def deciding(self, **decided: Any) -> Self:
+    def with_decisions(self, **decided: Any) -> Self:
         """The same with other decisions for the passes; see `Passes`."""
         return replace(
-            self, probe32=self.probe32.deciding(**decided), probe64=self.probe64.deciding(**decided)
+            self,
+            probe32=self.probe32.with_decisions(**decided),
+            probe64=self.probe64.with_decisions(**decided),
         )
 
 
@@ -329,23 +331,23 @@ def _describe_records(passes: Passes, least: InputSpec, limits: InspectionLimits
         is_brief=is_brief,
         has_crowd=operations.count * MANY <= limits.crowd_operations and not needs_much,
         probe32=probe32,
-        probe64=probe32 if is_brief else _exact(probe32, form.draw(_MORE, 0)),
+        probe64=probe32 if is_brief else _in_64_bits(probe32, form.draw(_MORE, 0)),
     )
 
 
 def _choose_passes(described: _Described) -> _Runnable:
     """Decide how passes run, so that they can be recorded; each decision is tried on a traced pass of a few records."""
-    some = described.deciding(unpacks=_may_unpack(described.probe32, described.probe64))
+    some = described.with_decisions(unpacks=_may_unpack(described.probe32, described.probe64))
     few = some.few
     with unchanged(some.probe32):
-        first = _traced(some.probe32, few)
+        first = _trace(some.probe32, few)
     if first.recorder is None and some.probe32.passes.is_channels_last:
-        some = some.deciding(keeps_format=True)
-        first = _traced(some.probe32, few)
+        some = some.with_decisions(keeps_format=True)
+        first = _trace(some.probe32, few)
     if first.recorder is None:
-        again = _traced(some.probe32.deciding(uses_double_backward=True), few)
+        again = _trace(some.probe32.with_decisions(uses_double_backward=True), few)
         if again.recorder is not None:
-            some, first = some.deciding(uses_double_backward=True), again
+            some, first = some.with_decisions(uses_double_backward=True), again
     check_shape(some.probe32, first.seen)
     if some.is_brief:
         samples = [few, *([some.form.draw(_MORE, 1)] if some.has_crowd else [])]
@@ -354,7 +356,7 @@ def _choose_passes(described: _Described) -> _Runnable:
         samples = [plain, plain.times(10.0), plain.times(_LARGE), plain.times(0.0), plain.with_holes()]
         samples.append(some.probe64.draw(_MORE, 1))
     pinned_branches, first = _resolve_branches(some.probe32, some.probe64, first, samples)
-    some = some.deciding(pinned_branches=pinned_branches or ())
+    some = some.with_decisions(pinned_branches=pinned_branches or ())
     return _Runnable(**vars(some), first=first, pinned_branches=pinned_branches)
 
 
@@ -364,7 +366,7 @@ def _check_independence(runnable: _Runnable) -> _Independent:
     try:
         check_first_records(runnable.unused, probe32)
         more = crowd(probe32) if runnable.is_brief else runnable.form.draw(_MORE, 0)
-        second = _traced(probe32, more, other=first.recorder)
+        second = _trace(probe32, more, other=first.recorder)
         if runnable.is_brief:
             is_random = _check_briefly(probe32, first, second, is_quick=runnable.has_crowd)
         else:
@@ -389,9 +391,9 @@ def _record_or_fall_back(independent: _Independent) -> _Recordable:
     try:
         return _record(independent)
     except UnrecordedError as why:
-        some, reason = independent.deciding(opaque_layers=()), str(why)
+        some, reason = independent.with_decisions(opaque_layers=()), str(why)
     passes, parameters = some.probe32.passes, some.probe32.parameters
-    cost, _ = _measure(some.few, lambda records: _take_alone(passes, parameters, records))
+    cost, _ = _measure(some.few, lambda records: _differentiate_alone(passes, parameters, records))
     return _Recordable(
         **vars(some),
         layouts=None,
@@ -419,9 +421,9 @@ def _record(some: _Independent) -> _Recordable:
             opaque_layers = _layers_to_fall_back(why, some.probe32.passes)
             if not opaque_layers or left == 0:
                 raise
-            some = some.deciding(opaque_layers=opaque_layers)
-            first = _traced(some.probe32, some.few)
-            second = _traced(some.probe32, some.second.seen.sample, other=first.recorder)
+            some = some.with_decisions(opaque_layers=opaque_layers)
+            first = _trace(some.probe32, some.few)
+            second = _trace(some.probe32, some.second.seen.sample, other=first.recorder)
             some = replace(some, first=first, second=second)
     raise AssertionError("the last try returns or raises")
 
@@ -462,7 +464,7 @@ class _Trace:
     reason: UnrecordedError | None = None
 
 
-def _traced(
+def _trace(
     probe: ModelProbe,
     sample: SyntheticBatch,
     pinned: bool | None = None,
@@ -470,12 +472,12 @@ def _traced(
 ) -> _Trace:
     """Trace a forward pass; pinned: as in `OpTracer`. other: the recorder of another batch size."""
     parameters, records = probe.parameters, (sample.inputs, sample.labels)
-    known = (parameters, *held_by(probe.passes.model.module))
+    constants = (parameters, *held_by(probe.passes.model.module))
     try:
-        with _recording(), tracing(records, known, pinned) as tracer:
+        with _recording(), tracing(records, constants, pinned) as tracer:
             recorder, losses = probe.passes.record_forward(parameters, *records, other=other)
     except UnrecordedError as error:
-        with tracing(records, known, pinned) as tracer:
+        with tracing(records, constants, pinned) as tracer:
             losses = probe.passes.losses(parameters, *records)
         return _Trace(Seen(sample, losses, tracer.is_drawn), tracer, None, error)
     return _Trace(Seen(sample, losses, tracer.is_drawn), tracer, recorder)
@@ -491,7 +493,7 @@ def _check_briefly(probe: ModelProbe, few: _Trace, crowded: _Trace, *, is_quick:
     try:
         check(probe, few.seen, crowded.seen)
     except RecordsNotIndependentError:  # rounding in 32 bits can exceed the tolerance in a deep network
-        exact = _exact(probe, few.seen.sample)
+        exact = _in_64_bits(probe, few.seen.sample)
         if not exact.is_exact:
             raise
         check(exact, *(exact.see(some) for some in (exact.draw(2, 0), crowd(exact))))
@@ -514,7 +516,7 @@ def _learn_layouts(some: _Independent) -> tuple[Layouts, PassCost, tuple[str, ..
         raise UnrecordedError("it computes a value from all records")
     more = second.seen.sample
     for other in () if some.is_brief else (more.times(_LARGE), more.times(0.0), more.with_holes()):
-        recorder = _traced(some.probe32, other, other=first.recorder).recorder
+        recorder = _trace(some.probe32, other, other=first.recorder).recorder
         if recorder is None or recorder.shapes != second.recorder.shapes:
             raise UnrecordedError("a size depends on the values of the records")
     layouts = second.recorder.layouts()
@@ -559,8 +561,8 @@ def _check_gradients_fully(some: _Independent, layouts: Layouts) -> None:
     if not probe64.is_exact:
         return
     precision = some.passes.model.precision
-    trained = probe32.deciding(model=replace(probe32.passes.model, precision=precision))
-    sample, gradients = _recorded(trained, probe32.draw(FEWEST, 0), layouts)
+    trained = probe32.with_decisions(model=replace(probe32.passes.model, precision=precision))
+    sample, gradients = _record_finite(trained, probe32.draw(FEWEST, 0), layouts)
     try:
         _compare(trained, sample, gradients)
     except UnrecordedError:
@@ -578,7 +580,7 @@ def _check_gradients_briefly(
     try:
         _compare(probe, compared, gradients, tolerance, _LARGE)
     except UnrecordedError:  # rounding in 32 bits can exceed the tolerance in a deep network
-        exact = _exact(probe, few)
+        exact = _in_64_bits(probe, few)
         if not exact.is_exact:
             raise
         _check_gradients(exact, compared.in_64_bits(), layouts, weight=_LARGE)
@@ -601,9 +603,9 @@ def _layers_to_fall_back(error: UnrecordedError, passes: Passes) -> tuple[str, .
         frames = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(cause.__traceback__))
         name = ([names[id(layer)] for layer in frames if id(layer) in names] or [name])[-1]
         cause = cause.__cause__
-    while name and (name in opaque_layers or not _trained(passes, name)):
+    while name and (name in opaque_layers or not _trained_parameters(passes, name)):
         name = name.rpartition(".")[0]
-    if len(_trained(passes, name)) == len(passes.model.shapes):
+    if len(_trained_parameters(passes, name)) == len(passes.model.shapes):
         return ()
     kind = type(module.get_submodule(name))
     alike = (other for other, layer in module.named_modules() if type(layer) is kind)
@@ -615,12 +617,12 @@ def _layers_to_fall_back(error: UnrecordedError, passes: Passes) -> tuple[str, .
     )
 
 
-def _trained(passes: Passes, name: str) -> list[str]:
+def _trained_parameters(passes: Passes, name: str) -> list[str]:
     """The trained parameters of a layer, by name."""
     return [part for part in passes.model.shapes if not name or part.startswith(f"{name}.")]
 
 
-def _exact(probe: ModelProbe, sample: SyntheticBatch) -> ModelProbe:
+def _in_64_bits(probe: ModelProbe, sample: SyntheticBatch) -> ModelProbe:
     """The model in 64 bits, where rounding hides no difference; unchanged if it cannot compute in 64 bits.
 
     Some models require their own types, and a mask with the largest 64-bit number is infinite in a 32-bit softmax.
@@ -643,7 +645,7 @@ def _exact(probe: ModelProbe, sample: SyntheticBatch) -> ModelProbe:
     return wider if tracer.is_short else replace(wider, tolerance=_IN_64_BITS)
 
 
-def _take_alone(passes: Passes, parameters: Tensor, sample: SyntheticBatch) -> None:
+def _differentiate_alone(passes: Passes, parameters: Tensor, sample: SyntheticBatch) -> None:
     """Differentiate record by record; raises RecordsNotIndependentError if that fails, too.
 
     Raises UnsupportedModelError if the losses depend on no parameter.
@@ -677,7 +679,7 @@ def _resolve_branches(
     # If no condition is true by itself, False would repeat it.
     for pinned in (False, None, True) if any(first.tracer.pinned_branches) else (None, True):
         try:
-            trace = first if pinned is None else _traced(probe32, first.seen.sample, pinned)
+            trace = first if pinned is None else _trace(probe32, first.seen.sample, pinned)
         except Exception:  # the model may not go on in the wrong branch
             continue
         pinned_branches = tuple(trace.tracer.pinned_branches)
@@ -713,25 +715,25 @@ def _pins_are_safe(
 
     pinning = replace(probe.passes, pinned_branches=pinned_branches)
 
-    def changed(place: int, number: int) -> Passes:
+    def changed(index: int, number: int) -> Passes:
         return replace(
-            pinning, pinned_branches=(*pinned_branches[:place], number, *pinned_branches[place + 1 :])
+            pinning, pinned_branches=(*pinned_branches[:index], number, *pinned_branches[index + 1 :])
         )
 
-    def is_largest(place: int, number: int) -> bool:
+    def is_largest(index: int, number: int) -> bool:
         try:
-            given, more = (
+            pinned_operations, larger_operations = (
                 trace_model(passes, probe.parameters, samples[0]).operations
-                for passes in (pinning, changed(place, number + 1))
+                for passes in (pinning, changed(index, number + 1))
             )
         except Exception:
             return True
-        return given == more
+        return pinned_operations == larger_operations
 
     numbers = [(i, pinned) for i, pinned in enumerate(pinned_branches) if not isinstance(pinned, bool | None)]
     return _agrees_with_single_records(probe, pinning, samples, seen) and all(
-        _agrees_with_single_records(probe, changed(place, number - 1), samples) or is_largest(place, number)
-        for place, number in numbers
+        _agrees_with_single_records(probe, changed(index, number - 1), samples) or is_largest(index, number)
+        for index, number in numbers
     )
 
 
@@ -745,8 +747,8 @@ def _agrees_with_single_records(
 
     def agree(sample: SyntheticBatch) -> bool:
         alone = torch.cat([probe.losses(sample.alone(i)) for i in range(len(sample.labels))])
-        known = together.losses(sample) if seen is None or sample is not seen.sample else seen.losses
-        return probe.close(known, alone)
+        losses = together.losses(sample) if seen is None or sample is not seen.sample else seen.losses
+        return probe.close(losses, alone)
 
     try:
         with still(module):
@@ -755,7 +757,7 @@ def _agrees_with_single_records(
         return False
 
 
-def _recorded(
+def _record_finite(
     probe: ModelProbe, sample: SyntheticBatch, layouts: Layouts
 ) -> tuple[SyntheticBatch, PerExampleGradients]:
     """The records whose recorded gradients are finite, with these; raises UnrecordedError if there are none."""
@@ -764,8 +766,8 @@ def _recorded(
         with same_randomness():
             return probe.passes.recorded(probe.parameters, some.inputs, some.labels, layouts)
 
-    found = recorded(sample)
-    finite = found.finite(L2(1.0))
+    gradients = recorded(sample)
+    finite = gradients.finite(L2(1.0))
     if not bool(finite.all()):
         if not bool(finite.any()):
             raise UnrecordedError(
@@ -773,8 +775,8 @@ def _recorded(
                 " targets.clamp(low, high) in the loss would keep"
             )
         sample = sample.some(finite)
-        found = recorded(sample)
-    return sample, found
+        gradients = recorded(sample)
+    return sample, gradients
 
 
 def _check_gradients(
@@ -785,13 +787,13 @@ def _check_gradients(
     weight: float = 1.0,
 ) -> None:
     """Raises UnrecordedError if recorded gradients differ from autograd's, or are finite for no record."""
-    _compare(probe, *_recorded(probe, sample, layouts), tolerance, weight)
+    _compare(probe, *_record_finite(probe, sample, layouts), tolerance, weight)
 
 
 def _compare(
     probe: ModelProbe,
     sample: SyntheticBatch,
-    found: PerExampleGradients,
+    gradients: PerExampleGradients,
     tolerance: float | None = None,
     weight: float = 1.0,
 ) -> None:
@@ -809,7 +811,7 @@ def _compare(
     tolerance = 10.0 * probe.tolerance if tolerance is None else tolerance
     sizes = {name: float(torch.linalg.vector_norm(part)) for name, part in expected.items()}
     floor = 0.1 * _ROUNDING * tolerance * math.hypot(*sizes.values())
-    for name, part in found.weighted_parts(weights):
+    for name, part in gradients.weighted_parts(weights):
         if name in expected:
             part -= expected.pop(name).reshape(-1)
         if not float(torch.linalg.vector_norm(part)) <= tolerance * sizes.get(name, 0.0) + floor:
@@ -823,7 +825,7 @@ def _compare_rounding(
     trained: ModelProbe,
     exact: ModelProbe,
     sample: SyntheticBatch,
-    found: PerExampleGradients,
+    recorded: PerExampleGradients,
     tolerance: float,
 ) -> None:
     """Raises UnrecordedError if recorded gradients are wrong in the precision of training, as by a faulty kernel.
@@ -837,13 +839,13 @@ def _compare_rounding(
         with same_randomness():
             return probe64.passes.gradients(probe64.parameters, some.inputs, some.labels, weights)[1]
 
-    own, right = gradients(trained, sample), gradients(exact, sample.in_64_bits())
-    sizes = {name: float(torch.linalg.vector_norm(part)) for name, part in right.items()}
+    rounded, exact_gradients = gradients(trained, sample), gradients(exact, sample.in_64_bits())
+    sizes = {name: float(torch.linalg.vector_norm(part)) for name, part in exact_gradients.items()}
     floor = 0.1 * _ROUNDING * tolerance * math.hypot(*sizes.values())
-    for name, part in found.weighted_parts(weights):
-        if name in right:
-            expected = right[name].reshape(-1)
-            room = 10.0 * float(torch.linalg.vector_norm(own[name].reshape(-1) - expected))
+    for name, part in recorded.weighted_parts(weights):
+        if name in exact_gradients:
+            expected = exact_gradients[name].reshape(-1)
+            room = 10.0 * float(torch.linalg.vector_norm(rounded[name].reshape(-1) - expected))
             room += tolerance * sizes[name] + floor
             if not float(torch.linalg.vector_norm(part - expected)) <= room:
                 raise UnrecordedError("its recorded gradients are wrong in the precision of training")
@@ -853,14 +855,14 @@ def _saved_each(passes: Passes, parameters: Tensor, form: InputSpec) -> int:
     """Bytes that autograd saves for each record, from passes with few and with more records."""
     sizes = []
     for sample in (form.draw(_FEW, 0), form.draw(_MORE, 0)):
-        kept: dict[int, int] = {}
+        sizes_by_storage: dict[int, int] = {}
 
-        def note(tensor: Tensor, kept: dict[int, int] = kept) -> Tensor:
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        def note(tensor: Tensor, sizes_by_storage: dict[int, int] = sizes_by_storage) -> Tensor:
+            sizes_by_storage[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
         hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
         with suppress(RuntimeError), same_randomness(), hooks:  # torch.func does not support these hooks
             passes.gradients(parameters, sample.inputs, sample.labels)
-        sizes.append(sum(kept.values()))
+        sizes.append(sum(sizes_by_storage.values()))
     return (sizes[1] - sizes[0]) // (_MORE - _FEW)

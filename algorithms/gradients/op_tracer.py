@@ -68,7 +68,7 @@ _NARROW = (torch.bfloat16, torch.float16)
 class Operation:
     """The shapes of an operation's outputs, of its inputs that depend on records, and of inputs of unknown origin."""
 
-    given: Shapes
+    outputs: Shapes
     of_records: Shapes
     unknown: Shapes
 
@@ -102,7 +102,7 @@ class OpTracer(_TracerMode):
     """
 
     def __init__(
-        self, records: Sequence[Tensor], known: Sequence[Tensor], pinned: bool | None = None
+        self, records: Sequence[Tensor], constants: Sequence[Tensor], pinned: bool | None = None
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_narrow = self.is_short = self.is_drawn = False
@@ -114,7 +114,7 @@ class OpTracer(_TracerMode):
         self.turned: int | None = None
         # Weak references by identity: otherwise all that a pass computes would stay in memory.
         self._of_records = WeakTensorKeyDictionary(dict.fromkeys(records))
-        self._known = WeakTensorKeyDictionary(dict.fromkeys((*records, *known)))
+        self._known = WeakTensorKeyDictionary(dict.fromkeys((*records, *constants)))
         # Memory that values of records were written into: other views of it depend on records, too.
         self._written: dict[int, StorageWeakRef] = {}
 
@@ -139,18 +139,18 @@ class OpTracer(_TracerMode):
     def pin_branch(self, condition: Callable[[], Any], tree: Any) -> Any:
         """The value of a branch condition, pinned if it depends on the records."""
         depends = self.may_depend(tree)
-        given = self.ignoring_reads(condition)
-        if depends and self.pinned is not None and isinstance(given, bool):
-            given = self.pinned
-        self.pinned_branches.append(given if depends else None)
-        return given
+        value = self.ignoring_reads(condition)
+        if depends and self.pinned is not None and isinstance(value, bool):
+            value = self.pinned
+        self.pinned_branches.append(value if depends else None)
+        return value
 
     def ignoring_reads(self, run: Callable[[], Any]) -> Any:
         """Run a function without noting its use of values, which does not influence the model."""
         before = self.data_dependent_read
-        given = run()
+        value = run()
         self.data_dependent_read = before
-        return given
+        return value
 
     def note_read(self, name: str) -> None:
         """Note that a function read values of the records."""
@@ -161,30 +161,30 @@ class OpTracer(_TracerMode):
         self.turned = len(self.operations)
 
     def run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        taken = tensors_in((args, kwargs))
-        of_records = [tensor for tensor in taken if self._is_of_records(tensor)]
-        unknown = [tensor for tensor in taken if self._is_unknown(tensor)]
+        inputs = tensors_in((args, kwargs))
+        of_records = [tensor for tensor in inputs if self._is_of_records(tensor)]
+        unknown = [tensor for tensor in inputs if self._is_unknown(tensor)]
         may_depend = bool(of_records or unknown)
-        found = func(*args, **kwargs)
-        given, kind = tensors_in(found), func.overloadpacket
-        if may_depend and self.may_depend(_tensors_read_by(kind, taken)):
+        result = func(*args, **kwargs)
+        outputs, kind = tensors_in(result), func.overloadpacket
+        if may_depend and self.may_depend(_tensors_read_by(kind, inputs)):
             self.note_read(kind.__name__)
         if torch.Tag.nondeterministic_seeded in func.tags:
-            self.draws_masks &= kind in _MASKS and given[-1].numel() >= _MANY_DRAWN
-        self.is_narrow |= any(tensor.dtype in _NARROW for tensor in given)
-        self.is_short |= any(tensor.dtype in (torch.float32, *_NARROW) for tensor in given if of_records)
-        numbers = [tensor for tensor in given if tensor.dtype != torch.uint8]  # bytes are workspace
+            self.draws_masks &= kind in _MASKS and outputs[-1].numel() >= _MANY_DRAWN
+        self.is_narrow |= any(tensor.dtype in _NARROW for tensor in outputs)
+        self.is_short |= any(tensor.dtype in (torch.float32, *_NARROW) for tensor in outputs if of_records)
+        numbers = [tensor for tensor in outputs if tensor.dtype != torch.uint8]  # bytes are workspace
         self.operations.append(Operation(_shapes(numbers), _shapes(of_records), _shapes(unknown)))
-        if kind is _ATEN.set_ and len(taken) == 1:  # memory that no operation wrote, as in `copy.deepcopy`
-            self._known.pop(taken[0], None)  # type: ignore[no-untyped-call]
+        if kind is _ATEN.set_ and len(inputs) == 1:  # memory that no operation wrote, as in `copy.deepcopy`
+            self._known.pop(inputs[0], None)  # type: ignore[no-untyped-call]
         else:
-            self._known.update(dict.fromkeys(given))
+            self._known.update(dict.fromkeys(outputs))
         if of_records and kind not in _OF_NO_VALUE:
-            self._of_records.update(dict.fromkeys(given))
+            self._of_records.update(dict.fromkeys(outputs))
             if func._schema.is_mutable:
-                for storage in _storages((args[:1], given)):
+                for storage in _storages((args[:1], outputs)):
                     self._written[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        return found
+        return result
 
 
 class Memory(_TracerMode):
@@ -206,10 +206,10 @@ class Memory(_TracerMode):
         self.most = max(self.most, self._possible)
 
     def run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        given = {storage._cdata for storage in _storages((args, kwargs))}
-        found = func(*args, **kwargs)
-        for storage in _storages(found):
-            if storage._cdata not in given:  # a view takes no memory
+        storages_before = {storage._cdata for storage in _storages((args, kwargs))}
+        result = func(*args, **kwargs)
+        for storage in _storages(result):
+            if storage._cdata not in storages_before:  # a view takes no memory
                 self._storages[storage._cdata] = (
                     StorageWeakRef(storage),  # type: ignore[no-untyped-call]
                     storage.nbytes(),
@@ -217,7 +217,7 @@ class Memory(_TracerMode):
                 self._possible += storage.nbytes()
         if self._possible > self.most:  # freed memory is counted until the peak could rise
             self._count()
-        return found
+        return result
 
 
 def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
@@ -286,10 +286,10 @@ class _ReadingFunctions(TorchFunctionMode):
 
 @contextmanager
 def tracing(
-    records: Sequence[Tensor], known: Sequence[Tensor], pinned: bool | None = None
+    records: Sequence[Tensor], constants: Sequence[Tensor], pinned: bool | None = None
 ) -> Iterator[OpTracer]:
     """Trace the operations within the block, with the same random numbers each time."""
-    tracer = OpTracer(records, known, pinned)
+    tracer = OpTracer(records, constants, pinned)
     with same_randomness():
         before = torch.default_generator.get_state()
         with tracer, _ReadingFunctions(tracer):
@@ -378,7 +378,7 @@ def _fill_alike(few: OpTracer, many: OpTracer, records: tuple[int, int]) -> bool
         return False
     there = pairs[: few.turned]
     return (
-        all(_are_multiples(some.given, more.given, records) for some, more in pairs)
+        all(_are_multiples(some.outputs, more.outputs, records) for some, more in pairs)
         and all(some.unknown == more.unknown for some, more in pairs)
         and not any(mixes(some, more) for some, more in there)
     )
@@ -387,7 +387,7 @@ def _fill_alike(few: OpTracer, many: OpTracer, records: tuple[int, int]) -> bool
 def mixes(few: Operation, many: Operation) -> bool:
     """Whether a value that depends on the records, but has no batch dimension, entered a tensor that has one."""
     of_all = any(a == b and a.numel() for a, b in zip(few.of_records, many.of_records, strict=False))
-    return of_all and few.given != many.given
+    return of_all and few.outputs != many.outputs
 
 
 def _are_multiples(few: Shapes, many: Shapes, records: tuple[int, int]) -> bool:
@@ -409,27 +409,27 @@ def _shapes(tensors: Iterable[Tensor]) -> Shapes:
 
 def _looked_at(func: Func, args: Args, kwargs: Kwargs) -> Args:
     """The arguments whose values a function turns into numbers, or into a number of values; none for most functions."""
-    name, given = getattr(func, "__name__", ""), (*args, *kwargs.values())
+    name, arguments = getattr(func, "__name__", ""), (*args, *kwargs.values())
     if name == "__getitem__":
         return tuple(_masks(tree_leaves(args[1:])))
     if name == "where":
-        return given if len(given) == 1 else ()
+        return arguments if len(arguments) == 1 else ()
     if name == "one_hot":
-        return given if given[1:] in ((), (-1,)) else ()
+        return arguments if arguments[1:] in ((), (-1,)) else ()
     if name in ("repeat_interleave", "tensor_split"):
-        return given if len(given) == 1 else tuple(tensors_in(given[1:]))
+        return arguments if len(arguments) == 1 else tuple(tensors_in(arguments[1:]))
     if name not in _READING_FUNCTIONS:
         return ()
-    return given[1:] if name == "masked_select" else given
+    return arguments[1:] if name == "masked_select" else arguments
 
 
-def _tensors_read_by(kind: Any, taken: list[Tensor]) -> list[Tensor]:
+def _tensors_read_by(kind: Any, inputs: list[Tensor]) -> list[Tensor]:
     """The same for an operation on tensors."""
     if kind is _ATEN.index:
-        return _masks(taken[1:])
+        return _masks(inputs[1:])
     if kind not in _READING_OPERATIONS:
         return []
-    return taken[1:] if kind is _ATEN.masked_select else taken
+    return inputs[1:] if kind is _ATEN.masked_select else inputs
 
 
 def _masks(leaves: list[Any]) -> list[Tensor]:

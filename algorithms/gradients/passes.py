@@ -30,7 +30,7 @@ from algorithms.gradients.grad_sample_recorder import (
 from algorithms.gradients.memory import lacks_memory
 from algorithms.gradients.model import PerExampleModel
 from algorithms.gradients.patches import with_visible_calls, without_autocast, without_shortcuts
-from algorithms.gradients.per_example_gradients import PerExampleGradients, combined
+from algorithms.gradients.per_example_gradients import PerExampleGradients, combine
 from algorithms.gradients.placement import Bringer, Shards
 from algorithms.gradients.rules import RULES, general, pulled_back, shared
 from algorithms.gradients.rules.recurrent import Unpacked
@@ -135,17 +135,17 @@ class Passes:
             without_rule |= recorder.without_rule
 
         def gradients() -> dict[str, list[PerExample]]:
-            found: dict[str, list[PerExample]] = {}
+            uses_by_name: dict[str, list[PerExample]] = {}
             for use, error in zip(uses, grad_outputs, strict=True):
                 use.check()
                 for name, gradient in (use.gradients(error) if error is not None else {}).items():
-                    found.setdefault(name, []).append(gradient)
-            return found
+                    uses_by_name.setdefault(name, []).append(gradient)
+            return uses_by_name
 
         with torch.no_grad():
             # Opaque layers run again, and may keep something of a pass.
-            found = self.model.inside(recorder.parameters, gradients) if self.opaque_layers else gradients()
-            of_parameters = {name: combined(parts) for name, parts in pulled_back(recorder, found).items()}
+            of_uses = self.model.inside(recorder.parameters, gradients) if self.opaque_layers else gradients()
+            of_parameters = {name: combine(parts) for name, parts in pulled_back(recorder, of_uses).items()}
             return self.contributions(parameters, losses.detach(), of_parameters)
 
     def _recorder(
@@ -220,11 +220,11 @@ class Passes:
         written = parameters.new_zeros(len(labels), len(parameters))
         ones = zip(written, torch.split(inputs, 1), torch.split(labels, 1), strict=True)
         for row, one_input, one_label in ones:
-            loss, found = alone.gradients(parameters, one_input, one_label)
+            loss, by_name = alone.gradients(parameters, one_input, one_label)
             losses.append(loss)
-            for name in tuple(found):  # which frees them: the next pass takes as much memory
-                row[self.model.slices[name]] = found.pop(name).flatten()
-        gradients = {name: DenseGrad(written[:, place]) for name, place in self.model.slices.items()}
+            for name in tuple(by_name):  # which frees them: the next pass takes as much memory
+                row[self.model.slices[name]] = by_name.pop(name).flatten()
+        gradients = {name: DenseGrad(written[:, part]) for name, part in self.model.slices.items()}
         return self.contributions(parameters, torch.cat(losses), dict(gradients))
 
     @without_shortcuts()
@@ -252,7 +252,7 @@ class Passes:
         turn()
         leaves = tuple(named.values())
         with self._pinning(again=True):
-            found = self.model.inside(named, lambda: torch.autograd.grad(total, leaves, allow_unused=True))
+            results = self.model.inside(named, lambda: torch.autograd.grad(total, leaves, allow_unused=True))
         if any(leaf.grad is not None for leaf in leaves):
             raise UnsupportedModelError(
                 f"the model {self.model.name} adds up gradients by a backward pass of its own inside of the backward"
@@ -260,7 +260,7 @@ class Passes:
             )
         # An embedding with `sparse=True` has sparse gradients.
         gradients = {
-            name: part.to_dense() for name, part in zip(named, found, strict=True) if part is not None
+            name: part.to_dense() for name, part in zip(named, results, strict=True) if part is not None
         }
         return losses.detach(), gradients
 
@@ -280,9 +280,9 @@ class Passes:
         self, parameters: Tensor, losses: Tensor, gradients: dict[str, PerExample]
     ) -> PerExampleGradients:
         """Combine gradients by parameter, without those of no numbers, with the model's layers and positions."""
-        places = self.model.slices
-        some = {name: part for name, part in gradients.items() if places[name].stop > places[name].start}
-        return PerExampleGradients(losses, some, places, self.model.layers, wide(parameters).dtype)
+        slices = self.model.slices
+        some = {name: part for name, part in gradients.items() if slices[name].stop > slices[name].start}
+        return PerExampleGradients(losses, some, slices, self.model.layers, wide(parameters).dtype)
 
     def _pinning(self, *, again: bool = False) -> AbstractContextManager[Any]:
         """A context that pins branches. again: for a backward pass, where checkpointed layers have them out of turn."""
@@ -331,8 +331,8 @@ class BranchPinning(TorchFunctionMode):
         if self._is_silent or self._met >= len(self._pinned_branches):
             raise UnrecordedError("its control flow depends on values where it did not before")
         self._met += 1
-        given = self._pinned_branches[self._met - 1]
-        return func(*args, **(kwargs or {})) if given is None else given
+        pinned = self._pinned_branches[self._met - 1]
+        return func(*args, **(kwargs or {})) if pinned is None else pinned
 
 
 def with_pinned_numbers(mode: TorchFunctionMode, func: Func, args: Args) -> Args:

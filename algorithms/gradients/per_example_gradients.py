@@ -86,8 +86,8 @@ class PerExampleGradients:
         Raises ValueError for per-layer bounds that do not fit.
         """
         self._check(clipping)
-        for found, their in self._finite(clipping, norms):
-            found._add(their, clipping, total)
+        for records, record_norms in self._finite(clipping, norms):
+            records._add(record_norms, clipping, total)
 
     @in_full_precision()
     def add_clipped_if_finite(self, clipping: Clipping, total: Tensor, norms: Tensor | None = None) -> Tensor:
@@ -117,19 +117,19 @@ class PerExampleGradients:
         For every parameter, also without records, and in the model's order. Not for clipping with a shift.
         """
         parts: list[tuple[PerExampleGradients, dict[str, Tensor], dict[str, Tensor]]] = []
-        for found, their in self._finite(clipping, norms):
-            weights, small = found._weights(their, clipping), dict[str, Tensor]()
+        for records, record_norms in self._finite(clipping, norms):
+            weights, small = records._weights(record_norms, clipping), dict[str, Tensor]()
             if isinstance(weights, Tensor):
-                small = found._small.weighted_sums(weights.double())
+                small = records._small.weighted_sums(weights.double())
                 weights = dict.fromkeys(self.slices, weights)
-            parts.append((found, weights, small))
+            parts.append((records, weights, small))
         for name, place in self.slices.items():
             total = torch.zeros(place.stop - place.start, dtype=torch.float64, device=self.losses.device)
-            for found, weights, small in parts:
+            for records, weights, small in parts:
                 if name in small:
                     total += small[name]
-                elif name in found.gradients:
-                    found._add_weighted_of(name, weights[name], total)
+                elif name in records.gradients:
+                    records._add_weighted_of(name, weights[name], total)
             yield place, total
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -141,8 +141,8 @@ class PerExampleGradients:
     def weighted_parts(self, weights: Tensor) -> Iterator[tuple[str, Tensor]]:
         """The result of `weighted_sum` by parameter, [numel] each, for parameters that have gradients."""
         for name in self.gradients:
-            place = self.slices[name]
-            total = torch.zeros(place.stop - place.start, dtype=torch.float64, device=self.losses.device)
+            span = self.slices[name]
+            total = torch.zeros(span.stop - span.start, dtype=torch.float64, device=self.losses.device)
             self._add_weighted_of(name, weights, total)
             yield name, total
 
@@ -170,8 +170,8 @@ class PerExampleGradients:
                 (gradient, *gradient.parts.values()) if isinstance(gradient, SlicedGrad) else (gradient,)
             )
         )
-        kept = (vars(gradient).get(name) for gradient in each for name in ("rows", "_materialized"))
-        return sum(part.nbytes for part in kept if part is not None)
+        materialized = (vars(gradient).get(name) for gradient in each for name in ("rows", "_materialized"))
+        return sum(part.nbytes for part in materialized if part is not None)
 
     def _finite(
         self, clipping: Clipping, norms: Tensor | None
@@ -250,14 +250,14 @@ class PerExampleGradients:
         gradient = self.gradients.get(name)
         if not isinstance(clipping, Affine):
             return self._zeros() if gradient is None else gradient.square_norms()
-        device, place = self.losses.device, self.slices[name]
-        shift, scale = clipping.shift[place].to(device), clipping.scale[place].to(device)
+        device, span = self.losses.device, self.slices[name]
+        shift, scale = clipping.shift[span].to(device), clipping.scale[span].to(device)
         if gradient is None:
             return self._zeros() + (shift.double() / scale.double()).square().sum()
         return gradient.square_distances(shift, scale, cancels=clipping.cancels)
 
     def _empty_sum(self) -> Tensor:
-        size = sum(place.stop - place.start for place in self.slices.values())
+        size = sum(span.stop - span.start for span in self.slices.values())
         return torch.zeros(size, dtype=torch.float64, device=self.losses.device)
 
     def _add_weighted(self, weights: Weights, total: Tensor) -> None:
@@ -312,7 +312,7 @@ def all_finite(norms: Tensor) -> Tensor:
     return torch.isfinite(norms.sum(dim=1) if norms.dim() > 1 else norms)
 
 
-def combined(parts: list[PerExample]) -> PerExample:
+def combine(parts: list[PerExample]) -> PerExample:
     """The sum of a parameter's gradients from several uses, in a closed form if there is one."""
     if len(parts) == 1:
         return parts[0]
@@ -329,17 +329,17 @@ def combined(parts: list[PerExample]) -> PerExample:
     if all(isinstance(part, SlicedGrad) for part in parts):
         slices = _by_slice(parts)  # type: ignore[arg-type]
         if _are_disjoint(slices):
-            return SlicedGrad({place: combined(some) for place, some in slices.items()}, parts[0].size)  # type: ignore[attr-defined]
+            return SlicedGrad({span: combine(some) for span, some in slices.items()}, parts[0].size)  # type: ignore[attr-defined]
     return DenseGrad(torch.stack([part.rows for part in parts]).sum(dim=0))
 
 
 def _by_slice(parts: list[SlicedGrad]) -> dict[tuple[int, int], list[PerExample]]:
     """The gradients of each slice, from all uses."""
-    found: dict[tuple[int, int], list[PerExample]] = {}
+    by_slice: dict[tuple[int, int], list[PerExample]] = {}
     for sliced in parts:
-        for place, part in sliced.parts.items():
-            found.setdefault(place, []).append(part)
-    return found
+        for span, part in sliced.parts.items():
+            by_slice.setdefault(span, []).append(part)
+    return by_slice
 
 
 def _are_disjoint(slices: Iterable[tuple[int, int]]) -> bool:

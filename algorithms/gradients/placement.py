@@ -62,7 +62,7 @@ class Bringer:
             return getattr(self._there, name.removesuffix(".__get__"))
         if name in _READS or (name.endswith(".__get__") and name not in _VALUES):
             return use(func, args, kwargs)
-        args, kwargs = tree_map_only(RecordedTensor, self._brought, (args, kwargs))
+        args, kwargs = tree_map_only(RecordedTensor, self._bring_argument, (args, kwargs))
         try:
             return use(func, args, kwargs)
         finally:
@@ -70,23 +70,23 @@ class Bringer:
 
     def saving(self) -> AbstractContextManager[Any]:
         """A context in which autograd saves no copy of a parameter, but its name."""
-        return saved_tensors_hooks(self._noted, self._fetched)
+        return saved_tensors_hooks(self._pack_saved, self._unpack_saved)
 
-    def _brought(self, tensor: RecordedTensor) -> RecordedTensor:
+    def _bring_argument(self, tensor: RecordedTensor) -> RecordedTensor:
         if tensor.bringing is None or tensor.parameter is None:  # made from parameters, on the device already
             return tensor
-        found = self._bring(tensor.parameter)
-        self._parameters[found.untyped_storage()._cdata] = tensor.parameter
-        return RecordedTensor.of(found, parameter=tensor.parameter)
+        copy_there = self._bring(tensor.parameter)
+        self._parameters[copy_there.untyped_storage()._cdata] = tensor.parameter
+        return RecordedTensor.of(copy_there, parameter=tensor.parameter)
 
-    def _noted(self, saved: Tensor) -> Tensor | _Source:
+    def _pack_saved(self, saved: Tensor) -> Tensor | _Source:
         if self._parameters:
             name = self._parameters.get(saved.untyped_storage()._cdata)
             if name is not None:
                 return _Source(name, saved.size(), saved.stride(), saved.storage_offset())
         return saved
 
-    def _fetched(self, saved: Tensor | _Source) -> Tensor:
+    def _unpack_saved(self, saved: Tensor | _Source) -> Tensor:
         if isinstance(saved, Tensor):
             return saved
         return self._bring(saved.parameter).as_strided(saved.size, saved.stride, saved.offset)
@@ -127,70 +127,70 @@ class Shards:
         """This process's slice of a vector that every process has."""
         return self._of(vector[self._slice(len(vector), self.rank)].to(self.device, copy=True), len(vector))
 
-    def gathered(self, vector: Tensor, place: slice) -> Tensor:
+    def gathered(self, vector: Tensor, span: slice) -> Tensor:
         """A slice [n] of a divided vector, whole on every process."""
-        own = _own(vector)
-        found = own.new_empty(place.stop - place.start)
+        shard = _own(vector)
+        whole = shard.new_empty(span.stop - span.start)
         with together():
-            for owner, ours, theirs in self._pieces(len(vector), place):
+            for owner, ours, theirs in self._pieces(len(vector), span):
                 if owner == self.rank:
-                    found[theirs] = own[ours]
-                distributed.broadcast(found[theirs], group=self._group, group_src=owner)
-        return found
+                    whole[theirs] = shard[ours]
+                distributed.broadcast(whole[theirs], group=self._group, group_src=owner)
+        return whole
 
-    def add(self, part: Tensor, place: slice, total: Tensor) -> None:
+    def add(self, part: Tensor, span: slice, total: Tensor) -> None:
         """Add every process's `part` [n] to a slice of a divided total."""
-        own = _own(total)
+        shard = _own(total)
         with together():
-            for owner, ours, theirs in self._pieces(len(total), place):
+            for owner, ours, theirs in self._pieces(len(total), span):
                 distributed.reduce(part[theirs], group=self._group, group_dst=owner)
                 if owner == self.rank:
-                    own[ours] += part[theirs]
+                    shard[ours] += part[theirs]
 
     def scattered(self, vector: Tensor | None, like: Tensor) -> Tensor:
         """A float64 vector that the first process alone has, divided as `like` is."""
-        own = torch.empty_like(_own(like), dtype=torch.float64)
+        shard = torch.empty_like(_own(like), dtype=torch.float64)
         with together():
             for owner, _, theirs in self._pieces(len(like), slice(0, len(like))):
                 if owner == self.rank and vector is None:
-                    distributed.recv(own, group=self._group, group_src=0)
+                    distributed.recv(shard, group=self._group, group_src=0)
                 elif owner == self.rank and vector is not None:
-                    own.copy_(vector[theirs])
+                    shard.copy_(vector[theirs])
                 elif vector is not None:
                     distributed.send(vector[theirs].to(self.device), group=self._group, group_dst=owner)
-        return self._of(own, len(like))
+        return self._of(shard, len(like))
 
     def collected(self, vector: Tensor) -> Tensor:
         """A divided vector in the first process's main memory; the other processes get an empty one."""
-        own, length = _own(vector).contiguous(), len(vector) if self.rank == 0 else 0
-        found = torch.empty(length, dtype=vector.dtype)
+        shard, length = _own(vector).contiguous(), len(vector) if self.rank == 0 else 0
+        whole = torch.empty(length, dtype=vector.dtype)
         with together():
             for owner, _, theirs in self._pieces(len(vector), slice(0, len(vector))):
                 if self.rank == owner != 0:
-                    distributed.send(own, group=self._group, group_dst=0)
+                    distributed.send(shard, group=self._group, group_dst=0)
                 elif self.rank == 0:
-                    part = own if owner == 0 else own.new_empty(theirs.stop - theirs.start)
+                    part = shard if owner == 0 else shard.new_empty(theirs.stop - theirs.start)
                     if owner != 0:
                         distributed.recv(part, group=self._group, group_src=owner)
-                    found[theirs] = part.cpu()
-        return found
+                    whole[theirs] = part.cpu()
+        return whole
 
-    def _of(self, own: Tensor, length: int) -> Tensor:
+    def _of(self, shard: Tensor, length: int) -> Tensor:
         from torch.distributed.tensor import DTensor, Shard
 
-        return DTensor.from_local(own, self.mesh, [Shard(0)], shape=torch.Size([length]), stride=(1,))
+        return DTensor.from_local(shard, self.mesh, [Shard(0)], shape=torch.Size([length]), stride=(1,))
 
     def _slice(self, length: int, rank: int) -> slice:
         each = -(-length // self._count)  # as `Shard` divides
         return slice(min(rank * each, length), min((rank + 1) * each, length))
 
-    def _pieces(self, length: int, place: slice) -> Iterator[tuple[int, slice, slice]]:
+    def _pieces(self, length: int, span: slice) -> Iterator[tuple[int, slice, slice]]:
         """The parts of a slice by owner: the owner, the part in its slice, and the part in `place`."""
         for owner in range(self._count):
-            held = self._slice(length, owner)
-            start, stop = max(held.start, place.start), min(held.stop, place.stop)
+            shard_span = self._slice(length, owner)
+            start, stop = max(shard_span.start, span.start), min(shard_span.stop, span.stop)
             if start < stop:
-                ours, theirs = (slice(start - each.start, stop - each.start) for each in (held, place))
+                ours, theirs = (slice(start - each.start, stop - each.start) for each in (shard_span, span))
                 yield owner, ours, theirs
 
 
@@ -201,16 +201,16 @@ def is_divided(vector: Tensor) -> bool:
 
 def total(vector: Tensor) -> float:
     """The sum of a vector's coordinates, the same on every process that holds a slice of it."""
-    found = vector.sum()
-    if is_divided(found):  # read as a number, it would be the sum of this process's slice
+    summed = vector.sum()
+    if is_divided(summed):  # read as a number, it would be the sum of this process's slice
         with together():
-            found = found.full_tensor()  # type: ignore[attr-defined] # a DTensor
-    return float(found)
+            summed = summed.full_tensor()  # type: ignore[attr-defined] # a DTensor
+    return float(summed)
 
 
 def _own(vector: Tensor) -> Tensor:
-    own: Tensor = vector.to_local()  # type: ignore[attr-defined] # a DTensor, whose import would be felt here
-    return own
+    shard: Tensor = vector.to_local()  # type: ignore[attr-defined] # a DTensor, whose import would be felt here
+    return shard
 
 
 def beside(model: PerExampleModel, device: torch.device) -> PerExampleModel:
@@ -252,10 +252,10 @@ def shard_frozen(model: PerExampleModel, mesh: "DeviceMesh") -> PerExampleModel:
 
 def _blocks(module: nn.Module) -> list[nn.Module]:
     """The largest modules that are gathered separately; none lies within another."""
-    found: list[nn.Module] = []
+    blocks: list[nn.Module] = []
     for part in module.children():
         if isinstance(part, nn.ModuleList | nn.Sequential):
-            found += [entry for entry in part if next(entry.children(), None) is not None]
+            blocks += [entry for entry in part if next(entry.children(), None) is not None]
         else:
-            found += _blocks(part)
-    return found
+            blocks += _blocks(part)
+    return blocks

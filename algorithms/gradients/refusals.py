@@ -52,8 +52,8 @@ def refuse_failures(model: PerExampleModel, form: InputSpec) -> Iterator[None]:
         raise RecordsNotIndependentError(without_wrappers(str(mixed))) from None
     except Exception as error:
         if (kernel := unrepeatable_kernel(error)) is not None:
-            place = _where_backward_fails(model, form) or where_raised(error, model)
-            raise UnsupportedModelError(refusal_of(kernel, model, form.device, place)) from error
+            where = _where_backward_fails(model, form) or where_raised(error, model)
+            raise UnsupportedModelError(refusal_of(kernel, model, form.device, where)) from error
         why = str(error).strip().partition("\n")[0][:200]
         if "use_reentrant=True" in why or _REENTRANT in why:
             raise UnsupportedModelError(
@@ -91,10 +91,12 @@ def where_raised(error: Exception, model: PerExampleModel) -> str:
     lines = traceback.extract_tb(error.__traceback__)
     # A class of models may come with wrappers and losses of its own, which are not the user's code either.
     foreign = (*_OURS, Path(inspect.getfile(type(model))).parent)
-    own = [line for line in lines if not any(folder in Path(line.filename).parents for folder in foreign)]
+    model_lines = [
+        line for line in lines if not any(folder in Path(line.filename).parents for folder in foreign)
+    ]
     name = names.get(id(layers[-1]), "") if layers else ""
     layer = _in_layer(name, layers[-1]) if layers else ""
-    return f"{layer}, at '{own[-1].line}'," if own else layer
+    return f"{layer}, at '{model_lines[-1].line}'," if model_lines else layer
 
 
 def _in_layer(name: str, layer: nn.Module) -> str:

@@ -76,8 +76,8 @@ class SmallGradients:
 
     def square_norms(self) -> list[Tensor]:
         """Squared L2 norms, [batch] each, float64, that add up to those over all of them."""
-        found = [square_norms(self._rows)] if self.materialized else []
-        return [*found, self._norms_of_layers()] if self.layers else found
+        squares = [square_norms(self._rows)] if self.materialized else []
+        return [*squares, self._norms_of_layers()] if self.layers else squares
 
     def _norms_of_layers(self) -> Tensor:
         """|error|^2 |input|^2 for each weight, plus |error|^2 for a bias."""
@@ -92,18 +92,18 @@ class SmallGradients:
 
     def weighted_sums(self, weights: Tensor) -> dict[str, Tensor]:
         """The sums of weight times gradient over the first records, weights [n], float64; [numel] each, float64."""
-        found: dict[str, Tensor] = {}
+        sums_by_name: dict[str, Tensor] = {}
         if self.materialized:
             sums = torch.zeros(self._rows.shape[1], dtype=torch.float64, device=self._rows.device)
             add_rows(self._rows[: len(weights)], weights, sums)
             sizes = [each.rows.shape[1] for each in self.materialized.values()]
-            found |= zip(self.materialized, sums.split_with_sizes(sizes), strict=True)
+            sums_by_name |= zip(self.materialized, sums.split_with_sizes(sizes), strict=True)
         for values, each in (
             zip(self._slices(), torch.split(weights, self._size), strict=False) if self.layers else ()
         ):
             for name, part in self._sums_of_layers(values[: len(each)], each):
-                found[name] = found[name] + part if name in found else part
-        return found
+                sums_by_name[name] = sums_by_name[name] + part if name in sums_by_name else part
+        return sums_by_name
 
     def _sums_of_layers(self, values: Tensor, weights: Tensor) -> Iterator[tuple[str, Tensor]]:
         widths = self._widths[: len(self.layers)], self._widths[len(self.layers) :]
@@ -147,14 +147,14 @@ class SmallGradients:
         if len(self._sides[0]) <= self._size:
             return iter((self._whole,))
         parts = zip(*(torch.split(side, self._size) for side in self._sides), strict=True)
-        return (_joined(part) for part in parts)
+        return (_join_sides(part) for part in parts)
 
     @cached_property
     def _whole(self) -> Tensor:
-        return _joined(self._sides)
+        return _join_sides(self._sides)
 
 
-def _joined(sides: Sequence[Tensor]) -> Tensor:
+def _join_sides(sides: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(sides), dim=2)[:, 0].double()
 
 

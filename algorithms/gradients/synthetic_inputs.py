@@ -51,8 +51,8 @@ class InputSpec:
     def draw(self, count: int, seed: int) -> "SyntheticBatch":
         """Draw made-up records: normal numbers, or random entries followed by one constant."""
         source = torch.Generator().manual_seed(seed)
-        places = math.prod(self.label_shape)
-        order = torch.arange(seed, seed + count)[:, None] + torch.arange(places)
+        labels_of_record = math.prod(self.label_shape)
+        order = torch.arange(seed, seed + count)[:, None] + torch.arange(labels_of_record)
         labels = _NUMBERS[order % len(_NUMBERS)] if self.is_signed else order % self.classes
         labels = labels.view(count, *self.label_shape).to(self.label_dtype)
         if self.packing is None:
@@ -80,7 +80,7 @@ class InputSpec:
         )
         rests = torch.tensor(constants)[(seed + torch.arange(count)) % len(constants)]
         values = torch.where(torch.arange(length) >= begins, rests[:, None], values)
-        return _begun(values.view(count, *part.shape), part.padding).to(self.dtype)
+        return _avoid_padding(values.view(count, *part.shape), part.padding).to(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class SyntheticBatch:
                 return values
             return torch.full_like(values, constant)
 
-        return self._changed(full)
+        return self._map_parts(full)
 
     def times(self, factor: float) -> "SyntheticBatch":
         """The records times a factor; integers become 0 for the factor 0 and are unchanged otherwise."""
@@ -112,7 +112,7 @@ class SyntheticBatch:
                 return torch.zeros_like(values)
             return values * factor if values.is_floating_point() else values
 
-        return self._changed(larger)
+        return self._map_parts(larger)
 
     def with_holes(self) -> "SyntheticBatch":
         """The records with NaN as the first values of each; integers are unchanged."""
@@ -123,30 +123,30 @@ class SyntheticBatch:
                 values[:, 0] = math.nan
             return values
 
-        return self._changed(holed)
+        return self._map_parts(holed)
 
     def in_64_bits(self) -> "SyntheticBatch":
         """The records in float64; integers, and inputs packed with them, are unchanged."""
         is_float = self.inputs.is_floating_point()
         return replace(self, inputs=self.inputs.double() if is_float else self.inputs)
 
-    def among(self, others: "SyntheticBatch", place: int | Tensor) -> "SyntheticBatch":
+    def among(self, others: "SyntheticBatch", index: int | Tensor) -> "SyntheticBatch":
         """The other records, with this sample's at a position, or at several."""
         inputs, labels = others.inputs.clone(), others.labels.clone()
-        inputs[place], labels[place] = self.inputs[place], self.labels[place]
+        inputs[index], labels[index] = self.inputs[index], self.labels[index]
         return replace(self, inputs=inputs, labels=labels)
 
     def some(self, chosen: Tensor | slice | list[int]) -> "SyntheticBatch":
         """The records at some positions, given as indices or as a mask."""
         return replace(self, inputs=self.inputs[chosen], labels=self.labels[chosen])
 
-    def alone(self, place: int) -> "SyntheticBatch":
+    def alone(self, index: int) -> "SyntheticBatch":
         """One record alone."""
-        return self.some(slice(place, place + 1))
+        return self.some(slice(index, index + 1))
 
-    def repeated(self, place: int) -> "SyntheticBatch":
+    def repeated(self, index: int) -> "SyntheticBatch":
         """The same number of records, all equal to the one at a position."""
-        return self.some([place] * len(self.labels))
+        return self.some([index] * len(self.labels))
 
     def shortened(self) -> "SyntheticBatch":
         """The same series, cut in turn to a third, two thirds or all of their length; the rest is zero.
@@ -162,18 +162,18 @@ class SyntheticBatch:
                 record[values.shape[1] - 2 * (index + 1) % 3 * third :] = 0
             return values
 
-        return self._changed(shorter)
+        return self._map_parts(shorter)
 
-    def _changed(self, change: Callable[[Tensor, Part | None], Tensor]) -> "SyntheticBatch":
+    def _map_parts(self, change: Callable[[Tensor, Part | None], Tensor]) -> "SyntheticBatch":
         """The same records with a function applied to each tensor; none becomes padding alone."""
         if self.packing is None:
-            return replace(self, inputs=_begun(change(self.inputs, None), self.padding))
+            return replace(self, inputs=_avoid_padding(change(self.inputs, None), self.padding))
         pairs = zip(self.packing.split(self.inputs), self.packing.parts, strict=True)
-        changed = [_begun(change(values, part), part.padding) for values, part in pairs]
+        changed = [_avoid_padding(change(values, part), part.padding) for values, part in pairs]
         return replace(self, inputs=self.packing.join(changed))
 
 
-def _begun(values: Tensor, padding: Padding | None) -> Tensor:
+def _avoid_padding(values: Tensor, padding: Padding | None) -> Tensor:
     return values if padding is None else padding.replace_first(values)
 
 
@@ -183,8 +183,8 @@ def near_start(model: PerExampleModel) -> Tensor:
     Moves are proportional to a parameter's size, so that outputs of a deep model do not explode.
     """
     moved, draw = model.initial_parameters(), torch.randn(2**16, generator=torch.Generator().manual_seed(2))
-    for place in model.slices.values():
-        part = moved[place]
+    for span in model.slices.values():
+        part = moved[span]
         size = float(torch.linalg.vector_norm(part)) / max(1, len(part)) ** 0.5 or 0.1
         for some in torch.split(part, len(draw)):
             some.add_(draw[: len(some)].to(part), alpha=0.1 * size)
@@ -199,16 +199,16 @@ def form_of(passes: Passes, parameters: Tensor, least: InputSpec, count: int) ->
     paddings = {layer.padding_idx for layer in layers if layer.padding_idx is not None}
     tables = sorted({layer.num_embeddings for layer in layers} or {_BYTE}, reverse=True)
     form, outputs = least, None
-    for place in (0,) if least.packing is None else least.packing.entry_parts:
+    for index in (0,) if least.packing is None else least.packing.entry_parts:
         ends = (
             tables
             if least.packing is None
-            else sorted({*tables, *_lengths(least.packing, place)}, reverse=True)
+            else sorted({*tables, *_lengths(least.packing, index)}, reverse=True)
         )
-        for some in (_with_entries(form, entries, paddings, place) for entries in ends):
-            found = _taken(passes, parameters, some, count)
-            if found is not None:
-                form, outputs = some, found
+        for some in (_with_entries(form, entries, paddings, index) for entries in ends):
+            accepted = _outputs_if_accepted(passes, parameters, some, count)
+            if accepted is not None:
+                form, outputs = some, accepted
                 break
     if outputs is None:
         sample = form.draw(count, 0)
@@ -216,21 +216,21 @@ def form_of(passes: Passes, parameters: Tensor, least: InputSpec, count: int) ->
             outputs = passes.model.outputs(passes.model.named(parameters), sample.inputs)
     if form.label_dtype.is_floating_point:
         signed = replace(form, is_signed=True)
-        losses = _labelled(passes, outputs, signed)
+        losses = _losses_with_labels(passes, outputs, signed)
         if losses is not None and bool(losses.isfinite().all()):
             return signed
     labelled = replace(form, classes=min(max(2, outputs.shape[-1]), _CLASSES))
-    return form if _labelled(passes, outputs, labelled) is None else labelled
+    return form if _losses_with_labels(passes, outputs, labelled) is None else labelled
 
 
-def _lengths(packing: Packing, place: int) -> set[int]:
+def _lengths(packing: Packing, index: int) -> set[int]:
     """Ends of the numbers that a part may hold if it counts places of another one, as the length of a text does."""
-    if math.prod(packing.parts[place].shape) != 1:
+    if math.prod(packing.parts[index].shape) != 1:
         return set()
     return {part.shape[0] + 1 for part in packing.parts if part.shape}
 
 
-def _labelled(passes: Passes, outputs: Tensor, form: InputSpec) -> Tensor | None:
+def _losses_with_labels(passes: Passes, outputs: Tensor, form: InputSpec) -> Tensor | None:
     """The losses of some outputs with made-up labels; None if the loss rejects a label, such as another class."""
     labels = (form.draw(len(outputs), seed).labels for seed in range(_LABELLINGS))
     try:
@@ -240,19 +240,19 @@ def _labelled(passes: Passes, outputs: Tensor, form: InputSpec) -> Tensor | None
         return None
 
 
-def _with_entries(form: InputSpec, entries: int, paddings: set[int], place: int) -> InputSpec:
+def _with_entries(form: InputSpec, entries: int, paddings: set[int], index: int) -> InputSpec:
     """The form with this many entries in one of its parts."""
     packing, most = form.packing, entries
     if packing is not None:
         parts = list(packing.parts)
-        parts[place] = replace(parts[place], entries=entries)
+        parts[index] = replace(parts[index], entries=entries)
         packing, most = Packing(tuple(parts)), max(entries, form.entries)
     constants = {*paddings, *range(_SPECIAL), entries - 1, most - 1}
     chosen = tuple(sorted(c for c in constants if c < most))
     return replace(form, entries=most, constants=chosen, packing=packing)
 
 
-def _taken(passes: Passes, parameters: Tensor, form: InputSpec, count: int) -> Tensor | None:
+def _outputs_if_accepted(passes: Passes, parameters: Tensor, form: InputSpec, count: int) -> Tensor | None:
     """The outputs for records of a form; None if the model cannot compute losses for them."""
     model, sample = passes.model, form.draw(count, 0)
     try:

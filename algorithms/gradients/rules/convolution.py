@@ -270,11 +270,11 @@ class ConvGrad:
         )
         kernels = wide(grad_outputs).reshape(-1, 1, *grad_outputs.shape[2:])
         move = _MOVES[len(window.kernel) - 1]
-        found = move(
+        moved = move(
             channels[None], kernels, None, window.dilation, window.padding, window.stride, len(kernels)
         )
         reached = [slice(size) for size in window.kernel]  # drops positions that no kernel reaches
-        written = found[0][:, *reached].reshape(records, -1)
+        written = moved[0][:, *reached].reshape(records, -1)
         return written if into is None else into.view_as(written).copy_(written)
 
 
@@ -372,13 +372,13 @@ def _kept(
 
     def gradients(grad_outputs: Tensor) -> Gradients:
         seen, back = (layout.with_channels(part, batch) for part in (input, grad_outputs))
-        found: Gradients = {}
+        by_name: Gradients = {}
         if weight is not None:
-            found[weight] = of_weight(seen, back)
+            by_name[weight] = of_weight(seen, back)
         if bias is not None:
             # The bias is added at every position: [batch, outputs, *places] -> [batch, outputs].
-            found[bias] = DenseGrad(back.flatten(start_dim=2).sum(dim=2))
-        return found
+            by_name[bias] = DenseGrad(back.flatten(start_dim=2).sum(dim=2))
+        return by_name
 
     return recorder.keep(output, gradients, input)
 

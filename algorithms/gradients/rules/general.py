@@ -40,7 +40,7 @@ from algorithms.gradients.grad_sample_recorder import (
 )
 from algorithms.gradients.memory import lacks_memory
 from algorithms.gradients.patches import APPLIED
-from algorithms.gradients.per_example_gradients import combined
+from algorithms.gradients.per_example_gradients import combine
 
 
 def _words(text: str) -> frozenset[str]:
@@ -131,18 +131,18 @@ def general(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs
         call = _Call(one, taken, names, layouts, out, batch)
         return recorder.keep(output, call.gradients, *(values[1:] if is_assigned else values))
 
-    if len(outputs) != len(recorder.given):
+    if len(outputs) != len(recorder.output_layouts):
         raise UnrecordedError("an operation on a parameter that does not return what it did before")
-    own = zip(outputs, recorder.given, range(len(outputs)), strict=True)
-    recorded = iter([kept(*each) if has_gradient(each[0]) else each[0] for each in own])
+    with_layouts = zip(outputs, recorder.output_layouts, range(len(outputs)), strict=True)
+    recorded = iter([kept(*each) if has_gradient(each[0]) else each[0] for each in with_layouts])
     return tree_map_only(Tensor, lambda _: next(recorded), output)
 
 
 def _assigned(target: Tensor, places: Any, value: Any) -> Tensor:
     """A tensor of which some entries are replaced, as far as the gradients of the new ones are concerned."""
-    found = target.clone()
-    found[places] = value
-    return found
+    written = target.clone()
+    written[places] = value
+    return written
 
 
 def _is_value(recorder: GradSampleRecorder, leaf: Any) -> bool:
@@ -164,10 +164,10 @@ class _Call:
     batch: int
 
     def gradients(self, grad_outputs: Tensor) -> Gradients:
-        """From the output's gradient; no record's values are combined with those of another, which may be infinite."""
-        for found in (self._together, self._alone):
+        """From the output's gradient; no record's values are combine with those of another, which may be infinite."""
+        for differentiate in (self._together, self._alone):
             try:
-                return found(grad_outputs)
+                return differentiate(grad_outputs)
             except Exception as error:  # functions of others may raise any
                 # Another way would round otherwise, depending on what else takes memory.
                 if lacks_memory(error):
@@ -204,8 +204,8 @@ class _Call:
             backward = torch.func.vjp(run, *(self.leaves[i] for i in self._places))[1]
             return backward(self.out.alone(error))  # type: ignore[no-any-return]
 
-        found = torch.func.vmap(one)(self.out.by_record(grad_outputs, self.batch), self._by_record())
-        return self._named(found)
+        gradients = torch.func.vmap(one)(self.out.by_record(grad_outputs, self.batch), self._by_record())
+        return self._named(gradients)
 
     def _alone(self, grad_outputs: Tensor) -> Gradients:
         """In a batch of one for each record."""
@@ -219,11 +219,11 @@ class _Call:
         """In a batch of copies for each record, for a function that is given the number of records."""
 
         def chosen(layout: Layout, values: Tensor, record: int, *, copies: bool) -> Tensor:
-            found = torch.zeros_like(values)
-            layout.by_record(found, self.batch)[slice(None) if copies else record] = layout.by_record(
+            filled = torch.zeros_like(values)
+            layout.by_record(filled, self.batch)[slice(None) if copies else record] = layout.by_record(
                 values, self.batch
             )[record]
-            return found
+            return filled
 
         layouts = {i: layout for i, layout in enumerate(self.layouts) if layout is not None}
         return self._each(
@@ -261,7 +261,7 @@ def elementwise(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kw
     if _writes(name, kwargs) and recorder.name(args[0]) is None and args[0]._base is not None:
         view, args = args[0], (args[0].clone(), *args[1:])  # what is recorded is then behind its base, too
     leaves = [*args, *kwargs.values()]
-    names = {i: own for i, leaf in enumerate(leaves) if (own := recorder.name(leaf)) is not None}
+    names = {i: parameter for i, leaf in enumerate(leaves) if (parameter := recorder.name(leaf)) is not None}
     is_real = not any(isinstance(leaf, Tensor) and leaf.is_complex() for leaf in leaves)
     is_sum = name in _STRETCHES or (name in _SUMS and not kwargs and is_real)
     is_product = name in _PRODUCTS and len(names) == 1 and not kwargs and is_real
@@ -269,12 +269,12 @@ def elementwise(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kw
         raise UnrecordedError(f"the operation '{name}' on a parameter")
     # A value that is overwritten is needed as it was; others must not change until the gradients are computed.
     before = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    kept: list[Tensor] = []
+    inputs: list[Tensor] = []
     if not is_sum:
         if _writes(name, kwargs):
             before[0] = before[0].clone()
-        kept = [leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and i not in names]
-        kept = kept[1:] if _writes(name, kwargs) else kept
+        inputs = [leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and i not in names]
+        inputs = inputs[1:] if _writes(name, kwargs) else inputs
     output = func(*args, **kwargs)
     shape, shapes = output.shape, {i: leaves[i].shape for i in names}
 
@@ -295,11 +295,11 @@ def elementwise(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kw
             stretched = dict(zip(free, back, strict=True))
         rows: dict[str, Tensor] = {}
         for i, values in stretched.items():
-            found = summed_to(values, shapes[i], out, batch)
-            rows[names[i]] = rows[names[i]] + found if names[i] in rows else found
+            part = summed_to(values, shapes[i], out, batch)
+            rows[names[i]] = rows[names[i]] + part if names[i] in rows else part
         return {name: DenseGrad(gradient) for name, gradient in rows.items()}
 
-    found = recorder.keep(output, gradients, *kept)
+    found = recorder.keep(output, gradients, *inputs)
     return found if view is None else view.copy_(found)
 
 
@@ -327,18 +327,18 @@ def shared(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs)
     if is_materialized and (recorder.name(args[0]) is None or name.endswith("__set__") or "out" in kwargs):
         raise UnrecordedError(f"the operation '{name}' on a parameter")
     leaves = tensors_in((args, kwargs))[: 1 if name in _LIKE_ANOTHER else None]
-    own = [leaf for leaf in leaves if recorder.name(leaf) is not None and has_gradient(leaf)]
-    free = {id(leaf): _followed(recorder, leaf) for leaf in own}
+    parameters = [leaf for leaf in leaves if recorder.name(leaf) is not None and has_gradient(leaf)]
+    free = {id(leaf): _followed(recorder, leaf) for leaf in parameters}
     # Keep tensors that checkpointing would drop: no layer runs again to recompute them.
     with torch.enable_grad(), saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
         some, named = replaced((args, kwargs), free)
         followed = func(*some, **named)
     if is_materialized:
         recorder.invalidate(args[0])
-    back = {id(free[id(leaf)]): leaf for leaf in own}
+    back = {id(free[id(leaf)]): leaf for leaf in parameters}
     moving = [leaf for leaf in tensors_in(followed) if leaf.requires_grad and id(leaf) not in back]
     if moving:
-        source = str(recorder.name(own[0]))
+        source = str(recorder.name(parameters[0]))
         closed: list[Closed | None] = [None] * len(moving)
         if len(free) == 1 and name != APPLIED:  # which may change a view's gradient on its way back
             (parameter,) = free.values()
@@ -367,10 +367,10 @@ def pulled_back(
             if name in found and name in recorder.invalidated:
                 raise UnrecordedError("a value computed from parameters is overwritten after its use")
             if name in found:
-                part = combined(found.pop(name))
-                given = None if closed is None else closed(part)
-                if given is not None:
-                    found.setdefault(derived.source, []).append(given)
+                part = combine(found.pop(name))
+                of_source = None if closed is None else closed(part)
+                if of_source is not None:
+                    found.setdefault(derived.source, []).append(of_source)
                 else:
                     rows = part.rows.to(end.dtype)
                     ends.append((end, rows.view(len(rows), *end.shape)))
@@ -406,19 +406,19 @@ def _closed_form(name: str, args: Args, output: Tensor) -> Closed | None:
         return None
     is_moved = name in _MOVES and not all(isinstance(arg, Tensor) for arg in args)  # by a Python number
     if (name in _SAME_ORDER or is_moved) and parameter.numel() == output.numel():
-        return lambda found: found
+        return lambda gradient: gradient
     if name in _TRANSPOSED and parameter.dim() == 2 and output.shape == parameter.shape[::-1]:
         return _turned
     if name == "embedding" and len(args) >= 2 and isinstance(args[1], Tensor):
         padding = args[2] if len(args) > 2 else None
-        return lambda found: _looked_up(found, args[0], args[1], padding)
+        return lambda gradient: _looked_up(gradient, args[0], args[1], padding)
     if name == "__getitem__" and isinstance(args[1], Tensor) and args[1].dtype == torch.long:
-        return lambda found: _looked_up(found, args[1] % len(args[0]), args[0], None)
+        return lambda gradient: _looked_up(gradient, args[1] % len(args[0]), args[0], None)
     return None
 
 
-def _turned(found: PerExample) -> PerExample | None:
-    return LinearGrad(found.grad_outputs, found.inputs) if isinstance(found, LinearGrad) else None
+def _turned(gradient: PerExample) -> PerExample | None:
+    return LinearGrad(gradient.grad_outputs, gradient.inputs) if isinstance(gradient, LinearGrad) else None
 
 
 def _looked_up(found: PerExample, indices: Tensor, table: Tensor, padding: int | None) -> PerExample:
@@ -446,14 +446,14 @@ def _through(ends: list[tuple[Tensor, Tensor]], starts: dict[str, Tensor]) -> Gr
         )
 
     try:
-        given = back(grad_outputs, together=True)
+        pulled = back(grad_outputs, together=True)
     except RuntimeError as error:  # an operation whose backward pass has no batched form
         if lacks_memory(error):
             raise
         each = [back(list(some), together=False) for some in zip(*grad_outputs, strict=True)]
-        given = tuple(None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True))
+        pulled = tuple(None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True))
     return {
         name: DenseGrad(gradient.reshape(len(gradient), -1))
-        for name, gradient in zip(starts, given, strict=True)
+        for name, gradient in zip(starts, pulled, strict=True)
         if gradient is not None
     }

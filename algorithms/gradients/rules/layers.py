@@ -307,34 +307,34 @@ def normalisation(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: 
     # y = w * n(x) + b: the weight's gradient is error times n(x). n(x) is computed again from the recorded input,
     # without weight and bias.
     bare = call | {name: None for name in ("weight", "bias") if name in call}
-    kept = len(call["normalized_shape"]) if over_last else 0
+    kept_dimensions = len(call["normalized_shape"]) if over_last else 0
     by_record = layout.by_record if over_last else layout.with_channels
 
     def gradients(grad_outputs: Tensor) -> Gradients:
         with torch.no_grad():
             normalised = by_record(func(**bare), recorder.batch)
-        return _gradients(normalised, by_record(grad_outputs, recorder.batch), names, kept)
+        return _gradients(normalised, by_record(grad_outputs, recorder.batch), names, kept_dimensions)
 
     return recorder.keep(func(*args, **kwargs), gradients, input)
 
 
 def _gradients(
-    normalised: Tensor, grad_outputs: Tensor, names: tuple[str | None, str | None], kept: int
+    normalised: Tensor, grad_outputs: Tensor, names: tuple[str | None, str | None], kept_dimensions: int
 ) -> Gradients:
     weight, bias = names
-    found: Gradients = {}
+    by_name: Gradients = {}
     if weight is not None:
-        found[weight] = DenseGrad(_summed(grad_outputs * normalised, kept))
+        by_name[weight] = DenseGrad(_summed(grad_outputs * normalised, kept_dimensions))
     if bias is not None:
-        found[bias] = DenseGrad(_summed(grad_outputs, kept))
-    return found
+        by_name[bias] = DenseGrad(_summed(grad_outputs, kept_dimensions))
+    return by_name
 
 
-def _summed(values: Tensor, kept: int) -> Tensor:
+def _summed(values: Tensor, kept_dimensions: int) -> Tensor:
     """Sum to [batch, numel] over all except the last `kept` dimensions; for kept = 0, all except the channels."""
-    if kept == 0:
+    if kept_dimensions == 0:
         return values.flatten(start_dim=2).sum(dim=2) if values.dim() > 2 else values
-    values = values.flatten(start_dim=values.dim() - kept)
+    values = values.flatten(start_dim=values.dim() - kept_dimensions)
     return values.flatten(start_dim=1, end_dim=-2).sum(dim=1) if values.dim() > 2 else values
 
 

@@ -142,8 +142,12 @@ class _Term(NamedTuple):
 
     @staticmethod
     def of(word: str, shape: tuple[int, ...], layout: Layout | None, record: str) -> "_Term":
-        kept = [(letter, n) for letter, n in zip(word, shape, strict=True) if letter != record and n > 1]
-        return _Term(layout, "".join(letter for letter, _ in kept), tuple(n for _, n in kept))
+        letters_and_sizes = [
+            (letter, n) for letter, n in zip(word, shape, strict=True) if letter != record and n > 1
+        ]
+        return _Term(
+            layout, "".join(letter for letter, _ in letters_and_sizes), tuple(n for _, n in letters_and_sizes)
+        )
 
     def by_record(self, values: Tensor, batch: int) -> tuple[Tensor, str]:
         """The values, batch first and in at least 32 bits, with their letters."""
@@ -215,14 +219,18 @@ def _plan(
         size |= {letter: n for letter, n in zip(word, shape, strict=True) if n > 1}
     terms = [_Term.of(*each, record) for each in zip(words, shapes, layouts, strict=True)]
     back = _Term.of(result, tuple(size.get(letter, 1) for letter in result), out, record)
-    own, given, seen = terms.pop(at).letters, _FOLDED + back.letters, "".join(term.letters for term in terms)
-    if not set(own) <= {*seen, *given}:  # a sum over the weight alone
+    letters, of_output, seen = (
+        terms.pop(at).letters,
+        _FOLDED + back.letters,
+        "".join(term.letters for term in terms),
+    )
+    if not set(letters) <= {*seen, *of_output}:  # a sum over the weight alone
         return None
-    entering = "".join(letter for letter in own if letter not in given)
-    leaving = "".join(letter for letter in own if letter not in seen)
-    blocks = "".join(letter for letter in own if letter not in entering + leaving)
-    along = "".join(letter for letter in given if letter not in own)
-    return _Plan(own, tuple(terms), back, entering, leaving, blocks, along)
+    entering = "".join(letter for letter in letters if letter not in of_output)
+    leaving = "".join(letter for letter in letters if letter not in seen)
+    blocks = "".join(letter for letter in letters if letter not in entering + leaving)
+    along = "".join(letter for letter in of_output if letter not in letters)
+    return _Plan(letters, tuple(terms), back, entering, leaving, blocks, along)
 
 
 def _multiplied(factors: Sequence[Tensor], words: Sequence[str], result: str) -> Tensor:

@@ -102,35 +102,35 @@ class _Lstm(Function):
     def forward(ctx: Any, gates: Tensor, weight: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, ...]:
         steps = gates.shape[1]
         hiddens, cells = _states(hidden, steps), _states(cell, steps)
-        kept = hidden.new_empty(steps, 5, *hidden.shape)
+        saved = hidden.new_empty(steps, 5, *hidden.shape)
         sums = hidden.new_empty(gates[:, 0].shape)
         by_gate, transposed = _by_gate(sums, 4), weight.transpose(1, 2)
         inputs, h, c = gates.unbind(1), hiddens.unbind(1), cells.unbind(1)
         for t in range(steps):
             torch.baddbmm(inputs[t], h[t], transposed, out=sums)
-            _lstm_step(by_gate, kept[t], c[t], c[t + 1], h[t + 1])
-        ctx.save_for_backward(weight, kept, hiddens, cells)
+            _lstm_step(by_gate, saved[t], c[t], c[t + 1], h[t + 1])
+        ctx.save_for_backward(weight, saved, hiddens, cells)
         return *_results(ctx, hiddens), cells[:, -1]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *above: Tensor | None) -> tuple[Tensor | None, ...]:
-        weight, kept, hiddens, cells = ctx.saved_tensors
+        weight, saved, hiddens, cells = ctx.saved_tensors
         outputs, to_hidden = _gradients_above(above, hiddens)
         to_cell = _or_zero(above[3], cells[:, -1]).clone()
         delta = outputs.new_empty(*outputs.shape[:3], weight.shape[1])
         to_output, c, delta_at = outputs.unbind(1), cells.unbind(1), delta.unbind(1)
-        for t in reversed(range(len(kept))):
+        for t in reversed(range(len(saved))):
             to_hidden += to_output[t]
-            _lstm_step_back(to_hidden, to_cell, kept[t], c[t], _by_gate(delta_at[t], 4))
+            _lstm_step_back(to_hidden, to_cell, saved[t], c[t], _by_gate(delta_at[t], 4))
             torch.bmm(delta_at[t], weight, out=to_hidden)
         return delta, None, to_hidden, to_cell
 
 
-def _lstm_step(sums: Tensor, kept: Tensor, cell: Tensor, next_cell: Tensor, next_hidden: Tensor) -> None:
+def _lstm_step(sums: Tensor, saved: Tensor, cell: Tensor, next_cell: Tensor, next_hidden: Tensor) -> None:
     """Compute the next state from preactivations [4, D, B, H]; stores the gates and the squashed cell state."""
-    i, f, g, o, squashed = kept.unbind()
-    torch.sigmoid(sums[:2], out=kept[:2])
+    i, f, g, o, squashed = saved.unbind()
+    torch.sigmoid(sums[:2], out=saved[:2])
     # A CPU computes tanh of strided values one row at a time, so they are copied first.
     g.copy_(sums[2]).tanh_()
     torch.sigmoid(sums[3], out=o)
@@ -139,9 +139,9 @@ def _lstm_step(sums: Tensor, kept: Tensor, cell: Tensor, next_cell: Tensor, next
     torch.mul(o, squashed, out=next_hidden)
 
 
-def _lstm_step_back(to_hidden: Tensor, to_cell: Tensor, kept: Tensor, cell: Tensor, delta: Tensor) -> None:
+def _lstm_step_back(to_hidden: Tensor, to_cell: Tensor, saved: Tensor, cell: Tensor, delta: Tensor) -> None:
     """Write the preactivations' gradient, [4, D, B, H], and move the cell state's gradient one step back."""
-    i, f, g, o, squashed = kept.unbind()
+    i, f, g, o, squashed = saved.unbind()
     to_i, to_f, to_g, to_o = delta.unbind()
     _sigmoid_backward(to_hidden * squashed, o, grad_input=to_o)
     to_cell += torch.ops.aten.tanh_backward(to_hidden * o, squashed)
@@ -158,7 +158,7 @@ class _Gru(Function):
     ) -> tuple[Tensor, ...]:
         steps = gates.shape[1]
         hiddens = _states(hidden, steps)
-        kept = hidden.new_empty(steps, 4, *hidden.shape)
+        saved = hidden.new_empty(steps, 4, *hidden.shape)
         sums = hidden.new_empty(gates[:, 0].shape)
         by_gate, transposed = _by_gate(sums, 3), weight.transpose(1, 2)
         inputs, offsets, h = gates.unbind(1), recurrent.unbind(1), hiddens.unbind(1)
@@ -166,40 +166,40 @@ class _Gru(Function):
             torch.baddbmm(offsets[t], h[t], transposed, out=sums)
             if bias is not None:
                 sums += bias[:, None]
-            _gru_step(_by_gate(inputs[t], 3), by_gate, kept[t], h[t], h[t + 1])
-        ctx.save_for_backward(weight, kept, hiddens)
+            _gru_step(_by_gate(inputs[t], 3), by_gate, saved[t], h[t], h[t + 1])
+        ctx.save_for_backward(weight, saved, hiddens)
         return _results(ctx, hiddens)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *above: Tensor | None) -> tuple[Tensor | None, ...]:
-        weight, kept, hiddens = ctx.saved_tensors
+        weight, saved, hiddens = ctx.saved_tensors
         outputs, to_hidden = _gradients_above(above, hiddens)
         delta = outputs.new_empty(*outputs.shape[:3], weight.shape[1])
         delta_recurrent = torch.empty_like(delta)
         to_output, h = outputs.unbind(1), hiddens.unbind(1)
         delta_at, recurrent_at = delta.unbind(1), delta_recurrent.unbind(1)
-        for t in reversed(range(len(kept))):
+        for t in reversed(range(len(saved))):
             to_hidden += to_output[t]
-            _gru_step_back(to_hidden, kept[t], h[t], _by_gate(delta_at[t], 3), _by_gate(recurrent_at[t], 3))
+            _gru_step_back(to_hidden, saved[t], h[t], _by_gate(delta_at[t], 3), _by_gate(recurrent_at[t], 3))
             to_hidden.baddbmm_(recurrent_at[t], weight)
         return delta, delta_recurrent, None, None, to_hidden
 
 
-def _gru_step(inputs: Tensor, sums: Tensor, kept: Tensor, hidden: Tensor, next_hidden: Tensor) -> None:
+def _gru_step(inputs: Tensor, sums: Tensor, saved: Tensor, hidden: Tensor, next_hidden: Tensor) -> None:
     """Compute the next state from both parts of the preactivations, each [3, D, B, H]; stores r, z, n and n's part."""
-    r, z, n, part = kept.unbind()
-    torch.add(inputs[:2], sums[:2], out=kept[:2]).sigmoid_()
+    r, z, n, part = saved.unbind()
+    torch.add(inputs[:2], sums[:2], out=saved[:2]).sigmoid_()
     part.copy_(sums[2])
     torch.addcmul(inputs[2], r, part, out=n).tanh_()
     torch.lerp(n, hidden, z, out=next_hidden)
 
 
 def _gru_step_back(
-    to_hidden: Tensor, kept: Tensor, hidden: Tensor, delta: Tensor, delta_recurrent: Tensor
+    to_hidden: Tensor, saved: Tensor, hidden: Tensor, delta: Tensor, delta_recurrent: Tensor
 ) -> None:
     """Write both parts' gradients, each [3, D, B, H]; to_hidden keeps what reaches the previous state through z."""
-    r, z, n, part = kept.unbind()
+    r, z, n, part = saved.unbind()
     to_r, to_z, to_n = delta.unbind()
     _sigmoid_backward(to_hidden * (hidden - n), z, grad_input=to_z)
     _tanh_backward(to_hidden * (1 - z), n, grad_input=to_n)
@@ -356,7 +356,12 @@ def _grouped(weights: Sequence[Tensor], settings: Settings) -> list[Weights]:
     if not isinstance(settings.has_biases, bool) or not (is_projected or len(weights) == each * count):
         raise UnrecordedError("a recurrent layer with packed sequences")
     parts = [weights[i : i + each + is_projected] for i in range(0, len(weights), each + is_projected)]
-    return [Weights(*own[:each])._replace(projection=own[each] if is_projected else None) for own in parts]
+    return [
+        Weights(*weights_of_layer[:each])._replace(
+            projection=weights_of_layer[each] if is_projected else None
+        )
+        for weights_of_layer in parts
+    ]
 
 
 def _lstm_layer(
@@ -477,8 +482,8 @@ def _gates(sequences: Tensor, weights: list[Weights], bias: Tensor | None) -> Te
 
 def _stacked(weights: list[Weights], part: str) -> Tensor | None:
     """One bias of every direction, [directions, gates]; None for layers without biases."""
-    found = [getattr(w, part) for w in weights]
-    return None if found[0] is None else torch.stack(found)
+    tensors = [getattr(w, part) for w in weights]
+    return None if tensors[0] is None else torch.stack(tensors)
 
 
 def _gradients(
@@ -489,12 +494,12 @@ def _gradients(
     pairs: Sequence[tuple[Tensor, Tensor | None]],
 ) -> Gradients:
     """The gradients of one weight and one bias of every direction."""
-    found: Gradients = {}
+    by_name: Gradients = {}
     for x, error, (weight, bias) in zip(inputs, grad_outputs, pairs, strict=True):
-        found |= linear_gradients(
+        by_name |= linear_gradients(
             x, error, layout, (recorder.name(weight), recorder.name(bias)), recorder.batch
         )
-    return found
+    return by_name
 
 
 Cell = Callable[..., Any]
@@ -583,10 +588,12 @@ def _layers(
     for layer in range(layers):
         outputs = []
         for place in range(layer * directions, (layer + 1) * directions):
-            own = weights[place * each : (place + 1) * each]
+            layer_weights = weights[place * each : (place + 1) * each]
             state = tuple(part[place] for part in starts)
-            found, state = _unrolled(cell, steps, taken, own, state, backward=place % directions == 1)
-            outputs.append(found)
+            unrolled, state = _unrolled(
+                cell, steps, taken, layer_weights, state, backward=place % directions == 1
+            )
+            outputs.append(unrolled)
             ends.append(state)
         steps = torch.cat(outputs, dim=-1)
         if dropout and training and layer < layers - 1:
@@ -618,8 +625,8 @@ def _unrolled(
     outputs: list[Tensor] = []
     places = range(len(steps))
     for place in reversed(places) if backward else places:
-        found = cell(steps[place], state if len(state) > 1 else state[0], *weights)
-        following = found if isinstance(found, tuple) else (found,)
+        output = cell(steps[place], state if len(state) > 1 else state[0], *weights)
+        following = output if isinstance(output, tuple) else (output,)
         here = taken[place]
         state = tuple(torch.where(here, new, old) for new, old in zip(following, state, strict=True))
         outputs.append(torch.where(here, following[0], 0.0))
