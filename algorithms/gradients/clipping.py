@@ -135,7 +135,11 @@ class Affine(_Norm):
 
     @property
     def cancels(self) -> float:
-        """The largest |g|^2 + |a|^2 for |g - a|^2 = 1, over squared scales and in units of the squared norm."""
+        """The largest |g|^2 + |a|^2 for |g - a|^2 = 1, over squared scales and in units of the squared norm.
+
+        By the triangle inequality |g| is at most |a| + 1. How much larger this is than 1 says how many digits cancel
+        where |g - a|^2 is expanded.
+        """
         farthest = self.offset / self.norm
         return (farthest + 1.0) ** 2 + farthest**2
 

@@ -518,15 +518,33 @@ class Engine:
         return self.passes.one_by_one(here, *padded, count).first(count)
 
     def norms(self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping) -> Tensor:
-        """The norm of every record's gradient as `clipping` defines it; [batch] or [batch, layers], float64.
+        """The norm of every record's gradient as `clipping` defines it.
 
-        Norms include a margin for the rounding of the contributions. They are as private as the records.
+        Args:
+            parameters: flat, shape [d].
+            inputs: [batch, *input_shape].
+            labels: [batch, ...].
+            clipping: which norm: L2, L1, over each layer, or after an affine map.
+
+        Returns:
+            Shape [batch], or [batch, layers] for `PerLayer`; float64, not finite for a gradient that is not. Norms
+            include a margin for the rounding of the contributions. They are as private as the records.
         """
         parts = self.in_parts(parameters, inputs, labels)
         return torch.cat([gradients.norms(clipping) for gradients, _, _ in parts])
 
     def clipped_losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor, bound: float) -> Tensor:
-        """The sum over records of their losses, each clipped to [0, bound]; shape [], float64."""
+        """The sum over records of their losses, each clipped to [0, bound].
+
+        Args:
+            parameters: flat, shape [d].
+            inputs: [batch, *input_shape]; an empty batch gives zero.
+            labels: [batch, ...].
+            bound: what a single loss counts at most, in its own units. A loss that is NaN counts as zero.
+
+        Returns:
+            Shape [], float64.
+        """
         total = torch.zeros((), dtype=torch.float64, device=parameters.device)
         for some, their in self._batches(inputs, labels) if len(labels) else []:
             losses = self._losses(parameters, some, their).double()

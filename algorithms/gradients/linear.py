@@ -61,7 +61,12 @@ def _margins(outputs: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LineCandidates:
-    """The candidates `origin - steps[i] * direction`; origin and direction have the shape [d]."""
+    """The candidates `origin - steps[i] * direction`, as of a line search; origin and direction have the shape [d].
+
+    Example:
+        >>> LineCandidates(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 2.0]), (0.0, 0.5)).candidates.tolist()
+        [[1.0, 0.0], [0.0, -1.0]]
+    """
 
     origin: Tensor
     direction: Tensor
@@ -248,9 +253,22 @@ _KINDS: Mapping[Callable[[Tensor, Tensor], Tensor], _Kind] = {
 class LinearRecords:
     """All records of a model that is one linear layer, stored by feature, with the margins of the last query.
 
-    model: see `linear_layer`. inputs: [n, *input_shape], of any number type; 16 bits are widened to 32. labels: [n].
     A record that is not finite, or longer than 1e18, adds nothing to a gradient.
-    Raises ValueError for a model that is not one linear layer.
+
+    Args:
+        model: see `linear_layer`.
+        inputs: [n, *input_shape], of any number type; 16 bits are widened to 32.
+        labels: [n].
+
+    Raises:
+        ValueError: for a model that is not one linear layer.
+
+    Example:
+        >>> module = nn.Sequential(nn.Flatten(), nn.Linear(2, 1))
+        >>> model = PerExampleModel("logistic", module, logistic_loss)
+        >>> records = LinearRecords(model, torch.tensor([[3.0, 0.0], [0.0, 4.0]]), torch.tensor([0, 1]))
+        >>> records.clipped_sum(torch.zeros(3), L1(1e3)).tolist()  # sum of (sigmoid(0) - y) (x, 1)
+        [1.5, -2.0, 0.0]
     """
 
     def __init__(self, model: PerExampleModel, inputs: Tensor, labels: Tensor) -> None:

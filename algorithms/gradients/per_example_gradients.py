@@ -32,9 +32,21 @@ Weights: TypeAlias = Tensor | dict[str, Tensor]
 class PerExampleGradients:
     """Losses and gradients of some records at one point, from one forward and one backward pass.
 
-    losses: [batch]. gradients: by parameter; zero for a parameter without an entry. slices: the slice of each parameter
-    in the flat vector. layers: the names of each layer's parameters, in the model's order. dtype: of the gradients, at
-    least 32 bits. padding: the number of extra records at the end of the gradients, which are ignored.
+    Attributes:
+        losses: [batch].
+        gradients: by parameter; zero for a parameter without an entry.
+        slices: the slice of each parameter in the flat vector.
+        layers: the names of each layer's parameters, in the model's order.
+        dtype: of the gradients, at least 32 bits.
+        padding: the number of extra records at the end of the gradients, which are ignored.
+
+    Example:
+        >>> from algorithms.gradients import L2
+        >>> gradients = PerExampleGradients.of_rows(torch.tensor([[3.0, 4.0], [0.3, 0.4]]))
+        >>> [round(norm, 2) for norm in gradients.norms(L2(1.0)).tolist()]
+        [5.0, 0.5]
+        >>> [round(value, 2) for value in gradients.clipped_sum(L2(1.0)).tolist()]
+        [0.9, 1.2]
     """
 
     losses: Tensor
@@ -186,6 +198,7 @@ class PerExampleGradients:
         if bool(norms.amax() < math.inf):
             yield self, norms
             return
+        # Squares overflow in 32 bits from gradients of about 1e19 on, which are numbers all the same.
         finite = all_finite(norms)
         yield from self.take(torch.nonzero(finite)[:, 0])._finite(clipping, norms[finite])
         if self.dtype != torch.float64:
@@ -207,6 +220,7 @@ class PerExampleGradients:
         """Add the clipped contributions of records with these norms, all finite, to a total [d]."""
         weights = self._weights(norms, clipping)
         if isinstance(clipping, Affine) and isinstance(weights, Tensor):
+            # sum_i w_i (g_i - a) / b = (sum_i w_i g_i - a sum_i w_i) / b
             moved = torch.zeros_like(total)
             # One by one, as measured: where shift and gradient cancel, another rounding could exceed the bound.
             self._add_weighted(dict.fromkeys(self.gradients, weights), moved)

@@ -86,6 +86,7 @@ class SmallGradients:
         )
         parts = []
         for values in self._slices():
+            # One product sums the squares of every side by itself: its columns are ones where a side lies.
             seen, back = (values.square() @ columns).tensor_split(2, dim=1)
             parts.append(((seen + ones) * back).sum(dim=1))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -108,6 +109,7 @@ class SmallGradients:
     def _sums_of_layers(self, values: Tensor, weights: Tensor) -> Iterator[tuple[str, Tensor]]:
         widths = self._widths[: len(self.layers)], self._widths[len(self.layers) :]
         seen, back = values.split_with_sizes([sum(each) for each in widths], dim=1)
+        # Weights go to the narrower factor, once for all layers; a bias's sum is that of the weighted errors.
         back = back * weights[:, None]
         of_biases = back.sum(dim=0).split_with_sizes(widths[1])
         sides = zip(back.T.split_with_sizes(widths[1]), seen.split_with_sizes(widths[0], dim=1), strict=True)

@@ -90,7 +90,11 @@ class Cutter:
         self._seen = inputs.new_empty(batch * window.groups, math.prod(self._places), patch)
 
     def _places_of(self, padded: Tensor) -> Tensor:
-        """A view [batch, *places, *kernel, channels] of padded images [batch, *image, channels]."""
+        """A view [batch, *places, *kernel, channels] of padded images [batch, *image, channels].
+
+        Entry (p, k) of an axis is the image's at p * stride + k * dilation, so that both are strides of one memory:
+        patches overlap in it, and nothing is copied until they are multiplied.
+        """
         record, *axes, channel = padded.stride()
         moves, steps = (
             [many * axis for many, axis in zip(each, axes, strict=True)]

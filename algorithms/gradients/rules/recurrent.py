@@ -129,6 +129,7 @@ class _Lstm(Function):
 
 def _lstm_step(sums: Tensor, saved: Tensor, cell: Tensor, next_cell: Tensor, next_hidden: Tensor) -> None:
     """Compute the next state from preactivations [4, D, B, H]; stores the gates and the squashed cell state."""
+    # c' = f c + i g and h' = o tanh(c'), of the gates i, f, o = sigmoid(...) and g = tanh(...).
     i, f, g, o, squashed = saved.unbind()
     torch.sigmoid(sums[:2], out=saved[:2])
     # A CPU computes tanh of strided values one row at a time, so they are copied first.
@@ -143,8 +144,10 @@ def _lstm_step_back(to_hidden: Tensor, to_cell: Tensor, saved: Tensor, cell: Ten
     """Write the preactivations' gradient, [4, D, B, H], and move the cell state's gradient one step back."""
     i, f, g, o, squashed = saved.unbind()
     to_i, to_f, to_g, to_o = delta.unbind()
+    # h' = o tanh(c') hands its gradient to o and, through tanh, to c', which also has that of the next step.
     _sigmoid_backward(to_hidden * squashed, o, grad_input=to_o)
     to_cell += torch.ops.aten.tanh_backward(to_hidden * o, squashed)
+    # c' = f c + i g hands it on to the gates and, times f, to the state before.
     _sigmoid_backward(to_cell * g, i, grad_input=to_i)
     _sigmoid_backward(to_cell * cell, f, grad_input=to_f)
     _tanh_backward(to_cell * i, g, grad_input=to_g)
@@ -188,6 +191,8 @@ class _Gru(Function):
 
 def _gru_step(inputs: Tensor, sums: Tensor, saved: Tensor, hidden: Tensor, next_hidden: Tensor) -> None:
     """Compute the next state from both parts of the preactivations, each [3, D, B, H]; stores r, z, n and n's part."""
+    # h' = (1 - z) n + z h, of r, z = sigmoid(inputs + sums) and n = tanh(input + r sum): r multiplies n's recurrent
+    # part alone, so that the two parts have different gradients.
     r, z, n, part = saved.unbind()
     torch.add(inputs[:2], sums[:2], out=saved[:2]).sigmoid_()
     part.copy_(sums[2])
@@ -204,6 +209,7 @@ def _gru_step_back(
     _sigmoid_backward(to_hidden * (hidden - n), z, grad_input=to_z)
     _tanh_backward(to_hidden * (1 - z), n, grad_input=to_n)
     _sigmoid_backward(to_n * part, r, grad_input=to_r)
+    # Inputs and recurrent sums are added in r and z, so that their gradients are the same there.
     delta_recurrent[:2] = delta[:2]
     torch.mul(to_n, r, out=delta_recurrent[2])
     to_hidden *= z
