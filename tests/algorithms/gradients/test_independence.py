@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.gradients import L2, Engine, RecordsNotIndependentError
-from algorithms.gradients.model_inspection import InspectionLimits
+from algorithms.gradients.model_inspection import InspectionLimits, examine
+from algorithms.gradients.passes import Passes
+from algorithms.gradients.synthetic_inputs import InputSpec
 from algorithms.models import Model
 from tests.support.gradients.problems import (
     BRIEF,
@@ -55,9 +57,7 @@ SOME_SIZES: dict[str, Callable[[int], bool]] = {
 
 @pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("size", SOME_SIZES)
-def test_what_mixes_records_in_batches_of_some_sizes_is_refused(
-    size: str, limits: InspectionLimits, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_mixes_records_in_batches_of_some_sizes_is_refused(size: str, limits: InspectionLimits) -> None:
     """As mixup, which needs pairs, and batch statistics where there are enough records for them.
 
     By the inspection alone, before passes of the run's size are compared.
@@ -66,9 +66,9 @@ def test_what_mixes_records_in_batches_of_some_sizes_is_refused(
     def wiring(self: Wired, x: Tensor) -> Tensor:
         return self.layer(0.7 * x + 0.3 * x.flip(0) if SOME_SIZES[size](len(x)) else x)
 
-    monkeypatch.setattr(Engine, "_compare_company", lambda *_: None)
+    made = problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2)), (4,)), torch.float32)
     with pytest.raises(RecordsNotIndependentError, match="mixes records"):
-        problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2)), (4,)), torch.float32).engine(limits=limits)
+        examine(Passes(made.model), InputSpec((4,), torch.float32, torch.device("cpu")), limits)
 
 
 def test_a_loss_that_mixes_records_of_a_mark_among_numbers_is_refused() -> None:
