@@ -5,7 +5,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,10 +38,12 @@ from tasks.runs import store
 from tasks.runs.charge import Charge
 from tasks.runs.summary import run_summary
 from tasks.tracking.runs import summary
+from tests.support.cards import csv_of, label, number
+from tests.support.own_records import declared, finish
 from tests.support.visits import CARD, Visits, visits
-from tests.support.workspace import killed_in
+from tests.support.workspace import Workspace, killed_in, prepared_digits, workspace
 
-__all__ = ["visits"]
+__all__ = ["declared", "prepared_digits", "visits", "workspace"]
 
 PRIVATE = CARD.replace("holdout: public ", "holdout: private ").replace(
     "holdout_why: the records are invented\n", ""
@@ -510,3 +512,33 @@ def test_a_histogram_of_other_noise_or_cells_than_planned_does_not_verify(
     (folder / "evaluation.json").write_text(json.dumps(document, sort_keys=True) + "\n")
     failed = {check.name for check in verify(load(folder / "privacy_card.json"), folder).failures}
     assert failed == {"evaluation.json", "evaluation"}
+
+
+TARGETS: dict[str, tuple[dict[str, Any], list[str], str]] = {
+    "three classes": ({"classes": ["a", "b", "c"]}, ["kind"], "test_accuracy"),
+    "a number": ({"classes": [], "target": {"bounds": [0.0, 40.0]}}, ["kind"], "test_mae"),
+    "labels": ({"classes": [], "target": {"labels": ["kind", "fresh"]}}, ["kind", "fresh"], "test_score"),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_kind_of_target_is_evaluated_privately(
+    name: str, workspace: Workspace, declared: Callable[..., None]
+) -> None:
+    predicts, columns, metric = TARGETS[name]
+    draw = np.random.default_rng(0)
+    answers = {"three classes": "abc", "a number": ["10", "20", "30"], "labels": ["0", "1", "1"]}[name]
+    lines = [f"{price:.3f},{answers[at % 3]},{at % 2}" for at, price in enumerate(draw.random(300))]
+    (workspace.root / "fruit.csv").write_text("\n".join(["price,kind,fresh", *lines]) + "\n")
+    ignored = [] if "fresh" in columns else [{"name": "fresh", "kind": "ignored"}]
+    reader = csv_of(number("price", 0, 1), *map(label, columns), *ignored)
+    model = {"name": "softmax" if name == "three classes" else "linear"}
+    declared("fruit.csv", model=model, reader=reader, holdout="private", **predicts)
+    words = finish(workspace)
+    assert "One noised histogram of the model's scores on the held-out records" in words
+    metrics = json.loads((workspace.root / "artifacts/metrics.json").read_text())
+    assert metric in metrics
+    assert (metrics[metric] is None) is (metric in metrics.get("not_shown", {}))
+    if name == "a number" and metrics[metric] is not None:
+        assert 1.0 < metrics[metric]["value"] < 40.0  # in the number's own units
+    assert "held-out metrics" in dict(run_summary(workspace.root))
