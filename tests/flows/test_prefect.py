@@ -7,10 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pandas as pd
@@ -27,7 +28,7 @@ from algorithms.privacy.accounting import Budget
 from flows.cli import runs
 from flows.cli.main import app
 from flows.compare import comparison, plan, run, task_runner, tune
-from flows.deployed import pipeline, report, run_stage
+from flows.deployed import TAG, pipeline, report, run_stage
 from flows.scheduled import audit, retrain, verify
 from flows.server import install_automations, keep_schedules
 from tasks.comparing import trial as one_trial
@@ -391,3 +392,33 @@ def _deployment_with_schedule(server: str) -> tuple[str, dict[str, Any]]:
 def _state(server: str, run: str) -> dict[str, Any]:
     state: dict[str, Any] = httpx.get(f"{server}/flow_runs/{run}").raise_for_status().json()["state"]
     return state
+
+
+def test_a_run_whose_process_died_is_found_and_other_flows_are_left_alone(server: str) -> None:
+    """It has given a sign of life, and then no other; a flow without our tag may be silent for as long as it likes."""
+    flow = httpx.post(f"{server}/flows/", json={"name": "nightly"}).raise_for_status().json()["id"]
+    made = {"flow_id": flow, "state": {"type": "RUNNING"}}
+    dead, ended, other = (
+        httpx.post(f"{server}/flow_runs/", json=made | {"tags": tags}).raise_for_status().json()["id"]
+        for tags in ([TAG], [TAG], [])
+    )
+    with temporary_settings({PREFECT_API_URL: server}):
+        install_automations(timedelta(seconds=10), None)
+        tag = {"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"}
+        for run, name, related in (
+            (other, "heartbeat", []),
+            (ended, "heartbeat", [tag]),
+            (ended, "Refused", [tag]),
+            (dead, "heartbeat", [tag]),
+        ):
+            event = {
+                "id": str(uuid4()),
+                "occurred": datetime.now(UTC).isoformat(),
+                "event": f"prefect.flow-run.{name}",
+            }
+            event |= {"resource": {"prefect.resource.id": f"prefect.flow-run.{run}"}, "related": related}
+            httpx.post(f"{server}/events", json=[event]).raise_for_status()
+        assert before_long(lambda: _state(server, dead)["type"] == "CRASHED")
+        install_automations(timedelta(minutes=10), None)  # of other tests of this server
+    assert _state(server, dead)["name"] == "Stuck"
+    assert [_state(server, run)["type"] for run in (ended, other)] == ["RUNNING", "RUNNING"]
