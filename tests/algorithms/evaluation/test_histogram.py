@@ -166,3 +166,25 @@ def test_laplace_noise_covers_nearly_as_often():
         score = metrics_of(noisy)["score"]
         hits.append(score.low <= 0.8 <= score.high)
     assert 0.925 <= np.mean(hits) <= 0.965
+
+
+@pytest.mark.parametrize(
+    ("kind", "outputs", "bins", "cells"),
+    [
+        ("two classes", 2, 64, 2 * (2 + 4 + 8 + 16 + 64) + 1),
+        ("classes", 10, 16, 2 + 2 * 16 + 16 + 100 + 1),
+        ("classes", 100, 16, 2 + 2 * 16 + 16 + 200 + 100 + 1),
+        ("number", 1, 12, 13 + 8 + 13 * 16 + 1),
+        ("score", 1, 3, 3 + 1),
+        ("difference", 1, 3, 3 + 1),
+    ],
+)
+def test_what_earlier_runs_have_released_can_be_read(kind, outputs, bins, cells):
+    # Written by the first version; evaluations on disk have this layout.
+    text = f'{{"bins": {bins}, "cross": false, "groups": [], "halves": false, "kind": "{kind}", "outputs": {outputs}}}'
+    spec = HistogramSpec.from_json(text)
+    assert spec.cells == cells and spec.to_json() == text
+    assert (
+        Released.from_json(f'{{"noise_std": 1.5, "spec": {text}, "values": {[2.0] * cells}}}').noise_std
+        == 1.5
+    )
