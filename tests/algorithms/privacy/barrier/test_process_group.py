@@ -96,7 +96,7 @@ def answers(group: ProcessGroup, **placing: bool) -> Tensor:
         asked = barrier(records, model, compute=compute)
         per_layer = PerLayer((0.05,) * len(model.layers))
         for sampling, clipping in (
-            *((FullBatch(), L2(0.1)), (Poisson(0.01), L2(0.1))),
+            *((FullBatch(), L2(0.1)), (Poisson(0.5), L2(0.1)), (Poisson(0.01), L2(0.1))),
             *((FullBatch(), per_layer), (FullBatch(), L2(0.1))),
         ):
             point = compute.at_home(model.initial_parameters())
