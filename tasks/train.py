@@ -196,7 +196,7 @@ def _evaluate_into(folder: Path, job: Job, trace: Trace, generator: Generator, r
     The run is charged and the model trained, so an error costs the metrics alone. Its message is not shown, as it may
     hold a value of a record.
     """
-    planned = job.plan.evaluation
+    planned, trained = job.plan.evaluation, len(trace.rows)
     if planned is None:
         return False
     try:
@@ -218,6 +218,8 @@ def _evaluate_into(folder: Path, job: Job, trace: Trace, generator: Generator, r
             " same.",
             type(error).__name__,
         )
+        del trace.rows[trained:]  # where the file could not be written, nothing was released
+        (folder / EVALUATION).unlink(missing_ok=True)
         return False
     return True
 

@@ -230,6 +230,26 @@ def test_an_error_of_the_evaluation_costs_the_metrics_alone(
     assert read(clinic, "evaluation.json") == {}
 
 
+def test_a_histogram_that_cannot_be_written_was_not_released(
+    clinic: Visits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, *_: Any, **__: Any) -> int:
+        if self.name == "evaluation.json" and self.parent.name == "written":
+            self.touch()
+            raise OSError("no space left on device")
+        return write(self, *_, **__)
+
+    write = Path.write_text
+    monkeypatch.setattr(Path, "write_text", full)
+    clinic.train()
+    clinic.finish()
+    folder = clinic.place.root / "artifacts"
+    card = load(folder / "privacy_card.json")
+    assert verify(card, folder).passed
+    assert set(card.evidence.files) == {"model.safetensors", "trace.parquet", "plan.json"}
+    assert "evaluation" not in pd.read_parquet(folder / "trace.parquet")["kind"].tolist()
+
+
 def test_held_out_records_are_read_after_the_reservation_and_never_again(
     clinic: Visits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
