@@ -15,7 +15,7 @@ from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
-from algorithms.methods.dp_agd import DPAGD, OURS, AGDState, Measured, distance_from_uniform
+from algorithms.methods.dp_agd import DPAGD, OURS, AGDState, Iteration, Measured, distance_from_uniform
 from algorithms.models import LossBounds
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import rdp
@@ -295,8 +295,11 @@ def test_without_a_rejection_all_planned_iterations_fit(rate: float | None, samp
 
 def test_a_private_number_of_records_is_not_asked_for() -> None:
     method = DPAGD()
-    plan = planned(method, records=None)
-    assert plan.method_params == planned(method).method_params
+    plan, counted = planned(method, records=None), planned(method).params(Iteration)
+    law = counted.selection_law
+    assert law is not None and law.distance is not None
+    unknown = replace(law, gain=None, distance=None)  # the noise is the same, what it is worth is not known
+    assert plan.params(Iteration) == replace(counted, selection_law=unknown)
     _, trace, _ = run(method, plan)
     assert {row.divisor for row in trace.rows} == {1.0}
     assert {row.kind for row in trace.rows} == {"gradient", "argmin"}

@@ -1,6 +1,7 @@
 """PrivGene: its candidates, what its rounds cost, and that it learns."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import dp_accounting as dp
@@ -12,7 +13,7 @@ from torch import Tensor
 from algorithms.core.plan import Target
 from algorithms.core.planning_facts import PlanningFacts
 from algorithms.errors import RefusedError
-from algorithms.methods.dp_agd import PrivGene
+from algorithms.methods.dp_agd import PrivGene, Selection
 from algorithms.models import LossBounds
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.mechanisms.release import Gumbel
@@ -107,4 +108,10 @@ def test_what_does_not_fit_is_refused_in_a_sentence(facts: dict[str, Any], sente
 
 def test_a_private_number_of_records_is_not_asked_for() -> None:
     method = PrivGene(rounds=3)
-    assert planned(method, records=None).method_params == planned(method).method_params
+    private, counted = (planned(method, records=count).params(Selection) for count in (None, RECORDS))
+    assert private.selection_multiplier == counted.selection_multiplier
+    assert private.selection_law is not None and counted.selection_law is not None
+    assert private.selection_law.distance is None  # the noise is the same, what it is worth is not known
+    assert counted.selection_law == replace(
+        private.selection_law, gain=counted.selection_law.gain, distance=counted.selection_law.distance
+    )
