@@ -26,6 +26,7 @@ from algorithms.privacy.accounting.epsilon import (
     rdp,
 )
 from algorithms.privacy.accounting.events import CorrelatedDpEvent, PureDpEvent, Schedule
+from algorithms.privacy.accounting.pld import Composition
 from tests.support.exact_losses import exact_epsilon
 
 
@@ -118,7 +119,10 @@ def test_a_group_costs_what_the_mixture_of_its_samples_costs(
     assert is_close(epsilon([(group_privacy(sampled(rate, multiplier), count), steps)], delta), exact)
 
 
-@pytest.mark.parametrize(("count", "rate", "multiplier"), [(2, 0.01, 1.0), (3, 0.2, 2.0), (64, 0.01, 4.0)])
+@pytest.mark.parametrize(
+    ("count", "rate", "multiplier"),
+    [(2, 0.01, 1.0), (2, 0.005, 2.5), (3, 0.2, 2.0), (64, 0.01, 4.0)],
+)
 def test_a_group_has_the_renyi_divergence_of_its_mixture(count: int, rate: float, multiplier: float) -> None:
     """Both ways round, by summation over a fine grid; between whole orders it is bounded by the chord."""
     outputs = np.linspace(-12 * multiplier, 8 * count + 12 * multiplier, 200_001)
@@ -315,3 +319,23 @@ def test_near_the_largest_loss_epsilon_is_that_of_all_releases_at_once(
     exact = count * each + math.log1p(-delta / truth**count)
     assert exact > (count - 2) * each  # else the next largest counts, too
     assert is_close(epsilon([(PureDpEvent(each), count)], delta), exact * (1 - 1e-9))
+
+
+@pytest.mark.parametrize(
+    ("rate", "multiplier", "steps", "delta"),
+    [(256 / 45222, 0.0921, 1000, 1e-5), (1.28e-7, 0.418, 165_000, 1.5e-10), (1.1e-4, 0.8, 10**6, 1e-8)],
+)
+def test_no_transform_is_longer_than_a_few_million_points(
+    rate: float, multiplier: float, steps: int, delta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a calibration takes seconds: losses of a record more are tiny where those of a record less are large."""
+    points, compute = list[int](), Composition.epsilon
+
+    def noting(self: Composition, delta: float) -> float:
+        found = compute(self, delta)
+        points.append(self.points)
+        return found
+
+    monkeypatch.setattr(Composition, "epsilon", noting)
+    epsilon([(sampled(rate, multiplier), steps)], delta)
+    assert 0 < max(points) <= 2**21
