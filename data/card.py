@@ -497,13 +497,10 @@ def data_card(name: str, folder: Path = CARDS) -> DataCard:
 def _document(path: Path) -> dict[str, Any]:
     try:
         document = load_yaml(path.read_text(encoding="utf-8"))
-        json.dumps(document)
     except DocumentError as error:
         raise DataRefusedError(f"data card {path} {error}; correct it.") from None
-    except (TypeError, UnicodeDecodeError):
-        raise DataRefusedError(
-            f"data card {path} must hold plain UTF-8 text, numbers and lists; correct it."
-        ) from None
+    except UnicodeDecodeError:
+        raise DataRefusedError(f"data card {path} must hold plain UTF-8 text; correct it.") from None
     if not isinstance(document, dict):
         raise DataRefusedError(f"data card {path} must be a mapping of keys to values; correct it.")
     return document

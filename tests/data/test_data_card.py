@@ -132,7 +132,7 @@ def test_every_required_key_is_missed_by_name(table: Document, store: Store) -> 
         ("name: tiny\nname: tiny\n", "not valid YAML"),
         ("- name\n", "must be a mapping"),
         ("", "must be a mapping"),
-        ("name: 2020-01-01", "plain UTF-8 text"),
+        ("name: !!binary aGVsbG8=", "no text, number, list or mapping"),
     ],
 )
 def test_a_card_that_is_no_yaml_mapping_is_refused(tmp_path: Path, text: str, message: str) -> None:
