@@ -204,8 +204,8 @@ class _CorrelatedStep(_Correlated):
         return dp.NoOpDpEvent()
 
 
-register(CorrelatedDpEvent, _Correlated())
-register(CorrelatedStepDpEvent, _CorrelatedStep())
+register(CorrelatedDpEvent, _Correlated(), "correlated noise")
+register(CorrelatedStepDpEvent, _CorrelatedStep(), "correlated noise")
 
 
 def check_paid(schedule: Iterable[tuple[dp.DpEvent, int]]) -> None:

@@ -161,10 +161,9 @@ class EventRule:
 
     def pure_epsilon(self, event: Any) -> float:
         """The pure epsilon; raises RefusedError if the event has none."""
-        what = type(event).__name__.removesuffix("DpEvent")
         raise RefusedError(
-            f"delta is 0, and the noise of a release ({what}) is not purely private; set delta above 0 with the"
-            " accountant pld or rdp, or take an algorithm with Laplace noise, such as 'heavy_ball'."
+            f"delta is 0, and the noise of a release ({in_words(event)}) is not purely private; set delta above 0 with"
+            " the accountant pld or rdp, or take an algorithm with Laplace noise, such as 'heavy_ball'."
         )
 
     def under_replace_one(self, event: Any) -> dp.DpEvent:
@@ -203,7 +202,7 @@ class EventRule:
 
     def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
         """dp_accounting's privacy loss distribution of `count` such events, for rules without `losses`."""
-        return pld_by_library(event, count, grid, _ADD_OR_REMOVE_ONE)
+        return pld_by_library(event, count, grid, _ADD_OR_REMOVE_ONE, in_words(event))
 
     def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
         """The privacy losses of one such event. grid: the width of a cell, for losses that are known on a grid only."""
@@ -211,7 +210,7 @@ class EventRule:
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         """The Rényi bounds, shape [orders]."""
-        return rdp_by_library(event, orders, _ADD_OR_REMOVE_ONE)
+        return rdp_by_library(event, orders, _ADD_OR_REMOVE_ONE, in_words(event))
 
     def rho(self, event: Any) -> float:
         """The rho of the event under zCDP."""
@@ -408,7 +407,7 @@ class _Poisson(EventRule):
         return TraceFields(inner.multipliers, ("poisson", "importance"), event.sampling_probability)
 
     def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
-        return pld_by_library(event, count, grid, adjacency)
+        return pld_by_library(event, count, grid, adjacency, in_words(event))
 
     def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
         inner, rate = event.event, event.sampling_probability
@@ -431,7 +430,7 @@ class _Poisson(EventRule):
             rate = event.sampling_probability
             found = rdp_of_sampled_gaussian(event.event.noise_multiplier, rate, orders)
         else:
-            found = rdp_by_library(event, orders, adjacency)
+            found = rdp_by_library(event, orders, adjacency, in_words(event))
         return round_up_rdp(found, np.array(orders))
 
     def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
@@ -487,7 +486,7 @@ class _WithoutReplacement(EventRule):
         return _alike(whole if rate == 1 else Folded(Sampled(whole, rate)))
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
-        return round_up_rdp(rdp_by_library(event, orders, adjacency), np.array(orders))
+        return round_up_rdp(rdp_by_library(event, orders, adjacency, in_words(event)), np.array(orders))
 
     def without_subsampling(self, event: Any, adjacency: Relation) -> dp.DpEvent:
         return (
@@ -705,13 +704,16 @@ _RULES: dict[type[dp.DpEvent], EventRule] = {
 }
 
 
-def register(kind: type[dp.DpEvent], rule: EventRule) -> None:
-    """Register the rule of an event class, for all accountants, filters and documents; raises RefusedError for a
-    registered name.
+def register(kind: type[dp.DpEvent], rule: EventRule, words: str | None = None) -> None:
+    """Register the rule of an event class, for all accountants, filters and documents.
+
+    words: what messages call it. Raises RefusedError for a registered name.
     """
     if kind.__name__ in {known.__name__ for known in _RULES}:
         raise RefusedError(f"the event {kind.__name__} has a rule already; give the new event another name.")
     _RULES[kind] = rule
+    if words is not None:
+        _WORDS[kind] = words
 
 
 def rule_of(event: dp.DpEvent) -> EventRule:
@@ -772,6 +774,8 @@ _WORDS: dict[type[dp.DpEvent], str] = {
     PureDpEvent: "a release of pure epsilon",
     ObjectivePerturbationDpEvent: "objective perturbation",
     RenyiDpEvent: "a run under a Rényi filter",
+    SampledGroupDpEvent: "a Poisson sample of several records of one person",
+    EitherDpEvent: "one of several trials",
     DisjointPartsDpEvent: "releases on disjoint people",
 }
 

@@ -28,14 +28,13 @@ Deltas: TypeAlias = Callable[[np.ndarray], np.ndarray]
 
 
 def pld_by_library(
-    event: dp.DpEvent, count: int, grid: float, adjacency: dp.NeighboringRelation
+    event: dp.DpEvent, count: int, grid: float, adjacency: dp.NeighboringRelation, words: str
 ) -> PrivacyLossDistribution:
-    """dp_accounting's distribution of `count` events; raises RefusedError if it has none."""
+    """dp_accounting's distribution of `count` events; raises RefusedError, with these words, if it has none."""
     accountant = PLDAccountant(adjacency, grid)
     if not accountant.supports(event):
         raise RefusedError(
-            f"no bound is known by PLD for {type(event).__name__.removesuffix('DpEvent')};"
-            " set privacy.accountant to rdp."
+            f"no bound is known by PLD for {words}; set privacy.accountant to rdp, or algorithm.name to another method."
         )
     accountant.compose(event, count)
     return accountant._pld  # it has no public reader

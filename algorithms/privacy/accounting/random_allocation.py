@@ -359,8 +359,8 @@ class _RandomAllocationStep(_RandomAllocation):
         return dp.NoOpDpEvent()
 
 
-register(RandomAllocationDpEvent, _RandomAllocation())
-register(RandomAllocationStepDpEvent, _RandomAllocationStep())
+register(RandomAllocationDpEvent, _RandomAllocation(), "random allocation")
+register(RandomAllocationStepDpEvent, _RandomAllocationStep(), "random allocation")
 
 
 class PaidSteps:

@@ -28,14 +28,13 @@ _WIDTH, _STEP, _POINTS_AT_ONCE, _MIN_TAIL = 12.0, 2 / 3, 4096, 1e-300
 
 
 def rdp_by_library(
-    event: dp.DpEvent, orders: tuple[float, ...], adjacency: dp.NeighboringRelation
+    event: dp.DpEvent, orders: tuple[float, ...], adjacency: dp.NeighboringRelation, words: str = "an event"
 ) -> np.ndarray:
-    """The bounds of dp_accounting; raises RefusedError if it has none."""
+    """The bounds of dp_accounting; raises RefusedError, with these words, if it has none."""
     accountant = RdpAccountant(orders, adjacency)
     if not accountant.supports(event):
         raise RefusedError(
-            f"no bound is known by RDP for {type(event).__name__.removesuffix('DpEvent')};"
-            " set privacy.accountant to pld."
+            f"no bound is known by RDP for {words}; set privacy.accountant to pld, or algorithm.name to another method."
         )
     with _quiet_about_dropped_orders():
         accountant.compose(event)

@@ -1,6 +1,7 @@
 """What replacing a record costs: by event, nested or not, by every accountant; and what has no cost at all."""
 
 import math
+import re
 from typing import Any
 
 import dp_accounting as dp
@@ -18,10 +19,18 @@ from algorithms.privacy.accounting.epsilon import (
     as_add_remove,
     compose_loss,
     epsilon,
+    group_privacy,
     merge_events,
     rdp,
 )
-from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent, PureDpEvent, Schedule
+from algorithms.privacy.accounting.events import (
+    CorrelatedDpEvent,
+    ObjectivePerturbationDpEvent,
+    PureDpEvent,
+    RandomAllocationDpEvent,
+    RenyiDpEvent,
+    Schedule,
+)
 
 GAUSSIAN, LAPLACE, PURE = dp.GaussianDpEvent(2.0), dp.LaplaceDpEvent(3.0), PureDpEvent(0.4)
 SAMPLED = dp.PoissonSampledDpEvent(0.1, GAUSSIAN)
@@ -192,3 +201,28 @@ def test_refusals_name_the_mechanism_and_the_setting() -> None:
             assert "(" not in str(error.value) and "DpEvent" not in str(error.value)
     with pytest.raises(RefusedError, match="objective perturbation has no bound under REPLACE_ONE"):
         epsilon([(OBJECTIVE, 1)], 1e-5, adjacency=REPLACE_ONE)
+
+
+@pytest.mark.parametrize("adjacency", [ADD_OR_REMOVE_ONE, REPLACE_ONE], ids=lambda relation: relation.name)
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "pure"])
+def test_a_refusal_of_an_accountant_names_a_setting_and_no_class(accountant: Any, adjacency: Any) -> None:
+    gaussian = dp.GaussianDpEvent(1.0)
+    objective = ObjectivePerturbationDpEvent(1.0, 0.1)
+    events = [
+        *(gaussian, objective, RandomAllocationDpEvent(1.0, 5, 5), RenyiDpEvent(4.0, 0.1)),
+        *(CorrelatedDpEvent(1.0, (1.0,), (), (), 0, 4, 1.0, 4), dp.ZCDpEvent(0.1, 0.2)),
+        *(dp.SampledWithoutReplacementDpEvent(100, 10, gaussian), dp.ComposedDpEvent([objective, gaussian])),
+        *(dp.PoissonSampledDpEvent(0.1, event) for event in (objective, dp.ZCDpEvent(0.1))),
+        group_privacy(dp.PoissonSampledDpEvent(0.1, gaussian), 2),
+    ]
+    refusals = []
+    for event in events:
+        try:
+            epsilon([(event, 1)], 1e-5, accountant=accountant, adjacency=adjacency)
+        except RefusedError as refusal:
+            refusals.append(str(refusal))
+    assert refusals
+    settings = ("privacy.accountant", "algorithm.adjacency", "delta above 0")
+    for text in refusals:
+        assert any(setting in text for setting in settings), text
+        assert not re.search(r"DpEvent|[A-Z][a-z]+[A-Z]|multiplier=", text), text
