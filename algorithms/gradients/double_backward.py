@@ -23,9 +23,9 @@ class Backward:
     places: of the leaves whose gradients it returns.
     """
 
-    def __init__(self, func: Func, name: str, structure: TreeSpec, places: list[int]) -> None:
+    def __init__(self, func: Func, name: str, structure: TreeSpec, positions: list[int]) -> None:
         self.__name__ = f"{name} backward"
-        self._func, self._structure, self._places = func, structure, places
+        self._func, self._structure, self._places = func, structure, positions
 
     def __call__(self, grad_outputs: tuple[Tensor, ...], leaves: list[Any]) -> tuple[Tensor, ...]:
         def of_values(*values: Tensor) -> tuple[Tensor, ...]:
@@ -55,30 +55,30 @@ def connected(
     """
     leaves, structure = tree_flatten((args, kwargs))
     tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    places = [i for i in tensors if leaves[i].requires_grad]
+    positions = [i for i in tensors if leaves[i].requires_grad]
     some, named = tree_map_only(
         Tensor, lambda leaf: leaf.detach() if leaf.requires_grad else leaf, (args, kwargs)
     )
     output = run(func, some, named)
     outputs = _differentiable(output)
-    if not places or not outputs:
+    if not positions or not outputs:
         return output
-    backward = Backward(func, name, structure, places)
+    backward = Backward(func, name, structure, positions)
     output_indices = [len(tensors) + i for i, leaf in enumerate(_tensors(output)) if _is_differentiable(leaf)]
-    returned = [tensors.index(i) for i in places]
+    returned = [tensors.index(i) for i in positions]
     record = recorder()
 
     def back(grad_outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if not torch.is_grad_enabled():
             return backward(grad_outputs, leaves)
-        if func is functional.linear and places == [0] and leaves[1].dim() == 2:
+        if func is functional.linear and positions == [0] and leaves[1].dim() == 2:
             return (record(torch.matmul, (grad_outputs[0], leaves[1]), [*output_indices, 1], returned),)
         derivatives: tuple[Tensor, ...] = record(
             backward, (grad_outputs, leaves), [*output_indices, *range(len(tensors))], returned
         )
         return derivatives
 
-    values = [leaves[i] for i in places]
+    values = [leaves[i] for i in positions]
     joined = iter(_Joined.apply(back, len(outputs), *outputs, *values))  # type: ignore[no-untyped-call]
     return tree_map_only(Tensor, lambda leaf: next(joined) if _is_differentiable(leaf) else leaf, output)
 

@@ -198,8 +198,8 @@ class Memory(_TracerMode):
     def _count(self) -> None:
         """Update the peak with the bytes that are alive now."""
         self._storages = {
-            place: held
-            for place, held in self._storages.items()
+            storage_id: held
+            for storage_id, held in self._storages.items()
             if not held[0].expired()  # type: ignore[no-untyped-call]
         }
         self._possible = sum(size for _, size in self._storages.values())
@@ -236,13 +236,13 @@ class ExtremeDraws(_TracerMode):
         self._value = value
 
     def run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        found = func(*args, **kwargs)
-        if torch.Tag.nondeterministic_seeded not in func.tags or not isinstance(found, Tensor):
-            return found
+        result = func(*args, **kwargs)
+        if torch.Tag.nondeterministic_seeded not in func.tags or not isinstance(result, Tensor):
+            return result
         if func.overloadpacket is _ATEN.randperm:
-            order = torch.arange(len(found))
-            return found.copy_(order if self._value else order.flip(0))
-        return found.fill_(self._value)
+            order = torch.arange(len(result))
+            return result.copy_(order if self._value else order.flip(0))
+        return result.fill_(self._value)
 
 
 class Operations(_TracerMode):
@@ -253,10 +253,10 @@ class Operations(_TracerMode):
         self.count: int = 0
 
     def run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        found = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         if func.overloadpacket in flop_registry:
-            self.count += int(flop_registry[func.overloadpacket](*args, **kwargs, out_val=found))
-        return found
+            self.count += int(flop_registry[func.overloadpacket](*args, **kwargs, out_val=result))
+        return result
 
 
 class _ReadingFunctions(TorchFunctionMode):

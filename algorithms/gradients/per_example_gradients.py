@@ -135,14 +135,14 @@ class PerExampleGradients:
                 small = records._small.weighted_sums(weights.double())
                 weights = dict.fromkeys(self.slices, weights)
             parts.append((records, weights, small))
-        for name, place in self.slices.items():
-            total = torch.zeros(place.stop - place.start, dtype=torch.float64, device=self.losses.device)
+        for name, span in self.slices.items():
+            total = torch.zeros(span.stop - span.start, dtype=torch.float64, device=self.losses.device)
             for records, weights, small in parts:
                 if name in small:
                     total += small[name]
                 elif name in records.gradients:
                     records._add_weighted_of(name, weights[name], total)
-            yield place, total
+            yield span, total
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """The sum of weight times gradient, weights [batch] -> [d], float64."""

@@ -138,10 +138,10 @@ def general(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs
     return tree_map_only(Tensor, lambda _: next(recorded), output)
 
 
-def _assigned(target: Tensor, places: Any, value: Any) -> Tensor:
+def _assigned(target: Tensor, index: Any, value: Any) -> Tensor:
     """A tensor of which some entries are replaced, as far as the gradients of the new ones are concerned."""
     written = target.clone()
-    written[places] = value
+    written[index] = value
     return written
 
 
@@ -358,28 +358,28 @@ def _followed(recorder: GradSampleRecorder, tensor: Tensor) -> Tensor:
 
 
 def pulled_back(
-    recorder: GradSampleRecorder, found: dict[str, list[PerExample]]
+    recorder: GradSampleRecorder, by_name: dict[str, list[PerExample]]
 ) -> dict[str, list[PerExample]]:
     """Pull gradients of tensors computed from parameters back to the parameters; returns all by parameter."""
     ends: list[tuple[Tensor, Tensor]] = []
     for derived in reversed(recorder.derived):
         for name, end, closed in zip(derived.names, derived.outputs, derived.closed, strict=True):
-            if name in found and name in recorder.invalidated:
+            if name in by_name and name in recorder.invalidated:
                 raise UnrecordedError("a value computed from parameters is overwritten after its use")
-            if name in found:
-                part = combine(found.pop(name))
+            if name in by_name:
+                part = combine(by_name.pop(name))
                 of_source = None if closed is None else closed(part)
                 if of_source is not None:
-                    found.setdefault(derived.source, []).append(of_source)
+                    by_name.setdefault(derived.source, []).append(of_source)
                 else:
                     rows = part.rows.to(end.dtype)
                     ends.append((end, rows.view(len(rows), *end.shape)))
     starts = {name: recorder.graph[name] for name in recorder.parameters if name in recorder.graph}
     for name, gradient in _through(ends, starts).items() if ends else ():
-        found.setdefault(name, []).append(gradient)
+        by_name.setdefault(name, []).append(gradient)
     recorder.derived.clear()
     recorder.graph.clear()
-    return found
+    return by_name
 
 
 def _sliced_form(parameter: Tensor, output: Tensor) -> Closed | None:

@@ -105,10 +105,10 @@ def addmm(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) 
     )
 
     def gradients(grad_outputs: Tensor) -> Gradients:
-        found = linear_gradients(input, grad_outputs, layout, names, batch)
-        products = found[str(names[0])]
+        by_name = linear_gradients(input, grad_outputs, layout, names, batch)
+        products = by_name[str(names[0])]
         assert isinstance(products, LinearGrad)
-        return found | {str(names[0]): LinearGrad(products.grad_outputs, products.inputs)}
+        return by_name | {str(names[0]): LinearGrad(products.grad_outputs, products.inputs)}
 
     return recorder.keep(func(*args), gradients, input)
 
@@ -139,12 +139,12 @@ def linear_gradients(
     """The gradients of a weight and a bias, by name; a name is None if it is not trained or absent."""
     weight, bias = names
     seen, back = (as_sequence(layout.by_record(part, batch)) for part in (inputs, grad_outputs))
-    products, found = LinearGrad(seen, back), Gradients()
+    products, by_name = LinearGrad(seen, back), Gradients()
     if weight is not None:
-        found[weight] = products
+        by_name[weight] = products
     if bias is not None:
-        found[bias] = BiasGrad(products)
-    return found
+        by_name[bias] = BiasGrad(products)
+    return by_name
 
 
 def as_sequence(values: Tensor) -> Tensor:
@@ -286,7 +286,7 @@ def repeated(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwarg
 
     def gradients(grad_outputs: Tensor) -> Gradients:
         each = out.by_record(grad_outputs, batch).reshape(batch, *apart)
-        each = each.sum(dim=[1 + 2 * place for place in range(len(shape))])
+        each = each.sum(dim=[1 + 2 * dimension for dimension in range(len(shape))])
         return {name: DenseGrad(each.movedim(1, 1 + out.dimension).reshape(batch, -1))}
 
     return recorder.keep(func(*args), gradients)
@@ -380,9 +380,9 @@ def multi_head_attention(recorder: GradSampleRecorder, func: Func, args: Args, k
     heads = call["num_heads"]
     # Only the linear layers before and after have parameters; the attention between them is separate for each record.
     target, *sources = _projected(recorder, call, layout)
-    for place, entry in enumerate((call["bias_k"], call["bias_v"])):
+    for side, entry in enumerate((call["bias_k"], call["bias_v"])):
         if entry is not None:
-            sources[place] = torch.cat([sources[place], _stretched(recorder, entry, target.shape[1], layout)])
+            sources[side] = torch.cat([sources[side], _stretched(recorder, entry, target.shape[1], layout)])
     if call["add_zero_attn"]:
         sources = [functional.pad(part, (0, 0, 0, 0, 0, 1)) for part in sources]
     query, key, value = (_by_head(part, heads) for part in (target, *sources))
@@ -464,9 +464,9 @@ def _kept(
     output = functional.linear(inputs, weight[rows], None if bias is None else bias[entries])
 
     def gradients(grad_outputs: Tensor) -> Gradients:
-        found = linear_gradients(inputs, grad_outputs, layout, names, recorder.batch)
+        by_name = linear_gradients(inputs, grad_outputs, layout, names, recorder.batch)
         opaque_layers = {names[0]: (weight, rows), names[1]: (bias, entries)}
-        return {name: _placed(gradient, *opaque_layers[name]) for name, gradient in found.items()}
+        return {name: _placed(gradient, *opaque_layers[name]) for name, gradient in by_name.items()}
 
     return output if names == (None, None) else recorder.keep(output, gradients, inputs)
 

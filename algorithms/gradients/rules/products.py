@@ -177,16 +177,16 @@ class _Plan:
     def gradient(self, values: Sequence[Tensor], grad_outputs: Tensor, batch: int) -> PerExample:
         """From the other factors' values and the output's gradient."""
         parts = [term.by_record(each, batch) for term, each in zip(self.terms, values, strict=True)]
-        grad_outputs, given = self.back.by_record(grad_outputs, batch)
+        grad_outputs, letters_of_output = self.back.by_record(grad_outputs, batch)
         letters = _RECORD + self.along + self.blocks + self.entering
         inputs = _multiplied([part for part, _ in parts], [word for _, word in parts], letters)
         if self.blocks:
-            rows = _multiplied((inputs, grad_outputs), (letters, given), _RECORD + self.own)
+            rows = _multiplied((inputs, grad_outputs), (letters, letters_of_output), _RECORD + self.own)
             return DenseGrad(rows.flatten(start_dim=1))
         length = math.prod(inputs.shape[1 : 1 + len(self.along)])
         shapes = inputs.shape[1 + len(self.along) :]
         inputs = inputs.reshape(batch, length, -1)
-        grad_outputs = _multiplied((grad_outputs,), (given,), _RECORD + self.along + self.leaving)
+        grad_outputs = _multiplied((grad_outputs,), (letters_of_output,), _RECORD + self.along + self.leaving)
         shapes = grad_outputs.shape[1 + len(self.along) :] + shapes
         grad_outputs = grad_outputs.reshape(batch, length, -1)
         if self.own == self.entering + self.leaving:
@@ -245,20 +245,20 @@ def _lettered(name: str, args: Args, kwargs: Kwargs) -> tuple[list[Tensor], Sequ
     """The factors with the letters of their dimensions, and those of the product; None for unsupported forms."""
     if name == "einsum" and isinstance(args[0], str) and not kwargs:
         factors = list(args[1] if isinstance(args[1], list | tuple) else args[1:])
-        found = _of_equation(args[0], tuple(factor.dim() for factor in factors))
+        equation = _of_equation(args[0], tuple(factor.dim() for factor in factors))
     elif name == "tensordot":
         factors = list(args[:2])
         dims: Any = kwargs.get("dims", args[2] if len(args) > 2 else 2)
         if len(factors) != 2 or kwargs.get("out") is not None or isinstance(dims, Tensor):
             return None
         over = (range(-dims, 0), range(dims)) if isinstance(dims, int) else dims
-        found = _of_dimensions(tuple(part.dim() for part in factors), tuple(tuple(each) for each in over))
+        equation = _of_dimensions(tuple(part.dim() for part in factors), tuple(tuple(each) for each in over))
     else:
         factors = list(args[::-1] if name == "__rmatmul__" else args)
         if kwargs or len(factors) != 2:
             return None
-        found = _of_matrices(*(factor.dim() for factor in factors))
-    return None if found is None else (factors, *found)
+        equation = _of_matrices(*(factor.dim() for factor in factors))
+    return None if equation is None else (factors, *equation)
 
 
 @lru_cache

@@ -295,9 +295,9 @@ def recurrent_cell(recorder: GradSampleRecorder, func: Func, args: Args, kwargs:
     input, start, *weights = args
     states = tuple(start) if isinstance(start, tuple | list) else (start,)
     parts = (input, *states)
-    places = {recorder.layout_if_any(part) for part in parts}
-    first = all(place is not None and place.dimension == 0 for place in places)
-    if kwargs or not first or len(places) > 1 or any(recorder.name(part) is not None for part in parts):
+    layouts = {recorder.layout_if_any(part) for part in parts}
+    first = all(layout is not None and layout.dimension == 0 for layout in layouts)
+    if kwargs or not first or len(layouts) > 1 or any(recorder.name(part) is not None for part in parts):
         return general(recorder, func, args, kwargs)
     of_input, of_hidden, *biases = weights
     input_bias, hidden_bias = biases or (None, None)
@@ -593,11 +593,11 @@ def _layers(
     ends = []
     for layer in range(layers):
         outputs = []
-        for place in range(layer * directions, (layer + 1) * directions):
-            layer_weights = weights[place * each : (place + 1) * each]
-            state = tuple(part[place] for part in starts)
+        for index in range(layer * directions, (layer + 1) * directions):
+            layer_weights = weights[index * each : (index + 1) * each]
+            state = tuple(part[index] for part in starts)
             unrolled, state = _unrolled(
-                cell, steps, taken, layer_weights, state, backward=place % directions == 1
+                cell, steps, taken, layer_weights, state, backward=index % directions == 1
             )
             outputs.append(unrolled)
             ends.append(state)
@@ -629,11 +629,11 @@ def _unrolled(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """One direction of one layer: outputs [time, batch, hidden], zero after a sequence's end, and its last state."""
     outputs: list[Tensor] = []
-    places = range(len(steps))
-    for place in reversed(places) if backward else places:
-        output = cell(steps[place], state if len(state) > 1 else state[0], *weights)
+    order = range(len(steps))
+    for t in reversed(order) if backward else order:
+        output = cell(steps[t], state if len(state) > 1 else state[0], *weights)
         following = output if isinstance(output, tuple) else (output,)
-        here = taken[place]
+        here = taken[t]
         state = tuple(torch.where(here, new, old) for new, old in zip(following, state, strict=True))
         outputs.append(torch.where(here, following[0], 0.0))
     return torch.stack(outputs[::-1] if backward else outputs), state
