@@ -329,6 +329,11 @@ class DataCard(Strict):
             raise ValueError("the records are public, so those held out are, too; set holdout to public")
         if self.holdout_why is not None and (self.public or self.holdout == "private"):
             raise ValueError("holdout_why is for held-out records of a private data set that are public")
+        if self.blocks is not None and self.split is None and self.holdout == "private":
+            raise ValueError(
+                "people in a test file are in no block, and every run evaluates them, so that no block's cap would"
+                " count them; give split instead of the file, or declare the file public by holdout"
+            )
         return self
 
     @model_validator(mode="after")

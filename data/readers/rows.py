@@ -123,11 +123,11 @@ class RowReader:
         """
         if "images" in self.files and not self.files["images"].is_dir():
             raise images.not_a_folder(self.files["images"])
-        elsewhere = self.held_out_people()
+        elsewhere: Mapping[Part, frozenset[bytes]] = {"train": self.held_out_people(), "test": frozenset()}
         for part in PARTS:
             if part in self.files:
                 for some in self.select_per_person(
-                    partial(self.tables, part, self.files[part]), elsewhere, part
+                    partial(self.tables, part, self.files[part]), elsewhere[part], part
                 ):
                     yield Block(part, self.records(some, str(self.files[part])))
 
@@ -169,12 +169,12 @@ class RowReader:
     def select_per_person(
         self, make: Callable[[], _Tables], elsewhere: frozenset[bytes], part: Part
     ) -> _Tables:
-        """Select as many rows of each person as the card allows; of test records, which are public, all rows.
+        """Select as many rows of each person as the card allows; of public held-out records, all rows.
 
         make: returns the rows, each time from the start. elsewhere: people of whom no row is used. The rows with the
         smallest keyed hashes are used, so the selection depends only on the person's own rows, and not on their order.
         """
-        if self.card.person is None or part == "test":
+        if self.card.person is None or (part == "test" and self.card.holdout == "public"):
             yield from make()
             return
         owners, ranks, usable = bytearray(), bytearray(), []

@@ -160,6 +160,25 @@ def test_people_in_parquet_of_polars_are_named_by_views(
     assert len(parts.train) + len(parts.test) == 2
 
 
+@pytest.mark.parametrize("person", [{}, {"per_person": 3}, {"per_person": 3, "group_privacy": True}])
+def test_a_private_test_file_has_no_more_rows_of_a_person_than_are_paid_for(
+    person: Document, card: CardOf, tmp_path: Path
+) -> None:
+    """Nor rows of nobody, one more of which would be more than a person; of a public test file all rows are used."""
+    train = write(tmp_path / "train.csv", [("p100", 5)])
+    test = write(tmp_path / "test.csv", [*rows(), ("", 70), ("p70", 170)])
+    own = {"files": named_files("train", "test"), "split": None, "person": {"column": "who"} | person}
+
+    def held_out(**changes: Any) -> set[int]:
+        found = read(card(**own, **changes), {"train": train, "test": test}, key=KEY)
+        return ages(whole(found))[1]
+
+    most = person.get("per_person", 1)
+    numbers = {who: min(most, who % 4 + 1) for who in range(60)}
+    assert people(held_out(holdout="private")) == numbers | {70: 1}
+    assert held_out() == {age for _, age in rows()} | {70, 170}
+
+
 def test_a_long_number_names_one_person_in_both_files(table: Document, card: CardOf, tmp_path: Path) -> None:
     """Real numbers of more than ten digits become texts with an exponent."""
     table["reader"] |= {"kind": "parquet"}
@@ -249,6 +268,15 @@ def test_the_person_keeps_its_place_in_a_file_without_header(
                 "blocks": {"kind": "folder", "path": "weeks"},
             },
             "leave group_privacy out",
+        ),
+        (
+            {
+                "files": named_files("test"),
+                "split": None,
+                "blocks": {"kind": "folder", "path": "weeks"},
+                "holdout": "private",
+            },
+            "no block's cap would count them.*give split instead",
         ),
     ],
 )
