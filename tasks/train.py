@@ -183,30 +183,33 @@ def _train_and_settle(job: Job, model: Model, charge: Charge) -> Path:
         trace = _train_into(written, job, charge, model, live, lambda: _reserve(job, charge, identity))
         (written / PLAN).write_bytes(job.plan_file)
         plan, schedule = job.plan, run_lengths(trace.events())
-        is_evaluated = _evaluate_into(written, job, trace, run.generator(), charge.root)
+        is_evaluated = _evaluate_into(written, job, trace, charge)
         trace.write(written / "trace.parquet")
         # Settled in full even if it ended early, since when to end was then an adaptive choice.
         released = plan if is_evaluated else plan.without_evaluation()
         return charge.settle(released, identity, written, released.with_evaluation(schedule))
 
 
-def _evaluate_into(folder: Path, job: Job, trace: Trace, generator: Generator, root: Path) -> bool:
+def _evaluate_into(folder: Path, job: Job, trace: Trace, charge: Charge) -> bool:
     """Release the evaluation of private held-out records by the released model in `folder`; returns whether it did.
 
-    The run is charged and the model trained, so an error costs the metrics alone. Its message is not shown, as it may
-    hold a value of a record.
+    The run is charged and the model trained, so an error costs the metrics alone, and leaves nothing of a release. Its
+    message is not shown, as it may hold a value of a record.
     """
     planned, trained = job.plan.evaluation, len(trace.rows)
     if planned is None:
         return False
     try:
-        model, parameters = load_model(folder / "model.safetensors", allow_code=named_code(root))
+        model, parameters = load_model(folder / "model.safetensors", allow_code=named_code(charge.root))
         data = load_held_out(job.prepared)
+        if data.public != job.public:
+            raise prepared_again_error(job.prepared)
+        _check_same_records(job, charge)  # after the arrays are mapped, as in `load_as`
         cells = count_held_out(planned.spec, model, parameters, data)
         released = release_evaluation(
             planned,
             cells,
-            generator=generator,
+            generator=charge.run.generator(),
             trace=trace,
             step=job.plan.steps,
             composed=0.0 if job.plan.adjacency == ADD_OR_REMOVE_ONE.name else job.plan.cost.epsilon,
@@ -224,6 +227,12 @@ def _evaluate_into(folder: Path, job: Job, trace: Trace, generator: Generator, r
     return True
 
 
+def _check_same_records(job: Job, charge: Charge) -> None:
+    """Raise DataRefusedError unless the prepared records are those of the run; its noise is for no others."""
+    if charge.run.run_id.rpartition("-")[0] != job.digest(charge.home):
+        raise prepared_again_error(job.prepared)
+
+
 def _reserve(job: Job, charge: Charge, identity: Mapping[str, Any]) -> None:
     """Rehearse the card, then charge the ledger. identity: the known part of the receipt."""
     run = charge.run
@@ -234,9 +243,7 @@ def _reserve(job: Job, charge: Charge, identity: Mapping[str, Any]) -> None:
     notes |= holdout_note(job.public)
     charge.reserve(job.plan, notes | ({"retraining": job.retraining} if job.retraining else {}))
     bind(charge.ledger, job.public, home=charge.home, prepared=job.prepared)
-    # The noise is for these records and no others.
-    if run.run_id.rpartition("-")[0] != job.digest(charge.home):
-        raise prepared_again_error(job.prepared)
+    _check_same_records(job, charge)
 
 
 def _train_into(

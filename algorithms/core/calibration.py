@@ -21,7 +21,6 @@ from algorithms.privacy.accounting.epsilon import (
     ADD_OR_REMOVE_ONE,
     adjacency_named,
     calibrate,
-    epsilon,
     find_smallest,
     rdp,
     search_outwards,
@@ -31,9 +30,7 @@ from algorithms.privacy.accounting.filters import (
     RenyiBudget,
     RenyiFilter,
     ZCDPBudget,
-    conversion,
     epsilon_of_zcdp,
-    rho_of,
 )
 from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
 from algorithms.privacy.mechanisms.sampling import FullBatch, Sampling
@@ -295,20 +292,12 @@ def _least_noise(
     plan: Plan, spec: HistogramSpec, limit: float, ratios: Sequence[Callable[[Schedule], float]]
 ) -> EvaluationPlan:
     """The evaluation with the least noise whose epsilon is at most the limit, and each ratio at most 1."""
-    delta = plan.target.budget.delta
 
     def at(noise: float, cost: float = 0.0) -> EvaluationPlan:
         return EvaluationPlan(spec, "laplace" if plan.accountant == "pure" else "gaussian", noise, cost)
 
     def cost(noise: float) -> float:
-        ((event, _),) = at(noise).schedule
-        match plan.filter:
-            case ZCDPBudget():
-                return epsilon_of_zcdp(rho_of(event), delta)
-            case RenyiBudget(order, _):
-                return max(0.0, float(rdp([(event, 1)], orders=(order,))[0]) + conversion(order, delta))
-        adjacency = adjacency_named(plan.adjacency)
-        return epsilon([(event, 1)], delta, accountant=plan.accountant, adjacency=adjacency)
+        return plan.cost_held_out(at(noise).schedule)
 
     noise = search_outwards(cost, limit, tolerance=_EVALUATION_WASTE)
 

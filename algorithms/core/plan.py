@@ -24,6 +24,7 @@ from algorithms.privacy.accounting.epsilon import (
     Accountant,
     Adjacency,
     adjacency_named,
+    epsilon,
     epsilon_near,
     rdp,
 )
@@ -233,6 +234,13 @@ class Plan:
             raise RefusedError(
                 f"the plan's releases cost epsilon {cost:g}, its target is {target:g}; run the calibrate stage again."
             )
+        if self.evaluation is not None:
+            least, stated = self.cost_held_out(self.evaluation.schedule), self.evaluation.epsilon
+            if stated < least * (1 - 1e-6):
+                raise RefusedError(
+                    f"the plan states epsilon {stated:g} for the people held out, their evaluation costs {least:g};"
+                    " run the calibrate stage again."
+                )
         found = {name: costs.get(name, math.inf) for name in self.epsilon}
         if any(
             found[name] > stated * (1 + 1e-6) or (name != "pld" and found[name] < stated * (1 - 1e-2))
@@ -242,6 +250,18 @@ class Plan:
                 f"the plan states epsilon {to_finite(self.epsilon)}, its releases cost {to_finite(costs)};"
                 " run the calibrate stage again."
             )
+
+    def cost_held_out(self, evaluated: Schedule) -> float:
+        """The epsilon of an evaluation alone, at the target's delta, computed as that of the training is."""
+        delta = self.target.budget.delta
+        match self.filter:
+            case ZCDPBudget():
+                return epsilon_of_zcdp(math.fsum(count * rho_of(event) for event, count in evaluated), delta)
+            case RenyiBudget(order, _):
+                return max(0.0, float(rdp(evaluated, orders=(order,))[0]) + conversion(order, delta))
+            case FixedSchedule():
+                adjacency = adjacency_named(self.adjacency)
+                return epsilon(evaluated, delta, accountant=self.accountant, adjacency=adjacency)
 
     def _costs(self) -> Mapping[str, float]:
         budget = self.target.budget

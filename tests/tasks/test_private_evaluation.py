@@ -250,6 +250,29 @@ def test_a_histogram_that_cannot_be_written_was_not_released(
     assert "evaluation" not in pd.read_parquet(folder / "trace.parquet")["kind"].tolist()
 
 
+@pytest.mark.parametrize("change", ["other records", "other description"])
+def test_records_that_were_prepared_again_meanwhile_are_not_evaluated(
+    change: str, clinic: Visits, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others were not charged for, and a description with other weights or groups would state other bounds."""
+    whole = train.run_training
+
+    def prepared_meanwhile(*arguments: Any, **named: Any) -> Any:
+        done = whole(*arguments, **named)
+        if change == "other records":
+            (clinic.place.root / "datasets/prepared/contents").write_text("0" * 64 + "\n")
+        else:
+            other = replace(clinic.place.public, rows_per_user=3)
+            (clinic.place.root / "datasets/prepared/public.json").write_text(other.to_json())
+        return done
+
+    monkeypatch.setattr(train, "run_training", prepared_meanwhile)
+    monkeypatch.setattr(train, "count_held_out", lambda *_: pytest.fail("held-out records were read"))
+    clinic.train()
+    assert "could not be evaluated (DataRefusedError)" in caplog.text
+    assert read(clinic, "evaluation.json") == {}
+
+
 def test_held_out_records_are_read_after_the_reservation_and_never_again(
     clinic: Visits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,6 +332,16 @@ def test_another_evaluation_than_the_runs_is_refused(clinic: Visits) -> None:
     path.write_text(path.read_text().replace('"noise_std": ', '"noise_std": 1'))
     with pytest.raises(RefusedError, match="is not the evaluation of run"):
         evaluate.main()
+
+
+def test_a_plan_that_states_less_than_its_evaluation_costs_is_refused(clinic: Visits) -> None:
+    path = clinic.place.root / "artifacts/plan.json"
+    document = json.loads(path.read_text())
+    document["evaluation"]["epsilon"] /= 2
+    path.write_text(json.dumps(document))
+    with pytest.raises(RefusedError, match=r"states epsilon 0\.[45]\d* for the people held out.*calibrate"):
+        train.main()
+    assert "visits" not in clinic.place.ledger.populations()
 
 
 def test_a_result_of_an_earlier_version_is_handed_out_without_an_evaluation(visits: Visits) -> None:
