@@ -432,16 +432,14 @@ def _summarize(recordable: _Recordable) -> ModelInspection:
     """What is needed after the inspection."""
     passes, probe32 = recordable.passes, recordable.probe32
     parameters, cost = probe32.parameters, recordable.cost
-    saved = (
-        cost.each // 3 if recordable.is_brief else max(1, _saved_each(passes, parameters, recordable.form))
-    )
+    saved = cost.each // 3 if recordable.is_brief else _saved_each(passes, parameters, recordable.form)
     is_narrow = recordable.first.tracer.is_narrow or passes.model.precision == torch.bfloat16
     return ModelInspection(
         passes=replace(probe32.passes, model=passes.model),
         form=recordable.form,
         is_brief=recordable.is_brief,
         operations=recordable.operations,
-        cost=replace(cost.of_process(parameters), saved=saved),
+        cost=replace(cost.of_process(parameters), saved=max(1, saved)),
         is_narrow=is_narrow,
         is_random=recordable.is_random,
         random_layer=partial(random_layer, probe32, recordable.few) if recordable.is_random else str,
