@@ -76,6 +76,7 @@ def record_scores(label_type: LabelType, scores: Tensor, labels: Tensor) -> Tens
         labels: [batch, ...].
 
     Example:
+        >>> from data.targets import Labels
         >>> record_scores(Labels(labels=("a", "b")), torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 0.0]]))
         tensor([0.6667])
     """
