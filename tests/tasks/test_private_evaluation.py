@@ -554,6 +554,28 @@ def test_each_place_says_that_its_numbers_are_private(clinic: Visits) -> None:
     assert {"test/accuracy", "test/accuracy_low", "test/accuracy_high"} <= set(sent)
 
 
+@pytest.mark.parametrize("adjacency", ["add-or-remove-one", "replace-one"])
+@pytest.mark.parametrize("stated", [0.2, None])
+def test_a_card_that_states_less_for_the_people_held_out_does_not_verify(
+    stated: float | None, adjacency: str, clinic: Visits
+) -> None:
+    if adjacency == "replace-one":
+        of_replaced_records(clinic, epsilon=0.4)
+    else:
+        clinic.place.set("privacy", evaluation={"epsilon": 0.4})
+    clinic.train()
+    clinic.finish()
+    path = clinic.place.root / "artifacts/privacy_card.json"
+    document = json.loads(path.read_text())
+    document["setting"]["evaluation_epsilon"] = stated
+    if stated is None:
+        del document["setting"]["evaluation_epsilon"]
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    failed = {check.name for check in verify(load(path), path.parent).failures}
+    theirs = {name for name, passed, _ in verify_card.verify(path) if passed is False}
+    assert failed == theirs == {"signature", "epsilon of the people held out"}
+
+
 @pytest.mark.parametrize("edit", [{"noise_std": 0.5}, {"spec": {}}])
 def test_a_histogram_of_other_noise_or_cells_than_planned_does_not_verify(
     edit: dict[str, Any], clinic: Visits

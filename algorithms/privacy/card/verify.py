@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,7 +112,7 @@ def verify(
         schedule, stated.delta, stated.composition, adjacency, stated=stated.epsilon.model_dump()
     )
     checks = [*_signature(card, key, unsigned=unsigned), *_epsilons(card, recomputed)]
-    checks += _promise(card, recomputed)
+    checks += [*_promise(card, recomputed), *_held_out(card, schedule)]
     if folder is not None:
         checks += [
             _file(folder / name, card) for name in (*RELEASED, *({EVALUATION} & card.evidence.files.keys()))
@@ -264,6 +265,21 @@ def _promise(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Itera
     counts = {sum(count for _, count in one) for one in trials_of(schedule) or [releases_in_order(schedule)]}
     same = mechanism.releases == asked and asked in counts
     yield Check("releases", same, f"{asked} in the trace, {mechanism.releases} stated")
+
+
+def _held_out(card: PrivacyCard, schedule: Schedule) -> Iterator[Check]:
+    """Whether what the people held out may lose, as stated, covers the one release of them, which is the last."""
+    if EVALUATION not in card.evidence.files:
+        return
+    event, _ = releases_in_order(schedule)[-1]
+    delta, adjacency = card.accounting.delta, adjacency_named(card.setting.adjacency)
+    by: accounting.Accountant = "pld" if delta else "pure"
+    stated, least = card.setting.evaluation_epsilon, math.inf
+    with suppress(RefusedError):
+        least = accounting.epsilon([(event, 1)], delta, accountant=by, adjacency=adjacency)
+    covers = stated is not None and stated >= least * (1 - BELOW) - ABSOLUTE
+    detail = f"stated {_shown(stated)}, at least {_shown(_finite(least))}"
+    yield Check("epsilon of the people held out", covers, detail)
 
 
 def _file(path: Path, card: PrivacyCard) -> Check:

@@ -1237,12 +1237,27 @@ def check_epsilon(card: Mapping[str, Any]) -> Iterator[Check]:
         limit, target = accounting["target"]["epsilon"], accounting["target"]["delta"]
         within = limit is None or (cost is not None and cost <= limit * (1 + BELOW))
         yield "target", within and accounting["delta"] <= target, f"epsilon {_shown(cost)} of {_shown(limit)}"
+    if EVALUATION in card["evidence"]["files"]:
+        least, stated = _least_held_out(card), setting.get("evaluation_epsilon")
+        covers = least is not None and stated is not None and least * (1 - BELOW) - ABSOLUTE <= stated
+        detail = f"stated {_shown(stated)}, at least {_shown(least)}"
+        yield "epsilon of the people held out", covers, detail
     expected = None if allowed == "none" else ROUNDING
     yield "rounding", card["implementation"]["rounding"] == expected, "of sums and noise"
     asked = sum(query["count"] for query in mechanism_["queries"])
     shown = _trials(card["events"]) or [_in_order(card["events"])]
     counts = {sum(row["count"] for row in trial) for trial in shown}
     yield "releases", mechanism_["releases"] == asked and asked in counts, f"{asked} in the queries"
+
+
+def _least_held_out(card: Mapping[str, Any]) -> float | None:
+    """A lower bound on the epsilon of the last release, which is of the people held out; None without one."""
+    fixed = {"kind": "schedule", "rho": None, "order": None, "limit": None}
+    alone = {
+        "events": [_in_order(card["events"])[-1] | {"count": 1}],
+        "accounting": card["accounting"] | {"composition": fixed},
+    }
+    return lower_bounds({**card, **alone})[0]["pld" if card["accounting"]["delta"] else "pure"]
 
 
 def _in_order(events: Sequence[Event]) -> list[Event]:
