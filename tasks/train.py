@@ -33,7 +33,7 @@ from algorithms.models.feature_transforms import front_of
 from algorithms.models.public_models import in_file
 from algorithms.models.saved import load_model
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE
-from algorithms.privacy.accounting.events import run_lengths
+from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import ComputeConfig
 from algorithms.privacy.barrier.device import device_of
 from algorithms.privacy.barrier.process_group import ALONE, ProcessGroup
@@ -183,21 +183,30 @@ def _train_and_settle(job: Job, model: Model, charge: Charge) -> Path:
         trace = _train_into(written, job, charge, model, live, lambda: _reserve(job, charge, identity))
         (written / PLAN).write_bytes(job.plan_file)
         plan, schedule = job.plan, run_lengths(trace.events())
-        is_evaluated = _evaluate_into(written, job, trace, charge)
+        settled = charge.settled_events
+        was_evaluated = (
+            None if settled is None else settled == schedule_to_json(plan.with_evaluation(schedule))
+        )
+        is_evaluated = _evaluate_into(written, job, trace, charge, was_evaluated=was_evaluated)
         trace.write(written / "trace.parquet")
         # Settled in full even if it ended early, since when to end was then an adaptive choice.
         released = plan if is_evaluated else plan.without_evaluation()
         return charge.settle(released, identity, written, released.with_evaluation(schedule))
 
 
-def _evaluate_into(folder: Path, job: Job, trace: Trace, charge: Charge) -> bool:
+def _evaluate_into(
+    folder: Path, job: Job, trace: Trace, charge: Charge, *, was_evaluated: bool | None
+) -> bool:
     """Release the evaluation of private held-out records by the released model in `folder`; returns whether it did.
 
     The run is charged and the model trained, so an error costs the metrics alone, and leaves nothing of a release. Its
     message is not shown, as it may hold a value of a record.
+
+    was_evaluated: what the ledger has of a run that was killed after it was settled, which does the same again; else
+    None. Raises RefusedError if that cannot be done now.
     """
     planned, trained = job.plan.evaluation, len(trace.rows)
-    if planned is None:
+    if planned is None or was_evaluated is False:
         return False
     try:
         model, parameters = load_model(folder / "model.safetensors", allow_code=named_code(charge.root))
@@ -216,6 +225,11 @@ def _evaluate_into(folder: Path, job: Job, trace: Trace, charge: Charge) -> bool
         )
         (folder / EVALUATION).write_text(released.to_json() + "\n", encoding="utf-8")
     except Exception as error:
+        if was_evaluated:
+            raise RefusedError(
+                f"run {charge.run.run_id} is settled with its evaluation, and the held-out records could not be"
+                f" evaluated again ({type(error).__name__}); start it again."
+            ) from None
         _LOG.warning(
             "The held-out records could not be evaluated (%s). The model is released without metrics, and costs the"
             " same.",

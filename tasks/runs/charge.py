@@ -102,6 +102,13 @@ class Charge:
                 held=digests_of(self.public, self.prepared),
             )
 
+    @property
+    def settled_events(self) -> list[Any] | None:
+        """The releases at which the run was settled before it was killed; None if it was not."""
+        rows = self.ledger.history(self.public.population)
+        settled = [row for row in rows if (row.kind, row.run_id) == ("settle", self.run.run_id)]
+        return json.loads(settled[-1].events) if settled else None
+
     def settle(self, plan: Plan, identity: Mapping[str, Any], written: Path, schedule: Schedule) -> Path:
         """Settle the run whose model, trace and plan are in `written`, add its receipt; returns the result's folder.
 

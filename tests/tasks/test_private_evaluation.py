@@ -554,6 +554,42 @@ def test_each_place_says_that_its_numbers_are_private(clinic: Visits) -> None:
     assert {"test/accuracy", "test/accuracy_low", "test/accuracy_high"} <= set(sent)
 
 
+def out_of_memory(*_: Any) -> Any:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("adjacency", ["add-or-remove-one", "replace-one"])
+def test_a_run_that_was_settled_without_an_evaluation_makes_none_later(
+    adjacency: str, clinic: Visits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error may be gone when the run goes on, but the ledger knows of no such release."""
+    if adjacency == "replace-one":
+        of_replaced_records(clinic, epsilon=0.4)
+    with monkeypatch.context() as patched, killed_in(store.Run, "finish"):
+        patched.setattr(train, "count_held_out", out_of_memory)
+        clinic.train()
+    clinic.train()
+    clinic.finish()
+    assert read(clinic, "evaluation.json") == {}
+    check_charged(load(clinic.place.root / "artifacts/privacy_card.json"), clinic.place.ledger)
+
+
+def test_a_run_that_was_settled_with_an_evaluation_repeats_it_or_waits(
+    clinic: Visits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with killed_in(store.Run, "finish"):
+        clinic.train()
+    with monkeypatch.context() as patched:
+        patched.setattr(train, "count_held_out", out_of_memory)
+        with pytest.raises(RefusedError, match=r"evaluated again \(MemoryError\).*start it again"):
+            clinic.train()
+    clinic.train()
+    clinic.finish()
+    assert set(read(clinic, "evaluation.json")) == {"spec", "values", "noise_std"}
+    check_charged(load(clinic.place.root / "artifacts/privacy_card.json"), clinic.place.ledger)
+    assert clinic.runs == 1
+
+
 @pytest.mark.parametrize("adjacency", ["add-or-remove-one", "replace-one"])
 @pytest.mark.parametrize("stated", [0.2, None])
 def test_a_card_that_states_less_for_the_people_held_out_does_not_verify(
