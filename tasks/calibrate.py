@@ -18,6 +18,7 @@ from algorithms.core.learned_features import schedule_of
 from algorithms.core.plan import Plan, Target
 from algorithms.core.planning_facts import Inputs, PlanningFacts, zero_start_loss
 from algorithms.errors import RefusedError
+from algorithms.evaluation import HistogramSpec
 from algorithms.evaluation.histogram import Groups
 from algorithms.extension import is_own, source_digest
 from algorithms.gradients import linear_layer
@@ -147,7 +148,7 @@ def _evaluated(
                 " that their exact metrics leave; leave it out, or say holdout: private in the data card."
             )
         return plan
-    spec = histogram_of(public.label_type, _groups(wanted.by, public), cross=wanted.cross)
+    spec = _histogram(wanted, public)
     attack, adjacency = settings.privacy.target, plan.adjacency
     caught_ratio: list[Callable[[Schedule], float]] = []
     if attack is not None:
@@ -158,6 +159,10 @@ def _evaluated(
         )
     ratios = [*_price_ratios(plan, public), *caught_ratio]
     return plan_evaluation(plan, spec, wanted=wanted.epsilon, ratios=ratios)
+
+
+def _histogram(wanted: params.Evaluation, public: DatasetInfo) -> HistogramSpec:
+    return histogram_of(public.label_type, _groups(wanted.by, public), cross=wanted.cross)
 
 
 def _groups(columns: Sequence[str], public: DatasetInfo) -> Groups:
@@ -290,6 +295,12 @@ def check(document: Mapping[str, Any], settings: Params, public: DatasetInfo) ->
     if plan.facts != _planning_facts(model_for(settings, public), public):
         raise RefusedError(
             "artifacts/plan.json was made for other public facts; run the calibrate stage again."
+        )
+    planned = None if plan.evaluation is None else plan.evaluation.spec
+    is_private, wanted = public.holdout == "private", settings.privacy.evaluation
+    if planned != (_histogram(wanted, public) if is_private else None):
+        raise RefusedError(
+            "artifacts/plan.json was made for other held-out records; run the calibrate stage again."
         )
     if settings.privacy.target is not None and not withstands(plan, settings.privacy.target):
         raise RefusedError(

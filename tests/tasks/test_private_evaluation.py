@@ -334,6 +334,26 @@ def test_another_evaluation_than_the_runs_is_refused(clinic: Visits) -> None:
         evaluate.main()
 
 
+@pytest.mark.parametrize("by", [None, ["b", "a"]])
+def test_a_plan_of_another_histogram_than_the_data_have_is_refused(
+    by: list[str] | None, clinic: Visits
+) -> None:
+    """Without one, or with groups in another order, which the card may have had before."""
+    path = clinic.place.root / "artifacts/plan.json"
+    document = json.loads(path.read_text())
+    if by is None:
+        del document["evaluation"]
+    else:
+        spec = histogram_for("two classes", 2, (("sex", tuple(by)),))
+        document["evaluation"] = replace(
+            EvaluationPlan.from_json(document["evaluation"]), spec=spec
+        ).to_json()
+    path.write_text(json.dumps(document))
+    with pytest.raises(RefusedError, match=r"other held-out records.*calibrate"):
+        train.main()
+    assert "visits" not in clinic.place.ledger.populations()
+
+
 def test_a_plan_that_states_less_than_its_evaluation_costs_is_refused(clinic: Visits) -> None:
     path = clinic.place.root / "artifacts/plan.json"
     document = json.loads(path.read_text())
