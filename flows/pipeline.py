@@ -36,8 +36,8 @@ def run_pipeline(root: Path, overrides: ParamOverrides, runner: Runner, *, keeps
     with checkout_lock(root, say=runner.line), overridden(root, overrides, keeps=keeps_overrides):
         runner.run("prepare", root)  # data card, files of records -> datasets/prepared
         runner.run("calibrate", root)  # params.yaml, public facts -> plan.json
-        runner.run("train", root)  # plan.json, records, budget -> model, trace, receipt.json
-        runner.run("evaluate", root)  # model, held-out records -> metrics.json, plots
+        runner.run("train", root)  # plan.json, records, budget -> model, trace, evaluation.json, receipt.json
+        runner.run("evaluate", root)  # model, held-out records or evaluation.json -> metrics.json, plots
         runner.run("report", root)  # all of these -> privacy_card.json, report.html
         return runner.result(root)
 

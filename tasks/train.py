@@ -1,4 +1,4 @@
-"""The train stage: inspect the model, reserve the budget, train, settle. The only stage that spends.
+"""The train stage, which alone spends: claim the run, inspect the model, reserve, train, evaluate in private, settle.
 
 The steps are, each durable before the next: the run's folder with the secret key of its noise; the reservation;
 checkpoints; the release of private held-out records; settlement; the result. A process that is killed at any point
@@ -390,7 +390,7 @@ def _check_same_job(job: Job, home: Path) -> None:
         )
 
 
-def help_train(job: Job, model: Model, *, home: Path) -> None:
+def train_as_worker(job: Job, model: Model, *, home: Path) -> None:
     """Take the steps of a run as one of its other processes, from the first process's checkpoint; keeps nothing.
 
     home: folder of the owner key. Raises RefusedError if this process has another job or other records, and
@@ -434,7 +434,7 @@ def main() -> None:
             group=group,
         )
         if not group.is_first:
-            help_train(job, model_for(settings, public), home=home())
+            train_as_worker(job, model_for(settings, public), home=home())
             return
         ledger = open_newest(ledger_url(settings.ledger.url), home=home(), root=Path())
         train(job, ledger=ledger, home=home(), root=Path(), artifacts=Path("artifacts"))

@@ -26,8 +26,8 @@ from algorithms.privacy.mechanisms.sampling import FullBatch
 class EvaluationPlan:
     """The one release of the held-out records, decided before a record is read.
 
-    spec: its histogram. noise: "laplace" for a run at delta 0. noise_multiplier: of the bound on one person's part.
-    epsilon: what the people held out may lose, at the run's delta.
+    spec: its histogram. noise: "laplace" for a run at delta 0. noise_multiplier: standard deviation of the noise over
+    the sensitivity. epsilon: what the people held out may lose, at the run's delta.
     """
 
     spec: HistogramSpec
@@ -48,7 +48,7 @@ class EvaluationPlan:
 
     @property
     def schedule(self) -> Schedule:
-        """Its event."""
+        """The schedule: this one release."""
         return [(self.release.event(), 1)]
 
     @property

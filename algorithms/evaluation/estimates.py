@@ -202,7 +202,7 @@ def log_losses(bins: int) -> Floats:
 
 
 def pair_centres(bins: int) -> Floats:
-    """Log-odds in the middle of pairs of bins, [bins / 2]; the outer pairs have none, and theirs mean nothing."""
+    """Log-odds in the middle of pairs of bins, [bins / 2]; `extrapolated` ignores those of the outer pairs."""
     return score_edges(bins)[::2]
 
 

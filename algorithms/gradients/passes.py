@@ -255,8 +255,8 @@ class Passes:
             results = self.model.inside(named, lambda: torch.autograd.grad(total, leaves, allow_unused=True))
         if any(leaf.grad is not None for leaf in leaves):
             raise UnsupportedModelError(
-                f"the model {self.model.name} adds up gradients by a backward pass of its own inside of the backward"
-                " pass, as reversible layers do, where no record's can be told apart; leave it to autograd."
+                f"the model {self.model.name} calls backward() inside the backward pass, as reversible layers do, so"
+                " that per-example gradients cannot be told apart; leave it to autograd."
             )
         # An embedding with `sparse=True` has sparse gradients.
         gradients = {
@@ -287,7 +287,9 @@ class Passes:
     def _pinning(self, *, again: bool = False) -> AbstractContextManager[Any]:
         """A context that pins branches. again: for a backward pass, where checkpointed layers have them out of turn."""
         pinning = (
-            BranchPinning(self.pinned_branches, is_silent=again) if self.pinned_branches else nullcontext()
+            BranchPinning(self.pinned_branches, forbids_branches=again)
+            if self.pinned_branches
+            else nullcontext()
         )
         return _both(pinning, Unpacked()) if self.unpacks else pinning
 
@@ -305,18 +307,21 @@ class Passes:
         return without_autocast()
 
 
-class BranchPinning(TorchFunctionMode):
-    """Pins the branch conditions within the block; is_silent: raises UnrecordedError at each of them instead."""
+_NEW_BRANCH = "it branches on tensor values where the inspection saw no branch"
 
-    def __init__(self, pinned_branches: PinnedBranches, *, is_silent: bool) -> None:
+
+class BranchPinning(TorchFunctionMode):
+    """Pin the branch conditions within the block. forbids_branches: raise UnrecordedError at each of them instead."""
+
+    def __init__(self, pinned_branches: PinnedBranches, *, forbids_branches: bool) -> None:
         super().__init__()
         self._pinned_branches, self._met = pinned_branches, 0
-        self._is_silent = is_silent
+        self._forbids_branches = forbids_branches
 
     def __exit__(self, *reason: Any) -> None:
         super().__exit__(*reason)  # type: ignore[no-untyped-call]
-        if reason[0] is None and not self._is_silent and self._met < len(self._pinned_branches):
-            raise UnrecordedError("its control flow depends on values where it did not before")
+        if reason[0] is None and not self._forbids_branches and self._met < len(self._pinned_branches):
+            raise UnrecordedError(_NEW_BRANCH)
 
     def __torch_function__(
         self, func: Func, types: Any, args: Args = (), kwargs: Kwargs | None = None
@@ -328,8 +333,8 @@ class BranchPinning(TorchFunctionMode):
                 return with_visible_calls(func)(*args, **(kwargs or {}))
         if not is_branch_condition(func, args):
             return func(*with_pinned_numbers(self, func, args), **(kwargs or {}))
-        if self._is_silent or self._met >= len(self._pinned_branches):
-            raise UnrecordedError("its control flow depends on values where it did not before")
+        if self._forbids_branches or self._met >= len(self._pinned_branches):
+            raise UnrecordedError(_NEW_BRANCH)
         self._met += 1
         pinned = self._pinned_branches[self._met - 1]
         return func(*args, **(kwargs or {})) if pinned is None else pinned

@@ -46,8 +46,8 @@ class DPSGD(Sampled):
     Differences from the paper: Poisson samples as its analysis assumes, a sum divided by the expected batch size, and a
     noise multiplier calibrated to the whole schedule by PLD.
 
-    steps: updates, each from a sample of its own. expected_batch_size: mean number of records in a sample, where the
-    number of all is public. sampling_rate: instead, where it is not: the probability of each record. update: the
+    steps: updates, each from a sample of its own. expected_batch_size: mean number of records in a sample; needs
+    a public number of records. sampling_rate: for a private one: the probability of each record. update: the
     optimizer, for the noisy mean gradient. clip_norm: the L2 bound C of a record's gradient. clipping: "l2";
     "per_layer": layers share C equally; "normalised": g becomes C g / (|g| + stability), so that C only scales the
     learning rate (Bu et al. 2023, AUTO-S). stability: of normalised clipping alone. sampling: "poisson";
@@ -105,7 +105,7 @@ class DPSGD(Sampled):
 
 
 @dataclass(frozen=True)
-class _Older(Descent):
+class _LegacyAnalysis(Descent):
     """Settings that both older analyses have; the number of records must be public.
 
     expected_batch_size: null for sqrt(n) + 10. clip_norm: the L2 bound C of a record's gradient.
@@ -139,7 +139,7 @@ class _Older(Descent):
 
 
 @dataclass(frozen=True)
-class SGDAdv(_Older):
+class SGDAdv(_LegacyAnalysis):
     """SGD-Adv: DP-SGD whose noise follows from advanced composition (Bassily, Smith and Thakurta 2014).
 
     The budget is divided over T steps by advanced composition (Dwork and Roth 2014, Corollary 3.21), multiplied by
@@ -188,7 +188,7 @@ MIN_MULTIPLIER, MAX_MULTIPLIER, TOLERANCE = 0.3, 1e6, 1e-6
 
 
 @dataclass(frozen=True)
-class SGDMA(_Older):
+class SGDMA(_LegacyAnalysis):
     """SGD-MA: DP-SGD whose noise follows from the first moments accountant (Abadi et al. 2016, section 3.2).
 
     That accountant bounds the moments of the privacy loss at the integers 1 to 32 and turns them into epsilon by
@@ -249,7 +249,8 @@ def calibrate_by_moments(releases: Releases, budget: Budget) -> float:
     if found is None:
         raise RefusedError(
             f"the moments accountant states no epsilon below {-math.log(budget.delta) / MOMENTS[-1]:.4g} at delta"
-            f" {budget.delta:g}, and {budget.epsilon:g} was asked for; ask for more, or set algorithm.noise_multiplier."
+            f" {budget.delta:g}, and {budget.epsilon:g} was asked for; raise epsilon, or set"
+            " algorithm.noise_multiplier."
         )
     return found
 
@@ -266,7 +267,8 @@ class DPGD(Descent):
     falls to 0, the last iterate. The defaults are one setting for every epsilon: the steps are a public function of it.
 
     steps: null for 150 sqrt(epsilon), from 10 to 1000. clip_norm: the L2 bound C of a record's gradient.
-    update: the learning rate is of the mean of clipped gradients; a part of it that is not given is Update's own.
+    update: the learning rate is of the mean of clipped gradients; fields that are not set take OptimizerConfig's
+    defaults.
     """
 
     by_coordinate: ClassVar[bool] = True

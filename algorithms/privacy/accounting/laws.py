@@ -346,7 +346,7 @@ class AtomsLaw:
 
     losses: Array
     masses: Array
-    infinite: float = 0.0
+    infinity_mass: float = 0.0
 
     def edges(self, p_tail: float, q_tail: float) -> Array:
         some = np.linspace(0, len(self.losses) - 1, min(len(self.losses), _MAX_POINTS)).round().astype(int)
@@ -363,5 +363,5 @@ class AtomsLaw:
         p, q = (np.bincount(at[is_inside], m[is_inside], cells).astype(float) for m in (self.masses, weights))
         is_above = ~is_inside & ~is_below
         below = float(self.masses[is_below].sum()), float(weights[is_below].sum())
-        above = float(self.masses[is_above].sum()) + self.infinite, float(weights[is_above].sum())
+        above = float(self.masses[is_above].sum()) + self.infinity_mass, float(weights[is_above].sum())
         return Cells(p, q, 8 * _ROUNDING * p, 8 * _ROUNDING * q, below, above)

@@ -95,12 +95,12 @@ class Points:
     Attributes:
         losses: Ascending, shape [k].
         masses: Shape [k].
-        infinite: The chance of an infinite loss.
+        infinity_mass: The chance of an infinite loss.
     """
 
     losses: Array
     masses: Array
-    infinite: float
+    infinity_mass: float
 
     @cached_property
     def logarithms(self) -> Array:
@@ -119,7 +119,7 @@ class Points:
         return largest + math.log(total), mean, variance
 
 
-def connect(edges: Array, cells: Cells) -> Points:
+def connect_the_dots(edges: Array, cells: Cells) -> Points:
     """The loss whose values are the edges of cells; see the module's text for why it dominates."""
     lower = edges[:-1]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -146,11 +146,14 @@ def _edges(law: Law, tail: float, low_tail: float) -> Array:
 
 
 def discretise(law: Law, grid: float, tail: float, low_tail: float = 0.0) -> Points:
-    """A loss on an equidistant grid that dominates the law's; tail, low_tail: as in `tail_of` and `low_tail_of`."""
+    """A loss on an equidistant grid that dominates the law's.
+
+    tail, low_tail: as in `tail_truncation` and `low_tail_truncation`.
+    """
     rough = _edges(law, tail, low_tail)
     count = math.floor((rough[-1] - rough[0]) / grid) + 2
     edges = rough[0] + grid * np.arange(count + 1)
-    return connect(edges, law.cells(edges))
+    return connect_the_dots(edges, law.cells(edges))
 
 
 @dataclass(frozen=True)
@@ -160,9 +163,9 @@ class Sum:
     parts: Sequence[tuple[Points, int]]
 
     @property
-    def infinite(self) -> float:
+    def infinity_mass(self) -> float:
         """A bound on the chance that any of them is infinite."""
-        return min(1.0, math.fsum(count * points.infinite for points, count in self.parts))
+        return min(1.0, math.fsum(count * points.infinity_mass for points, count in self.parts))
 
     @property
     def count(self) -> int:
@@ -179,7 +182,7 @@ class Sum:
     def delta_at_0(self) -> float:
         """A bound on delta at epsilon 0, where those of the losses add up."""
         every = [(points.masses @ -np.expm1(-np.maximum(points.losses, 0.0)), n) for points, n in self.parts]
-        return self.infinite + math.fsum(count * float(one) for one, count in every) * (1 + 2.0**-40)
+        return self.infinity_mass + math.fsum(count * float(one) for one, count in every) * (1 + 2.0**-40)
 
     def saddle_point(self, delta: float) -> tuple[float, float]:
         """An estimate of epsilon, and the tilt under which the mean of the sum is this estimate.
@@ -188,7 +191,7 @@ class Sum:
         """
         if self.delta_at_0 <= delta:
             return 0.0, 0.0
-        wanted = -math.log(max(delta - self.infinite, 1e-320))
+        wanted = -math.log(max(delta - self.infinity_mass, 1e-320))
         variance = self.cumulant(0.0)[2]
         low, high, tilt = 0.0, math.inf, math.sqrt(2 * wanted / variance) if variance > 0 else 0.0
         for _ in range(_ITERATIONS):  # Newton's method, inside a bracket
@@ -210,7 +213,7 @@ def sketch(laws: Sequence[tuple[Law, int]], tail: float, low_tail: float = 0.0) 
     every = []
     for law, count in laws:
         edges = _edges(law, tail, low_tail)
-        every.append((connect(edges, law.cells(edges)), count))
+        every.append((connect_the_dots(edges, law.cells(edges)), count))
     return Sum(every)
 
 
@@ -227,7 +230,7 @@ class Composition:
     def __init__(
         self, laws: Sequence[tuple[Law, int]], grid: float, delta: float, rough: Sum | None = None
     ) -> None:
-        tail, low_tail = tail_of(laws, delta), low_tail_of(laws)
+        tail, low_tail = tail_truncation(laws, delta), low_tail_truncation(laws)
         self._grid, self._size = grid, 0
         self._exact = Sum([(discretise(law, grid, tail, low_tail), count) for law, count in laws])
         # A grid of few points may be so coarse that its losses spread further than those of the laws.
@@ -240,9 +243,9 @@ class Composition:
         return max(self._size, *(len(points.losses) for points, _ in self._exact.parts))
 
     @property
-    def infinite(self) -> float:
+    def infinity_mass(self) -> float:
         """A bound on the chance of an infinite loss, on any grid."""
-        return self._exact.infinite
+        return self._exact.infinity_mass
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon at which delta is known to be at most this one."""
@@ -327,7 +330,7 @@ class Composition:
         k, _, _ = self._exact.cumulant(tilt + shift)
         top = math.fsum(count * float(points.losses[-1]) for points, count in parts)
         beyond = math.exp(min(0.0, k - (tilt + shift) * float(losses[-1]))) if losses[-1] < top else 0.0
-        return _Tail(losses, sums, lost, tilt, log_moment, grid, self._exact.infinite + beyond)
+        return _Tail(losses, sums, lost, tilt, log_moment, grid, self._exact.infinity_mass + beyond)
 
     def _window(self, tilt: float, delta: float) -> tuple[float, float, float]:
         """Where nearly all of the tilted sum lies, and a further tilt with which Chernoff's bound says so.
@@ -375,10 +378,10 @@ class _Tail:
     tilt: float
     log_moment: float
     grid: float
-    infinite: float
+    infinity_mass: float
 
     @cached_property
-    def _stick(self) -> tuple[Array, Array]:
+    def _hockey_stick(self) -> tuple[Array, Array]:
         """Losses and the deltas at them.
 
         With A_k the mass above point k, delta_k = exp(-grid) delta_(k+1) + (1 - exp(-grid)) A_k: nothing cancels.
@@ -399,12 +402,12 @@ class _Tail:
         rounding = 1 + 8 * _U * len(losses) + 16 * _U * (abs(scale) + abs(self.tilt * middle))
         with np.errstate(over="ignore", invalid="ignore"):
             deltas = np.nan_to_num(sticks * rounding * math.exp(min(scale, 700.0)), nan=1.0, posinf=1.0)
-        return losses, deltas + self.infinite
+        return losses, deltas + self.infinity_mass
 
     @property
     def lowest(self) -> float:
         """The lowest loss whose delta is known."""
-        return float(self._stick[0][0])
+        return float(self._hockey_stick[0][0])
 
     @property
     def _squared_weights(self) -> float:
@@ -414,7 +417,7 @@ class _Tail:
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon with at most this delta; infinite where none has."""
-        losses, deltas = self._stick
+        losses, deltas = self._hockey_stick
         if deltas[-1] > delta:
             return math.inf
         first = int(np.argmax(deltas <= delta))
@@ -429,24 +432,24 @@ class _Tail:
 
         delta is convex in exp(epsilon) and at most 1 at 0, which bounds it below the window.
         """
-        losses, deltas = self._stick
+        losses, deltas = self._hockey_stick
         after = np.searchsorted(losses, epsilons, side="right")
         is_inside = (after > 0) & (after < len(losses))
         at = np.clip(after, 1, len(losses) - 1)
         share = np.expm1(epsilons - losses[at - 1]) / math.expm1(self.grid)
         between = deltas[at - 1] + np.clip(share, 0.0, 1.0) * (deltas[at] - deltas[at - 1])
         before = 1.0 - np.exp(np.minimum(epsilons - losses[0], 0.0)) * (1.0 - min(1.0, float(deltas[0])))
-        outside = np.where(after == 0, before, self.infinite)
+        outside = np.where(after == 0, before, self.infinity_mass)
         return np.where(is_inside, np.minimum(between, 1.0), outside)
 
 
-def tail_of(laws: Sequence[tuple[Law, int]], delta: float) -> float:
-    """The chance of a release that is cut off, so that all together are a millionth of delta."""
+def tail_truncation(laws: Sequence[tuple[Law, int]], delta: float) -> float:
+    """Tail mass that is truncated per release, so that all releases together truncate a millionth of delta."""
     return max(1e-300, 1e-6 * delta / sum(count for _, count in laws))
 
 
-def low_tail_of(laws: Sequence[tuple[Law, int]]) -> float:
-    """The chance of a loss that is raised to the lowest one, so that with one in a million any of them is."""
+def low_tail_truncation(laws: Sequence[tuple[Law, int]]) -> float:
+    """Low tail mass per release whose loss is raised to the lowest one; of all releases together, one in a million."""
     return 1e-6 / sum(count for _, count in laws)
 
 
@@ -495,7 +498,7 @@ def coarse_grid(
 
     A cell adds about a sixth of its squared width to the variance of each release, if losses spread over many cells.
     """
-    rough = rough or sketch(laws, tail_of(laws, delta), low_tail_of(laws))
+    rough = rough or sketch(laws, tail_truncation(laws, delta), low_tail_truncation(laws))
     epsilon, tilt = rough.saddle_point(delta)
     longest = max(float(points.losses[-1] - points.losses[0]) for points, _ in rough.parts)
     wanted = math.sqrt(12 * error * rough.cumulant(tilt)[2] / rough.count)
@@ -522,9 +525,9 @@ def epsilon_of(
         first: The share of the variance by which the first grid may be off.
         error: About how much of the epsilon the last grid may add.
     """
-    rough = sketch(laws, tail_of(laws, delta), low_tail_of(laws))
+    rough = sketch(laws, tail_truncation(laws, delta), low_tail_truncation(laws))
     largest = math.fsum(count * float(points.losses[-1]) for points, count in rough.parts)
-    if rough.infinite <= delta and largest <= floor:
+    if rough.infinity_mass <= delta and largest <= floor:
         return max(0.0, largest), largest or 1.0
     grid, _ = coarse_grid(laws, delta, first, rough)
     finer, cost = 2.0, Composition(laws, 2.0 * grid, delta, rough).epsilon(delta)
@@ -534,7 +537,7 @@ def epsilon_of(
         # A grid whose cells are wide beside a tail may end without an epsilon where a finer one has it.
         left = (before - cost) / (finer**2 - 1) if before < math.inf else math.inf
         wanted = max(error * cost, _MIN_ERROR) if cost < math.inf else _MIN_ERROR
-        if left <= wanted or sums.points > _MAX_POINTS / 2 or sums.infinite > delta:
+        if left <= wanted or sums.points > _MAX_POINTS / 2 or sums.infinity_mass > delta:
             break
         finer = min(max(2.0, math.sqrt(left / wanted)), _FINER, _MAX_POINTS / sums.points)
         grid /= finer

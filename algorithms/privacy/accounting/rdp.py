@@ -103,7 +103,7 @@ def rdp_of_group(multiplier: float, rate: float, count: int, orders: tuple[float
     With r = P/Q and Q = N(0, z^2), the moment E_Q r^a at a whole order a is a sum of normal integrals with centres in
     [0, a count]. The trapezoid rule is exact for each up to a share of 3 exp(-2 pi^2 / step^2), 2e-19 here.
     Between whole orders log E_Q r^a lies below its chord, since it is convex in a. The other way round,
-    E_Q r^(1 - a) is convex in r, so that "connect the dots" bounds it, as in `pld.connect`.
+    E_Q r^(1 - a) is convex in r, so that "connect the dots" bounds it, as in `pld.connect_the_dots`.
     """
     log_moments = {1: 0.0}
     for order in orders:

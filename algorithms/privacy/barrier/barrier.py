@@ -95,8 +95,8 @@ class Correlation:
             self._resume(first, noise, dimension)
         if self._correlator is None or self._terms != (first, dimension) or self._next != noise.step:
             raise RefusedError(
-                f"step {noise.step} of correlated noise was asked for, and it does not go on with the steps before it;"
-                " ask for the steps in their order, with one strategy, noise, sampling, bound and model."
+                f"step {noise.step} of correlated noise was asked for out of order or under changed terms; ask for the"
+                " steps in their order, with one strategy, noise, sampling, bound and model."
             )
         return self._correlator
 
@@ -159,7 +159,7 @@ def check_gradient(model: Model, point: Tensor, sampling: Sampling, clipping: Cl
 
 
 def check_slices(sampling: Sampling, clipping: Clipping) -> None:
-    """Raises RefusedError for a gradient that processes cannot compute by parameter."""
+    """Raises RefusedError for clipping or sampling that sharded training does not support."""
     if isinstance(clipping, Affine) or isinstance(sampling, Importance):
         what = type(clipping if isinstance(clipping, Affine) else sampling).__name__
         raise RefusedError(
@@ -439,8 +439,8 @@ class Barrier:
         sampling = release.sampling
         if isinstance(sampling, WithoutReplacement) and sampling.records != len(self.__records.labels):
             raise RefusedError(
-                f"a sample without replacement of {sampling.records} records was asked for, but there are others;"
-                " it needs their public number."
+                f"a sample without replacement of {sampling.records} records was asked for, but the dataset has another"
+                " number of them; give its public size."
             )
         if isinstance(sampling, RandomAllocation) and sampling.step != self.__allocated:
             raise RefusedError(

@@ -131,7 +131,7 @@ def helped(folder: Path, places: dict[str, Workspace]) -> dict[str, str]:
                 if name == OTHER_SOFTWARE:
                     patch.setattr(train, "pipeline_software", lambda: Software("9.9", "9" * 64, {}))
                 try:
-                    train.help_train(job, train.model_for(job.settings, job.public), home=place.home)
+                    train.train_as_worker(job, train.model_for(job.settings, job.public), home=place.home)
                     ends[name] = "trained"
                 except RefusedError as refusal:
                     ends[name] = str(refusal)
