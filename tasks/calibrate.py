@@ -35,7 +35,7 @@ from algorithms.privacy.ledger import ORDERS, WHOLE_POPULATION, Composition, Ter
 from data import DatasetInfo
 from tasks.config import home, params
 from tasks.config.params import Params
-from tasks.held_out import histogram_of
+from tasks.held_out_cells import histogram_of
 from tasks.runs.earlier_plans import earlier_plan, request_in
 from tasks.runs.stages import main_of
 

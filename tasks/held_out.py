@@ -1,8 +1,4 @@
-"""Held-out records: a model's passes over them, and the histogram that is counted of private ones.
-
-What is counted here is exact, and private where the records are: it leaves only by `algorithms.core.held_out`, which
-adds the noise.
-"""
+"""Held-out records: a model's passes over them, its predictions, and the score of each record."""
 
 from collections.abc import Iterator, Mapping
 from math import prod
@@ -12,17 +8,11 @@ import torch
 from torch import Tensor
 
 from algorithms import models
-from algorithms.errors import RefusedError
-from algorithms.evaluation import HistogramSpec, count, histogram_for
-from algorithms.evaluation.histogram import Floats, Groups, Kind
-from algorithms.gradients.arithmetic import WHOLE, pad_to_multiple
+from algorithms.gradients.arithmetic import pad_to_multiple
 from algorithms.gradients.patches import without_shortcuts
 from algorithms.models import Model
-from algorithms.privacy.barrier.compute_config import ComputeConfig
-from algorithms.privacy.barrier.fixed_arithmetic import fixed_arithmetic
 from data.description import DatasetInfo
 from data.prepared import HeldOut
-from data.readers.records import Records
 from data.targets import IGNORED, LabelType, Tags
 
 _BATCH = 1024
@@ -38,7 +28,7 @@ def passes(
     filled: take so many records in each pass, the last of which repeats its last record.
     """
     model, public = models.for_evaluation(model), data.public
-    size = filled or _records_a_pass(public)
+    size = filled or records_a_pass(public)
     with torch.no_grad(), without_shortcuts():  # as in training
         for start in range(0, len(data.test_labels), size):
             inputs = torch.from_numpy(np.array(data.test_features[start : start + size]))
@@ -47,7 +37,7 @@ def passes(
             yield outputs, model.scores(outputs), labels, model
 
 
-def _records_a_pass(public: DatasetInfo) -> int:
+def records_a_pass(public: DatasetInfo) -> int:
     """As many as have no more outputs than is allowed."""
     label_type = public.label_type
     positions = prod(public.label_shape) if label_type.has_tokens else 1
@@ -99,45 +89,3 @@ def record_scores(label_type: LabelType, scores: Tensor, labels: Tensor) -> Tens
         right = right & positive & real
     named = positive.sum(-1) + real.sum(-1)
     return torch.where(named > 0, 2.0 * right.sum(-1) / named.clamp(min=1), 1.0)
-
-
-def histogram_of(label_type: LabelType, groups: Groups = (), *, cross: bool = False) -> HistogramSpec:
-    """The histogram to release for a target; raises RefusedError if it would have too many cells."""
-    kinds: dict[str, Kind] = {"class": "classes", "number": "number"}
-    kind = kinds.get(label_type.kind, "score")
-    classes = len(label_type.names) if kind == "classes" else 1
-    try:
-        return histogram_for("two classes" if classes == 2 else kind, classes, groups, cross)
-    except ValueError as error:
-        raise RefusedError(
-            f"the held-out records are private, and {str(error).removesuffix('.')}; change privacy.evaluation.by, or"
-            " the target."
-        ) from None
-
-
-def count_held_out(
-    spec: HistogramSpec, model: Model, parameters: Mapping[str, Tensor], data: HeldOut
-) -> Floats:
-    """The exact cells of the histogram, [cells]; private.
-
-    A record's score may not depend on who else is held out, or one person could move many records to other cells. So
-    the records are taken in passes of one size in which an inspection finds the same values for a record in any
-    company, as in training, or one by one.
-    """
-    label_type, cells, start = data.public.label_type, np.zeros(spec.cells), 0
-    compute = ComputeConfig(torch.device("cpu"), physical_batch=min(WHOLE, _records_a_pass(data.public)))
-    engine = compute.engine(models.for_evaluation(model), Records(data.test_features, data.test_labels))
-    # Branches on values are pinned in the engine's passes alone.
-    reads_values = not engine.is_batched or bool(engine.inspection.passes.pinned_branches)
-    size = 1 if reads_values else engine.physical_batch
-    with fixed_arithmetic(compute, engine):
-        for _, scores, labels, _ in passes(model, parameters, data, filled=size):
-            values = (
-                record_scores(label_type, scores, labels)[:, None]
-                if spec.kind == "score"
-                else predictions(label_type, scores)
-            )
-            rows = slice(start, start := start + len(labels))
-            groups = data.group_indices([column for column, _ in spec.groups], rows)
-            cells += count(spec, values.double().numpy(), labels.numpy(), groups, data.weights[rows])
-    return cells

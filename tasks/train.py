@@ -49,7 +49,7 @@ from tasks.calibrate import model_for, plan_in
 from tasks.config import home, ledger_url, params, retraining
 from tasks.config.own_code import named_code
 from tasks.config.params import Params
-from tasks.held_out import count_held_out
+from tasks.held_out_cells import count_held_out
 from tasks.preflight import consent, rehearsal, sanity
 from tasks.runs import store
 from tasks.runs.charge import Charge, claim_run

@@ -18,6 +18,7 @@ from typing import Any, Self
 DECIDES = (
     "algorithms/__init__.py",
     "algorithms/core",
+    "algorithms/evaluation",
     "algorithms/extension.py",
     "algorithms/features.py",
     "algorithms/gradients",

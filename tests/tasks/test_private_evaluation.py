@@ -31,7 +31,7 @@ from flows.cli.costs import cost_table
 from tasks import evaluate, train, tuning
 from tasks.config import params
 from tasks.export import release
-from tasks.held_out import count_held_out
+from tasks.held_out_cells import count_held_out
 from tasks.preflight.preview import RunPreview
 from tasks.retraining import Registry, delivery
 from tasks.runs import store

@@ -17,8 +17,6 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-import numpy as np
-
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import Budget
 
@@ -203,6 +201,8 @@ def _delta_share(cost: Budget, events: Events, adjacency: str, together: int) ->
     j records in as many blocks pay j times both numbers. So it is the largest of delta_j / j, where delta_j is what j
     records lose at j times epsilon: by their events, and at most what any run of this cost allows.
     """
+    import numpy as np  # as below: the ledger opens without it
+
     from algorithms.privacy.accounting.epsilon import (
         adjacency_named,
         compose_loss,

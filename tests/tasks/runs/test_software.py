@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+from ruamel.yaml import YAML
 
 from algorithms.core.software import DECIDES, Software, _source_files, software_here
 from algorithms.errors import RefusedError
@@ -20,6 +21,7 @@ from tasks.runs import charge
 from tasks.runs import software as subject
 from tasks.runs.software import pipeline_software, reuse_note_of
 from tasks.runs.stages import code_has_changed
+from tests.support.checkout import PROJECT
 from tests.support.workspace import Workspace, killed_in
 
 MENDED = replace(pipeline_software(), version="9.9", code="9" * 64)
@@ -240,3 +242,12 @@ def test_the_digest_covers_all_code_that_brings_prepared_records_into_memory(wor
     covered = {path.relative_to(root) for path in _source_files(root, (*DECIDES, *subject._DECIDES))}
     assert Path("data/prepared.py") in ran
     assert ran - covered <= {Path("data/description.py")}
+
+
+def test_the_digest_covers_the_tasks_that_the_train_stage_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = YAML(typ="safe", pure=True).load(PROJECT / "dvc.yaml")["stages"]
+    tasks = {path for path in stages["train"]["deps"] if path.startswith("tasks")}
+    given: list[tuple[str, ...]] = []
+    monkeypatch.setattr(subject, "software_here", given.append)
+    pipeline_software()
+    assert len(tasks) > 2 and tasks - set(given[0]) == set()

@@ -1,0 +1,66 @@
+"""The histogram of private held-out records, and its exact cells.
+
+What is counted here is private: it leaves only by `algorithms.core.held_out`, which adds the noise. It is a module of
+its own since the evaluate stage, which scores public records, depends on no barrier.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from algorithms import models
+from algorithms.errors import RefusedError
+from algorithms.evaluation import HistogramSpec, count, histogram_for
+from algorithms.evaluation.histogram import Floats, Groups, Kind
+from algorithms.gradients.arithmetic import WHOLE
+from algorithms.models import Model
+from algorithms.privacy.barrier.compute_config import ComputeConfig
+from algorithms.privacy.barrier.fixed_arithmetic import fixed_arithmetic
+from data.prepared import HeldOut
+from data.readers.records import Records
+from data.targets import LabelType
+from tasks.held_out import passes, predictions, record_scores, records_a_pass
+
+
+def histogram_of(label_type: LabelType, groups: Groups = (), *, cross: bool = False) -> HistogramSpec:
+    """The histogram to release for a target; raises RefusedError if it would have too many cells."""
+    kinds: dict[str, Kind] = {"class": "classes", "number": "number"}
+    kind = kinds.get(label_type.kind, "score")
+    classes = len(label_type.names) if kind == "classes" else 1
+    try:
+        return histogram_for("two classes" if classes == 2 else kind, classes, groups, cross)
+    except ValueError as error:
+        raise RefusedError(
+            f"the held-out records are private, and {str(error).removesuffix('.')}; change privacy.evaluation.by, or"
+            " the target."
+        ) from None
+
+
+def count_held_out(
+    spec: HistogramSpec, model: Model, parameters: Mapping[str, Tensor], data: HeldOut
+) -> Floats:
+    """The exact cells of the histogram, [cells]; private.
+
+    A record's score may not depend on who else is held out, or one person could move many records to other cells. So
+    the records are taken in passes of one size in which an inspection finds the same values for a record in any
+    company, as in training, or one by one.
+    """
+    label_type, cells, start = data.public.label_type, np.zeros(spec.cells), 0
+    compute = ComputeConfig(torch.device("cpu"), physical_batch=min(WHOLE, records_a_pass(data.public)))
+    engine = compute.engine(models.for_evaluation(model), Records(data.test_features, data.test_labels))
+    # Branches on values are pinned in the engine's passes alone.
+    reads_values = not engine.is_batched or bool(engine.inspection.passes.pinned_branches)
+    size = 1 if reads_values else engine.physical_batch
+    with fixed_arithmetic(compute, engine):
+        for _, scores, labels, _ in passes(model, parameters, data, filled=size):
+            values = (
+                record_scores(label_type, scores, labels)[:, None]
+                if spec.kind == "score"
+                else predictions(label_type, scores)
+            )
+            rows = slice(start, start := start + len(labels))
+            groups = data.group_indices([column for column, _ in spec.groups], rows)
+            cells += count(spec, values.double().numpy(), labels.numpy(), groups, data.weights[rows])
+    return cells
