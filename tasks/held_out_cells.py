@@ -14,10 +14,12 @@ from algorithms import models
 from algorithms.errors import RefusedError
 from algorithms.evaluation import HistogramSpec, count, histogram_for
 from algorithms.evaluation.histogram import Floats, Groups, Kind
+from algorithms.gradients import Engine
 from algorithms.gradients.arithmetic import WHOLE
 from algorithms.models import Model
 from algorithms.privacy.barrier.compute_config import ComputeConfig
 from algorithms.privacy.barrier.fixed_arithmetic import fixed_arithmetic
+from data.description import DatasetInfo
 from data.prepared import HeldOut
 from data.readers.records import Records
 from data.targets import LabelType
@@ -38,21 +40,28 @@ def histogram_of(label_type: LabelType, groups: Groups = (), *, cross: bool = Fa
         ) from None
 
 
+def passes_alone(model: Model, public: DatasetInfo) -> tuple[int, ComputeConfig, Engine]:
+    """The size of passes in which a record's score depends on that record alone, and what computes in them so.
+
+    An inspection finds the same values for a record in any company in passes of this size, as in training; it is 1 for
+    models that branch on values, which are pinned in the engine's own passes alone.
+    """
+    compute = ComputeConfig(torch.device("cpu"), physical_batch=min(WHOLE, records_a_pass(public)))
+    features = np.empty((0, *public.input_shape), np.float32 if public.tokens is None else np.int32)
+    engine = compute.engine(models.for_evaluation(model), Records(features, np.empty(0, np.int64)))
+    reads_values = not engine.is_batched or bool(engine.inspection.passes.pinned_branches)
+    return 1 if reads_values else engine.physical_batch, compute, engine
+
+
 def count_held_out(
     spec: HistogramSpec, model: Model, parameters: Mapping[str, Tensor], data: HeldOut
 ) -> Floats:
     """The exact cells of the histogram, [cells]; private.
 
-    A record's score may not depend on who else is held out, or one person could move many records to other cells. So
-    the records are taken in passes of one size in which an inspection finds the same values for a record in any
-    company, as in training, or one by one.
+    A record's score may not depend on who else is held out, or one person could move many records to other cells.
     """
     label_type, cells, start = data.public.label_type, np.zeros(spec.cells), 0
-    compute = ComputeConfig(torch.device("cpu"), physical_batch=min(WHOLE, records_a_pass(data.public)))
-    engine = compute.engine(models.for_evaluation(model), Records(data.test_features, data.test_labels))
-    # Branches on values are pinned in the engine's passes alone.
-    reads_values = not engine.is_batched or bool(engine.inspection.passes.pinned_branches)
-    size = 1 if reads_values else engine.physical_batch
+    size, compute, engine = passes_alone(model, data.public)
     with fixed_arithmetic(compute, engine):
         for _, scores, labels, _ in passes(model, parameters, data, filled=size):
             values = (

@@ -16,6 +16,7 @@ from algorithms.core.plan import by_accountants
 from algorithms.errors import RefusedError
 from algorithms.extension import check_allowed
 from algorithms.gradients import L2
+from algorithms.gradients.arithmetic import pad_to_multiple
 from algorithms.gradients.patches import without_shortcuts
 from algorithms.models import Model
 from algorithms.privacy.accounting.epsilon import Accountant, adjacency_named
@@ -224,7 +225,7 @@ def _check_scored(every: Sequence[Document], public: DatasetInfo) -> None:
     for settings in distinct_models(every):
         model = model_for(settings, public)
         try:
-            score = score_statistic(public, model, model.published(model.initial_parameters()))
+            score = score_statistic(public, model, model.published(model.initial_parameters()), size=1)
             shape_of(score, zeros(public), model)
         except Exception as error:
             why = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -252,14 +253,19 @@ def zeros(public: DatasetInfo) -> Records:
     )
 
 
-def score_statistic(public: DatasetInfo, model: Model, parameters: Mapping[str, torch.Tensor]) -> Statistic:
-    """The score of the model's output for a record, [1], as a statistic that a barrier sums up."""
+def score_statistic(
+    public: DatasetInfo, model: Model, parameters: Mapping[str, torch.Tensor], *, size: int
+) -> Statistic:
+    """The score of the model's output for a record, [1], as a statistic that a barrier sums up.
+
+    size: of the passes through the model, in which a record's score depends on that record alone; see `passes_alone`.
+    """
 
     @without_shortcuts()
     def of_batch(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return record_scores(public.label_type, model.scores(model.outputs(parameters, features)), labels)[
-            :, None
-        ]
+        passes = torch.split(pad_to_multiple(features, size), size)
+        outputs = torch.cat([model.outputs(parameters, one) for one in passes])[: len(features)]
+        return record_scores(public.label_type, model.scores(outputs), labels)[:, None]
 
     return lambda features, label: _OfBatch.apply(of_batch, features, label)  # type: ignore[no-untyped-call]
 

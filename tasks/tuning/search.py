@@ -56,6 +56,7 @@ from tasks.config.overrides import value_at
 from tasks.config.own_code import names_in
 from tasks.csv_files import write_csv
 from tasks.evaluate import load_model, metrics_of
+from tasks.held_out_cells import passes_alone
 from tasks.preflight.consent import confirm_repeat
 from tasks.preflight.rehearsal import rehearse
 from tasks.prepare import prepare
@@ -190,7 +191,8 @@ class Trial:
             compute=ComputeConfig(),
         )
 
-        of_record = score_statistic(self.public, model, parameters)
+        size, *_ = passes_alone(model, self.public)
+        of_record = score_statistic(self.public, model, parameters, size=size)
         scorer = user_level_barrier(barrier, rows)
         score = float(scorer.total(of_record, bound=L2(1.0), noise=release.noise)[0])
         so_far = epsilon(

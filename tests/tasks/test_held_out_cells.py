@@ -6,38 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from algorithms.models import Model
 from algorithms.models.objectives import cross_entropy
 from data.description import DatasetInfo
 from data.prepared import HeldOut
-from tasks.held_out_cells import count_held_out, histogram_of
+from tasks.held_out_cells import count_held_out, histogram_of, passes_alone
+from tasks.tuning import score_statistic
+from tests.support.even_odds import WIDTH, Asking, EvenOdds
 from tests.support.synthetic_run import description
-
-WIDTH = 6
-
-
-class EvenOdds(nn.Module):
-    """Two ways to compute one number, whose difference is rounding alone: it decides on which side of even odds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, 64)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        once = self.layer(inputs).sum(dim=1)
-        again = inputs @ self.layer.weight.sum(dim=0) + self.layer.bias.sum()
-        return torch.stack([torch.zeros_like(once), once - again], dim=1)
-
-
-class Asking(EvenOdds):
-    """The same, computed in another order where any record has padding, as models of texts do."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        if bool((inputs > 50.0).any()):
-            return -super().forward(inputs).flip(1)
-        return super().forward(inputs)
 
 
 @pytest.fixture
@@ -62,3 +40,18 @@ def test_one_more_record_moves_its_own_cells_alone(make: Any, count: int, two_cl
     alone = counted(module, features, two_classes)
     with_more = counted(module, np.concatenate([loud, features]), two_classes)
     assert np.array_equal(with_more - alone, counted(module, loud, two_classes))
+
+
+@pytest.mark.parametrize("make", [EvenOdds, Asking])
+def test_a_score_of_a_search_does_not_depend_on_other_records(make: Any, two_classes: DatasetInfo) -> None:
+    """In a pass of the barrier, with and without two others in front."""
+    torch.manual_seed(0)
+    module = make()
+    model = Model("tried", module, cross_entropy, scores=lambda outputs: outputs)
+    size, *_ = passes_alone(model, two_classes)
+    score = score_statistic(two_classes, model, dict(module.named_parameters()), size=size)
+    features = torch.randn(128, WIDTH)
+    others = torch.cat([torch.full((2, WIDTH), 100.0), features])[:128]
+    labels = torch.arange(128) % 2
+    alone, among = (torch.func.vmap(score)(some, labels) for some in (features, others))
+    assert torch.equal(among[2:], alone[:-2]) and 0 < int(alone.sum()) < 128
