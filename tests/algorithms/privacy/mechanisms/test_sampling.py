@@ -147,7 +147,7 @@ def test_each_record_takes_part_at_the_charged_rate_by_coins_of_its_own(
 @pytest.mark.parametrize("records", [39, 41])
 def test_a_sample_of_another_number_of_records_is_refused_before_the_charge(records: int) -> None:
     spend, trace = Free(), Trace()
-    with pytest.raises(RefusedError, match="public number"):
+    with pytest.raises(RefusedError, match="public size"):
         one_step(made_up(40), WithoutReplacement(7, records), spend=spend, trace=trace)
     assert spend.events == [] and trace.rows == []
 
