@@ -105,9 +105,12 @@ class Charge:
     @property
     def settled_events(self) -> list[Any] | None:
         """The releases at which the run was settled before it was killed; None if it was not."""
+        if self.ledger.status(self.run.run_id) != "settled":
+            return None
         rows = self.ledger.history(self.public.population)
         settled = [row for row in rows if (row.kind, row.run_id) == ("settle", self.run.run_id)]
-        return json.loads(settled[-1].events) if settled else None
+        events: list[Any] = json.loads(settled[-1].events)
+        return events
 
     def settle(self, plan: Plan, identity: Mapping[str, Any], written: Path, schedule: Schedule) -> Path:
         """Settle the run whose model, trace and plan are in `written`, add its receipt; returns the result's folder.
