@@ -350,15 +350,14 @@ def _difference_to_plan(plan: Mapping[str, Any], schedule: Schedule, *, is_evalu
 
     An evaluation that was planned may be missing: where it failed, the run ended without it.
     """
+    evaluated: list[Schedule] | None = None
     if disjoint := disjoint_parts_of(schedule):
-        planned = schedule_from_json(plan.get("evaluation", {}).get("schedule", []))
-        schedule, *others = disjoint
-        if [schedule_to_json(part) for part in others] != [schedule_to_json(planned)]:
-            return "another evaluation than the card's"
+        schedule, evaluated = disjoint[0], [*disjoint[1:]]
     elif is_evaluated:  # under replace-one, where it is composed with the training
+        schedule, evaluated = schedule[:-1], [schedule[-1:]]
+    if evaluated is not None:
         planned = schedule_from_json(plan.get("evaluation", {}).get("schedule", []))
-        schedule, last = schedule[:-1], schedule[-1:]
-        if schedule_to_json(last) != schedule_to_json(planned):
+        if [*map(schedule_to_json, evaluated)] != [schedule_to_json(planned)]:
             return "another evaluation than the card's"
     if filter_from_json(plan["filter"]) == FIXED:
         same = same_events(schedule_from_json(plan["schedule"]), schedule)
