@@ -332,17 +332,15 @@ def classification_metrics(evaluation: Evaluation, labels: NDArray[np.int64]) ->
 
 def write_plots(folder: Path, drawn: Drawn) -> None:
     """Write confusion.csv (actual, predicted) and per_class.csv (class, accuracy, records) into `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
     names, hits = np.array(drawn.names, object), drawn.predicted == drawn.real
     pairs = pd.DataFrame({"actual": names[drawn.real], "predicted": names[drawn.predicted]})
-    write_csv(pairs, folder / "confusion.csv")
     classes = pd.Series(hits).groupby(drawn.real).agg(["mean", "size"]).reindex(range(len(names)))
     rows = {"class": names, "accuracy": classes["mean"], "records": classes["size"].fillna(0).astype(int)}
-    write_csv(pd.DataFrame(rows), folder / "per_class.csv")
+    write_tables(folder, pairs, pd.DataFrame(rows))
 
 
 def write_tables(folder: Path, confusion: pd.DataFrame, classes: pd.DataFrame) -> None:
-    """Write what a released histogram says of classes into `folder`, as `write_plots` does of records."""
+    """Write the tables of the figures of classes into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(confusion, folder / "confusion.csv")
     write_csv(classes, folder / "per_class.csv")

@@ -28,7 +28,7 @@ def passes(
     filled: take so many records in each pass, the last of which repeats its last record.
     """
     model, public = models.for_evaluation(model), data.public
-    size = filled or records_a_pass(public)
+    size = filled or records_a_pass(outputs_a_record(public))
     with torch.no_grad(), without_shortcuts():  # as in training
         for start in range(0, len(data.test_labels), size):
             inputs = torch.from_numpy(np.array(data.test_features[start : start + size]))
@@ -37,11 +37,16 @@ def passes(
             yield outputs, model.scores(outputs), labels, model
 
 
-def records_a_pass(public: DatasetInfo) -> int:
-    """As many as have no more outputs than is allowed."""
+def outputs_a_record(public: DatasetInfo) -> int:
+    """The number of outputs of a model for a record, at all its positions."""
     label_type = public.label_type
     positions = prod(public.label_shape) if label_type.has_tokens else 1
-    return max(1, min(_BATCH, MAX_OUTPUTS // max(1, label_type.outputs(public.tokens) * positions)))
+    return label_type.outputs(public.tokens) * positions
+
+
+def records_a_pass(outputs: int) -> int:
+    """As many records of so many outputs each as have no more outputs together than is allowed."""
+    return max(1, min(_BATCH, MAX_OUTPUTS // max(1, outputs)))
 
 
 def predictions(label_type: LabelType, scores: Tensor) -> Tensor:

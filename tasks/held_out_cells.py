@@ -23,7 +23,7 @@ from data.description import DatasetInfo
 from data.prepared import HeldOut
 from data.readers.records import Records
 from data.targets import LabelType
-from tasks.held_out import passes, predictions, record_scores, records_a_pass
+from tasks.held_out import outputs_a_record, passes, predictions, record_scores, records_a_pass
 
 
 def histogram_of(label_type: LabelType, groups: Groups = (), *, cross: bool = False) -> HistogramSpec:
@@ -46,7 +46,9 @@ def passes_alone(model: Model, public: DatasetInfo) -> tuple[int, ComputeConfig,
     An inspection finds the same values for a record in any company in passes of this size, as in training; it is 1 for
     models that branch on values, which are pinned in the engine's own passes alone.
     """
-    compute = ComputeConfig(torch.device("cpu"), physical_batch=min(WHOLE, records_a_pass(public)))
+    compute = ComputeConfig(
+        torch.device("cpu"), physical_batch=min(WHOLE, records_a_pass(outputs_a_record(public)))
+    )
     features = np.empty((0, *public.input_shape), np.float32 if public.tokens is None else np.int32)
     engine = compute.engine(models.for_evaluation(model), Records(features, np.empty(0, np.int64)))
     reads_values = not engine.is_batched or bool(engine.inspection.passes.pinned_branches)

@@ -30,10 +30,8 @@ from data.formats import Own
 from data.targets import IGNORED, Labels, NextToken, Number, Tags, Target
 from data.unseen import reader_in, records_in, target_in
 from tasks.csv_files import write_csv
-from tasks.held_out import MAX_OUTPUTS
+from tasks.held_out import records_a_pass
 from tasks.prepare import encoder_of_model, loader_of, reader_of
-
-_BATCH = 1024
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ def predict(
     model = model if isinstance(model, TrainedModel) else load(model, allow_code=allow_code)
     target = target_in(model.facts)
     of_tokens = prod(model.input_shape) * model.facts["outputs"] if target and target.has_tokens else 1
-    size = max(1, min(_BATCH, MAX_OUTPUTS // of_tokens))
+    size = records_a_pass(of_tokens)
     encoder = encoder_of_model(model.preparation, allow_code=allow_code)
     encode = None if encoder is None else loader_of(encoder, target)()
     reader = reader_in(model.preparation)

@@ -20,6 +20,7 @@ from algorithms.evaluation.intervals import (
     Estimate,
     Outcome,
     Z,
+    estimate_in,
     independent,
     product_ratio,
     proportion,
@@ -77,16 +78,12 @@ def _threshold(cells: ScoredCells, threshold: float, cut: int) -> Threshold:
     tn, fp, fn, tp = confusion_at(len(cells.by_bin), cut)
     return Threshold(
         threshold,
-        selected=_shown(proportion(cells, tp + fp, tn + fn)),
-        precision=_shown(proportion(cells, tp, fp)),
-        recall=_shown(proportion(cells, tp, fn)),
-        false_positive_rate=_shown(proportion(cells, fp, tn)),
-        lift=_shown(product_ratio(cells, (tp, tn + fp + fn + tp), (tp + fp, tp + fn))),
+        selected=estimate_in(proportion(cells, tp + fp, tn + fn)),
+        precision=estimate_in(proportion(cells, tp, fp)),
+        recall=estimate_in(proportion(cells, tp, fn)),
+        false_positive_rate=estimate_in(proportion(cells, fp, tn)),
+        lift=estimate_in(product_ratio(cells, (tp, tn + fp + fn + tp), (tp + fp, tp + fn))),
     )
-
-
-def _shown(outcome: Outcome) -> Estimate | None:
-    return outcome if isinstance(outcome, Estimate) else None
 
 
 def calibration_curve(released: Released) -> tuple[CalibrationBin, ...]:

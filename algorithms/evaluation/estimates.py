@@ -33,6 +33,7 @@ from algorithms.evaluation.intervals import (
     Estimate,
     Outcome,
     area_under_curve,
+    estimate_in,
     independent,
     mean,
     mean_of_sums,
@@ -50,10 +51,7 @@ _INVALID = "the model's scores are not finite, or labels unknown, for more of th
 
 def metrics_of(released: Released) -> Mapping[str, Estimate | None]:
     """The metrics by name; None where noise drowns them, or a bias cannot be removed."""
-    return {
-        name: outcome if isinstance(outcome, Estimate) else None
-        for name, outcome in outcomes_of(released).items()
-    }
+    return {name: estimate_in(outcome) for name, outcome in outcomes_of(released).items()}
 
 
 def reasons_of(released: Released) -> Mapping[str, str]:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from algorithms.evaluation.estimates import outcomes_of_view
 from algorithms.evaluation.histogram import HistogramSpec, Released, View
-from algorithms.evaluation.intervals import Estimate, difference
+from algorithms.evaluation.intervals import Estimate, difference, estimate_in
 
 MIN_SIZE = 8.0
 """A group whose released size is below so many standard deviations of its noise is too small for metrics of its own."""
@@ -115,8 +115,7 @@ def _groups(released: Released, part: str, members: _Members) -> tuple[GroupMetr
 def _metrics(released: Released, view: View) -> dict[str, Estimate | None]:
     outcomes = outcomes_of_view(view)
     return {
-        name: each if isinstance(each, Estimate) and not released.has_invalid else None
-        for name, each in outcomes.items()
+        name: None if released.has_invalid else estimate_in(outcome) for name, outcome in outcomes.items()
     }
 
 

@@ -52,6 +52,11 @@ Outcome: TypeAlias = Estimate | str
 """An estimate, or one sentence that says why there is none."""
 
 
+def estimate_in(outcome: Outcome) -> Estimate | None:
+    """The estimate, if there is one."""
+    return outcome if isinstance(outcome, Estimate) else None
+
+
 @dataclass(frozen=True)
 class Cells:
     """Unbiased noisy cells and what is known of their noise.

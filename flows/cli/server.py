@@ -13,6 +13,11 @@ app = typer.Typer(**SETTINGS, help="A Prefect server for schedules: start it, de
 _PORT = 4200
 
 
+def _url() -> str:
+    """The API of the server that the environment names, or of the one that `start` starts."""
+    return prefect_api_url() or f"http://127.0.0.1:{_PORT}/api"
+
+
 @app.command()
 def start(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this machine.")] = _PORT,
@@ -45,7 +50,7 @@ def deploy(
     from flows import server
 
     root = find_checkout() or Path.cwd()
-    url = prefect_api_url() or f"http://127.0.0.1:{_PORT}/api"
+    url = _url()
     with temporary_settings({PREFECT_API_URL: url}):
         with server.keep_schedules():
             server.deploy(root / file, root, url)
@@ -59,5 +64,5 @@ def stop() -> None:
     """Stop the Prefect server that was started in the background."""
     from flows.server import prefect
 
-    prefect("server", "stop", url=prefect_api_url() or f"http://127.0.0.1:{_PORT}/api")
+    prefect("server", "stop", url=_url())
     say("No Prefect server runs in the background.")
