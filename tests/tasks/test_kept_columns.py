@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 def test_columns_of_the_file_stand_beside_the_predictions(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(predicting, "_BATCH", 2)
+    monkeypatch.setattr(predicting, "records_a_pass", lambda outputs: 2)
     for suffix in ("csv", "parquet"):
         to = folder / f"to.{suffix}"
         arguments = ["predict", str(folder / name), "--model", str(folder), "--to", str(to)]
