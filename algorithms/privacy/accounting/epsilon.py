@@ -35,8 +35,8 @@ from algorithms.privacy.accounting.event_rules import compose_pld, in_words, pai
 from algorithms.privacy.accounting.events import Schedule, disjoint_parts_of, unrolled
 from algorithms.privacy.accounting.gaussian import gaussian_epsilon
 from algorithms.privacy.accounting.pld import (
-    ComposedLoss,
-    Law,
+    ComposedPLD,
+    PrivacyLoss,
     coarse_grid,
     epsilon_of,
     sides_of,
@@ -159,7 +159,7 @@ _NEXT_TO, _FINER = 1e-3, 8.0
 
 def compose_loss(
     schedule: Schedule, adjacency: Adjacency, *, delta: float = MIN_DELTA, grid: float | None = None
-) -> ComposedLoss:
+) -> ComposedPLD:
     """The privacy loss of a schedule for deltas from `delta` on; raises RefusedError for an event without one."""
     return compose_pld(_translate(schedule, adjacency), adjacency, delta, grid)
 
@@ -290,8 +290,8 @@ def _pld_epsilon(key: ReprKey) -> tuple[float, float | None]:
     if grid is not None:
         return compose_pld(events, adjacency, delta, grid).epsilon(delta), grid
     cost = 0.0
-    for laws in sides_of(pairs_of(events, adjacency)):
-        cost, grid = max((cost, grid), epsilon_of(laws, delta, floor=cost), key=itemgetter(0))
+    for plds in sides_of(pairs_of(events, adjacency)):
+        cost, grid = max((cost, grid), epsilon_of(plds, delta, floor=cost), key=itemgetter(0))
     if cost == math.inf:  # the tail of a search or of a user's own mechanism is known down to some delta only
         with suppress(RefusedError):
             return epsilon_of_rdp(rdp(merge_events(schedule), adjacency=adjacency), delta), None
@@ -381,15 +381,15 @@ def calibrate(
     @lru_cache
     def coarse(z: float) -> float:
         spent = target.epsilon / 2  # how much less it is does not matter
-        for laws in sides(z):
-            found, _ = epsilon_of(laws, target.delta, floor=spent, first=_SEARCH_ERROR, error=_SEARCH_ERROR)
+        for plds in sides(z):
+            found, _ = epsilon_of(plds, target.delta, floor=spent, first=_SEARCH_ERROR, error=_SEARCH_ERROR)
             spent = max(spent, found)
         return spent
 
     def estimate(z: float) -> float:
-        return max(coarse_grid(laws, target.delta, _SEARCH_ERROR)[1] for laws in sides(z))
+        return max(coarse_grid(plds, target.delta, _SEARCH_ERROR)[1] for plds in sides(z))
 
-    def sides(z: float) -> list[list[tuple[Law, int]]]:
+    def sides(z: float) -> list[list[tuple[PrivacyLoss, int]]]:
         events = _translate(merge_events(schedule_at(z)), adjacency)
         return sides_of(pairs_of(events, adjacency, _SEARCH_GRID))
 

@@ -17,16 +17,16 @@ from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS, _comput
 from scipy.special import expit
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.laws import (
-    AtomsLaw,
-    Folded,
-    GaussianLaw,
-    GroupLaw,
-    LaplaceLaw,
-    ObjectiveLaw,
-    PoissonReplaced,
-    Reversed,
-    Sampled,
+from algorithms.privacy.accounting.mechanism_plds import (
+    AtomsPLD,
+    FoldedPLD,
+    GaussianPLD,
+    GroupPLD,
+    LaplacePLD,
+    ObjectivePLD,
+    PoissonReplacedPLD,
+    ReversedPLD,
+    SampledPLD,
 )
 from algorithms.privacy.accounting.pairs import (
     TAIL_DELTA,
@@ -35,7 +35,7 @@ from algorithms.privacy.accounting.pairs import (
     pld_by_library,
     shift_of_selection,
 )
-from algorithms.privacy.accounting.pld import ComposedLoss, Law, Pair
+from algorithms.privacy.accounting.pld import ComposedPLD, PLDPair, PrivacyLoss
 from algorithms.privacy.accounting.rdp import (
     rdp_by_library,
     rdp_of_group,
@@ -204,7 +204,7 @@ class EventRule:
         """dp_accounting's privacy loss distribution of `count` such events, for rules without `losses`."""
         return pld_by_library(event, count, grid, _ADD_OR_REMOVE_ONE, in_words(event))
 
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
         """The privacy losses of one such event. grid: the width of a cell, for losses that are known on a grid only."""
         return pair_of_pld(self.pld(event, 1, grid, adjacency))
 
@@ -241,7 +241,7 @@ class _Nothing(EventRule):
     def under_replace_one(self, event: Any) -> dp.DpEvent:
         return event
 
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
         return _NO_LOSS
 
     def rho(self, event: Any) -> float:
@@ -283,8 +283,8 @@ class _Scaled(EventRule):
 
 
 class _Gaussian(_Scaled):
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
-        return _alike(GaussianLaw(1.0 / event.noise_multiplier))
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
+        return _alike(GaussianPLD(1.0 / event.noise_multiplier))
 
     def trace_fields(self, event: Any) -> TraceFields:
         return TraceFields({"gaussian": event.noise_multiplier})
@@ -300,8 +300,8 @@ class _Gaussian(_Scaled):
 
 
 class _Laplace(_Scaled):
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
-        return _alike(LaplaceLaw(1.0 / event.noise_multiplier))
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
+        return _alike(LaplacePLD(1.0 / event.noise_multiplier))
 
     def trace_fields(self, event: Any) -> TraceFields:
         return TraceFields({"laplace": event.noise_multiplier})
@@ -320,10 +320,10 @@ class _Pure(EventRule):
     def under_replace_one(self, event: Any) -> dp.DpEvent:
         return PureDpEvent(2 * event.epsilon)
 
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
         """Those of randomised response, which dominates every mechanism with this epsilon (Kairouz et al. 2015)."""
         losses = np.array([-event.epsilon, event.epsilon])
-        return _alike(AtomsLaw(losses, expit(losses))) if event.epsilon > 0 else _NO_LOSS
+        return _alike(AtomsPLD(losses, expit(losses))) if event.epsilon > 0 else _NO_LOSS
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         return rdp_of_pure(event.epsilon, np.array(orders))
@@ -348,8 +348,8 @@ class _Objective(EventRule):
     def is_possible(self, event: Any) -> bool:
         return bool(0 < event.noise_multiplier < math.inf and 0 <= event.curvature_ratio < math.inf)
 
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
-        return _alike(ObjectiveLaw(event.noise_multiplier, event.curvature_ratio))
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
+        return _alike(ObjectivePLD(event.noise_multiplier, event.curvature_ratio))
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         return rdp_of_objective(event.noise_multiplier, event.curvature_ratio, np.array(orders))
@@ -409,19 +409,19 @@ class _Poisson(EventRule):
     def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
         return pld_by_library(event, count, grid, adjacency, in_words(event))
 
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
         inner, rate = event.event, event.sampling_probability
         if not isinstance(inner, dp.GaussianDpEvent | dp.LaplaceDpEvent):
             return super().losses(event, grid, adjacency)
         if rate == 0:
             return _NO_LOSS
         if adjacency is _REPLACE_ONE and isinstance(inner, dp.GaussianDpEvent):
-            return _alike(PoissonReplaced(inner.noise_multiplier, rate))
+            return _alike(PoissonReplacedPLD(inner.noise_multiplier, rate))
         whole = rule_of(inner).losses(inner, grid, adjacency)
         if rate == 1:
             return whole
-        sampled = Sampled(whole.remove, rate)
-        return Pair(sampled, Reversed(sampled))
+        sampled = SampledPLD(whole.remove, rate)
+        return PLDPair(sampled, ReversedPLD(sampled))
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         if isinstance(event.event, dp.LaplaceDpEvent):
@@ -474,16 +474,16 @@ class _WithoutReplacement(EventRule):
         )
         return TraceFields(inner.multipliers, ("without replacement",), rate)
 
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
         if not isinstance(event.event, dp.GaussianDpEvent) or adjacency is not _REPLACE_ONE:
             return super().losses(event, grid, adjacency)
         whole, rate = (
-            GaussianLaw(1.0 / event.event.noise_multiplier),
+            GaussianPLD(1.0 / event.event.noise_multiplier),
             event.sample_size / event.source_dataset_size,
         )
         if rate == 0:
             return _NO_LOSS
-        return _alike(whole if rate == 1 else Folded(Sampled(whole, rate)))
+        return _alike(whole if rate == 1 else FoldedPLD(SampledPLD(whole, rate)))
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         return round_up_rdp(rdp_by_library(event, orders, adjacency, in_words(event)), np.array(orders))
@@ -497,17 +497,17 @@ class _WithoutReplacement(EventRule):
 
 
 class _SampledGroup(EventRule):
-    """The mixture of `laws.GroupLaw`, a pair for add-or-remove-one alone."""
+    """The mixture of `mechanism_plds.GroupPLD`, a pair for add-or-remove-one alone."""
 
     def is_possible(self, event: Any) -> bool:
         in_range = 0 < event.noise_multiplier < math.inf and 0 <= event.sampling_probability <= 1
         return bool(in_range and event.count >= 1 and event.count == int(event.count))
 
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
         if event.sampling_probability == 0:
             return _NO_LOSS
-        group = GroupLaw(event.noise_multiplier, event.sampling_probability, event.count)
-        return Pair(group, Reversed(group))
+        group = GroupPLD(event.noise_multiplier, event.sampling_probability, event.count)
+        return PLDPair(group, ReversedPLD(group))
 
     def under_replace_one(self, event: Any) -> dp.DpEvent:
         """By convexity: some of the records are sampled with this chance, and move the sum by at most all of them."""
@@ -597,7 +597,7 @@ class _Either(_Composed):
         else:
             yield event, 1
 
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
         """The largest delta of the events at each epsilon, which bounds that of a mixture."""
         every = [
             compose_pld([(inner, 1)], adjacency, TAIL_DELTA)
@@ -661,7 +661,7 @@ class _Selection(EventRule):
     def with_amplification(self, event: Any) -> dp.DpEvent:
         return attrs.evolve(event, event=rule_of(event.event).with_amplification(event.event))
 
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
         """By profiles: delta(epsilon + shift) of the best is at most the mean number times delta(epsilon) of one.
 
         With f the generating function of the number, the best has density q(y) f'(Q(y)), where Q(y) is the probability
@@ -804,14 +804,14 @@ def _value_from_json(value: Any) -> Any:
 
 def compose_pld(
     schedule: Iterable[tuple[dp.DpEvent, int]], adjacency: Relation, delta: float, grid: float | None = None
-) -> ComposedLoss:
+) -> ComposedPLD:
     """The privacy loss of events that `as_add_remove` returned, for deltas from `delta` on."""
-    return ComposedLoss(pairs_of(schedule, adjacency, grid or CUSTOMARY_GRID), delta, grid)
+    return ComposedPLD(pairs_of(schedule, adjacency, grid or CUSTOMARY_GRID), delta, grid)
 
 
 def pairs_of(
     schedule: Iterable[tuple[dp.DpEvent, int]], adjacency: Relation, grid: float = CUSTOMARY_GRID
-) -> list[tuple[Pair, int]]:
+) -> list[tuple[PLDPair, int]]:
     """The privacy losses of the single releases of events that `as_add_remove` returned, and how often each occurs."""
     single = [
         (inner, times * count) for event, count in schedule for inner, times in rule_of(event).releases(event)
@@ -820,11 +820,11 @@ def pairs_of(
     return pairs or [(_NO_LOSS, 1)]
 
 
-def _alike(law: Law) -> Pair:
-    return Pair(law, law)
+def _alike(pld: PrivacyLoss) -> PLDPair:
+    return PLDPair(pld, pld)
 
 
-_NO_LOSS = _alike(AtomsLaw(np.zeros(1), np.ones(1)))
+_NO_LOSS = _alike(AtomsPLD(np.zeros(1), np.ones(1)))
 
 
 def _of_sample(rate: float, epsilon: float) -> float:

@@ -14,8 +14,8 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp.rdp_privacy_accountant import _gamma_truncated_negative_binomial
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.laws import AtomsLaw
-from algorithms.privacy.accounting.pld import Pair
+from algorithms.privacy.accounting.mechanism_plds import AtomsPLD
+from algorithms.privacy.accounting.pld import PLDPair
 
 TAIL_DELTA = 1e-13
 _NEAR_NOTHING = 1e-9
@@ -40,18 +40,18 @@ def pld_by_library(
     return accountant._pld  # it has no public reader
 
 
-def pair_of_pld(loss: PrivacyLossDistribution) -> Pair:
+def pair_of_pld(loss: PrivacyLossDistribution) -> PLDPair:
     """The losses of a distribution of dp_accounting's."""
-    remove, add = (_law_of(pmf.to_dense_pmf()) for pmf in (loss._pmf_remove, loss._pmf_add))
-    return Pair(remove, remove if loss._pmf_add is loss._pmf_remove else add)
+    remove, add = (_atoms_of(pmf.to_dense_pmf()) for pmf in (loss._pmf_remove, loss._pmf_add))
+    return PLDPair(remove, remove if loss._pmf_add is loss._pmf_remove else add)
 
 
-def _law_of(pmf: Any) -> AtomsLaw:
+def _atoms_of(pmf: Any) -> AtomsPLD:
     losses = (pmf._lower_loss + np.arange(pmf._probs.size)) * pmf._discretization
-    return AtomsLaw(losses, np.asarray(pmf._probs, dtype=np.float64), float(pmf._infinity_mass))
+    return AtomsPLD(losses, np.asarray(pmf._probs, dtype=np.float64), float(pmf._infinity_mass))
 
 
-def pair_of_curves(remove: Deltas, add: Deltas, largest: float) -> Pair:
+def pair_of_curves(remove: Deltas, add: Deltas, largest: float) -> PLDPair:
     """Losses whose deltas are at least those of both curves; beyond the largest epsilon they are infinite.
 
     Below 0 a curve follows from the other: delta(-e) = 1 - exp(-e) (1 - delta'(e)). True curves are convex in
@@ -62,7 +62,7 @@ def pair_of_curves(remove: Deltas, add: Deltas, largest: float) -> Pair:
     above = np.linspace(0.0, largest, _CORNERS)
     points = np.concatenate([-above[:0:-1], above])
 
-    def one(own: Deltas, other: Deltas) -> AtomsLaw:
+    def one(own: Deltas, other: Deltas) -> AtomsPLD:
         own_deltas, others = (np.clip(curve(above), 0.0, 1.0) for curve in (own, other))
         below = 1.0 - np.exp(-above[:0:-1]) * (1.0 - others[:0:-1])
         x = np.exp(points)
@@ -70,9 +70,9 @@ def pair_of_curves(remove: Deltas, add: Deltas, largest: float) -> Pair:
         # delta(e) is the sum of p_i max(0, 1 - exp(e) / x_i), so that each corner's p_i is x_i times its bend.
         slopes = np.diff(np.append(1.0, deltas)) / np.diff(np.append(0.0, x))
         masses = np.maximum(0.0, x * np.diff(np.append(slopes, 0.0))) - _ROUNDING * x * slopes
-        return AtomsLaw(points, masses, float(deltas[-1]))
+        return AtomsPLD(points, masses, float(deltas[-1]))
 
-    return Pair(one(remove, add), one(add, remove))
+    return PLDPair(one(remove, add), one(add, remove))
 
 
 def _lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -10,10 +10,10 @@ spread that keeps the mean does not lower a convex function's mean (Jensen). One
 Losses above the grid become infinite, those below it become its lowest point; both only raise delta. The error is of
 second order in the width of a cell.
 
-2. `Composition` convolves by Fourier transforms. Each distribution is first multiplied by exp(tilt * L) and normalised,
-which commutes with convolution. With the tilt of a saddle point the mean of the sum lies near the epsilon that is
-looked for, so a delta of 1e-15 is as exact as one of 0.1. (A sum without tilt is known to about 1e-16 in all, which is
-more than the tail that decides a small delta.)
+2. `GridComposition` convolves by Fourier transforms. Each distribution is first multiplied by exp(tilt * L) and
+normalised, which commutes with convolution. With the tilt of a saddle point the mean of the sum lies near the epsilon
+that is looked for, so a delta of 1e-15 is as exact as one of 0.1. (A sum without tilt is known to about 1e-16 in all,
+which is more than the tail that decides a small delta.)
 
 3. What the numbers lose is added: the norm of the rounding of the transforms is bounded by Higham 2002, Theorem 24.2,
 and what it adds to a delta by Cauchy and Schwarz; mass that leaves the window upwards is bounded by Chernoff's bound
@@ -32,21 +32,21 @@ from scipy import fft, signal
 
 Array = NDArray[np.float64]
 
-_U = 2.0**-53
-_ABOVE, _NEGLIGIBLE = math.log(1e8), math.log(1e7)
+_UNIT_ROUNDOFF = 2.0**-53
+_LOG_ABOVE_WINDOW, _LOG_NEGLIGIBLE = math.log(1e8), math.log(1e7)
 """As logarithms: of the tilted sum one in so many may lie above the window; a part of delta that does not matter."""
 _LARGEST_EXPONENT = 600.0
-_RARE, _LARGEST_TILT = 5.0, 1e15
-_FIRST_CELLS, _FIRST_POINTS, _ITERATIONS, _FEW = 2**16, 2**19, 60, 2**12
-CLOSE = 5e-5
+_RARE_TAIL, _LARGEST_TILT = 5.0, 1e15
+_FIRST_CELLS, _FIRST_POINTS, _ITERATIONS, _FEW_POINTS = 2**16, 2**19, 60, 2**12
+FIRST_GRID_ERROR = 5e-5
 """By this share of the variance a first grid may be off."""
-_ERROR, _MIN_ERROR = 2e-5, 2e-8
-_MAX_POINTS, _FINER, _WIDEST = 2**20, 8.0, 50
+_GRID_ERROR, _MIN_GRID_ERROR = 2e-5, 2e-8
+_MAX_POINTS, _MAX_REFINEMENT, _MAX_WIDENING = 2**20, 8.0, 50
 _SHIFTS = (0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
 
 
 @dataclass(frozen=True)
-class Cells:
+class CellMasses:
     """The masses of a pair between neighbouring edges.
 
     Attributes:
@@ -65,22 +65,22 @@ class Cells:
     slip: float = 0.0
 
 
-class Law(Protocol):
+class PrivacyLoss(Protocol):
     """The distribution of a privacy loss log P/Q."""
 
     def edges(self, p_tail: float, q_tail: float) -> Array:
         """A few hundred ascending losses; P and Q have at most these masses below the first and above the last."""
 
-    def cells(self, edges: Array) -> Cells:
+    def cells(self, edges: Array) -> CellMasses:
         """The masses between ascending losses, shape [edges]."""
 
 
 @dataclass(frozen=True)
-class Pair:
+class PLDPair:
     """The losses of a neighbour with one record less, and of one with one record more."""
 
-    remove: Law
-    add: Law
+    remove: PrivacyLoss
+    add: PrivacyLoss
 
     @property
     def is_symmetric(self) -> bool:
@@ -89,7 +89,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Points:
+class DiscretePLD:
     """A loss that takes finitely many values.
 
     Attributes:
@@ -119,7 +119,7 @@ class Points:
         return largest + math.log(total), mean, variance
 
 
-def connect_the_dots(edges: Array, cells: Cells) -> Points:
+def connect_the_dots(edges: Array, cells: CellMasses) -> DiscretePLD:
     """The loss whose values are the edges of cells; see the module's text for why it dominates."""
     lower = edges[:-1]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -133,34 +133,34 @@ def connect_the_dots(edges: Array, cells: Cells) -> Points:
     masses[0] += cells.below[0]
     # Edges, and the losses at them, are rounded by a few units in the last place.
     slip = cells.slip + 2.0**-49 * max(abs(float(edges[0])), abs(float(edges[-1])))
-    return Points(edges + slip, masses, cells.above[0])
+    return DiscretePLD(edges + slip, masses, cells.above[0])
 
 
-def _edges(law: Law, tail: float, low_tail: float) -> Array:
+def _edges(pld: PrivacyLoss, tail: float, low_tail: float) -> Array:
     """Edges from where P has at most `low_tail` below to where it has `tail` above."""
-    edges = law.edges(tail, 1.0)
-    cells = law.cells(edges)
+    edges = pld.edges(tail, 1.0)
+    cells = pld.cells(edges)
     below = np.append(0.0, np.cumsum(cells.p)) + cells.below[0]
     first = int(np.searchsorted(below, low_tail, side="right")) - 1
     return edges[min(max(first, 0), len(edges) - 2) :]
 
 
-def discretise(law: Law, grid: float, tail: float, low_tail: float = 0.0) -> Points:
-    """A loss on an equidistant grid that dominates the law's.
+def discretise(pld: PrivacyLoss, grid: float, tail: float, low_tail: float = 0.0) -> DiscretePLD:
+    """A loss on an equidistant grid that dominates that of a distribution.
 
     tail, low_tail: as in `tail_truncation` and `low_tail_truncation`.
     """
-    rough = _edges(law, tail, low_tail)
+    rough = _edges(pld, tail, low_tail)
     count = math.floor((rough[-1] - rough[0]) / grid) + 2
     edges = rough[0] + grid * np.arange(count + 1)
-    return connect_the_dots(edges, law.cells(edges))
+    return connect_the_dots(edges, pld.cells(edges))
 
 
 @dataclass(frozen=True)
-class Sum:
+class PLDSum:
     """The sum of independent losses: each with the number of times that it occurs."""
 
-    parts: Sequence[tuple[Points, int]]
+    parts: Sequence[tuple[DiscretePLD, int]]
 
     @property
     def infinity_mass(self) -> float:
@@ -173,7 +173,7 @@ class Sum:
         return sum(count for _, count in self.parts)
 
     def cumulant(self, tilt: float) -> tuple[float, float, float]:
-        """Like that of `Points`."""
+        """Like that of `DiscretePLD`."""
         each = [(points.cumulant(tilt), count) for points, count in self.parts]
         k, mean, variance = (math.fsum(count * one[i] for one, count in each) for i in range(3))
         return k, mean, variance
@@ -191,15 +191,15 @@ class Sum:
         """
         if self.delta_at_0 <= delta:
             return 0.0, 0.0
-        wanted = -math.log(max(delta - self.infinity_mass, 1e-320))
+        log_target = -math.log(max(delta - self.infinity_mass, 1e-320))
         variance = self.cumulant(0.0)[2]
-        low, high, tilt = 0.0, math.inf, math.sqrt(2 * wanted / variance) if variance > 0 else 0.0
+        low, high, tilt = 0.0, math.inf, math.sqrt(2 * log_target / variance) if variance > 0 else 0.0
         for _ in range(_ITERATIONS):  # Newton's method, inside a bracket
             k, mean, variance = self.cumulant(tilt)
-            missing = wanted - (tilt * mean - k)
+            missing = log_target - (tilt * mean - k)
             missing -= math.log(max(1.0, tilt * (1 + tilt) * math.sqrt(2 * math.pi * variance)))
             low, high = (tilt, high) if missing > 0 else (low, tilt)
-            if abs(missing) < 1e-2 * wanted or tilt > _LARGEST_TILT:
+            if abs(missing) < 1e-2 * log_target or tilt > _LARGEST_TILT:
                 break
             step = tilt + missing / (tilt * variance) if variance > 0 else 0.0
             if not max(low, tilt / 4) < step < min(high, 4 * tilt):
@@ -208,34 +208,34 @@ class Sum:
         return max(0.0, self.cumulant(tilt)[1]), tilt
 
 
-def sketch(laws: Sequence[tuple[Law, int]], tail: float, low_tail: float = 0.0) -> Sum:
-    """A sum of a few hundred points a law, for bounds and for the choice of a grid."""
+def sketch(plds: Sequence[tuple[PrivacyLoss, int]], tail: float, low_tail: float = 0.0) -> PLDSum:
+    """A sum of a few hundred points a distribution, for bounds and for the choice of a grid."""
     every = []
-    for law, count in laws:
-        edges = _edges(law, tail, low_tail)
-        every.append((connect_the_dots(edges, law.cells(edges)), count))
-    return Sum(every)
+    for pld, count in plds:
+        edges = _edges(pld, tail, low_tail)
+        every.append((connect_the_dots(edges, pld.cells(edges)), count))
+    return PLDSum(every)
 
 
-class Composition:
-    """The sum of independent losses on one grid, whose deltas are bounds of those of the laws.
+class GridComposition:
+    """The sum of independent losses on one grid, whose deltas are upper bounds.
 
     Args:
-        laws: Each with the number of times that it occurs.
+        plds: Each with the number of times that it occurs.
         grid: The width of a cell.
         delta: The delta that matters: less than a millionth of it is given to tails.
-        rough: The sum of a few hundred points a law, where it is known.
+        rough: The sum of a few hundred points a distribution, where it is known.
     """
 
     def __init__(
-        self, laws: Sequence[tuple[Law, int]], grid: float, delta: float, rough: Sum | None = None
+        self, plds: Sequence[tuple[PrivacyLoss, int]], grid: float, delta: float, rough: PLDSum | None = None
     ) -> None:
-        tail, low_tail = tail_truncation(laws, delta), low_tail_truncation(laws)
+        tail, low_tail = tail_truncation(plds, delta), low_tail_truncation(plds)
         self._grid, self._size = grid, 0
-        self._exact = Sum([(discretise(law, grid, tail, low_tail), count) for law, count in laws])
-        # A grid of few points may be so coarse that its losses spread further than those of the laws.
-        is_small = max(len(points.losses) for points, _ in self._exact.parts) <= _FEW
-        self._rough = self._exact if is_small else rough or sketch(laws, tail, low_tail)
+        self._exact = PLDSum([(discretise(pld, grid, tail, low_tail), count) for pld, count in plds])
+        # A grid of few points may be so coarse that its losses spread further than the distributions do.
+        is_small = max(len(points.losses) for points, _ in self._exact.parts) <= _FEW_POINTS
+        self._rough = self._exact if is_small else rough or sketch(plds, tail, low_tail)
 
     @property
     def points(self) -> int:
@@ -251,14 +251,14 @@ class Composition:
         """The smallest epsilon at which delta is known to be at most this one."""
         if min(self._rough.delta_at_0, self._exact.delta_at_0) <= delta:
             return 0.0
-        tilt, wider = self._tilt(delta), 0
+        tilt, widening = self._tilt(delta), 0
         while True:
-            tail = self._tilted_tail(tilt, delta, wider)
+            tail = self._tilted_tail(tilt, delta, widening)
             epsilon = tail.epsilon(delta)
             # Where losses take few values, epsilon may lie in a gap below the window.
-            if epsilon > max(0.0, tail.lowest) or wider > _WIDEST or self._size > _MAX_POINTS:
+            if epsilon > max(0.0, tail.lowest) or widening > _MAX_WIDENING or self._size > _MAX_POINTS:
                 return epsilon
-            wider = 4 * wider + 1
+            widening = 4 * widening + 1
 
     def deltas(self, epsilons: Array, min_delta: float) -> Array:
         """Bounds on delta at each epsilon, close where delta is at least `min_delta`, shape [epsilons]."""
@@ -280,16 +280,16 @@ class Composition:
         enough = max(math.log(delta) + 3.0, min(bounds) + 1.0)
         return float(next(tilt for tilt, bound in zip(tilts, bounds, strict=True) if bound <= enough))
 
-    def _tilted_tail(self, tilt: float, delta: float, wider: int = 0) -> "_Tail":
-        """The upper tail, from the transforms of the tilted losses; wider: adds so many lengths below."""
+    def _tilted_tail(self, tilt: float, delta: float, widening: int = 0) -> "_Tail":
+        """The upper tail, from the transforms of the tilted losses; widening: adds so many lengths below."""
         grid, parts = self._grid, self._exact.parts
         low, high, shift = self._window(tilt, delta)
         lowest = math.fsum(count * float(points.losses[0]) for points, count in parts)
-        low = max(lowest, low - wider * (high - low))
+        low = max(lowest, low - widening * (high - low))
         size = fft.next_fast_len(max(8, math.ceil((high - low) / grid) + 2), real=True)
         self._size = max(self._size, size)
         log_moment, index = 0.0, 0
-        magnitudes, angles, norms, bends = [], [], [], np.zeros(1)
+        log_moduli, angles, norms, conditioning = [], [], [], np.zeros(1)
         for points, count in parts:
             exponents = points.logarithms + tilt * points.losses
             largest = float(exponents.max())
@@ -303,26 +303,26 @@ class Composition:
             rest = weights.copy()
             rest[centre] = 0.0
             x = fft.rfft(_fold(rest, size, centre)) - float(rest.sum())
-            far = np.abs(x)
-            near_1 = np.log1p(np.where(far < 0.25, 2 * x.real + np.square(far), 0.0)) / 2
-            magnitudes.append(np.where(far < 0.25, near_1, np.log(np.maximum(np.abs(1 + x), 1e-300))))
+            modulus = np.abs(x)
+            log_near_1 = np.log1p(np.where(modulus < 0.25, 2 * x.real + np.square(modulus), 0.0)) / 2
+            log_moduli.append(np.where(modulus < 0.25, log_near_1, np.log(np.maximum(np.abs(1 + x), 1e-300))))
             angles.append(np.arctan2(x.imag, 1 + x.real))
-            bends = bends + count * (np.abs(magnitudes[-1]) + np.abs(angles[-1]) + far)
+            conditioning = conditioning + count * (np.abs(log_moduli[-1]) + np.abs(angles[-1]) + modulus)
             norms.append(float(rest.sum()))  # each value of a transform may be off by this times a few units
         counts = [count for _, count in parts]
-        log_size = sum(count * m for m, count in zip(magnitudes, counts, strict=True))
-        turn = sum(count * a for a, count in zip(angles, counts, strict=True))
-        product = np.exp(log_size)
-        sums = fft.irfft(product * np.exp(1j * turn), size)
+        log_product = sum(count * m for m, count in zip(log_moduli, counts, strict=True))
+        angle = sum(count * a for a, count in zip(angles, counts, strict=True))
+        product = np.exp(log_product)
+        sums = fft.irfft(product * np.exp(1j * angle), size)
         # What transforms and powers lose at most, as the norm of the error.
-        root, unit = math.sqrt(2 / size), 8 * _U * math.log2(size)
-        lost = unit * root * float(np.linalg.norm(product))
-        lost += 8 * _U * root * float(np.linalg.norm((1 + bends) * product))
-        for magnitude, count, norm in zip(magnitudes, counts, norms, strict=True):
-            lost += 2 * count * unit * norm * root * float(np.linalg.norm(np.exp(log_size - magnitude)))
+        root, unit = math.sqrt(2 / size), 8 * _UNIT_ROUNDOFF * math.log2(size)
+        error = unit * root * float(np.linalg.norm(product))
+        error += 8 * _UNIT_ROUNDOFF * root * float(np.linalg.norm((1 + conditioning) * product))
+        for log_modulus, count, norm in zip(log_moduli, counts, norms, strict=True):
+            error += 2 * count * unit * norm * root * float(np.linalg.norm(np.exp(log_product - log_modulus)))
         # Tilted masses are each off by a few units in the last place, as many times as they are multiplied.
-        rounding = 1 + 64 * _U * sum(counts)
-        sums, lost = np.maximum(sums, 0.0) * rounding, lost * rounding
+        rounding = 1 + 64 * _UNIT_ROUNDOFF * sum(counts)
+        sums, error = np.maximum(sums, 0.0) * rounding, error * rounding
         # The point with circular index i has the loss lowest + grid * (index + i), for i around 0.
         first = math.floor((low - lowest) / grid) - index
         sums = np.roll(sums, -(first % size))
@@ -330,7 +330,7 @@ class Composition:
         k, _, _ = self._exact.cumulant(tilt + shift)
         top = math.fsum(count * float(points.losses[-1]) for points, count in parts)
         beyond = math.exp(min(0.0, k - (tilt + shift) * float(losses[-1]))) if losses[-1] < top else 0.0
-        return _Tail(losses, sums, lost, tilt, log_moment, grid, self._exact.infinity_mass + beyond)
+        return _Tail(losses, sums, error, tilt, log_moment, grid, self._exact.infinity_mass + beyond)
 
     def _window(self, tilt: float, delta: float) -> tuple[float, float, float]:
         """Where nearly all of the tilted sum lies, and a further tilt with which Chernoff's bound says so.
@@ -341,19 +341,20 @@ class Composition:
         ends = [math.fsum(n * float(p.losses[at]) for p, n in self._exact.parts) for at in (0, -1)]
         if variance <= 0:
             return ends[0], ends[1] + self._grid, 1.0
-        shifts, rare = math.sqrt(2 * _ABOVE / variance) * np.array(_SHIFTS), _ABOVE
+        log_rarity = _LOG_ABOVE_WINDOW
+        shifts = math.sqrt(2 * log_rarity / variance) * np.array(_SHIFTS)
         for _ in range(2):  # the second time with what the first leaves above of delta
             low, high, best = ends[0], ends[1] + self._grid, 1.0
-            for shift in shifts * math.sqrt(rare / _ABOVE):
-                above = (self._rough.cumulant(tilt + shift)[0] - k + rare) / shift
+            for shift in shifts * math.sqrt(log_rarity / _LOG_ABOVE_WINDOW):
+                above = (self._rough.cumulant(tilt + shift)[0] - k + log_rarity) / shift
                 if above < high:
                     high, best = above, float(shift)
-            rare = max(_ABOVE, k - tilt * high - math.log(delta) + _NEGLIGIBLE)
-        rare = max(_RARE, k - tilt * high - math.log(delta) + _NEGLIGIBLE)
-        for shift in np.append(shifts * math.sqrt(rare / _ABOVE), tilt * np.array(_SHIFTS)):
+            log_rarity = max(_LOG_ABOVE_WINDOW, k - tilt * high - math.log(delta) + _LOG_NEGLIGIBLE)
+        log_rarity = max(_RARE_TAIL, k - tilt * high - math.log(delta) + _LOG_NEGLIGIBLE)
+        for shift in np.append(shifts * math.sqrt(log_rarity / _LOG_ABOVE_WINDOW), tilt * np.array(_SHIFTS)):
             if shift <= 0:
                 continue
-            low = max(low, (k - self._rough.cumulant(tilt - shift)[0] - rare) / shift)
+            low = max(low, (k - self._rough.cumulant(tilt - shift)[0] - log_rarity) / shift)
         return low, high, best
 
 
@@ -399,7 +400,11 @@ class _Tail:
         weights = np.sqrt(np.minimum(self._squared_weights, np.arange(len(losses), 0.0, -1.0)))
         sticks = sticks + self.error * np.exp(-self.tilt * relative) * weights
         scale = self.log_moment - self.tilt * middle
-        rounding = 1 + 8 * _U * len(losses) + 16 * _U * (abs(scale) + abs(self.tilt * middle))
+        rounding = (
+            1
+            + 8 * _UNIT_ROUNDOFF * len(losses)
+            + 16 * _UNIT_ROUNDOFF * (abs(scale) + abs(self.tilt * middle))
+        )
         with np.errstate(over="ignore", invalid="ignore"):
             deltas = np.nan_to_num(sticks * rounding * math.exp(min(scale, 700.0)), nan=1.0, posinf=1.0)
         return losses, deltas + self.infinity_mass
@@ -443,17 +448,17 @@ class _Tail:
         return np.where(is_inside, np.minimum(between, 1.0), outside)
 
 
-def tail_truncation(laws: Sequence[tuple[Law, int]], delta: float) -> float:
+def tail_truncation(plds: Sequence[tuple[PrivacyLoss, int]], delta: float) -> float:
     """Tail mass that is truncated per release, so that all releases together truncate a millionth of delta."""
-    return max(1e-300, 1e-6 * delta / sum(count for _, count in laws))
+    return max(1e-300, 1e-6 * delta / sum(count for _, count in plds))
 
 
-def low_tail_truncation(laws: Sequence[tuple[Law, int]]) -> float:
+def low_tail_truncation(plds: Sequence[tuple[PrivacyLoss, int]]) -> float:
     """Low tail mass per release whose loss is raised to the lowest one; of all releases together, one in a million."""
-    return 1e-6 / sum(count for _, count in laws)
+    return 1e-6 / sum(count for _, count in plds)
 
 
-class ComposedLoss:
+class ComposedPLD:
     """The loss of releases together, for a record less and for a record more.
 
     Args:
@@ -462,10 +467,11 @@ class ComposedLoss:
         grid: The width of a cell; by default as wide as accuracy allows, for each side by itself.
     """
 
-    def __init__(self, pairs: Sequence[tuple[Pair, int]], delta: float, grid: float | None = None) -> None:
+    def __init__(self, pairs: Sequence[tuple[PLDPair, int]], delta: float, grid: float | None = None) -> None:
         self._delta = delta
         self._sides = [
-            Composition(laws, grid or coarse_grid(laws, delta, CLOSE)[0], delta) for laws in sides_of(pairs)
+            GridComposition(plds, grid or coarse_grid(plds, delta, FIRST_GRID_ERROR)[0], delta)
+            for plds in sides_of(pairs)
         ]
 
     def epsilon(self, delta: float) -> float:
@@ -483,8 +489,8 @@ class ComposedLoss:
         return each[0], each[-1]
 
 
-def sides_of(pairs: Sequence[tuple[Pair, int]]) -> list[list[tuple[Law, int]]]:
-    """The laws for a record less, and those for a record more where these are others."""
+def sides_of(pairs: Sequence[tuple[PLDPair, int]]) -> list[list[tuple[PrivacyLoss, int]]]:
+    """The distributions for a record less, and those for a record more where these are others."""
     remove = [(pair.remove, count) for pair, count in pairs]
     if all(pair.is_symmetric for pair, _ in pairs):
         return [remove]
@@ -492,26 +498,26 @@ def sides_of(pairs: Sequence[tuple[Pair, int]]) -> list[list[tuple[Law, int]]]:
 
 
 def coarse_grid(
-    laws: Sequence[tuple[Law, int]], delta: float, error: float, rough: Sum | None = None
+    plds: Sequence[tuple[PrivacyLoss, int]], delta: float, error: float, rough: PLDSum | None = None
 ) -> tuple[float, float]:
     """A grid whose cells add about twice this share to the variance of the losses, and an estimate of epsilon.
 
     A cell adds about a sixth of its squared width to the variance of each release, if losses spread over many cells.
     """
-    rough = rough or sketch(laws, tail_truncation(laws, delta), low_tail_truncation(laws))
+    rough = rough or sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
     epsilon, tilt = rough.saddle_point(delta)
     longest = max(float(points.losses[-1] - points.losses[0]) for points, _ in rough.parts)
-    wanted = math.sqrt(12 * error * rough.cumulant(tilt)[2] / rough.count)
-    return max(wanted, longest / _FIRST_CELLS, epsilon / _FIRST_POINTS) or 1.0, epsilon
+    width = math.sqrt(12 * error * rough.cumulant(tilt)[2] / rough.count)
+    return max(width, longest / _FIRST_CELLS, epsilon / _FIRST_POINTS) or 1.0, epsilon
 
 
 def epsilon_of(
-    laws: Sequence[tuple[Law, int]],
+    plds: Sequence[tuple[PrivacyLoss, int]],
     delta: float,
     *,
     floor: float = 0.0,
-    first: float = CLOSE,
-    error: float = _ERROR,
+    first: float = FIRST_GRID_ERROR,
+    error: float = _GRID_ERROR,
 ) -> tuple[float, float]:
     """An epsilon that a finer grid would hardly reduce, and its grid.
 
@@ -519,26 +525,28 @@ def epsilon_of(
     has over a finer one tells how much is left.
 
     Args:
-        laws: Each with the number of times that it occurs.
+        plds: Each with the number of times that it occurs.
         delta: Above 0.
         floor: Below this the epsilon does not matter.
         first: The share of the variance by which the first grid may be off.
         error: About how much of the epsilon the last grid may add.
     """
-    rough = sketch(laws, tail_truncation(laws, delta), low_tail_truncation(laws))
+    rough = sketch(plds, tail_truncation(plds, delta), low_tail_truncation(plds))
     largest = math.fsum(count * float(points.losses[-1]) for points, count in rough.parts)
     if rough.infinity_mass <= delta and largest <= floor:
         return max(0.0, largest), largest or 1.0
-    grid, _ = coarse_grid(laws, delta, first, rough)
-    finer, cost = 2.0, Composition(laws, 2.0 * grid, delta, rough).epsilon(delta)
+    grid, _ = coarse_grid(plds, delta, first, rough)
+    refinement, cost = 2.0, GridComposition(plds, 2.0 * grid, delta, rough).epsilon(delta)
     while cost > floor:
-        sums = Composition(laws, grid, delta, rough)
-        before, cost = cost, min(cost, sums.epsilon(delta))
+        sums = GridComposition(plds, grid, delta, rough)
+        previous, cost = cost, min(cost, sums.epsilon(delta))
         # A grid whose cells are wide beside a tail may end without an epsilon where a finer one has it.
-        left = (before - cost) / (finer**2 - 1) if before < math.inf else math.inf
-        wanted = max(error * cost, _MIN_ERROR) if cost < math.inf else _MIN_ERROR
-        if left <= wanted or sums.points > _MAX_POINTS / 2 or sums.infinity_mass > delta:
+        remaining = (previous - cost) / (refinement**2 - 1) if previous < math.inf else math.inf
+        tolerance = max(error * cost, _MIN_GRID_ERROR) if cost < math.inf else _MIN_GRID_ERROR
+        if remaining <= tolerance or sums.points > _MAX_POINTS / 2 or sums.infinity_mass > delta:
             break
-        finer = min(max(2.0, math.sqrt(left / wanted)), _FINER, _MAX_POINTS / sums.points)
-        grid /= finer
+        refinement = min(
+            max(2.0, math.sqrt(remaining / tolerance)), _MAX_REFINEMENT, _MAX_POINTS / sums.points
+        )
+        grid /= refinement
     return cost, grid

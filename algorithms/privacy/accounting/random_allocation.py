@@ -44,8 +44,8 @@ from algorithms.privacy.accounting.event_rules import (
     TraceFields,
     register,
 )
-from algorithms.privacy.accounting.laws import AtomsLaw, GaussianLaw, normal_masses
-from algorithms.privacy.accounting.pld import Pair
+from algorithms.privacy.accounting.mechanism_plds import AtomsPLD, GaussianPLD, normal_masses
+from algorithms.privacy.accounting.pld import PLDPair
 
 Array = NDArray[np.float64]
 
@@ -241,21 +241,21 @@ def ratio_of_pass(
     return ratios, np.append(total.zero, total.masses) * (1 + _ROUNDING), total.lost / parts
 
 
-def pair_of_pass(event: RandomAllocationDpEvent, finer: float = 1.0) -> Pair:
+def pair_of_pass(event: RandomAllocationDpEvent, finer: float = 1.0) -> PLDPair:
     """The losses of a pass; finer: by how much its grid is finer than usual.
 
     With less noise than `MIN_NOISE`, and in a pass of one step, they are those of one sum over all records: P is a
     mixture of such, and no divergence of a mixture exceeds that of its parts.
     """
     if event.noise_multiplier < MIN_NOISE or event.parts == 1:
-        law = GaussianLaw(1 / event.noise_multiplier)
-        return Pair(law, law)
+        pld = GaussianPLD(1 / event.noise_multiplier)
+        return PLDPair(pld, pld)
     ratios, masses, lost = ratio_of_pass(event.noise_multiplier, event.parts, event.steps, finer)
     never = 0.0 if ratios[0] > 0 else float(masses[0])
     ratios, masses = ratios[masses > 0], masses[masses > 0]
     ratios, masses = ratios[ratios > 0], masses[ratios > 0]
     losses = np.log(ratios)
-    return Pair(AtomsLaw(losses, masses * ratios, lost), AtomsLaw(-losses[::-1], masses[::-1], never))
+    return PLDPair(AtomsPLD(losses, masses * ratios, lost), AtomsPLD(-losses[::-1], masses[::-1], never))
 
 
 @lru_cache(maxsize=256)
@@ -335,7 +335,7 @@ class _RandomAllocation(EventRule):
     def is_possible(self, event: Any) -> bool:
         return bool(0 < event.noise_multiplier < math.inf and 1 <= event.steps <= event.parts)
 
-    def losses(self, event: Any, grid: float, adjacency: Relation) -> Pair:
+    def losses(self, event: Any, grid: float, adjacency: Relation) -> PLDPair:
         return pair_of_pass(event, finer=float(np.clip(math.sqrt(CUSTOMARY_GRID / grid), 0.3, 2.0)))
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:

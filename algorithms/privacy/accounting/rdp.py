@@ -17,7 +17,7 @@ from scipy.special import gammaln, log_ndtr, logsumexp
 from scipy.stats import binom
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.laws import GroupLaw, Reversed
+from algorithms.privacy.accounting.mechanism_plds import GroupPLD, ReversedPLD
 from algorithms.privacy.accounting.pld import sketch
 
 _NEAR_NOTHING = 1e-9
@@ -98,7 +98,7 @@ def _series_moments(z: float, q: float, orders: tuple[float, ...]) -> np.ndarray
 
 
 def rdp_of_group(multiplier: float, rate: float, count: int, orders: tuple[float, ...]) -> np.ndarray:
-    """Bounds for the mixture of `laws.GroupLaw` both ways round, shape [orders].
+    """Bounds for the mixture of `mechanism_plds.GroupPLD` both ways round, shape [orders].
 
     With r = P/Q and Q = N(0, z^2), the moment E_Q r^a at a whole order a is a sum of normal integrals with centres in
     [0, a count]. The trapezoid rule is exact for each up to a share of 3 exp(-2 pi^2 / step^2), 2e-19 here.
@@ -109,7 +109,7 @@ def rdp_of_group(multiplier: float, rate: float, count: int, orders: tuple[float
     for order in orders:
         for whole in {math.floor(order), math.ceil(order)} - log_moments.keys():
             log_moments[whole] = _group_moment(multiplier, rate, count, whole)
-    back = sketch([(Reversed(GroupLaw(multiplier, rate, count)), 1)], _MIN_TAIL)
+    back = sketch([(ReversedPLD(GroupPLD(multiplier, rate, count)), 1)], _MIN_TAIL)
     max_loss = -count * math.log1p(-rate)
     divergences = []
     for order in orders:
@@ -165,7 +165,7 @@ def rdp_of_pure(epsilon: float, orders: np.ndarray) -> np.ndarray:
 
 
 def rdp_of_objective(noise_multiplier: float, curvature_ratio: float, orders: np.ndarray) -> np.ndarray:
-    """Bounds for the privacy loss of `laws.ObjectiveLaw`: Redberg, Koskela and Wang 2023."""
+    """Bounds for the privacy loss of `mechanism_plds.ObjectivePLD`: Redberg, Koskela and Wang 2023."""
     s = 1.0 / noise_multiplier
     divergences: np.ndarray = (
         math.log1p(curvature_ratio)

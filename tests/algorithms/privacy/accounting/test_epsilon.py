@@ -343,9 +343,9 @@ def test_what_an_event_costs_that_is_made_of_a_list_is_remembered(monkeypatch: p
     """A search asks for the price of its winner, whose card is verified, and again when it is reported."""
     computed, compute = list[float](), accounting.epsilon_of
 
-    def noting(laws: Any, *given: Any, **named: Any) -> Any:
-        computed.append(laws[0][1])
-        return compute(laws, *given, **named)
+    def noting(plds: Any, *given: Any, **named: Any) -> Any:
+        computed.append(plds[0][1])
+        return compute(plds, *given, **named)
 
     monkeypatch.setattr(accounting, "epsilon_of", noting)
     for noise in (7.25, 7.5):

@@ -26,7 +26,7 @@ from algorithms.privacy.accounting.epsilon import (
     rdp,
 )
 from algorithms.privacy.accounting.events import CorrelatedDpEvent, PureDpEvent, Schedule
-from algorithms.privacy.accounting.pld import Composition
+from algorithms.privacy.accounting.pld import GridComposition
 from tests.support.exact_losses import exact_epsilon
 
 
@@ -329,13 +329,13 @@ def test_no_transform_is_longer_than_a_few_million_points(
     rate: float, multiplier: float, steps: int, delta: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a calibration takes seconds: losses of a record more are tiny where those of a record less are large."""
-    points, compute = list[int](), Composition.epsilon
+    points, compute = list[int](), GridComposition.epsilon
 
-    def noting(self: Composition, delta: float) -> float:
+    def noting(self: GridComposition, delta: float) -> float:
         found = compute(self, delta)
         points.append(self.points)
         return found
 
-    monkeypatch.setattr(Composition, "epsilon", noting)
+    monkeypatch.setattr(GridComposition, "epsilon", noting)
     epsilon([(sampled(rate, multiplier), steps)], delta)
     assert 0 < max(points) <= 2**21

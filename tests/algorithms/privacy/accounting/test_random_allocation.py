@@ -30,7 +30,7 @@ from algorithms.privacy.accounting.events import (
     unrolled,
 )
 from algorithms.privacy.accounting.filters import RenyiFilter
-from algorithms.privacy.accounting.pld import ComposedLoss
+from algorithms.privacy.accounting.pld import ComposedPLD
 from algorithms.privacy.accounting.random_allocation import pair_of_pass
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
@@ -47,7 +47,7 @@ def passes(noise: float, parts: int, count: int) -> Schedule:
 
 def deltas(noise: float, parts: int, steps: int, epsilons: list[float]) -> list[float]:
     pair = pair_of_pass(RandomAllocationDpEvent(noise, parts, steps))
-    return ComposedLoss([(pair, 1)], 1e-9).deltas(np.array(epsilons)).tolist()
+    return ComposedPLD([(pair, 1)], 1e-9).deltas(np.array(epsilons)).tolist()
 
 
 def two_steps(noise: float, eps: float) -> float:

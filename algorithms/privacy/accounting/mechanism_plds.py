@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, xlogy
 from scipy.stats import binom
 
-from algorithms.privacy.accounting.pld import Cells, Law
+from algorithms.privacy.accounting.pld import CellMasses, PrivacyLoss
 
 Array = NDArray[np.float64]
 
@@ -57,7 +57,7 @@ def _normal(t: Array, scale: Array) -> tuple[Array, Array, float, float]:
 
 
 @dataclass(frozen=True)
-class GaussianLaw:
+class GaussianPLD:
     """N(mu, 1) against N(0, 1): a loss with mean mu^2 / 2 and standard deviation mu."""
 
     mu: float
@@ -68,16 +68,16 @@ class GaussianLaw:
         high = max((mean + reach for mean, reach in reaches if reach > -math.inf), default=0.0)
         return _knots(self.mu * low, self.mu * high, min(_NORMAL_STEP * self.mu, _LOSS_STEP))
 
-    def cells(self, edges: Array) -> Cells:
+    def cells(self, edges: Array) -> CellMasses:
         scaled, half = edges / self.mu, self.mu / 2
         scale = np.abs(scaled) + half
         p, p_error, p_below, p_above = _normal(scaled - half, scale)
         q, q_error, q_below, q_above = _normal(scaled + half, scale)
-        return Cells(p, q, p_error, q_error, (p_below, q_below), (p_above, q_above))
+        return CellMasses(p, q, p_error, q_error, (p_below, q_below), (p_above, q_above))
 
 
 @dataclass(frozen=True)
-class LaplaceLaw:
+class LaplacePLD:
     """Laplace noise of scale 1 / epsilon against the same moved by 1: the loss is epsilon, -epsilon or between."""
 
     epsilon: float
@@ -85,25 +85,25 @@ class LaplaceLaw:
     def edges(self, p_tail: float, q_tail: float) -> Array:
         return _knots(-self.epsilon, self.epsilon, _LOSS_STEP)
 
-    def cells(self, edges: Array) -> Cells:
+    def cells(self, edges: Array) -> CellMasses:
         e, inside = self.epsilon, np.clip(edges, -self.epsilon, self.epsilon)
         step = -np.expm1((inside[:-1] - inside[1:]) / 2)
         p, q = 0.5 * np.exp((inside[1:] - e) / 2) * step, 0.5 * np.exp(-(inside[:-1] + e) / 2) * step
-        ends = AtomsLaw(np.array([-e, e]), 0.5 * np.array([math.exp(-e), 1.0])).cells(edges)
+        ends = AtomsPLD(np.array([-e, e]), 0.5 * np.array([math.exp(-e), 1.0])).cells(edges)
         p, q = p + ends.p, q + ends.q
-        return Cells(p, q, 8 * _ROUNDING * p, 8 * _ROUNDING * q, ends.below, ends.above)
+        return CellMasses(p, q, 8 * _ROUNDING * p, 8 * _ROUNDING * q, ends.below, ends.above)
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """(1 - rate) Q + rate P against Q, where a law is that of P against Q."""
+class SampledPLD:
+    """(1 - rate) Q + rate P against Q, where `pld` is that of P against Q."""
 
-    law: Law
+    pld: PrivacyLoss
     rate: float
 
     def edges(self, p_tail: float, q_tail: float) -> Array:
         each = min(p_tail, q_tail) if p_tail < 1 else q_tail
-        losses = self.law.edges(min(1.0, p_tail / self.rate) if p_tail < 1 else 1.0, each)
+        losses = self.pld.edges(min(1.0, p_tail / self.rate) if p_tail < 1 else 1.0, each)
         # log(1 - rate + rate exp(loss)), without overflow
         low = np.log1p(self.rate * np.expm1(np.minimum(losses, 1.0)))
         high = losses + math.log(self.rate) + np.log1p((1 / self.rate - 1) * np.exp(-np.maximum(losses, 0.0)))
@@ -112,11 +112,11 @@ class Sampled:
         edges[0], edges[-1] = edges[0] - min(margin, _MARGIN), edges[-1] + margin
         return np.unique(edges)
 
-    def cells(self, edges: Array) -> Cells:
-        within = self.law.cells(_loss_without_sampling(edges, self.rate))
+    def cells(self, edges: Array) -> CellMasses:
+        within = self.pld.cells(_loss_without_sampling(edges, self.rate))
         rest, rate = 1 - self.rate, self.rate
         (p_below, q_below), (p_above, q_above) = within.below, within.above
-        return Cells(
+        return CellMasses(
             rest * within.q + rate * within.p,
             within.q,
             rest * within.q_error + rate * within.p_error + 4 * _ROUNDING * within.q,
@@ -136,22 +136,22 @@ def _loss_without_sampling(losses: Array, rate: float) -> Array:
 
 
 @dataclass(frozen=True)
-class Reversed:
-    """Q against P, where a law is that of P against Q."""
+class ReversedPLD:
+    """Q against P, where `pld` is that of P against Q."""
 
-    law: Law
+    pld: PrivacyLoss
 
     def edges(self, p_tail: float, q_tail: float) -> Array:
-        return -self.law.edges(q_tail, p_tail)[::-1]
+        return -self.pld.edges(q_tail, p_tail)[::-1]
 
-    def cells(self, edges: Array) -> Cells:
-        c = self.law.cells(-edges[::-1])
+    def cells(self, edges: Array) -> CellMasses:
+        c = self.pld.cells(-edges[::-1])
         each = (c.q[::-1], c.p[::-1], c.q_error[::-1], c.p_error[::-1])
-        return Cells(*each, below=c.above[::-1], above=c.below[::-1], slip=c.slip)
+        return CellMasses(*each, below=c.above[::-1], above=c.below[::-1], slip=c.slip)
 
 
 @dataclass(frozen=True)
-class PoissonReplaced:
+class PoissonReplacedPLD:
     """(1 - rate) N(0, z^2) + rate N(1, z^2) against (1 - rate) N(0, z^2) + rate N(-1, z^2)."""
 
     multiplier: float
@@ -178,7 +178,7 @@ class PoissonReplaced:
         difference: Array = sides[0] - sides[1]
         return difference
 
-    def cells(self, edges: Array) -> Cells:
+    def cells(self, edges: Array) -> CellMasses:
         z, half = self.multiplier, np.abs(edges) / 2
         # asinh(ratio sinh(loss / 2)) with the logarithm of the ratio, which may overflow
         ratio = xlogy(1, (1 - self.rate) / self.rate) + 0.5 / z**2
@@ -196,11 +196,13 @@ class PoissonReplaced:
             for m, u, d in zip(m_out, up_out, down_out, strict=True)
         )
         p, q = rest * middle + rate * up, rest * middle + rate * down
-        return Cells(p, q, rest * m_error + rate * up_error, rest * m_error + rate * down_error, below, above)
+        return CellMasses(
+            p, q, rest * m_error + rate * up_error, rest * m_error + rate * down_error, below, above
+        )
 
 
 @dataclass(frozen=True)
-class GroupLaw:
+class GroupPLD:
     """A Poisson sample of `count` records that all point one way, against none of them, with normal noise.
 
     P is the mixture of N(j, z^2) with the binomial chances that j of the records are sampled, Q is N(0, z^2). Ganesh
@@ -262,7 +264,7 @@ class GroupLaw:
         outputs = np.where(is_inside, outputs, np.where(losses <= known[0], -math.inf, math.inf))
         return outputs, float(missed.max(initial=0.0))
 
-    def cells(self, edges: Array) -> Cells:
+    def cells(self, edges: Array) -> CellMasses:
         outputs, slip = self._outputs(edges)
         at = outputs / self.multiplier
         q, q_error, q_below, q_above = _normal(at, np.abs(at))
@@ -273,42 +275,42 @@ class GroupLaw:
             mass, error, below, above = _normal(at - mean, np.abs(at) + mean)
             p, p_error = p + chance * mass, p_error + chance * (error + 16 * _ROUNDING * mass)
             p_below, p_above = p_below + chance * below, p_above + chance * above
-        return Cells(p, q, p_error, q_error, (p_below, q_below), (p_above, q_above), slip)
+        return CellMasses(p, q, p_error, q_error, (p_below, q_below), (p_above, q_above), slip)
 
 
 @dataclass(frozen=True)
-class Folded:
-    """The loss whose deltas are those of a law at every epsilon from 0 on, removing and adding alike.
+class FoldedPLD:
+    """The loss whose deltas are those of `pld` at every epsilon from 0 on, removing and adding alike.
 
-    Where both H(P'|Q') and H(Q'|P') are at most the law's delta(e) for all e >= 0, delta(-e) is at most
-    1 - exp(-e) + exp(-e) delta(e), which makes a whole profile: above 0 the loss is distributed as the law's, below 0
-    as the law's under Q with the sign turned round, and the rest of the mass lies at 0.
+    Where both H(P'|Q') and H(Q'|P') are at most its delta(e) for all e >= 0, delta(-e) is at most
+    1 - exp(-e) + exp(-e) delta(e), which makes a whole profile: above 0 the loss is distributed as under P, below 0 as
+    under Q with the sign turned round, and the rest of the mass lies at 0.
     """
 
-    law: Law
+    pld: PrivacyLoss
 
     def edges(self, p_tail: float, q_tail: float) -> Array:
-        above = self.law.edges(min(p_tail, q_tail), 1.0)
+        above = self.pld.edges(min(p_tail, q_tail), 1.0)
         above = np.append(0.0, above[above > 0])
         return np.unique(np.concatenate([-above, above]))
 
-    def cells(self, edges: Array) -> Cells:
-        up, down = self.law.cells(np.maximum(edges, 0.0)), self.law.cells(np.maximum(-edges[::-1], 0.0))
+    def cells(self, edges: Array) -> CellMasses:
+        up, down = self.pld.cells(np.maximum(edges, 0.0)), self.pld.cells(np.maximum(-edges[::-1], 0.0))
         p, q = up.p + down.q[::-1], up.q + down.p[::-1]
         errors = up.p_error + down.q_error[::-1], up.q_error + down.p_error[::-1]
         middle = max(0.0, 1.0 - self._above_0())
         at = min(max(int(np.searchsorted(edges, 0.0, side="left")) - 1, 0), len(p) - 1)
         p[at], q[at] = p[at] + middle, q[at] + middle
-        return Cells(p, q, *errors, (down.above[1], down.above[0]), (up.above[0], up.above[1]), up.slip)
+        return CellMasses(p, q, *errors, (down.above[1], down.above[0]), (up.above[0], up.above[1]), up.slip)
 
     def _above_0(self) -> float:
         """The masses of P and of Q above 0, added up."""
-        cells = self.law.cells(np.array([0.0, 1.0]))
+        cells = self.pld.cells(np.array([0.0, 1.0]))
         return float(cells.p[0] + cells.q[0]) + sum(cells.above)
 
 
 @dataclass(frozen=True)
-class ObjectiveLaw:
+class ObjectivePLD:
     """log(1 + ratio) + s^2 / 2 + |X| for X ~ N(0, s^2), which bounds the loss of an exact private minimum.
 
     s is 1 / multiplier. Between neighbours the density of the minimum changes by the Jacobian, a rank-one change, and
@@ -328,20 +330,20 @@ class ObjectiveLaw:
         high = s * _reach(min(p_tail, q_tail) / 2)
         return self._min_loss + _knots(0.0, high, min(_NORMAL_STEP * s, _LOSS_STEP))
 
-    def cells(self, edges: Array) -> Cells:
+    def cells(self, edges: Array) -> CellMasses:
         s = 1 / self.multiplier
         t = np.maximum(edges - self._min_loss, 0.0) / s
         scale = (np.abs(edges) + self._min_loss) / s
         p, p_error, _, p_above = _normal(t, scale)
         q, q_error, _, q_above = _normal(t + s, scale + s)
         weight = 2 * math.exp(min(s**2 / 2 - self._min_loss, 700.0))
-        return Cells(
+        return CellMasses(
             2 * p, weight * q, 2 * p_error, weight * q_error, (0.0, 0.0), (2 * p_above, weight * q_above)
         )
 
 
 @dataclass(frozen=True)
-class AtomsLaw:
+class AtomsPLD:
     """A loss that takes finitely many values, by their chances under P."""
 
     losses: Array
@@ -353,7 +355,7 @@ class AtomsLaw:
         edges: Array = self.losses[np.unique(some)]
         return edges if len(edges) > 1 else np.append(edges, edges[0] + _MARGIN)
 
-    def cells(self, edges: Array) -> Cells:
+    def cells(self, edges: Array) -> CellMasses:
         at = np.searchsorted(edges, self.losses, side="left") - 1
         at[self.losses == edges[0]] = 0
         is_inside = (at >= 0) & (at < len(edges) - 1)
@@ -364,4 +366,4 @@ class AtomsLaw:
         is_above = ~is_inside & ~is_below
         below = float(self.masses[is_below].sum()), float(weights[is_below].sum())
         above = float(self.masses[is_above].sum()) + self.infinity_mass, float(weights[is_above].sum())
-        return Cells(p, q, 8 * _ROUNDING * p, 8 * _ROUNDING * q, below, above)
+        return CellMasses(p, q, 8 * _ROUNDING * p, 8 * _ROUNDING * q, below, above)
