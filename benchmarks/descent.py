@@ -69,7 +69,7 @@ class WholeStep:
         barrier = Barrier(
             self.data,
             self.model,
-            spend=self.plan.open_filter(),
+            privacy_filter=self.plan.open_filter(),
             generator=secure_generator(),
             delta=_TARGET.budget.delta,
             trace=Trace(),

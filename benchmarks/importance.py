@@ -60,7 +60,7 @@ class Asking:
         model = workload.build()
         self.point, self.batch, self.count = model.initial_parameters(), batch, len(records.labels)
         self.barrier = Barrier(
-            records, model, spend=Free(), generator=seeded_generator(0), delta=1e-5, trace=Trace()
+            records, model, privacy_filter=Free(), generator=seeded_generator(0), delta=1e-5, trace=Trace()
         )
 
     def wait(self) -> None:

@@ -52,7 +52,7 @@ def main(
     barrier = Barrier(
         held,
         model,
-        spend=Free(),
+        privacy_filter=Free(),
         generator=seeded_generator(0),
         delta=1e-5,
         trace=Trace(),

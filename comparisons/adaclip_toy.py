@@ -164,7 +164,7 @@ def distances(
     barrier = Barrier(
         data or records(dimension),
         model(dimension),
-        spend=Uncounted(),
+        privacy_filter=Uncounted(),
         generator=seeded_generator(seed),
         delta=DELTA,
         trace=trace,

@@ -57,7 +57,7 @@ def distance_of(context: Context, trial: Trial) -> dict[str, Any]:
     barrier = ObservedBarrier(
         records,
         model,
-        spend=plan.open_filter(),
+        privacy_filter=plan.open_filter(),
         generator=seeded_generator(trial.noise_seed),
         delta=trial.delta,
         trace=trace,

@@ -77,7 +77,7 @@ def learn_shared_features(
     barrier = Barrier(
         records,
         user_level_model(model, rows),
-        spend=plan.open_filter(),
+        privacy_filter=plan.open_filter(),
         generator=generator,
         delta=plan.target.budget.delta,
         trace=trace,

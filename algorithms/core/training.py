@@ -87,13 +87,13 @@ def train(
     )
     first_trace = Trace() if shared_features is None else _recost(plan, shared_features[1])
     progress, step, trace = resumed or (start, 0, first_trace)
-    rows, spend = plan.facts.rows_per_user, plan.open_filter()
+    rows, privacy_filter = plan.facts.rows_per_user, plan.open_filter()
     for event in trace.events():
-        spend.charge(event)
+        privacy_filter.charge(event)
     barrier = (barrier_of or Barrier)(
         open_records(),
         user_level_model(model, rows),
-        spend=spend,
+        privacy_filter=privacy_filter,
         generator=generator,
         delta=plan.target.budget.delta,
         trace=trace,
@@ -165,8 +165,8 @@ def _recost(plan: Plan, trace: Trace) -> Trace:
 
     They were recorded under another run's filter, whose costs a trial's trace must not reveal.
     """
-    spend, rows = plan.open_filter(), []
+    privacy_filter, rows = plan.open_filter(), []
     for row, event in zip(trace.rows, trace.events(), strict=True):
-        spend.charge(event)
-        rows.append(replace(row, epsilon=spend.spent(plan.target.budget.delta)))
+        privacy_filter.charge(event)
+        rows.append(replace(row, epsilon=privacy_filter.spent(plan.target.budget.delta)))
     return Trace(rows)

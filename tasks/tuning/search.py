@@ -184,7 +184,9 @@ class Trial:
         barrier = Barrier(
             held,
             user_level_model(model, rows),
-            spend=ScheduleFilter(schedule, Budget(epsilon(schedule, delta, accountant="rdp"), delta)),
+            privacy_filter=ScheduleFilter(
+                schedule, Budget(epsilon(schedule, delta, accountant="rdp"), delta)
+            ),
             generator=self._generator("score"),
             delta=delta,
             trace=score_trace,

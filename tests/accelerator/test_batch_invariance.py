@@ -38,7 +38,7 @@ def barrier(
     return Barrier(
         Records(rows, np.zeros(100, np.int64)),
         Model("mine", RoundsByPlace(), loss, scores=lambda outputs: outputs),
-        spend=ScheduleFilter([], Budget(1.0, 1e-5)),
+        privacy_filter=ScheduleFilter([], Budget(1.0, 1e-5)),
         generator=Generator(bytes(32), private=private),
         delta=1e-5,
         trace=Trace(),

@@ -81,14 +81,14 @@ def model_behind(features: Features) -> Model:
 
 def barrier(features: Features, data: MadeUp, *, count: int | None = COUNT) -> Barrier:
     events = schedule_of(features, SHAPE, count, QUIET)
-    spend = ScheduleFilter(events, Budget(1e9, 1e-5))
+    privacy_filter = ScheduleFilter(events, Budget(1e9, 1e-5))
     model, source = model_behind(features), seeded_generator(1)
     if isinstance(features, TargetScale):
         data = MadeUp(data.features, (data.labels - 1.0).astype(np.float32))
     return Barrier(
         data,
         model,
-        spend=spend,
+        privacy_filter=privacy_filter,
         generator=source,
         delta=1e-5,
         trace=Trace(),

@@ -36,7 +36,7 @@ class Free:
 
 def barrier(records: MadeUp, model: Model | None = None, **changes: Any) -> Barrier:
     settings: dict[str, Any] = {
-        "spend": Free(),
+        "privacy_filter": Free(),
         "generator": seeded_generator(5),
         "delta": 1e-5,
         "trace": Trace(),

@@ -213,7 +213,7 @@ def run(
     barrier = Watched(
         records,
         model,
-        spend=plan.open_filter(),
+        privacy_filter=plan.open_filter(),
         generator=generator or seeded_generator(7),
         delta=plan.target.budget.delta,
         trace=trace,

@@ -79,7 +79,7 @@ def run(method: Algorithm[Any], plan: Plan, records: Box) -> tuple[Tensor, Trace
     barrier = Barrier(
         records,
         model(),
-        spend=plan.open_filter(),
+        privacy_filter=plan.open_filter(),
         generator=seeded_generator(7),
         delta=plan.target.budget.delta,
         trace=trace,

@@ -48,7 +48,7 @@ def run(method: DPAGD, plan: Plan, *, seed: int = 7, name: str = "logistic") -> 
     barrier = Barrier(
         made_up(),
         model,
-        spend=plan.open_filter(),
+        privacy_filter=plan.open_filter(),
         generator=seeded_generator(seed),
         delta=DELTA,
         trace=trace,
@@ -75,25 +75,25 @@ class Scripted:
     """A stand-in for the barrier: gradients and selections as given, under the plan's own filter."""
 
     def __init__(self, plan: Plan, *, chosen: Sequence[int], gradients: Sequence[Tensor] = ()) -> None:
-        self.spend = plan.open_filter()
+        self.privacy_filter = plan.open_filter()
         self.chosen, self.gradients = list(chosen), list(gradients)
         self.asked: list[Any] = []
         self.multipliers: list[float] = []
         self.lines: list[LineCandidates] = []
 
     def affords(self, release: Release) -> bool:
-        return self.spend.affords(release.event())
+        return self.privacy_filter.affords(release.event())
 
     def gradient(self, parameters: Tensor, **terms: Any) -> Tensor:
         release = Release("gradient", terms["sampling"], terms["clipping"], terms["noise"], terms["divisor"])
-        self.spend.charge(release.event())
+        self.privacy_filter.charge(release.event())
         self.asked.append(release)
         self.multipliers.append(release.noise.multiplier)
         return self.gradients.pop(0) if self.gradients else torch.tensor([3.0, 4.0])
 
     def argmin(self, line: LineCandidates, **terms: Any) -> int:
         release = argmin_release(terms["bound"], terms["noise"], terms["sampling"])
-        self.spend.charge(release.event())
+        self.privacy_filter.charge(release.event())
         self.asked.append(release)
         self.lines.append(line)
         return self.chosen.pop(0) if self.chosen else 1

@@ -111,12 +111,14 @@ def _trace(kind: Kind, steps: int, noise_multiplier: float) -> Trace:
         releases += [gradient_release(Poisson(RATE), L2(0.5), Gaussian(noise_multiplier), BATCH)] * steps
     trace = Trace()
     schedule = run_lengths([release.event() for release in releases])
-    spend = ScheduleFilter(schedule, Budget(epsilon(schedule, DELTA), DELTA))
+    privacy_filter = ScheduleFilter(schedule, Budget(epsilon(schedule, DELTA), DELTA))
     first_step = len(releases) - steps
     for index, release in enumerate(releases):
-        spend.charge(release.event())
+        privacy_filter.charge(release.event())
         trace.step = max(0, index - first_step)
-        trace.record(release, release.event(), noise_std=release.noise_scale, epsilon=spend.spent(DELTA))
+        trace.record(
+            release, release.event(), noise_std=release.noise_scale, epsilon=privacy_filter.spent(DELTA)
+        )
     return trace
 
 

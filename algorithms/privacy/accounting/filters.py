@@ -243,9 +243,9 @@ class ZCDPFilter:
     """A zCDP filter: the events' rho add up to at most `rho`, for any adaptive choice (Bun and Steinke 2016).
 
     Example:
-        >>> spend = ZCDPFilter(0.5)
-        >>> spend.charge(dp.GaussianDpEvent(1.0))
-        >>> spend.affords(dp.GaussianDpEvent(1.0))
+        >>> privacy_filter = ZCDPFilter(0.5)
+        >>> privacy_filter.charge(dp.GaussianDpEvent(1.0))
+        >>> privacy_filter.affords(dp.GaussianDpEvent(1.0))
         False
     """
 

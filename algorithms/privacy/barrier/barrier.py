@@ -217,7 +217,7 @@ __all__ = ["Barrier", "ComputeConfig", "Records"]
 class Barrier:
     """Holds records and releases answers about them.
 
-    model: the architecture whose losses are differentiated. spend: the run's filter. generator: the secret source of
+    model: the architecture whose losses are differentiated. privacy_filter: the run's. generator: the secret source of
     noise and coins. delta: for the epsilon that the trace states. trace: records each release. last_norms: the norms
     that importance sampling remembers, empty at a run's start. diagnostics: records each gradient without noise; for
     public records only. Raises RefusedError, before anything is spent, if the model mixes records or the answers could
@@ -233,7 +233,7 @@ class Barrier:
         >>> from algorithms.privacy.mechanisms.sampling import FullBatch
         >>> model = build("softmax", input_shape=(3,), classes=2, seed=0)
         >>> records = SimpleNamespace(features=np.ones((8, 3), np.float32), labels=np.zeros(8, np.int64))
-        >>> run = {"spend": ZCDPFilter(0.5), "generator": secure_generator(), "delta": 1e-5, "trace": Trace()}
+        >>> run = {"privacy_filter": ZCDPFilter(0.5), "generator": secure_generator(), "delta": 1e-5, "trace": Trace()}
         >>> barrier = Barrier(records, model, **run)
         >>> terms = {"sampling": FullBatch(), "clipping": L2(1.0), "noise": Gaussian(1.0), "divisor": 8.0}
         >>> barrier.gradient(model.initial_parameters(), **terms).shape
@@ -248,7 +248,7 @@ class Barrier:
         records: Records,
         model: Model,
         *,
-        spend: Filter,
+        privacy_filter: Filter,
         generator: Generator,
         delta: float,
         trace: Trace,
@@ -260,7 +260,7 @@ class Barrier:
         self.__exact.compute.check_rounding(self.__exact.engine, private=generator.private)
         self.__records = records
         self.__generator = generator
-        self.__spend = spend
+        self.__privacy_filter = privacy_filter
         self.__model = model
         self.__delta = delta
         self.__trace = trace
@@ -405,7 +405,7 @@ class Barrier:
         return Barrier(
             records,
             model,
-            spend=self.__spend,
+            privacy_filter=self.__privacy_filter,
             generator=self.__generator,
             delta=self.__delta,
             trace=self.__trace,
@@ -425,7 +425,7 @@ class Barrier:
 
     def affords(self, release: Release) -> bool:
         """Whether the filter can pay for a release now."""
-        return self.__spend.affords(release.event())
+        return self.__privacy_filter.affords(release.event())
 
     def __check_process(self) -> None:
         if os.getpid() != self.__process:  # a fork is a copy, too
@@ -448,10 +448,13 @@ class Barrier:
                 " is paid for once; ask for the steps in their order, one release each."
             )
         event = release.event()
-        self.__spend.charge(event)
+        self.__privacy_filter.charge(event)
         self.__allocated += isinstance(sampling, RandomAllocation)
         self.__trace.record(
-            release, event, noise_std=noise_std(release, dimension), epsilon=self.__spend.spent(self.__delta)
+            release,
+            event,
+            noise_std=noise_std(release, dimension),
+            epsilon=self.__privacy_filter.spent(self.__delta),
         )
         return self.__generator.stream(len(self.__trace.rows) - 1)
 

@@ -136,25 +136,25 @@ def test_a_plan_under_a_renyi_filter_holds_whatever_its_rounding(order: float, t
 
 def test_a_planned_run_under_replace_one_is_held_to_its_schedule() -> None:
     plan = under_replace_one()
-    spend, event = plan.open_filter(), plan.schedule[0][0]
-    stated = [spend.spent(DELTA)]
+    privacy_filter, event = plan.open_filter(), plan.schedule[0][0]
+    stated = [privacy_filter.spent(DELTA)]
     for done in range(1, 13):
-        spend.charge(event)
-        stated.append(spend.spent(DELTA))
+        privacy_filter.charge(event)
+        stated.append(privacy_filter.spent(DELTA))
         assert stated[-1] >= epsilon([(event, done)], DELTA, adjacency=REPLACE_ONE) - 1e-9
     assert stated == sorted(stated)
     assert stated[-1] == plan.cost.epsilon <= 2.0
     with pytest.raises(BudgetRefusedError):
-        spend.charge(event)
+        privacy_filter.charge(event)
 
 
 def carded(folder: Path, plan: Plan, releases: list[Release]) -> RunRecord:
     """What a run of `plan` would leave, its plan and trace in `folder`."""
-    trace, spend = Trace(), plan.open_filter()
+    trace, privacy_filter = Trace(), plan.open_filter()
     for one in releases:
-        spend.charge(one.event())
+        privacy_filter.charge(one.event())
         std = noise_std(one, FACTS.parameters)
-        trace.record(one, one.event(), noise_std=std, epsilon=spend.spent(plan.cost.delta))
+        trace.record(one, one.event(), noise_std=std, epsilon=privacy_filter.spent(plan.cost.delta))
     return left_by(folder, plan, trace)
 
 

@@ -230,12 +230,12 @@ def test_a_crash_between_charge_and_answer_counts_as_spent(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, first = planned(case), usual(case).trace.rows[0]
-    spend = plan.open_filter()
-    monkeypatch.setattr(Plan, "open_filter", lambda self: spend)
+    privacy_filter = plan.open_filter()
+    monkeypatch.setattr(Plan, "open_filter", lambda self: privacy_filter)
     monkeypatch.setattr(Generator, "stream", _crash)
     with pytest.raises(StoppedError):
         run(method(case), plan, made_up(), MODEL)
-    assert spend.spent(plan.target.budget.delta) == first.epsilon
+    assert privacy_filter.spent(plan.target.budget.delta) == first.epsilon
 
 
 def _crash(*_arguments: Any) -> Tensor:

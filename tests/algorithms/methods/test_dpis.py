@@ -54,13 +54,13 @@ class Scripted:
     """A stand-in for the barrier under the plan's own filter: K / (N C) of each release of norms as given."""
 
     def __init__(self, plan: Plan, fractions: Sequence[float], *, records: float = MANY) -> None:
-        self.spend, self.fractions, self.records = plan.open_filter(), list(fractions), records
+        self.privacy_filter, self.fractions, self.records = plan.open_filter(), list(fractions), records
         self.steps: list[dict[str, Any]] = []
         self.events: list[dp.DpEvent] = []
         self.norms: list[float] = []
 
     def _charge(self, event: dp.DpEvent) -> None:
-        self.spend.charge(event)
+        self.privacy_filter.charge(event)
         self.events.append(event)
 
     def total(self, _statistic: Callable[..., Tensor], *, bound: L2, noise: Gaussian) -> Tensor:

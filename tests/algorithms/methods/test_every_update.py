@@ -78,7 +78,7 @@ def walk(made: Algorithm[Any], model: Model) -> Walk:
     barrier = Watched(
         made_up(classes=2),
         model,
-        spend=plan.open_filter(),
+        privacy_filter=plan.open_filter(),
         generator=seeded_generator(7),
         delta=DELTA,
         trace=trace,

@@ -61,7 +61,7 @@ def some(count: int, width: int = WIDTH) -> MadeUp:
 def released(
     method: Algorithm[Any], plan: Plan, records: MadeUp, *, seed: int = 7, model: Model = MODEL
 ) -> Tensor:
-    asked = barrier(records, model, spend=plan.open_filter(), generator=seeded_generator(seed))
+    asked = barrier(records, model, privacy_filter=plan.open_filter(), generator=seeded_generator(seed))
     return method.released(method.step(method.init(model.initial_parameters(), plan), plan, asked))
 
 

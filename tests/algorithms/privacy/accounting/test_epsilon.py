@@ -172,10 +172,10 @@ def test_the_tight_accountant_is_never_above_the_other(z: float, rate: float, st
     assert epsilon(schedule, 1e-5) <= epsilon(schedule, 1e-5, accountant="rdp") + 1e-3
 
 
-def spend_all(spend: ZCDPFilter | RenyiFilter, event: dp.DpEvent) -> int:
+def spend_all(privacy_filter: ZCDPFilter | RenyiFilter, event: dp.DpEvent) -> int:
     count = 0
-    while spend.affords(event):
-        spend.charge(event)
+    while privacy_filter.affords(event):
+        privacy_filter.charge(event)
         count += 1
     return count
 
@@ -183,33 +183,33 @@ def spend_all(spend: ZCDPFilter | RenyiFilter, event: dp.DpEvent) -> int:
 @given(z=st.floats(5, 100), target=st.floats(0.1, 8))
 @settings(max_examples=25, deadline=None)
 def test_a_zcdp_filter_stops_before_its_budget_is_passed(z: float, target: float) -> None:
-    spend = ZCDPFilter(rho_of_budget(Budget(target, 1e-6)))
-    count = spend_all(spend, dp.GaussianDpEvent(z))
-    assert spend.spent(1e-6) <= target
+    privacy_filter = ZCDPFilter(rho_of_budget(Budget(target, 1e-6)))
+    count = spend_all(privacy_filter, dp.GaussianDpEvent(z))
+    assert privacy_filter.spent(1e-6) <= target
     assert count == 0 or epsilon([(dp.GaussianDpEvent(z), count)], 1e-6) <= target
     with pytest.raises(BudgetRefusedError, match="stop here"):
-        spend.charge(dp.GaussianDpEvent(z))
+        privacy_filter.charge(dp.GaussianDpEvent(z))
 
 
 @pytest.mark.parametrize("order", [5.0, 8.0])
 def test_a_renyi_filter_stops_before_its_budget_is_passed(order: float) -> None:
     target, event = Budget(4.0, 1e-5), dp.PoissonSampledDpEvent(0.05, dp.GaussianDpEvent(1.5))
-    spend = RenyiFilter(order, target)
-    count = spend_all(spend, event)
+    privacy_filter = RenyiFilter(order, target)
+    count = spend_all(privacy_filter, event)
     assert count > 5
-    assert spend.spent(1e-5) <= 4.0
-    one_more = spend.spent(1e-5) + rdp([(event, 1)], orders=(order,))[0]
+    assert privacy_filter.spent(1e-5) <= 4.0
+    one_more = privacy_filter.spent(1e-5) + rdp([(event, 1)], orders=(order,))[0]
     assert one_more > 4.0
     assert epsilon([(event, count)], 1e-5) < 4.0
 
 
 def test_a_schedule_filter_states_the_part_and_in_the_end_the_whole() -> None:
     total = Budget(epsilon([(GAUSSIAN, 3)], 1e-5), 1e-5)
-    spend = ScheduleFilter([(GAUSSIAN, 3)], total)
-    stated = [spend.spent(1e-5)]
+    privacy_filter = ScheduleFilter([(GAUSSIAN, 3)], total)
+    stated = [privacy_filter.spent(1e-5)]
     for _ in range(3):
-        spend.charge(GAUSSIAN)
-        stated.append(spend.spent(1e-5))
+        privacy_filter.charge(GAUSSIAN)
+        stated.append(privacy_filter.spent(1e-5))
     assert stated == sorted(stated)
     assert stated[0] == 0.0
     assert stated[1] >= epsilon([(GAUSSIAN, 1)], 1e-5)
@@ -220,11 +220,11 @@ def test_what_is_spent_so_far_is_the_accountants_own_curve() -> None:
     """By PLD, as dp_accounting has it; Rényi bounds are at the total of such a schedule long before its end."""
     event = dp.PoissonSampledDpEvent(64 / 1436, dp.GaussianDpEvent(0.849))
     total = Budget(epsilon([(event, 30)], 1e-5), 1e-5)
-    spend = ScheduleFilter([(event, 30)], total, accountant="pld")
-    assert spend.spent(1e-5) == 0.0
+    privacy_filter = ScheduleFilter([(event, 30)], total, accountant="pld")
+    assert privacy_filter.spent(1e-5) == 0.0
     for number in range(1, 31):
-        spend.charge(event)
-        stated = spend.spent(1e-5)
+        privacy_filter.charge(event)
+        stated = privacy_filter.spent(1e-5)
         assert stated <= total.epsilon
         if number in (1, 8, 29):
             expected = PLDAccountant().compose(event, number).get_epsilon(1e-5)
@@ -249,20 +249,20 @@ def test_the_curve_is_that_of_another_program(
     event = event if rate == 1.0 else dp.PoissonSampledDpEvent(rate, event)
     count = max(curve)
     total = Budget(epsilon([(event, count)], delta), delta)
-    spend = ScheduleFilter([(event, count)], total, accountant="pld")
+    privacy_filter = ScheduleFilter([(event, count)], total, accountant="pld")
     for number in range(1, count + 1):
-        spend.charge(event)
+        privacy_filter.charge(event)
         if number in curve:
             above = 0.002 if number <= 64 or number == count else 0.035
-            assert curve[number] * (1 - 1e-4) <= spend.spent(delta) <= curve[number] * (1 + above)
+            assert curve[number] * (1 - 1e-4) <= privacy_filter.spent(delta) <= curve[number] * (1 + above)
 
 
 def test_a_pure_epsilon_is_spent_release_by_release() -> None:
-    spend = ScheduleFilter([(dp.LaplaceDpEvent(10.0), 4)], Budget(0.4, 0.0), accountant="pure")
+    privacy_filter = ScheduleFilter([(dp.LaplaceDpEvent(10.0), 4)], Budget(0.4, 0.0), accountant="pure")
     stated = []
     for _ in range(4):
-        spend.charge(dp.LaplaceDpEvent(10.0))
-        stated.append(spend.spent(0.0))
+        privacy_filter.charge(dp.LaplaceDpEvent(10.0))
+        stated.append(privacy_filter.spent(0.0))
     assert stated == pytest.approx([0.1, 0.2, 0.3, 0.4])
 
 

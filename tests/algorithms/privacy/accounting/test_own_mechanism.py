@@ -98,7 +98,7 @@ def nothing(features: Tensor, label: Tensor) -> Tensor:
 
 def test_a_new_mechanism_is_charged_drawn_and_traced() -> None:
     trace = Trace()
-    asked = barrier(no_records(16), spend=ZCDPFilter(0.5 / 4.0**2), trace=trace)
+    asked = barrier(no_records(16), privacy_filter=ZCDPFilter(0.5 / 4.0**2), trace=trace)
     answer = asked.total(nothing, bound=L1(2.0), noise=Twofold(4.0)).numpy()
     (row,) = trace.rows
     assert answer.std() == pytest.approx(row.noise_std, rel=0.05)
@@ -116,7 +116,7 @@ def test_a_new_mechanism_is_planned_and_stands_on_a_card(tmp_path: Path) -> None
     plan = plan_fixed(releases, target=target, facts=facts)
     assert plan.noise_multiplier == pytest.approx(2.0, rel=1e-3)
     trace = Trace()
-    asked = barrier(no_records(16), spend=plan.open_filter(), trace=trace)
+    asked = barrier(no_records(16), privacy_filter=plan.open_filter(), trace=trace)
     asked.total(nothing, bound=L1(2.0), noise=Twofold(plan.noise_multiplier))
     card = build(left_by(tmp_path, plan, trace))
     assert [query.noise for query in card.mechanism.queries] == ["twofold"]

@@ -197,8 +197,8 @@ def test_passes_of_another_number_of_steps_draw_anew() -> None:
 
 def test_an_adaptive_run_pays_for_a_step_with_other_noise_than_its_pass() -> None:
     """Later steps are free under a Rényi filter, so a step with a hundredth of the noise would be."""
-    spend = RenyiFilter(8.0, Budget(50.0, 1e-5))
-    asked = barrier(made_up(20), spend=spend)
+    privacy_filter = RenyiFilter(8.0, Budget(50.0, 1e-5))
+    asked = barrier(made_up(20), privacy_filter=privacy_filter)
 
     def ask(noise: float, step: int) -> None:
         sampling = RandomAllocation(5, 3, step)
@@ -206,12 +206,12 @@ def test_an_adaptive_run_pays_for_a_step_with_other_noise_than_its_pass() -> Non
         asked.gradient(point, sampling=sampling, clipping=L2(1.0), noise=Gaussian(noise), divisor=4.0)
 
     ask(1.0, 0)
-    cost = spend.spent(1e-5)
+    cost = privacy_filter.spent(1e-5)
     with pytest.raises(RefusedError, match="later steps of a pass"):
         ask(0.01, 1)
     for step in (1, 2):
         ask(1.0, step)
-    assert spend.spent(1e-5) == cost > 0.0
+    assert privacy_filter.spent(1e-5) == cost > 0.0
 
 
 def test_events_are_written_and_read_and_have_no_bound_where_nothing_is_proven() -> None:
@@ -248,8 +248,8 @@ def test_passes_are_drawn_independently() -> None:
 
 
 def test_the_barrier_answers_each_step_of_a_pass_once_and_in_order() -> None:
-    spend, trace = Free(), Trace()
-    asked = barrier(made_up(40), spend=spend, trace=trace)
+    privacy_filter, trace = Free(), Trace()
+    asked = barrier(made_up(40), privacy_filter=privacy_filter, trace=trace)
     point = small_model().initial_parameters()
 
     def ask(step: int) -> None:
@@ -265,7 +265,7 @@ def test_the_barrier_answers_each_step_of_a_pass_once_and_in_order() -> None:
     for step in range(1, 6):
         ask(step)
     first, later = RandomAllocationDpEvent(1.0, 4, 4), RandomAllocationStepDpEvent(1.0, 4)
-    assert spend.events == [first, later, later, later, RandomAllocationDpEvent(1.0, 4, 2), later]
+    assert privacy_filter.events == [first, later, later, later, RandomAllocationDpEvent(1.0, 4, 2), later]
     resumed = barrier(made_up(40), trace=trace)
     with pytest.raises(RefusedError, match="asked for after 6 others"):
         resumed.gradient(
@@ -282,12 +282,15 @@ def test_dp_sgd_plans_and_takes_the_steps_of_its_passes() -> None:
     assert (round(1 / plan.sampling_rate), plan.divisor) == (3, pytest.approx(50 / 3))
     assert [count for _, count in plan.schedule] == [1, 2, 1, 2, 1]
     assert plan.schedule[-1][0] == RandomAllocationDpEvent(plan.noise_multiplier, 3, 1)
-    spend = Free()
-    asked, state = barrier(records, spend=spend), method.init(model.initial_parameters(), plan)
+    privacy_filter = Free()
+    asked, state = (
+        barrier(records, privacy_filter=privacy_filter),
+        method.init(model.initial_parameters(), plan),
+    )
     for _ in range(7):
         state = method.step(state, plan, asked)
         assert isinstance(state, DPSGDState)
-    assert spend.events == [event for event, count in plan.schedule for _ in range(count)]
+    assert privacy_filter.events == [event for event, count in plan.schedule for _ in range(count)]
     private = DPSGD(steps=4, sampling_rate=0.25, sampling="random_allocation").plan(
         Target(Budget(2.0, 1e-5)), PlanningFacts(records=None, parameters=3, layers=1, classes=2)
     )

@@ -134,24 +134,24 @@ def test_sums_are_divided_by_the_public_number_not_by_the_batch() -> None:
 
 def test_what_is_not_afforded_touches_and_records_nothing() -> None:
     trace, model = Trace(), small_model()
-    spend = ZCDPFilter(1e-3)
-    asked = barrier(made_up(), model, spend=spend, trace=trace)
+    privacy_filter = ZCDPFilter(1e-3)
+    asked = barrier(made_up(), model, privacy_filter=privacy_filter, trace=trace)
     release = gradient_release(FullBatch(), L2(1.0), Gaussian(1.0), 1.0)
     assert not asked.affords(release)
     with pytest.raises(BudgetRefusedError, match="costs more than"):
         ask(asked, L2(1.0), model.initial_parameters())
     assert trace.rows == []
-    assert spend.spent(1e-5) == 0.0
+    assert privacy_filter.spent(1e-5) == 0.0
 
 
 def test_a_planned_run_keeps_to_its_order() -> None:
     first, second = dp.GaussianDpEvent(1.0), dp.GaussianDpEvent(2.0)
-    spend = ScheduleFilter([(first, 1), (second, 1)], Budget(10.0, 1e-5))
-    assert not spend.affords(second)
+    privacy_filter = ScheduleFilter([(first, 1), (second, 1)], Budget(10.0, 1e-5))
+    assert not privacy_filter.affords(second)
     with pytest.raises(BudgetRefusedError, match="follow the plan"):
-        spend.charge(second)
-    spend.charge(first)
-    assert spend.affords(second) and not spend.affords(first)
+        privacy_filter.charge(second)
+    privacy_filter.charge(first)
+    assert privacy_filter.affords(second) and not privacy_filter.affords(first)
 
 
 TRACKING = nn.InstanceNorm1d(3, track_running_stats=True)
@@ -183,14 +183,14 @@ def test_threads_are_as_few_as_leave_a_record_the_same_in_any_place(
 
 @pytest.mark.parametrize("shape", [(0,), (50,), (52,)])
 def test_points_that_do_not_fit_the_model_are_refused_before_the_charge(shape: tuple[int, ...]) -> None:
-    spend = Free()
-    asked = barrier(made_up(), spend=spend)
+    privacy_filter = Free()
+    asked = barrier(made_up(), privacy_filter=privacy_filter)
     with pytest.raises(RefusedError, match="do not fit the model"):
         ask(asked, L2(1.0), torch.zeros(shape))
     for candidates in (torch.zeros(2, *shape), torch.zeros(0, 51)):
         with pytest.raises(RefusedError, match="do not fit the model"):
             asked.argmin(candidates, bound=1.0, noise=Gumbel(0.5))
-    assert spend.events == []
+    assert privacy_filter.events == []
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -205,10 +205,14 @@ def test_a_candidate_that_is_not_finite_is_never_selected(bad: float) -> None:
 
 
 def test_per_layer_bounds_that_do_not_fit_the_model_are_refused_before_the_charge() -> None:
-    spend, model = Free(), conv_model()
+    privacy_filter, model = Free(), conv_model()
     with pytest.raises(RefusedError, match="3 bounds, the model has 2 layers"):
-        ask(barrier(made_up(), model, spend=spend), PerLayer((1.0, 1.0, 1.0)), model.initial_parameters())
-    assert spend.events == []
+        ask(
+            barrier(made_up(), model, privacy_filter=privacy_filter),
+            PerLayer((1.0, 1.0, 1.0)),
+            model.initial_parameters(),
+        )
+    assert privacy_filter.events == []
 
 
 def test_a_module_that_centres_its_batch_is_refused() -> None:

@@ -114,25 +114,29 @@ every_question = pytest.mark.parametrize("kind", list(QUESTIONS))
 class Guarded:
     """Records whose values may not be touched before the charge; the shape of a record is public."""
 
-    def __init__(self, spend: Free) -> None:
-        self.spend = spend
+    def __init__(self, privacy_filter: Free) -> None:
+        self.privacy_filter = privacy_filter
 
     @property
     def labels(self) -> np.ndarray:
-        assert self.spend.events, "the records were touched before the charge"
+        assert self.privacy_filter.events, "the records were touched before the charge"
         return made_up(classes=2).labels
 
     @property
     def features(self) -> np.ndarray:
-        return made_up(classes=2).features if self.spend.events else np.zeros((0, 1, 4, 4), dtype=np.float32)
+        return (
+            made_up(classes=2).features
+            if self.privacy_filter.events
+            else np.zeros((0, 1, 4, 4), dtype=np.float32)
+        )
 
 
 @every_question
 def test_every_question_is_charged_its_event_before_the_look(kind: str) -> None:
     ask, event = QUESTIONS[kind]
-    spend, trace = Free(), Trace()
-    ask(barrier(Guarded(spend), spend=spend, trace=trace))  # type: ignore[arg-type]
-    assert spend.events == [event]
+    privacy_filter, trace = Free(), Trace()
+    ask(barrier(Guarded(privacy_filter), privacy_filter=privacy_filter, trace=trace))  # type: ignore[arg-type]
+    assert privacy_filter.events == [event]
     assert trace.events() == [event]
 
 
@@ -175,14 +179,14 @@ def test_two_releases_share_no_noise(kind: str) -> None:
 @every_question
 def test_no_question_goes_on_in_a_fork(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would draw the noise that the first process draws, for another answer."""
-    spend, trace = Free(), Trace()
-    asked = barrier(made_up(classes=2), spend=spend, trace=trace)
+    privacy_filter, trace = Free(), Trace()
+    asked = barrier(made_up(classes=2), privacy_filter=privacy_filter, trace=trace)
     second = asked.with_model(small_model())
     monkeypatch.setattr("os.getpid", lambda: -1)
     for each in (asked, second):
         with pytest.raises(RefusedError, match="in another process than it was made in"):
             QUESTIONS[kind][0](each)
-    assert spend.events == [] and trace.rows == []
+    assert privacy_filter.events == [] and trace.rows == []
 
 
 def test_a_second_model_of_a_run_has_noise_of_its_own() -> None:

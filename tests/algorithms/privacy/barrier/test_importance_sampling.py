@@ -164,12 +164,12 @@ def test_a_record_without_a_finite_gradient_never_takes_part(value: float) -> No
 
 
 def test_a_total_of_norms_is_their_sum_cut_off_and_is_charged_once_each() -> None:
-    spend, trace = Free(), Trace()
-    asked = barrier(axes(), axes_model(), spend=spend, trace=trace)
+    privacy_filter, trace = Free(), Trace()
+    asked = barrier(axes(), axes_model(), privacy_filter=privacy_filter, trace=trace)
     for bound in (0.5, 1.0, 9.0):
         total = asked.norm_total(torch.zeros(COUNT), bound=L2(bound), noise=NO_NOISE)
         assert total == pytest.approx(np.minimum(SCALES, bound).sum(), rel=1e-4)
-    assert spend.events == [dp.GaussianDpEvent(1e-6)] * 3
+    assert privacy_filter.events == [dp.GaussianDpEvent(1e-6)] * 3
     assert [row.kind for row in trace.rows] == ["norms"] * 3
     assert [row.clip_norm for row in trace.rows] == [0.5, 1.0, 9.0]
 
@@ -224,14 +224,16 @@ def test_a_total_of_norms_tells_later_samples_whom_to_look_at(monkeypatch: pytes
 
 @pytest.mark.parametrize("sampling", [FullBatch(), Poisson(0.5)])
 def test_a_count_of_norms_is_half_the_difference_and_costs_by_a_half(sampling: Any) -> None:
-    spend, trace = Free(), Trace()
-    asked = barrier(axes(), axes_model(), spend=spend, trace=trace)
+    privacy_filter, trace = Free(), Trace()
+    asked = barrier(axes(), axes_model(), privacy_filter=privacy_filter, trace=trace)
     answer = asked.norm_count(torch.zeros(COUNT), bound=L2(1.0), noise=NO_NOISE, sampling=sampling)
     coins = seeded_generator(5).stream(0).of_sample().coins(COUNT, 0.5)
     rows = np.arange(COUNT) if sampling == FullBatch() else np.flatnonzero(coins)
     assert answer == pytest.approx(np.where(SCALES[rows] <= 1.0, 0.5, -0.5).sum(), abs=1e-3)
     inner = dp.GaussianDpEvent(1e-6)
-    assert spend.events == [inner if sampling == FullBatch() else dp.PoissonSampledDpEvent(0.5, inner)]
+    assert privacy_filter.events == [
+        inner if sampling == FullBatch() else dp.PoissonSampledDpEvent(0.5, inner)
+    ]
     assert (trace.rows[0].kind, trace.rows[0].clip_norm) == ("norm count", 0.5)
 
 
@@ -360,11 +362,11 @@ def test_the_event_is_that_of_the_lemma() -> None:
     [(L2(1.0), Gaussian(1.0)), (L1(1.0), Laplace(1.0)), (Normalised(1.0, 0.01), Gaussian(1.0))],
 )
 def test_importance_samples_of_anything_else_are_refused(clipping: Any, noise: Any) -> None:
-    spend = Free()
+    privacy_filter = Free()
     with pytest.raises(RefusedError):
-        asked, point = barrier(made_up(), spend=spend), small_model().initial_parameters()
+        asked, point = barrier(made_up(), privacy_filter=privacy_filter), small_model().initial_parameters()
         step(asked, point, clipping=clipping, noise=noise)
-    assert spend.events == []
+    assert privacy_filter.events == []
 
 
 def test_releases_of_norms_without_a_proof_are_refused() -> None:
@@ -395,8 +397,10 @@ def test_terms_that_no_sample_can_have_are_refused(terms: dict[str, float]) -> N
 
 
 def test_norms_in_bfloat16_are_refused_before_the_charge() -> None:
-    spend = Free()
-    asked = barrier(made_up(), replace(small_model(), precision=torch.bfloat16), spend=spend)
+    privacy_filter = Free()
+    asked = barrier(
+        made_up(), replace(small_model(), precision=torch.bfloat16), privacy_filter=privacy_filter
+    )
     point = small_model().initial_parameters()
     for ask in (
         lambda: step(asked, point),
@@ -405,14 +409,14 @@ def test_norms_in_bfloat16_are_refused_before_the_charge() -> None:
     ):
         with pytest.raises(RefusedError, match="bfloat16"):
             ask()
-    assert spend.events == []
+    assert privacy_filter.events == []
 
 
 @pytest.mark.parametrize("count", [0, 3])
 def test_a_question_that_is_impossible_is_refused_whether_there_are_records_or_not(count: int) -> None:
     """An error of the arithmetic would tell that somebody was drawn."""
-    spend = Free()
-    asked, point = barrier(made_up(count), spend=spend), small_model().initial_parameters()
+    privacy_filter = Free()
+    asked, point = barrier(made_up(count), privacy_filter=privacy_filter), small_model().initial_parameters()
     wrong = Affine(1.0, torch.zeros(7), torch.ones(7))
     questions: list[Any] = [lambda: step(asked, point, Poisson(1.0), clipping=wrong)]  # type: ignore[arg-type]
     questions += [lambda: asked.norm_count(point, bound=wrong, noise=Gaussian(1.0))]  # type: ignore[arg-type]
@@ -428,4 +432,4 @@ def test_a_question_that_is_impossible_is_refused_whether_there_are_records_or_n
     for question in questions:
         with pytest.raises(RefusedError, match="give"):
             question()
-    assert spend.events == []
+    assert privacy_filter.events == []

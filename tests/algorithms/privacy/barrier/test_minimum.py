@@ -199,9 +199,9 @@ def assert_normal(residuals: NDArray[np.float64]) -> None:
 
 def test_noise_on_the_result_has_the_scale_that_is_charged() -> None:
     asked = problem(tolerance=0.1)
-    empty = barrier(no_records(20_000), wide(20_000), spend=(spend := Free()))
+    empty = barrier(no_records(20_000), wide(20_000), privacy_filter=(privacy_filter := Free()))
     answers = torch.cat([empty.minimum(asked, noise=Gaussian(1.3)) for _ in range(3)]).double().numpy()
-    assert spend.events == [dp.GaussianDpEvent(1.3)] * 3
+    assert privacy_filter.events == [dp.GaussianDpEvent(1.3)] * 3
     assert_normal(answers / (1.3 * (0.7 + 2 * 0.1) / 2.0))
 
 
@@ -238,12 +238,14 @@ def test_noise_in_the_objective_and_on_the_result_have_the_scales_that_are_charg
 def test_what_has_no_bound_is_refused_before_anything_is_charged(
     model: Model, noise: Any, changes: dict[str, float], message: str
 ) -> None:
-    spend, trace = Free(), Trace()
+    privacy_filter, trace = Free(), Trace()
     images = MadeUp(np.ones((3, 1, 4, 4), np.float32), np.zeros(3, np.int64))
     records = some(3) if model.parameter_count == WIDTH + 1 else images
     with pytest.raises(RefusedError, match=message):
-        barrier(records, model, spend=spend, trace=trace).minimum(problem(**changes), noise=noise)
-    assert spend.events == [] and trace.rows == []
+        barrier(records, model, privacy_filter=privacy_filter, trace=trace).minimum(
+            problem(**changes), noise=noise
+        )
+    assert privacy_filter.events == [] and trace.rows == []
 
 
 @pytest.mark.parametrize("name", ["clip_norm", "regularisation", "tolerance", "input_norm", "curvature"])

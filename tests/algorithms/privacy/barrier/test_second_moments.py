@@ -57,20 +57,22 @@ def test_a_record_that_is_not_finite_counts_as_zero() -> None:
 
 @pytest.mark.parametrize("statistic", [lambda f, y: f.sum(), lambda f, y: f, lambda f, y: f[0, :, :, None]])
 def test_moments_of_what_is_no_matrix_are_refused_before_the_charge(statistic: Any) -> None:
-    spend = Free()
+    privacy_filter = Free()
     with pytest.raises(RefusedError, match="matrix of each record"):
-        barrier(made_up(), spend=spend).moment(statistic, bound=L2(1.0), noise=Gaussian(1.0))
-    assert spend.events == []
+        barrier(made_up(), privacy_filter=privacy_filter).moment(
+            statistic, bound=L2(1.0), noise=Gaussian(1.0)
+        )
+    assert privacy_filter.events == []
 
 
 def test_a_statistic_that_cannot_be_taken_of_records_at_once_fails_before_the_charge() -> None:
     """Else only an empty sample would get an answer."""
-    spend = Free()
+    privacy_filter = Free()
     with pytest.raises(RuntimeError):
-        barrier(made_up(), spend=spend).total(
+        barrier(made_up(), privacy_filter=privacy_filter).total(
             lambda f, y: f.sum() if f.sum() > 0 else -f.sum(), bound=L2(1.0), noise=Gaussian(1.0)
         )
-    assert spend.events == []
+    assert privacy_filter.events == []
 
 
 def test_a_record_of_which_a_statistic_cannot_be_taken_counts_as_zero() -> None:

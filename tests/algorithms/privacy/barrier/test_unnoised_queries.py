@@ -43,10 +43,10 @@ def telling() -> MadeUp:
 
 @pytest.mark.parametrize("kind", OF_THE_MODEL)
 def test_what_fails_stays_charged_and_tells_nothing_of_a_record(kind: str) -> None:
-    spend = Free()
+    privacy_filter = Free()
     with pytest.raises(QueryFailedError, match="cause is withheld") as failed:
-        QUESTIONS[kind][0](barrier(telling(), spend=spend))
-    assert len(spend.events) == 1
+        QUESTIONS[kind][0](barrier(telling(), privacy_filter=privacy_filter))
+    assert len(privacy_filter.events) == 1
     assert str(SECRET) not in str(failed.value)
     assert failed.value.__cause__ is failed.value.__context__ is None
 
@@ -261,8 +261,8 @@ def test_a_failure_that_only_some_records_cause_is_not_told_on_made_up_ones() ->
 
 
 def test_a_statistic_that_fails_is_refused_before_its_charge() -> None:
-    spend = Free()
-    asked = barrier(made_up(), spend=spend)
+    privacy_filter = Free()
+    asked = barrier(made_up(), privacy_filter=privacy_filter)
     with pytest.raises(RuntimeError, match="size"):
         asked.total(lambda one, _label: one.flatten() + torch.zeros(5), bound=L2(1.0), noise=Gaussian(1.0))
-    assert not spend.events
+    assert not privacy_filter.events

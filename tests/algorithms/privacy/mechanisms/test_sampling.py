@@ -125,12 +125,12 @@ def test_each_record_takes_part_at_the_charged_rate_by_coins_of_its_own(
 ) -> None:
     """Each record as often as the rate in the event that was charged says, and alike in no two releases."""
     records = MadeUp(5 * np.eye(count, dtype=np.float32), np.zeros(count, dtype=np.int64))
-    spend, releases = Free(), 400 if count > 1 else 2000
+    privacy_filter, releases = Free(), 400 if count > 1 else 2000
     model = build("logistic_through_origin", input_shape=(count,), classes=2, seed=0)
-    asked = barrier(records, model, spend=spend)
+    asked = barrier(records, model, privacy_filter=privacy_filter)
     took_part = np.array([shown_by(kind, asked, sampling) for _ in range(releases)])
-    rate = charged_rate(spend.events[0])
-    assert set(spend.events) == {spend.events[0]} and set(np.unique(took_part)) <= {0, 1}
+    rate = charged_rate(privacy_filter.events[0])
+    assert set(privacy_filter.events) == {privacy_filter.events[0]} and set(np.unique(took_part)) <= {0, 1}
     assert stats.binomtest(int(took_part.sum()), took_part.size, rate).pvalue > FALSE_ALARM
     each = [stats.binomtest(int(found), releases, rate).pvalue for found in took_part.sum(axis=0)]
     assert min(each) > FALSE_ALARM / count
@@ -146,10 +146,10 @@ def test_each_record_takes_part_at_the_charged_rate_by_coins_of_its_own(
 
 @pytest.mark.parametrize("records", [39, 41])
 def test_a_sample_of_another_number_of_records_is_refused_before_the_charge(records: int) -> None:
-    spend, trace = Free(), Trace()
+    privacy_filter, trace = Free(), Trace()
     with pytest.raises(RefusedError, match="public size"):
-        one_step(made_up(40), WithoutReplacement(7, records), spend=spend, trace=trace)
-    assert spend.events == [] and trace.rows == []
+        one_step(made_up(40), WithoutReplacement(7, records), privacy_filter=privacy_filter, trace=trace)
+    assert privacy_filter.events == [] and trace.rows == []
 
 
 def test_a_replaced_record_moves_a_sample_s_sum_by_at_most_twice_its_bound() -> None:
@@ -168,9 +168,9 @@ def test_a_sample_of_fixed_size_is_charged_as_such(clipping: Any, noise: Any) ->
     event = gradient_release(WithoutReplacement(7, 40), clipping, noise, 7.0).event()
     inner = dp.GaussianDpEvent(3.0) if isinstance(noise, Gaussian) else dp.LaplaceDpEvent(3.0)
     assert event == dp.SampledWithoutReplacementDpEvent(40, 7, inner)
-    for spend in (ZCDPFilter(100.0), RenyiFilter(8.0, Budget(100.0, 1e-5))):
+    for privacy_filter in (ZCDPFilter(100.0), RenyiFilter(8.0, Budget(100.0, 1e-5))):
         with pytest.raises(RefusedError):
-            spend.charge(event)
+            privacy_filter.charge(event)
 
 
 def test_a_step_on_a_sample_is_repeated_bit_for_bit_when_a_run_is_taken_up() -> None:
@@ -237,10 +237,10 @@ def test_the_noise_of_a_selection_has_the_sign_and_scale_of_its_law(noise: Any) 
 @pytest.mark.parametrize(("count", "sampling"), [(4, None), (8, Poisson(0.5)), (0, Poisson(0.5))])
 def test_a_selection_prefers_as_its_law_says(count: int, sampling: Poisson | None, noise: Any) -> None:
     """Of a sample, the law's mixture over how many take part at the rate that was charged."""
-    spend, points = Free(), candidates()
-    asked = barrier(ones(count), spend=spend)
+    privacy_filter, points = Free(), candidates()
+    asked = barrier(ones(count), privacy_filter=privacy_filter)
     chosen = [asked.argmin(points, bound=0.5, noise=noise, sampling=sampling) for _ in range(600)]
-    likely = stats.binom.pmf(np.arange(count + 1), count, charged_rate(spend.events[0]))
+    likely = stats.binom.pmf(np.arange(count + 1), count, charged_rate(privacy_filter.events[0]))
     laws = np.stack([law(took_part * LOSSES, noise) for took_part in range(count + 1)])
     check_law(chosen, likely @ laws)
 
@@ -270,13 +270,13 @@ def test_a_selection_on_a_sample_is_repeated_bit_for_bit_when_a_run_is_taken_up(
 
 def test_a_plan_of_samples_allows_nothing_else() -> None:
     event = dp.SampledWithoutReplacementDpEvent(40, 7, dp.GaussianDpEvent(3.0))
-    spend = ScheduleFilter([(event, 2)], Budget(1.0, 1e-5), dp.NeighboringRelation.REPLACE_ONE)
+    privacy_filter = ScheduleFilter([(event, 2)], Budget(1.0, 1e-5), dp.NeighboringRelation.REPLACE_ONE)
     for other in (
         dp.SampledWithoutReplacementDpEvent(40, 8, dp.GaussianDpEvent(3.0)),
         dp.SampledWithoutReplacementDpEvent(41, 7, dp.GaussianDpEvent(3.0)),
         dp.PoissonSampledDpEvent(7 / 40, dp.GaussianDpEvent(3.0)),
     ):
         with pytest.raises(BudgetRefusedError, match="follow the plan"):
-            spend.charge(other)
-    spend.charge(event)
-    assert spend.affords(event)
+            privacy_filter.charge(other)
+    privacy_filter.charge(event)
+    assert privacy_filter.affords(event)
