@@ -210,6 +210,8 @@ class DataCard(Strict):
     folder: the folder of its files in a mirror and among the downloads, if not its name; data sets may share one.
     classes: names of the classes; or, instead, target: for rows a number or several labels, for texts the next token or
     a tag for each word.
+    costs: of two classes, what it costs to take a record of a class for one of the other; 1 for one that is not named.
+    The cheapest threshold is chosen on what is released of held-out records.
     alternatives: other sets of files with the same records (if private, with the same test files), tried after `files`.
     composition: how the population's runs add up, fixed when it is first seen. blocks_per_person: the number of blocks
     in which a person may have one record each; with 1, the unit of privacy is one record in one block.
@@ -240,6 +242,10 @@ class DataCard(Strict):
     records: Records
     classes: tuple[Word, ...] = ()
     target: Target | None = Field(default=None, exclude_if=lambda value: value is None)
+    # in no dump, since they change no model
+    costs: dict[Word, Annotated[FiniteFloat, Field(gt=0)]] | None = Field(
+        default=None, min_length=1, exclude=True
+    )
     shape: tuple[PositiveInt, ...] | None = None
     reader: Format
     files: dict[str, File] = Field(default_factory=dict)
@@ -348,6 +354,10 @@ class DataCard(Strict):
             _check_labels(self.label_type, self.reader)
         if len(set(self.classes)) < len(self.classes):
             raise ValueError("a class is listed twice")
+        if self.costs is not None and not (len(self.classes) == 2 and self.costs.keys() <= {*self.classes}):
+            raise ValueError(
+                "costs are of mistakes about two classes, by their names; name those, or leave costs out"
+            )
         shape = self.shape or ()
         is_synthetic = len(shape) == 1 and len(self.classes) == 2 and self.records.train is not None
         if isinstance(self.reader, Synthetic) and not is_synthetic:

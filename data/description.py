@@ -157,6 +157,7 @@ class DatasetInfo:
     reader of the owner's own, the digest of its source. each_record_alone: whether the owner declares that it reads
     each record by itself. cells: of a table that is encoded as active cells, their layout; features are then the
     numbers of cells. groups: of a table with private held-out records, the columns by which metrics may be given.
+    costs: of two classes, what it costs to take a record of the first, and of the second, for one of the other.
     """
 
     dataset: str
@@ -193,6 +194,7 @@ class DatasetInfo:
     cells: Annotated[CellFacts | None, Field(exclude_if=lambda value: value is None)] = None
     holdout_why: Annotated[str | None, Field(exclude_if=lambda value: value is None)] = None
     groups: Annotated[tuple[GroupColumn, ...], Field(exclude_if=lambda value: not value)] = ()
+    costs: Annotated[tuple[float, float] | None, Field(exclude_if=lambda value: value is None)] = None
 
     @property
     def padding(self) -> int:
@@ -226,7 +228,7 @@ class DatasetInfo:
     @property
     def digest(self) -> str:
         """SHA-256 of the description; it covers only public facts, and no declaration that changes no record."""
-        described = replace(self, each_record_alone=False, holdout_why=None)
+        described = replace(self, each_record_alone=False, holdout_why=None, costs=None)
         return hashlib.sha256(described.to_json().encode()).hexdigest()
 
     def check_reader(self) -> None:
@@ -306,7 +308,15 @@ def dataset_info(
         cells=cells_of(card),
         holdout_why=card.holdout_why,
         groups=_groups(card) if is_as_read and card.holdout == "private" else (),
+        costs=_costs(card),
     )
+
+
+def _costs(card: DataCard) -> tuple[float, float] | None:
+    if card.costs is None:
+        return None
+    first, second = (card.costs.get(name, 1.0) for name in card.classes)
+    return first, second
 
 
 def _groups(card: DataCard) -> tuple[GroupColumn, ...]:

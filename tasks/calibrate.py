@@ -25,6 +25,7 @@ from algorithms.gradients import linear_layer
 from algorithms.models import Model
 from algorithms.models.cells import behind_cells
 from algorithms.models.feature_transforms import in_front, shape_after
+from algorithms.models.objectives import with_class_weights
 from algorithms.models.saved import adapted
 from algorithms.privacy.accounting import Budget
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE
@@ -84,6 +85,8 @@ def model_of(chosen: params.Model, public: DatasetInfo) -> Model:
         predicts=public.label_type.kind,
         settings=chosen.own_settings,
     )
+    if chosen.class_weights is not None:
+        model = with_class_weights(model, class_weights_of(chosen.class_weights, public))
     model = adapted(
         model,
         input_shape=shape,
@@ -93,6 +96,21 @@ def model_of(chosen: params.Model, public: DatasetInfo) -> Model:
         augmentations=chosen.augmentations,
     )
     return model if cells is None else behind_cells(model, cells.sizes, cells.weights)
+
+
+def class_weights_of(weights: Mapping[str, float], public: DatasetInfo) -> tuple[float, ...]:
+    """The weight of each class, in their order; raises RefusedError for names that are no classes."""
+    if not public.classes:
+        raise RefusedError(
+            f"model.class_weights was given, and {public.dataset!r} has the target of {public.label_type.kind}, not"
+            " classes; leave it out."
+        )
+    if unknown := sorted(weights.keys() - set(public.classes)):
+        raise RefusedError(
+            f"model.class_weights names {unknown[0]!r}, which is no class of {public.dataset!r}; its classes are"
+            f" {', '.join(public.classes)}."
+        )
+    return tuple(weights.get(name, 1.0) for name in public.classes)
 
 
 def plan_for(settings: Params, public: DatasetInfo) -> Plan:

@@ -19,7 +19,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.errors import RefusedError
-from algorithms.evaluation import Estimate, Released, group_differences, groups_of, reasons_of
+from algorithms.evaluation import (
+    Estimate,
+    Released,
+    cheapest_threshold,
+    class_metrics_of,
+    count,
+    group_differences,
+    groups_of,
+    histogram_for,
+    reasons_of,
+)
 from algorithms.evaluation import metrics_of as released_metrics
 from algorithms.models import Model
 from algorithms.models.saved import load_model as load_model
@@ -105,6 +115,34 @@ def compute_metrics(label_type: LabelType, evaluation: Evaluation, labels: NDArr
     else:
         metrics = _of_classes(evaluation, labels)
     return metrics | {"test_loss": evaluation.loss}
+
+
+def uneven_metrics(released: Released, public: DatasetInfo) -> dict[str, Any]:
+    """Share, recall and precision of each class, and the cheapest threshold at the declared costs, with intervals."""
+    per_class, label_type = class_metrics_of(released), public.label_type
+    document: dict[str, Any] = {}
+    if per_class:
+        document["by_class"] = {
+            name: _documents("", vars(one), label_type)
+            for name, one in zip(label_type.names, per_class, strict=True)
+        }
+    decision = None if public.costs is None else cheapest_threshold(released, public.costs)
+    if decision is not None:
+        shown = {"recall": decision.at.recall, "precision": decision.at.precision}
+        shown |= {"cost": decision.cost, "constant_cost": decision.constant_cost}
+        document["decision"] = {
+            "class": label_type.names[1],
+            "threshold": decision.at.threshold,
+            **_documents("", shown, label_type),
+        }
+    return document
+
+
+def exact_histogram(public: DatasetInfo, evaluation: Evaluation, labels: NDArray[Any]) -> Released:
+    """The histogram of public held-out records of classes, without noise."""
+    classes = len(public.label_type.names)
+    spec = histogram_for("two classes" if classes == 2 else "classes", classes)
+    return Released(spec, count(spec, evaluation.scores, np.asarray(labels)), 0.0)
 
 
 def metrics_of(model: Path, prepared: Path, *, allow_code: Collection[str] = ()) -> dict[str, Any]:
@@ -363,7 +401,8 @@ def _of_release(
             " checkout` brings back files that belong together."
         )
     released = Released.from_json(path.read_text(encoding="utf-8"))
-    return facts | private_metrics(released, public.label_type), class_tables(released, names)
+    document = private_metrics(released, public.label_type) | uneven_metrics(released, public)
+    return facts | document, class_tables(released, names)
 
 
 def private_metrics(released: Released, label_type: LabelType) -> dict[str, Any]:
@@ -477,6 +516,8 @@ def main() -> None:
         data, label_type = load_held_out(prepared), public.label_type
         evaluation = evaluate(*load_model(path, allow_code=named_code(Path())), data)
         document = compute_metrics(label_type, evaluation, data.test_labels)
+        if label_type.kind == "class":
+            document |= uneven_metrics(exact_histogram(public, evaluation, data.test_labels), public)
         write_plots(
             artifacts / "plots", figure_pairs(label_type, evaluation, data.test_labels, public.tokens)
         )

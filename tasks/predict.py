@@ -10,7 +10,7 @@ protects the records that are predicted on.
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from algorithms.errors import RefusedError
 from algorithms.extension import check_allowed
 from algorithms.gradients.patches import without_shortcuts
 from algorithms.models.objectives import MARGINS, next_token
@@ -52,7 +53,11 @@ class Predictions:
 
 
 def predict(
-    model: TrainedModel | str | Path, path: str | Path, *, allow_code: Collection[str] = ()
+    model: TrainedModel | str | Path,
+    path: str | Path,
+    *,
+    allow_code: Collection[str] = (),
+    threshold: float | None = None,
 ) -> Iterator[Predictions]:
     """Predict the records in a file or folder, in batches.
 
@@ -61,14 +66,18 @@ def predict(
         path: see `data.unseen.records_in`.
         allow_code: code of the user's own, `package.module:factory`, that the model's file may name: a model, an
             encoder, a reader. No other code is imported, whatever the file says.
+        threshold: of two classes, predict the second one where its probability exceeds this, instead of one half.
 
     Raises:
+        RefusedError: if a threshold does not fit the model, or is not between 0 and 1.
         DataRefusedError: if the path cannot be read, or the data card does not allow a record.
         ModelRefusedError: if the file is not a trained model.
         NotUsableError: if it names code that is not allowed.
     """
     model = model if isinstance(model, TrainedModel) else load(model, allow_code=allow_code)
     target = target_in(model.facts)
+    if threshold is not None:
+        _check_threshold(model, threshold)
     of_tokens = prod(model.input_shape) * model.facts["outputs"] if target and target.has_tokens else 1
     size = records_a_pass(of_tokens)
     encoder = encoder_of_model(model.preparation, allow_code=allow_code)
@@ -83,7 +92,23 @@ def predict(
     for some in batches:
         for start in range(0, len(some.names), size):
             features = np.ascontiguousarray(some.features[start : start + size])
-            yield _predict_batch(model, target, some.names[start : start + size], features)
+            batch = _predict_batch(model, target, some.names[start : start + size], features)
+            yield batch if threshold is None else _with_threshold(batch, model.classes, threshold)
+
+
+def _check_threshold(model: TrainedModel, threshold: float) -> None:
+    if len(model.classes) != 2 or model.predicts != "class" or model.facts.get("model") in MARGINS:
+        raise RefusedError(
+            "a threshold is of the probability of the second of two classes, which this model does not give; leave it"
+            " out."
+        )
+    if not 0.0 < threshold < 1.0:
+        raise RefusedError(f"the threshold is {threshold:g}; give a probability between 0 and 1.")
+
+
+def _with_threshold(some: Predictions, classes: tuple[str, ...], threshold: float) -> Predictions:
+    predicted = tuple(classes[place] for place in (some.scores[:, 1] > threshold).astype(int).tolist())
+    return replace(some, predicted=predicted)
 
 
 def _predict_batch(

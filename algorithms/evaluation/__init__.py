@@ -1,8 +1,8 @@
 """Private evaluation: one noisy histogram of held-out records, and all metrics as post-processing of it.
 
 `histogram` says what is counted and what one person can change; `estimates` computes metrics with intervals, `expected`
-how wide these will be. `groups`, `curves`, `recalibration` and `comparison` are further uses of the same release.
-Nothing here reads files, draws noise or charges a budget, and nothing of it needs torch.
+how wide these will be. `groups`, `curves`, `imbalance`, `recalibration` and `comparison` are further uses of the same
+release. Nothing here reads files, draws noise or charges a budget, and nothing of it needs torch.
 """
 
 from algorithms.evaluation.comparison import Comparison, comparison_of
@@ -17,12 +17,15 @@ from algorithms.evaluation.estimates import metrics_of, reasons_of
 from algorithms.evaluation.expected import expected_errors, expected_group_errors
 from algorithms.evaluation.groups import GroupDifference, GroupMetrics, group_differences, groups_of
 from algorithms.evaluation.histogram import HistogramSpec, Released, View, count, histogram_for
+from algorithms.evaluation.imbalance import ClassMetrics, Decision, cheapest_threshold, class_metrics_of
 from algorithms.evaluation.intervals import Estimate
 from algorithms.evaluation.recalibration import Recalibration, recalibration_of
 
 __all__ = [
     "CalibrationBin",
+    "ClassMetrics",
     "Comparison",
+    "Decision",
     "Estimate",
     "GroupDifference",
     "GroupMetrics",
@@ -33,6 +36,8 @@ __all__ = [
     "View",
     "calibration_curve",
     "calibration_error_of",
+    "cheapest_threshold",
+    "class_metrics_of",
     "comparison_of",
     "count",
     "expected_errors",

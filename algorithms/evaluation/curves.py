@@ -68,16 +68,15 @@ def thresholds_of(released: Released) -> tuple[Threshold, ...]:
 def thresholds_of_view(view: View) -> tuple[Threshold, ...]:
     """As `thresholds_of`, of a group."""
     cells, bins = scored_cells(view), view.spec.bins
-    edges = sigmoid(score_edges(bins))
-    return tuple(
-        _threshold(cells, float(edges[cut - 1]), cut) for cut in range(bins // _POINTS, bins, bins // _POINTS)
-    )
+    return tuple(threshold_at(cells, cut) for cut in range(bins // _POINTS, bins, bins // _POINTS))
 
 
-def _threshold(cells: ScoredCells, threshold: float, cut: int) -> Threshold:
-    tn, fp, fn, tp = confusion_at(len(cells.by_bin), cut)
+def threshold_at(cells: ScoredCells, cut: int) -> Threshold:
+    """The metrics where bins from `cut` on, at least 1, are predicted positive."""
+    bins = len(cells.by_bin)
+    tn, fp, fn, tp = confusion_at(bins, cut)
     return Threshold(
-        threshold,
+        float(sigmoid(score_edges(bins))[cut - 1]),
         selected=estimate_in(proportion(cells, tp + fp, tn + fn)),
         precision=estimate_in(proportion(cells, tp, fp)),
         recall=estimate_in(proportion(cells, tp, fn)),

@@ -1,7 +1,7 @@
 """The per-record losses, their public bounds, and the form of labels for each kind of target."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -97,6 +97,24 @@ OBJECTIVES: Mapping[str, Objective] = {
     "next token": Objective(next_token, lambda _: None, of_tokens=True),
     "tags": Objective(token_cross_entropy, lambda _: None, of_tokens=True),
 }
+
+
+def with_class_weights(model: Model, weights: Sequence[float]) -> Model:
+    """Multiply the loss of each record by its class's weight over the largest weight.
+
+    Gradients are clipped after that, so their bound stays; so do public bounds on the loss, as no factor is above 1.
+
+    Example:
+        >>> weighted = with_class_weights(classifier("small", nn.Linear(2, 2)), (1.0, 4.0))
+        >>> (weighted.losses(torch.zeros(2, 2), torch.tensor([0, 1])) / math.log(2)).tolist()
+        [0.25, 1.0]
+    """
+    shares = torch.tensor([weight / max(weights) for weight in weights])
+
+    def losses(outputs: Tensor, labels: Tensor) -> Tensor:
+        return shares.to(outputs)[labels] * model.losses(outputs, labels)
+
+    return replace(model, losses=losses)
 
 
 def predicting(model: Model, given: ModelSpec) -> Model:

@@ -42,6 +42,12 @@ def predict(
         list[str] | None,
         typer.Option(help="A column of the table to write beside the predictions; may be repeated."),
     ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="Of two classes, predict the second where its probability exceeds this.", show_default="0.5"
+        ),
+    ] = None,
     allow_code: AllowCode = None,
 ) -> None:
     """Predict new records, which are prepared as the model's training records were."""
@@ -50,15 +56,22 @@ def predict(
 
     if str(file) == "-":
         with spooled(sys.stdin.buffer) as copy:
-            return _predict(copy, model, to, keep or [], allow_code)
+            return _predict(copy, model, to, keep or [], allow_code, threshold)
     if to is not None and to.exists() and to.samefile(file):
         raise DataRefusedError(
             f"{to} holds the records to predict on; write the predictions to another file."
         )
-    _predict(file, model, to, keep or [], allow_code)
+    _predict(file, model, to, keep or [], allow_code, threshold)
 
 
-def _predict(file: Path, model: Path, to: Path | None, keep: list[str], allow_code: list[str] | None) -> None:
+def _predict(
+    file: Path,
+    model: Path,
+    to: Path | None,
+    keep: list[str],
+    allow_code: list[str] | None,
+    threshold: float | None,
+) -> None:
     from algorithms.models.saved import load
     from data.card import DataRefusedError
     from data.unseen import reader_in
@@ -68,7 +81,7 @@ def _predict(file: Path, model: Path, to: Path | None, keep: list[str], allow_co
 
     allowed = _allowed_code(allow_code)
     trained, count = load(in_checkout(model), allow_code=allowed), 0
-    batches = predictions(trained, file, allow_code=allowed)
+    batches = predictions(trained, file, allow_code=allowed, threshold=threshold)
     if keep:
         batches = with_columns(batches, file, reader_in(trained.preparation), keep)
     for count in write(batches, trained.classes, to or sys.stdout):

@@ -413,6 +413,8 @@ def _follow_recipe(document: dict[str, Any], overrides: ParamOverrides, epsilon:
     else:
         chosen = encoder_recipe(card, overrides.encoder, str(name), aim)
     unchanged = {key: getattr(stands.model, key) for key in ("seed", "precision")}
+    if overrides.dataset is None:
+        unchanged["class_weights"] = stands.model.class_weights
     _update_in_place(document["model"], Model(name=chosen.model, **unchanged, **chosen.of_model).model_dump())
     _update_in_place(document["algorithm"], {"name": name, **chosen.settings})
     # A recipe is for untransformed records, or for the output of the encoder.

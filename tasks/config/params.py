@@ -143,8 +143,9 @@ class Model(StrictModel):
     name: a model of the catalogue. seed: of the random initial parameters; public. precision: of the gradients.
     settings: the settings of this model. start: a safetensors file with the initial parameters, of a public model or
     an earlier release. reinitialize: layers or parameters, by name, to initialise at random instead. freeze: layers or
-    parameters not to train. augmentations: views of each image, over which its gradient is averaged. checkpoint,
-    adapter, replace_batch_norm: settings of the models timm and huggingface.
+    parameters not to train. class_weights: by class, how much a record of it counts in training; 1 for classes that are
+    not named. augmentations: views of each image, over which its gradient is averaged. checkpoint, adapter,
+    replace_batch_norm: settings of the models timm and huggingface.
 
     The plan records the SHA-256 of every file that is named here, and training refuses another file under the same
     name. DVC does not watch these files, so give a changed file a new name.
@@ -158,6 +159,9 @@ class Model(StrictModel):
     reinitialize: list[Word] = Field(default_factory=list)
     freeze: list[Word] = Field(default_factory=list)
     augmentations: int = Field(default=1, ge=1)
+    class_weights: dict[str, Annotated[float, Field(gt=0)]] | None = Field(
+        default=None, min_length=1, exclude_if=lambda value: value is None
+    )
     checkpoint: str | None = Field(default=None, min_length=1, exclude_if=lambda value: value is None)
     adapter: dict[str, JsonValue] | None = Field(default=None, exclude_if=lambda value: value is None)
     replace_batch_norm: bool | Literal["frozen"] | None = Field(

@@ -6,7 +6,7 @@ so, with the epsilon of the people held out.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from markupsafe import escape
@@ -16,6 +16,7 @@ from data.targets import Kind
 Metrics = Mapping[str, Any]
 Rows = list[tuple[str, str]]
 ACCURACY = "accuracy"
+_MAX_RARE = 3
 
 
 @dataclass(frozen=True)
@@ -98,16 +99,16 @@ def tracker_key(metrics: Metrics) -> str:
 
 def metric_rows(metrics: Metrics) -> Rows:
     """The metrics for a terminal, as pairs of a name and a text."""
-    if is_private(metrics):
-        return _private_rows(metrics)
-    return _kind_in(metrics).rows(metrics)
+    rows = _private_rows(metrics) if is_private(metrics) else _kind_in(metrics).rows(metrics)
+    return rows + _uneven_rows(metrics)
 
 
 def report_text(metrics: Metrics, records: int, commonest: float) -> ReportText:
     """The page's texts. records: the number of held-out records. commonest: the largest class's share of them."""
-    if is_private(metrics):
-        return _private_text(metrics)
-    return _kind_in(metrics).text(metrics, records, commonest)
+    text = (
+        _private_text(metrics) if is_private(metrics) else _kind_in(metrics).text(metrics, records, commonest)
+    )
+    return replace(text, sentences=text.sentences + _uneven_sentences(metrics))
 
 
 def held_out_metrics(metrics: Metrics) -> dict[str, float | None]:
@@ -209,6 +210,83 @@ def _groups_text(of_column: tuple[str, Sequence[Mapping[str, Any]]]) -> str:
         text = "unknown" if known is None or name is None else _estimate_text(known, name)
         shown.append(f"{escape(one['group'])} {text}")
     return f"</p><p>By {escape(column)}: {'; '.join(shown)}."
+
+
+def rare_classes(metrics: Metrics) -> dict[str, Mapping[str, Mapping[str, float] | None]]:
+    """Share, recall and precision of the rarest classes, at most three: those with less than half of an even share.
+
+    Empty where classes are even, for other targets, and where noise drowns the shares.
+    """
+    by_class = metrics.get("by_class", {})
+    shares = {name: one["share"]["value"] for name, one in by_class.items() if one["share"] is not None}
+    rare = sorted((name for name in shares if shares[name] * len(by_class) < 0.5), key=shares.__getitem__)
+    return {name: by_class[name] for name in rare[:_MAX_RARE]}
+
+
+def _short(estimate: Mapping[str, float] | None) -> str:
+    """A share with its interval, in percent."""
+    if estimate is None:
+        return "unknown, as noise drowns it"
+    low, high = (percent(estimate[end]) for end in ("low", "high"))
+    return f"{percent(estimate['value'])} ({low} to {high})"
+
+
+def _uneven_rows(metrics: Metrics) -> Rows:
+    rows = [
+        (
+            f"rare class {name}",
+            f"recall {_short(one['recall'])}, precision {_short(one['precision'])}; naming all so:"
+            f" {_short(one['share'])}",
+        )
+        for name, one in rare_classes(metrics).items()
+    ]
+    decision = metrics.get("decision")
+    if decision is not None:
+        rows.append(
+            (
+                "cheapest threshold",
+                f"{decision['class']} from a probability of {decision['threshold']:.3g} on: recall"
+                f" {_short(decision['recall'])}, precision {_short(decision['precision'])};"
+                f" {_cost_sentence(decision)}",
+            )
+        )
+    return rows
+
+
+def _cost_sentence(decision: Mapping[str, Any]) -> str:
+    """What a record costs at the cheapest threshold, and by the better constant answer."""
+    cost, constant = decision["cost"], decision["constant_cost"]
+    if cost is None or constant is None:
+        return "noise drowns what a record costs"
+    how = "better than" if cost["high"] < constant["value"] else "not clearly better than"
+    return (
+        f"a record costs {cost['value']:.3g} ({cost['low']:.3g} to {cost['high']:.3g}), {how} always naming one class,"
+        f" {constant['value']:.3g}"
+    )
+
+
+def _uneven_sentences(metrics: Metrics) -> str:
+    """Sentences on uneven classes, as HTML with a space before each; none where classes are even."""
+    text = ""
+    rare = rare_classes(metrics)
+    if rare:
+        text += " Classes are uneven, so accuracy alone says little."
+    for name, one in rare.items():
+        text += (
+            f" Of the records of {escape(name)} the model finds <b>{_short(one['recall'])}</b> (recall); of those that"
+            f" it calls so {_short(one['precision'])} are (precision), where naming all records so would be right in"
+            f" {_short(one['share'])}."
+        )
+    decision = metrics.get("decision")
+    if decision is not None:
+        text += (
+            f" At the costs of mistakes that the data card states, it is cheapest to say {escape(decision['class'])}"
+            f" from a probability of <b>{decision['threshold']:.3g}</b> on (<code>epsilonflow predict --threshold"
+            f" {decision['threshold']:.3g}</code>): recall {_short(decision['recall'])}, precision"
+            f" {_short(decision['precision'])}; {_cost_sentence(decision)}. The threshold was chosen on these records,"
+            " so it looks a little cheaper than it is."
+        )
+    return text
 
 
 def _class_rows(metrics: Metrics) -> Rows:

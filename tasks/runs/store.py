@@ -54,6 +54,7 @@ _DECIDES_NOTHING = (
     "cap_delta",
     "each_record_alone",
     "holdout_why",
+    "costs",
 )
 _DIGITS, _POLL_SECONDS = 16, 0.2
 

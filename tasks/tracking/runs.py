@@ -35,6 +35,7 @@ from tasks.runs.metrics import (
     is_private,
     metric_name,
     private_estimates,
+    rare_classes,
     tracker_key,
 )
 from tasks.runs.store import EVALUATION
@@ -203,9 +204,12 @@ def history(run: Finished) -> Iterator[dict[str, float]]:
 def summary(metrics: Metrics, card: PrivacyCard) -> dict[str, Any]:
     """The results: every metric of the target on the held-out records, and the guarantee.
 
-    Of private held-out records each has the ends of its interval beside it, and their epsilon.
+    Of private held-out records each has the ends of its interval beside it, and their epsilon. Where classes are
+    uneven, share, recall and precision of the rarest one are among them.
     """
     setting = card.setting
+    rarest = next(iter(rare_classes(metrics).values()), {})
+    rare = {f"test/rare_{name}": one["value"] for name, one in rarest.items() if one is not None}
     guarantee = {
         EPSILON_TOTAL: setting.epsilon,
         "privacy/delta": setting.delta,
@@ -219,7 +223,7 @@ def summary(metrics: Metrics, card: PrivacyCard) -> dict[str, Any]:
             if estimate is not None
             for part in ("value", "low", "high")
         }
-        return estimates | guarantee | {"test/epsilon": metrics["evaluation_epsilon"]}
+        return estimates | rare | guarantee | {"test/epsilon": metrics["evaluation_epsilon"]}
     scores = {
         name: metrics[name] for name in metrics if name.startswith("test_") or name == "calibration_error"
     }
@@ -228,7 +232,7 @@ def summary(metrics: Metrics, card: PrivacyCard) -> dict[str, Any]:
         for name, score in scores.items()
         if isinstance(score, float)
     }
-    return {tracker_key(metrics): headline_metric(metrics)} | held_out | guarantee
+    return {tracker_key(metrics): headline_metric(metrics)} | held_out | rare | guarantee
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def test_a_run_releases_one_histogram_and_all_metrics_follow_from_it(clinic: Vis
     assert (trace["kind"] == "evaluation").sum() == 1
     clinic.finish()
     metrics = read(clinic, "metrics.json")
-    facts = {"held_out", "evaluation_epsilon", "not_shown", "epsilon", "delta", "run_id"}
+    facts = {"held_out", "evaluation_epsilon", "not_shown", "by_class", "epsilon", "delta", "run_id"}
     assert all(name in facts or name.startswith("test_") for name in metrics)
     assert set(metrics["test_accuracy"]) == {"value", "low", "high"}
     assert (metrics["held_out"], metrics["run_id"]) == ("private", run_id)

@@ -1,0 +1,108 @@
+"""Where classes are uneven: recall and precision of each class, and the threshold of two classes at a stated cost.
+
+Accuracy says little there, as always naming the most frequent class is hard to beat. What is rare is found by naming it
+from a lower probability on, which costs nothing: it is post-processing of released scores.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from algorithms.evaluation.curves import Threshold, threshold_at
+from algorithms.evaluation.estimates import ScoredCells, class_cells, confusion_at, scored_cells
+from algorithms.evaluation.histogram import Floats, Released
+from algorithms.evaluation.intervals import Cells, Estimate, estimate_in, mean, proportion
+
+
+@dataclass(frozen=True)
+class ClassMetrics:
+    """Of one class.
+
+    Attributes:
+        share: of all people. Naming everybody so would have this precision.
+        recall: the share of the class's people who are predicted to be of it.
+        precision: the share of those predicted to be of it who are.
+    """
+
+    share: Estimate | None
+    recall: Estimate | None
+    precision: Estimate | None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The cheapest threshold of two classes.
+
+    Attributes:
+        at: what the second class's probability has to exceed for it to be predicted, and what comes of it.
+        cost: of a person on average.
+        constant_cost: of always naming the class that is cheaper to name always.
+    """
+
+    at: Threshold
+    cost: Estimate | None
+    constant_cost: Estimate | None
+
+
+def class_metrics_of(released: Released) -> tuple[ClassMetrics, ...]:
+    """The metrics of each class, in their order; empty for other kinds of targets, and where scores are not finite."""
+    if released.has_invalid or released.spec.kind not in ("two classes", "classes"):
+        return ()
+    cells: Cells
+    if released.spec.kind == "two classes":
+        cells = scored_cells(released.view())
+        tn, fp, fn, tp = confusion_at(released.spec.bins, released.spec.bins // 2)
+        right, of_class, predicted = (
+            np.stack([tn, tp]),
+            np.stack([tn + fp, fn + tp]),
+            np.stack([tn + fn, fp + tp]),
+        )
+    else:
+        cells, right, of_class, predicted = class_cells(released.view())
+    everyone = of_class.sum(axis=0)
+    return tuple(
+        ClassMetrics(
+            share=estimate_in(proportion(cells, of, everyone - of)),
+            recall=estimate_in(proportion(cells, hits, of - hits)),
+            precision=estimate_in(proportion(cells, hits, named - hits)),
+        )
+        for hits, of, named in zip(right, of_class, predicted, strict=True)
+    )
+
+
+def cheapest_threshold(released: Released, costs: Sequence[float]) -> Decision | None:
+    """The threshold at which mistakes cost least in the released histogram; None where it says nothing of two classes.
+
+    Chosen on the people whom it is shown for, it looks a little cheaper than it is for others.
+
+    Args:
+        released: the histogram.
+        costs: of naming a person of the first class, and of the second, to be of the other one.
+
+    Example:
+        >>> from algorithms.evaluation import count, histogram_for
+        >>> chances, labels = np.repeat([0.05, 0.2, 0.8], [900, 80, 20]), np.repeat([0, 1], [940, 60])
+        >>> spec = histogram_for("two classes", 2)
+        >>> cells = count(spec, np.stack([1 - chances, chances], axis=1), labels)
+        >>> decision = cheapest_threshold(Released(spec, cells, 0.0), (1.0, 10.0))
+        >>> decision.at.recall.value, round(decision.cost.value, 3), round(decision.constant_cost.value, 3)
+        (1.0, 0.04, 0.6)
+    """
+    if released.has_invalid or released.spec.kind != "two classes":
+        return None
+    cells, bins = scored_cells(released.view()), released.spec.bins
+    cut = min(range(1, bins), key=lambda one: cells.total(_mistakes(bins, one, costs)))
+    always = min((0, bins), key=lambda one: cells.total(_mistakes(bins, one, costs)))
+    return Decision(threshold_at(cells, cut), _cost(cells, cut, costs), _cost(cells, always, costs))
+
+
+def _mistakes(bins: int, cut: int, costs: Sequence[float]) -> Floats:
+    """Weights of the cells that add up what mistakes cost, where bins from `cut` on are of the second class."""
+    _, false_positives, false_negatives, _ = confusion_at(bins, cut)
+    return costs[0] * false_positives + costs[1] * false_negatives
+
+
+def _cost(cells: ScoredCells, cut: int, costs: Sequence[float]) -> Estimate | None:
+    weights = _mistakes(len(cells.by_bin), cut, costs)
+    return estimate_in(mean(cells, weights, np.ones_like(weights), has_units=True, least=0.0))
