@@ -39,7 +39,7 @@ class Materialised(peers.PerExample):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         shift, scale = _shift_and_scale(self.model.initial_parameters())
-        self.shift, self.scale = self.model.named(shift), self.model.named(scale)
+        self.shift, self.scale = self.model.by_name(shift), self.model.by_name(scale)
 
     def step(self) -> None:
         """Map all gradients, clip, sum, add noise, map back."""

@@ -77,7 +77,9 @@ def _looked_at(model: Model, size: int) -> str:
         return f"{size} pixels, refused: {refused}"
     look = time.process_time() - start
     path = "batched" if engine.is_batched else "record by record"
-    by_record = f" but for {', '.join(engine.materialised)}" if engine.materialised else ""
+    by_record = (
+        f" but for {', '.join(engine.operations_without_rule)}" if engine.operations_without_rule else ""
+    )
     return f"{size} pixels, {path}{by_record}, error {_error(model, size):.0e}, looked at in {look:.1f} s"
 
 

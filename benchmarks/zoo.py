@@ -98,7 +98,7 @@ def row(name: str, architecture: Architecture) -> str:
         f"{model.parameter_count:,}",
         "batched" if engine.is_batched else "record by record",
         str(engine.physical_batch),
-        ", ".join(engine.materialised) or "-",
+        ", ".join(engine.operations_without_rule) or "-",
         f"{error(model, engine, inputs[:COMPARED], labels[:COMPARED]):.0e}",
         f"{times['plain'] / times['ours']:.2f}",
         "-" if best is None else f"{best / times['ours']:.1f}",
@@ -113,7 +113,7 @@ def error(model: Model, engine: Engine, inputs: Tensor, labels: Tensor) -> float
     point, rows = model.initial_parameters(), []
     for one, label in zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True):
         start = point.clone().requires_grad_()
-        loss = model.losses(model.outputs(model.named(start), one), label)
+        loss = model.losses(model.outputs(model.by_name(start), one), label)
         rows.append(torch.autograd.grad(loss.sum(), start)[0])
     gradients = torch.stack(rows).double()
     norms = gradients.norm(dim=1)

@@ -45,7 +45,7 @@ class ObservedBarrier(Barrier):
         return super().argmin(candidates, **terms)
 
     def _total(self, point: Tensor, bound: float) -> Tensor:
-        outputs = self._model.outputs(self._model.named(point), self._inputs)
+        outputs = self._model.outputs(self._model.by_name(point), self._inputs)
         return self._model.losses(outputs, self._labels).clamp(0.0, bound).double().sum()
 
 

@@ -107,7 +107,7 @@ def _parse(content: bytes) -> tuple[Mapping[str, str], dict[str, Tensor]]:
 
 def _placed_like(expected: Tensor, tensor: Tensor, slices: Shards | None) -> Tensor:
     if slices is not None and is_divided(expected):
-        return slices.divided(tensor)
+        return slices.slice_of(tensor)
     return tensor.to(expected.device)
 
 
@@ -117,7 +117,7 @@ def collect(state: S, slices: Shards | None) -> S:
         return state
     parts = flatten(state).items()
     return unflatten(
-        state, {name: slices.collected(part) if is_divided(part) else part for name, part in parts}
+        state, {name: slices.collect(part) if is_divided(part) else part for name, part in parts}
     )
 
 

@@ -65,7 +65,7 @@ def rounding(terms: int, dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2 * (6.0 + 0.5 * terms)
 
 
-def raised(squares: Tensor, sizes: Tensor, terms: int, dtype: torch.dtype) -> Tensor:
+def add_rounding_margin(squares: Tensor, sizes: Tensor, terms: int, dtype: torch.dtype) -> Tensor:
     """Squared norms plus a margin for rounding in a sum of `terms` products of given sizes, all [batch], float64."""
     return (squares.clamp(min=0.0).sqrt() + rounding(terms, dtype) * sizes).square()
 
@@ -81,7 +81,7 @@ def square_distances(rows: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 def _square_distances(rows: Tensor, moved: Tensor, inverse: Tensor) -> Tensor:
     scaled = rows * inverse
     sizes = square_norms(scaled).sqrt()
-    return raised(square_norms(scaled.sub_(moved)), sizes, 1, scaled.dtype)
+    return add_rounding_margin(square_norms(scaled.sub_(moved)), sizes, 1, scaled.dtype)
 
 
 def _squares(values: Tensor, dimension: int) -> Tensor:

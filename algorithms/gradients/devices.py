@@ -28,16 +28,16 @@ def upload(tensor: Tensor, device: torch.device) -> Callable[[], Tensor]:
         return lambda: tensor
     stream = _copying(device)
     with stream:
-        moved = tensor.pin_memory().to(device, non_blocking=True)
+        copy = tensor.pin_memory().to(device, non_blocking=True)
         done = stream.record_event()
 
-    def arrived() -> Tensor:
+    def wait_for_copy() -> Tensor:
         here = torch.accelerator.current_stream(device)
         here.wait_event(done)
-        moved.record_stream(here)
-        return moved
+        copy.record_stream(here)
+        return copy
 
-    return arrived
+    return wait_for_copy
 
 
 @functools.cache

@@ -39,7 +39,7 @@ class Backward:
             return back(grad_outputs)  # type: ignore[no-any-return]
 
 
-def connected(
+def connect(
     run: Func,
     recorder: Callable[[], Func],
     func: Func,
@@ -56,10 +56,10 @@ def connected(
     leaves, structure = tree_flatten((args, kwargs))
     tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     positions = [i for i in tensors if leaves[i].requires_grad]
-    some, named = tree_map_only(
+    new_args, new_kwargs = tree_map_only(
         Tensor, lambda leaf: leaf.detach() if leaf.requires_grad else leaf, (args, kwargs)
     )
-    output = run(func, some, named)
+    output = run(func, new_args, new_kwargs)
     outputs = _differentiable(output)
     if not positions or not outputs:
         return output

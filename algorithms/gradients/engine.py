@@ -265,7 +265,7 @@ class Engine:
         """Parameters near the initial ones, where those of queries are."""
         point, shards = near_start(self.passes.model), self.passes.shards
         if shards is not None:
-            return shards.divided(point)
+            return shards.slice_of(point)
         return point.to("cpu" if self.passes.offload is not None else device)
 
     def compare_passes(self, point: Tensor, device: torch.device) -> Comparison:
@@ -337,7 +337,7 @@ class Engine:
         )
         point = model.initial_parameters()
         if not offload:
-            point = shards.divided(point) if shards is not None and trained else point.to(device)
+            point = shards.slice_of(point) if shards is not None and trained else point.to(device)
         try:
             inputs, labels = self.made_up_record()
             self.clipped_sum(point, inputs.to(device), labels.to(device), L2(1.0))
@@ -351,7 +351,7 @@ class Engine:
             reason = str(error).partition("\n")[0]
             raise UnsupportedModelError(f"{refused} ({reason}); set it to false.") from error
 
-    def copied(self) -> "Engine":
+    def copy_for_thread(self) -> "Engine":
         """A copy for another thread: its modules are its own, their tensors are shared."""
         model, same = self.passes.model, copy.copy(self)
         module = copy_module(model.module, (*model.module.parameters(), *model.module.buffers()))
@@ -374,7 +374,7 @@ class Engine:
         return self.inspection.layouts is not None
 
     @property
-    def materialised(self) -> tuple[str, ...]:
+    def operations_without_rule(self) -> tuple[str, ...]:
         """The operations on parameters that have no rule; their gradients are materialised record by record."""
         return self.inspection.without_rule
 
@@ -509,7 +509,7 @@ class Engine:
         count = len(labels)
         if self.inspection.layouts is not None:
             try:
-                return self.passes.recorded(parameters, *padded, self.inspection.layouts).first(count)
+                return self.passes.record_gradients(parameters, *padded, self.inspection.layouts).first(count)
             except UnrecordedError:  # for this batch alone: a record must not affect the next batch
                 if count > 1 or self._shards is not None:
                     raise
@@ -582,7 +582,7 @@ class Engine:
         self._add(gradients.take(torch.nonzero(finite)[:, 0]), clipping, total, norms[finite])
         again = torch.nonzero(~finite)[:, 0].tolist()
         inputs, labels = records
-        for number in range(len(again) if self._shards is None else self._shards.most(len(again))):
+        for number in range(len(again) if self._shards is None else self._shards.max_count(len(again))):
             one = slice(again[number], again[number] + 1) if number < len(again) else slice(0)
             self._add(self.contributions(parameters, inputs[one], labels[one]), clipping, total, None)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from algorithms.gradients.arithmetic import (
     FEWEST,
     absolute_norms,
-    raised,
+    add_rounding_margin,
     round_batch,
     rounding,
     square_distances,
@@ -216,7 +216,7 @@ def product_distances(
     is_vague = expansion_room(inputs.shape[1] + grad_outputs.shape[1], grad_outputs.dtype) * cancels > _VAGUE
     dtype = torch.float64 if is_vague else grad_outputs.dtype
     squares, sizes, room = _distances(inputs, grad_outputs, shift.to(dtype), scale.to(dtype))
-    return raised(squares + room, sizes.sqrt(), 1, dtype)
+    return add_rounding_margin(squares + room, sizes.sqrt(), 1, dtype)
 
 
 def expansion_room(terms: int, dtype: torch.dtype) -> float:
@@ -242,7 +242,7 @@ def _distances(
     if inputs.shape[1] > grad_outputs.shape[1]:  # the wider side is multiplied, the narrower only weighted
         inputs, grad_outputs, weights, moved = grad_outputs, inputs, weights.T, moved.T
     pairs = slices(2 * sum(shape), inputs, grad_outputs)
-    parts = [_expanded(some.to(dtype), their.to(dtype), weights, moved) for some, their in pairs]
+    parts = [_expand_squares(some.to(dtype), their.to(dtype), weights, moved) for some, their in pairs]
     squares, mixed, factors = (torch.cat(terms).double() for terms in zip(*parts, strict=True))
     # Each product may underflow; it has at most four factors of these sizes.
     lost = 8.0 * torch.finfo(dtype).tiny * weights.numel() * largest * factors
@@ -251,7 +251,7 @@ def _distances(
     return difference, sizes, expansion_room(sum(shape), dtype) * sizes + lost
 
 
-def _expanded(
+def _expand_squares(
     inputs: Tensor, grad_outputs: Tensor, weights: Tensor, moved: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sums of g^2 / b^2 and g a / b^2 in (g - a)^2 / b^2, and (1 + |outputs|^2) (1 + |inputs|^2); each [batch]."""
@@ -406,7 +406,7 @@ class LinearGrad:
         if not self._prefers_gram:
             return norms_of_single(_materialize_slice, self.inputs, self.grad_outputs)
         squares = product_norms(self.inputs, self.grad_outputs)
-        return raised(
+        return add_rounding_margin(
             squares, product_sizes(self.inputs, self.grad_outputs), self.length, wide(self.grad_outputs).dtype
         )
 
@@ -553,10 +553,10 @@ class EmbeddingGrad:
 
     @cached_property
     def rows(self) -> Tensor:
-        table = self._materialized.new_zeros(len(self.indices), self.entries, self.grad_outputs.shape[2])
-        places = self._named[:, :, None].expand(self._materialized.shape)
+        table = self._materialized_sums.new_zeros(len(self.indices), self.entries, self.grad_outputs.shape[2])
+        places = self._slot_entries[:, :, None].expand(self._materialized_sums.shape)
         return (
-            table.scatter_add_(1, places, self._materialized)
+            table.scatter_add_(1, places, self._materialized_sums)
             .flatten(start_dim=1)
             .to(wide(self.grad_outputs).dtype)
         )
@@ -570,37 +570,37 @@ class EmbeddingGrad:
         return torch.empty_like(places).scatter_(1, order, places)
 
     @cached_property
-    def _named(self) -> Tensor:
+    def _slot_entries(self) -> Tensor:
         """The entry of each slot, [batch, length]; 0 for unused slots."""
         if self.indices.shape[1] == 1:
             return self.indices
         return torch.zeros_like(self.indices).scatter_(1, self._places, self.indices)
 
     @cached_property
-    def _materialized(self) -> Tensor:
+    def _materialized_sums(self) -> Tensor:
         """The sum of the output gradients in each slot, [batch, length, width], float64; zero for unused slots."""
         grad_outputs = self.grad_outputs.double()
         return grad_outputs if self.indices.shape[1] == 1 else _added_up(self._places, grad_outputs)
 
     def square_norms(self) -> Tensor:
-        return square_norms(self._materialized)
+        return square_norms(self._materialized_sums)
 
     def absolute_norms(self) -> Tensor:
-        return absolute_norms(self._materialized)
+        return absolute_norms(self._materialized_sums)
 
     def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
         """Expand to |g|^2 - 2 g a + |a|^2 over squared scales, in 64 bits, so that only used entries are needed."""
         inverse, moved = scale.double().reciprocal(), shift.double() / scale.double()
-        scaled = self._materialized * inverse.view(self.entries, -1)[self._named]
-        mixed = (scaled * moved.view(self.entries, -1)[self._named]).sum(dim=(1, 2))
+        scaled = self._materialized_sums * inverse.view(self.entries, -1)[self._slot_entries]
+        mixed = (scaled * moved.view(self.entries, -1)[self._slot_entries]).sum(dim=(1, 2))
         squares, constant = square_norms(scaled), moved.square().sum()
         sizes = squares + constant
         room = expansion_room(scaled[0].numel(), torch.float64) * sizes
-        return raised(squares - 2.0 * mixed + constant + room, sizes.sqrt(), 1, torch.float64)
+        return add_rounding_margin(squares - 2.0 * mixed + constant + room, sizes.sqrt(), 1, torch.float64)
 
     def add_weighted(self, weights: Tensor, total: Tensor) -> None:
-        weighted = (self._materialized * weights[:, None, None]).flatten(0, 1)
-        total.view(self.entries, -1).index_add_(0, self._named.reshape(-1), weighted)
+        weighted = (self._materialized_sums * weights[:, None, None]).flatten(0, 1)
+        total.view(self.entries, -1).index_add_(0, self._slot_entries.reshape(-1), weighted)
 
     def take(self, chosen: Tensor | slice) -> "EmbeddingGrad":
         return self._with(lambda part: part[chosen])
@@ -611,8 +611,10 @@ class EmbeddingGrad:
     def _with(self, change: Callable[[Tensor], Tensor]) -> "EmbeddingGrad":
         """Apply a function to the tensors, and to the materialised sums if they exist."""
         changed = EmbeddingGrad(change(self.indices), change(self.grad_outputs), self.entries)
-        if "_materialized" in self.__dict__:
-            changed.__dict__.update(_materialized=change(self._materialized), _named=change(self._named))
+        if "_materialized_sums" in self.__dict__:
+            changed.__dict__.update(
+                _materialized_sums=change(self._materialized_sums), _slot_entries=change(self._slot_entries)
+            )
         return changed
 
 

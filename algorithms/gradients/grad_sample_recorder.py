@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from algorithms.gradients.double_backward import connected
+from algorithms.gradients.double_backward import connect
 from algorithms.gradients.ghost_clipping import PerExample
 from algorithms.gradients.patches import ProcessSetting, reporting_applied
 
@@ -135,13 +135,16 @@ def _layouts(
 def interleave(layouts: Layouts) -> Layouts:
     """The same if the indices of a record in one dimension are interleaved with those of the others."""
 
-    def turned(all_of: tuple[Layout | None, ...]) -> tuple[Layout | None, ...]:
+    def interleave_all(all_of: tuple[Layout | None, ...]) -> tuple[Layout | None, ...]:
         return tuple(
             part._replace(interleaved=True) if part is not None and part.rows_per_record > 1 else part
             for part in all_of
         )
 
-    return tuple(call._replace(inputs=turned(call.inputs), outputs=turned(call.outputs)) for call in layouts)
+    return tuple(
+        call._replace(inputs=interleave_all(call.inputs), outputs=interleave_all(call.outputs))
+        for call in layouts
+    )
 
 
 class Use(NamedTuple):
@@ -392,7 +395,7 @@ class GradSampleRecorder:
     def use(self, func: Func, args: Args, kwargs: Kwargs) -> Any:
         """Call a function of parameters and other values, and record it."""
         if self.uses_double_backward and torch.is_grad_enabled():
-            return connected(self._dispatch, self._derivatives, func, args, kwargs, name_of(func))
+            return connect(self._dispatch, self._derivatives, func, args, kwargs, name_of(func))
         return self._dispatch(func, args, kwargs)
 
     def report(self, func: Func, args: Args, kwargs: Kwargs) -> Any:
@@ -406,7 +409,7 @@ class GradSampleRecorder:
         return use(func, args, kwargs) if bringing is None else bringing.call(use, func, args, kwargs)
 
     def _derivatives(self) -> Callable[[Func, Args, list[int], list[int]], Any]:
-        """Return a function that records a backward pass of the last call; see `connected`."""
+        """Return a function that records a backward pass of the last call; see `connect`."""
         last = self._last
 
         def record(func: Func, args: Args, inputs: list[int], outputs: list[int]) -> Any:
@@ -424,7 +427,7 @@ class GradSampleRecorder:
                 return self._shared(self, func, args, kwargs) if call.is_shared else func(*args, **kwargs)
 
             def use(func: Func, args: Args, kwargs: Kwargs) -> Any:
-                return connected(run, self._derivatives, func, args, kwargs, name_of(func))
+                return connect(run, self._derivatives, func, args, kwargs, name_of(func))
 
             with torch._C.DisableTorchFunction():
                 return self._with_parameters(use, func, args, {})
@@ -611,15 +614,15 @@ def _collect(tree: Any, tensors: list[Tensor]) -> None:
             tensors += [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor)]
 
 
-def replaced(tree: Any, tensors: Mapping[int, Tensor]) -> Any:
+def replace_tensors(tree: Any, tensors: Mapping[int, Tensor]) -> Any:
     """The same tree with other tensors for some of its own, given by their ids; as fast as `tensors_in`."""
     kind = type(tree)
     if isinstance(tree, Tensor):
         return tensors.get(id(tree), tree)
     if kind is tuple or kind is list:
-        return kind([replaced(part, tensors) for part in tree])
+        return kind([replace_tensors(part, tensors) for part in tree])
     if kind is dict:
-        return {key: replaced(part, tensors) for key, part in tree.items()}
+        return {key: replace_tensors(part, tensors) for key, part in tree.items()}
     return tree if kind in _LEAVES else tree_map_only(Tensor, lambda leaf: tensors.get(id(leaf), leaf), tree)
 
 

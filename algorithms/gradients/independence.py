@@ -323,7 +323,7 @@ def _check_places(
     seen = probe.see(sample)
     for index in indices:
         changes = [(sample.among(others, index), index) for others in contexts]
-        changes += [(sample.repeated(index), index)]  # this fills experts of limited capacity
+        changes += [(sample.repeat_record(index), index)]  # this fills experts of limited capacity
         changes += [(sample.alone(index), 0)] if alone else []  # alone, dropout would drop something else
         for changed, at in changes:
             _check_same(probe, seen, index, changed, at)
@@ -333,7 +333,7 @@ def _check_losses_apart(probe: ModelProbe, sample: SyntheticBatch) -> None:
     """Raises RecordsNotIndependentError if the loss function returns other losses for single outputs."""
     model = probe.passes.model
     with torch.no_grad(), same_randomness():
-        outputs = model.outputs(model.named(probe.parameters), sample.inputs)
+        outputs = model.outputs(model.by_name(probe.parameters), sample.inputs)
         before = torch.default_generator.get_state()
         together = model.losses(outputs, sample.labels)
         is_drawn = sample.inputs.device.type == "cpu" and draws_since(before, sample.inputs)
@@ -362,7 +362,7 @@ def _check_gradients_apart(probe: ModelProbe, sample: SyntheticBatch, weight: fl
 
 
 @contextmanager
-def unchanged(probe: ModelProbe) -> Iterator[None]:
+def forbid_state_changes(probe: ModelProbe) -> Iterator[None]:
     """Raises RecordsNotIndependentError if passes within the block change the model's state, as they depend on records.
 
     Only if something changes in the module, its loss or, until the pass ends, its copies of buffers, more passes find
@@ -400,7 +400,7 @@ def _lasting_state(probe: ModelProbe, module: nn.Module) -> dict[str, object]:
     values: dict[str, object] = {
         f"parameter {name}": content_digest(part) for name, part in module.named_parameters()
     }
-    named = probe.passes.model.named(probe.parameters)  # some are copies, at another address each time
+    named = probe.passes.model.by_name(probe.parameters)  # some are copies, at another address each time
     values |= {f"parameter {name}": content_digest(part) for name, part in named.items()}
     return values | _attributes(module) | _state_of_losses(probe.passes.model.losses)
 
@@ -461,7 +461,7 @@ def _changed_names(before: Mapping[str, object], after: Mapping[str, object]) ->
 
 
 def _pass_through(probe: ModelProbe, module: nn.Module, sample: SyntheticBatch) -> None:
-    named = probe.passes.model.named(probe.parameters)
+    named = probe.passes.model.by_name(probe.parameters)
     with torch.no_grad(), same_randomness():
         outputs = torch.func.functional_call(module, named, (sample.inputs,))
         probe.passes.model.losses(outputs, sample.labels)

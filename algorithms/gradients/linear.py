@@ -130,7 +130,7 @@ class Losses:
     model: PerExampleModel
     labels: Tensor
 
-    def oriented(self, features: Tensor) -> Tensor:
+    def orient(self, features: Tensor) -> Tensor:
         """Transform features [p, n] to the form from which outputs are computed; may overwrite them."""
         return features
 
@@ -175,7 +175,7 @@ class _Signed(Losses):
 
     kind: _Kind
 
-    def oriented(self, features: Tensor) -> Tensor:
+    def orient(self, features: Tensor) -> Tensor:
         return features.mul_(torch.where(self.labels == 1, -1.0, 1.0).to(features.dtype))
 
     def grad_outputs(self, outputs: Tensor) -> Tensor:
@@ -282,10 +282,10 @@ class LinearRecords:
         # For other records, margins that are affine in the step would be inf - inf, so their losses are computed for
         # each candidate. Zeros replace them here, which keeps the other records' positions.
         self._odd_losses = losses_of(model, labels[~usual])
-        self._odd_features = self._odd_losses.oriented(features[:, ~usual])
+        self._odd_features = self._odd_losses.orient(features[:, ~usual])
         features[:, ~usual] = 0.0
         self._losses = losses_of(model, labels)
-        self._features = self._losses.oriented(features)
+        self._features = self._losses.orient(features)
         self._wide = self._features.double() if self._features.numel() <= _HELD else None
         self._norms = {order: torch.where(usual, values, 0.0) for order, values in norms.items()}
         self._inverse_norms = {
@@ -316,7 +316,7 @@ class LinearRecords:
             )
         bound = clipping.sensitivity
         grad_outputs = self._losses.grad_outputs(self._at(parameters).margins)
-        total = self._summed(self._weighted(grad_outputs, clipping, bound))
+        total = self._multiply_features(self._scale_grad_outputs(grad_outputs, clipping, bound))
         weights = self._layer.in_features
         return torch.cat([total[:weights].T.reshape(-1), total[weights:].reshape(-1)])
 
@@ -364,7 +364,7 @@ class LinearRecords:
         full = pad_to_multiple(features.T).T.contiguous()
         return self._margins(vectors, full)[:, : features.shape[1]].double()
 
-    def _summed(self, grad_outputs: Tensor) -> Tensor:
+    def _multiply_features(self, grad_outputs: Tensor) -> Tensor:
         """Features times grad_outputs [n, o] -> [p, o], in 64 bits, so that no record affects another's rounding."""
         if self._wide is not None:
             return self._wide @ grad_outputs.double()
@@ -378,7 +378,7 @@ class LinearRecords:
         zeros = self._odd_losses.at(torch.zeros_like(margins), slice(None), bound)
         return self._odd_losses.at(margins, slice(None), bound) - zeros
 
-    def _weighted(self, grad_outputs: Tensor, clipping: Clipping, bound: float) -> Tensor:
+    def _scale_grad_outputs(self, grad_outputs: Tensor, clipping: Clipping, bound: float) -> Tensor:
         """Scale grad_outputs [n, o] so that their norm times the features' norm is within the bound."""
         order = 1 if isinstance(clipping, L1) else 2
         if grad_outputs.shape[1] == 1 and not isinstance(clipping, Normalised):

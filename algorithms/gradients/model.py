@@ -108,7 +108,7 @@ class PerExampleModel:
         _tie(moved, self.module)
         return replace(self, module=moved)
 
-    def named(self, parameters: Tensor) -> dict[str, Tensor]:
+    def by_name(self, parameters: Tensor) -> dict[str, Tensor]:
         """The parts of a flat vector, shape [d], by parameter name."""
         if not parameters.requires_grad:
             first = parameters.storage_offset()

@@ -34,10 +34,10 @@ from algorithms.gradients.independence import (
     check_many_apart,
     check_shape,
     crowd,
+    forbid_state_changes,
     mixing_layer,
     random_layer,
     still,
-    unchanged,
 )
 from algorithms.gradients.model import copy_module
 from algorithms.gradients.op_tracer import Memory, Operations, OpTracer, held_by, mixes, trace_model, tracing
@@ -339,7 +339,7 @@ def _choose_passes(described: _Described) -> _Runnable:
     """Decide how passes run, so that they can be recorded; each decision is tried on a traced pass of a few records."""
     some = described.with_decisions(unpacks=_may_unpack(described.probe32, described.probe64))
     few = some.few
-    with unchanged(some.probe32):
+    with forbid_state_changes(some.probe32):
         first = _trace(some.probe32, few)
     if first.recorder is None and some.probe32.passes.is_channels_last:
         some = some.with_decisions(keeps_format=True)
@@ -537,11 +537,11 @@ def _check_recorded(some: _Independent, layouts: Layouts) -> tuple[PassCost, tup
     passes, parameters, without_rule = some.probe32.passes, some.probe32.parameters, set[str]()
 
     def run(records: SyntheticBatch) -> tuple[PerExampleGradients, Tensor]:
-        gradients = passes.recorded(parameters, records.inputs, records.labels, layouts, without_rule)
+        gradients = passes.record_gradients(parameters, records.inputs, records.labels, layouts, without_rule)
         return gradients, gradients.finite(L2(1.0))  # norms materialise gradients, which takes memory, too
 
     few = some.first.seen.sample
-    compared = few.shortened() if some.is_brief else few
+    compared = few.shorten() if some.is_brief else few
     cost, (gradients, finite) = _measure(compared, run)
     cost = replace(cost, materialized=gradients.materialized_bytes // len(compared.labels))
     if some.is_brief:
@@ -554,7 +554,7 @@ def _check_recorded(some: _Independent, layouts: Layouts) -> tuple[PassCost, tup
 def _check_gradients_fully(some: _Independent, layouts: Layouts) -> None:
     """Compare recorded gradients with autograd's in 64 bits, and then in the precision of training."""
     probe32, probe64 = some.probe32, some.probe64
-    for sample in (probe64.draw(_FEW, 0), probe64.draw(_MORE, 0).shortened()):
+    for sample in (probe64.draw(_FEW, 0), probe64.draw(_MORE, 0).shorten()):
         _check_gradients(probe64, sample, layouts)
     if not probe64.is_exact:
         return
@@ -698,7 +698,7 @@ def _may_unpack(probe32: ModelProbe, probe64: ModelProbe) -> bool:
     ):
         return False
     some, others = (probe64.draw(_FEW, seed) for seed in range(2))
-    samples = [some, some.shortened(), some.with_holes(), others.times(0.0)]
+    samples = [some, some.shorten(), some.with_holes(), others.times(0.0)]
     return _agrees_with_single_records(probe64, replace(probe64.passes, unpacks=True), samples)
 
 
@@ -713,7 +713,7 @@ def _pins_are_safe(
 
     pinning = replace(probe.passes, pinned_branches=pinned_branches)
 
-    def changed(index: int, number: int) -> Passes:
+    def with_pin(index: int, number: int) -> Passes:
         return replace(
             pinning, pinned_branches=(*pinned_branches[:index], number, *pinned_branches[index + 1 :])
         )
@@ -722,7 +722,7 @@ def _pins_are_safe(
         try:
             pinned_operations, larger_operations = (
                 trace_model(passes, probe.parameters, samples[0]).operations
-                for passes in (pinning, changed(index, number + 1))
+                for passes in (pinning, with_pin(index, number + 1))
             )
         except Exception:
             return True
@@ -730,7 +730,7 @@ def _pins_are_safe(
 
     numbers = [(i, pinned) for i, pinned in enumerate(pinned_branches) if not isinstance(pinned, bool | None)]
     return _agrees_with_single_records(probe, pinning, samples, seen) and all(
-        _agrees_with_single_records(probe, changed(index, number - 1), samples) or is_largest(index, number)
+        _agrees_with_single_records(probe, with_pin(index, number - 1), samples) or is_largest(index, number)
         for index, number in numbers
     )
 
@@ -760,11 +760,11 @@ def _record_finite(
 ) -> tuple[SyntheticBatch, PerExampleGradients]:
     """The records whose recorded gradients are finite, with these; raises UnrecordedError if there are none."""
 
-    def recorded(some: SyntheticBatch) -> PerExampleGradients:
+    def record(some: SyntheticBatch) -> PerExampleGradients:
         with same_randomness():
-            return probe.passes.recorded(probe.parameters, some.inputs, some.labels, layouts)
+            return probe.passes.record_gradients(probe.parameters, some.inputs, some.labels, layouts)
 
-    gradients = recorded(sample)
+    gradients = record(sample)
     finite = gradients.finite(L2(1.0))
     if not bool(finite.all()):
         if not bool(finite.any()):
@@ -773,7 +773,7 @@ def _record_finite(
                 " targets.clamp(low, high) in the loss would keep"
             )
         sample = sample.some(finite)
-        gradients = recorded(sample)
+        gradients = record(sample)
     return sample, gradients
 
 

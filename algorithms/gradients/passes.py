@@ -32,7 +32,7 @@ from algorithms.gradients.model import PerExampleModel
 from algorithms.gradients.patches import with_visible_calls, without_autocast, without_shortcuts
 from algorithms.gradients.per_example_gradients import PerExampleGradients, combine
 from algorithms.gradients.placement import Bringer, Shards
-from algorithms.gradients.rules import RULES, general, pulled_back, shared
+from algorithms.gradients.rules import RULES, general, pull_back, shared_operation
 from algorithms.gradients.rules.recurrent import Unpacked
 
 PinnedBranch = bool | int | None
@@ -97,7 +97,7 @@ class Passes:
         return recorder, losses.detach()
 
     @without_shortcuts()
-    def recorded(
+    def record_gradients(
         self,
         parameters: Tensor,
         inputs: Tensor,
@@ -145,7 +145,7 @@ class Passes:
         with torch.no_grad():
             # Opaque layers run again, and may keep something of a pass.
             of_uses = self.model.inside(recorder.parameters, gradients) if self.opaque_layers else gradients()
-            of_parameters = {name: combine(parts) for name, parts in pulled_back(recorder, of_uses).items()}
+            of_parameters = {name: combine(parts) for name, parts in pull_back(recorder, of_uses).items()}
             return self.contributions(parameters, losses.detach(), of_parameters)
 
     def _recorder(
@@ -160,18 +160,18 @@ class Passes:
         here = parameters.detach()
         if self.shards is not None:
             here = torch.empty(len(parameters), dtype=parameters.dtype, device="meta")
-        named = {name: self._formatted(part) for name, part in self.model.named(here).items()}
+        named = {name: self._to_memory_format(part) for name, part in self.model.by_name(here).items()}
         recorder = GradSampleRecorder(
-            *(named, RULES, general, shared),
+            *(named, RULES, general, shared_operation),
             batch=batch,
             layouts=layouts,
             other=other,
             bringing=self._bringer(parameters, named),
             uses_double_backward=self.uses_double_backward,
         )
-        return recorder, self._formatted(inputs)
+        return recorder, self._to_memory_format(inputs)
 
-    def _formatted(self, tensor: Tensor) -> Tensor:
+    def _to_memory_format(self, tensor: Tensor) -> Tensor:
         return _channels_last(tensor) if self.is_channels_last else tensor
 
     def _bringer(self, parameters: Tensor, named: dict[str, Tensor]) -> Bringer | None:
@@ -183,8 +183,8 @@ class Passes:
             return None
         return Bringer(
             shards.device,
-            lambda name: self._formatted(
-                shards.gathered(parameters, model.slices[name]).view(model.shapes[name])
+            lambda name: self._to_memory_format(
+                shards.gather(parameters, model.slices[name]).view(model.shapes[name])
             ),
         )
 
@@ -202,7 +202,7 @@ class Passes:
 
         each = torch.func.vmap(torch.func.grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
         try:
-            named = self.model.named(parameters.detach())
+            named = self.model.by_name(parameters.detach())
             with self._precision(inputs.device):
                 gradients, losses = self.model.inside(named, lambda: each(named, inputs, labels))
         except (
@@ -242,7 +242,7 @@ class Passes:
         """
         named = {
             name: part.detach().requires_grad_()
-            for name, part in self.model.named(parameters.detach()).items()
+            for name, part in self.model.by_name(parameters.detach()).items()
         }
         with torch.enable_grad(), self._precision(inputs.device), self._pinning():
             losses = self.model.losses(self.model.outputs(named, inputs), labels)
@@ -268,7 +268,7 @@ class Passes:
     def losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each record, [batch]."""
         with torch.no_grad(), self._precision(inputs.device), self._pinning():
-            return self.model.losses(self.model.outputs(self.model.named(parameters), inputs), labels)
+            return self.model.losses(self.model.outputs(self.model.by_name(parameters), inputs), labels)
 
     def losses_one_by_one(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each record, [batch], from a separate pass with the record's own branches."""

@@ -182,7 +182,9 @@ class PerExampleGradients:
                 (gradient, *gradient.parts.values()) if isinstance(gradient, SlicedGrad) else (gradient,)
             )
         )
-        materialized = (vars(gradient).get(name) for gradient in each for name in ("rows", "_materialized"))
+        materialized = (
+            vars(gradient).get(name) for gradient in each for name in ("rows", "_materialized_sums")
+        )
         return sum(part.nbytes for part in materialized if part is not None)
 
     def _finite(

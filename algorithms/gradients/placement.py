@@ -116,18 +116,18 @@ class Shards:
         self.rank, self._count = mesh.get_local_rank(), mesh.size()
         self.device = torch.device(mesh.device_type)
 
-    def most(self, count: int) -> int:
+    def max_count(self, count: int) -> int:
         """The largest of the processes' counts."""
         largest = torch.tensor(count, device=self.device)
         with together():
             distributed.all_reduce(largest, distributed.ReduceOp.MAX, group=self._group)
         return int(largest)
 
-    def divided(self, vector: Tensor) -> Tensor:
+    def slice_of(self, vector: Tensor) -> Tensor:
         """This process's slice of a vector that every process has."""
         return self._of(vector[self._slice(len(vector), self.rank)].to(self.device, copy=True), len(vector))
 
-    def gathered(self, vector: Tensor, span: slice) -> Tensor:
+    def gather(self, vector: Tensor, span: slice) -> Tensor:
         """A slice [n] of a divided vector, whole on every process."""
         shard = _own(vector)
         whole = shard.new_empty(span.stop - span.start)
@@ -147,7 +147,7 @@ class Shards:
                 if owner == self.rank:
                     shard[ours] += part[theirs]
 
-    def scattered(self, vector: Tensor | None, like: Tensor) -> Tensor:
+    def scatter(self, vector: Tensor | None, like: Tensor) -> Tensor:
         """A float64 vector that the first process alone has, divided as `like` is."""
         shard = torch.empty_like(_own(like), dtype=torch.float64)
         with together():
@@ -160,7 +160,7 @@ class Shards:
                     distributed.send(vector[theirs].to(self.device), group=self._group, group_dst=owner)
         return self._of(shard, len(like))
 
-    def collected(self, vector: Tensor) -> Tensor:
+    def collect(self, vector: Tensor) -> Tensor:
         """A divided vector in the first process's main memory; the other processes get an empty one."""
         shard, length = _own(vector).contiguous(), len(vector) if self.rank == 0 else 0
         whole = torch.empty(length, dtype=vector.dtype)

@@ -117,13 +117,13 @@ class SyntheticBatch:
     def with_holes(self) -> "SyntheticBatch":
         """The records with NaN as the first values of each; integers are unchanged."""
 
-        def holed(values: Tensor, _part: Part | None) -> Tensor:
+        def add_hole(values: Tensor, _part: Part | None) -> Tensor:
             values = values.clone()
             if values.is_floating_point() and values.dim() > 1:
                 values[:, 0] = math.nan
             return values
 
-        return self._map_parts(holed)
+        return self._map_parts(add_hole)
 
     def in_64_bits(self) -> "SyntheticBatch":
         """The records in float64; integers, and inputs packed with them, are unchanged."""
@@ -144,11 +144,11 @@ class SyntheticBatch:
         """One record alone."""
         return self.some(slice(index, index + 1))
 
-    def repeated(self, index: int) -> "SyntheticBatch":
+    def repeat_record(self, index: int) -> "SyntheticBatch":
         """The same number of records, all equal to the one at a position."""
         return self.some([index] * len(self.labels))
 
-    def shortened(self) -> "SyntheticBatch":
+    def shorten(self) -> "SyntheticBatch":
         """The same series, cut in turn to a third, two thirds or all of their length; the rest is zero.
 
         A model that sorts series by length then swaps the first two. Images, which have no length, are unchanged.
@@ -213,7 +213,7 @@ def form_of(passes: Passes, parameters: Tensor, least: InputSpec, count: int) ->
     if outputs is None:
         sample = form.draw(count, 0)
         with torch.no_grad(), same_randomness():
-            outputs = passes.model.outputs(passes.model.named(parameters), sample.inputs)
+            outputs = passes.model.outputs(passes.model.by_name(parameters), sample.inputs)
     if form.label_dtype.is_floating_point:
         signed = replace(form, is_signed=True)
         losses = _losses_with_labels(passes, outputs, signed)
@@ -257,7 +257,7 @@ def _outputs_if_accepted(passes: Passes, parameters: Tensor, form: InputSpec, co
     model, sample = passes.model, form.draw(count, 0)
     try:
         with torch.no_grad(), same_randomness():
-            outputs = model.outputs(model.named(parameters), sample.inputs)
+            outputs = model.outputs(model.by_name(parameters), sample.inputs)
             model.losses(outputs, sample.labels)
     except Exception:
         return None

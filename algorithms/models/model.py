@@ -51,7 +51,7 @@ class Model(PerExampleModel):
             for name, _ in (*self.module.named_parameters(), *self.module.named_buffers())
             if name in kept
         ]
-        return {name: kept[name] for name in own} | self.named(parameters)
+        return {name: kept[name] for name in own} | self.by_name(parameters)
 
 
 def batch_experts(module: nn.Module) -> None:

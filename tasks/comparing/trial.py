@@ -305,12 +305,12 @@ def mean_losses(model: Model, parameters: Tensor, part: Records) -> NDArray[np.f
     """The mean loss over the records at each of several parameters, shape [k, d] -> [k]."""
 
     def total(point: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        return model.losses(model.outputs(model.named(point), inputs), labels).double().sum()
+        return model.losses(model.outputs(model.by_name(point), inputs), labels).double().sum()
 
     totals = torch.zeros(len(parameters), dtype=torch.float64)
     with torch.no_grad():
         one = torch.from_numpy(np.array(part.features[:1]))
-        outputs = model.outputs(model.named(parameters[0]), one).numel() * min(_AT_ONCE, len(parameters))
+        outputs = model.outputs(model.by_name(parameters[0]), one).numel() * min(_AT_ONCE, len(parameters))
         size = max(1, min(_BATCH, MAX_OUTPUTS // outputs))
         for start in range(0, len(part.labels), size):
             inputs = torch.from_numpy(np.array(part.features[start : start + size]))

@@ -139,7 +139,7 @@ def test_a_linear_head_starts_at_the_sums_of_its_classes(model: str, classes: in
     module = features.module(SHAPE)
     made = in_front(module, build(model, input_shape=shape_after(module, SHAPE), classes=classes, seed=1))
     behind = installed(made, tensors)
-    start = behind.named(features.start(asked, behind))  # type: ignore[attr-defined]
+    start = behind.by_name(features.start(asked, behind))  # type: ignore[attr-defined]
     unit = functional.normalize(mapped(features, tensors, data.features), dim=1)
     if model == "unit_linear":  # which sees a constant beside it
         unit = functional.normalize(functional.pad(unit, (0, 1), value=0.3), dim=1)

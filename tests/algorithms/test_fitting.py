@@ -1061,7 +1061,7 @@ def test_of_several_outputs_the_logits_are_used(named: Callable[[Tensor, Tensor]
     module = Both(5, 2)
     records = records_of(module, np.zeros((4, 5), np.float32), np.array([0, 1, 0, 1]), "cross_entropy")
     model, classes, _ = model_of(module, "cross_entropy", records)
-    outputs = model.outputs(model.named(model.initial_parameters()), torch.ones(3, 5))
+    outputs = model.outputs(model.by_name(model.initial_parameters()), torch.ones(3, 5))
     assert (tuple(outputs.shape), classes) == ((3, 2), 2)
 
 

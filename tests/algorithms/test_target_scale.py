@@ -73,7 +73,7 @@ def test_the_engine_clips_errors_on_the_scale() -> None:
     expected = (added * (0.7 / added.norm(dim=1, keepdim=True)).clamp(max=1.0)).sum(0)
     found = Engine(model, input_shape=(3,)).clipped_sum(point, rows, labels, L2(0.7))
     assert torch.allclose(found, expected, rtol=1e-5, atol=1e-6)
-    outputs = model.outputs(model.named(point), rows)
+    outputs = model.outputs(model.by_name(point), rows)
     assert torch.allclose(
         model.scores(outputs)[:, 0].double(), 0.5 + 0.25 * (wide @ point.double()), atol=1e-6
     )
@@ -112,7 +112,7 @@ def test_a_narrow_number_is_learned_in_a_wide_range() -> None:
             on_step=lambda *_: None,
             features=features,
         )
-        outputs = model.outputs(model.named(method.released(state)), torch.from_numpy(rows))
+        outputs = model.outputs(model.by_name(method.released(state)), torch.from_numpy(rows))
         errors[name] = float((model.scores(outputs)[:, 0] - torch.from_numpy(labels)).square().mean())
         assert [row.kind for row in trace.rows].count("gradient") == 60
     variance = float(labels.var())

@@ -121,7 +121,7 @@ def gain(seed: int, *, is_number: bool) -> float:
         on_step=lambda *_: None,
         features=features,
     )
-    found = model.outputs(model.named(method.released(state)), torch.from_numpy(rows[n:]))
+    found = model.outputs(model.by_name(method.released(state)), torch.from_numpy(rows[n:]))
     scores, real = model.scores(found).numpy(), labels[n:]
     if is_number:
         return 1.0 - float(np.square(scores[:, 0].clip(-1, 1) - real).mean() / real.var())

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from algorithms.gradients.grad_sample_recorder import Func, Rule
 from algorithms.gradients.rules.convolution import convolution, transposed_convolution
-from algorithms.gradients.rules.general import general, pulled_back, shared
+from algorithms.gradients.rules.general import general, pull_back, shared_operation
 from algorithms.gradients.rules.layers import (
     addmm,
     embedding,
@@ -16,13 +16,13 @@ from algorithms.gradients.rules.layers import (
     multi_head_attention,
     normalisation,
     prelu,
-    repeated,
     scaled_dot_product_attention,
+    tile,
 )
 from algorithms.gradients.rules.products import bilinear, product
 from algorithms.gradients.rules.recurrent import gru, lstm, recurrent_cell, rnn
 
-__all__ = ["RULES", "general", "pulled_back", "shared"]
+__all__ = ["RULES", "general", "pull_back", "shared_operation"]
 
 
 RULES: dict[Func, Rule] = {
@@ -38,9 +38,9 @@ RULES: dict[Func, Rule] = {
     Tensor.__getitem__: entries,
     torch.index_select: entries,
     Tensor.index_select: entries,
-    Tensor.repeat: repeated,
-    torch.tile: repeated,
-    Tensor.tile: repeated,
+    Tensor.repeat: tile,
+    torch.tile: tile,
+    Tensor.tile: tile,
     functional.layer_norm: normalisation,
     functional.rms_norm: normalisation,
     functional.group_norm: normalisation,

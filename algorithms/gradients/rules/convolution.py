@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from algorithms.gradients.arithmetic import absolute_norms, raised, square_distances, square_norms, wide
+from algorithms.gradients.arithmetic import (
+    absolute_norms,
+    add_rounding_margin,
+    square_distances,
+    square_norms,
+    wide,
+)
 from algorithms.gradients.ghost_clipping import (
     DenseGrad,
     add_materialized,
@@ -67,14 +73,14 @@ class Cutter:
 
     def __init__(self, window: Window, places: Sequence[int]) -> None:
         self._window, self._places = window, tuple(places)
-        self._padded = self._seen = torch.empty(0)
+        self._pad = self._seen = torch.empty(0)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """[batch, channels, *image] -> [batch * groups, places, kernel x channels / groups], until the next call."""
         groups, (batch, channels, *image) = self._window.groups, inputs.shape
-        if len(self._padded) < max(1, batch):
+        if len(self._pad) < max(1, batch):
             self._make_room(inputs)
-        padded = self._padded[:batch]
+        padded = self._pad[:batch]
         middle = [slice(edge, edge + size) for edge, size in zip(self._window.padding, image, strict=True)]
         padded[:, *middle] = inputs.movedim(1, -1)
         seen = self._seen[: batch * groups]
@@ -86,7 +92,7 @@ class Cutter:
         window, (batch, channels, *image) = self._window, inputs.shape
         sizes = [size + 2 * edge for edge, size in zip(window.padding, image, strict=True)]
         patch = channels // window.groups * math.prod(window.kernel)
-        self._padded = inputs.new_zeros(batch, *sizes, channels)
+        self._pad = inputs.new_zeros(batch, *sizes, channels)
         self._seen = inputs.new_empty(batch * window.groups, math.prod(self._places), patch)
 
     def _places_of(self, padded: Tensor) -> Tensor:
@@ -129,10 +135,10 @@ class ConvGrad:
 
     @property
     def rows(self) -> Tensor:
-        return self._in_weight_order(self._materialized).flatten(start_dim=1)
+        return self._in_weight_order(self._materialized_sums).flatten(start_dim=1)
 
     @cached_property
-    def _materialized(self) -> Tensor:
+    def _materialized_sums(self) -> Tensor:
         """The gradients in patch order, [batch, outputs, kernel x channels / groups]."""
         written = wide(self.grad_outputs).new_empty(
             len(self.grad_outputs), self.grad_outputs.shape[1], self._patch
@@ -146,7 +152,7 @@ class ConvGrad:
         if not self._prefers_gram:
             if self._is_formed_singly:
                 return norms_of_single(self._materializer(), self.inputs, self.grad_outputs)
-            return square_norms(self._materialized)
+            return square_norms(self._materialized_sums)
         # |sum_t e_t p_t^T|^2 = sum_st (e_s e_t)(p_s p_t): two Gram matrices [places, places] instead of the gradient.
         parts = slices(self._numbers, self.inputs, self.grad_outputs)
         cut = self._cutter()
@@ -155,22 +161,22 @@ class ConvGrad:
         )
         # An input value is in at most `overlap` patches, so their squares add up to at most `overlap` times its square.
         sizes = self.window.overlap**0.5 * product_sizes(self.inputs, self.grad_outputs)
-        return raised(squares, sizes, self.length, wide(self.grad_outputs).dtype)
+        return add_rounding_margin(squares, sizes, self.length, wide(self.grad_outputs).dtype)
 
     def absolute_norms(self) -> Tensor:
-        return absolute_norms(self._materialized)
+        return absolute_norms(self._materialized_sums)
 
     def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
         moved, scaled = (self._in_patch_order(part) for part in (shift, scale))
-        return square_distances(self._materialized.flatten(start_dim=1), moved, scaled)
+        return square_distances(self._materialized_sums.flatten(start_dim=1), moved, scaled)
 
     def add_weighted(self, weights: Tensor, total: Tensor) -> None:
         parts = self.inputs, self.grad_outputs, weights
-        if "_materialized" not in self.__dict__ and self._is_summed_by_products:
+        if "_materialized_sums" not in self.__dict__ and self._is_summed_by_products:
             return self._add_products(*parts, total.view(self.grad_outputs.shape[1], -1))
         in_patch_order = torch.zeros_like(total)
-        if "_materialized" in self.__dict__:
-            add_rows(self._materialized.flatten(start_dim=1), weights, in_patch_order)
+        if "_materialized_sums" in self.__dict__:
+            add_rows(self._materialized_sums.flatten(start_dim=1), weights, in_patch_order)
         elif self._is_formed_singly:
             add_single(self._materializer(), *parts, in_patch_order)
         else:
@@ -203,8 +209,8 @@ class ConvGrad:
     def _with(self, change: Callable[[Tensor], Tensor]) -> "ConvGrad":
         """Apply a function to the tensors, and to the materialised gradients if they exist."""
         changed = ConvGrad(change(self.inputs), change(self.grad_outputs), self.window)
-        if "_materialized" in self.__dict__:
-            changed.__dict__["_materialized"] = change(self._materialized)
+        if "_materialized_sums" in self.__dict__:
+            changed.__dict__["_materialized_sums"] = change(self._materialized_sums)
         return changed
 
     def _in_weight_order(self, written: Tensor) -> Tensor:
@@ -315,7 +321,7 @@ def _convolution(
     kernel = weight.shape[2:]
     if isinstance(padding, str):
         # The padded input is kept, since patches are cut from it.
-        input, padding = _padded(input, padding, kernel, dilation), 0
+        input, padding = _pad(input, padding, kernel, dilation), 0
     output = func(input, weight, bias, stride, padding, dilation, groups)
     window = _window(kernel, stride, padding, dilation, groups).over(layout)
 
@@ -323,15 +329,17 @@ def _convolution(
         # Each output position is a linear layer on its patch; the gradient sums error x patch^T over positions.
         return ConvGrad(seen, back, window)
 
-    return _kept(recorder, output, input, layout, of_weight, (recorder.name(weight), recorder.name(bias)))
+    return _record_weight_and_bias(
+        recorder, output, input, layout, of_weight, (recorder.name(weight), recorder.name(bias))
+    )
 
 
 def transposed_convolution(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """A transposed convolution of input [batch, channels, *image] with weight [channels, outputs / groups, *kernel]."""
-    return _transposed(recorder, func, *args, **kwargs)
+    return _transposed_convolution(recorder, func, *args, **kwargs)
 
 
-def _transposed(
+def _transposed_convolution(
     recorder: GradSampleRecorder,
     func: Func,
     input: Tensor,
@@ -354,7 +362,9 @@ def _transposed(
         # A transposed convolution is the backward pass of a convolution, so input and output gradient swap their roles.
         return ConvGrad(back, seen, window)
 
-    return _kept(recorder, output, input, layout, of_weight, (recorder.name(weight), recorder.name(bias)))
+    return _record_weight_and_bias(
+        recorder, output, input, layout, of_weight, (recorder.name(weight), recorder.name(bias))
+    )
 
 
 def _layout(recorder: GradSampleRecorder, input: Tensor) -> Layout | None:
@@ -363,7 +373,7 @@ def _layout(recorder: GradSampleRecorder, input: Tensor) -> Layout | None:
     return layout if layout.dimension == 0 and recorder.name(input) is None else None
 
 
-def _kept(
+def _record_weight_and_bias(
     recorder: GradSampleRecorder,
     output: Tensor,
     input: Tensor,
@@ -398,7 +408,7 @@ def _by_dimension(size: Sizes, dimensions: int) -> tuple[int, ...]:
     return each * dimensions if len(each) == 1 else each
 
 
-def _padded(input: Tensor, padding: str, kernel: Sequence[int], dilation: Sizes) -> Tensor:
+def _pad(input: Tensor, padding: str, kernel: Sequence[int], dilation: Sizes) -> Tensor:
     """Apply the padding 'same' or 'valid' to the input."""
     if padding == "valid":
         return input

@@ -35,7 +35,7 @@ from algorithms.gradients.grad_sample_recorder import (
     UnrecordedError,
     has_gradient,
     name_of,
-    replaced,
+    replace_tensors,
     tensors_in,
 )
 from algorithms.gradients.memory import lacks_memory
@@ -107,7 +107,7 @@ def general(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs
         raise UnrecordedError(f"the operation '{name}' on a parameter")
     output = func(*args, **kwargs)
     if is_assigned:
-        func, output = _assigned, args[0]
+        func, output = _assign, args[0]
     outputs = tensors_in(output)
     if name in _WITHOUT_GRADIENT or not any(map(has_gradient, outputs)):
         return output
@@ -120,7 +120,7 @@ def general(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs
     layouts = [recorder.layout_if_any(leaf) if _is_value(recorder, leaf) else None for leaf in leaves]
     batch = recorder.batch
 
-    def kept(output: Tensor, out: Layout | None, index: int) -> Tensor:
+    def record(output: Tensor, out: Layout | None, index: int) -> Tensor:
         if out is None or out == UNKNOWN:
             raise UnrecordedError("an operation on a parameter whose output has no dimension for the records")
 
@@ -134,11 +134,11 @@ def general(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs
     if len(outputs) != len(recorder.output_layouts):
         raise UnrecordedError("an operation on a parameter that does not return what it did before")
     with_layouts = zip(outputs, recorder.output_layouts, range(len(outputs)), strict=True)
-    recorded = iter([kept(*each) if has_gradient(each[0]) else each[0] for each in with_layouts])
-    return tree_map_only(Tensor, lambda _: next(recorded), output)
+    recorded_outputs = iter([record(*each) if has_gradient(each[0]) else each[0] for each in with_layouts])
+    return tree_map_only(Tensor, lambda _: next(recorded_outputs), output)
 
 
-def _assigned(target: Tensor, index: Any, value: Any) -> Tensor:
+def _assign(target: Tensor, index: Any, value: Any) -> Tensor:
     """A tensor of which some entries are replaced, as far as the gradients of the new ones are concerned."""
     written = target.clone()
     written[index] = value
@@ -205,7 +205,7 @@ class _Call:
             return backward(self.out.alone(error))  # type: ignore[no-any-return]
 
         gradients = torch.func.vmap(one)(self.out.by_record(grad_outputs, self.batch), self._by_record())
-        return self._named(gradients)
+        return self._gradients_by_name(gradients)
 
     def _alone(self, grad_outputs: Tensor) -> Gradients:
         """In a batch of one for each record."""
@@ -218,7 +218,7 @@ class _Call:
     def _among_copies(self, grad_outputs: Tensor) -> Gradients:
         """In a batch of copies for each record, for a function that is given the number of records."""
 
-        def chosen(layout: Layout, values: Tensor, record: int, *, copies: bool) -> Tensor:
+        def only_record(layout: Layout, values: Tensor, record: int, *, copies: bool) -> Tensor:
             filled = torch.zeros_like(values)
             layout.by_record(filled, self.batch)[slice(None) if copies else record] = layout.by_record(
                 values, self.batch
@@ -228,8 +228,11 @@ class _Call:
         layouts = {i: layout for i, layout in enumerate(self.layouts) if layout is not None}
         return self._each(
             (
-                {i: chosen(layout, self.leaves[i], record, copies=True) for i, layout in layouts.items()},
-                chosen(self.out, grad_outputs, record, copies=False),
+                {
+                    i: only_record(layout, self.leaves[i], record, copies=True)
+                    for i, layout in layouts.items()
+                },
+                only_record(self.out, grad_outputs, record, copies=False),
             )
             for record in range(self.batch)
         )
@@ -243,9 +246,9 @@ class _Call:
             if not output.requires_grad:
                 return {}
             each.append(torch.autograd.grad(output, free, error, materialize_grads=True))
-        return self._named(tuple(map(torch.stack, zip(*each, strict=True))))
+        return self._gradients_by_name(tuple(map(torch.stack, zip(*each, strict=True))))
 
-    def _named(self, gradients: tuple[Tensor, ...]) -> Gradients:
+    def _gradients_by_name(self, gradients: tuple[Tensor, ...]) -> Gradients:
         """Gradients by name; those of a parameter used twice in one operation are added."""
         rows: dict[str, Tensor] = {}
         for i, gradient in zip(self._places, gradients, strict=True):
@@ -316,7 +319,7 @@ def summed_to(values: Tensor, shape: torch.Size, out: Layout, batch: int) -> Ten
     return (by_record.sum(dim=over) if over else by_record).reshape(batch, -1)
 
 
-def shared(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def shared_operation(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """An operation on parameters and on values that all records share."""
     name = name_of(func)
     if name in _WITHOUT_GRADIENT or not torch.is_grad_enabled():
@@ -328,15 +331,15 @@ def shared(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs)
         raise UnrecordedError(f"the operation '{name}' on a parameter")
     leaves = tensors_in((args, kwargs))[: 1 if name in _LIKE_ANOTHER else None]
     parameters = [leaf for leaf in leaves if recorder.name(leaf) is not None and has_gradient(leaf)]
-    free = {id(leaf): _followed(recorder, leaf) for leaf in parameters}
+    free = {id(leaf): _in_shared_graph(recorder, leaf) for leaf in parameters}
     # Keep tensors that checkpointing would drop: no layer runs again to recompute them.
     with torch.enable_grad(), saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
-        some, named = replaced((args, kwargs), free)
-        followed = func(*some, **named)
+        new_args, new_kwargs = replace_tensors((args, kwargs), free)
+        output = func(*new_args, **new_kwargs)
     if is_materialized:
         recorder.invalidate(args[0])
     back = {id(free[id(leaf)]): leaf for leaf in parameters}
-    moving = [leaf for leaf in tensors_in(followed) if leaf.requires_grad and id(leaf) not in back]
+    moving = [leaf for leaf in tensors_in(output) if leaf.requires_grad and id(leaf) not in back]
     if moving:
         source = str(recorder.name(parameters[0]))
         closed: list[Closed | None] = [None] * len(moving)
@@ -349,15 +352,15 @@ def shared(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs)
             id(leaf): derived
             for leaf, derived in zip(moving, recorder.record_derived(moving, source, closed), strict=True)
         }
-    return replaced(followed, back)
+    return replace_tensors(output, back)
 
 
-def _followed(recorder: GradSampleRecorder, tensor: Tensor) -> Tensor:
+def _in_shared_graph(recorder: GradSampleRecorder, tensor: Tensor) -> Tensor:
     """A parameter, or a tensor computed from parameters, in the shared graph."""
     return recorder.graph.setdefault(str(recorder.name(tensor)), tensor.detach().requires_grad_())
 
 
-def pulled_back(
+def pull_back(
     recorder: GradSampleRecorder, by_name: dict[str, list[PerExample]]
 ) -> dict[str, list[PerExample]]:
     """Pull gradients of tensors computed from parameters back to the parameters; returns all by parameter."""
@@ -408,20 +411,22 @@ def _closed_form(name: str, args: Args, output: Tensor) -> Closed | None:
     if (name in _SAME_ORDER or is_moved) and parameter.numel() == output.numel():
         return lambda gradient: gradient
     if name in _TRANSPOSED and parameter.dim() == 2 and output.shape == parameter.shape[::-1]:
-        return _turned
+        return _transpose_gradient
     if name == "embedding" and len(args) >= 2 and isinstance(args[1], Tensor):
         padding = args[2] if len(args) > 2 else None
-        return lambda gradient: _looked_up(gradient, args[0], args[1], padding)
+        return lambda gradient: _gradients_of_lookup(gradient, args[0], args[1], padding)
     if name == "__getitem__" and isinstance(args[1], Tensor) and args[1].dtype == torch.long:
-        return lambda gradient: _looked_up(gradient, args[1] % len(args[0]), args[0], None)
+        return lambda gradient: _gradients_of_lookup(gradient, args[1] % len(args[0]), args[0], None)
     return None
 
 
-def _turned(gradient: PerExample) -> PerExample | None:
+def _transpose_gradient(gradient: PerExample) -> PerExample | None:
     return LinearGrad(gradient.grad_outputs, gradient.inputs) if isinstance(gradient, LinearGrad) else None
 
 
-def _looked_up(found: PerExample, indices: Tensor, table: Tensor, padding: int | None) -> PerExample:
+def _gradients_of_lookup(
+    found: PerExample, indices: Tensor, table: Tensor, padding: int | None
+) -> PerExample:
     """Gradients of a table if every record looks up the same entries."""
     grad_outputs = found.rows.view(len(found.rows), indices.numel(), -1)
     places = indices.reshape(-1).long()

@@ -160,10 +160,10 @@ def _arguments(
 
 def embedding(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """output = weight[input], for input [...] and weight [entries, width]."""
-    return _recorded(recorder, func, *args, **kwargs)
+    return _record_embedding(recorder, func, *args, **kwargs)
 
 
-def _recorded(
+def _record_embedding(
     recorder: GradSampleRecorder,
     func: Func,
     input: Tensor,
@@ -201,7 +201,7 @@ def _lookups(
 
 def embedding_bag(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """The sum or mean of each bag's entries of a table, for input [bags, length], or [entries] with offsets [bags]."""
-    call = _bound(func, args, kwargs)
+    call = _arguments_by_name(func, args, kwargs)
     input, weight, mode = call["input"], call["weight"], call.get("mode", "mean")
     weighting = call.get("per_sample_weights")
     layout = recorder.layout_if_any(input)
@@ -270,7 +270,7 @@ def entries(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs
     return recorder.keep(func(*args), gradients, index)
 
 
-def repeated(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
+def tile(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """A parameter that is repeated for every record, and possibly along its own dimensions."""
     parameter, *times = args
     times = list(times[0] if len(times) == 1 and isinstance(times[0], Sequence) else times)
@@ -297,7 +297,7 @@ _OVER_LAST = (functional.layer_norm, functional.rms_norm, torch.layer_norm, torc
 
 def normalisation(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """Layer and RMS norm (weights over the last dimensions); group, instance and fixed batch norm (over channels)."""
-    call = _bound(func, args, kwargs)
+    call = _arguments_by_name(func, args, kwargs)
     input = call["input"]
     layout = recorder.layout(input)
     over_last = func in _OVER_LAST
@@ -324,13 +324,13 @@ def _gradients(
     weight, bias = names
     by_name: Gradients = {}
     if weight is not None:
-        by_name[weight] = DenseGrad(_summed(grad_outputs * normalised, kept_dimensions))
+        by_name[weight] = DenseGrad(_sum_leading_dimensions(grad_outputs * normalised, kept_dimensions))
     if bias is not None:
-        by_name[bias] = DenseGrad(_summed(grad_outputs, kept_dimensions))
+        by_name[bias] = DenseGrad(_sum_leading_dimensions(grad_outputs, kept_dimensions))
     return by_name
 
 
-def _summed(values: Tensor, kept_dimensions: int) -> Tensor:
+def _sum_leading_dimensions(values: Tensor, kept_dimensions: int) -> Tensor:
     """Sum to [batch, numel] over all except the last `kept` dimensions; for kept = 0, all except the channels."""
     if kept_dimensions == 0:
         return values.flatten(start_dim=2).sum(dim=2) if values.dim() > 2 else values
@@ -338,7 +338,7 @@ def _summed(values: Tensor, kept_dimensions: int) -> Tensor:
     return values.flatten(start_dim=1, end_dim=-2).sum(dim=1) if values.dim() > 2 else values
 
 
-def _bound(func: Func, args: Args, kwargs: Kwargs) -> dict[str, Any]:
+def _arguments_by_name(func: Func, args: Args, kwargs: Kwargs) -> dict[str, Any]:
     """The arguments by name."""
     return dict(zip(_names(func), args, strict=False)) | kwargs
 
@@ -379,10 +379,10 @@ def multi_head_attention(recorder: GradSampleRecorder, func: Func, args: Args, k
         raise UnrecordedError("multi-head attention whose records are not in the second dimension")
     heads = call["num_heads"]
     # Only the linear layers before and after have parameters; the attention between them is separate for each record.
-    target, *sources = _projected(recorder, call, layout)
+    target, *sources = _project(recorder, call, layout)
     for side, entry in enumerate((call["bias_k"], call["bias_v"])):
         if entry is not None:
-            sources[side] = torch.cat([sources[side], _stretched(recorder, entry, target.shape[1], layout)])
+            sources[side] = torch.cat([sources[side], _expand_rows(recorder, entry, target.shape[1], layout)])
     if call["add_zero_attn"]:
         sources = [functional.pad(part, (0, 0, 0, 0, 0, 1)) for part in sources]
     query, key, value = (_by_head(part, heads) for part in (target, *sources))
@@ -393,7 +393,7 @@ def multi_head_attention(recorder: GradSampleRecorder, func: Func, args: Args, k
     together = mixed.permute(2, 0, 1, 3).flatten(start_dim=2)
     weight, bias = call["out_proj_weight"], call["out_proj_bias"]
     rows = slice(0, len(weight))
-    return _kept(recorder, together, layout, weight, rows, bias, rows), weights
+    return _record_linear(recorder, together, layout, weight, rows, bias, rows), weights
 
 
 def scaled_dot_product_attention(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
@@ -430,7 +430,7 @@ def scaled_dot_product_attention(recorder: GradSampleRecorder, func: Func, args:
     return weights @ value
 
 
-def _projected(recorder: GradSampleRecorder, call: dict[str, Any], layout: Layout) -> list[Tensor]:
+def _project(recorder: GradSampleRecorder, call: dict[str, Any], layout: Layout) -> list[Tensor]:
     """Query, key and value after their linear layers, each [length, batch, width]."""
     parts = [call["query"], call["key"], call["value"]]
     bias, packed = call["in_proj_bias"], call["in_proj_weight"]
@@ -440,17 +440,18 @@ def _projected(recorder: GradSampleRecorder, call: dict[str, Any], layout: Layou
     if call["use_separate_proj_weight"]:
         weights = [call[f"{part}_proj_weight"] for part in "qkv"]
         return [
-            _kept(recorder, x, layout, w, slice(0, width), bias, t)
+            _record_linear(recorder, x, layout, w, slice(0, width), bias, t)
             for x, w, t in zip(parts, weights, thirds, strict=True)
         ]
     if parts[0] is parts[1] and parts[1] is parts[2]:  # self-attention: one product with the packed weight
-        return list(_kept(recorder, parts[0], layout, packed, whole, bias, whole).chunk(3, dim=-1))
+        return list(_record_linear(recorder, parts[0], layout, packed, whole, bias, whole).chunk(3, dim=-1))
     return [
-        _kept(recorder, x, layout, packed, third, bias, third) for x, third in zip(parts, thirds, strict=True)
+        _record_linear(recorder, x, layout, packed, third, bias, third)
+        for x, third in zip(parts, thirds, strict=True)
     ]
 
 
-def _kept(
+def _record_linear(
     recorder: GradSampleRecorder,
     inputs: Tensor,
     layout: Layout,
@@ -466,12 +467,12 @@ def _kept(
     def gradients(grad_outputs: Tensor) -> Gradients:
         by_name = linear_gradients(inputs, grad_outputs, layout, names, recorder.batch)
         opaque_layers = {names[0]: (weight, rows), names[1]: (bias, entries)}
-        return {name: _placed(gradient, *opaque_layers[name]) for name, gradient in by_name.items()}
+        return {name: _pad_to_parameter(gradient, *opaque_layers[name]) for name, gradient in by_name.items()}
 
     return output if names == (None, None) else recorder.keep(output, gradients, inputs)
 
 
-def _stretched(recorder: GradSampleRecorder, parameter: Tensor, rows: int, layout: Layout) -> Tensor:
+def _expand_rows(recorder: GradSampleRecorder, parameter: Tensor, rows: int, layout: Layout) -> Tensor:
     """A parameter [1, 1, width], recorded, for all rows of the batch, [1, rows, width]."""
     name, shape = recorder.name(parameter), parameter.shape
     output = parameter.expand(1, rows, -1)
@@ -482,7 +483,7 @@ def _stretched(recorder: GradSampleRecorder, parameter: Tensor, rows: int, layou
     return output if name is None else recorder.keep(output, gradients)
 
 
-def _placed(gradient: PerExample, parameter: Tensor | None, part: slice) -> PerExample:
+def _pad_to_parameter(gradient: PerExample, parameter: Tensor | None, part: slice) -> PerExample:
     """Gradients of some rows of a parameter, as gradients of the whole parameter."""
     if parameter is None or part.stop - part.start == len(parameter):
         return gradient
@@ -499,15 +500,15 @@ def _mask(call: dict[str, Any], query: Tensor) -> Tensor | None:
     """Both masks combined into one that is added to the scores; it expands to [batch, heads, targets, sources]."""
     added = None
     if call["attn_mask"] is not None:
-        added = _added(call["attn_mask"], query)
+        added = _additive_mask(call["attn_mask"], query)
         added = torch.unflatten(added, 0, query.shape[:2]) if added.dim() == 3 else added
     if call["key_padding_mask"] is not None:
-        padding = _added(call["key_padding_mask"], query)[:, None, None, :]
+        padding = _additive_mask(call["key_padding_mask"], query)[:, None, None, :]
         added = padding if added is None else added + padding
     return added
 
 
-def _added(mask: Tensor, like: Tensor) -> Tensor:
+def _additive_mask(mask: Tensor, like: Tensor) -> Tensor:
     """Convert a boolean mask, whose true entries are excluded, to numbers to add; other masks are unchanged."""
     if mask.dtype != torch.bool:
         return mask.to(like.dtype)

@@ -51,7 +51,7 @@ class Reordered:
 
     @property
     def rows(self) -> Tensor:
-        return self._ordered(self.of.rows)
+        return self._reorder(self.of.rows)
 
     def square_norms(self) -> Tensor:
         return self.of.square_norms()
@@ -60,7 +60,7 @@ class Reordered:
         return self.of.absolute_norms()
 
     def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
-        moved, scaled = (self._ordered(part, back=True) for part in (shift, scale))
+        moved, scaled = (self._reorder(part, back=True) for part in (shift, scale))
         return self.of.square_distances(moved, scaled, cancels=cancels)
 
     def add_weighted(self, weights: Tensor, total: Tensor) -> None:
@@ -75,7 +75,7 @@ class Reordered:
     def double(self) -> "Reordered":
         return Reordered(as_measured(self.of).double(), self.shape, self.order)
 
-    def _ordered(self, values: Tensor, *, back: bool = False) -> Tensor:
+    def _reorder(self, values: Tensor, *, back: bool = False) -> Tensor:
         """Reorder values [..., numel] to the weight's order, or back to the permuted order."""
         shape, order = self.shape, self.order
         if back:
@@ -87,11 +87,11 @@ class Reordered:
 
 def product(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwargs) -> Any:
     """A product of one parameter and other values; all other products are left to `general`."""
-    lettered = _lettered(name_of(func), args, kwargs)
+    terms = _einsum_terms(name_of(func), args, kwargs)
     return (
         general(recorder, func, args, kwargs)
-        if lettered is None
-        else _recorded(recorder, func, args, kwargs, *lettered)
+        if terms is None
+        else _record_product(recorder, func, args, kwargs, *terms)
     )
 
 
@@ -102,11 +102,11 @@ def bilinear(recorder: GradSampleRecorder, func: Func, args: Args, kwargs: Kwarg
         return general(recorder, func, args, kwargs)
     around = _LETTERS[3 : 2 + factors[0].dim()]
     words = (around + "a", around + "b", "cab")
-    output = _recorded(recorder, func, tuple(factors), {}, factors, words, around + "c")
+    output = _record_product(recorder, func, tuple(factors), {}, factors, words, around + "c")
     return output if bias is None else elementwise(recorder, torch.add, (output, bias), {})
 
 
-def _recorded(
+def _record_product(
     recorder: GradSampleRecorder,
     func: Func,
     args: Args,
@@ -179,14 +179,14 @@ class _Plan:
         parts = [term.by_record(each, batch) for term, each in zip(self.terms, values, strict=True)]
         grad_outputs, letters_of_output = self.back.by_record(grad_outputs, batch)
         letters = _RECORD + self.along + self.blocks + self.entering
-        inputs = _multiplied([part for part, _ in parts], [word for _, word in parts], letters)
+        inputs = _contract([part for part, _ in parts], [word for _, word in parts], letters)
         if self.blocks:
-            rows = _multiplied((inputs, grad_outputs), (letters, letters_of_output), _RECORD + self.own)
+            rows = _contract((inputs, grad_outputs), (letters, letters_of_output), _RECORD + self.own)
             return DenseGrad(rows.flatten(start_dim=1))
         length = math.prod(inputs.shape[1 : 1 + len(self.along)])
         shapes = inputs.shape[1 + len(self.along) :]
         inputs = inputs.reshape(batch, length, -1)
-        grad_outputs = _multiplied((grad_outputs,), (letters_of_output,), _RECORD + self.along + self.leaving)
+        grad_outputs = _contract((grad_outputs,), (letters_of_output,), _RECORD + self.along + self.leaving)
         shapes = grad_outputs.shape[1 + len(self.along) :] + shapes
         grad_outputs = grad_outputs.reshape(batch, length, -1)
         if self.own == self.entering + self.leaving:
@@ -233,7 +233,7 @@ def _plan(
     return _Plan(letters, tuple(terms), back, entering, leaving, blocks, along)
 
 
-def _multiplied(factors: Sequence[Tensor], words: Sequence[str], result: str) -> Tensor:
+def _contract(factors: Sequence[Tensor], words: Sequence[str], result: str) -> Tensor:
     if list(words) == [result]:
         return factors[0]
     if len(words) == 1 and len(words[0]) == len(result):
@@ -241,7 +241,7 @@ def _multiplied(factors: Sequence[Tensor], words: Sequence[str], result: str) ->
     return torch.einsum(f"{','.join(words)}->{result}", *factors)
 
 
-def _lettered(name: str, args: Args, kwargs: Kwargs) -> tuple[list[Tensor], Sequence[str], str] | None:
+def _einsum_terms(name: str, args: Args, kwargs: Kwargs) -> tuple[list[Tensor], Sequence[str], str] | None:
     """The factors with the letters of their dimensions, and those of the product; None for unsupported forms."""
     if name == "einsum" and isinstance(args[0], str) and not kwargs:
         factors = list(args[1] if isinstance(args[1], list | tuple) else args[1:])

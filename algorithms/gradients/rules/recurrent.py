@@ -335,7 +335,7 @@ def _run(
     layer: Layer,
 ) -> tuple[Tensor, ...]:
     """Run all layers in turn, each in both directions at once."""
-    by_direction = _grouped(weights, settings)
+    by_direction = _group_weights(weights, settings)
     layout = recorder.layout_if_any(input)
     if layout is None or layout.dimension != (0 if settings.batch_first else 1):
         raise UnrecordedError("a recurrent layer whose records are in another dimension")
@@ -355,7 +355,7 @@ def _run(
     return (output, *(torch.cat(parts) for parts in zip(*ends, strict=True)))
 
 
-def _grouped(weights: Sequence[Tensor], settings: Settings) -> list[Weights]:
+def _group_weights(weights: Sequence[Tensor], settings: Settings) -> list[Weights]:
     """Group torch's flat list of weights by layer and direction."""
     each, count = 4 if settings.has_biases else 2, settings.layers * settings.directions
     is_projected = len(weights) == (each + 1) * count
@@ -436,7 +436,7 @@ def _layer_of_one_sum(
 
     biases = [
         part
-        for part in (_stacked(weights, "input_bias"), _stacked(weights, "hidden_bias"))
+        for part in (_stack_biases(weights, "input_bias"), _stack_biases(weights, "hidden_bias"))
         if part is not None
     ]
     gates = _gates(sequences, weights, sum(biases[1:], biases[0]) if biases else None)
@@ -467,12 +467,14 @@ def _gru_layer(
             recorder, layout, later[0].previous, grad_outputs, [(w.hidden, w.hidden_bias) for w in weights]
         )
 
-    gates = recorder.keep(_gates(sequences, weights, _stacked(weights, "input_bias")), of_inputs, sequences)
+    gates = recorder.keep(
+        _gates(sequences, weights, _stack_biases(weights, "input_bias")), of_inputs, sequences
+    )
     # In `new` the reset gate multiplies U h + b_h but not W x + b_x, so the two have different output gradients. Zeros
     # are added to the hidden part and recorded as a separate output; their gradient is that of U h + b_h.
     added = recorder.keep(torch.zeros_like(gates), of_hidden)
     hidden = torch.stack([w.hidden for w in weights]).to(gates.dtype)
-    bias = _stacked(weights, "hidden_bias")
+    bias = _stack_biases(weights, "hidden_bias")
     bias = None if bias is None else bias.to(gates.dtype)
     later.append(unrolled_gru(gates, added, hidden, bias, start[0].to(gates.dtype)))
     return later[0]
@@ -486,7 +488,7 @@ def _gates(sequences: Tensor, weights: list[Weights], bias: Tensor | None) -> Te
     return torch.unflatten(gates, 1, sequences.shape[1:3])
 
 
-def _stacked(weights: list[Weights], part: str) -> Tensor | None:
+def _stack_biases(weights: list[Weights], part: str) -> Tensor | None:
     """One bias of every direction, [directions, gates]; None for layers without biases."""
     tensors = [getattr(w, part) for w in weights]
     return None if tensors[0] is None else torch.stack(tensors)
@@ -527,9 +529,9 @@ class Unpacked(TorchFunctionMode):
     ) -> Any:
         name, kwargs = name_of(func), kwargs or {}
         if name == "_pack_padded_sequence":
-            return _packed(*args, **kwargs)
+            return _pack(*args, **kwargs)
         if name == "_pad_packed_sequence":
-            return _padded(*args, **kwargs)
+            return _pad(*args, **kwargs)
         if name in _PADDED_CELLS and len(args) > 8 and isinstance(args[1], Tensor):
             return _layers(_PADDED_CELLS[name], *args, **kwargs)
         if name in _SORTS and _is_by_length(*args, **kwargs):
@@ -542,7 +544,7 @@ def _is_by_length(values: Any = None, *_: Any, descending: bool = False, **__: A
     return descending and isinstance(values, Tensor) and values.dim() == 1 and values.dtype == torch.int64
 
 
-def _packed(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+def _pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
     """All steps of all records, [time x batch, ...], and the batch sizes, with the lengths as an attribute."""
     steps = input.transpose(0, 1) if batch_first else input
     batch_sizes = torch.full((len(steps),), steps.shape[1])
@@ -550,7 +552,7 @@ def _packed(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, 
     return steps.flatten(0, 1), batch_sizes
 
 
-def _unpacked(data: Tensor, batch_sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _unpack(data: Tensor, batch_sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The steps, [time, batch, ...], the lengths, and which steps are within them, [time, batch, 1]."""
     lengths: Tensor | None = getattr(batch_sizes, "lengths", None)
     if lengths is None:
@@ -560,10 +562,10 @@ def _unpacked(data: Tensor, batch_sizes: Tensor) -> tuple[Tensor, Tensor, Tensor
     return steps, lengths, (places[:, None] < lengths)[..., None]
 
 
-def _padded(
+def _pad(
     data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int
 ) -> tuple[Tensor, Tensor]:
-    steps, lengths, taken = _unpacked(data, batch_sizes)
+    steps, lengths, taken = _unpack(data, batch_sizes)
     if total_length != len(steps):
         raise UnrecordedError("packed sequences are padded to another length than they had")
     # The model may have changed the data, as by a bias.
@@ -588,7 +590,7 @@ def _layers(
     each = len(weights) // (layers * directions)
     if each % 2:  # the last weight is a projection
         cell = _projected_cell
-    steps, _, taken = _unpacked(data, batch_sizes)
+    steps, _, taken = _unpack(data, batch_sizes)
     starts = start if isinstance(start, tuple) else (start,)
     ends = []
     for layer in range(layers):
@@ -596,7 +598,7 @@ def _layers(
         for index in range(layer * directions, (layer + 1) * directions):
             layer_weights = weights[index * each : (index + 1) * each]
             state = tuple(part[index] for part in starts)
-            unrolled, state = _unrolled(
+            unrolled, state = _unroll(
                 cell, steps, taken, layer_weights, state, backward=index % directions == 1
             )
             outputs.append(unrolled)
@@ -618,7 +620,7 @@ def _projected_cell(
     return functional.linear(hidden, projection), cell
 
 
-def _unrolled(
+def _unroll(
     cell: Cell,
     steps: Tensor,
     taken: Tensor,

@@ -208,7 +208,7 @@ def _noisy_slices(total: Tensor, release: Release, noise: NoiseAhead | None, sli
     if isinstance(release.noise, NoNoise):
         return total
     steps = None if noise is None or noise.steps is None else noise.steps()
-    return add_steps(total, slices.scattered(steps, like=total), std=release.noise_scale)
+    return add_steps(total, slices.scatter(steps, like=total), std=release.noise_scale)
 
 
 __all__ = ["Barrier", "ComputeConfig", "Records"]

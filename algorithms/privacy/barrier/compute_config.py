@@ -60,7 +60,7 @@ class ComputeConfig:
     def at_home(self, vector: Tensor) -> Tensor:
         """A copy of a flat vector [d] where parameters, sums and the method's state lie."""
         if self.slices is not None:
-            return self.slices.divided(vector)
+            return self.slices.slice_of(vector)
         return vector.to(self.home, copy=True)
 
     @property

@@ -75,7 +75,7 @@ class PassPool:
 
     @cached_property
     def _free(self) -> deque[Engine]:
-        return deque(self._engine.copied() for _ in range(self.workers))
+        return deque(self._engine.copy_for_thread() for _ in range(self.workers))
 
 
 def pass_pool(compute: ComputeConfig, engine: Engine, parameters: int) -> PassPool:

@@ -681,7 +681,7 @@ class UnnoisedQueries:
         if (shards := self.compute.shards) is None:
             return self._passes(rows)
         passes = list(split_passes(rows, self.engine.physical_batch))
-        missing = shards.most(len(passes)) - len(passes)
+        missing = shards.max_count(len(passes)) - len(passes)
         return self.compute.loader.prefetch(self.records, [*passes, *[rows[:0]] * missing])
 
     def _batches(self, rows: Rows) -> Iterator[Batch]:

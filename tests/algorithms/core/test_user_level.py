@@ -47,7 +47,7 @@ def rows_of(model: Model, inputs: Tensor, labels: Tensor) -> Callable[[int, Tens
     def gradient(person: int, parameters: Tensor) -> Tensor:
         count = int(COUNTS[person])
         point = parameters.clone().requires_grad_()
-        outputs = model.outputs(model.named(point), inputs[person, :count])
+        outputs = model.outputs(model.by_name(point), inputs[person, :count])
         loss = model.losses(outputs, labels[person, :count]).mean()
         (found,) = torch.autograd.grad(loss, point)
         return found.double()

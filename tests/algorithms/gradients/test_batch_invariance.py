@@ -447,8 +447,8 @@ def test_a_record_whose_pass_cannot_be_recorded_changes_no_bit_of_the_others(
 
         return checked
 
-    recorded = Passes.recorded
-    monkeypatch.setattr(Passes, "recorded", only_usual(recorded))
+    recorded = Passes.record_gradients
+    monkeypatch.setattr(Passes, "record_gradients", only_usual(recorded))
     monkeypatch.setattr(Passes, "losses", only_usual(Passes.losses))
     inputs, others = made.inputs.clone(), [0, 1, 2, *range(4, 13)]
     inputs[3] = 101.0

@@ -188,7 +188,7 @@ def test_a_row_that_is_not_finite_adds_nothing() -> None:
 def test_losses_are_clipped_on_both_sides() -> None:
     model, form = form_of("softmax"), FORMS["softmax"]
     made = Problem(model, moved(model), *records(form))
-    losses = model.losses(model.outputs(model.named(made.parameters), made.inputs), made.labels)
+    losses = model.losses(model.outputs(model.by_name(made.parameters), made.inputs), made.labels)
     bound = float(losses.median())
     found = made.engine(physical_batch=4).clipped_losses(*made.arguments, bound)
     torch.testing.assert_close(found, losses.double().clamp(0, bound).sum())
@@ -263,7 +263,7 @@ def test_losses_norms_and_sums_come_from_one_pass(name: str) -> None:
         losses = found.losses
         sums = {kind: (found.norms(each), found.clipped_sum(each)) for kind, each in kinds.items()}
     assert len(calls) == 1
-    outputs = made.model.outputs(made.model.named(made.parameters), made.inputs)
+    outputs = made.model.outputs(made.model.by_name(made.parameters), made.inputs)
     torch.testing.assert_close(losses, made.model.losses(outputs, made.labels))
     for kind, clipping in kinds.items():
         norms, total = sums[kind]
@@ -354,7 +354,7 @@ def test_the_huber_hinge_is_the_hinge_with_its_kink_rounded_off() -> None:
 def test_the_flat_vector_is_the_parameters_in_their_order() -> None:
     model = form_of("tanh_cnn")
     flat = model.initial_parameters()
-    named = model.named(flat)
+    named = model.by_name(flat)
     assert list(named) == [name for name, _ in model.module.named_parameters()]
     assert all(torch.equal(named[name], parameter) for name, parameter in model.module.named_parameters())
     starts, ends = zip(*((place.start, place.stop) for place in model.slices.values()), strict=True)
@@ -378,7 +378,7 @@ def test_a_shared_parameter_is_in_the_flat_vector_once() -> None:
     moved = model.initial_parameters() + 1.0
     words = torch.tensor([[0, 5]])
     expected = (table.weight[words] + 1.0) @ (table.weight + 1.0).T + decoder.bias + 1.0
-    torch.testing.assert_close(model.outputs(model.named(moved), words), expected)
+    torch.testing.assert_close(model.outputs(model.by_name(moved), words), expected)
 
 
 def test_the_precision_is_the_one_that_is_asked_for() -> None:
@@ -416,6 +416,6 @@ def test_processes_take_as_many_passes_again_as_the_one_with_most(monkeypatch: p
     expected = engine.clipped_sum(point, inputs, labels, L2(1.0))
     assert sizes == [4, 1]
     sizes.clear()
-    monkeypatch.setattr(engine, "_shards", SimpleNamespace(most=lambda count: count + 2))
+    monkeypatch.setattr(engine, "_shards", SimpleNamespace(max_count=lambda count: count + 2))
     assert torch.equal(engine.clipped_sum(point, inputs, labels, L2(1.0)), expected)
     assert sizes == [4, 1, *[0, 1] * 2]  # an empty pass is one over a made-up record

@@ -134,7 +134,7 @@ def by_definition(made: Problem) -> Tensor:
     module = copy.deepcopy(made.model.module)
     own = dict(module.named_parameters())
     with torch.no_grad():
-        for name, value in made.model.named(made.parameters).items():
+        for name, value in made.model.by_name(made.parameters).items():
             own[name].copy_(value)
     found = []
     for i in range(len(made.labels)):

@@ -167,4 +167,4 @@ def test_attention(
         return Wired(wiring, layer=layer)
 
     engine = check(Spec(make, (sum(lengths), heads * width)), count, seed)
-    assert engine.is_batched and not engine.materialised
+    assert engine.is_batched and not engine.operations_without_rule

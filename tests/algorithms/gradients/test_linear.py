@@ -55,7 +55,7 @@ def norm(gradient: Tensor, clipping: Clipping) -> float:
 
 def gradient_of(model: Model, parameters: Tensor, one_input: Tensor, label: Tensor) -> Tensor:
     values = parameters.detach().double().requires_grad_()
-    loss = model.losses(model.outputs(model.named(values), one_input.double()[None]), label[None]).sum()
+    loss = model.losses(model.outputs(model.by_name(values), one_input.double()[None]), label[None]).sum()
     return torch.autograd.grad(loss, values)[0]
 
 
@@ -73,7 +73,7 @@ def the_loop(model: Model, parameters: Tensor, inputs: Tensor, labels: Tensor, c
 def the_losses(model: Model, candidates: Tensor, inputs: Tensor, labels: Tensor, bound: float) -> Tensor:
     sums = []
     for candidate in candidates:
-        losses = model.losses(model.outputs(model.named(candidate), inputs), labels).tolist()
+        losses = model.losses(model.outputs(model.by_name(candidate), inputs), labels).tolist()
         sums.append(math.fsum(0.0 if math.isnan(loss) else min(max(loss, 0.0), bound) for loss in losses))
     return torch.tensor(sums, dtype=torch.float64)
 
@@ -169,7 +169,7 @@ def test_an_error_that_is_not_finite_counts_as_zero(outputs: int) -> None:
     model = own(outputs, True, lambda values, _: values[:, 0].sqrt() + values[:, -1])
     parameters, labels = torch.linspace(-1, 1, model.parameter_count), torch.zeros(40, dtype=torch.int64)
     inputs = problem("softmax", 40, torch.float32)[2]
-    defined = model.outputs(model.named(parameters), inputs)[:, 0] > 0
+    defined = model.outputs(model.by_name(parameters), inputs)[:, 0] > 0
     assert 0 < int(defined.sum()) < 40
     expected = the_loop(model, parameters, inputs[defined], labels[defined], L2(0.5))
     assert apart(LinearRecords(model, inputs, labels).clipped_sum(parameters, L2(0.5)), expected) < 1e-5

@@ -186,10 +186,10 @@ def test_sums_in_slices_are_those_of_whole_vectors(name: str, shards: Shards) ->
     """Bit for bit, by every clipping that they can have."""
     made = problem(SPECS[name], torch.float32)
     whole, sliced = engine_of(made), engine_of(made, shards=shards, shard_trained=True)
-    point = shards.divided(made.parameters)
+    point = shards.slice_of(made.parameters)
     for kind, clipping in naive.clippings(made.model, made.gradients).items():
         if isinstance(clipping, L2 | PerLayer):
-            found = shards.collected(sliced.clipped_sum(point, made.inputs, made.labels, clipping))
+            found = shards.collect(sliced.clipped_sum(point, made.inputs, made.labels, clipping))
             assert torch.equal(
                 found, whole.clipped_sum(made.parameters, made.inputs, made.labels, clipping)
             ), kind
@@ -200,12 +200,12 @@ def test_a_process_without_records_adds_nothing_to_a_model_with_an_idle_layer(sh
     """Its pass over a made-up record has norms of both layers."""
     idle = Wired(lambda self, x: self.used(x), used=nn.Linear(4, 3), idle=nn.Linear(4, 3))
     made = problem(Spec(lambda: idle, (4,)), torch.float32)
-    point = shards.divided(made.parameters)
+    point = shards.slice_of(made.parameters)
     nobody = made.some(slice(0, 0))
     found = engine_of(made, shards=shards, shard_trained=True).clipped_sum(
         point, nobody.inputs, nobody.labels, PerLayer((1.0, 1.0))
     )
-    assert found.shape == made.parameters.shape and not shards.collected(found).any()
+    assert found.shape == made.parameters.shape and not shards.collect(found).any()
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -196,7 +196,7 @@ def test_copies_for_other_workers_answer_a_model_alike() -> None:
     engine = made.engine()
     inputs = made.inputs.clamp(max=2.0)
     other = torch.cat([torch.full_like(inputs[:1], 5.0), inputs[1:]])
-    for each in (engine, engine.copied()):
+    for each in (engine, engine.copy_for_thread()):
         alone, beside = (
             each.contributions(made.parameters, some, made.labels).take(torch.arange(1, 40))
             for some in (inputs, other)
@@ -239,7 +239,7 @@ class Channels(nn.Module):
 def test_attention_within_the_parts_of_a_record_is_taken_at_once() -> None:
     made = problem(Spec(Channels, (3, 5, 4)))
     engine = made.engine()
-    assert engine.is_batched and not engine.materialised
+    assert engine.is_batched and not engine.operations_without_rule
     check(made, engine)
 
 

@@ -74,7 +74,7 @@ def test_a_parameter_may_take_the_type_of_a_batch() -> None:
     layers = {"last": nn.Linear(4, 2), "first": nn.Parameter(torch.randn(4))}
     made = problem(Spec(lambda: Wired(wiring, **layers), (3, 4)))
     engine = made.engine()
-    assert engine.is_batched and not engine.materialised
+    assert engine.is_batched and not engine.operations_without_rule
     check(made, engine)
 
 
@@ -395,7 +395,7 @@ def test_a_function_with_a_backward_pass_of_its_own_is_taken(
     """In one pass, and no record is in another's way; if it takes parameters alone, by autograd's graph of them."""
     made = problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 3), last=nn.Linear(3, 2)), (4,)))
     engine = made.engine()
-    assert engine.is_batched and engine.materialised == materialised
+    assert engine.is_batched and engine.operations_without_rule == materialised
     check(made, engine)
     missing = replace(made, inputs=torch.cat([torch.full_like(made.inputs[:1], math.nan), made.inputs[1:]]))
     norms = [engine.norms(*some.arguments, L2(1.0)) for some in (made, missing)]
@@ -444,7 +444,7 @@ def test_only_a_layer_that_cannot_be_recorded_is_taken_record_by_record(
         Spec(lambda: Wired(wiring, first=nn.Linear(4, 4), inner=layer(), last=nn.Linear(width, 3)), (3, 4))
     )
     engine = made.engine(physical_batch=SMALL, limits=limits)
-    assert engine.is_batched and engine.materialised == (layer.__name__,)
+    assert engine.is_batched and engine.operations_without_rule == (layer.__name__,)
     check(made, engine)
     elsewhere = made.engine(physical_batch=SMALL, offload=True, limits=limits)
     sums = [each.clipped_sum(*made.arguments, L2(1.0)) for each in (engine, elsewhere)]

@@ -85,7 +85,7 @@ def test_a_product_has_the_gradients_of_the_loop(name: str) -> None:
     made = problem(PRODUCTS[name])
     engine = made.engine()
     check(made, engine)
-    assert engine.is_batched and not engine.materialised
+    assert engine.is_batched and not engine.operations_without_rule
 
 
 @pytest.mark.parametrize("name", ["einsum, mixed order", "einsum, blocks", "matmul from the left"])
@@ -115,7 +115,7 @@ def test_rows_that_are_looked_up_without_a_layer_are_an_embedding(name: str) -> 
     made = problem(Spec(lambda: Wired(wiring, w=drawn(9, 4), layer=nn.Linear(4, 3)), (5,), entries=9))
     engine = made.engine()
     check(made, engine)
-    assert engine.is_batched and not engine.materialised and engine.physical_batch > 1
+    assert engine.is_batched and not engine.operations_without_rule and engine.physical_batch > 1
 
 
 DEPTHWISE = {

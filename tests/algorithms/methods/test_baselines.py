@@ -174,7 +174,7 @@ def test_the_majority_class_of_a_softmax_has_the_frequencies_for_probabilities(c
     counts = [20, 70, 10][:classes]
     labels = [label for label, count in enumerate(counts) for _ in range(count)]
     released = majority(model, labels, classes=classes).released
-    outputs = model.outputs(model.named(released), torch.randn(5, 1, 4, 4))
+    outputs = model.outputs(model.by_name(released), torch.randn(5, 1, 4, 4))
     expected = torch.tensor(counts) / sum(counts)
     torch.testing.assert_close(outputs.softmax(dim=1), expected.expand(5, -1), atol=1e-4, rtol=0)
 

@@ -250,7 +250,7 @@ class Exact:
 
     def gradient(self, parameters: Tensor, *, clipping: Any = None, **_settings: Any) -> Tensor:
         values = parameters.clone().requires_grad_()
-        losses = MODEL.losses(MODEL.outputs(MODEL.named(values), self.inputs), self.labels)
+        losses = MODEL.losses(MODEL.outputs(MODEL.by_name(values), self.inputs), self.labels)
         gradient = torch.autograd.grad(losses.mean(), values)[0]
         if isinstance(clipping, Affine):
             return (gradient - clipping.shift) / clipping.scale

@@ -267,7 +267,7 @@ def test_the_gradient_of_a_record_is_its_distance() -> None:
     toy, given = records(3), model(3)
     theta = torch.tensor([0.3, -0.2, 0.1], requires_grad=True)
     inputs = torch.from_numpy(toy.features)
-    losses = given.losses(given.outputs(given.named(theta), inputs), torch.from_numpy(toy.labels))
+    losses = given.losses(given.outputs(given.by_name(theta), inputs), torch.from_numpy(toy.labels))
     (gradient,) = torch.autograd.grad(losses.mean(), theta)
     assert torch.allclose(gradient, theta, atol=1e-6)  # the records are as far on either side of 0
     assert losses[0].item() == pytest.approx(0.5 * (0.7**2 + 0.2**2 + 0.1**2))

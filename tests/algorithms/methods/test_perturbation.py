@@ -294,7 +294,7 @@ def test_lbfgs_minimises_the_hinge_loss() -> None:
 
     def objective(point: Tensor) -> float:
         losses = model.losses(
-            model.outputs(model.named(point), torch.from_numpy(records.features)),
+            model.outputs(model.by_name(point), torch.from_numpy(records.features)),
             torch.from_numpy(records.labels),
         )
         return float(losses.mean() + 0.005 * point @ point)

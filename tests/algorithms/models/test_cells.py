@@ -67,7 +67,7 @@ def test_the_engine_sums_what_each_record_adds_to_its_cells(
     closed = LinearRecords(model, rows, labels)
     assert torch.allclose(closed.clipped_sum(point, L2(bound)), expected, rtol=1e-5, atol=1e-6)
     line = LineCandidates(point, point, (0.5,))
-    losses = model.losses(model.outputs(model.named(point / 2), rows), labels).clamp(0, 1).double().sum()
+    losses = model.losses(model.outputs(model.by_name(point / 2), rows), labels).clamp(0, 1).double().sum()
     assert float(closed.losses_on(line, bound=1.0)) == pytest.approx(float(losses), rel=1e-5)
 
 
@@ -95,7 +95,7 @@ def test_the_map_comes_back_from_a_file_and_a_release_is_a_start(tmp_path: Path)
     }  # fmt: skip
     again, point = architecture(facts), torch.randn(model.parameter_count)
     assert torch.equal(
-        again.outputs(again.named(point), rows_of(9)), model.outputs(model.named(point), rows_of(9))
+        again.outputs(again.by_name(point), rows_of(9)), model.outputs(model.by_name(point), rows_of(9))
     )
     save_file(model.published(point), tmp_path / "model.safetensors")
     inner = build("additive", input_shape=(TOTAL,), classes=4, seed=0)

@@ -49,9 +49,9 @@ def test_without_groups_the_coefficients_are_taken_as_they_come(name: str) -> No
     values, _ = records(form)
     at = moved(plain)
     front = torch.nn.GroupNorm(form.settings.get("groups", 27), form.shape[0], affine=False)
-    found = plain.outputs(plain.named(at), front(values))
-    torch.testing.assert_close(found, normalised.outputs(normalised.named(at), values))
-    assert not torch.allclose(found, plain.outputs(plain.named(at), values))
+    found = plain.outputs(plain.by_name(at), front(values))
+    torch.testing.assert_close(found, normalised.outputs(normalised.by_name(at), values))
+    assert not torch.allclose(found, plain.outputs(plain.by_name(at), values))
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -75,7 +75,7 @@ def test_the_engine_s_sum_is_that_of_a_loop_and_takes_the_recorded_way(
 def test_scores_have_a_class_for_each_output_and_losses_one_for_each_record(name: str) -> None:
     model, form = form_of(name), FORMS[name]
     inputs, labels = records(form)
-    outputs = model.outputs(model.named(moved(model)), inputs)
+    outputs = model.outputs(model.by_name(moved(model)), inputs)
     assert model.scores(outputs).shape == (len(labels), form.classes)
     assert model.losses(outputs, labels).shape == labels.shape
     if name == "linear":  # of a number: the nearer, the less

@@ -32,7 +32,7 @@ def of_timm(architecture: str, **settings: Any) -> Model:
 
 def test_padding_changes_nothing() -> None:
     model = form_of("huggingface")
-    at = model.named(moved(model))
+    at = model.by_name(moved(model))
     texts = torch.tensor([[3, 5, 0, 0], [3, 5, 7, 8]])
     own = library_model(model)
     with torch.no_grad():
@@ -159,7 +159,7 @@ def test_a_checkpoint_is_a_folder_with_a_configuration_and_weights(tmp_path: Pat
     assert str(tmp_path) in model.notes[0]
     again = build("huggingface", **form, settings=model.settings)
     assert (again.shapes, again.settings) == (model.shapes, model.settings)
-    at = model.named(model.initial_parameters())
+    at = model.by_name(model.initial_parameters())
     with torch.no_grad():
         short, filled, other = (
             model.outputs(at, torch.tensor([row])) for row in ([1, 2], [1, 2, 7, 7], [1, 2, 0, 0])

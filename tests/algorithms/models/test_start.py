@@ -56,9 +56,9 @@ def test_a_fresh_layer_keeps_its_random_start_whatever_the_file_has(tmp_path: Pa
     path = stored(tmp_path / "start.safetensors", other_head)
     model = adapted(form_of("conv_fc"), input_shape=SHAPE, start=path, reinitialize=["fc3"])
     own, other = form_of("conv_fc"), form_of("conv_fc", seed=5)
-    for name, value in model.named(model.initial_parameters()).items():
+    for name, value in model.by_name(model.initial_parameters()).items():
         origin = own if name.startswith("fc3") else other
-        assert torch.equal(value, origin.named(origin.initial_parameters())[name])
+        assert torch.equal(value, origin.by_name(origin.initial_parameters())[name])
 
 
 def test_a_release_with_a_learned_map_in_front_starts_the_model_behind_it(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_what_is_published_makes_the_same_answers_in_a_model_of_another_seed(tmp
     assert published.keys() == form_of("conv_fc").shapes.keys()
     inputs, _ = records(FORMS["conv_fc"])
     again: Model = form_of("conv_fc", seed=9)
-    torch.testing.assert_close(again.outputs(published, inputs), model.outputs(model.named(point), inputs))
+    torch.testing.assert_close(again.outputs(published, inputs), model.outputs(model.by_name(point), inputs))
 
 
 @pytest.mark.parametrize("lacks", ["model", "input_shape", "classes"])

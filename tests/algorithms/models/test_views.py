@@ -68,7 +68,7 @@ def test_a_barrier_takes_a_model_of_several_views() -> None:
 def test_an_evaluation_sees_the_record_alone() -> None:
     one, several = form_of("cifar_cnn"), seen("cifar_cnn", 4)
     inputs, labels = records(FORMS["cifar_cnn"])
-    named = one.named(moved(one))
+    named = one.by_name(moved(one))
     plain = one.outputs(named, inputs)
     outputs = several.outputs(named, inputs)
     torch.testing.assert_close(several.scores(outputs), plain)

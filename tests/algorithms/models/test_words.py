@@ -98,7 +98,7 @@ def test_a_model_of_an_embedding_file_is_made_again_without_it(tmp_path: Path) -
     published = model.published(model.initial_parameters())
     tokens = torch.tensor([[0, 2, 3, 4, 5]])
     torch.testing.assert_close(
-        again.outputs(published, tokens), model.outputs(model.named(model.initial_parameters()), tokens)
+        again.outputs(published, tokens), model.outputs(model.by_name(model.initial_parameters()), tokens)
     )
 
 

@@ -82,7 +82,7 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 def _gradient(model: Model, parameters: Tensor, one: Tensor, label: Tensor) -> Tensor:
     free = parameters.detach().clone().requires_grad_()
-    loss = model.losses(model.outputs(model.named(free), one), label).sum()
+    loss = model.losses(model.outputs(model.by_name(free), one), label).sum()
     return torch.autograd.grad(loss, free)[0]
 
 

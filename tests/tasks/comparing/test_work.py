@@ -70,7 +70,7 @@ def test_mean_losses_are_those_of_each_point() -> None:
     parameters = torch.from_numpy(draw.normal(size=(40, model.parameter_count)).astype(np.float32))
     inputs, labels = torch.from_numpy(part.features), torch.from_numpy(part.labels)
     expected = [
-        model.losses(model.outputs(model.named(point), inputs), labels).double().mean()
+        model.losses(model.outputs(model.by_name(point), inputs), labels).double().mean()
         for point in parameters
     ]
     np.testing.assert_allclose(mean_losses(model, parameters, part), expected, rtol=1e-6)

@@ -43,7 +43,7 @@ def gradients(records: MadeUp) -> torch.Tensor:
     for features, label in zip(records.features, records.labels, strict=True):
         point = POINT.clone().requires_grad_()
         inputs, labels = torch.from_numpy(features[None]), torch.tensor([label])
-        loss = model.losses(model.outputs(model.named(point), inputs), labels).sum()
+        loss = model.losses(model.outputs(model.by_name(point), inputs), labels).sum()
         rows.append(torch.autograd.grad(loss, point)[0].double())
     return torch.stack(rows)
 

@@ -103,7 +103,7 @@ def answers(group: ProcessGroup, **placing: bool) -> Tensor:
             noisy = asked.gradient(
                 point, sampling=sampling, clipping=clipping, noise=Gaussian(0.01), divisor=1.0
             )
-            found.append(noisy if compute.slices is None else compute.slices.collected(noisy))
+            found.append(noisy if compute.slices is None else compute.slices.collect(noisy))
     if compute.slices is not None:
         ones = torch.ones(len(point))
         with pytest.raises(RefusedError, match="Affine needs whole vectors"):
@@ -197,7 +197,7 @@ def test_a_pass_that_fails_when_it_is_tried_says_why(
     def failing(*_: object) -> Tensor:
         raise failure
 
-    monkeypatch.setattr(Shards, "gathered", failing)
+    monkeypatch.setattr(Shards, "gather", failing)
     with pytest.raises(expected, match=why):
         Engine(adapted(), input_shape=(WIDTH,), shards=shards, shard_trained=True)
 
